@@ -55,17 +55,17 @@ def command(
     check_names(shapes, loaded.symbol, "--shape")
     shapes = loaded.network.shapes(shapes, 1 if loaded.network.built_in and not shapes else None)
     with shape_advice(loaded.network, shapes, loaded.stored_shapes):
-        found = inspect(
+        inspection = inspect(
             loaded.symbol, name=loaded.name, version=loaded.version, args=loaded.args, aux=loaded.aux, shapes=shapes
         )
     if as_json:
-        click.echo(json.dumps(found.as_dict(), indent=1))
+        click.echo(json.dumps(inspection.as_dict(), indent=1))
     else:
-        _show(found)
+        _show(inspection)
         if want_kernels:
             lines = ["kernels and passes: the shapes of inputs are not known; add --shape"]
-            if found.plan is not None:
-                lines = plan_output.kernels(found.plan, output_width())
+            if inspection.plan is not None:
+                lines = plan_output.kernels(inspection.plan, output_width())
             click.echo("\n" + "\n".join(lines))
         if beside:
             names = ", ".join(path.name for path in beside)
@@ -73,7 +73,7 @@ def command(
             for line in paragraph(text, output_width()):
                 click.echo(line)
     if html_path is not None:
-        write_text(html_path, page(found, draw(loaded.symbol, _input_shapes(found)).svg))
+        write_text(html_path, page(inspection, draw(loaded.symbol, _input_shapes(inspection)).svg))
         click.echo(f"wrote {html_path}", err=as_json)
 
 

@@ -64,8 +64,8 @@ def load_model(model: str, params: str | None) -> Model:
     version = "weftplan" if network.built_in or path is None else version_of(_text(path))
     if params is None:
         return Model(network, version, None, None)
-    found = _params_path(params, path)
-    args, aux = load_safetensors(found) if found.suffix == ".safetensors" else read_params(found)
+    params_path = _params_path(params, path)
+    args, aux = load_safetensors(params_path) if params_path.suffix == ".safetensors" else read_params(params_path)
     states = set(network.symbol.list_auxiliary_states())  # another writer's file does not distinguish them
     aux = {**aux, **{name: args.pop(name) for name in states & args.keys()}}
     return Model(network, version, args, aux)
@@ -99,9 +99,9 @@ def _params_path(params: str, symbol_path: Path | None) -> Path:
     path = Path(params)
     beside = epochs(symbol_path) if symbol_path is not None else []
     if params.isdigit():
-        for other in beside:
-            if int(other.stem.rpartition("-")[2]) == int(params):
-                return other
+        for candidate in beside:
+            if int(candidate.stem.rpartition("-")[2]) == int(params):
+                return candidate
     if not path.is_file():
         there = f"; beside {symbol_path} there are {', '.join(p.name for p in beside)}" if beside else ""
         raise click.BadParameter(f"there is no parameter file {params!r}{there}", param_hint="PARAMS")

@@ -25,8 +25,8 @@ def _model_names(context: click.Context, parameter: click.Parameter, incomplete:
     """
     from click.shell_completion import CompletionItem
 
-    found = [CompletionItem(name) for name in models.names() if name.startswith(incomplete)]
-    return [CompletionItem(incomplete, type="file"), *found]
+    items = [CompletionItem(name) for name in models.names() if name.startswith(incomplete)]
+    return [CompletionItem(incomplete, type="file"), *items]
 
 
 def starting(names: Callable[[], list[str]]) -> Callable[..., list[str]]:

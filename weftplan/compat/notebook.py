@@ -194,11 +194,11 @@ class LiveLearningCurve(_LiveChart):
 
 def args_wrapper(*args: Any) -> dict[str, list[Callable[..., None]]]:
     """Return the callbacks of several loggers as keyword arguments of ``fit``."""
-    found: dict[str, list[Callable[..., None]]] = {}
+    callbacks: dict[str, list[Callable[..., None]]] = {}
     for one in args:
         for name, callback in one.callback_args().items():
-            found.setdefault(name, []).append(callback)
-    return found
+            callbacks.setdefault(name, []).append(callback)
+    return callbacks
 
 
 def _values(param: BatchEndParam) -> dict[str, float]:

@@ -67,8 +67,8 @@ def with_classes(symbol: Symbol, count: int) -> Symbol:
     if end.op is not None and end.op.name == "SoftmaxOutput":
         return Symbol([Entry(end)])
     scores = end.inputs[0] if end.op is not None and end.op.name in _PROBABILITIES else Entry(end)
-    made: Symbol = sym.SoftmaxOutput(Symbol([scores]), name="softmax")
-    return made
+    result: Symbol = sym.SoftmaxOutput(Symbol([scores]), name="softmax")
+    return result
 
 
 def without_computed_labels(symbol: Symbol) -> Symbol:

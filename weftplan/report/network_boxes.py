@@ -94,13 +94,13 @@ def _merged(boxes: Sequence[Box], group: Sequence[int]) -> list[Box]:
     for box, key in zip(boxes, group, strict=True):
         target = result[number[key]]
         target.nodes += box.nodes
-        read = (number[group[other]] for other in box.inputs)
-        target.inputs += [other for other in read if other != number[key] and other not in target.inputs]
+        read = (number[group[source]] for source in box.inputs)
+        target.inputs += [source for source in read if source != number[key] and source not in target.inputs]
     return result
 
 
 def _readers(boxes: Iterable[Box]) -> Counter[int]:
-    return Counter(other for box in boxes for other in box.inputs)
+    return Counter(source for box in boxes for source in box.inputs)
 
 
 def _chains(boxes: list[Box]) -> list[Box]:
@@ -120,8 +120,8 @@ def _branches(boxes: list[Box]) -> list[Box]:
     """Collapse everything between two boxes that every path passes, with the second one."""
     last_reader = [0] * len(boxes)
     for k, box in enumerate(boxes):
-        for other in box.inputs:
-            last_reader[other] = k
+        for source in box.inputs:
+            last_reader[source] = k
     group, current, furthest = [], 0, 0
     for k in range(len(boxes)):
         group.append(current)

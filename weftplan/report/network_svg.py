@@ -96,11 +96,11 @@ def _layered(boxes: Sequence[Box], texts: Sequence[list[str]]) -> tuple[list[_Ce
     """Return a cell for each box, and all cells by layer: each box lies below the boxes that it reads."""
     depth = [0] * len(boxes)
     for k, box in enumerate(boxes):
-        depth[k] = max((depth[other] + 1 for other in box.inputs), default=0)
+        depth[k] = max((depth[source] + 1 for source in box.inputs), default=0)
     first_reader: dict[int, int] = {}
     for k, box in enumerate(boxes):
-        for other in box.inputs:
-            first_reader[other] = min(first_reader.get(other, depth[k]), depth[k])
+        for source in box.inputs:
+            first_reader[source] = min(first_reader.get(source, depth[k]), depth[k])
     for k, box in enumerate(boxes):  # an input lies directly above its first reader
         if not box.inputs and k in first_reader:
             depth[k] = first_reader[k] - 1
@@ -112,9 +112,9 @@ def _layered(boxes: Sequence[Box], texts: Sequence[list[str]]) -> tuple[list[_Ce
     for k, cell in enumerate(cells):
         layers[depth[k]].append(cell)
     for k, box in enumerate(boxes):
-        for other in box.inputs:
-            upper = cells[other]
-            for layer in layers[depth[other] + 1 : depth[k]]:
+        for source in box.inputs:
+            upper = cells[source]
+            for layer in layers[depth[source] + 1 : depth[k]]:
                 lane = _Cell([], _LANE, 0, None)
                 layer.append(lane)
                 _join(upper, lane)

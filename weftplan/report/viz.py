@@ -206,9 +206,9 @@ def plot_network(
                 continue
             arrow = {"dir": "back", "arrowtail": "open"}
             key = Entry(entry.node, entry.index)
-            found = [*(["x".join(map(str, shapes[key]))] if key in shapes else []), *dtypes.get(key, ())]
-            if found:
-                arrow["label"] = " ".join(found)
+            parts = [*(["x".join(map(str, shapes[key]))] if key in shapes else []), *dtypes.get(key, ())]
+            if parts:
+                arrow["label"] = " ".join(parts)
             lines.append(f"  n{number[node]} -> n{number[entry.node]} [{_attributes(arrow)}];")
     return Dot("\n".join([*lines, "}"]), title, draw(symbol, shape), save_format)
 
@@ -276,12 +276,12 @@ def _size(shape: Shape | None) -> int:
 
 def _row(cells: tuple[str, ...], stops: list[int], rule: str, echo: Callable[[str], None]) -> None:
     """Return one table row; extra cells go under the last column, one per line."""
-    first, rest = cells[:4], cells[4:]
+    first, remaining = cells[:4], cells[4:]
     line = ""
     for cell, stop in zip(first, stops, strict=False):
         line = (line + cell)[: stop - 1].ljust(stop)
     echo(line.rstrip())
-    for cell in rest:
+    for cell in remaining:
         echo(" " * stops[2] + cell)
     echo(rule)
 

@@ -163,9 +163,9 @@ def shape_advice(network: Network, shapes: Shapes, stored: Shapes | None = None)
     try:
         yield
     except ShapeError as error:
-        other = {name: shape for name, shape in network.declared.items() if shapes.get(name, shape) != shape}
-        if other:
-            stated = " ".join(f"{name}={','.join(map(str, shape))}" for name, shape in other.items())
+        differing = {name: shape for name, shape in network.declared.items() if shapes.get(name, shape) != shape}
+        if differing:
+            stated = " ".join(f"{name}={','.join(map(str, shape))}" for name, shape in differing.items())
             raise ShapeError(
                 f"{error}; {network.name} was exported for {stated}, and values in it have sizes that follow: plan it "
                 f"with that shape, or export it again for the other one"

@@ -69,15 +69,15 @@ def load_symbol(text: str) -> Symbol:
     Raises:
         click.BadParameter: the object is nothing of this; otherwise as :func:`load_object`.
     """
-    found = load_object(text)
-    if callable(found) and not isinstance(found, Symbol):
-        found = call(found, text)
-    if isinstance(found, tuple) and found:
-        found = found[0]
-    symbol = found if isinstance(found, Symbol) else getattr(found, "symbol", None)
+    value = load_object(text)
+    if callable(value) and not isinstance(value, Symbol):
+        value = call(value, text)
+    if isinstance(value, tuple) and value:
+        value = value[0]
+    symbol = value if isinstance(value, Symbol) else getattr(value, "symbol", None)
     if not isinstance(symbol, Symbol):
         raise click.BadParameter(
-            f"{text} must be a symbol or a function without arguments that returns one, got {type(found).__name__}",
+            f"{text} must be a symbol or a function without arguments that returns one, got {type(value).__name__}",
             param_hint="MODEL",
         )
     return symbol

@@ -47,11 +47,11 @@ def _made(name: str) -> tuple[Any, tuple[Any, ...], Any]:
         raise click.BadParameter(
             f"expected package.module:function or FILE.py:function, got {name!r}", param_hint="MODEL"
         )
-    made = call(load_object(name), name)
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+    value = call(load_object(name), name)
+    if not isinstance(value, tuple) or len(value) not in (2, 3) or not callable(value[0]):
         raise click.BadParameter(
-            f"{name} must return (loss, arguments) or (loss, arguments, optimizer), got {type(made).__name__}",
+            f"{name} must return (loss, arguments) or (loss, arguments, optimizer), got {type(value).__name__}",
             param_hint="MODEL",
         )
-    args = made[1] if isinstance(made[1], tuple) else (made[1],)
-    return made[0], args, made[2] if len(made) == 3 else None
+    args = value[1] if isinstance(value[1], tuple) else (value[1],)
+    return value[0], args, value[2] if len(value) == 3 else None

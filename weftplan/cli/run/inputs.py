@@ -73,11 +73,11 @@ def feeds(model: Model, texts: tuple[str, ...], pixels: Pixels) -> Arrays:
             )
         target = name or (data[0] if data else "")
         value = read(Path(path), pixels.for_input(model, target))
-        given = value if isinstance(value, dict) else {target: value}
-        for key in given:
+        arrays = value if isinstance(value, dict) else {target: value}
+        for key in arrays:
             if key not in names:
                 raise click.BadParameter(_no_input(key, names), param_hint="--input")
-        fed.update(given)
+        fed.update(arrays)
     return fed
 
 

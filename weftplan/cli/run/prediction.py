@@ -53,11 +53,11 @@ def bind(model: Model, fed: Mapping[str, Any]) -> Executor:
     shapes: dict[str, Any] = {name: tuple(value.shape) for name, value in fed.items()}
     stored = {**model.args, **model.aux}
     try:
-        found, _, of_states = symbol.infer_shape_partial(**shapes)
+        inferred, _, of_states = symbol.infer_shape_partial(**shapes)
     except ShapeError as error:
         reason = str(error).removeprefix("Error in ")
         raise ShapeError(f"{model.name}: {reason}{_expected(model, shapes)}") from None
-    pairs = [*zip(arguments, found, strict=True), *zip(states, of_states, strict=True)]
+    pairs = [*zip(arguments, inferred, strict=True), *zip(states, of_states, strict=True)]
     unknown = [name for name, shape in pairs if not is_known(shape)]
     if unknown:
         raise ShapeError(f"{model.name}: the inputs do not tell the shapes of {listed(unknown)}")

@@ -60,11 +60,11 @@ class Task:
 
     def score(self) -> dict[str, float]:
         """Return the quality of the trained module on the test data, by name of the measure."""
-        found = dict(self.module.score(self.test, self.metric))
-        if "perplexity" not in found:
-            return {"test_accuracy": found["accuracy"]}
-        bits = math.log2(found["perplexity"])
-        return {"test_perplexity": found["perplexity"], "test_bits_per_character": bits}
+        values = dict(self.module.score(self.test, self.metric))
+        if "perplexity" not in values:
+            return {"test_accuracy": values["accuracy"]}
+        bits = math.log2(values["perplexity"])
+        return {"test_perplexity": values["perplexity"], "test_bits_per_character": bits}
 
 
 def digits(

@@ -65,17 +65,17 @@ def check_contexts(ctx: Context | Sequence[Context] | None) -> list[Context]:
     Raises:
         ParameterError: something else, or a context that occurs twice.
     """
-    found = [] if ctx is None else [ctx] if isinstance(ctx, Context) else list(ctx)
-    if any(not isinstance(one, Context) for one in found) or len({*found}) != len(found):
+    contexts = [] if ctx is None else [ctx] if isinstance(ctx, Context) else list(ctx)
+    if any(not isinstance(one, Context) for one in contexts) or len({*contexts}) != len(contexts):
         raise ParameterError(f"ctx must be a context or a list of contexts, each once, got {ctx!r}")
-    return found
+    return contexts
 
 
 def placed(batch: DataBatch, contexts: Sequence[Context]) -> DataBatch:
     """Return the batch in page-locked memory, with asynchronous copies to these contexts pushed."""
     arrays = [place(array, contexts) for array in (*batch.data, *batch.label)]
     hosts = [host for host, _ in arrays]
-    found = DataBatch(
+    batch_copy = DataBatch(
         hosts[: len(batch.data)],
         hosts[len(batch.data) :],
         batch.pad,
@@ -84,8 +84,8 @@ def placed(batch: DataBatch, contexts: Sequence[Context]) -> DataBatch:
         getattr(batch, "provide_data", None),
         getattr(batch, "provide_label", None),
     )
-    found.placed = [there for _, there in arrays]
-    return found
+    batch_copy.placed = [there for _, there in arrays]
+    return batch_copy
 
 
 def place(value: Any, contexts: Sequence[Context]) -> tuple[Any, Placed]:

@@ -71,15 +71,15 @@ class ImageFolder(ThreadedImageIter):
     ) -> None:
         self.path = Path(path)
         with watching(f"scanning {self.path}"):
-            found = class_files(self.path)
-        self.classes = list(found) if classes is None else list(classes)
-        unknown = [name for name in found if name not in self.classes]
+            by_class = class_files(self.path)
+        self.classes = list(by_class) if classes is None else list(classes)
+        unknown = [name for name in by_class if name not in self.classes]
         if unknown:
             raise FormatError(f"{self.path}: {listed(unknown)} is not among the classes {listed(self.classes)}")
-        if classes is None and (empty := [name for name, images in found.items() if not images]):
+        if classes is None and (empty := [name for name, images in by_class.items() if not images]):
             raise FormatError(f"{self.path}: no image is in the folder of {listed(empty)}; {_expected()}")
         number = {name: k for k, name in enumerate(self.classes)}
-        labels = {file: number[name] for name, images in found.items() for file in images}
+        labels = {file: number[name] for name, images in by_class.items() for file in images}
         absent = [file for file in files or () if file not in labels]
         if absent:
             raise ParameterError(f"files: {self.path} has no image {listed(absent)}")
@@ -134,14 +134,14 @@ def class_files(path: Path) -> dict[str, list[str]]:
 
 def image_files(folder: Path) -> list[str]:
     """Return the image files below a folder, as relative paths with ``/``, in the order of their names."""
-    suffixes, found = image_suffixes(), []
+    suffixes, files = image_suffixes(), []
     for top, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         inner = Path(top).relative_to(folder)
         for name in names:
             if not name.startswith(".") and Path(name).suffix.lower() in suffixes:
-                found.append((inner / name).as_posix())
-    return sorted(found, key=_order)
+                files.append((inner / name).as_posix())
+    return sorted(files, key=_order)
 
 
 def _order(name: str) -> tuple[str, str]:
