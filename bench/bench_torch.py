@@ -33,7 +33,7 @@ from torch_models import MODELS, Layers, Text, ids
 
 from weftplan.errors import BudgetError
 from weftplan.torch import budget, estimate
-from weftplan.torch.fit import eager
+from weftplan.torch.compilers import eager
 from weftplan.torch.private import aot_autograd
 from weftplan.torch.probe import peak_of
 from weftplan.torch.trade_off import planned

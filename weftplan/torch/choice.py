@@ -110,7 +110,7 @@ class Choices:
             f"{name} needs {self.points[0].peak + resident.total:,} bytes without repetition and {smallest:,} with the "
             f"most that was found, more than the budget of {budget:,}; the smallest budget that works is {smallest} "
             f"({resident.total:,} bytes of it are parameters, inputs, gradients and optimizer states, the rest is "
-            f"largest at {self.peak_at(self.points[-1])}): raise the budget to that or use a smaller batch",
+            f"largest at {self.at_peak(self.points[-1])[0]}): raise the budget to that or use a smaller batch",
             smallest=smallest,
         )
 
@@ -129,26 +129,19 @@ class Choices:
         program = repeat(self.program, point.twins)
         return [self.joint.steps[program.graph.origin[nid] - self.joint.given].node.name for nid in program.backward]
 
-    def peak_at(self, point: Price) -> str:
-        """The step of the peak, with the line of the user's code."""
-        program, buffers = self.planned(point)
-        step = int(np.argmax(buffers.live()[0]))
-        node = self.joint.steps[program.graph.origin[program.order[step]] - self.joint.given].node
-        return f"{node.name!r}{line_of(node)}"
-
-    def alive_at_peak(self, point: Price, most: int = 12) -> list[tuple[str, int]]:
-        """Makers and bytes of the largest results alive at the peak."""
+    def at_peak(self, point: Price, most: int = 12) -> tuple[str, list[tuple[str, int]]]:
+        """The step of the peak with its line, and makers and bytes of the largest results alive there."""
         program, buffers = self.planned(point)
         if not program.order:
-            return []
+            return "nothing", []
         step = int(np.argmax(buffers.live()[0]))
-        names = program.graph.names
+        names, nid = program.graph.names, program.order[step]
         alive = [
             (names[program.graph.entry_node[e]], program.nbytes[e])
             for e, group in enumerate(buffers.entry_group)
             if group >= 0 and buffers.entry_first[e] <= step < buffers.entry_last[e]
         ]
-        alive += [
-            (f"inside {names[nid]}", nbytes) for nid, nbytes in buffers.workspace.items() if program.order[step] == nid
-        ]
-        return sorted(alive, key=lambda item: -item[1])[:most]
+        if nid in buffers.workspace:
+            alive.append((f"inside {names[nid]}", buffers.workspace[nid]))
+        node = self.joint.steps[program.graph.origin[nid] - self.joint.given].node
+        return f"{node.name!r}{line_of(node)}", sorted(alive, key=lambda item: -item[1])[:most]

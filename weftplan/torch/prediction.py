@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from weftplan.device.amounts import amount
 from weftplan.errors import PlanError
-from weftplan.torch.private import FakeCopyMode, FakeTensorMode, OptimizedModule
+from weftplan.torch.private import OPERATORS, VALUES, FakeCopyMode, FakeTensorMode, is_compiled, tree_leaves
 from weftplan.torch.probe import Probes
 from weftplan.torch.trace import Recorder, Trace
 
@@ -100,11 +99,13 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
                 recorder.storage(tensor, -1, name)
             with recorder:
                 run(*inputs)
-    except torch._subclasses.fake_tensor.DataDependentOutputException as error:
+    except VALUES as error:
         raise PlanError(
             f"the step looks at the value of a tensor ({error.func}), which a prediction does not have{_line(error)}: "
             f"leave that out of the step, such as loss.item(), or put it after the step"
         ) from error
+    except RuntimeError as error:
+        raise PlanError(f"the step fails on fake tensors{_line(error)}: {error}") from error
     return _report(recorder.trace, probes, names.seen)
 
 
@@ -144,7 +145,7 @@ def _copy_patched(reached: Any, memo: dict[int, Any]) -> None:
 
 def _function(function: Any, memo: dict[int, Any]) -> Any:
     """A copy of a function on copies of what it reaches; library functions are shared."""
-    if isinstance(function, OptimizedModule) or hasattr(function, "_torchdynamo_orig_callable"):
+    if is_compiled(function):
         raise PlanError("the step is compiled: pass the function or module itself, compiled kernels allocate otherwise")
     if not isinstance(function, types.FunctionType):
         return copy.deepcopy(function, memo)
@@ -161,15 +162,19 @@ def _function(function: Any, memo: dict[int, Any]) -> Any:
     made.__defaults__ = copy.deepcopy(function.__defaults__, memo)
     _copy_patched([*reached.values(), *(c.cell_contents for c in function.__closure__ or () if _bound(c))], memo)
     for name, value in reached.items():
-        own[name] = _function(value, memo) if isinstance(value, types.FunctionType) else copy.deepcopy(value, memo)
+        own[name] = _copy(value, memo)
     for cell, given in zip(cells, function.__closure__ or (), strict=True):
-        if not _bound(given):
-            continue
-        value = given.cell_contents
-        own_function = isinstance(value, types.FunctionType) and _is_state(value)
-        shared = isinstance(value, types.ModuleType)
-        cell.cell_contents = value if shared else _function(value, memo) if own_function else copy.deepcopy(value, memo)
+        if _bound(given):
+            cell.cell_contents = _copy(given.cell_contents, memo)
     return made
+
+
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
+    """A copy of what a function reaches; modules of Python and operators of PyTorch are shared."""
+    if isinstance(value, types.ModuleType) or type(value).__module__.startswith(OPERATORS):
+        return value
+    own_function = isinstance(value, types.FunctionType) and _is_state(value)
+    return _function(value, memo) if own_function else copy.deepcopy(value, memo)
 
 
 def _bound(cell: types.CellType) -> bool:

@@ -14,11 +14,10 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from weftplan.support import user_cache
-from weftplan.torch.private import without_modes
+from weftplan.torch.private import tensors_in, without_modes
 
 SIDE = 512
 """Rows and columns of the matrices that are multiplied."""
@@ -83,7 +82,7 @@ def least(work: Callable[[], object], repeats: int = 7) -> float:
 
 def modelled(target: Any, args: Any, kwargs: Any, out: Any) -> float:
     """Seconds of one call, from the tensors (fake ones, too) that it reads and makes."""
-    tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
+    tensors = tensors_in((args, kwargs, out))
     if not tensors:
         return 0.0
     moved = sum(t.numel() * t.element_size() for t in tensors)

@@ -11,13 +11,8 @@ from typing import Any
 
 import torch
 
-from weftplan.torch.joint import Joint, is_getitem, is_mutation, is_random
-from weftplan.torch.private import (
-    extract_modules,
-    is_tangent,
-    run_and_save_rng_state,
-    run_with_rng_state,
-)
+from weftplan.torch.joint import Joint, is_getitem, is_random
+from weftplan.torch.private import extract_modules, is_mutation, is_tangent, run_and_save_rng_state, run_with_rng_state
 
 
 def kept_results(joint: Joint, again: Collection[int]) -> list[int]:

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from weftplan.device.amounts import amount
-from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.strategies import plan_graph
 from weftplan.support.atomic_files import write_text
-from weftplan.torch.choice import OPTIONS, Choices, Plan
+from weftplan.torch.choice import Choices, Plan
 from weftplan.torch.fit import Budgeted, Partition, Planned, plain_errors
+from weftplan.torch.private import tensors_in
 
 ROUNDS = 5
 """How often a measured choice and the plain step are timed in turn."""
@@ -137,14 +135,14 @@ def planned(
     """
     part = Partition(budget, **options)
     part.only_plan = True
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         with plain_errors():
             Budgeted(function, part, fullgraph=True)(*args)
     except Planned:
         pass
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
     return part.choices[-1], part.plans[-1]
 
 
@@ -174,7 +172,7 @@ def curve(function: Callable[..., Any], *args: Any, measure: bool = False, **opt
 
 def _ratio(function: Callable[..., Any], args: Any, budget: int, options: dict[str, Any]) -> float:
     """The median ratio of the step's time within a budget to its time without, both compiled alike."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     both = [Budgeted(function, Partition(most, **options), fullgraph=True) for most in (budget, None)]
     [_seconds(step, args) for step in both]  # compile
     return statistics.median(_seconds(both[0], args) / _seconds(both[1], args) for _ in range(ROUNDS))
@@ -183,7 +181,7 @@ def _ratio(function: Callable[..., Any], args: Any, budget: int, options: dict[s
 def _seconds(step: Budgeted, args: Any) -> float:
     """Seconds of a forward and a backward pass; gradients are left as they were."""
     began = time.perf_counter()
-    out = [t for t in tree_leaves(step(*args)) if isinstance(t, torch.Tensor) and t.requires_grad]
+    out = [t for t in tensors_in(step(*args)) if t.requires_grad]
     torch.autograd.grad([t.sum() for t in out], _leaves(out), allow_unused=True)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -202,14 +200,3 @@ def _leaves(results: list[torch.Tensor]) -> list[torch.Tensor]:
             leaves.append(node.variable)
         stack += [source for source, _ in node.next_functions]
     return leaves
-
-
-def memory_plan(choices: Choices, plan: Plan) -> MemoryPlan:
-    """The chosen plan laid out in one arena, for the reports of other plans: pages, files, pictures."""
-    point = next(p for p in choices.points if p.peak + plan.resident.total == plan.peak)
-    program, _ = choices.planned(point)
-    memory = plan_graph(program, OPTIONS).memory
-    resident = plan.resident
-    outside = {"arguments": resident.inputs, "optimizer_states": resident.optimizer, "gradients": resident.gradients}
-    notes = ("offsets are those of one arena; PyTorch's allocator needs the lower bound, and its own rounding",)
-    return replace(memory, external_bytes=outside, notes=(*memory.notes, *notes), more_time=plan.more_time)
