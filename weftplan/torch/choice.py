@@ -53,13 +53,13 @@ class Plan:
     repeated: list[str]
     """Names of the nodes that run twice."""
     more_time: float
-    """Modelled time of what is repeated, as a share of a step."""
+    """Modelled time of repetition, as a share of a step."""
     saved: int
     """Bytes handed from the forward part to the backward part, without inputs."""
     at_peak: list[tuple[str, int]]
     """What is alive at the peak: makers and bytes, the largest first."""
     unseen: dict[str, int]
-    """Operators whose inside nobody has measured."""
+    """Operators whose scratch is not measured, with the number of their calls."""
     seconds: float
     """Seconds that planning took."""
     notes: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Plan:
             f"kept for the backward part {amount(self.saved)}; planned in {self.seconds:.1f} s",
         ]
         if self.unseen:
-            lines.append(f"  not counted until measured: what {unseen} allocate inside")
+            lines.append(f"  not counted until measured: scratch of {unseen}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
@@ -94,8 +94,8 @@ class Choices:
         self.points: list[Price] = curve(self.tape, seeds=block_sets(self.tape))
         self.seconds = time.perf_counter() - began
 
-    def within(self, budget: int | None, resident: Resident, *, name: str) -> Price:
-        """The fastest choice whose peak, with what is resident, fits.
+    def within(self, budget: int | None, resident: Resident, *, name: str, smallest_else: bool = False) -> Price:
+        """Return the fastest choice that fits with the resident bytes; if none does, the smallest if asked for.
 
         Raises:
             BudgetError: none does; the message names the smallest budget that works.
@@ -105,6 +105,8 @@ class Choices:
         for point in self.points:
             if point.peak + resident.total <= budget:
                 return point
+        if smallest_else:
+            return self.points[-1]
         smallest = self.points[-1].peak + resident.total
         raise BudgetError(
             f"{name} needs {self.points[0].peak + resident.total:,} bytes without repetition and {smallest:,} with the "
@@ -115,7 +117,7 @@ class Choices:
         )
 
     def planned(self, point: Price) -> tuple[Program, Buffers]:
-        """The program that repeats what a choice says, and its buffers."""
+        """Return the program with the repetitions of a choice, and its buffers."""
         program = repeat(self.program, point.twins)
         found = self._assigned if program is self.program else assignment(program, OPTIONS)
         return program, Buffers(program, found, options=OPTIONS)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from weftplan.torch.private import CustomPartitionerFn, aot_autograd, autograd_config, eager, inductor
+from weftplan.torch.private import CustomPartitionerFn, aot_autograd, autograd_config, eager, fused_peaks, inductor
 
 
-def eager_backend(partition: Callable[..., Any], check: Callable[[torch.fx.GraphModule], None]) -> Any:
-    """Return a backend that runs PyTorch's own kernels; ``check`` sees graphs without a backward part."""
+def eager_backend(partition: Any) -> Any:
+    """Return a backend that runs both parts by PyTorch's own kernels, node by node."""
 
-    def inference(module: torch.fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
-        check(module)
+    def inference(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        partition.check_inference(module)
         return eager(module, inputs)
 
     return aot_autograd(
@@ -26,44 +28,48 @@ def eager_backend(partition: Callable[..., Any], check: Callable[[torch.fx.Graph
     )
 
 
+@dataclass(eq=False)
 class _Partitioner(CustomPartitionerFn):  # type: ignore[misc]
-    """A partition function in the form that inductor's configuration takes."""
+    """A partition function in the form that inductor's configuration takes; copies of the configuration hold a word."""
 
-    def __init__(self, partition: Callable[..., Any]) -> None:
-        self._partition = partition
+    partition: Callable[..., Any]
 
     def __call__(self, module: torch.fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
         """Return the forward and the backward module."""
-        return self._partition(module, joint_inputs, **options)
+        return self.partition(module, joint_inputs, **options)
 
     def uuid(self) -> str:
-        """Return a constant: inductor caches graphs that are partitioned already."""
+        """Return a name for keys of caches."""
         return "weftplan.torch"
 
     def __reduce__(self) -> Any:
-        return str, (self.uuid(),)  # keys of caches copy and pickle the configuration
+        return str, (self.uuid(),)
 
 
-def inductor_backend(partition: Callable[..., Any], check: Callable[[torch.fx.GraphModule], None]) -> Any:
-    """Return a backend that compiles both parts by inductor.
+def inductor_backend(partition: Any) -> Any:
+    """Return a backend that compiles both parts by inductor, for smaller and smaller plans until the fused kernels fit.
 
-    PyTorch's cache of whole steps is off, or a step that was compiled for another budget would come back from it.
+    PyTorch's caches are off. They would return a step that was compiled for another budget, or hide its peak.
     """
 
     def compile_part(module: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         if options.get("is_inference"):
-            check(module)
+            partition.check_inference(module)
         return inductor().compile_fx_inner(module, inputs, **options)
 
     def compile_step(module: torch.fx.GraphModule, inputs: Any) -> Any:
-        with (
-            inductor().config.patch(custom_partitioner_fn=_Partitioner(partition)),
-            autograd_config.patch(enable_autograd_cache=False),
-        ):
-            return inductor().compile_fx(module, inputs, inner_compile=compile_part)
+        while True:
+            with (
+                inductor().config.patch(custom_partitioner_fn=_Partitioner(partition), fx_graph_cache=False),
+                autograd_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
+                fused_peaks(partition.scratch) as peaks,
+            ):
+                compiled = inductor().compile_fx(copy.deepcopy(module), inputs, inner_compile=compile_part)
+            if partition.fits(max(peaks, default=0)):
+                return compiled
 
     return compile_step
 
 
 INNER = {"eager": eager_backend, "inductor": inductor_backend}
-"""Backends by the name of what runs the two parts."""
+"""Backends by the names of their kernels."""

@@ -21,18 +21,13 @@ from weftplan.torch.private import BackendCompilerFailed, TracingFailed, classif
 from weftplan.torch.probe import Probes
 from weftplan.torch.split import kept_results, split
 
-WORDS = {
-    "seconds": ("model", "measure"),
-    "workspaces": ("measure", "cached"),
-    "breaks": ("refuse", "sum"),
-    "inner": tuple(INNER),
-}
-"""What options that are words may be."""
+WORDS = {"seconds": ("model", "measure"), "workspaces": ("measure", "cached"), "breaks": ("refuse", "sum")}
+"""Values of options that are words."""
 
 
 @dataclass(eq=False)
 class Partition:
-    """A ``partition_fn`` for AOTAutograd that keeps what a budget allows. Its fields are the options of a budget."""
+    """A ``partition_fn`` for AOTAutograd that saves the results that a budget allows. Its fields are options."""
 
     budget: int | str | None
     """Bytes, as a number or as text such as ``"16GB"`` or ``"80%"`` (of the device); None plans without a budget."""
@@ -46,25 +41,52 @@ class Partition:
     seconds: str = "model"
     """``"model"`` uses a calibration of this machine, ``"measure"`` times every operator once."""
     workspaces: str = "measure"
-    """``"measure"`` runs every operator once per machine to see its scratch; ``"cached"`` lists new ones as unseen."""
+    """``"measure"`` runs every operator once per machine to see its scratch; ``"cached"`` lists the rest as unseen."""
     breaks: str = "refuse"
-    """``"refuse"`` a step of several graphs, or plan each below what the earlier ones leave (``"sum"``)."""
+    """``"refuse"`` a step of several graphs, or plan each below the bytes that earlier graphs leave (``"sum"``)."""
     inner: str = "eager"
-    """The kernels: PyTorch's own, node by node (``"eager"``), or fused ones (``"inductor"``)."""
+    """The kernels: PyTorch's own, node by node (``"eager"``), or fused kernels (``"inductor"``)."""
     only_plan: bool = False
     """Raise :class:`Planned` instead of compiling."""
     plans: list[Plan] = field(default_factory=list, init=False)
     """One plan per graph, in the order in which they were compiled."""
     choices: list[Choices] = field(default_factory=list, init=False)
     """The curves that the plans were taken from."""
+    _lowered: int | None = field(default=None, init=False)
+    """What the next plan may use, after fused kernels needed more than their plan."""
 
     def __post_init__(self) -> None:
-        for name, words in WORDS.items():
+        for name, words in {**WORDS, "inner": tuple(INNER)}.items():
             if getattr(self, name) not in words:
                 raise PlanError(f"{name} must be {' or '.join(map(repr, words))}, got {getattr(self, name)!r}")
         for size in (self.other or None, self.budget):
             if size is not None:
                 bytes_of(size)  # refuses text that is no size
+
+    def scratch(self) -> dict[str, int]:
+        """Return the most scratch of each operator of the last plan."""
+        steps = sorted(self.choices[-1].joint.steps, key=lambda step: step.scratch)
+        return {step.label: step.scratch for step in steps}
+
+    def fits(self, fused: int) -> bool:
+        """Correct the last plan to the peak of fused kernels. If that exceeds the budget, let the next plan be smaller.
+
+        Raises:
+            BudgetError: the smallest plan exceeds the budget, too.
+        """
+        plan, planned = self.plans[-1], self.plans[-1].peak
+        plan.peak, self._lowered = plan.resident.total + fused, None
+        if plan.budget is None or plan.peak <= plan.budget:
+            return True
+        del self.plans[-1], self.choices[-1]
+        if planned == plan.smallest:
+            raise BudgetError(
+                f"{plan.name} needs {plan.peak:,} bytes with the most repetition and fused kernels, above the budget "
+                f"of {plan.budget:,}; the smallest budget that works is {plan.peak}: raise it or use a smaller batch",
+                smallest=plan.peak,
+            )
+        self._lowered = planned - (plan.peak - plan.budget)
+        return False
 
     def limit(self, device: torch.device) -> int | None:
         """Return the budget in bytes; a share is of the device's memory."""
@@ -135,8 +157,8 @@ class Partition:
         if earlier and self.breaks == "refuse":
             raise BudgetError(
                 f"the step is traced as several graphs, {earlier[0].name} and {name}: a budget holds for one graph; "
-                f"remove what breaks the graph between them, or pass breaks='sum' to plan each below what the saved "
-                f"results of the earlier ones leave"
+                f"remove the break between them, or pass breaks='sum' to plan each below the bytes that saved results "
+                f"of earlier graphs leave"
             )
         fresh = sum(joint.results.nbytes[r] for r in joint.outputs[1])
         resident = Resident(
@@ -146,7 +168,8 @@ class Partition:
             other=(bytes_of(self.other) if self.other else 0) + sum(plan.saved for plan in earlier),
         )
         check_update(self.optimizer, budget=budget, resident=resident, gradients=fresh)
-        point = choices.within(budget, resident, name=name)
+        most = budget if self._lowered is None else self._lowered
+        point = choices.within(most, resident, name=name, smallest_else=self.inner == "inductor")
         again = choices.steps(point)
         inputs = {r for node in joint.inputs for r in joint.results.of(node)}
         saved = sum(joint.results.nbytes[r] for r in kept_results(joint, again) if r not in inputs)
@@ -201,7 +224,7 @@ def backend(budget: int | str | None, *, partition: Partition | None = None, **o
     ``partition`` is the partition function to use, for its plans; otherwise options are those of :func:`budget`.
     """
     chosen = Partition(budget, **options) if partition is None else partition
-    return INNER[chosen.inner](chosen, chosen.check_inference)
+    return INNER[chosen.inner](chosen)
 
 
 class Budgeted:
@@ -248,7 +271,7 @@ def budget(function: Callable[..., Any], budget: int | str, **options: Any) -> B
 
     The step is planned at the first call, for the shapes that it gets, and again for other shapes. All bytes on the
     device count: parameters, inputs, gradients, states of the optimizer, saved and repeated results, and scratch of
-    kernels. The plan does not see what the caller does between forward and backward pass.
+    kernels. The plan does not see the caller's work between forward and backward pass.
 
     Args:
         function: a module or a function of tensors, best one that returns the loss; its result is differentiated.

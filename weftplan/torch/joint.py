@@ -52,7 +52,7 @@ def state_bytes(device: torch.device) -> int:
 
 @dataclass
 class Step:
-    """One computation over numbered results."""
+    """A computation over numbered results."""
 
     node: torch.fx.Node
     label: str
@@ -156,7 +156,7 @@ class Joint:
                 f"modules and inputs to the device that trains"
             )
         self.device = torch.device(*devices or ("cpu",))
-        # A second run would read what the first has left in a buffer; of batch norms only new averages depend on it.
+        # A second run would read a buffer that the first has changed; of batch norms only new averages depend on it.
         changed = {r for step in forward if step.effect for r in self.results.of(step.node.all_input_nodes[0])}
         for step in forward:
             if "batch_norm" not in step.label and not changed.isdisjoint(step.reads):

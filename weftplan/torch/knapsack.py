@@ -28,7 +28,7 @@ class Solver(CustomKnapsackSolver):  # type: ignore[misc]
         node_info: Any,
         all_recomputable_banned_nodes: list[torch.fx.Node],
     ) -> tuple[list[int], list[int]]:
-        """Indices of the candidates to save and of those to repeat; the saved ones weigh at most ``max_memory``."""
+        """Indices of the candidates to save and of those to repeat; saved candidates weigh at most ``max_memory``."""
         candidates = all_recomputable_banned_nodes
         outputs = next(node for node in joint_graph.nodes if node.op == "output").args[0]
         count = sum(isinstance(node, torch.fx.Node) and node_info.is_required_fw(node) for node in outputs)

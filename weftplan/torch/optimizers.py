@@ -1,4 +1,4 @@
-"""Bytes of an optimizer: states that exist or that its first step makes, and what a step allocates besides."""
+"""Bytes of an optimizer: states that exist or that its first step makes, and scratch of a step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ def update_of(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
     """Bytes of the states, and most bytes that an update allocates besides parameters, gradients and states.
 
     Two updates run on fake tensors like the optimizer's parameters; the optimizer itself stays as it is.
-
-    Parameters are updated one by one. An optimizer that updates all at once (``foreach``) holds for all of them what is
-    held for the largest here.
+    Parameters are updated singly. An optimizer that updates all at once (``foreach``) needs for each of them the
+    scratch of the largest.
     """
     with without_modes(), FakeTensorMode():
         groups: list[dict[str, Any]] = []
@@ -70,7 +69,7 @@ def check_update(
     if needed > budget:
         raise BudgetError(
             f"the step of {type(optimizer).__name__} alone needs {needed:,} bytes (parameters, inputs, gradients, "
-            f"states and what it allocates), more than the budget of {budget:,}; the smallest budget that works is "
+            f"states and scratch), more than the budget of {budget:,}; the smallest budget that works is "
             f"at least {needed}: raise the budget, or use an optimizer with fewer states (foreach=False needs less)",
             smallest=needed,
         )

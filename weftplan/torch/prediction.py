@@ -41,7 +41,7 @@ class Estimate:
     at: str
     """The operator of the peak."""
     alive: list[tuple[str, int]]
-    """What is alive at the peak besides what existed before: operators that made it, and bytes, the largest first."""
+    """Makers and bytes of new tensors that are alive at the peak, the largest first."""
     unseen: dict[str, str]
     """Operators whose inside is not counted, and why."""
     trace: Trace = field(repr=False)
@@ -74,13 +74,13 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
 
     Args:
         step: the caller's own function: forward pass, backward pass, update, accumulation, clipping.
-        args: its arguments. They and what the function reaches otherwise stay as they are.
-        workspaces: ``"measure"`` runs every operator of the step once per machine, to see what its kernel allocates
-            inside; ``"cached"`` uses what is known and lists the others.
-        warm: how many steps run before the one that is measured, so that an optimizer has its states.
+        args: its arguments. They and everything else that the function reaches stay as they are.
+        workspaces: ``"measure"`` runs every operator of the step once per machine, to see its scratch;
+            ``"cached"`` uses the measurements that exist and lists the other operators.
+        warm: how many steps run before the measured step, so that an optimizer has its states.
 
     Raises:
-        PlanError: the step reaches what cannot be copied, is compiled, or looks at values of tensors.
+        PlanError: the step reaches an object that cannot be copied, is compiled, or looks at values of tensors.
     """
     if workspaces not in ("measure", "cached"):
         raise PlanError(f"workspaces must be 'measure' or 'cached', got {workspaces!r}")
@@ -144,7 +144,7 @@ def _copy_patched(reached: Any, memo: dict[int, Any]) -> None:
 
 
 def _function(function: Any, memo: dict[int, Any]) -> Any:
-    """A copy of a function on copies of what it reaches; library functions are shared."""
+    """Copy a function and the objects that it reaches; library functions are shared."""
     if is_compiled(function):
         raise PlanError("the step is compiled: pass the function or module itself, compiled kernels allocate otherwise")
     if not isinstance(function, types.FunctionType):
@@ -170,7 +170,7 @@ def _function(function: Any, memo: dict[int, Any]) -> Any:
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    """A copy of what a function reaches; modules of Python and operators of PyTorch are shared."""
+    """Copy an object that a function reaches; modules of Python and operators of PyTorch are shared."""
     if isinstance(value, types.ModuleType) or type(value).__module__.startswith(OPERATORS):
         return value
     own_function = isinstance(value, types.FunctionType) and _is_state(value)
@@ -211,7 +211,7 @@ def _is_state(value: Any) -> bool:
 
 
 def _roles(copies: list[Any]) -> Iterator[tuple[torch.Tensor, str]]:
-    """All tensors that exist, with what they are for."""
+    """Yield all tensors that exist, with their purposes."""
     modules = [m for m in copies if isinstance(m, torch.nn.Module)]
     for module in modules:
         for p in module.parameters():
@@ -246,7 +246,7 @@ def _report(trace: Trace, probes: Probes, recurrent: set[str]) -> Estimate:
     if inside:
         parts["inside the kernel"] = inside
     unseen = dict.fromkeys(probes.unseen, "never measured on this machine")
-    unseen |= {f"torch.{name}": "its kernel on a CPU is another than the one that was traced" for name in recurrent}
+    unseen |= {f"torch.{name}": "its kernel on a CPU is not the traced kernel" for name in recurrent}
     return Estimate(
         peak=max(live, default=trace.before),
         before=trace.before,

@@ -7,7 +7,11 @@ warns once, when this package is imported.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._dynamo import exc as _errors
@@ -56,8 +60,7 @@ def check_version(version: str = torch.__version__) -> None:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that tensors with one storage share, as long as one of them is alive."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
+    return int(tensor.untyped_storage()._cdata)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -80,8 +83,24 @@ def memory_events(prof: Any) -> list[Any]:
     return list(prof.profiler.kineto_results.events())
 
 
+@contextmanager
+def fused_peaks(scratch: Callable[[], dict[str, int]]) -> Iterator[list[int]]:
+    """Collect the bytes, without parameters, at each node that inductor schedules; ``scratch`` is by operator."""
+    memory, peaks = import_module("torch._inductor.memory"), list[int]()
+    reorder = memory.reorder_for_peak_memory
+
+    def watched(nodes: Any, buffers: Any, fused: Any, inputs: Any, outputs: Any) -> Any:
+        order, inside = reorder(nodes, buffers, fused, inputs, outputs), scratch()
+        alive = memory.estimate_peak_memory(order, memory.get_freeable_input_buf(order, inputs), outputs)[1]
+        for node, nbytes in zip(order, alive, strict=False):
+            origins = [origin for part in node.get_nodes() for origin in getattr(part.node, "origins", ())]
+            peaks.append(nbytes + max((inside.get(str(origin.target), 0) for origin in origins), default=0))
+        return order
+
+    with mock.patch.object(memory, "reorder_for_peak_memory", watched):
+        yield peaks
+
+
 def inductor() -> Any:
     """Import the module that holds inductor's ``compile_fx``, ``compile_fx_inner`` and ``config``; takes a second."""
-    from torch._inductor import compile_fx
-
-    return compile_fx
+    return import_module("torch._inductor.compile_fx")

@@ -18,8 +18,6 @@ from weftplan.support import user_cache
 from weftplan.torch.private import FakeTensor, memory_events, profiler_enabled, tensors_in, tree_map, without_modes
 from weftplan.torch.seconds import least
 
-REPEATS = 3
-"""How often an operator is timed; the least counts."""
 OPAQUE = ("rnn", "lstm", "gru", "workspace", "reserve", "quantized", "sparse", "fbgemm", "nested")
 """Parts of names of operators that would crash on made-up values: they are not run, but reported as unseen."""
 MOST_BYTES = 4 << 30
@@ -31,7 +29,7 @@ class Probes:
     """Measured calls. ``run`` says whether calls that the cache does not know are run.
 
     Attributes:
-        unseen: names of operators whose inside nobody has measured, with how many calls that concerns.
+        unseen: names of operators whose scratch is not measured, with the number of their calls.
     """
 
     run: bool = True
@@ -131,7 +129,7 @@ def _scratch_once(target: Any, args: Any, kwargs: Any) -> int:
 
 def _seconds(target: Any, args: Any, kwargs: Any) -> float:
     with torch.no_grad():
-        return least(lambda: target(*args, **kwargs), REPEATS)
+        return least(lambda: target(*args, **kwargs), repeats=3)
 
 
 def peak_of(prof: Any, label: str) -> int:

@@ -1,7 +1,7 @@
 """A step run on fake tensors: every storage with its bytes, its first moment and its last, and which operator it met.
 
 PyTorch's own autograd engine runs the step, so storages die exactly when they do in eager execution. Two rules correct
-what tracing changes: sums of gradients, which the engine adds in place when no mode is on, and bytes inside kernels.
+the changes of tracing: sums of gradients, which the engine adds in place when no mode is on, and bytes inside kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weftplan.torch.probe import Probes
 
 @dataclass(slots=True)
 class Call:
-    """One operator call; storages are numbers."""
+    """A call of an operator; storages are numbers."""
 
     name: str
     reads: Sequence[int]
@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         call = Call(name, reads, [m for m in dict.fromkeys(made) if m >= count], scratch)
         began = self._node_began(now)
         if began is not None and func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
-            # A sum of the node's own makes both terms; the engine adds what the node made to an older sum. A view
+            # A sum of the node's own makes both terms; the engine adds the node's result to an older sum. A view
             # keeps its base, so that the engine does not own the sum.
             call.sums_in_place = self.trace.born[reads[0]] < began and not is_view(args[0])
         self.trace.calls.append(call)

@@ -13,24 +13,20 @@ from typing import Any, TypeVar
 import torch
 
 from weftplan.device.amounts import amount
+from weftplan.report.trade_off_picture import trade_off_picture
 from weftplan.support.atomic_files import write_text
 from weftplan.torch.choice import Choices, Plan
 from weftplan.torch.fit import Budgeted, Partition, Planned, plain_errors
 from weftplan.torch.private import tensors_in
 
-ROUNDS = 5
-"""How often a measured choice and the plain step are timed in turn."""
-MEASURED = 6
-"""How many choices of a curve are measured."""
-ROWS = 24
-"""A table shows so many choices."""
-WIDTH, HEIGHT, MARGIN = 640, 360, 56
+ROUNDS, MEASURED, ROWS = 5, 6, 24
+"""Rounds of a measurement, measured choices of a curve, and most choices in a table."""
 Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One choice."""
+    """A choice of the curve."""
 
     budget: int
     """The smallest budget that takes it: its peak, all bytes on the device counted."""
@@ -51,7 +47,7 @@ class Curve:
     plan: Plan
 
     def __str__(self) -> str:
-        """A table of at most :data:`ROWS` choices, with bars; measured ones are among them."""
+        """A table of at most :data:`ROWS` choices, measured choices among them, with bars."""
         most = max(point.time for point in self.points) - 1.0
         lines = [f"{self.name}", f"{'budget':>12}  {'bytes':>16}  {'time':>7}  {'twice':>6}"]
         for point in thinned(self.points):
@@ -63,37 +59,8 @@ class Curve:
         return "\n".join(lines)
 
     def picture(self) -> str:
-        """An SVG drawing: budget to the right, time of a step upwards."""
-        budgets = [point.budget for point in self.points]
-        times = [point.measured or point.time for point in self.points] + [point.time for point in self.points]
-        low, high, least, most = min(budgets), max(budgets), min(1.0, *times), max(1.01, *times)
-
-        def place(nbytes: float, value: float) -> tuple[float, float]:
-            right = MARGIN + (WIDTH - 2 * MARGIN) * (nbytes - low) / max(high - low, 1)
-            return right, HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (value - least) / (most - least)
-
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(p.budget, p.time) for p in self.points))
-        dots = "".join(
-            '<circle cx="{:.1f}" cy="{:.1f}" r="4" fill="#c33"/>'.format(*place(p.budget, p.measured))
-            for p in self.points
-            if p.measured is not None
-        )
-        ends = "".join(
-            f'<text x="{place(n, least)[0]:.1f}" y="{HEIGHT - MARGIN + 18}" text-anchor="middle">{amount(n)}</text>'
-            for n in (low, high)
-        )
-        marks = "".join(
-            f'<text x="{MARGIN - 6}" y="{place(low, v)[1] + 4:.1f}" text-anchor="end">{v:.2f}</text>'
-            for v in (least, most)
-        )
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-            f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
-            f'<text x="{WIDTH / 2}" y="20" text-anchor="middle" font-size="14">{html.escape(self.name)}</text>'
-            f'<polyline points="{path}" fill="none" stroke="#246" stroke-width="2"/>{dots}{ends}{marks}'
-            f'<text x="{WIDTH / 2}" y="{HEIGHT - 10}" text-anchor="middle">budget in bytes (line: modelled time of a '
-            f"step, dots: measured)</text></svg>"
-        )
+        """Return an SVG drawing: budgets to the right, times of a step upwards."""
+        return trade_off_picture(self.name, [(point.budget, point.time, point.measured) for point in self.points])
 
     def page(self) -> str:
         """A self-contained HTML page: the picture and the table."""
@@ -117,7 +84,7 @@ class Curve:
 
 
 def thinned(points: Sequence[Row]) -> list[Row]:
-    """At most :data:`ROWS` of a curve's points, evenly, its ends and measured ones among them."""
+    """At most :data:`ROWS` of a curve's points, evenly, its ends and measured points among them."""
     if len(points) <= ROWS:
         return list(points)
     some = {round(k * (len(points) - 1) / (ROWS - 1)) for k in range(ROWS)}
