@@ -81,7 +81,7 @@ def step(module: Any, optimizer: Any, x: Any, y: Any, *, none: bool = True, amp:
 
 
 def most_of(prepare: Callable[[], Callable[[], Any]], repeats: int = 3) -> int:
-    """The most of several measured peaks of what ``prepare`` returns."""
+    """The most of several measured peaks of the function that ``prepare`` returns."""
     peaks = []
     for _ in range(repeats):
         gc.collect()

@@ -50,7 +50,7 @@ class Decoder(nn.Module):
 
     @staticmethod
     def inputs() -> tuple[torch.Tensor, torch.Tensor]:
-        """Words and the next ones."""
+        """Words and their successors."""
         return torch.randint(0, 64, (4, 48)), torch.randint(0, 64, (4, 48))
 
 

@@ -115,7 +115,7 @@ def test_checkpointed_modules_are_planned_with_a_note() -> None:
 
 
 def test_compiled_parts_are_planned_as_written() -> None:
-    """A compiled module inside another one is planned like the module that it was made from."""
+    """A compiled module inside another module is planned like the module before compilation."""
     plans = []
     for compiled in (False, True):
         torch.compiler.reset()
@@ -208,7 +208,7 @@ def test_private_functions_have_the_known_parameters(name: str) -> None:
 
 
 def test_private_names_stand_in_one_file() -> None:
-    """No other file of the package names what PyTorch marks as private."""
+    """No other file of the package uses a name that PyTorch marks as private."""
     import re
 
     folder = Path(weftplan.torch.__file__).parent
@@ -220,6 +220,6 @@ def test_private_names_stand_in_one_file() -> None:
         for path in sorted(folder.glob("*.py"))
         if path.name != "private.py"
         for match in private.finditer(path.read_text())
-        if match[0] != "torch._functorch"  # where the user sets a solver, in a docstring
+        if match[0] != "torch._functorch"  # the option for a solver, in a docstring
     ]
     assert offences == []

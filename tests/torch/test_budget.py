@@ -105,7 +105,7 @@ def test_optimizer_states_and_kept_gradients_count() -> None:
 
 
 def test_the_update_alone_can_exceed_a_budget() -> None:
-    """What the optimizer's own step allocates is checked, too."""
+    """The scratch of the optimizer's own step is checked, too."""
     model = torch.nn.Linear(512, 512)
     states = torch.optim.Adam(model.parameters(), foreach=True)
     with pytest.raises(BudgetError, match="the step of Adam alone needs"):
@@ -121,7 +121,7 @@ def broken(x: Any) -> Any:
 
 
 def test_broken_graphs_share_the_budget() -> None:
-    """With ``breaks="sum"`` each graph is planned below what the earlier ones keep."""
+    """With ``breaks="sum"`` each graph is planned below the bytes that earlier graphs leave."""
     x = torch.full((64,), 0.5, requires_grad=True)
     wrapped = budget(broken, "1MB", breaks="sum")
     wrapped(x).backward()
@@ -155,7 +155,7 @@ class Counting(torch.nn.Module):
         self.register_buffer("scale", torch.ones(32))
 
     def forward(self, x: Any) -> Any:
-        """The sum of what the layers make."""
+        """Return the sum of the layers' results."""
         for layer in self.layers:
             x = torch.sin(layer(x) + self.scale)
         self.scale.add_(1.0)
@@ -192,7 +192,7 @@ def test_other_shapes_are_planned_again() -> None:
 
 
 def test_operators_that_nobody_measured_are_listed() -> None:
-    """With ``workspaces="cached"`` and nothing in the cache, plans say what they do not count."""
+    """With ``workspaces="cached"`` and nothing in the cache, plans list the operators that they do not count."""
     wrapped = budget(Convolutions(), "1GB", workspaces="cached")
     wrapped(*Convolutions.inputs())
     plan = wrapped.plans[0]
@@ -244,7 +244,7 @@ def test_the_knapsack_solver_saves_at_most_what_it_may() -> None:
     calls = []
 
     class Watched(type(knapsack_solver())):  # type: ignore[misc]
-        """Notes what is asked and answered."""
+        """Notes questions and answers."""
 
         def __call__(self, memory: Any, graph: Any, most: float, info: Any, nodes: Any) -> Any:
             answer = super().__call__(memory, graph, most, info, nodes)

@@ -1,4 +1,4 @@
-"""Budgets against time as a drawing: a line of modelled times, and dots of measured ones.
+"""Budgets against time as a drawing: a line of modelled times, and dots of measured times.
 
 Nothing is kept; any thread may call this.
 """

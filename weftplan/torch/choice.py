@@ -40,7 +40,7 @@ class Resident:
 
 @dataclass
 class Plan:
-    """What was chosen for one graph. Bytes are all bytes on the device, :attr:`resident` included."""
+    """The plan of one graph. Bytes are all bytes on the device, :attr:`resident` included."""
 
     name: str
     budget: int | None
@@ -57,7 +57,7 @@ class Plan:
     saved: int
     """Bytes handed from the forward part to the backward part, without inputs."""
     at_peak: list[tuple[str, int]]
-    """What is alive at the peak: makers and bytes, the largest first."""
+    """Makers and bytes of results that are alive at the peak, the largest first."""
     unseen: dict[str, int]
     """Operators whose scratch is not measured, with the number of their calls."""
     seconds: float

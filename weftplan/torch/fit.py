@@ -49,11 +49,11 @@ class Partition:
     only_plan: bool = False
     """Raise :class:`Planned` instead of compiling."""
     plans: list[Plan] = field(default_factory=list, init=False)
-    """One plan per graph, in the order in which they were compiled."""
+    """One plan per graph, in the order of compilation."""
     choices: list[Choices] = field(default_factory=list, init=False)
     """The curves that the plans were taken from."""
     _lowered: int | None = field(default=None, init=False)
-    """What the next plan may use, after fused kernels needed more than their plan."""
+    """Bytes that the next plan may use, after fused kernels needed more than their plan."""
 
     def __post_init__(self) -> None:
         for name, words in {**WORDS, "inner": tuple(INNER)}.items():

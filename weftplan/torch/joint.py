@@ -116,7 +116,7 @@ class Joint:
         in_forward: whether a node belongs to the forward part.
         num_outputs: how many of the graph's outputs are the forward part's.
         probes: measured calls.
-        measured: seconds by measurement, where they are known, in place of the model.
+        measured: measured seconds in place of modelled seconds, if the cache or a probe has them.
         repeats_random: random operators may run twice, with the generator's state of the first run.
     """
 

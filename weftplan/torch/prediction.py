@@ -31,7 +31,7 @@ PARTS = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activatio
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step needs. Bytes of the device's allocator; ``str()`` gives a table."""
+    """Needs of a step. Bytes of the device's allocator; ``str()`` gives a table."""
 
     peak: int
     before: int

@@ -1,6 +1,6 @@
 """Single operators run on real tensors of the shapes of a trace: bytes allocated inside, and seconds.
 
-What a kernel allocates for itself is invisible to tracing. It depends on the operator, on shapes, strides and dtypes,
+Scratch of a kernel is invisible to tracing. It depends on the operator, on shapes, strides and dtypes,
 and on the device, so each such call is run once per machine and the result is kept in the user's cache folder.
 """
 

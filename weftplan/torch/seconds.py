@@ -26,7 +26,7 @@ SIDE, COPIED = 512, 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device does per second."""
+    """Work of a device per second."""
 
     flops: float
     bandwidth: float

@@ -28,7 +28,7 @@ def kept_results(joint: Joint, again: Collection[int]) -> list[int]:
 def split(
     module: torch.fx.GraphModule, joint: Joint, *, again: Collection[int], order: Sequence[str], info: Any, outputs: int
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Return the forward module, whose results include the saved ones, and the backward module.
+    """Return the forward module, which also returns the saved results, and the backward module.
 
     Args:
         again: steps of ``joint`` that the backward module repeats.

@@ -40,7 +40,7 @@ class Trace:
     died: list[int | None] = field(default_factory=list)
     """First call at which it is gone; None: alive at the end."""
     names: list[str] = field(default_factory=list)
-    """What each storage is."""
+    """The purpose or maker of each storage."""
 
     def spans(self) -> list[tuple[int, int]]:
         """Per storage the calls [first, last) during which it is alive, sums of gradients as the engine makes them."""
