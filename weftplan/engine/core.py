@@ -70,7 +70,10 @@ class Engine(Waiting):
 
     @classmethod
     def build(cls, threads: ThreadCounts, **options: object) -> Engine:
-        """Make an engine of this type with the thread counts that the caller asked for; the default ignores them."""
+        """Make an engine of this type with the thread counts that the caller asked for; the default ignores them.
+
+        :meta private:
+        """
         return cls(**options)
 
     def __init__(self) -> None:
@@ -84,7 +87,10 @@ class Engine(Waiting):
 
     @property
     def has_failed(self) -> bool:
-        """Whether some var may hold a failure."""
+        """Whether some var may hold a failure.
+
+        :meta private:
+        """
         return self._any_failure
 
     # -- vars and operators -----------------------------------------------------------------------------------------
@@ -94,7 +100,10 @@ class Engine(Waiting):
         return Var(self, name)
 
     def new_order(self, name: str | None = None) -> Order:
-        """A fresh var that carries no failure from those that write it to those that read it."""
+        """A fresh var that carries no failure from those that write it to those that read it.
+
+        :meta private:
+        """
         return Order(self, name)
 
     def new_operator(
@@ -107,6 +116,13 @@ class Engine(Waiting):
         name: str | None = None,
     ) -> Operator:
         """A reusable operation; its vars are checked here, once.
+
+        Args:
+            fn: called without arguments at every execution.
+            const_vars: vars that it reads.
+            mutable_vars: vars that it writes.
+            prop: kind of the operation, which selects its queue.
+            name: shown in traces and errors; None: that of ``fn``.
 
         Raises:
             DuplicateVarError, EngineError: as :meth:`push`.
@@ -126,6 +142,11 @@ class Engine(Waiting):
         self, var: Var, delete_fn: Callable[[], object] | None = None, ctx: Context | None = None
     ) -> None:
         """Run ``delete_fn`` after every operation pushed before that uses ``var``, failed or not; then ``var`` is gone.
+
+        Args:
+            var: the var.
+            delete_fn: called without arguments; None: nothing is called.
+            ctx: the device whose worker calls it.
 
         Raises:
             EngineError: the var belongs to another engine or has been deleted already, or ``delete_fn`` is no function.
@@ -277,6 +298,8 @@ class Engine(Waiting):
 
         What it returns; None: it is to be pushed. See ``edges/at_once.py``; engines without workers run everything
         their own way.
+
+        :meta private:
         """
         return None
 
@@ -284,12 +307,16 @@ class Engine(Waiting):
         """Let a worker that has been woken begin, where it would wait for the interpreter until this thread waits.
 
         For who has pushed long work and has more to do before it waits; it costs about 60 microseconds.
+
+        :meta private:
         """
 
     def write_at_once(self, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
         """Run small work of the package on this thread if all its vars, none of which comes twice, are idle.
 
         False: it is to be pushed. See ``edges/at_once.py``.
+
+        :meta private:
         """
         return False
 
@@ -299,6 +326,8 @@ class Engine(Waiting):
         """Begin, on this thread, an asynchronous operation of the package all of whose vars are idle.
 
         Returns what ends it; None: it is to be pushed. See ``edges/at_once.py``.
+
+        :meta private:
         """
         return None
 
@@ -306,6 +335,8 @@ class Engine(Waiting):
         """Let a pending asynchronous operation of the package, which is to write ``var``, write idle vars, too.
 
         False: what writes them is to be pushed. See ``edges/at_once.py``.
+
+        :meta private:
         """
         return False
 
@@ -351,6 +382,15 @@ class Engine(Waiting):
 
         ``on_complete(error=None)`` must be called exactly once, from any thread; a second call raises EngineError
         there. If ``fn`` itself raises, that counts as completion with the error.
+
+        Args:
+            fn: called with ``on_complete``.
+            const_vars: vars that it reads.
+            mutable_vars: vars that it writes.
+            ctx: the device whose worker calls it; None: ``cpu(0)``.
+            prop: kind of the operation, which selects its queue.
+            priority: operations with a higher priority run first among those that are ready.
+            name: shown in traces and errors; None: that of ``fn``.
         """
         if not callable(fn):
             raise EngineError(f"an operation needs a function of on_complete, got {type(fn).__name__}")
@@ -438,7 +478,10 @@ class Engine(Waiting):
         """Undo :meth:`stop`; threads are made when an operation needs them."""
 
     def notify_shutdown(self) -> None:
-        """From now on functions that have not started are not run, except deletes; futures are settled."""
+        """From now on functions that have not started are not run, except deletes; futures are settled.
+
+        :meta private:
+        """
         self._shutdown = self._careful = True
 
     def unobserved_failures(self) -> list[Failure]:
@@ -451,12 +494,17 @@ class Engine(Waiting):
         """For a caller that lacks memory: yields whenever pending operations have ended, while there are any.
 
         Inside an operation its thread runs others meanwhile; outside it waits for at most ``patience_s`` seconds.
+
+        :meta private:
         """
         return others_first(self, patience_s)
 
     @property
     def in_operation(self) -> bool:
-        """True on a thread that is in the middle of an operation of this engine."""
+        """True on a thread that is in the middle of an operation of this engine.
+
+        :meta private:
+        """
         return self in running.engines
 
     def idle(self, variables: Iterable[Var]) -> bool:
@@ -465,6 +513,8 @@ class Engine(Waiting):
 
         Raises:
             EngineError: called by a destructor or signal handler that interrupted the engine.
+
+        :meta private:
         """
         chosen = list(variables)
         return self._exclusively(lambda: all(var.write is None and not var.readers for var in chosen))

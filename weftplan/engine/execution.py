@@ -110,7 +110,10 @@ class Execution(Driver):
         self._here: Any = deque()
 
     def enlist(self) -> None:
-        """Make forks and the end of the process see this engine: the last step of a subclass's ``__init__``."""
+        """Make forks and the end of the process see this engine: the last step of a subclass's ``__init__``.
+
+        :meta private:
+        """
         live_engines.add(self)
 
     def _note_unusual(self) -> None:
@@ -124,7 +127,10 @@ class Execution(Driver):
 
     @property
     def waits_in_push(self) -> bool:
-        """True if a push returns when its operation is over: what the operation waits for must be queued before."""
+        """True if a push returns when its operation is over: what the operation waits for must be queued before.
+
+        :meta private:
+        """
         return self._inline
 
     has_threads = True
@@ -141,6 +147,8 @@ class Execution(Driver):
 
         Returns:
             True if the caller is to call again: operations that are pending may become ready meanwhile.
+
+        :meta private:
         """
         return False
 

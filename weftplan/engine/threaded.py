@@ -340,7 +340,10 @@ class ThreadedEngine(ThreadedBase):
 
     @classmethod
     def build(cls, threads: ThreadCounts, **options: object) -> ThreadedEngine:
-        """Make an engine with 16 workers and one copy thread, unless the caller asked for other counts."""
+        """Make an engine with 16 workers and one copy thread, unless the caller asked for other counts.
+
+        :meta private:
+        """
         engine = cls(workers=threads.cpu_workers or 16, copy_workers=threads.copy_workers or 1, **options)
         engine._alone = threads.cpu_workers == 1
         return engine

@@ -59,6 +59,8 @@ class Waiting(Execution):
 
         Returns:
             False when the time was not enough.
+
+        :meta private:
         """
         inside = running.engines
         if inside:
@@ -125,6 +127,8 @@ class Waiting(Execution):
         Returns:
             True when nothing is pending; False when time is over, and at once where a wait could wait for itself: in
             an operation.
+
+        :meta private:
         """
         if running.engines or running.seated or running.short is not None:
             return False
@@ -189,7 +193,10 @@ class Waiting(Execution):
         self._region.apply(self)
 
     def throw(self, var: Var) -> None:
-        """Raise the failure of ``var`` if it has one, without waiting."""
+        """Raise the failure of ``var`` if it has one, without waiting.
+
+        :meta private:
+        """
         if not isinstance(var, Var):
             checked_vars(self, (var,), (), "throw")
         failure = var.failure

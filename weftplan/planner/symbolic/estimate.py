@@ -170,9 +170,15 @@ class Question:
             return sum(state for _, _, state in trained_sizes(planned, self.shapes, optimizer=self.optimizer).values())
 
         found = self.within(context, budget, besides=states)
-        if self.optimizer is None:
-            return found.memory
-        return replace(found.memory, external_bytes={**found.memory.external_bytes, "optimizer_states": states(found)})
+        kept = {} if self.optimizer is None else {"optimizer_states": states(found)}
+        external = {**found.memory.external_bytes, **kept}
+        return replace(found.memory, external_bytes=external, input_bytes=self.input_bytes(found))
+
+    def input_bytes(self, planned: PlannedGraph) -> int:
+        """Bytes of the arguments that are no parameters."""
+        sizes, row = planned.memory.entry_nbytes, planned.graph.row
+        inputs = [nid for name, nid in planned.arguments.items() if nid >= 0 and not is_parameter(name, self.shapes)]
+        return sum(int(sizes[row[nid]]) for nid in inputs)
 
     def within(self, context: Context, budget: int | None, *, besides: Any = lambda planned: 0) -> PlannedGraph:
         """The plan of one executor and of what is ``besides`` it, in at most ``budget`` bytes."""
