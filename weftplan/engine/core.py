@@ -66,7 +66,7 @@ class Engine(Waiting):
     """
 
     options: ClassVar[tuple[str, ...]] = ()
-    """Keywords that :meth:`build` takes besides the thread counts."""
+    """Keywords that :meth:`~weftplan.engine.core.Engine.build` takes besides the thread counts."""
 
     @classmethod
     def build(cls, threads: ThreadCounts, **options: object) -> Engine:
