@@ -65,7 +65,9 @@ def answer(plan: MemoryPlan, what: str, *, train: bool) -> str:
         return f"{nbytes / scale:.2f}" if nbytes >= 0.005 * scale else "below 0.01"
 
     made_of = ", ".join(f"{name} {shown(nbytes)}" for name, nbytes in parts(plan).items())
-    missing = "; optimizer not counted: --optimizer adam" if train and "optimizer_states" not in plan.external_bytes else ""
+    missing = (
+        "; optimizer not counted: --optimizer adam" if train and "optimizer_states" not in plan.external_bytes else ""
+    )
     return f"{what}: {amount(plan.total)} in all ({made_of}{missing})"
 
 
