@@ -28,7 +28,10 @@ SECTIONS = {
         "docs/engine-in-ten-minutes docs/storage docs/distributed docs/gpus",
     ),
     "API": ("", "api/index"),
-    "Examples": ("Programs to run, and pages for a course.", "docs/gallery docs/teaching"),
+    "Examples": (
+        "Programs to run, and pages for a course.",
+        "docs/gallery docs/teaching docs/notebooks/engine docs/notebooks/planner docs/notebooks/kvstore",
+    ),
     "Reference": (
         "Every operator, variable and term.",
         "docs/operators docs/environment docs/flags docs/mxnet-differences docs/glossary",

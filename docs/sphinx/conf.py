@@ -24,7 +24,7 @@ project = "weftplan"
 author = copyright = "The weftplan authors"
 version = release = weftplan.__version__
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
@@ -44,6 +44,9 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
 myst_heading_anchors = 4
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 100
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
