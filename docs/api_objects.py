@@ -58,7 +58,7 @@ def arguments(doc: str) -> list[str]:
 
 
 def inherited_arguments(owner: type, name: str, function: Callable[..., Any]) -> list[str]:
-    """Return the ``Args:`` of the nearest method of this name in the bases of a class, if they describe its arguments."""
+    """Return the ``Args:`` of the nearest method of this name in a base class, if they describe its arguments."""
     taken = set(inspect.signature(function).parameters) - {"self", "cls"}
     for base in owner.__mro__[1:]:
         method = vars(base).get(name)

@@ -113,7 +113,7 @@ def build(site: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "pages"
         stage(source)
-        command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+        command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-j", "auto", "-b", "html"]
         command += ["-c", str(ROOT / "docs" / "sphinx"), "-d", str(Path(scratch) / "trees"), str(source), str(site)]
         subprocess.run(command, check=True)
     print(f"built {site}")

@@ -1,6 +1,7 @@
 """Write the reading lists of the page for lecturers, and their lengths on that page and in the README.
 
-``python docs/refresh.py`` calls this. The lists name the files that explain an idea; the other files of a room add to it.
+``python docs/refresh.py`` calls this. The lists name the files that explain an idea; the other files of a room add to
+it.
 """
 
 from __future__ import annotations

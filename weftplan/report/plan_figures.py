@@ -77,10 +77,10 @@ _PARTS = {
 }
 """Purposes in fewer words."""
 _MEANINGS = {
-    "planned peak": "Memory that the planner places: results, gradients in flight, outputs and scratch. It is allocated.",
+    "planned peak": "Memory that the planner places: results, gradients in flight, outputs, scratch. It is allocated.",
     "lower bound": "The most bytes in use at one step. No placement of these buffers in this order can need less.",
-    "without sharing": "What the results take if each has memory of its own, also if it is computed in place; operators "
-    "share scratch memory.",
+    "without sharing": "What the results take if each has memory of its own, also those computed in place; operators "
+    "share scratch.",
     "weights": "Arguments without a given shape: arrays that training changes.",
     "inputs": "Arguments with a given shape, and labels: one batch.",
     "arguments: weights and inputs": "Arrays that you bring, or that simple_bind and Module make.",
@@ -94,7 +94,7 @@ _MEANINGS = {
     "copies of gradients at the place of the sum": "Gradients of other devices, brought to where they are added.",
     "residuals and packed gradients of the kvstore": "What gradient compression has not sent yet, and what it sends.",
     "memory for exchanges between processes": "What others read of this process, or where it receives what they send.",
-    "copies on the host of what travels between processes": "Sums made on devices pass through page-locked host memory.",
+    "copies on the host of what travels between processes": "Sums made on devices pass page-locked host memory.",
     "residuals of what travels between processes": "What gradient compression has not sent to other processes yet.",
     "values that this process serves": "Its share of the values of dist_async, with a gradient for each.",
     "executors of the other devices": "Planned memory and arrays of the devices beside the one that is drawn.",
