@@ -79,6 +79,17 @@ FIRST = {
     "convert": "fold_batch_norm fold_constants",
 }
 """Verbs that a page lists first; the others follow by name."""
+VERBS = {
+    "engine.Engine": "push push_async wait_for_var wait_for_all new_variable bulk",
+    "executor.Executor": "forward backward outputs copy_params_from reshape memory_plan",
+    "io.DataIter": "next reset provide_data provide_label",
+    "kv.KVStore": "init push pull pushpull set_optimizer",
+    "mod.Module": "fit score predict bind init_params init_optimizer forward backward update save_checkpoint load",
+    "nd.NDArray": "asnumpy copy copyto astype reshape as_in_context wait_to_read",
+    "planner.MemoryPlan": "peak lower_bound unshared_bytes total summary bars to_html plot batch_max compare",
+    "sym.Symbol": "list_arguments list_outputs infer_shape simple_bind bind plan get_internals save tojson",
+}
+"""Members that the page of a class lists first."""
 OPTIONAL = {"torch"}
 """Namespaces of functions that need another package, which may be absent when the pages are written."""
 HIDDEN = {
@@ -150,7 +161,10 @@ def write_namespace(folder: Path, name: str, seen: set[object]) -> None:
         text += toctree(f"{name}/{item}" for item in new)
         for item in new:
             (folder / name).mkdir(exist_ok=True)
-            page = [*title(f"mx.{name}.{item}"), f".. currentmodule:: {module}", "", f".. autoclass:: {item}"]
+            page = [*title(f"mx.{name}.{item}"), f".. currentmodule:: {module}", ""]
+            verbs = VERBS.get(f"{name}.{item}", "").split()
+            page += summary(f"{item}.{verb}" for verb in verbs) if verbs else []
+            page += [f".. autoclass:: {item}"]
             page += ["   :members:", f"   :inherited-members: {', '.join(IMPLIED)}", "   :show-inheritance:", ""]
             (folder / name / f"{item}.rst").write_text("\n".join(page), encoding="utf-8")
     (folder / f"{name}.rst").write_text("\n".join(text), encoding="utf-8")
@@ -184,6 +198,8 @@ def operators() -> str:
 
 
 FAMILIES = {
+    "amp": "Mixed precision",
+    "core": "Sums",
     "creation": "Creation",
     "detection": "Detection",
     "elementwise": "Elementwise",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from api_objects import arguments, inherited_arguments, look_up, owner_of
@@ -62,7 +63,17 @@ def complete(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: l
         lines += ["", *(full_names(line, scopes) for line in taken)]
 
 
+def shorten(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str, str | None] | None:
+    """Leave out the signature of a record with many fields: callers get such records, and the fields are listed."""
+    if what == "class" and is_dataclass(obj) and len(fields(obj)) > 10:
+        return "", returned
+    return None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the hook before napoleon's, which reads what it adds."""
+    """Register the hooks; the first runs before napoleon's, which reads the lines that it adds."""
     app.connect("autodoc-process-docstring", complete, priority=400)
+    app.connect("autodoc-process-signature", shorten)
     return {"parallel_read_safe": True}
