@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+from weftplan import ops
 from weftplan.ops.core import registry
+from weftplan.ops.core.schema import Op
 
 SECTIONS = {
     "Networks and training": {
@@ -180,8 +182,7 @@ def operators() -> str:
     families: dict[str, list[str]] = {}
     for item in dir(module):
         if registry.contains(item) and registry.get(item).name == item:
-            place = inspect.unwrap(registry.get(item).forward).__module__.split(".")
-            families.setdefault(place[2] if len(place) > 2 else "other", []).append(item)
+            families.setdefault(FAMILIES[family(registry.get(item))], []).append(item)
     text = [
         *title("Operators in detail"),
         "Each is a function of symbols, ``mx.sym.NAME``, and of arrays, ``mx.nd.NAME``, with the same inputs and",
@@ -190,16 +191,26 @@ def operators() -> str:
         ".. currentmodule:: weftplan.sym",
         "",
     ]
-    for family, items in sorted(families.items()):
-        text += [*title(FAMILIES.get(family, family), "-"), *summary(items)]
+    for heading, items in sorted(families.items()):
+        text += [*title(heading, "-"), *summary(items)]
         for item in items:
             text += [f".. autofunction:: {item}", ""]
     return "\n".join(text)
 
 
+def family(op: Op) -> str:
+    """Return the folder of ``weftplan/ops`` that an operator belongs to."""
+    for rule in (op.forward, op.infer_shape, op.gradient):
+        place = getattr(inspect.unwrap(rule), "__module__", "").split(".") if rule else []
+        if place[:2] == ["weftplan", "ops"] and place[2] in FAMILIES:
+            return place[2]
+    files = (Path(ops.__file__).parent / folder for folder in FAMILIES)
+    texts = ((folder, path) for folder in files for path in sorted(folder.glob("*.py")))
+    return next(folder.name for folder, path in texts if f'"{op.name}"' in path.read_text(encoding="utf-8"))
+
+
 FAMILIES = {
     "amp": "Mixed precision",
-    "core": "Sums",
     "creation": "Creation",
     "detection": "Detection",
     "elementwise": "Elementwise",

@@ -36,10 +36,10 @@ def save_rnn_checkpoint(
         arg_params: parameters by name.
         aux_params: auxiliary states by name.
     """
-    found = dict(arg_params)
+    weights = dict(arg_params)
     for cell in _each(cells):
-        found = cell.unpack_weights(found)
-    return save_checkpoint(prefix, epoch, symbol, found, aux_params)
+        weights = cell.unpack_weights(weights)
+    return save_checkpoint(prefix, epoch, symbol, weights, aux_params)
 
 
 def load_rnn_checkpoint(cells: Cells, prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
@@ -50,10 +50,10 @@ def load_rnn_checkpoint(cells: Cells, prefix: str, epoch: int) -> tuple[Symbol, 
         prefix: path and start of the files' names.
         epoch: number in the name of the parameter file.
     """
-    symbol, found, aux = load_checkpoint(prefix, epoch)
+    symbol, weights, aux = load_checkpoint(prefix, epoch)
     for cell in _each(cells):
-        found = cell.pack_weights(found)
-    return symbol, found, aux
+        weights = cell.pack_weights(weights)
+    return symbol, weights, aux
 
 
 def do_rnn_checkpoint(cells: Cells, prefix: str, period: int = 1) -> Callable[..., None]:

@@ -1,18 +1,18 @@
 """A sum over the processes of a host as one compiled call: publish, wait, add, wait, copy out.
 
-Every process has *slots* in memory that the others can read, at the same places: the number of a message, its length,
-and from :data:`TEXT` on the message, of which the first :data:`HEAD` bytes are compared. Message n is in slot n % 2,
-and its number is written last. What others have not written after some looks is left to the caller, who waits for them
-in other ways, and goes on with another call. So a call ends soon whatever the others do, and decides nothing but that
-all is as it should be.
+Every process has *slots* in shared memory, at the same offsets: a message's number, its length, and from :data:`TEXT`
+on the message, whose first :data:`HEAD` bytes are compared. Message n is in slot n % 2, and its number is written last.
+If another process has not written its message after some polls, the call returns to the caller, which waits by other
+means and calls again. A call therefore ends soon whatever the other processes do, and its only decision is whether the
+messages agree.
 
-What is written for others goes through the caches or past them. The latter takes a quarter longer where two processors
-have a cache in common, and a quarter of the time where they have none: each line that another one has read must be
-taken from it first. So some sums in a row are made in either way now and then, by all processes at once, and the others
-in the one that took less time.
+Data for other processes is written through the caches or past them. Writing past them takes a quarter longer if two
+processors share a cache, and a quarter of the time if they do not, since each line that another processor has read must
+be taken from it first. From time to time all processes measure both ways over some sums, and use the faster way
+afterwards.
 
-What is small travels in the first message, behind its head, and there is no second one. Of how a message begins only
-its second word is another one each time: the number of the exchange.
+Small data travels in the first message, after its head, and there is no second message. Only the second word of a
+message's head changes: the number of the exchange.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ through the caches and past them; the number of others, and the slots of each.""
 _TRIALS, _TRIED = 7, 3
 """Binary logarithms: exchanges from one trial to the next, and those of a trial: half of them in either way."""
 _NEVER = 1 << 40
-"""What takes so long has not been tried."""
+"""Initial time of a way of writing that has not been measured."""
 
 _SPINS, _LOOKS = 64, 300
 """Looks at a message before others may have the core between two, and looks in all: some hundred microseconds."""
@@ -60,14 +60,15 @@ class MeetingSum:
     """A sum whose places are known; it can be made again and again, by one thread at a time.
 
     Args:
-        show, add, take: what moves the pieces of each step; of one dtype. None to take: all is over when it is added.
+        show, add, take: functions that move the pieces of each step; of one dtype. ``take`` None: adding is the last
+            step.
         own, others: addresses of slots.
-        heads: how each message begins, one behind the other.
-        nbytes: of what is shown in the first message.
+        heads: heads of the messages, concatenated.
+        nbytes: bytes of the data in the first message.
 
     Attributes:
-        messages: that each process sends.
-        stage: how far the last one has come.
+        messages: number of messages that each process sends.
+        stage: stage that the last sum has reached.
     """
 
     __slots__ = ("_entry", "_keeps", "_numbers", "_start", "_words", "messages", "stage")
@@ -88,12 +89,12 @@ class MeetingSum:
         scalar, name = add.scalar, "-".join(f"{step.terms}-{step.targets}" for step in steps.values())
 
         def functions(_: object) -> list[Function]:
-            made = [
+            parts = [
                 pieces_function(f"{step}{kind}", scalar, pieces.terms, pieces.targets, local=True, past=bool(kind))
                 for step, pieces in steps.items()
                 for kind in ("", "_past")[: 1 if take is None or step == "take" else 2]
             ]
-            return [_meeting(scalar, {function.name: function for function in made}), *made]
+            return [_meeting(scalar, {function.name: function for function in parts}), *parts]
 
         self._entry = library(f"meeting-{name}-{scalar}", functions, ("meeting",))["meeting"]
         self._keeps: tuple[object, ...] = show, add, take
@@ -110,7 +111,7 @@ class MeetingSum:
         self.stage = DONE
 
     def begin(self, number: int, sequence: int) -> int:
-        """Make the sum anew, as far as that is possible now; returns how far.
+        """Start the sum again, run it as far as possible, and return the stage reached.
 
         Args:
             number: of the first message.
@@ -122,7 +123,7 @@ class MeetingSum:
         return self.go_on()
 
     def go_on(self) -> int:
-        """Go on where the last call has stopped."""
+        """Continue from the stage of the last call."""
         self._entry(self._start)
         stage: int = self._numbers[_STAGE]
         self.stage = stage
@@ -130,12 +131,12 @@ class MeetingSum:
 
 
 class TurnSum(MeetingSum):
-    """A sum that is made at two places in turn.
+    """A sum with two alternating sets of buffers.
 
     Args:
-        show: what moves the pieces that others read.
-        adds, takes: what moves those of exchanges with even numbers, and with odd ones.
-        own, others, heads: as of every such sum.
+        show: function that moves the pieces that other processes read.
+        adds, takes: functions that move the pieces of exchanges with even numbers, and with odd numbers.
+        own, others, heads: as for :class:`MeetingSum`.
     """
 
     __slots__ = ("_places",)
@@ -159,11 +160,11 @@ class TurnSum(MeetingSum):
 
 
 class MessageSum(MeetingSum):
-    """A sum of what travels in the messages themselves.
+    """A sum of data that travels in the messages themselves.
 
     Args:
-        shows, adds: what moves the pieces of messages with even numbers, and with odd ones.
-        heads, nbytes: of the one message.
+        shows, adds: functions that move the pieces of messages with even numbers, and with odd numbers.
+        heads, nbytes: head and bytes of the only message.
     """
 
     __slots__ = ("_places",)
@@ -271,8 +272,8 @@ def _all_here(f: Function, number: str, head: int) -> str:
     """Whether all others have sent message ``number``, and it begins like the own one."""
     good, others = f.local("i64"), f.word("%words", _COUNT)
     f.keep(0, good)
-    with f.loop(0, others) as other:
-        slot = _slot(f, f.pointer(f.at("%words", 8 * _OTHERS), other), number)
+    with f.loop(0, others) as process:
+        slot = _slot(f, f.pointer(f.at("%words", 8 * _OTHERS), process), number)
         with f.loop(0, _LOOKS) as look:
             seen = f.value(f"load atomic i64, ptr {slot} acquire, align 8")
             f.leave(f.compare("eq", seen, number))
