@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""What an installed package must do, on any Python: every module is there, and each room does its work once.
-=======
-"""A check of an installed package, on any Python: every module imports, and each layer does its work once.
->>>>>>> main
+"""A check of an installed package, on any Python: every module is there, and each room does its work once.
 
 The interpreter of an environment runs it that holds only the package and its dependencies.
 """
