@@ -69,7 +69,7 @@ def inherited_arguments(owner: type, name: str, function: Callable[..., Any]) ->
 
 
 def owner_of(function: Any) -> type | None:
-    """Return the class in whose body a function stands."""
+    """Return the class that defines a function."""
     try:
         owner = look_up(f"{function.__module__}.{function.__qualname__.rpartition('.')[0]}")
     except (AttributeError, LookupError):

@@ -1,6 +1,6 @@
 """Pages of the API reference, from the public names of the package.
 
-A namespace has a page: its docstring, its verbs, then its classes, each of which has a page of its own.
+A namespace has a page: its docstring, its verbs, then its classes. Each class has a page of its own.
 Operators are documented once, by family. Sphinx fills the pages from docstrings; a method whose docstring has the field
 ``:meta private:`` belongs to other rooms of the package and is left out.
 """

@@ -88,7 +88,7 @@ def for_site(page: Path, folder: Path) -> str:
 
 
 def navigate(folder: Path) -> None:
-    """Write a page for each section, the last of which also lists the README of every room."""
+    """Write a page for each section; the last page also lists the README of every room."""
     listed = {name for _, names in SECTIONS.values() for name in names.split()}
     others = sorted(str(place(page).with_suffix("")) for page in pages())
     rooms = [name for name in others if name not in listed and name != "index"]

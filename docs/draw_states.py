@@ -16,7 +16,7 @@ STATES = {
     "DRAINING": (650, 310, "n readers, a write waits"),
     "WRITING": (60, 310, "one write runs"),
 }
-"""A state: left and upper edge of its box, and what holds in it."""
+"""A state: left and upper edge of its box, and its condition."""
 ARROWS = {
     ("IDLE", "READING"): ((250, 80, 650, 80), "a read is pushed: granted at once", (450, 68, "middle")),
     ("READING", "IDLE"): ((650, 108, 250, 108), "the last reader finishes", (450, 128, "middle")),

@@ -12,7 +12,7 @@ from collections import deque
 
 
 class Var:
-    """One resource: who uses it now, and who waits for it, in the order of the pushes."""
+    """One resource: the operations that use it now, and those that wait for it, in the order of the pushes."""
 
     def __init__(self):
         self.readers = 0  # operations that read it now

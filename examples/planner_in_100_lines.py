@@ -73,7 +73,7 @@ def plan(symbol, **shapes):
 
 
 def reference(symbol, shapes):
-    """Return the peak of weftplan's planner without the steps that this one lacks."""
+    """Return the peak of weftplan's planner without the steps that this example lacks."""
     options = mx.planner.PlanOptions(strategy="match_range", enable_inplace=False, fusion=False, alignment=8)
     return symbol.plan(shapes, train=False, workspaces=False, options=options).peak
 

@@ -191,7 +191,7 @@ _ENGINE = (
         name="WEFTPLAN_ENGINE_MAX_PENDING",
         default=0,
         low=0,
-        meaning="A push waits while so many operations are pending, until half of them are done; 0 is no bound.",
+        meaning="A push waits while this number of operations is pending, until half of them are done; 0 is no bound.",
         effect="memory of pending operations; pushes inside operations never wait",
     ),
     _engine(
@@ -241,7 +241,7 @@ _PLANNER = (
         aliases=("NNVM_EXEC_NUM_TEMP",),
         meaning="Temporary workspaces per device: fewer need less memory and allow less parallelism.",
         effect="in force at every bind: above 1, operations wait less for memory of other branches, and memory "
-        "may grow to what so many groups of branches need apart",
+        "may grow to the sum over this number of groups of branches",
     ),
     _planner(
         name="MXNET_EXEC_INPLACE_GRAD_SUM_CAP",
@@ -270,21 +270,21 @@ _PLANNER = (
     _planner(
         name="WEFTPLAN_DROP_DEAD_OUTPUTS",
         default=True,
-        meaning="Leave out outputs of nodes that nobody reads: they have no memory and are not computed.",
+        meaning="Leave out outputs of nodes without readers: they have no memory and are not computed.",
         effect=_BIND_NOW,
     ),
     _planner(
         name="MXNET_BACKWARD_DO_MIRROR",
         default=False,
         meaning="Recompute cheap forward results in the backward pass instead of keeping them.",
-        effect="repeats all but Convolution, FullyConnected, Concat, Dropout and losses; used only where the planned "
+        effect="repeats all but Convolution, FullyConnected, Concat, Dropout and losses; used only if the planned "
         "peak falls",
     ),
     _planner(
         name="MXNET_MEMORY_OPT",
         default=False,
-        meaning="Recompute by the echo rule: only where the planned memory shrinks.",
-        effect="repeats what lies between such operators unless storing it is no dearer; used only where the planned "
+        meaning="Recompute by the echo rule: only if the planned memory shrinks.",
+        effect="repeats what lies between such operators unless storing it is no dearer; used only if the planned "
         "peak falls; wins over MXNET_BACKWARD_DO_MIRROR",
     ),
 )
@@ -331,20 +331,20 @@ _EXECUTOR = (
         name="WEFTPLAN_KERNELS",
         default="auto",
         choices=("auto", "numpy", "native"),
-        meaning="Who computes: auto takes compiled kernels where they are expected to be faster, native wherever they "
+        meaning="Kernels of operators: auto takes compiled kernels expected to be faster, native wherever they "
         "can, numpy never. Without llvmlite (extra fast) all three mean numpy.",
         effect=_BIND_NOW,
     ),
     _executor(
         name="WEFTPLAN_KERNEL_CACHE",
         default=True,
-        meaning="Keep compiled kernels in the user's cache folder, where nobody else can write.",
+        meaning="Keep compiled kernels in the user's cache folder, which no other user can write.",
         effect="in force for kernels that a later bind is the first to need",
     ),
     _executor(
         name="WEFTPLAN_PLAN_CACHE",
         default=True,
-        meaning="Keep plans in the user's cache folder, where nobody else can write, so that a later process need not "
+        meaning="Keep plans in the user's cache folder, which no other user can write, so later processes need not "
         "plan the same network again.",
         effect=_BIND_NOW,
     ),
@@ -353,7 +353,7 @@ _EXECUTOR = (
         default=0,
         low=0,
         high=2,
-        meaning="Who computes, by which algorithm: 0 heuristic, 1 the fastest within the workspace limit, 2 fastest.",
+        meaning="Choice of the algorithm: 0 heuristic, 1 the fastest within the workspace limit, 2 fastest.",
         effect="on a host with WEFTPLAN_KERNELS=auto each kind of call is measured once, and that is kept in the cache "
         "folder of the user; on a GPU with cuDNN a measured choice may vary from run to run, and so may the last bits "
         "of results",
@@ -561,7 +561,7 @@ _STORAGE = (
         name="WEFTPLAN_STORAGE_COMPAT",
         default="documents",
         choices=("documents", "paddle"),
-        meaning="Whether Paddle's strategies follow its documents or its source, where the two differ.",
+        meaning="Whether Paddle's strategies follow its documents or its source, if the two differ.",
         effect="sizes of chunks and headers, with naive_best_fit and auto_growth",
     ),
     _flag(
@@ -586,7 +586,7 @@ _STORAGE = (
         True,
         "Free GPU memory before the kernels that use it end.",
         effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic, on gpu(i) and sim(i): memory goes back "
-        "when the kernels that use it are enqueued, for what is enqueued behind them; 0: when they are over",
+        "when the kernels that use it are enqueued, for kernels enqueued after them; 0: when they are over",
         group="executor",
     ),
     _flag(
@@ -600,7 +600,7 @@ _STORAGE = (
         "cudnn_exhaustive_search",
         False,
         "Measure every convolution algorithm and keep the fastest.",
-        effect="as MXNET_CUDNN_AUTOTUNE_DEFAULT=1, where that is 0",
+        effect="as MXNET_CUDNN_AUTOTUNE_DEFAULT=1, if that variable is 0",
         group="executor",
     ),
     _flag(
@@ -637,7 +637,7 @@ _KVSTORE = (
     _kvstore(
         name="MXNET_ENABLE_GPU_P2P",
         default=True,
-        meaning="Copy between GPUs directly where the hardware can.",
+        meaning="Copy between GPUs directly if the hardware can.",
         effect="each pair of gpu(i) is asked, enabled and checked with known bytes before its first copy; without peer "
         "access copies pass through page-locked host memory, as all do when it is off; doctor and traces say which",
     ),
@@ -678,14 +678,14 @@ _KVSTORE = (
         name="WEFTPLAN_KVSTORE_STALL",
         default=60.0,
         low=0,
-        meaning="Seconds after which a process that waits for others says for which ranks and what.",
+        meaning="Seconds after which a process that waits for others names their ranks and the operation.",
         effect="one warning for each exchange of a distributed store that is late",
     ),
     _kvstore(
         name="WEFTPLAN_KVSTORE_SHARED_MEMORY",
         default=True,
         meaning="Let processes of one host exchange gradients in memory that they share; otherwise MPI carries all.",
-        effect="the way of messages and sums of dist_sync where all processes run on one host",
+        effect="the way of messages and sums of dist_sync if all processes run on one host",
     ),
     _kvstore(
         name="WEFTPLAN_KVSTORE_TIMEOUT",
