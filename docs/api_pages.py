@@ -83,12 +83,12 @@ FIRST = {
 """Verbs that a page lists first; the others follow by name."""
 VERBS = {
     "engine.Engine": "push push_async wait_for_var wait_for_all new_variable bulk",
-    "executor.Executor": "forward backward outputs copy_params_from reshape memory_plan",
+    "executor.Executor": "forward backward copy_params_from reshape",
     "io.DataIter": "next reset provide_data provide_label",
     "kv.KVStore": "init push pull pushpull set_optimizer",
     "mod.Module": "fit score predict bind init_params init_optimizer forward backward update save_checkpoint load",
     "nd.NDArray": "asnumpy copy copyto astype reshape as_in_context wait_to_read",
-    "planner.MemoryPlan": "peak lower_bound unshared_bytes total summary bars to_html plot batch_max compare",
+    "planner.MemoryPlan": "peak total summary bars to_html plot batch_max compare",
     "sym.Symbol": "list_arguments list_outputs infer_shape simple_bind bind plan get_internals save tojson",
 }
 """Members that the page of a class lists first."""
