@@ -1,9 +1,9 @@
-"""The table of environment variables: data only; :mod:`weftplan.config` reads it.
+"""Table of environment variables: data only; :mod:`weftplan.config` reads it.
 
-One :class:`Variable` per row (which is why this file is long). Where the sources disagree on a default, MXNet's
-documentation wins over its newest source (``MXNET_EXEC_MATCH_RANGE`` 10, not 16; ``MXNET_GPU_COPY_NTHREADS`` 1, not 2).
-``effect`` is what the variable does *here*: it starts with "no effect yet" until a layer reads it, and the row is
-changed in the commit that adds the reader.
+The file is long because each variable is one row. If the sources disagree on a default, MXNet's documentation wins over
+its newest source (``MXNET_EXEC_MATCH_RANGE`` 10, not 16; ``MXNET_GPU_COPY_NTHREADS`` 1, not 2). ``effect`` describes
+the effect *here*. It starts with "no effect yet" until a layer reads the variable; the commit that adds the reader
+changes the row.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import overload
 
 
 class When(Enum):
-    """When a variable is read, hence until when a change counts."""
+    """When a variable is read; later changes have no effect."""
 
     PROCESS = "process"
-    """Once, when the process-wide object that it shapes is first made; later changes warn."""
+    """Once, when the process-wide object that it configures is created; later changes warn."""
     BIND = "bind"
     """At every bind (or every plan)."""
     CONSTRUCT = "construct"
-    """Whenever an object that it shapes is made."""
+    """Whenever an object that it configures is created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registered(Sequence[str]):
-    """The names in a registry of a higher layer: its module has ``registered()``, and is imported on first use."""
+    """The names in a registry of a higher layer, whose module has ``registered()`` and is imported on first use."""
 
     module: str
 
@@ -51,8 +51,8 @@ class Registered(Sequence[str]):
 class Variable:
     """One row of the table.
 
-    ``low`` and ``high`` are inclusive, None where there is no limit; a ``str`` is one of ``choices``. ``default_from``
-    names the variable whose value is the default, if any.
+    ``low`` and ``high`` are inclusive, None without a limit. A ``str`` is one of ``choices``. ``default_from`` names
+    the variable whose value is the default, if any.
     """
 
     name: str
@@ -67,22 +67,22 @@ class Variable:
     aliases: tuple[str, ...] = ()
     power_of_two: bool = False
     form: str = ""
-    """The legal values of a ``str`` without ``choices``, in words; who reads it checks it."""
+    """Legal values of a ``str`` without ``choices``, as text; the reader checks them."""
     default_from: str | None = None
 
     @property
     def kind(self) -> type:
-        """``bool``, ``int``, ``float`` or ``str``: the type of the default, and of every legal value."""
+        """Type of the default and of every legal value: ``bool``, ``int``, ``float`` or ``str``."""
         return type(self.default)
 
     @property
     def effective(self) -> bool:
-        """False while the row says "no effect yet"."""
+        """Whether the variable has an effect here."""
         return not self.effect.startswith("no effect")
 
     @property
     def legal(self) -> str:
-        """The legal values, in words: ``an integer from 1 to 1024``."""
+        """Legal values as text: ``an integer from 1 to 1024``."""
         if self.kind is bool:
             return "true, false, 1 or 0"
         if self.form:
@@ -114,14 +114,14 @@ _ENGINE = (
         name="MXNET_ENGINE_TYPE",
         default="ThreadedEnginePerDevice",
         choices=Registered("weftplan.engine.registry"),
-        meaning="Which engine: at the push itself, one pool, pools per device, or one seeded thread.",
+        meaning="Engine type: inline at the push, one pool, pools per device, or one seeded thread.",
         effect="kind of the process-wide engine",
     ),
     _threads(
         "MXNET_CPU_WORKER_NTHREADS",
         1,
         "Worker threads per CPU context.",
-        "size of the FIFO pool of each cpu(i); ThreadedEngine has 16 workers whatever it says",
+        "size of the FIFO pool of each cpu(i); ThreadedEngine has 16 workers regardless",
     ),
     _threads(
         "MXNET_CPU_PRIORITY_NTHREADS",
@@ -133,7 +133,7 @@ _ENGINE = (
         "MXNET_GPU_WORKER_NTHREADS",
         2,
         "Worker threads per GPU, and streams for its computation.",
-        "size of each worker pool of gpu(i) and sim(i); ThreadedEngine has 16 workers whatever it says",
+        "size of each worker pool of gpu(i) and sim(i); ThreadedEngine has 16 workers regardless",
     ),
     _threads(
         "MXNET_GPU_COPY_NTHREADS",
@@ -183,15 +183,15 @@ _ENGINE = (
         name="WEFTPLAN_ENGINE_WAITERS_HELP",
         default="1",
         choices=("0", "1", "all"),
-        meaning="Let a thread that waits run operations itself while all workers of their queue are asleep: none (0), "
-        "those that weftplan pushes for itself (1), or a user's functions, too (all).",
+        meaning="Let a waiting thread run operations while all workers of their queue are asleep: none (0), those that "
+        "weftplan pushes for itself (1), or user functions, too (all).",
         effect="latency of waits on threaded engines",
     ),
     _engine(
         name="WEFTPLAN_ENGINE_MAX_PENDING",
         default=0,
         low=0,
-        meaning="A push waits while this number of operations is pending, until half of them are done; 0 is no bound.",
+        meaning="Number of pending operations at which a push waits, until half of them are done; 0 is no limit.",
         effect="memory of pending operations; pushes inside operations never wait",
     ),
     _engine(
@@ -210,7 +210,7 @@ _PLANNER = (
         name="WEFTPLAN_PLANNER_STRATEGY",
         default="auto",
         choices=Registered("weftplan.planner.strategies"),
-        meaning="How buffers share memory: match range, offsets in a slab (arena), or whichever needs less.",
+        meaning="How buffers share memory: match range, offsets in a slab (arena), or the smaller of the two.",
         effect=_BIND_NOW,
     ),
     _planner(
@@ -239,15 +239,30 @@ _PLANNER = (
         default=1,
         low=1,
         aliases=("NNVM_EXEC_NUM_TEMP",),
+        default_from="MXNET_GPU_TEMP_COPY",
         meaning="Temporary workspaces per device: fewer need less memory and allow less parallelism.",
         effect="in force at every bind: above 1, operations wait less for memory of other branches, and memory "
-        "may grow to the sum over this number of groups of branches",
+        "may grow to the total of that number of groups of branches",
+    ),
+    _planner(
+        name="MXNET_GPU_TEMP_COPY",
+        default=1,
+        low=1,
+        meaning="Temporary workspaces per GPU, as the older name of MXNET_EXEC_NUM_TEMP.",
+        effect="default of MXNET_EXEC_NUM_TEMP",
     ),
     _planner(
         name="MXNET_EXEC_INPLACE_GRAD_SUM_CAP",
         default=8,
         low=0,
         meaning="Gradient sums of this many terms or more are accumulated in place, one term at a time.",
+        effect=_BIND_NOW,
+    ),
+    _planner(
+        name="FLAGS_max_inplace_grad_add",
+        default=0,
+        low=0,
+        meaning="Gradient sums of fewer terms than this are accumulated in place, one term at a time.",
         effect=_BIND_NOW,
     ),
     _planner(
@@ -259,32 +274,32 @@ _PLANNER = (
     _planner(
         name="MXNET_USE_FUSION",
         default=True,
-        meaning="Compute several nodes as one: those that follow one another, and gradients of a shared weight.",
+        meaning="Fuse nodes: consecutive nodes, and gradients of a shared weight.",
         effect="read at each bind, on a host: a relu in the Convolution or BatchNorm before it, and its gradient in "
         "that of the BatchNorm; a BatchNorm without gradient in the Convolution before it; in training, a depthwise "
         "Convolution of 3x3 with the BatchNorms around it, where kernels are compiled; "
         "same bits. Gradients of a FullyConnected weight that 8 layers "
-        "or more share, several layers at a time: their sum is rounded in another order. Plans say what was joined; a "
-        "monitor sees the joined node's outputs",
+        "or more share, several layers at a time: their sum is rounded in another order. Plans list the fused nodes; a "
+        "monitor sees their outputs",
     ),
     _planner(
         name="WEFTPLAN_DROP_DEAD_OUTPUTS",
         default=True,
-        meaning="Leave out outputs of nodes without readers: they have no memory and are not computed.",
+        meaning="Drop node outputs without a reader: they have no memory and are not computed.",
         effect=_BIND_NOW,
     ),
     _planner(
         name="MXNET_BACKWARD_DO_MIRROR",
         default=False,
         meaning="Recompute cheap forward results in the backward pass instead of keeping them.",
-        effect="repeats all but Convolution, FullyConnected, Concat, Dropout and losses; used only if the planned "
+        effect="repeats all but Convolution, FullyConnected, Concat, Dropout and losses; used only where the planned "
         "peak falls",
     ),
     _planner(
         name="MXNET_MEMORY_OPT",
         default=False,
-        meaning="Recompute by the echo rule: only if the planned memory shrinks.",
-        effect="repeats what lies between such operators unless storing it is no dearer; used only if the planned "
+        meaning="Recompute by the echo rule: only where the planned memory shrinks.",
+        effect="repeats what lies between such operators unless storing it is no dearer; used only where the planned "
         "peak falls; wins over MXNET_BACKWARD_DO_MIRROR",
     ),
 )
@@ -294,7 +309,7 @@ _EXECUTOR = (
         name="WEFTPLAN_EXECUTOR_STRATEGY",
         default="static",
         choices=("static", "dynamic"),
-        meaning="Whether an executor holds the memory of its plan, or takes and gives back each result's as it runs.",
+        meaning="Whether an executor holds the memory of its plan, or allocates and frees each result as it runs.",
         effect=_BIND_NOW,
     ),
     _executor(
@@ -331,21 +346,21 @@ _EXECUTOR = (
         name="WEFTPLAN_KERNELS",
         default="auto",
         choices=("auto", "numpy", "native"),
-        meaning="Kernels of operators: auto takes compiled kernels expected to be faster, native wherever they "
-        "can, numpy never. Without llvmlite (extra fast) all three mean numpy.",
+        meaning="Compiled kernels: auto uses them if they are expected to be faster, native whenever possible, numpy "
+        "never. Without llvmlite all three mean numpy.",
         effect=_BIND_NOW,
     ),
     _executor(
         name="WEFTPLAN_KERNEL_CACHE",
         default=True,
-        meaning="Keep compiled kernels in the user's cache folder, which no other user can write.",
+        meaning="Keep compiled kernels in the user's private cache folder.",
         effect="in force for kernels that a later bind is the first to need",
     ),
     _executor(
         name="WEFTPLAN_PLAN_CACHE",
         default=True,
-        meaning="Keep plans in the user's cache folder, which no other user can write, so later processes need not "
-        "plan the same network again.",
+        meaning="Keep plans in the user's private cache folder, so that a later process need not plan the same network "
+        "again.",
         effect=_BIND_NOW,
     ),
     _executor(
@@ -353,9 +368,9 @@ _EXECUTOR = (
         default=0,
         low=0,
         high=2,
-        meaning="Choice of the algorithm: 0 heuristic, 1 the fastest within the workspace limit, 2 fastest.",
-        effect="on a host with WEFTPLAN_KERNELS=auto each kind of call is measured once, and that is kept in the cache "
-        "folder of the user; on a GPU with cuDNN a measured choice may vary from run to run, and so may the last bits "
+        meaning="Choice of algorithm: 0 heuristic, 1 the fastest within the workspace limit, 2 the fastest.",
+        effect="on a host with WEFTPLAN_KERNELS=auto each kind of call is measured once and the result cached in the "
+        "user's cache folder; on a GPU with cuDNN a measured choice may vary from run to run, and so may the last bits "
         "of results",
     ),
     _executor(
@@ -364,13 +379,13 @@ _EXECUTOR = (
         when=When.CONSTRUCT,
         meaning="Capture segments as CUDA graphs.",
         effect="segments on gpu(i) are captured at their second run, then replayed with one launch; "
-        "Executor.cuda_graphs() says which, and why others are not",
+        "Executor.cuda_graphs() lists them, and the reason for the others",
     ),
 )
 
 
 def _mxnet_pool(device: str, context: str) -> tuple[Variable, ...]:
-    """The five pool variables of one device type, ``device`` in their names and ``context`` in Python."""
+    """Return the five pool variables of one device type: ``device`` in their names, ``context`` in Python."""
     applies = f"pool of each {context}" + (" and sim(i)" if device == "GPU" else "")
     return (
         _storage(
@@ -426,8 +441,9 @@ def _flag(
     choices: tuple[str, ...] = (),
     effect: str,
     group: str = "storage",
+    default_from: str | None = None,
 ) -> Variable:
-    """One of Paddle's flags; its type is that of the default."""
+    """Return one of Paddle's flags, typed by its default."""
     return Variable(
         name=f"FLAGS_{name}",
         default=default,
@@ -438,6 +454,7 @@ def _flag(
         group=group,
         meaning=meaning,
         effect=effect,
+        default_from=default_from,
     )
 
 
@@ -458,7 +475,7 @@ _STORAGE = (
         "Share of the free GPU memory per block; 0 takes no blocks.",
         low=0,
         high=1,
-        effect="chunks of gpu(i) and sim(i), with naive_best_fit",
+        effect="chunks of gpu(i) and sim(i), with naive_best_fit, which it chooses unless another variable does",
     ),
     _flag(
         "fraction_of_cpu_memory_to_use",
@@ -466,7 +483,7 @@ _STORAGE = (
         "Largest share of the host memory per block; 0 takes no blocks.",
         low=0,
         high=1,
-        effect="chunks of cpu(i), with naive_best_fit",
+        effect="chunks of cpu(i), with naive_best_fit, which it chooses unless another variable does",
     ),
     _flag(
         "fraction_of_cuda_pinned_memory_to_use",
@@ -474,7 +491,7 @@ _STORAGE = (
         "Share of the host memory for pinned blocks.",
         low=0,
         high=1,
-        effect="chunks of cpu_pinned(i), with naive_best_fit",
+        effect="chunks of cpu_pinned(i), with naive_best_fit, which it chooses unless another variable does",
     ),
     _flag(
         "initial_cpu_memory_in_mb",
@@ -519,8 +536,15 @@ _STORAGE = (
     _flag(
         "free_when_no_cache_hit",
         False,
-        "Give chunks in which nothing is in use back before a pool grows.",
+        "Return unused chunks to the device before a pool grows.",
         effect="pools of every device, with auto_growth",
+    ),
+    _flag(
+        "gpu_allocator_retry_time",
+        10_000,
+        "Milliseconds that an allocation of GPU memory waits for frees before it fails.",
+        low=0,
+        effect="gpu(i) and sim(i): how long an allocation without room waits for operations that still use dead arrays",
     ),
     _flag(
         "init_allocated_mem",
@@ -533,43 +557,43 @@ _STORAGE = (
         default="true",
         form="true, false, or homes such as host:8GB,file:/tmp:50GB,peer",
         aliases=("WEFTPLAN_PLANNER_SPILL",),
-        meaning="Where bytes wait that a device has no room for: host, file:FOLDER, peer, each with :SIZE; true: host.",
-        effect="results of a plan with a budget wait there, those of gpu(i) and sim(i) with true (read at every bind); "
-        "where homes are listed, arrays of every device do so in these when memory runs out",
+        meaning="Offload targets when device memory runs out: host, file:FOLDER, peer, each with :SIZE; true: host.",
+        effect="results of a plan with a budget are offloaded there, those of gpu(i) and sim(i) with true (read at "
+        "every bind); if targets are listed, arrays of every device are spilled to them when memory runs out",
     ),
     _storage(
         name="WEFTPLAN_MEASURE_LINKS",
         default=True,
-        meaning="Measure once how fast each GPU copies to where results wait, when a bind with a budget first asks.",
-        effect="which results wait elsewhere under a budget follows the speeds of gpu(i) (read at every bind); off: "
+        meaning="Measure the copy speed from each GPU to its offload targets once, at the first bind with a budget.",
+        effect="the speeds of gpu(i) decide which results are offloaded under a budget (read at every bind); off: "
         "constants are assumed, so plans depend on no measurement",
     ),
     _storage(
         name="WEFTPLAN_STORAGE_COMPACT",
         default=False,
-        meaning="Let arrays move within pools that cut chunks, so that free bytes lie together.",
+        meaning="Let arrays move within pools that cut chunks, so that free bytes become contiguous.",
         effect="arrays of every device with auto_growth and naive_best_fit: moved when memory runs out, and by "
         "mx.storage.compact()",
     ),
     _storage(
         name="WEFTPLAN_STORAGE_GUARD",
         default=False,
-        meaning="Put margins around all memory, and look whether an operation has written to them.",
-        effect="memory of every device: looked at as it comes back, and in mx.storage.check_guards()",
+        meaning="Put margins around all memory, and check whether an operation has written to them.",
+        effect="memory of every device: checked when it is freed, and in mx.storage.check_guards()",
     ),
     _storage(
         name="WEFTPLAN_STORAGE_COMPAT",
         default="documents",
         choices=("documents", "paddle"),
-        meaning="Whether Paddle's strategies follow its documents or its source, if the two differ.",
+        meaning="Whether Paddle's strategies follow its documents or its source, where the two differ.",
         effect="sizes of chunks and headers, with naive_best_fit and auto_growth",
     ),
     _flag(
         "eager_delete_tensor_gb",
         0.0,
-        "GiB of dead results that are given back together; below 0 none within a run.",
+        "GiB of dead results that are freed together; below 0 none within a run.",
         effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic; for arrays, from the first that dies: "
-        "below 0 they go back when memory runs out",
+        "below 0 they are freed when memory runs out",
         group="executor",
     ),
     _flag(
@@ -585,14 +609,14 @@ _STORAGE = (
         "fast_eager_deletion_mode",
         True,
         "Free GPU memory before the kernels that use it end.",
-        effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic, on gpu(i) and sim(i): memory goes back "
-        "when the kernels that use it are enqueued, for kernels enqueued after them; 0: when they are over",
+        effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic, on gpu(i) and sim(i): memory is freed "
+        "when the kernels that use it are enqueued, for kernels enqueued after them; 0: when they have finished",
         group="executor",
     ),
     _flag(
         "eager_delete_scope",
         True,
-        "Give what was not collected back at the end of each run; else it stays for the next.",
+        "Free uncollected temporaries at the end of each run; otherwise they stay for the next.",
         effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic",
         group="executor",
     ),
@@ -600,7 +624,23 @@ _STORAGE = (
         "cudnn_exhaustive_search",
         False,
         "Measure every convolution algorithm and keep the fastest.",
-        effect="as MXNET_CUDNN_AUTOTUNE_DEFAULT=1, if that variable is 0",
+        effect="as MXNET_CUDNN_AUTOTUNE_DEFAULT=1, where that is 0",
+        group="executor",
+    ),
+    _flag(
+        "conv_workspace_size_limit",
+        -1,
+        "MiB of scratch that the algorithm of a convolution may take; -1: as the operator's workspace says.",
+        low=-1,
+        effect="convolutions on gpu(i), from the next plan on: the smaller of this and the operator's workspace",
+        group="executor",
+    ),
+    _flag(
+        "check_nan_inf",
+        False,
+        "Check all results of all nodes, and fail at the first one that is not a finite number.",
+        effect="executors that are bound later: forward and backward run node by node, wait for each, and raise an "
+        "error that names the node",
         group="executor",
     ),
     _flag(
@@ -609,6 +649,20 @@ _STORAGE = (
         "Allow tensor cores in matrix products, at some loss of precision.",
         effect="float32 as TF32: products of a GPU from its first use on, convolutions by cuDNN from the next plan on",
         group="executor",
+        default_from="MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION",
+    ),
+    _executor(
+        name="MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION",
+        default=False,
+        meaning="Let float32 products use tensor cores.",
+        effect="default of FLAGS_enable_cublas_tensor_op_math",
+    ),
+    _executor(
+        name="MXNET_CUDA_ALLOW_TENSOR_CORE",
+        default=True,
+        meaning="Let operators use tensor cores.",
+        effect="0: float32 is never computed as TF32, whatever FLAGS_enable_cublas_tensor_op_math says; which cores "
+        "compute float16, the libraries of CUDA decide",
     ),
 )
 
@@ -637,21 +691,21 @@ _KVSTORE = (
     _kvstore(
         name="MXNET_ENABLE_GPU_P2P",
         default=True,
-        meaning="Copy between GPUs directly if the hardware can.",
-        effect="each pair of gpu(i) is asked, enabled and checked with known bytes before its first copy; without peer "
-        "access copies pass through page-locked host memory, as all do when it is off; doctor and traces say which",
+        meaning="Copy between GPUs directly where the hardware can.",
+        effect="each pair of gpu(i) is queried, enabled and checked with known bytes before its first copy; without "
+        "peer access, or if this is off, copies pass through page-locked host memory; doctor and traces show the route",
     ),
     _kvstore(
         name="MXNET_KVSTORE_USETREE",
         default=False,
         meaning="Reduce and broadcast over trees that follow the links between GPUs.",
-        effect="the store device takes trees; otherwise it takes what is fastest on the links, trees included",
+        effect="the store device uses trees; otherwise it uses the fastest algorithm for the links, trees included",
     ),
     _kvstore(
         name="MXNET_KVSTORE_LOGTREE",
         default=False,
         meaning="Log the trees.",
-        effect="a warning in the log for each range of a tree that the store device takes",
+        effect="a warning in the log for each range of a tree that the store device uses",
     ),
     _kvstore(
         name="MXNET_KVSTORE_TREE_ARRAY_BOUND",
@@ -678,14 +732,14 @@ _KVSTORE = (
         name="WEFTPLAN_KVSTORE_STALL",
         default=60.0,
         low=0,
-        meaning="Seconds after which a process that waits for others names their ranks and the operation.",
+        meaning="Seconds after which a process that waits for others logs the ranks and the reason.",
         effect="one warning for each exchange of a distributed store that is late",
     ),
     _kvstore(
         name="WEFTPLAN_KVSTORE_SHARED_MEMORY",
         default=True,
-        meaning="Let processes of one host exchange gradients in memory that they share; otherwise MPI carries all.",
-        effect="the way of messages and sums of dist_sync if all processes run on one host",
+        meaning="Let processes of one host exchange gradients in shared memory; otherwise MPI carries all.",
+        effect="transport of messages and sums of dist_sync if all processes run on one host",
     ),
     _kvstore(
         name="WEFTPLAN_KVSTORE_TIMEOUT",
@@ -697,16 +751,16 @@ _KVSTORE = (
     _flag(
         "fuse_parameter_groups_size",
         3,
-        "Gradients exchanged together; -1 is no limit.",
+        "Gradients exchanged in one batch; -1 is no limit.",
         low=-1,
-        effect="gradients that a distributed store joins into one exchange",
+        effect="number of gradients that a distributed store batches into one exchange",
         group="kvstore",
     ),
     _flag(
         "fuse_parameter_memory_size",
         -1.0,
-        "MiB of gradients exchanged together; below 0 is no limit.",
-        effect="bytes that a distributed store joins into one exchange",
+        "MiB of gradients exchanged in one batch; below 0 is no limit.",
+        effect="bytes that a distributed store batches into one exchange",
         group="kvstore",
     ),
 )
@@ -717,23 +771,89 @@ _TRAINING = (
         default=True,
         group="training",
         when=When.CONSTRUCT,
-        meaning="Show how far a long loop is (fit, score, predict, plan searches, conversions, data scans): a live "
+        meaning="Show the progress of long loops (fit, score, predict, plan searches, conversions, data scans): a live "
         "line on a terminal or in a notebook, a line every ten seconds in a pipe.",
         effect="in force for loops that begin later; progress=True or False of a call wins",
     ),
 )
 
-TABLE: tuple[Variable, ...] = (*_ENGINE, *_PLANNER, *_EXECUTOR, *_STORAGE, *_KVSTORE, *_TRAINING)
+_PROFILER = (
+    Variable(
+        name="MXNET_PROFILER_AUTOSTART",
+        default=False,
+        group="profiler",
+        when=When.PROCESS,
+        meaning="Record operations from the import of the package on.",
+        effect="the trace is written to profile.json, or the file that mx.profiler.set_config names, when the process "
+        "ends; mx.profiler.dump writes it earlier",
+    ),
+)
+
+TABLE: tuple[Variable, ...] = (*_ENGINE, *_PLANNER, *_EXECUTOR, *_STORAGE, *_KVSTORE, *_TRAINING, *_PROFILER)
 """Every variable, grouped by the layer that reads it."""
 
-_ELSEWHERE = """
-BACKWARD_MIRROR_STEP CPU_PARALLEL_RAND_COPY CPU_PARALLEL_SIZE CPU_TEMP_COPY CUDA_GRAPHS_VERBOSE
-ENABLE_CUDA_GRAPHS_VERBOSE ENABLE_CUDA_GRAPHS_MAX_LOG_ENTRIES ENGINE_INFO EXEC_VERBOSE_LOGGING FUSION_VERBOSE
-GPU_CUDNN_DROPOUT_STATE_COPY GPU_PARALLEL_RAND_COPY GPU_TEMP_COPY GPU_WORKER_NSTREAMS HOME
-INFER_STORAGE_TYPE_VERBOSE_LOGGING KVSTORE_DIST_ROW_SPARSE_VERBOSE KVSTORE_SERIAL_PUSH KVSTORE_SLICE_THRESHOLD
-LIBRARY_PATH MEM_PLAN_VERBOSE_LOGGING MP_OPENCV_NUM_THREADS OMP_MAX_THREADS OPTIMIZER_AGGREGATION_SIZE
-PROFILER_AUTOSTART PROFILER_MODE SAFE_ACCUMULATION STORAGE_FALLBACK_LOG_VERBOSE SUBGRAPH_BACKEND SUBGRAPH_VERBOSE
-UPDATE_AGGREGATION_SIZE USE_NAIVE_STORAGE_MANAGER USE_OPERATOR_TUNING USE_SIGNAL_HANDLER
-"""
-UNUSED_HERE = frozenset("MXNET_" + name for name in _ELSEWHERE.split())
-"""Names that MXNet 1.9.1 or 2.0 reads and weftplan does not: spelled right, so they are no misspellings of ours."""
+_WORDS = {
+    "accuracy is that of NumPy: sums of float16 are made in float32": "MXNET_SAFE_ACCUMULATION",
+    "MXNET_BACKWARD_DO_MIRROR and a budget decide what is repeated": "MXNET_BACKWARD_MIRROR_STEP",
+    "random numbers have a key for each draw and share no generators": """
+        MXNET_CPU_PARALLEL_RAND_COPY MXNET_GPU_PARALLEL_RAND_COPY MXNET_GPU_CUDNN_DROPOUT_STATE_COPY""",
+    "WEFTPLAN_KERNEL_CORES says how many cores one operation may use": """
+        MXNET_CPU_PARALLEL_SIZE MXNET_OMP_MAX_THREADS MXNET_USE_NUM_CORES_OPERATOR_TUNING FLAGS_paddle_num_threads
+        FLAGS_inner_op_parallelism""",
+    "scratch is planned with the graph": "MXNET_CPU_TEMP_COPY",
+    "weftplan plan --kernels shows kernels and passes": """
+        MXNET_FUSION_VERBOSE MXNET_EXEC_VERBOSE_LOGGING MXNET_MEM_PLAN_VERBOSE_LOGGING
+        MXNET_INFER_STORAGE_TYPE_VERBOSE_LOGGING MXNET_SUBGRAPH_VERBOSE MXNET_STORAGE_FALLBACK_LOG_VERBOSE
+        FLAGS_print_sub_graph_dir FLAGS_enable_unused_var_check""",
+    "a trace shows which graphs were captured": """
+        MXNET_CUDA_GRAPHS_VERBOSE MXNET_ENABLE_CUDA_GRAPHS_VERBOSE MXNET_ENABLE_CUDA_GRAPHS_MAX_LOG_ENTRIES""",
+    "mx.profiler records operations": """
+        MXNET_ENGINE_INFO FLAGS_pe_profile_fname FLAGS_tracer_profile_fname FLAGS_multiple_of_cupti_buffer_size
+        FLAGS_enable_rpc_profiler FLAGS_benchmark FLAGS_call_stack_level FLAGS_enable_host_event_recorder_hook""",
+    "every operation is recorded in any mode": "MXNET_PROFILER_MODE",
+    "MXNET_GPU_WORKER_NTHREADS is also the number of streams": "MXNET_GPU_WORKER_NSTREAMS",
+    "nothing is downloaded": "MXNET_HOME MXNET_GLUON_REPO",
+    "nothing here is a C library": """
+        MXNET_LIBRARY_PATH MXNET_INCLUDE_PATH MXNET_ENABLE_CYTHON MXNET_ENFORCE_CYTHON MXNET_CONF_PATH""",
+    "every array is dense": "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE",
+    "sums have a fixed order of additions": """
+        MXNET_KVSTORE_SERIAL_PUSH FLAGS_sort_sum_gradient FLAGS_cudnn_deterministic FLAGS_cpu_deterministic
+        FLAGS_embedding_deterministic""",
+    "every process sums its share; there are no servers": """
+        MXNET_KVSTORE_SLICE_THRESHOLD FLAGS_rpc_deadline FLAGS_rpc_server_profile_path FLAGS_rpc_send_thread_num
+        FLAGS_rpc_get_thread_num FLAGS_rpc_prefetch_thread_num FLAGS_rpc_disable_reuse_port FLAGS_rpc_retry_times
+        FLAGS_rpc_retry_bind_port FLAGS_dist_threadpool_size FLAGS_worker_update_interval_secs
+        FLAGS_communicator_fake_rpc FLAGS_communicator_independent_recv_thread FLAGS_communicator_max_merge_var_num
+        FLAGS_communicator_max_send_grad_num_before_recv FLAGS_communicator_merge_sparse_bucket
+        FLAGS_communicator_merge_sparse_grad FLAGS_communicator_min_send_grad_num_before_recv
+        FLAGS_communicator_send_queue_size FLAGS_communicator_send_wait_times FLAGS_communicator_thread_pool_size
+        FLAGS_communicator_is_sgd_optimizer FLAGS_apply_pass_to_program FLAGS_apply_pass_to_communicator""",
+    "images are decoded by Pillow, on preprocess_threads threads": "MXNET_MP_OPENCV_NUM_THREADS",
+    "updates of many weights are fused into one operation": """
+        MXNET_OPTIMIZER_AGGREGATION_SIZE MXNET_UPDATE_AGGREGATION_SIZE FLAGS_fuse_all_optimizer_ops""",
+    "graphs are not given to other runtimes": """
+        MXNET_SUBGRAPH_BACKEND FLAGS_use_mkldnn FLAGS_tracer_mkldnn_ops_on FLAGS_tracer_mkldnn_ops_off FLAGS_use_ngraph
+        FLAGS_use_cinn FLAGS_use_xpu MXNET_MKLDNN_CACHE_NUM MXNET_MKLDNN_DEBUG MXNET_MKLDNN_ENABLED
+        MXNET_USE_MKLDNN_RNN MXNET_MKLDNN_FORCE_FC_AB_FORMAT MXNET_MKLDNN_QFC_DYNAMIC_PARAMS
+        MXNET_DISABLE_MKLDNN_CONV_OPT MXNET_DISABLE_MKLDNN_FC_OPT MXNET_DISABLE_MKLDNN_FUSE_CONV_BN
+        MXNET_DISABLE_MKLDNN_FUSE_CONV_RELU MXNET_DISABLE_MKLDNN_FUSE_CONV_SUM MXNET_DISABLE_MKLDNN_FUSE_FC_ELTWISE
+        MXNET_DISABLE_MKLDNN_TRANSFORMER_OPT MXNET_DISABLE_MKLDNN_QEM_FLOAT_OUTPUT MXNET_DISABLE_MKLDNN_QEM_FUSE_ALL
+        MXNET_DISABLE_MKLDNN_QFC_FLOAT_OUTPUT MXNET_DISABLE_MKLDNN_QFC_FUSE_ALL
+        MXNET_DISABLE_MKLDNN_QTRANSFORMER_FLOAT_OUTPUT MXNET_DISABLE_MKLDNN_QTRANSFORMER_FUSE_ALL""",
+    "networks are not run in int8": "MXNET_QUANTIZATION_VERBOSE MXNET_RNN_USE_WEIGHT_CACHE",
+    "MXNET_*_MEM_POOL_TYPE and FLAGS_allocator_strategy choose the pools": """
+        MXNET_USE_NAIVE_STORAGE_MANAGER FLAGS_use_pinned_memory FLAGS_use_system_allocator
+        FLAGS_use_cuda_managed_memory FLAGS_use_stream_safe_cuda_allocator FLAGS_use_shm_cache
+        FLAGS_use_virtual_memory_auto_growth FLAGS_gpu_memory_growth FLAGS_fraction_of_npu_memory_to_use""",
+    "kernels are chosen by MXNET_CUDNN_AUTOTUNE_DEFAULT": """
+        MXNET_USE_OPERATOR_TUNING MXNET_OUTPUT_TUNING_DATA MXNET_VERBOSE_TUNING_INFO MXNET_TUNING_WEIGHT_SCALE
+        FLAGS_cudnn_batchnorm_spatial_persistent FLAGS_cudnn_exhaustive_search_times FLAGS_use_autotune""",
+    "errors carry the user's line": "MXNET_USE_SIGNAL_HANDLER",
+    "mx.gpu(i) and CUDA_VISIBLE_DEVICES choose GPUs": "FLAGS_selected_gpus",
+    "the store nccl and peer access decide how GPUs exchange": """
+        FLAGS_sync_nccl_allreduce FLAGS_enable_parallel_graph FLAGS_nccl_blocking_wait
+        FLAGS_allreduce_record_one_event""",
+}
+"""Why names of MXNet 1.9.1 and 2.0 and of Paddle do nothing here -> these names."""
+UNUSED_HERE: dict[str, str] = {name: word for word, names in _WORDS.items() for name in names.split()}
+"""Names that MXNet or Paddle reads and weftplan does not, each with the reason: they are no misspellings of ours."""

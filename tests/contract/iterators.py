@@ -1,4 +1,4 @@
-"""Every data iterator of the package, made anew for one test: the list that the contract of iterators runs over."""
+"""Every data iterator of the package, newly created for one test: the list for the contract of iterators."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import weftplan as mx
+from weftplan.training.data.image_files import encode
 from weftplan.training.data.worker_share import PartOfBatchIter
 
 ROWS = np.arange(22, dtype="float32").reshape(11, 2)
@@ -30,14 +31,14 @@ def table(folder: Path, **settings: Any) -> mx.io.DataIter:
 
 
 def few_features(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """The rows from a file in the format of LIBSVM."""
+    """The rows from a file in LIBSVM format."""
     path = folder / "rows.t"
     path.write_text("".join(f"{k} 0:{a} 1:{b}\n" for k, (a, b) in enumerate(ROWS)))
     return mx.io.LibSVMIter(path, (2,), batch_size=4, **settings)
 
 
 def images(folder: Path) -> mx.io.DataIter:
-    """Eleven images of 2x2 pixels, as MNIST's files, in a random order that stays."""
+    """Eleven images of 2x2 pixels in MNIST's format, in a fixed random order."""
     pixels, labels = np.arange(44, dtype="u1").reshape(11, 2, 2), np.arange(11, dtype="u1")
     for name, values in (("im", pixels), ("lb", labels)):
         head = struct.pack(f">I{values.ndim}I", 0x800 | values.ndim, *values.shape)
@@ -46,7 +47,7 @@ def images(folder: Path) -> mx.io.DataIter:
 
 
 def records(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """Eleven images of 6x6 pixels from a file of records, cropped and mirrored at random."""
+    """Eleven images of 6x6 pixels from a record file, cropped and mirrored at random."""
     path = folder / "images.rec"
     file = mx.recordio.MXRecordIO(path, "w")
     for number in range(11):
@@ -56,13 +57,36 @@ def records(folder: Path, **settings: Any) -> mx.io.DataIter:
     return mx.io.ImageRecordIter(path, (3, 4, 4), 4, rand_crop=True, rand_mirror=True, **settings)
 
 
+def photos(folder: Path, **settings: Any) -> mx.io.DataIter:
+    """Eleven images of 6x6 pixels in folders of three classes, cropped and mirrored at random."""
+    for number in range(11):
+        pixels = np.random.RandomState(number).randint(0, 256, (6, 6, 3)).astype("u1")
+        path = folder / "photos" / "abc"[number % 3] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(pixels, 6, ".png"))
+    return mx.io.ImageFolder(folder / "photos", (3, 4, 4), 4, rand_crop=True, rand_mirror=True, **settings)
+
+
+def boxes(folder: Path, **settings: Any) -> mx.io.DataIter:
+    """Eleven images with one to three boxes from a file of records, padded and cropped at random."""
+    path = folder / "boxes.rec"
+    file = mx.recordio.MXRecordIO(path, "w")
+    for number in range(11):
+        pixels = np.random.RandomState(number).randint(0, 256, (6, 6, 3)).astype("u1")
+        label = [2, 5, *([number, 0.1, 0.2, 0.7, 0.9] * (1 + number % 3))]
+        file.write(mx.recordio.pack_img((0, np.array(label, "f"), number, 0), pixels, 6, ".png"))
+    file.close()
+    return mx.io.ImageDetRecordIter(path, (3, 4, 4), 4, rand_crop_prob=0.5, rand_pad_prob=0.5, max_pad_scale=2.0,
+                                    min_crop_scales=0.5, **settings)  # fmt: skip
+
+
 def sentences(folder: Path) -> mx.io.DataIter:
     """Sentences of two lengths."""
     return mx.rnn.BucketSentenceIter([[i] * (2 + i % 2) for i in range(12)], 2)
 
 
 def dataset(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """The rows one by one, with numbers that depend on the sample's seed."""
+    """Single rows, with numbers that depend on the sample's seed."""
     return mx.io.DatasetIter(list(zip(ROWS, LABELS, strict=True)), 4, transform=shaken, **settings)
 
 
@@ -73,12 +97,12 @@ def shaken(sample: Any) -> Any:
 
 
 def stream(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """The rows as they come."""
+    """The rows in order."""
     return mx.io.DatasetIter(dict(enumerate(ROWS)).values(), 4, label_names=(), **settings)
 
 
 def batches(folder: Path) -> mx.io.DataIter:
-    """Batches that come ready, the last one shorter."""
+    """Ready-made batches, the last batch shorter."""
     return mx.io.DatasetIter(
         [{"a": ROWS[k : k + 4], "b": LABELS[k : k + 4]} for k in (0, 4, 8)],
         None,
@@ -88,9 +112,9 @@ def batches(folder: Path) -> mx.io.DataIter:
 
 
 def sides(folder: Path) -> mx.io.DataIter:
-    """Two iterators side by side, one of them in a random order."""
-    other = mx.io.NDArrayIter({"more": ROWS}, {"more_label": LABELS}, batch_size=4, shuffle=True)
-    return mx.io.PrefetchingIter([arrays(), other], depth=2)
+    """Two combined iterators, one of them in random order."""
+    second = mx.io.NDArrayIter({"more": ROWS}, {"more_label": LABELS}, batch_size=4, shuffle=True)
+    return mx.io.PrefetchingIter([arrays(), second], depth=2)
 
 
 ITERATORS: dict[str, Callable[[Path], mx.io.DataIter]] = {
@@ -105,6 +129,10 @@ ITERATORS: dict[str, Callable[[Path], mx.io.DataIter]] = {
     "images": images,
     "records": records,
     "records shuffled": lambda folder: records(folder, shuffle=True, round_batch=False, prefetch_buffer=1),
+    "photos": photos,
+    "photos shuffled": lambda folder: photos(folder, shuffle=True, round_batch=False, prefetch_buffer=1),
+    "boxes": boxes,
+    "boxes shuffled": lambda folder: boxes(folder, shuffle=True, round_batch=False),
     "sentences": sentences,
     "resized": lambda folder: mx.io.ResizeIter(arrays(), 5),
     "resized going on": lambda folder: mx.io.ResizeIter(arrays(), 2, reset_internal=False),

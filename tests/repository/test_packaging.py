@@ -9,10 +9,12 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import weftplan
 from tests.support.scripts import script
@@ -72,7 +74,7 @@ def test_metadata(wheel: Path):
     assert "'weftplan[examples]'" in page
     required = metadata.get_all("Requires-Dist") or []
     runtime = {line.split(">")[0].strip() for line in required if "extra ==" not in line}
-    assert runtime == {"numpy", "rich", "click", "threadpoolctl"}
+    assert runtime == {"numpy", "rich", "click", "threadpoolctl", "llvmlite"}
     extras = {"cuda12", "cuda13", "mpi", "plot", "examples", "fast", "test", "dev"}
     assert extras <= set(metadata.get_all("Provides-Extra") or [])
     assert "weftplan = weftplan.cli:main" in commands
@@ -95,6 +97,30 @@ def test_the_newest_section_of_the_changelog_is_this_version() -> None:
     newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert newest is not None
     assert newest[1] in ("Unreleased", weftplan.__version__)
+
+
+PLATFORMS = {
+    ("linux", "x86_64", "3.11"): True,
+    ("linux", "aarch64", "3.14"): True,
+    ("darwin", "arm64", "3.12"): True,
+    ("win32", "AMD64", "3.13"): True,
+    ("linux", "riscv64", "3.13"): False,
+    ("darwin", "x86_64", "3.12"): False,
+    ("win32", "ARM64", "3.13"): False,
+    ("linux", "x86_64", "3.15"): False,
+}
+"""System, machine and Python -> whether llvmlite has a wheel and is a dependency."""
+
+
+@pytest.mark.parametrize("platform", PLATFORMS, ids=" ".join)
+def test_llvmlite_is_a_dependency_where_it_has_wheels(platform: tuple[str, str, str]):
+    """The marker of the dependency is true exactly on the platforms for which llvmlite publishes wheels."""
+    system, machine, version = platform
+    environment = {"sys_platform": system, "platform_machine": machine, "python_version": version}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (llvmlite,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "llvmlite")
+    assert llvmlite.marker is not None
+    assert llvmlite.marker.evaluate(environment) is PLATFORMS[platform]
 
 
 def test_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path):

@@ -38,7 +38,7 @@ SMALL, FEW = 4096, 1024
 coming: deque[None] = deque()
 """One element per chunk that the engine will free when the pending operations on its var are over."""
 PATIENCE_S = 10.0
-"""Seconds that an allocation waits for pending operations, in all."""
+"""Seconds that an allocation of host memory waits for pending operations, in all."""
 
 
 def _next(dead: deque[tuple[Any, Any, Context, Callable[[], object]]]) -> tuple[Any, Any, Context, Any, int]:
@@ -97,15 +97,15 @@ def shelf_for(context: Context, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
     """Return the free list of arrays of this shape and dtype on a host, for the current engine and storage."""
     key = context, shape, dtype
     current, changes = engine.get(), registry.changes
-    found = _shelves.get(key)
-    if found is None or found.engine is not current or found.changes != changes:
-        if found is not None or len(_shelves) >= _MOST_SHELVES:
+    shelf = _shelves.get(key)
+    if shelf is None or shelf.engine is not current or shelf.changes != changes:
+        if shelf is not None or len(_shelves) >= _MOST_SHELVES:
             _close_shelves()
         resource = storage.get(context)
         room = min(_ROOM, _ROOM_BYTES // max(1, math.prod(shape) * dtype.itemsize))
         room = room if resource.hands_over and _ALONE else 0
-        found = _shelves[key] = Shelf(context, current, resource, changes, room)
-    return found
+        shelf = _shelves[key] = Shelf(context, current, resource, changes, room)
+    return shelf
 
 
 def _close_shelves() -> None:
@@ -201,7 +201,9 @@ def _await_frees(context: Context, nbytes: int) -> bool:
     """
     awaited = len(coming)
     try:
-        return awaited > 0 and (engine.get().settle(PATIENCE_S) or len(coming) < awaited)
+        on_gpu = context.device_type in ("gpu", "sim")
+        patience = config.process("FLAGS_gpu_allocator_retry_time") / 1000 if on_gpu else PATIENCE_S
+        return awaited > 0 and (engine.get().settle(patience) or len(coming) < awaited)
     except EngineError:  # the engine has stopped, or this thread is in the middle of its work
         return False
 
