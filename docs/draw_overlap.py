@@ -1,4 +1,4 @@
-"""Draws how pushes and pulls run beside the rest of backward.
+"""Draws how pushes and pulls run during the rest of backward.
 
 ``python docs/draw_overlap.py`` trains a network of fully connected layers on two CPU contexts for a few steps with the
 store ``device``, records one step with the profiler, and draws what each of the two ran when, from the trace, to
@@ -52,7 +52,7 @@ def one_step() -> list[dict[str, Any]]:
 
 
 def kind(name: str) -> str:
-    """What an operation belongs to."""
+    """The part of the step that an operation belongs to."""
     if name.startswith("KVStore"):
         return "store"
     if "backward" in name.lower():

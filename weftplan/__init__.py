@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from weftplan.training.metrics import metric
     from weftplan.training.optimizers import lr_scheduler, optimizer
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "AttrScope", "Context", "MXNetError", "__version__", "callback", "config", "context", "cpu",
     "cpu_pinned", "current_context", "engine", "executor", "gpu", "init", "initializer", "io", "kv", "kvstore",

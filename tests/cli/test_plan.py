@@ -85,7 +85,7 @@ def test_text_for_people() -> None:
     assert "CUDA context" in result.stdout
     first = result.stdout.splitlines()[0]
     assert first.startswith("training lenet, batch 32, float32: ")
-    assert f"{found['total'] / 2**20:.2f} MiB in all (activations " in first
+    assert f"{found['total'] / 2**20:.2f} MiB in all (planned peak " in first
     assert "not counted" not in first
     assert "optimizer not counted: --optimizer adam)" in plan("lenet").stdout.splitlines()[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import weftplan
+from tests.support.scripts import script
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,6 +67,11 @@ def test_metadata(wheel: Path):
     assert metadata["Version"] == weftplan.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    page = metadata.get_payload()
+    assert page.startswith("# weftplan")
+    assert [link for link in re.findall(r"\]\(([^)]+)\)", page) if not re.match(r"https?:", link)] == []
+    assert "'weftplan[examples]'" in page
     required = metadata.get_all("Requires-Dist") or []
     runtime = {line.split(">")[0].strip() for line in required if "extra ==" not in line}
     assert runtime == {"numpy", "rich", "click", "threadpoolctl", "llvmlite"}
@@ -73,6 +80,23 @@ def test_metadata(wheel: Path):
     assert "weftplan = weftplan.cli:main" in commands
     assert "Apache License" in licence
     assert "Version 2.0, January 2004" in licence
+
+
+def test_links_of_the_package_page() -> None:
+    """With an address they lead to this version's files; without one they are text. Web addresses stay."""
+    page = script("package_page").without_relative_links
+    text = "[a](docs/a.md#b) ![p](p.png) [w](https://example.org) [h](#top)"
+    assert page(text, None) == "a  [w](https://example.org) [h](#top)"
+    assert page(text, "https://x.org/v1") == (
+        "[a](https://x.org/v1/docs/a.md#b) ![p](https://x.org/v1/p.png) [w](https://example.org) [h](#top)"
+    )
+
+
+def test_the_newest_section_of_the_changelog_is_this_version() -> None:
+    """Or it is still called Unreleased."""
+    newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] in ("Unreleased", weftplan.__version__)
 
 
 PLATFORMS = {

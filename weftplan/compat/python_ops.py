@@ -49,7 +49,14 @@ class PythonOp:
         out_data[0][:] = in_data[0]
 
     def backward(self, out_grad: list[Any], in_data: list[Any], out_data: list[Any], in_grad: list[Any]) -> None:
-        """Fill ``in_grad``, by default with 1."""
+        """Fill ``in_grad``, by default with 1.
+
+        Args:
+            out_grad: gradients of the outputs.
+            in_data: inputs.
+            out_data: outputs.
+            in_grad: gradients of the inputs.
+        """
         in_grad[0][:] = 1.0
 
     def infer_shape(self, in_shape: list[Any]) -> Any:
@@ -71,7 +78,13 @@ class PythonOp:
     def declare_backward_dependency(
         self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
     ) -> Iterable[int]:
-        """Return the identifiers of the arrays that backward reads."""
+        """Return the identifiers of the arrays that backward reads.
+
+        Args:
+            out_grad: identifiers of the gradients of outputs.
+            in_data: identifiers of the inputs.
+            out_data: identifiers of the outputs.
+        """
         return [*(out_grad if self.need_top_grad() else ()), *in_data, *out_data]
 
     def _given(self, arrays: list[NDArray]) -> list[Any]:

@@ -38,6 +38,11 @@ def fold_batch_norm(
     bias; all values must be available. Every other node stays. The layer gets the name of the ``BatchNorm``, so that
     outputs keep their names.
 
+    Args:
+        symbol: the network.
+        arg_params: parameters by name.
+        aux_params: auxiliary states by name.
+
     Returns:
         (symbol, arg_params, aux_params): unchanged arrays are the input arrays.
     """

@@ -248,7 +248,10 @@ class ThreadedBase(Engine):
         return total
 
     def give_way(self) -> None:
-        """Sleep for the shortest time if a woken worker is waiting for the interpreter."""
+        """Sleep for the shortest time if a woken worker is waiting for the interpreter.
+
+        :meta private:
+        """
         for queue in list(self._all_queues):
             if queue.waking:
                 # Any sleep releases the interpreter, and the shortest one is longer than a worker needs to take it.
@@ -343,7 +346,10 @@ class ThreadedEngine(ThreadedBase):
 
     @classmethod
     def build(cls, threads: ThreadCounts, **options: object) -> ThreadedEngine:
-        """Create an engine with 16 workers and one copy thread, unless the caller asked for other counts."""
+        """Create an engine with 16 workers and one copy thread, unless the caller asked for other counts.
+
+        :meta private:
+        """
         engine = cls(workers=threads.cpu_workers or 16, copy_workers=threads.copy_workers or 1, **options)
         engine._alone = threads.cpu_workers == 1
         return engine

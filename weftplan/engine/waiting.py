@@ -60,6 +60,8 @@ class Waiting(Execution):
 
         Returns:
             False if the time was not enough.
+
+        :meta private:
         """
         inside = running.engines
         if inside:
@@ -126,6 +128,8 @@ class Waiting(Execution):
 
         Returns:
             True if nothing is pending; False after ``timeout``, or immediately inside an operation.
+
+        :meta private:
         """
         if running.engines or running.seated or running.short is not None:
             return False
@@ -190,7 +194,10 @@ class Waiting(Execution):
         self._region.apply(self)
 
     def throw(self, var: Var) -> None:
-        """Raise the failure of ``var`` if it has one, without waiting."""
+        """Raise the failure of ``var`` if it has one, without waiting.
+
+        :meta private:
+        """
         if not isinstance(var, Var):
             checked_vars(self, (var,), (), "throw")
         failure = var.failure

@@ -364,6 +364,12 @@ class Executor:
         Values are NDArrays or NumPy arrays. A parameter that ``simple_bind`` made and that has no value by the next
         :meth:`forward` is an error there, unless ``allow_missing``: as zeros it would give plausible, wrong outputs.
 
+        Args:
+            arg_params: values of arguments by name.
+            aux_params: values of auxiliary states by name; None: none.
+            allow_extra_params: whether unknown names are ignored.
+            allow_missing: whether parameters may stay without a value.
+
         Raises:
             BindError: an unknown name, unless ``allow_extra_params``. Nothing is copied then.
             ShapeError: a value of another shape. Nothing is copied then.

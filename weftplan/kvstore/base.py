@@ -40,19 +40,46 @@ class KVStoreBase:
         raise NotImplementedError
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
-        """Sum the values of each key and hand the sum to the updater, or store it when there is none."""
+        """Sum the values of each key and hand the sum to the updater, or store it when there is none.
+
+        Args:
+            key: key, or a list of keys.
+            value: array, list of arrays (one for each device), or a list of these for a list of keys.
+            priority: operations with a higher priority run first.
+        """
         raise NotImplementedError
 
     def pull(self, key: Keys, out: Values | None = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copy the stored value of each key into every array of ``out``."""
+        """Copy the stored value of each key into every array of ``out``.
+
+        Args:
+            key: key, or a list of keys.
+            out: array, list of arrays (one for each device), or a list of these for a list of keys.
+            priority: operations with a higher priority run first.
+            ignore_sparse: leave arrays of storage type ``row_sparse`` unchanged.
+        """
         raise NotImplementedError
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
-        """Give every ``out`` the initial value of ``key``."""
+        """Give every ``out`` the initial value of ``key``.
+
+        Args:
+            key: key, or a list of keys.
+            value: array, list of arrays (one for each device), or a list of these for a list of keys.
+            out: arrays that take the value, in the form of ``value``.
+            priority: operations with a higher priority run first.
+        """
         raise NotImplementedError
 
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
-        """Sum the values of ``key`` and write the result to every ``out`` (to every value when ``out`` is None)."""
+        """Sum the values of ``key`` and write the result to every ``out`` (to every value when ``out`` is None).
+
+        Args:
+            key: key, or a list of keys.
+            value: array, list of arrays (one for each device), or a list of these for a list of keys.
+            out: arrays that take the sum, in the form of ``value``; None: the values.
+            priority: operations with a higher priority run first.
+        """
         raise NotImplementedError
 
     def together(self) -> AbstractContextManager[None]:

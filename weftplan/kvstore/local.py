@@ -255,7 +255,10 @@ class KVStoreLocal(UpdatingStore):
     def buffer_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
-        """What :meth:`statistics` will count, by its names: stored values, merge buffers, staging copies."""
+        """What :meth:`statistics` will count, by its names: stored values, merge buffers, staging copies.
+
+        :meta private:
+        """
         found = {"stored": sum(nbytes for _, nbytes in arrays), "merged": 0, "staging": 0}
         straight = not updates and self._stores_straight(contexts)
         load: dict[Context, int] = {}

@@ -79,7 +79,10 @@ class KVStoreDevice(KVStoreLocal):
     def buffer_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
-        """As of every store; with compression also residuals and packed gradients, and staging copies are packed."""
+        """As of every store; with compression also residuals and packed gradients, and staging copies are packed.
+
+        :meta private:
+        """
         compression = self._compression
         if compression is None:
             found = super().buffer_bytes(arrays, contexts, updates=updates)

@@ -109,10 +109,11 @@ class Bar:
     maker: str
     """Name of the node that makes it."""
     last_reader: str
-    """Name of the node that reads it last, :data:`CALLER` or :data:`NOBODY`."""
+    """Name of the node that reads it last, :data:`weftplan.planner.labels.CALLER` or
+    :data:`weftplan.planner.labels.NOBODY`."""
     storage: int
     use: str
-    """Its use: one of :data:`USES`."""
+    """Its use: one of :data:`weftplan.planner.labels.USES`."""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, for JSON."""

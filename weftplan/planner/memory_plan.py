@@ -84,6 +84,9 @@ class MemoryPlan:
     external_bytes: Mapping[str, int]
     """Bytes that the caller brings, by purpose: arguments, gradients, aux, head_grads and, on request,
     optimizer_states."""
+    input_bytes: int | None = None
+    """Bytes of the arguments that are inputs: those whose shape is given, and labels. The other arguments are weights.
+    None if the planner does not know which arguments are inputs, as for an executor."""
     outputs: tuple[int, ...] = ()
     """Entries that the caller gets: the forward outputs."""
     num_forward: int | None = None

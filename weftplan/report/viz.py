@@ -135,7 +135,13 @@ class Dot:
         return name
 
     def view(self, filename: str | None = None, directory: str | None = None, cleanup: bool = False) -> str:
-        """Write the picture as :meth:`render` does, and open it; return its name."""
+        """Write the picture as :meth:`render` does, and open it; return its name.
+
+        Args:
+            filename: name of the picture; None: that of the graph.
+            directory: folder of the picture; None: that of the file name.
+            cleanup: as for :meth:`render`.
+        """
         return self.render(filename, directory, view=True, cleanup=cleanup)
 
     def __str__(self) -> str:

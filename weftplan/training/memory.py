@@ -231,7 +231,7 @@ def plan_on_several(question: Question, contexts: Sequence[Context], budget: int
             f"budget found that works is {pasteable(smallest)}: raise it to that, or use a smaller batch",
             smallest=smallest,
         ) from None
-    memory = plans[max(parts)].memory
+    memory = replace(plans[max(parts)].memory, input_bytes=question.input_bytes(plans[max(parts)]))
     others = list(parts)
     others.remove(max(parts))
     extra = {"other_devices": sum(plans[part].memory.total for part in others)} if others else {}

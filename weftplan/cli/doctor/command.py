@@ -42,8 +42,8 @@ def environment_markdown() -> str:
         "",
         "Made by `python -m weftplan.cli.doctor --markdown`; do not edit. `weftplan doctor` shows the values in force.",
         "",
-        "An unset or empty variable has its default. A bad value is an error where the variable is read, naming the",
-        "variable, the value and what is legal. A misspelt name warns at `import weftplan` with the nearest name.",
+        "An unset or empty variable takes its default. A bad value is an error when the variable is read, naming the",
+        "variable, the value and the legal values. A misspelt name warns at `import weftplan` with the nearest name.",
         "Read *process*: once, when the object that it shapes is first made, and a later change warns that it is too",
         "late. Read *bind*: at every bind. Read *construct*: whenever an object that it shapes is made.",
     ]

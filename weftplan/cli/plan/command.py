@@ -25,6 +25,7 @@ from weftplan.cli.plan.torch_step import plan_step
 from weftplan.convert.onnx_in import OnnxFile
 from weftplan.convert.onnx_plan import plan_onnx
 from weftplan.device.amounts import bytes_of, pasteable
+from weftplan.device.cards import card_budget
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError, UnknownOperatorError
 from weftplan.planner import MemoryPlan, plan
@@ -96,6 +97,11 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 )
 @budget_option("Fit everything into this much: 2GB, 512MiB, or 80% of the memory of the device.")
 @click.option(
+    "--card",
+    metavar="CARD",
+    help='Fit everything into a GPU such as "RTX 4070" or 8GB, less what the CUDA context and libraries take.',
+)
+@click.option(
     "--batch-max",
     is_flag=True,
     help="Find the largest batch that fits the budget; with --batch, in how many micro-batches that one is trained.",
@@ -146,6 +152,7 @@ def command(
     kvstore: str,
     workers: int | None,
     budget: str | None,
+    card: str | None,
     batch_max: bool,
     order: str | None,
     strategy: str | None,
@@ -167,9 +174,12 @@ def command(
     then names the smallest budget that works. After Ctrl-C it is 130.
     """
     if torch_step:
+        if card is not None:
+            raise click.UsageError("--card does not go with --torch: give --budget BYTES")
         laid_out = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)
         _write(laid_out, model, html_path, picture, save, to_stderr=as_json)
         return
+    budget, card_text = _of_card(card, budget, len(contexts))
     if recompute == "budget" and budget is None:
         raise click.UsageError("--recompute budget needs --budget BYTES")
     if batch_max and budget is None:
@@ -214,7 +224,7 @@ def command(
         chosen["recompute"] = recompute
     make: Make = partial(plan, network.symbol, shapes, **chosen)
     as_needed = budget is not None and recompute in (None, "budget") and train
-    facts: dict[str, Any] = {"model": network.name, "train": train}
+    facts: dict[str, Any] = {"model": network.name, "train": train, **({"card": card_text} if card_text else {})}
     width = output_width()
     doing = f"fitting {network.name} (Ctrl-C: the best so far)" if as_needed else f"planning {network.name}"
     advice = _advice(network, shapes, None if batch_max else budget)
@@ -240,6 +250,7 @@ def command(
     described = _described(network, shapes, dtypes, facts.get("batch_max", facts.get("micro_batch")), contexts)
     what = f"{'training' if train else 'inference'} {described}"
     lines = paragraph(plan_output.answer(chosen_plan, what, train=train), width)
+    lines += paragraph(card_text, width) if card_text else []
     if "batch_max" in facts:
         hint = "; give --batch, too, to learn in how many micro-batches a larger one is trained" if train else ""
         lines += paragraph(f"batch {facts['batch_max']} is the largest that fits {limit:,} bytes{hint}", width)
@@ -338,6 +349,19 @@ def _advice(network: Network, shapes: Mapping[str, Any], budget: str | None) -> 
             f"--batch-max, which finds the largest batch that fits)",
             smallest=error.smallest,
         ) from None
+
+
+def _of_card(card: str | None, budget: str | None, devices: int) -> tuple[str | None, str]:
+    """Return the budget, for a card its bytes in digits, and how those come about."""
+    if card is None:
+        return budget, ""
+    if budget is not None:
+        raise click.UsageError("--card gives the budget: leave out one of --card and --budget")
+    try:
+        nbytes, text = card_budget(card, devices)
+    except PlanError as error:
+        raise click.BadParameter(str(error), param_hint="--card") from error
+    return str(nbytes), text
 
 
 def _limit(budget: str | None, contexts: list[Context]) -> int | None:

@@ -9,7 +9,7 @@ from weftplan.cli.columns import Column, paragraph, table
 from weftplan.device.amounts import amount, counted, unit_of
 from weftplan.planner import MemoryPlan
 from weftplan.planner.labels import Pass
-from weftplan.report.plan_html import facts, milliseconds
+from weftplan.report.plan_figures import facts, milliseconds, parts
 from weftplan.report.plan_text import reuse
 
 ROWS = 12
@@ -24,6 +24,7 @@ def as_json(plan: MemoryPlan, *, kernels: bool) -> dict[str, Any]:
         "unshared": plan.unshared_bytes,
         "total": plan.total,
         "external": dict(plan.external_bytes),
+        "inputs": plan.input_bytes,
         "per_device": {str(context): nbytes for context, nbytes in plan.peak_by_device.items()},
         "strategy": plan.strategy,
         "workspaces": plan.options.workspaces,
@@ -63,18 +64,10 @@ def answer(plan: MemoryPlan, what: str, *, train: bool) -> str:
     def shown(nbytes: int) -> str:
         return f"{nbytes / scale:.2f}" if nbytes >= 0.005 * scale else "below 0.01"
 
-    external = plan.external_bytes
-    parts = {
-        "activations": plan.peak,
-        "weights": external["arguments"] + external["aux"],
-        "gradients": external["gradients"] + external["head_grads"],
-        "optimizer": external.get("optimizer_states", 0),
-        "other devices": external.get("other_devices", 0),
-        "kvstore": sum(nbytes for purpose, nbytes in external.items() if purpose.startswith("kvstore")),
-        "copies on the host": external.get("host_copies", 0),
-    }
-    made_of = ", ".join(f"{name} {shown(nbytes)}" for name, nbytes in parts.items() if nbytes)
-    missing = "; optimizer not counted: --optimizer adam" if train and "optimizer_states" not in external else ""
+    made_of = ", ".join(f"{name} {shown(nbytes)}" for name, nbytes in parts(plan).items())
+    missing = (
+        "; optimizer not counted: --optimizer adam" if train and "optimizer_states" not in plan.external_bytes else ""
+    )
     return f"{what}: {amount(plan.total)} in all ({made_of}{missing})"
 
 

@@ -169,13 +169,16 @@ class Question:
         def states(planned: PlannedGraph) -> int:
             return sum(state for _, _, state in trained_sizes(planned, self.shapes, optimizer=self.optimizer).values())
 
-        planned_graph = self.within(context, budget, besides=states)
-        if self.optimizer is None:
-            return planned_graph.memory
-        return replace(
-            planned_graph.memory,
-            external_bytes={**planned_graph.memory.external_bytes, "optimizer_states": states(planned_graph)},
-        )
+        planned = self.within(context, budget, besides=states)
+        kept = {} if self.optimizer is None else {"optimizer_states": states(planned)}
+        external = {**planned.memory.external_bytes, **kept}
+        return replace(planned.memory, external_bytes=external, input_bytes=self.input_bytes(planned))
+
+    def input_bytes(self, planned: PlannedGraph) -> int:
+        """Return the bytes of the arguments that are no parameters."""
+        sizes, row = planned.memory.entry_nbytes, planned.graph.row
+        inputs = [nid for name, nid in planned.arguments.items() if nid >= 0 and not is_parameter(name, self.shapes)]
+        return sum(int(sizes[row[nid]]) for nid in inputs)
 
     def within(self, context: Context, budget: int | None, *, besides: Any = lambda planned: 0) -> PlannedGraph:
         """Return the plan of one executor in at most ``budget`` bytes, with the bytes ``besides`` it."""

@@ -54,6 +54,14 @@ def save_checkpoint(
     """Write symbol and parameters, each file atomically; returns the parameter file's path.
 
     ``remove_amp_cast``: see :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
+
+    Args:
+        prefix: path and start of the files' names.
+        epoch: number in the name of the parameter file.
+        symbol: the network; None: no symbol file.
+        arg_params: parameters by name.
+        aux_params: auxiliary states by name.
+        remove_amp_cast: see :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
     """
     path = params_path(prefix, epoch)
     if symbol is not None:

@@ -350,6 +350,14 @@ class Module(ModuleNames, BaseModule):
     ) -> None:
         """Set every parameter to its given value, else to the initializer's (default ``Uniform(0.01)``).
 
+        Args:
+            initializer: gives values to all parameters that have none; None: ``Uniform(0.01)``.
+            arg_params: values by name, which win over the initializer; None: none.
+            aux_params: values of auxiliary states by name; None: none.
+            allow_missing: whether parameters without a value are allowed.
+            force_init: whether parameters that have a value are changed.
+            allow_extra: whether names that the network does not have are ignored.
+
         Raises:
             MXNetError: a parameter is missing from ``arg_params``/``aux_params`` and ``allow_missing`` is False; or an
                 unknown name is given and both ``allow_missing`` and ``allow_extra`` are False. With ``allow_missing``
@@ -704,7 +712,14 @@ class Module(ModuleNames, BaseModule):
         save_optimizer_states: bool = False,
         remove_amp_cast: bool = True,
     ) -> Path:
-        """Write symbol, parameters and, if asked, the optimizer's states; returns the parameter file's path."""
+        """Write symbol, parameters and, if asked, the optimizer's states; returns the parameter file's path.
+
+        Args:
+            prefix: path and start of the files' names.
+            epoch: number in the name of the parameter file.
+            save_optimizer_states: whether the optimizer's states are written too.
+            remove_amp_cast: see :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
+        """
         args, aux = self.get_params()
         path = save_checkpoint(prefix, epoch, self.symbol, args, aux, remove_amp_cast)
         if save_optimizer_states:
@@ -715,7 +730,14 @@ class Module(ModuleNames, BaseModule):
 
     @staticmethod
     def load(prefix: str | os.PathLike[str], epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
-        """A module from a checkpoint; ``kwargs`` go to the constructor. Parameters are assigned at bind."""
+        """A module from a checkpoint; ``kwargs`` go to the constructor. Parameters are assigned at bind.
+
+        Args:
+            prefix: path and start of the files' names.
+            epoch: number in the name of the parameter file.
+            load_optimizer_states: whether the optimizer's states are read too.
+            **kwargs: arguments of the constructor.
+        """
         symbol, args, aux = load_checkpoint(prefix, epoch)
         module = Module(symbol, **kwargs)
         module._arg_params, module._aux_params = args, aux

@@ -180,7 +180,14 @@ class Optimizer(Constructed):
         return None
 
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
-        """Change ``weight`` (and ``state``) by ``grad``, asynchronously."""
+        """Change ``weight`` (and ``state``) by ``grad``, asynchronously.
+
+        Args:
+            index: number or name of the weight, which selects its learning rate and its count of updates.
+            weight: changed in place.
+            grad: gradient of the weight, before ``rescale_grad``.
+            state: the value of :meth:`create_state` for this weight; changed in place.
+        """
         raise NotImplementedError
 
     def create_state_multi_precision(self, index: Any, weight: NDArray) -> State:
@@ -196,6 +203,12 @@ class Optimizer(Constructed):
         """As :meth:`update`; with ``multi_precision`` a float16 weight becomes the rounded float32 one.
 
         Of lists of indices, weights, gradients and states it does the same as :meth:`update_together`.
+
+        Args:
+            index: number or name of the weight, which selects its learning rate and its count of updates.
+            weight: changed in place.
+            grad: gradient of the weight, before ``rescale_grad``.
+            state: the value of :meth:`create_state` for this weight; changed in place.
         """
         if isinstance(index, (list, tuple)):
             lists: tuple[Any, ...] = index, weight, grad, state
@@ -212,7 +225,10 @@ class Optimizer(Constructed):
         self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
     ) -> None:
         """Update several weights like :meth:`update_multi_precision`. The updates are fused into a single operation if
-        each is a single operator on separate arrays in host memory."""
+        each is a single operator on separate arrays in host memory.
+
+        :meta private:
+        """
         me = type(self)
         simple = me.update_multi_precision is Optimizer.update_multi_precision
         gathering = simple and getattr(me.update, "one_operator", False)
@@ -226,7 +242,10 @@ class Optimizer(Constructed):
             push_together(steps)
 
     def apply(self, name: str, weight: NDArray, grad: NDArray, *states: NDArray, **params: Any) -> None:
-        """Push ``nd.<name>(weight, grad, *states, out=weight, **params)`` now, or queue it for a fused operation."""
+        """Push ``nd.<name>(weight, grad, *states, out=weight, **params)`` now, or queue it for a fused operation.
+
+        :meta private:
+        """
         step = Step(name, (weight, grad, *states), params)
         if self._gathered is None:
             step.push()
@@ -237,7 +256,10 @@ class Optimizer(Constructed):
         return self.multi_precision and is_half(weight.dtype)
 
     def kept_bytes(self, shape: Shape, dtype: DType) -> int:
-        """Bytes of everything that :meth:`create_state_multi_precision` makes for a weight of that shape and dtype."""
+        """Bytes of everything that :meth:`create_state_multi_precision` makes for a weight of that shape and dtype.
+
+        :meta private:
+        """
         if not (self.multi_precision and is_half(dtype)):
             return self._shaped_state_bytes(shape, dtype)
         wide = np.dtype(np.float32)

@@ -243,6 +243,14 @@ def CreateMultiRandCropAugmenter(
 ) -> DetRandomSelectAug:
     """Choose among several :class:`DetRandomCropAug`, with settings as lists; a single setting applies to all.
 
+    Args:
+        min_object_covered: least share of an object that a crop must cover.
+        aspect_ratio_range: (lowest, highest) ratio of width to height.
+        area_range: (lowest, highest) share of the image's area.
+        min_eject_coverage: objects of which less is left in the crop are dropped.
+        max_attempts: tries before the image stays whole.
+        skip_prob: probability that an image is not cropped.
+
     >>> len(CreateMultiRandCropAugmenter([0.1, 0.5, 0.9], area_range=[(0.1, 1), (0.2, 1), (0.3, 1)]).aug_list)
     3
     """

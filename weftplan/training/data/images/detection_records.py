@@ -38,8 +38,8 @@ class ImageDetRecordIter(ThreadedImageIter):
         label_width: numbers of a packed label, if all have as many; -1: any number.
         label_pad_width: numbers of a label with its padding; by default those of the longest label.
         label_pad_value: the padding.
-        shuffle, seed, seed_aug, num_parts, part_index, round_batch, preprocess_threads, prefetch_buffer, mean_img,
-            dtype: as for ImageRecordIter.
+        shuffle, seed, seed_aug, num_parts, part_index, round_batch: as for ImageRecordIter.
+        preprocess_threads, prefetch_buffer, mean_img, dtype: as for ImageRecordIter.
         augmentation: fields of
             :class:`~weftplan.training.data.images.detection_record_augment.DetAugmentation`.
 

@@ -41,7 +41,7 @@ class ImageIter(DataIter):
         aug_list: augmenters; by default those of :func:`CreateAugmenter`, to which other keywords go.
         dtype: of the labels.
         last_batch_handle: ``pad``, ``discard`` or ``roll_over``, as in
-        :class:`weftplan.training.data.ndarray_iter.NDArrayIter`.
+            :class:`weftplan.training.data.ndarray_iter.NDArrayIter`.
 
     Raises:
         FormatError: a list or a file of records is damaged; an image is, when its batch is read: the error names it.
