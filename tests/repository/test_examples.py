@@ -86,7 +86,7 @@ def test_the_short_engine_agrees_with_the_real_one(seed: int) -> None:
 
 
 def run(program: list[tuple[list[int], list[int]]], on: Any, variables: list[Any]) -> tuple[list[int], list[int]]:
-    """Return values and versions after a program, whose operations write a hash of their number and what they read."""
+    """Return values and versions after a program, whose operations write a hash of their number and their inputs."""
     values = [0] * 5
 
     def step(number: int, reads: list[int], writes: list[int]) -> None:

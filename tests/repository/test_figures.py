@@ -1,4 +1,4 @@
-"""Figures on the face: what pages quote of a command is what the command prints today.
+"""Figures on the face: output that pages quote equals the command's output today.
 
 A block marked ``console`` holds commands after ``$`` and their output; ``…`` stands for lines or for a part of a line.
 Figures of memory are compared for NumPy's kernels, whose scratch is the same on every machine.

@@ -128,6 +128,11 @@ def read_grad_req(
 ) -> dict[str, str]:
     """Return the grad_req of each argument, from one value for all or a dictionary (missing: null).
 
+    Args:
+        grad_req: one of :data:`GRAD_REQS`, or a value for each argument.
+        arguments: names of the arguments.
+        error: class of the error to raise.
+
     Raises:
         MXNetError: of the class ``error``, if a value is not in :data:`GRAD_REQS`.
     """
