@@ -2,7 +2,8 @@
 
 A device has a few streams, whoever enqueues: an operation continues the stream of one whose result it takes, as long
 as nothing has come after that there, else it takes the next; so independent chains go side by side whichever worker
-finds them. Copies to and from the device have a stream each. The stream is current while the operation runs, which is
+finds them. Copies to and from the device have a stream each. Exchanges between devices, which are prioritized work, have
+a few streams of their own in turn: a computation that is enqueued later does not wait for one. The stream is current while the operation runs, which is
 over for the engine when its function has returned, so what depends on it is dispatched while the device still works;
 the rest is events:
 
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from weftplan.engine.var import Var
 
 _lock = free_in_children(Lock())
+_LANES = 4
+"""Streams for exchanges: so many buckets are in flight on a device."""
 LATER = cast("Outcome", object())
 """What :meth:`StreamWorker.run` returns for a delete that has been put off; :meth:`StreamWorker.bury` ends it."""
 
@@ -184,6 +187,8 @@ class StreamPool:
         self._last: dict[Stream, int] = dict.fromkeys(self._compute, -1)
         """By stream: the number of the operation that was put there last."""
         self._turn = 0
+        self._exchange = [place.new_stream() for _ in range(_LANES)]
+        self._lane = 0
 
     def choose(self, op: OprBlock) -> Stream:
         """The stream that ``op`` goes to."""
@@ -191,6 +196,9 @@ class StreamPool:
             return self.inward
         if op.prop is FnProperty.COPY_FROM_GPU:
             return self.outward
+        if op.prop is FnProperty.GPU_PRIORITIZED:
+            self._lane += 1
+            return self._exchange[self._lane % _LANES]
         with _lock:
             chosen, newest = None, -1
             for var in (*op.reads, *op.writes):
@@ -205,7 +213,7 @@ class StreamPool:
 
     def drain(self, core: Runs) -> None:
         """Block until everything enqueued has passed; an error becomes a failure that wait_for_all raises."""
-        for stream in (self.inward, self.outward, *self._compute):
+        for stream in (self.inward, self.outward, *self._compute, *self._exchange):
             try:
                 faults = stream.finish()
             except Exception as error:

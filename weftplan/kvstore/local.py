@@ -1,11 +1,10 @@
-"""The single-process store ``local``, and the base that ``device`` (``on_device.py``) shares.
+"""The single-process store ``local``, and the base of every store.
 
-A store keeps, per key, the stored value and, for an updater or a device, a merge buffer. ``push`` is one engine
-operation that reads every pushed array and writes the merge buffer, then the updater (called on the pushing thread, its
-work is asynchronous) or one copy; on the host without an updater it writes the stored value itself. ``pull`` is one
-copy per destination, or one operation for small ones on the host. Vars order all of it, so nothing here waits for an
-operation. Pushes of several threads take turns: two of one key share the merge buffer, and an updater need not know of
-threads.
+A call lays its keys into buckets, the last key first, since backward computes the last layers' gradients first. For each
+bucket a way of summing (``summing.py``) names the stages: the sum into merge buffers, one fused optimizer step, the copies
+to the caller. They are pushed as one engine operation, and the vars of the arrays order it; nothing here waits. ``push``
+and ``pull`` are calls without outs and without values. Pushes of several threads alternate: two of one key share the
+merge buffer, and an updater need not be safe for threads.
 
 The stored value never aliases a pushed array (MXNet lets it): what a user does to a gradient after the push cannot
 change what is pulled.
@@ -13,37 +12,29 @@ change what is pulled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import Any
-
-import numpy as np
 
 from weftplan import config
 from weftplan.device.context import Context, cpu
-from weftplan.engine import FnProperty
+from weftplan.engine import get as get_engine
+from weftplan.engine.var import Var
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.at_once import SmallCopies, pulled_again, sum_at_once
-from weftplan.kvstore.copies import HOST, copy, copy_to_all
-from weftplan.kvstore.gpu_sum import sum_in_one_launch
+from weftplan.kvstore.base import K
+from weftplan.kvstore.buckets import BucketRule
+from weftplan.kvstore.copies import copy, copy_to_all
 from weftplan.kvstore.keys import Key, KeyTable, check_fits, group_pairs
-from weftplan.kvstore.reduce import (
-    BlockSum,
-    reduce_arrays,
-    spread_array,
-    sum_grouped_block,
-    sum_sequential_block,
-)
+from weftplan.kvstore.reduce import BlockSum, sum_grouped_block
 from weftplan.kvstore.rows import copy_rows, with_rows, without_rows
+from weftplan.kvstore.stages import HOST, Stage, has_failed, launch
+from weftplan.kvstore.summing import Item, Near, Way, reads
+from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdatingStore
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
-from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.pushing import push_kernel
-from weftplan.support.array_types import RawArray
+from weftplan.support.slots import MAKE_ROOM
 
-SMALL = 1 << 18
-"""Bytes: the sum of at most that many is an ordinary operation."""
+Groups = list[tuple[Key, list[NDArray]]]
 
 
 class KVStoreLocal(UpdatingStore):
@@ -61,7 +52,7 @@ class KVStoreLocal(UpdatingStore):
 
     _block_sum: BlockSum = staticmethod(sum_grouped_block)
     _inline = 0
-    """Bytes up to which whoever finds a copy ready makes it: where a thread has just waited for what is copied."""
+    """Bytes up to which the thread that finds an operation ready runs it: a thread that has just waited for its arrays."""
 
     def __init__(self, name: str = "local") -> None:
         super().__init__()
@@ -70,8 +61,6 @@ class KVStoreLocal(UpdatingStore):
         self._stored: dict[Key, NDArray] = {}
         self._merged: dict[Key, NDArray] = {}
         self._staging: dict[tuple[Key, int], NDArray] = {}
-        self._copies: dict[Key, SmallCopies] = {}
-        """The last pull of each key that the calling thread has made itself."""
         self._load: dict[Context, int] = {}
         """Bytes that are summed at each place."""
         self._turn = free_in_children(ReentrantLock())
@@ -82,13 +71,9 @@ class KVStoreLocal(UpdatingStore):
             "bound": self._bound,
             "compiled": config.get("WEFTPLAN_KERNELS") != "numpy",
         }
-        self._share_cores(self._sharing["threads"])
-
-    def _share_cores(self, most: int) -> None:
-        """Sum and copy on at most so many threads."""
-        self._sharing["threads"] = min(self._sharing["threads"], most)
-        self._add: Callable[..., None] = partial(reduce_arrays, block_sum=self._block_sum, **self._sharing)
-        self._spread = partial(spread_array, **self._sharing)
+        self._ways: dict[Context, Way] = {}
+        """The way of summing on each device."""
+        self._rule = BucketRule.from_environment()
 
     # -- data -----------------------------------------------------------------------------------------------------
 
@@ -120,20 +105,7 @@ class KVStoreLocal(UpdatingStore):
         Raises:
             KVStoreError: unknown key, or shapes or dtypes that differ from the stored value's.
         """
-        self._push(self._checked(key, value, "value", "push"), priority)
-
-    def _push(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
-        with self._turn:
-            for k, arrays in groups:
-                stored = self._stored[k]
-                if self._updater is not None:
-                    merged = self._reduce(k, arrays, priority)
-                    self._updater(k, merged, self._stored_near(k, merged, priority))
-                elif self._sums_straight(arrays, stored):
-                    self._store_sum(k, arrays, stored, priority)
-                else:
-                    merged = self._reduce(k, arrays, priority)
-                    copy(merged, self._stored_near(k, merged, priority, kept=False), priority, inline=self._inline)
+        self._exchange(self._checked(key, value, "value", "push"), [], priority)
 
     def pull(self, key: object, out: object = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy the stored value of each key into every array of ``out``.
@@ -143,18 +115,12 @@ class KVStoreLocal(UpdatingStore):
         Raises:
             KVStoreError: unknown key, ``out`` missing, or shapes or dtypes that differ from the stored value's.
         """
-        self._before_pull()
-        if not priority and pulled_again(self._copies, self._stored, key, out):
-            return
         if out is None:
             raise KVStoreError("pull needs out=: the array or arrays to fill")
         groups = self._checked(key, out, "out", "pull")
         if ignore_sparse:
             groups = [(k, dense) for k, arrays in groups if (dense := without_rows(arrays))]
-        self._pull(groups, priority)
-
-    def _before_pull(self) -> None:
-        """What may bring values nearer that are about to be pulled."""
+        self._exchange([], groups, priority)
 
     def row_sparse_pull(self, key: object, out: object = None, priority: int = 0, row_ids: object = None) -> None:
         """Copy rows of the stored value of each key into arrays of storage type ``row_sparse``; other rows become 0.
@@ -170,19 +136,6 @@ class KVStoreLocal(UpdatingStore):
         for k, array, rows in with_rows(self._checked(key, out, "out", "row_sparse_pull"), row_ids):
             copy_rows(self._stored[k], array, rows)
 
-    def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
-        for k, arrays in groups:
-            stored = self._stored[k]
-            if not priority:
-                known = self._copies.get(k)
-                if known is not None and known.again(stored, arrays):
-                    continue
-                known = SmallCopies.settle(stored, arrays)
-                if known is not None and known.make(arrays):
-                    self._copies[k] = known
-                    continue
-            copy_to_all(stored, arrays, priority, self._spread, inline=self._inline)
-
     def pushpull(self, key: object, value: object, out: object = None, priority: int = 0) -> None:
         """``push`` then ``pull`` into ``out``, or back into ``value`` when ``out`` is None.
 
@@ -191,9 +144,7 @@ class KVStoreLocal(UpdatingStore):
         """
         pushed = self._checked(key, value, "value", "pushpull")
         pulled = pushed if out is None else self._checked(key, out, "out", "pushpull")
-        self._push(pushed, priority)
-        self._before_pull()
-        self._pull(pulled, priority)
+        self._exchange(pushed, pulled, priority)
 
     def broadcast(self, key: object, value: object, out: object, priority: int = 0) -> None:
         """``init`` then ``pull`` into ``out``.
@@ -220,6 +171,11 @@ class KVStoreLocal(UpdatingStore):
             if key in self._stored:
                 check_fits(key, [value], self._stored[key], "replace")
                 copy(value, self._stored[key], 0)
+
+    def buckets(self, keys: Sequence[K]) -> list[Sequence[K]]:
+        """Return the keys of one call in the groups that are exchanged as one, the last key first."""
+        order = sorted(keys, key=self._keys.number, reverse=True)
+        return self._rule.cut([(key, self._stored[key].nbytes, self._stored[key].dtype) for key in order])  # type: ignore[return-value]
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -319,43 +275,142 @@ class KVStoreLocal(UpdatingStore):
             check_fits(k, arrays, stored, verb)
         return groups
 
-    def _reduce(self, key: Key, arrays: list[NDArray], priority: int) -> NDArray:
-        """The sum of ``arrays``, in a merge buffer that the next push of this key reuses."""
-        merged = self._merged.get(key)
-        if merged is None:
-            where = self._least_loaded([array.context for array in arrays], self._load, arrays[0].nbytes)
-            merged = self._merged[key] = zeros(arrays[0].shape, ctx=where, dtype=arrays[0].dtype)
-        self._fill(key, arrays, merged, priority)
-        return merged
+    def _exchange(self, pushed: Groups, pulled: Groups, priority: int) -> None:
+        """Sum, update and copy out: for each bucket one operation, unless its keys need operations of their own."""
+        with self._turn:
+            apart = self._apart(pushed, pulled)
+            if not pushed:
+                self._copy_out(pulled, priority, apart=apart)
+                return
+            updater = self._updater if isinstance(self._updater, Updater) else None
+            fuses = not apart and (self._updater is None or (updater is not None and updater.fuses))
+            fuses = fuses and _are_separate(pushed, pulled)
+            rows = dict(pulled) if fuses else {}
+            items = [self._item(key, arrays, rows.get(key, ()), priority) for key, arrays in pushed]
+            updated: list[Key] = []
+            for bucket in self._cut(items, apart=apart):
+                some = self._sum_over_processes(bucket, priority)
+                for way, lot in self._by_way(some):
+                    steps: Sequence[Stage] = ()
+                    if updater is not None and fuses:
+                        steps = self._steps(updater, lot, updated)
+                    elif self._updater is not None:
+                        lot = [item._replace(stored=item.total) for item in lot]  # the updater comes later
+                    self._launch(way, lot, steps, priority)
+            if fuses:
+                return
+            if self._updater is not None:
+                self._update_each(items, updater)
+            self._copy_out(pulled, priority, apart=apart)
 
-    def _fill(self, key: Key, arrays: list[NDArray], merged: NDArray, priority: int) -> None:
-        """Push what makes ``merged`` the sum of ``arrays``."""
-        sources = [self._near(key, i, array, merged.context, priority) for i, array in enumerate(arrays)]
-        if merged.context.device_type in HOST:
-            self._sum(sources, merged, priority)
-        else:
-            _sum_on_device(sources, merged, priority)
+    def _sum_over_processes(self, items: list[Item], priority: int) -> list[Item]:
+        """Return the keys of a bucket that are still to be summed on this process; a distributed store sums them all."""
+        del priority
+        return items
 
-    def _sum(self, sources: list[NDArray], target: NDArray, priority: int) -> None:
-        """``target[...] = sum of sources``, all of them on the host."""
-        if not priority and target.size < self._bound and sum_at_once(sources, target, self._block_sum):
+    def _apart(self, pushed: Groups, pulled: Groups) -> bool:
+        """Return whether each key needs an operation of its own: an array has failed, or arrays may be offloaded."""
+        if MAKE_ROOM.value is not None:
+            return True
+        if not get_engine().has_failed:
+            return False
+        groups = [*pushed, *pulled]
+        held = [array for key, _ in groups for array in (self._stored[key], self._merged.get(key)) if array is not None]
+        return has_failed([*held, *(array for _, arrays in groups for array in arrays)])
+
+    def _item(self, key: Key, arrays: list[NDArray], outs: Sequence[NDArray], priority: int) -> Item:
+        stored = self._stored[key]
+        if self._updater is None and self._sums_straight(arrays, stored):
+            return Item(key, arrays, stored, stored, outs)
+        total = self._merged.get(key)
+        if total is None:
+            where = self._least_loaded([array.context for array in arrays], self._load, stored.nbytes)
+            total = self._merged[key] = zeros(stored.shape, ctx=where, dtype=stored.dtype)
+        stored = self._stored_near(key, total, priority, kept=self._updater is not None)
+        return Item(key, arrays, total, stored, outs)
+
+    def _cut(self, items: Sequence[Item], *, apart: bool) -> list[list[Item]]:
+        """Cut keys into buckets, the last key first."""
+        if apart:
+            return [[item] for item in items]
+        return self._rule.cut([(item, item.stored.nbytes, item.stored.dtype) for item in reversed(items)])
+
+    def _way(self, item: Item) -> Way:
+        """Choose the way of summing a key and of copying it out."""
+        where = item.total.context
+        way = self._ways.get(where)
+        if way is None:
+            place = cpu(0) if where.device_type in HOST else where
+            way = self._ways.get(place) or self._make_way(place)
+            self._ways[place] = self._ways[where] = way
+        return way
+
+    def _make_way(self, where: Context) -> Near:
+        """Return the way of summing on a device, or on the host."""
+        return Near(where, self._block_sum, self._sharing, self._near)
+
+    def _by_way(self, items: Sequence[Item]) -> list[tuple[Way, list[Item]]]:
+        if len(items) == 1:
+            return [(self._way(items[0]), list(items))]
+        lots: dict[Way, list[Item]] = {}
+        for item in items:
+            lots.setdefault(self._way(item), []).append(item)
+        return list(lots.items())
+
+    def _launch(self, way: Way, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> None:
+        """Push what one way does for a bucket; arrays that it cannot reach are copied afterwards."""
+        later: list[Item] = []
+        if not all([way.reaches(item.stored, out) for item in items for out in item.outs]):
+            later = [Item(item.key, (), item.stored, item.stored, item.outs) for item in items if item.outs]
+            items = [item._replace(outs=()) for item in items]
+        stages = way.stages(items, steps, priority)
+        if stages:
+            launch(stages, priority, inline=self._inline)
+        for item in later:
+            way = self._way(item)
+            if all([way.reaches(item.stored, out) for out in item.outs]):
+                launch(way.stages([item], (), priority), priority, inline=self._inline)
+            else:
+                copy_to_all(item.stored, item.outs, priority)
+
+    def _steps(self, updater: Updater, items: Sequence[Item], updated: list[Key]) -> Sequence[Stage]:
+        """Return the optimizer's fused steps on the keys of a bucket; ``updated``: those of earlier buckets."""
+        keys = [item.key for item in items]
+        try:
+            steps = updater.steps(keys, [item.total for item in items], [item.stored for item in items])
+        except Exception as error:
+            error.add_note(f"{self!r} had updated {updated}; it did not update {keys} or any key after them")
+            raise
+        updated += keys
+        return steps
+
+    def _update_each(self, items: Sequence[Item], updater: Updater | None) -> None:
+        """Call the updater for each key, in the order of keys."""
+        assert self._updater is not None
+        if updater is not None and len(items) > 1:
+            updater([item.key for item in items], [i.total for i in items], [i.stored for i in items])
             return
-        # What is over before a worker is awake needs no worker of its own, and a wait may do it.
-        small = target.nbytes <= SMALL and not priority
-        add = self._add
-        push_kernel(
-            lambda *raws: add(raws[:-1], raws[-1]),
-            [*sources, target],
-            [source.var for source in sources],
-            (target.var,),
-            target.context,
-            prop=FnProperty.NORMAL if small else FnProperty.CPU_PRIORITIZED,
-            priority=priority,
-            name="KVStoreReduce",
-        )
+        for place, item in enumerate(items):
+            try:
+                self._updater(item.key, item.total, item.stored)
+            except Exception as error:
+                before, later = [i.key for i in items[:place]], [i.key for i in items[place + 1 :]]
+                error.add_note(f"the updater failed at key {item.key!r} after {before}; not updated: {later}")
+                raise
 
-    def _sums_straight(self, arrays: list[NDArray], stored: NDArray) -> bool:
-        """True when the sum of ``arrays`` can be made in the stored value itself."""
+    def _copy_out(self, pulled: Groups, priority: int, *, apart: bool) -> None:
+        """Copy stored values to arrays of the caller, the first key first."""
+        items = [Item(key, (), self._stored[key], self._stored[key], outs) for key, outs in pulled]
+        apart = apart or not _are_separate([], pulled)
+        for bucket in self._cut(items[::-1], apart=apart):
+            if apart and has_failed([bucket[0].stored, *bucket[0].outs]):
+                copy_to_all(bucket[0].stored, bucket[0].outs, priority)  # one that has failed shares its fate with none
+                continue
+            for way, lot in self._by_way(bucket):
+                self._launch(way, lot, (), priority)
+
+    def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
+        """Return whether the sum of ``arrays`` can be made in the stored value itself."""
         own = stored.chunk.var
         for array in arrays:
             chunk = array.chunk
@@ -363,19 +418,12 @@ class KVStoreLocal(UpdatingStore):
                 return False
         return stored.chunk.context.device_type in HOST
 
-    def _store_sum(self, key: Key, arrays: list[NDArray], stored: NDArray, priority: int) -> None:
-        """Push what makes ``stored`` the sum of ``arrays``, without a merge buffer between."""
-        del key
-        self._sum(arrays, stored, priority)
-
     def _stores_straight(self, contexts: Sequence[Context]) -> bool:
         """Whether sums of arrays there need no merge buffer, without an updater."""
         return all(context.device_type in HOST for context in contexts)
 
     def _near(self, key: Key, index: int, array: NDArray, where: Context, priority: int) -> NDArray:
-        """``array`` itself if the sum can read it where it is, else a staging copy at ``where``."""
-        if reads(where, array.context):
-            return array
+        """Return a staging copy of ``array`` at ``where``."""
         staging = self._staging.get((key, index))
         if staging is None:
             staging = self._staging[key, index] = empty(array.shape, ctx=where, dtype=array.dtype)
@@ -383,29 +431,19 @@ class KVStoreLocal(UpdatingStore):
         return staging
 
 
-def reads(where: Context, context: Context) -> bool:
-    """Whether a sum at ``where`` can read what is at ``context``."""
-    return context == where or (context.device_type in HOST and where.device_type in HOST)
-
-
-def _sum_on_device(sources: list[NDArray], out: NDArray, priority: int) -> None:
-    """Left-to-right sum on the device of ``out``, half precision in float32 and rounded once."""
-
-    push_kernel(
-        _add_on_device,
-        [*sources, out],
-        [source.var for source in sources],
-        [out.var],
-        out.context,
-        prop=FnProperty.GPU_PRIORITIZED,
-        priority=priority,
-        name="KVStoreReduce",
-    )
-
-
-def _add_on_device(*raws: RawArray) -> None:
-    *terms, total = raws
-    if isinstance(total, np.ndarray):  # a simulated device
-        quietly(sum_sequential_block, terms, total, total)
-    else:
-        sum_in_one_launch(terms, total)
+def _are_separate(pushed: Groups, pulled: Groups) -> bool:
+    """Return whether buckets may be copied out one by one: no out comes twice, or is a gradient of another key."""
+    outs: dict[Var, Key] = {}
+    for key, arrays in pulled:
+        for array in arrays:
+            var = array.chunk.var
+            if var in outs:
+                return False
+            outs[var] = key
+    if pushed is pulled:
+        return True
+    for key, arrays in pushed:
+        for array in arrays:
+            if outs.get(array.chunk.var, key) != key:
+                return False
+    return True

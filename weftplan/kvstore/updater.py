@@ -17,6 +17,7 @@ import numpy as np
 from weftplan.errors import FormatError, KVStoreError
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.mxnet_states import State, read_mxnet_states
+from weftplan.kvstore.stages import Stage
 from weftplan.ndarray import NDArray, array
 from weftplan.ops.core.floats import is_half
 from weftplan.support.array_types import RawArray
@@ -61,6 +62,17 @@ class Updater:
         assert isinstance(grad, NDArray)
         assert isinstance(weight, NDArray)
         self.optimizer.update_multi_precision(index, weight, grad, self._state(index, weight))
+
+    @property
+    def fuses(self) -> bool:
+        """Whether :meth:`steps` may be called: an update is a single operator."""
+        return bool(getattr(self.optimizer, "fuses", False))
+
+    def steps(self, keys: Sequence[Key], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> Sequence[Stage]:
+        """Count an update of each key and return its steps, fused into a stage for each kind of weight."""
+        states = [self._state(key, weight) for key, weight in zip(keys, weights, strict=True)]
+        stages: Sequence[Stage] = self.optimizer.fused_steps(keys, weights, grads, states)  # type: ignore[attr-defined]
+        return stages
 
     def _state(self, index: Key, weight: NDArray) -> State:
         """The state of an index where its weight is, made at its first use."""

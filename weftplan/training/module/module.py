@@ -6,7 +6,6 @@ files of this folder.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -520,55 +519,27 @@ class Module(ModuleNames, BaseModule):
         return {i * count + k: name for name, i in self._numbers.items() for k in range(count)}
 
     def update(self) -> None:
-        """Exchange gradients through the store and update parameters, first parameter first (priority -index)."""
+        """Exchange all gradients through the store, the last layers' first, and update the parameters."""
         self._need("update", binded=True, params=True, optimizer=True)
-        store = self._kvstore
-        pairs = zip(self.group.grad_arrays, self.group.param_arrays, strict=True)
-        trained = {name: pair for name, pair in zip(self.param_names, pairs, strict=True) if pair[0] is not None}
-        groups = store.joined([*trained]) if store is not None and len(trained) > 1 else None
-        if store is not None and groups is not None:
-            self._update_joined(store, trained, groups)
+        store, count = self._kvstore, len(self.contexts)
+        pairs = zip(self.param_names, self.group.grad_arrays, self.group.param_arrays, strict=True)
+        trained = {name: (grads, weights) for name, grads, weights in pairs if grads is not None}
+        if not trained:
             return
-        with store.together() if store is not None else contextlib.nullcontext():
-            self._update_all(store)
-
-    def _update_joined(
-        self, store: KVStoreBase, trained: Mapping[str, tuple[Any, list[NDArray]]], groups: Sequence[Sequence[str]]
-    ) -> None:
-        """Update with a store that exchanges these groups of parameters as buckets.
-
-        Args:
-            trained: (gradients, weights) of each parameter.
-        """
-        grads, weights = map(list, zip(*trained.values(), strict=True))
-        store.pushpull([*trained], grads, out=weights if self._update_on_kvstore else grads)
+        buckets: Sequence[Sequence[str]] = [[*trained]]
+        if store is not None:
+            grads, weights = map(list, zip(*trained.values(), strict=True))
+            store.pushpull([*trained], grads, out=weights if self._update_on_kvstore else grads)
+            buckets = store.buckets([*trained])
         if self._updater is None:
             return
-        count = len(self.contexts)
-        for joined in groups:  # update each group when its gradients arrive, while others are in flight
-            firsts = [self._numbers[name] * count for name in joined]
+        for names in buckets:  # update a bucket when its gradients arrive, while others are in flight
+            firsts = [self._numbers[name] * count for name in names]
             self._updater(
                 [index for first in firsts for index in range(first, first + count)],
-                [grad for name in joined for grad in trained[name][0]],
-                [weight for name in joined for weight in trained[name][1]],
+                [grad for name in names for grad in trained[name][0]],
+                [weight for name in names for weight in trained[name][1]],
             )
-
-    def _update_all(self, store: KVStoreBase | None) -> None:
-        group, count = self.group, len(self.contexts)
-        alone: list[tuple[int, NDArray, NDArray]] = []
-        for index, (name, grads) in enumerate(zip(self.param_names, group.grad_arrays, strict=True)):
-            if grads is None:
-                continue
-            weights = group.param_arrays[index]
-            first = self._numbers[name] * count
-            if store is None:
-                alone += zip(range(first, first + count), grads, weights, strict=True)
-                continue
-            store.pushpull(name, grads, out=weights if self._update_on_kvstore else grads, priority=-index)
-            if self._updater is not None:  # runs when these gradients arrive, while others are in flight
-                self._updater(list(range(first, first + count)), grads, weights)
-        if alone and self._updater is not None:
-            self._updater(*map(list, zip(*alone, strict=True)))
 
     def owner(self) -> Module:
         return self

@@ -1,0 +1,154 @@
+"""Stages of an exchange, and the engine operation that runs some of them one after the other.
+
+A stage reads and writes arrays of one device, or of all devices that links join. The sum of a bucket, its optimizer step
+and the copies to the caller are three stages, and usually one operation. Small operations on arrays in host memory run
+inline: waking a worker takes longer than they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from weftplan import device
+from weftplan.device.context import HOST_MEMORY, Context
+from weftplan.engine import FnProperty
+from weftplan.engine import get as get_engine
+from weftplan.engine.var import Var
+from weftplan.errors import KVStoreError
+from weftplan.ndarray import NDArray
+from weftplan.ndarray.pushing import push_kernel
+from weftplan.support.array_types import RawArray
+from weftplan.support.slots import MAKE_ROOM
+
+HOST = HOST_MEMORY
+"""Device types whose memory every CPU thread can read and write."""
+
+INLINE = 1 << 18
+"""Bytes, read and written, of an operation that runs inline: some microseconds of work."""
+
+SMALL = 1 << 18
+"""Bytes written by an operation that needs no worker with priority: it is over before such a worker is awake."""
+
+Work = Callable[[Sequence[RawArray]], object]
+
+
+class Stage(NamedTuple):
+    """A step of an exchange.
+
+    Attributes:
+        run: called with the raw arrays of ``reads`` and ``writes``. On a device with streams it enqueues its work on the
+            current stream, or on streams that the current one waits for.
+        context: the device where it runs.
+        repeatable: running it twice gives the same result.
+    """
+
+    name: str
+    run: Work
+    reads: Sequence[NDArray]
+    writes: Sequence[NDArray]
+    context: Context
+    repeatable: bool = True
+
+
+def on_device(context: Context, kernel: Work) -> Work:
+    """Return the work of a stage that calls ``kernel`` on the device ``context``: as one launch, if it has streams."""
+    if context.device_type in HOST:
+        return kernel
+    place = device.get(context)
+
+    def launch(raws: Sequence[RawArray]) -> None:
+        place.launch(partial(kernel, raws))
+
+    return launch if place.asynchronous else kernel
+
+
+def has_failed(arrays: Iterable[NDArray]) -> bool:
+    """Return whether an array holds a failure, so that it must share an operation with no other key."""
+    return get_engine().has_failed and any(array.var.failure is not None for array in arrays)
+
+
+def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> None:
+    """Push the stages as one operation, or run them inline.
+
+    Args:
+        stages: run in this order; at least one.
+        priority: of the operation.
+        inline: bytes up to which the thread that finds the operation ready runs it, in no queue.
+    """
+    operands: list[NDArray] = []
+    reads: dict[Var, None] = {}
+    writes: dict[Var, None] = {}
+    steps: list[tuple[Work, int]] = []
+    written, again = 0, True
+    for stage in stages:
+        again = again and stage.repeatable
+        operands += stage.reads
+        operands += stage.writes
+        steps.append((stage.run, len(stage.reads) + len(stage.writes)))
+        for array in stage.reads:
+            var = array.chunk.var
+            if var not in writes:
+                reads[var] = None
+        for array in stage.writes:
+            var = array.chunk.var
+            if var in reads:
+                again = False
+                del reads[var]
+            writes[var] = None
+            written += array.nbytes
+    where, name = stages[0].context, stages[0].name
+    host = where.device_type in HOST
+    if host and not priority and again and _run_inline(steps, operands, reads, writes):
+        return
+    if not host:
+        prop = FnProperty.GPU_PRIORITIZED
+    elif written <= inline:
+        prop = FnProperty.ASYNC
+    else:
+        prop = FnProperty.NORMAL if written <= SMALL and not priority else FnProperty.CPU_PRIORITIZED
+    push_kernel(
+        partial(_run, steps),
+        list(operands),
+        tuple(reads),
+        tuple(writes),
+        where,
+        prop=prop,
+        priority=priority,
+        name=name,
+        enqueues=True,
+    )
+
+
+def _run(steps: Sequence[tuple[Work, int]], *raws: RawArray) -> None:
+    end = 0
+    for run, count in steps:
+        begin, end = end, end + count
+        run(raws[begin:end])
+
+
+def _run_inline(
+    steps: Sequence[tuple[Work, int]], operands: Sequence[NDArray], reads: dict[Var, None], writes: dict[Var, None]
+) -> bool:
+    """Run small stages on this thread if no operation uses their arrays; False: nothing is done."""
+    if MAKE_ROOM.value is not None:
+        return False
+    size = 0
+    for array in operands:
+        if array.ready is None or array.chunk.context.device_type not in HOST:
+            return False
+        size += array.nbytes
+    if size > INLINE:
+        return False
+
+    def work() -> None:
+        # Only now can no thread move or free the bytes. Without bytes this is an error, and the operation is pushed.
+        raws = [array.ready for array in operands]
+        if any(raw is None for raw in raws):
+            raise KVStoreError("an array has no bytes now")
+        _run(steps, *raws)
+
+    return get_engine().write_at_once(work, tuple(reads), tuple(writes))
+
+
