@@ -7,11 +7,9 @@ push may call them. Small ones that need not be pushed are in ``at_once.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from weftplan.device.context import HOST_MEMORY
 from weftplan.engine import FnProperty
-from weftplan.engine.var import Var
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.pushing import push_kernel
 from weftplan.support.array_types import RawArray

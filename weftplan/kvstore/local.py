@@ -85,7 +85,7 @@ class KVStoreLocal(UpdatingStore):
         """
         with self._turn:
             made = [
-                (k, first, self._new(empty(first.shape, ctx=self._home(first), dtype=first.dtype)))
+                (k, first, empty(first.shape, ctx=self._home(first), dtype=first.dtype))
                 for k, first in self._new_values(key, value)
             ]
             for _, first, stored in made:
@@ -226,10 +226,6 @@ class KVStoreLocal(UpdatingStore):
 
     # -- how ------------------------------------------------------------------------------------------------------
 
-    def _new(self, stored: NDArray) -> NDArray:
-        """The array for the value of a new key: this one, or one like it."""
-        return stored
-
     def _home(self, value: NDArray) -> Context:
         """Where the stored value of a new key lives."""
         del value
@@ -283,10 +279,13 @@ class KVStoreLocal(UpdatingStore):
                 self._copy_out(pulled, priority, apart=apart)
                 return
             updater = self._updater if isinstance(self._updater, Updater) else None
-            fuses = not apart and (self._updater is None or (updater is not None and updater.fuses))
-            fuses = fuses and _are_separate(pushed, pulled)
-            rows = dict(pulled) if fuses else {}
-            items = [self._item(key, arrays, rows.get(key, ()), priority) for key, arrays in pushed]
+            items = [self._item(key, arrays, priority) for key, arrays in pushed]
+            fuses = not apart and _are_separate(pushed, pulled)
+            if self._updater is not None:
+                fuses = fuses and updater is not None and updater.fuses_on({item.total.context for item in items})
+            if fuses and pulled:
+                rows = dict(pulled)
+                items = [item._replace(outs=rows.get(item.key, ())) for item in items]
             updated: list[Key] = []
             for bucket in self._cut(items, apart=apart):
                 some = self._sum_over_processes(bucket, priority)
@@ -318,21 +317,26 @@ class KVStoreLocal(UpdatingStore):
         held = [array for key, _ in groups for array in (self._stored[key], self._merged.get(key)) if array is not None]
         return has_failed([*held, *(array for _, arrays in groups for array in arrays)])
 
-    def _item(self, key: Key, arrays: list[NDArray], outs: Sequence[NDArray], priority: int) -> Item:
+    def _item(self, key: Key, arrays: list[NDArray], priority: int) -> Item:
         stored = self._stored[key]
         if self._updater is None and self._sums_straight(arrays, stored):
-            return Item(key, arrays, stored, stored, outs)
+            return Item(key, arrays, stored, stored, ())
+        total = self._merge_buffer(key, arrays)
+        stored = self._stored_near(key, total, priority, kept=self._updater is not None)
+        return Item(key, arrays, total, stored, ())
+
+    def _merge_buffer(self, key: Key, arrays: Sequence[NDArray]) -> NDArray:
+        """Return the array for the sum of a key, which the next push of this key reuses."""
         total = self._merged.get(key)
         if total is None:
-            where = self._least_loaded([array.context for array in arrays], self._load, stored.nbytes)
-            total = self._merged[key] = zeros(stored.shape, ctx=where, dtype=stored.dtype)
-        stored = self._stored_near(key, total, priority, kept=self._updater is not None)
-        return Item(key, arrays, total, stored, outs)
+            where = self._least_loaded([array.context for array in arrays], self._load, arrays[0].nbytes)
+            total = self._merged[key] = zeros(arrays[0].shape, ctx=where, dtype=arrays[0].dtype)
+        return total
 
     def _cut(self, items: Sequence[Item], *, apart: bool) -> list[list[Item]]:
         """Cut keys into buckets, the last key first."""
         if apart:
-            return [[item] for item in items]
+            return [[item] for item in reversed(items)]
         return self._rule.cut([(item, item.stored.nbytes, item.stored.dtype) for item in reversed(items)])
 
     def _way(self, item: Item) -> Way:

@@ -183,35 +183,27 @@ class Packed(Near):
         self._compression, self._room = compression, room
 
     def sums(self, items: Sequence[Item], priority: int) -> list[Stage]:
-        """Return the stages that pack gradients, if the sum is on the host, and the one that adds up what they send."""
+        """Return the stages that pack gradients which are at the place of the sum, and the one that adds up all codes."""
         terms: list[list[NDArray]] = []
-        gradients: list[NDArray] = []
-        codes: list[NDArray] = []
+        stages: list[Stage] = []
         for item in items:
             row = []
             for index, array in enumerate(item.arrays):
                 residual, packed = self._room(item.key, index, array)
+                stage = self._pack(array, residual, packed)
                 if reads(self.where, array.context):
-                    gradients.append(array)
-                    codes += [residual, packed]
+                    stages.append(stage)
                 else:
-                    launch([self._pack(array.context, [array], [residual, packed])], priority)
+                    launch([stage], priority)
                     packed = self.bring(item.key, index, packed, self.where, priority)
                 row.append(packed)
             terms.append(row)
-        stages = [self._pack(self.where, gradients, codes)] if gradients else []
-        totals = [item.total for item in items]
-        return [*stages, self.sum_stage("KVStoreUnpack", terms, totals, self._unpack)]
+        return [*stages, self.sum_stage("KVStoreUnpack", terms, [item.total for item in items], self._unpack)]
 
-    def _pack(self, where: Context, gradients: Sequence[NDArray], codes: Sequence[NDArray]) -> Stage:
-        count = len(gradients)
-
-        def kernel(raws: Sequence[RawArray]) -> None:
-            for place in range(count):
-                residual, packed = raws[count + 2 * place : count + 2 * place + 2]
-                quietly(partial(self._compression.pack, **self.sharing), raws[place], residual, packed)
-
-        return Stage("KVStorePack", on_device(where, kernel), gradients, codes, where, repeatable=False)
+    def _pack(self, array: NDArray, residual: NDArray, packed: NDArray) -> Stage:
+        pack = partial(self._compression.pack, **self.sharing)
+        work = on_device(array.context, lambda raws: quietly(pack, *raws))
+        return Stage("KVStorePack", work, [array], [residual, packed], array.context, repeatable=False)
 
     def _unpack(self, sums: Sequence[tuple[Sequence[RawArray], RawArray]]) -> None:
         for terms, total in sums:

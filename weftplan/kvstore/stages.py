@@ -70,13 +70,17 @@ def has_failed(arrays: Iterable[NDArray]) -> bool:
 
 
 def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> None:
-    """Push the stages as one operation, or run them inline.
+    """Push the stages as one operation, or run them inline. While arrays may be offloaded, each is its own operation.
 
     Args:
         stages: run in this order; at least one.
         priority: of the operation.
         inline: bytes up to which the thread that finds the operation ready runs it, in no queue.
     """
+    if len(stages) > 1 and MAKE_ROOM.value is not None:
+        for stage in stages:
+            launch([stage], priority, inline=inline)
+        return
     operands: list[NDArray] = []
     reads: dict[Var, None] = {}
     writes: dict[Var, None] = {}

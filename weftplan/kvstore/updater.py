@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from weftplan.device.context import Context
 from weftplan.errors import FormatError, KVStoreError
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.mxnet_states import State, read_mxnet_states
@@ -63,10 +64,10 @@ class Updater:
         assert isinstance(weight, NDArray)
         self.optimizer.update_multi_precision(index, weight, grad, self._state(index, weight))
 
-    @property
-    def fuses(self) -> bool:
-        """Whether :meth:`steps` may be called: an update is a single operator."""
-        return bool(getattr(self.optimizer, "fuses", False))
+    def fuses_on(self, contexts: Iterable[Context]) -> bool:
+        """Return whether :meth:`steps` may be called with weights on these devices."""
+        can_fuse = getattr(self.optimizer, "fuses_on", None)
+        return can_fuse is not None and all(map(can_fuse, contexts))
 
     def steps(self, keys: Sequence[Key], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> Sequence[Stage]:
         """Count an update of each key and return its steps, fused into a stage for each kind of weight."""

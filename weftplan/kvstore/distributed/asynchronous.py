@@ -34,7 +34,10 @@ from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, place
 from weftplan.kvstore.distributed.server_states import ServerStates
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.keys import Key
+from weftplan.kvstore.local import Groups
 from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.stages import launch
+from weftplan.kvstore.summing import Item
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
 from weftplan.support import program_end
@@ -76,30 +79,28 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
                 self._versions[k] = [0] * len(self._ranges(k))
             self._meet("begin with these keys")
 
-    def _push(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
+    def _exchange(self, pushed: Groups, pulled: Groups, priority: int) -> None:
         with self._turn:
             self._sequencer.check()
-            if self._optimizer is None:
+            if pushed and self._optimizer is None:
                 raise KVStoreError("dist_async needs an optimizer: call set_optimizer on every rank before push")
-            rate = _rate(self._optimizer)
-            for k, arrays in groups:
-                merged = self._reduce(k, arrays, priority)
+            for key, arrays in pushed:
+                rate = _rate(self._optimizer)
+                total = self._merge_buffer(key, arrays)
+                (way, items), *_ = self._by_way([Item(key, arrays, total, total, ())])
+                launch(way.stages(items, (), priority), priority)
                 # It writes the stored value's var, too: a pull of this key that comes later waits for the push.
-                self._ask(k, Verb.PUSH, merged, (merged.var,), priority, rate)
-
-    def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
-        with self._turn:
-            self._sequencer.check()
-            for k, arrays in groups:
-                stored = self._stored[k]
-                self._ask(k, Verb.PULL, stored, (), priority, None)
-                copy_to_all(stored, arrays, priority, self._spread)
+                self._ask(key, Verb.PUSH, total, (total.var,), priority, rate)
+            for key, arrays in pulled:
+                stored = self._stored[key]
+                self._ask(key, Verb.PULL, stored, (), priority, None)
+                copy_to_all(stored, arrays, priority)
 
     def _ask(
         self, key: Key, verb: Verb, values: NDArray, reads: tuple[Var, ...], priority: int, rate: float | None
     ) -> None:
         """Push the operation that asks the servers of ``key``; requests go out in the order in which they are ready."""
-        exchange = self._exchange(key, verb, rate)
+        exchange = self._request(key, verb, rate)
 
         def start(on_complete: OnComplete) -> None:
             part = Part()
@@ -110,7 +111,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
             start, reads, (self._stored[key].var,), cpu(0), priority=priority, name=f"KVStore{verb.name.title()}"
         )
 
-    def _exchange(self, key: Key, verb: Verb, rate: float | None) -> Exchange:
+    def _request(self, key: Key, verb: Verb, rate: float | None) -> Exchange:
         number, versions = self._keys.number(key), self._versions[key]
         ranges = self._ranges(key)
 

@@ -28,7 +28,6 @@ class Exchange(NamedTuple):
     """A program, and its arrays: the array of each place, the one at the home, and receive buffers."""
 
     program: Program
-    home: int
     arrays: Sequence[NDArray]
     whole: NDArray
     room: Mapping[int, NDArray]
@@ -100,7 +99,7 @@ class Between:
             if item.arrays:
                 plan = self._plan_of(item.arrays, item.total)
                 room = self._room_for(item.key, plan, item.total, contexts)
-                pushes.append(Exchange(plan.push, contexts.index(item.total.context), item.arrays, item.total, room))
+                pushes.append(Exchange(plan.push, item.arrays, item.total, room))
                 reads += item.arrays
                 writes += [item.total, *room.values()]
             if item.outs:
@@ -110,7 +109,7 @@ class Between:
                 else:
                     room = self._room_for(item.key, plan, item.stored)
                     reads.append(item.stored)
-                pulls.append(Exchange(plan.pull, contexts.index(source.context), item.outs, source, room))
+                pulls.append(Exchange(plan.pull, item.outs, source, room))
                 writes += [*item.outs, *(() if item.arrays else room.values())]
         for stage in local:
             reads += stage.reads

@@ -12,14 +12,15 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from weftplan.device.context import Context
 from weftplan.errors import ParameterError, ScheduledRateError
+from weftplan.kvstore.stages import Stage
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_half
 from weftplan.ops.core.schema import DType, Shape
 from weftplan.support.keyword_errors import Constructed
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
-from weftplan.kvstore.stages import Stage
 from weftplan.training.optimizers.fused_step import Step, can_fuse_on, push_together, stages_of
 from weftplan.training.optimizers.lr_scheduler import LRScheduler
 
@@ -206,10 +207,14 @@ class Optimizer(Constructed):
         simple = me.update_multi_precision is Optimizer.update_multi_precision
         return simple and bool(getattr(me.update, "one_operator", False))
 
+    def fuses_on(self, context: Context) -> bool:
+        """Return whether :meth:`fused_steps` may be called with weights on a device."""
+        return self.fuses and can_fuse_on(context)
+
     def fused_steps(
         self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
     ) -> list[Stage]:
-        """Count an update of each weight and return the updates as stages, for a store that :attr:`fuses` tells so."""
+        """Count an update of each weight and return the updates as stages, if :meth:`fuses_on` says so."""
         return stages_of(self._gather(indices, weights, grads, states))
 
     def _gather(
