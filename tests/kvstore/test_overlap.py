@@ -50,9 +50,7 @@ NETWORK = """
         mx.profiler.set_state("run")
         bound.forward(is_train=True)
         bound.backward()
-        with kv.together():
-            for i, name in enumerate(names):
-                kv.push(i, bound.grad_dict[name])
+        kv.push([0, 1], [bound.grad_dict[name] for name in names])
         last = value(1, bound.grad_dict["last_weight"].shape)  # while backward stands in the gate
         before = not exchanged.is_set()
         exchanged.set()

@@ -119,9 +119,8 @@ ORDERS = """
             mx.engine.get().push(lambda pause=pause: time.sleep(pause), mutable_vars=[arrays[i].var])
         keys, outs = list(range(len(arrays))), [mx.nd.zeros(shape) for shape in shapes]
         if order % 3 == 0:
-            with kv.together():
-                for i in keys:
-                    kv.push(i, arrays[i], priority=int(chance.integers(-5, 5)))
+            for i in keys:
+                kv.push(i, arrays[i], priority=int(chance.integers(-5, 5)))
             kv.pull(keys, outs)
         elif order % 3 == 1:
             kv.push(keys, arrays, priority=int(chance.integers(-5, 5)))

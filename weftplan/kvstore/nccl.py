@@ -111,7 +111,7 @@ class ByNccl:
         """Return whether NCCL is for the arrays of a key."""
         home, lists = item.total if item.arrays else item.stored, [some for some in (item.arrays, item.outs) if some]
         contexts = [[array.context for array in some] for some in lists]
-        if not home.size or any(one != contexts[0] for one in contexts) or not takes(contexts[0], home.context):
+        if not contexts or not home.size or any(one != contexts[0] for one in contexts) or not takes(contexts[0], home.context):
             return False
         return not any(out.chunk.var is item.stored.chunk.var for out in item.outs)
 

@@ -76,7 +76,9 @@ class Between:
             contexts = [array.context for array in arrays]
             if self.plan(contexts, home.context, home.size, home.dtype.itemsize) is None:
                 return False
-        return not item.arrays or not item.outs or _contexts(item.arrays) == _contexts(item.outs)
+        if not item.arrays or not item.outs:
+            return bool(item.arrays or item.outs)
+        return _contexts(item.arrays) == _contexts(item.outs)
 
     def stages(self, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> list[Stage]:
         """Return one stage: programs that push, steps at the homes, and programs that pull."""
