@@ -696,17 +696,17 @@ _KVSTORE = (
     ),
     _flag(
         "fuse_parameter_groups_size",
-        3,
+        -1,
         "Gradients exchanged together; -1 is no limit.",
         low=-1,
-        effect="gradients that a distributed store joins into one exchange",
+        effect="gradients that a store sums, updates and copies as one bucket",
         group="kvstore",
     ),
     _flag(
         "fuse_parameter_memory_size",
-        -1.0,
+        8.0,
         "MiB of gradients exchanged together; below 0 is no limit.",
-        effect="bytes that a distributed store joins into one exchange",
+        effect="bytes that a store sums, updates and copies as one bucket",
         group="kvstore",
     ),
 )

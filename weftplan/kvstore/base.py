@@ -7,7 +7,8 @@ in lower case, as in MXNet.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar, TypeVar
 
 from weftplan.device.context import Context
@@ -52,6 +53,10 @@ class KVStoreBase:
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
         """Sum the values of ``key`` and write the result to every ``out`` (to every value when ``out`` is None)."""
         raise NotImplementedError
+
+    def prepare(self, key: Keys, value: Values, out: Values | None = None) -> Callable[[], None]:
+        """Return a function that does :meth:`pushpull` of these very arrays, as often as it is called."""
+        return partial(self.pushpull, key, value, out)
 
     def buckets(self, keys: Sequence[K]) -> list[Sequence[K]]:
         """Return the keys of one call in the groups that are exchanged as one, in the order of exchange."""

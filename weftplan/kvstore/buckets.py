@@ -17,6 +17,7 @@ from weftplan.support.array_types import DType
 
 Item = TypeVar("Item")
 
+
 @dataclass(frozen=True)
 class BucketRule:
     """When a group of gradients is full.

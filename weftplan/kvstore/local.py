@@ -12,8 +12,8 @@ change what is pulled.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 from weftplan import config
 from weftplan.device.context import Context, cpu
@@ -27,14 +27,38 @@ from weftplan.kvstore.keys import Key, KeyTable, check_fits, group_pairs
 from weftplan.kvstore.reduce import BlockSum, sum_grouped_block
 from weftplan.kvstore.rows import copy_rows, with_rows, without_rows
 from weftplan.kvstore.stages import HOST, Stage, has_failed, launch
-from weftplan.kvstore.summing import Item, Near, Way, reads
+from weftplan.kvstore.summing import Item, Lot, Near, Way, reads
 from weftplan.kvstore.updater import Updater
-from weftplan.kvstore.updating import UpdatingStore
+from weftplan.kvstore.updating import UpdaterFunction, UpdatingStore
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.support.slots import MAKE_ROOM
 
 Groups = list[tuple[Key, list[NDArray]]]
+
+
+class Bucket(NamedTuple):
+    """Keys that are exchanged as one, and the ways of summing them."""
+
+    items: Sequence[Item]
+    lots: Sequence[Lot]
+
+
+class Layout(NamedTuple):
+    """A call's keys, laid into buckets.
+
+    Attributes:
+        items: all keys, in the order of keys.
+        fuses: sum, update and copies of a bucket are one operation.
+        version: of the store.
+    """
+
+    pushed: Groups
+    pulled: Groups
+    items: Sequence[Item]
+    buckets: Sequence[Bucket]
+    fuses: bool
+    version: int
 
 
 class KVStoreLocal(UpdatingStore):
@@ -74,6 +98,8 @@ class KVStoreLocal(UpdatingStore):
         self._ways: dict[Context, Way] = {}
         """The way of summing on each device."""
         self._rule = BucketRule.from_environment()
+        self._version = 0
+        """Counts changes after which a layout no longer holds: of stored arrays, of ways of summing, of the updater."""
 
     # -- data -----------------------------------------------------------------------------------------------------
 
@@ -93,6 +119,7 @@ class KVStoreLocal(UpdatingStore):
             for k, _, stored in made:
                 self._keys.add(k)
                 self._stored[k] = stored
+            self._version += 1
 
     def push(self, key: object, value: object, priority: int = 0) -> None:
         """Sum the values of each key and hand the sum to the updater, or store it when there is none.
@@ -177,6 +204,14 @@ class KVStoreLocal(UpdatingStore):
         order = sorted(keys, key=self._keys.number, reverse=True)
         return self._rule.cut([(key, self._stored[key].nbytes, self._stored[key].dtype) for key in order])  # type: ignore[return-value]
 
+    def set_updater(self, updater: UpdaterFunction | None) -> None:
+        """As of every store with an updater."""
+        with self._turn:
+            super().set_updater(updater)
+            self._version += 1
+
+    _set_updater = set_updater
+
     # -- facts ----------------------------------------------------------------------------------------------------
 
     @property
@@ -248,6 +283,7 @@ class KVStoreLocal(UpdatingStore):
             if kept:
                 copy(stored, moved, priority)
             stored = self._stored[key] = moved
+            self._version += 1
         return stored
 
     def _new_values(self, key: object, value: object) -> list[tuple[Key, NDArray]]:
@@ -271,41 +307,82 @@ class KVStoreLocal(UpdatingStore):
             check_fits(k, arrays, stored, verb)
         return groups
 
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
+        """Lay the keys of a call into buckets; the layout holds until :attr:`_version` is another number."""
+        updater = self._updater
+        items = [self._item(key, arrays, priority) for key, arrays in pushed]
+        fuses = _are_separate(pushed, pulled)
+        if updater is not None:
+            places = {item.total.chunk.context for item in items}
+            fuses = fuses and isinstance(updater, Updater) and updater.fuses_on(places)
+        rows = dict(pulled) if fuses else {}
+        left = [self._still_to_do(item._replace(outs=rows.get(item.key, ())), fuses=fuses) for item in items]
+        after = {item.key: item for item in left}
+        buckets = []
+        for bucket in self._cut(items):
+            lots = self._by_way([after[item.key] for item in bucket], updates=fuses and updater is not None)
+            buckets.append(Bucket(bucket, lots))
+        return Layout(pushed, pulled, items, buckets, fuses, self._version)
+
+    def _still_to_do(self, item: Item, *, fuses: bool) -> Item:
+        """Return what is left of a key for the operation of its bucket."""
+        if fuses or self._updater is None:
+            return item
+        return item._replace(stored=item.total)  # the updater comes later
+
     def _exchange(self, pushed: Groups, pulled: Groups, priority: int) -> None:
         """Sum, update and copy out: for each bucket one operation, unless its keys need operations of their own."""
         with self._turn:
-            apart = self._apart(pushed, pulled)
-            if not pushed:
-                self._copy_out(pulled, priority, apart=apart)
-                return
-            updater = self._updater if isinstance(self._updater, Updater) else None
-            items = [self._item(key, arrays, priority) for key, arrays in pushed]
-            fuses = not apart and _are_separate(pushed, pulled)
-            if self._updater is not None:
-                fuses = fuses and updater is not None and updater.fuses_on({item.total.context for item in items})
-            if fuses and pulled:
-                rows = dict(pulled)
-                items = [item._replace(outs=rows.get(item.key, ())) for item in items]
-            updated: list[Key] = []
-            for bucket in self._cut(items, apart=apart):
-                some = self._sum_over_processes(bucket, priority)
-                for way, lot in self._by_way(some):
-                    steps: Sequence[Stage] = ()
-                    if updater is not None and fuses:
-                        steps = self._steps(updater, lot, updated)
-                    elif self._updater is not None:
-                        lot = [item._replace(stored=item.total) for item in lot]  # the updater comes later
-                    self._launch(way, lot, steps, priority)
-            if fuses:
-                return
-            if self._updater is not None:
-                self._update_each(items, updater)
-            self._copy_out(pulled, priority, apart=apart)
+            if pushed:
+                self._run(self._lay(pushed, pulled, priority), priority)
+            else:
+                self._copy_out(pulled, priority, apart=self._apart(pushed, pulled))
 
-    def _sum_over_processes(self, items: list[Item], priority: int) -> list[Item]:
-        """Return the keys of a bucket that are still to be summed on this process; a distributed store sums them all."""
-        del priority
-        return items
+    def _run(self, layout: Layout, priority: int) -> None:
+        apart = self._apart(layout.pushed, layout.pulled)
+        fuses = layout.fuses
+        if apart and (fuses or len(layout.items) > 1):
+            layout, fuses = self._lay_apart(layout), False
+        updated: list[Key] = []
+        for bucket in layout.buckets:
+            self._sum_over_processes(bucket.items, priority)
+            for lot in bucket.lots:
+                steps: Sequence[Stage] = ()
+                if fuses and self._updater is not None:
+                    steps = self._steps(lot, updated)
+                self._launch(lot, steps, priority)
+        if not fuses:
+            self._update_each(layout.items)
+            self._copy_out(layout.pulled, priority, apart=apart)
+
+    def _lay_apart(self, layout: Layout) -> Layout:
+        """Return a layout with an operation for each key, because an operation's arrays share its fate."""
+        buckets = []
+        for bucket in layout.buckets:
+            for item in bucket.items:
+                left = self._still_to_do(item._replace(outs=()), fuses=False)
+                buckets.append(Bucket([item], self._by_way([left], updates=False)))
+        return layout._replace(buckets=buckets)
+
+    def prepare(self, key: object, value: object, out: object = None) -> Callable[[], None]:
+        """Return a function that does :meth:`pushpull` of these very arrays, without the checks and layout of a call.
+
+        It keeps the arrays alive.
+        """
+        pushed = self._checked(key, value, "value", "pushpull")
+        pulled = pushed if out is None else self._checked(key, out, "out", "pushpull")
+        layouts: list[Layout] = []
+
+        def run() -> None:
+            with self._turn:
+                if not layouts or layouts[0].version != self._version:
+                    layouts[:] = [self._lay(pushed, pulled, 0)]
+                self._run(layouts[0], 0)
+
+        return run
+
+    def _sum_over_processes(self, items: Sequence[Item], priority: int) -> None:
+        """Nothing: the operation of the bucket sums over this process's devices."""
 
     def _apart(self, pushed: Groups, pulled: Groups) -> bool:
         """Return whether each key needs an operation of its own: an array has failed, or arrays may be offloaded."""
@@ -333,10 +410,8 @@ class KVStoreLocal(UpdatingStore):
             total = self._merged[key] = zeros(arrays[0].shape, ctx=where, dtype=arrays[0].dtype)
         return total
 
-    def _cut(self, items: Sequence[Item], *, apart: bool) -> list[list[Item]]:
+    def _cut(self, items: Sequence[Item]) -> list[list[Item]]:
         """Cut keys into buckets, the last key first."""
-        if apart:
-            return [[item] for item in reversed(items)]
         return self._rule.cut([(item, item.stored.nbytes, item.stored.dtype) for item in reversed(items)])
 
     def _way(self, item: Item) -> Way:
@@ -353,46 +428,38 @@ class KVStoreLocal(UpdatingStore):
         """Return the way of summing on a device, or on the host."""
         return Near(where, self._block_sum, self._sharing, self._near)
 
-    def _by_way(self, items: Sequence[Item]) -> list[tuple[Way, list[Item]]]:
-        if len(items) == 1:
-            return [(self._way(items[0]), list(items))]
+    def _by_way(self, items: Sequence[Item], *, updates: bool) -> list[Lot]:
         lots: dict[Way, list[Item]] = {}
         for item in items:
             lots.setdefault(self._way(item), []).append(item)
-        return list(lots.items())
+        return [Lot(way, some, updates=updates) for way, some in lots.items()]
 
-    def _launch(self, way: Way, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> None:
+    def _launch(self, lot: Lot, steps: Sequence[Stage], priority: int) -> None:
         """Push what one way does for a bucket; arrays that it cannot reach are copied afterwards."""
-        later: list[Item] = []
-        if not all([way.reaches(item.stored, out) for item in items for out in item.outs]):
-            later = [Item(item.key, (), item.stored, item.stored, item.outs) for item in items if item.outs]
-            items = [item._replace(outs=()) for item in items]
-        stages = way.stages(items, steps, priority)
+        stages = lot.stages(steps, priority)
         if stages:
             launch(stages, priority, inline=self._inline)
-        for item in later:
+        for item in lot.later:
             way = self._way(item)
             if all([way.reaches(item.stored, out) for out in item.outs]):
                 launch(way.stages([item], (), priority), priority, inline=self._inline)
             else:
                 copy_to_all(item.stored, item.outs, priority)
 
-    def _steps(self, updater: Updater, items: Sequence[Item], updated: list[Key]) -> Sequence[Stage]:
+    def _steps(self, lot: Lot, updated: list[Key]) -> Sequence[Stage]:
         """Return the optimizer's fused steps on the keys of a bucket; ``updated``: those of earlier buckets."""
-        keys = [item.key for item in items]
+        assert isinstance(self._updater, Updater)
         try:
-            steps = updater.steps(keys, [item.total for item in items], [item.stored for item in items])
+            steps = self._updater.steps(lot.keys, lot.totals, lot.stored)
         except Exception as error:
-            error.add_note(f"{self!r} had updated {updated}; it did not update {keys} or any key after them")
+            error.add_note(f"{self!r} had updated {updated}; it did not update {lot.keys} or any key after them")
             raise
-        updated += keys
+        updated += lot.keys
         return steps
 
-    def _update_each(self, items: Sequence[Item], updater: Updater | None) -> None:
+    def _update_each(self, items: Sequence[Item]) -> None:
         """Call the updater for each key, in the order of keys."""
-        assert self._updater is not None
-        if updater is not None and len(items) > 1:
-            updater([item.key for item in items], [i.total for i in items], [i.stored for i in items])
+        if self._updater is None:
             return
         for place, item in enumerate(items):
             try:
@@ -406,12 +473,12 @@ class KVStoreLocal(UpdatingStore):
         """Copy stored values to arrays of the caller, the first key first."""
         items = [Item(key, (), self._stored[key], self._stored[key], outs) for key, outs in pulled]
         apart = apart or not _are_separate([], pulled)
-        for bucket in self._cut(items[::-1], apart=apart):
+        for bucket in [[item] for item in items] if apart else self._cut(items[::-1]):
             if apart and has_failed([bucket[0].stored, *bucket[0].outs]):
                 copy_to_all(bucket[0].stored, bucket[0].outs, priority)  # one that has failed shares its fate with none
                 continue
-            for way, lot in self._by_way(bucket):
-                self._launch(way, lot, (), priority)
+            for lot in self._by_way(bucket, updates=False):
+                self._launch(lot, (), priority)
 
     def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
         """Return whether the sum of ``arrays`` can be made in the stored value itself."""

@@ -111,7 +111,12 @@ class ByNccl:
         """Return whether NCCL is for the arrays of a key."""
         home, lists = item.total if item.arrays else item.stored, [some for some in (item.arrays, item.outs) if some]
         contexts = [[array.context for array in some] for some in lists]
-        if not contexts or not home.size or any(one != contexts[0] for one in contexts) or not takes(contexts[0], home.context):
+        if (
+            not contexts
+            or not home.size
+            or any(one != contexts[0] for one in contexts)
+            or not takes(contexts[0], home.context)
+        ):
             return False
         return not any(out.chunk.var is item.stored.chunk.var for out in item.outs)
 
@@ -144,7 +149,9 @@ class ByNccl:
             kind = self._kind(item)
             if item.arrays:
                 home = contexts.index(item.total.context)
-                reduces.append(self._reduction([raw_of[id(a)] for a in item.arrays], raw_of[id(item.total)], home, kind))
+                reduces.append(
+                    self._reduction([raw_of[id(a)] for a in item.arrays], raw_of[id(item.total)], home, kind)
+                )
                 if item.total is not item.stored:
                     copies.append((home, raw_of[id(item.stored)], raw_of[id(item.total)]))
             if item.outs:

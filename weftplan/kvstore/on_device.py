@@ -14,7 +14,7 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.exchange.between import Between
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import Groups, KVStoreLocal
+from weftplan.kvstore.local import Groups, KVStoreLocal, Layout
 from weftplan.kvstore.reduce import BlockSum, sum_sequential_block
 from weftplan.kvstore.stages import HOST, Stage, launch, on_device
 from weftplan.kvstore.summing import Item, Near, Way, reads
@@ -66,6 +66,7 @@ class KVStoreDevice(KVStoreLocal):
             self._staging.clear()  # copies of what is not packed
             self._packed.clear()  # with another kind they have another size
             self._ways.clear()
+            self._version += 1
             self._between.forget()
 
     def statistics(self) -> dict[str, int]:
@@ -119,6 +120,7 @@ class KVStoreDevice(KVStoreLocal):
         with self._turn:
             self._residuals = dict(residuals)
             self._packed.clear()
+            self._version += 1
 
     # -- how ------------------------------------------------------------------------------------------------------
 
@@ -130,14 +132,14 @@ class KVStoreDevice(KVStoreLocal):
         load[where] = load.get(where, 0) + nbytes
         return where
 
-    def _exchange(self, pushed: Groups, pulled: Groups, priority: int) -> None:
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
         if self._compression is not None:
             for k, arrays in pushed:
                 if arrays[0].dtype != DTYPE:
                     raise KVStoreError(
                         f"push: key {k!r} holds {arrays[0].dtype}; a store with gradient compression takes {DTYPE} only"
                     )
-        super()._exchange(pushed, pulled, priority)
+        return super()._lay(pushed, pulled, priority)
 
     def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
         return self._compression is None and super()._sums_straight(arrays, stored)

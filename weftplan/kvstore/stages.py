@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from weftplan import device
 from weftplan.device.context import HOST_MEMORY, Context
@@ -34,22 +33,35 @@ SMALL = 1 << 18
 Work = Callable[[Sequence[RawArray]], object]
 
 
-class Stage(NamedTuple):
+class Stage:
     """A step of an exchange.
 
-    Attributes:
+    Args:
+        name: of the operation that begins with it.
         run: called with the raw arrays of ``reads`` and ``writes``. On a device with streams it enqueues its work on the
             current stream, or on streams that the current one waits for.
+        reads, writes: arrays.
         context: the device where it runs.
         repeatable: running it twice gives the same result.
     """
 
-    name: str
-    run: Work
-    reads: Sequence[NDArray]
-    writes: Sequence[NDArray]
-    context: Context
-    repeatable: bool = True
+    __slots__ = ("context", "name", "nbytes", "operands", "read_vars", "repeatable", "run", "write_vars")
+
+    def __init__(
+        self,
+        name: str,
+        run: Work,
+        reads: Sequence[NDArray],
+        writes: Sequence[NDArray],
+        context: Context,
+        *,
+        repeatable: bool = True,
+    ) -> None:
+        self.name, self.run, self.context, self.repeatable = name, run, context, repeatable
+        self.operands = [*reads, *writes]
+        self.read_vars = dict.fromkeys([array.chunk.var for array in reads])
+        self.write_vars = dict.fromkeys([array.chunk.var for array in writes])
+        self.nbytes = sum([array.chunk.nbytes for array in writes])
 
 
 def on_device(context: Context, kernel: Work) -> Work:
@@ -84,24 +96,16 @@ def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> No
     operands: list[NDArray] = []
     reads: dict[Var, None] = {}
     writes: dict[Var, None] = {}
-    steps: list[tuple[Work, int]] = []
     written, again = 0, True
     for stage in stages:
-        again = again and stage.repeatable
-        operands += stage.reads
-        operands += stage.writes
-        steps.append((stage.run, len(stage.reads) + len(stage.writes)))
-        for array in stage.reads:
-            var = array.chunk.var
-            if var not in writes:
-                reads[var] = None
-        for array in stage.writes:
-            var = array.chunk.var
-            if var in reads:
-                again = False
-                del reads[var]
-            writes[var] = None
-            written += array.nbytes
+        operands += stage.operands
+        written += stage.nbytes
+        reads |= stage.read_vars
+        again = again and stage.repeatable and reads.keys().isdisjoint(stage.write_vars)
+        writes |= stage.write_vars
+    if not reads.keys().isdisjoint(writes):
+        reads = {var: None for var in reads if var not in writes}
+    steps = [(stage.run, len(stage.operands)) for stage in stages]
     where, name = stages[0].context, stages[0].name
     host = where.device_type in HOST
     if host and not priority and again and _run_inline(steps, operands, reads, writes):
@@ -114,7 +118,7 @@ def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> No
         prop = FnProperty.NORMAL if written <= SMALL and not priority else FnProperty.CPU_PRIORITIZED
     push_kernel(
         partial(_run, steps),
-        list(operands),
+        operands,
         tuple(reads),
         tuple(writes),
         where,
@@ -140,11 +144,12 @@ def _run_inline(
         return False
     size = 0
     for array in operands:
-        if array.ready is None or array.chunk.context.device_type not in HOST:
+        raw = array.ready
+        if raw is None or array.chunk.context.device_type not in HOST:
             return False
-        size += array.nbytes
-    if size > INLINE:
-        return False
+        size += raw.nbytes
+        if size > INLINE:
+            return False
 
     def work() -> None:
         # Only now can no thread move or free the bytes. Without bytes this is an error, and the operation is pushed.
@@ -154,5 +159,3 @@ def _run_inline(
         _run(steps, *raws)
 
     return get_engine().write_at_once(work, tuple(reads), tuple(writes))
-
-

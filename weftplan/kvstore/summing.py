@@ -54,6 +54,33 @@ class Way(Protocol):
         """
 
 
+class Lot:
+    """Keys of a bucket that share a way of summing.
+
+    Attributes:
+        later: keys whose arrays the way cannot reach; they are copied out afterwards.
+    """
+
+    __slots__ = ("_fixed", "_items", "_way", "keys", "later", "stored", "totals")
+
+    def __init__(self, way: Way, items: Sequence[Item], *, updates: bool) -> None:
+        self.later: list[Item] = []
+        if not all([way.reaches(item.stored, out) for item in items for out in item.outs]):
+            self.later = [Item(item.key, (), item.stored, item.stored, item.outs) for item in items if item.outs]
+            items = [item._replace(outs=()) for item in items]
+        self._way, self._items = way, items
+        self.keys = [item.key for item in items]
+        self.totals, self.stored = [item.total for item in items], [item.stored for item in items]
+        self._fixed = way.fixed(items, updates=updates) if isinstance(way, Near) else None
+
+    def stages(self, steps: Sequence[Stage], priority: int) -> Sequence[Stage]:
+        """Return the stages of these keys; ``steps``: the optimizer's."""
+        if self._fixed is None:
+            return self._way.stages(self._items, steps, priority)
+        before, after = self._fixed
+        return [*before, *steps, *after]
+
+
 class Near:
     """Sums on the host, or on one device, from arrays that it can read or from copies of them.
 
@@ -82,20 +109,15 @@ class Near:
     def stages(self, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> list[Stage]:
         """Return the sum of all keys as one stage, the steps, and all copies as one stage."""
         pushed = [item for item in items if item.arrays]
-        made = [] if not pushed else self.sums(pushed, priority)
-        made += steps
-        copies = []
-        for item in items:
-            targets, source = list(item.outs), item.stored
-            if not steps and item.total is not item.stored:
-                source = item.total
-                targets.append(item.stored)
-            targets = [target for target in targets if target.chunk.var is not source.chunk.var]
-            if targets:
-                copies.append((source, targets))
-        if copies:
-            made.append(self._copies(copies))
-        return made
+        made = self.sums(pushed, priority) if pushed else []
+        return [*made, *steps, *self._copies(items, updates=bool(steps))]
+
+    def fixed(self, items: Sequence[Item], *, updates: bool) -> tuple[list[Stage], list[Stage]] | None:
+        """Return the stages before and after the steps, if they are the same for every call; else None."""
+        if not all([reads(self.where, array.chunk.context) for item in items for array in item.arrays]):
+            return None
+        pushed = [item for item in items if item.arrays]
+        return (self.sums(pushed, 0) if pushed else []), self._copies(items, updates=updates)
 
     def sums(self, items: Sequence[Item], priority: int) -> list[Stage]:
         """Return the stages that make the totals of these keys."""
@@ -133,7 +155,18 @@ class Near:
         for terms, total in sums:
             add_on_device(terms, total)
 
-    def _copies(self, copies: Sequence[tuple[NDArray, Sequence[NDArray]]]) -> Stage:
+    def _copies(self, items: Sequence[Item], *, updates: bool) -> list[Stage]:
+        copies = []
+        for item in items:
+            targets, source = list(item.outs), item.stored
+            if not updates and item.total is not item.stored:
+                source = item.total
+                targets.append(item.stored)
+            targets = [target for target in targets if target.chunk.var is not source.chunk.var]
+            if targets:
+                copies.append((source, targets))
+        if not copies:
+            return []
         counts, sharing, host = [len(targets) for _, targets in copies], self.sharing, self._host
         sources = [source for source, _ in copies]
         targets = [target for _, some in copies for target in some]
@@ -150,7 +183,7 @@ class Near:
                     for target in some:
                         target[...] = source
 
-        return Stage("KVStoreCopy", on_device(self.where, kernel), sources, targets, self.where)
+        return [Stage("KVStoreCopy", on_device(self.where, kernel), sources, targets, self.where)]
 
 
 def reads(where: Context, context: Context) -> bool:

@@ -36,7 +36,6 @@ from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import Groups
 from weftplan.kvstore.reduce import Array
-from weftplan.kvstore.stages import launch
 from weftplan.kvstore.summing import Item
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
@@ -87,8 +86,8 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
             for key, arrays in pushed:
                 rate = _rate(self._optimizer)
                 total = self._merge_buffer(key, arrays)
-                (way, items), *_ = self._by_way([Item(key, arrays, total, total, ())])
-                launch(way.stages(items, (), priority), priority)
+                for lot in self._by_way([Item(key, arrays, total, total, ())], updates=False):
+                    self._launch(lot, (), priority)
                 # It writes the stored value's var, too: a pull of this key that comes later waits for the push.
                 self._ask(key, Verb.PUSH, total, (total.var,), priority, rate)
             for key, arrays in pulled:

@@ -27,10 +27,10 @@ from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import Groups
+from weftplan.kvstore.local import Bucket, Groups, Layout
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.reduce import Array
-from weftplan.kvstore.stages import HOST, launch
+from weftplan.kvstore.stages import HOST
 from weftplan.kvstore.summing import Item
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
@@ -50,31 +50,50 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
 
     # -- data -----------------------------------------------------------------------------------------------------
 
-    def _exchange(self, pushed: Groups, pulled: Groups, priority: int) -> None:
-        with self._turn:
-            self._sequencer.check()
-            if pushed and not self._group.whole:
-                self._lay_out([key for key, _ in pushed])
-            super()._exchange(pushed, pulled, priority)
-            if pushed and pulled:
-                self._sequencer.hurry()
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
+        if not self._group.whole:
+            self._lay_out([key for key, _ in pushed])
+        return super()._lay(pushed, pulled, priority)
 
-    def _cut(self, items: Sequence[Item], *, apart: bool) -> list[list[Item]]:
-        if items and items[0].arrays:  # of a push: the same buckets on every process, whatever has failed on one
-            return super()._cut(items, apart=self._dist_compression is not None)
-        return super()._cut(items, apart=apart)
+    def _run(self, layout: Layout, priority: int) -> None:
+        self._sequencer.check()
+        super()._run(layout, priority)
+        if layout.pulled:
+            self._sequencer.hurry()
 
-    def _sum_over_processes(self, items: list[Item], priority: int) -> list[Item]:
-        if not all([len(i.arrays) == 1 and _on_host(i.arrays[0]) and _on_host(i.total) for i in items]):
-            for way, lot in self._by_way(items):
-                launch(way.stages([i._replace(stored=i.total, outs=()) for i in lot], (), priority), priority)
-            parts = [(item.key, item.total, item.total) for item in items]
-        else:
-            parts = [(item.key, item.arrays[0], item.total) for item in items]
+    def _lay_apart(self, layout: Layout) -> Layout:
+        # The same buckets on every process, whatever has failed on one.
+        return (
+            layout
+            if not layout.fuses
+            else layout._replace(
+                buckets=[
+                    Bucket(
+                        bucket.items,
+                        self._by_way([self._still_to_do(i, fuses=False) for i in bucket.items], updates=False),
+                    )
+                    for bucket in layout.buckets
+                ]
+            )
+        )
+
+    def _cut(self, items: Sequence[Item]) -> list[list[Item]]:
+        if self._dist_compression is not None and items and items[0].arrays:
+            return [[item] for item in reversed(items)]
+        return super()._cut(items)
+
+    def _still_to_do(self, item: Item, *, fuses: bool) -> Item:
+        return super()._still_to_do(item._replace(arrays=()), fuses=fuses)
+
+    def _sum_over_processes(self, items: Sequence[Item], priority: int) -> None:
+        straight = all([len(i.arrays) == 1 and _on_host(i.arrays[0]) and _on_host(i.total) for i in items])
+        if not straight:
+            for lot in self._by_way([i._replace(stored=i.total, outs=()) for i in items], updates=False):
+                self._launch(lot, (), priority)
+        parts = [(item.key, item.arrays[0] if straight else item.total, item.total) for item in items]
         what = ", ".join([described(item.key, item.total) for item in items])
         exchange = Group.sum if self._dist_compression is None else self._sum_compressed(items[0].key)
         self._exchange_bucket(lambda part: Ticket(f"sum {what}", [part], exchange), parts, priority)
-        return [item._replace(arrays=()) for item in items]
 
     def _lay_out(self, keys: Iterable[Key]) -> None:
         """Make the merge buffers of keys that are pushed together contiguous, in the order in which they travel.
@@ -118,6 +137,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         self._meet(f"compress gradients by {chosen}")
         with self._turn:
             self._dist_compression = chosen
+            self._version += 1
 
     def _sum_compressed(self, key: Key) -> Exchange:
         compression = self._dist_compression

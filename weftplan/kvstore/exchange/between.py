@@ -114,8 +114,8 @@ class Between:
                 pulls.append(Exchange(plan.pull, item.outs, source, room))
                 writes += [*item.outs, *(() if item.arrays else room.values())]
         for stage in local:
-            reads += stage.reads
-            writes += stage.writes
+            reads += stage.operands
+            writes += stage.operands
         run = partial(_run, runner, [*reads, *writes], pushes, local, pulls)
         # On one queue, so that exchanges are enqueued in the order of the pushes: they share wires.
         return [Stage("KVStoreExchange", run, reads, writes, contexts[0], repeatable=False)]
@@ -193,10 +193,10 @@ def _run(
     with runner.lanes() as lanes:
         made = {id(push.whole): lanes.program(push.program, _lookup(push, raw_of)) for push in pushes}
         for stage in local:
-            before = [event for array in (*stage.reads, *stage.writes) for event in made.get(id(array), ())]
-            some = [raw_of[id(array)] for array in (*stage.reads, *stage.writes)]
+            before = [event for array in stage.operands for event in made.get(id(array), ())]
+            some = [raw_of[id(array)] for array in stage.operands]
             event = lanes.launch(stage.context, partial(stage.run, some), before)
-            for array in stage.writes:
+            for array in stage.operands:
                 made[id(array)] = [event]
         for pull in pulls:
             lanes.program(pull.program, _lookup(pull, raw_of), made.get(id(pull.whole), ()))

@@ -29,11 +29,12 @@ Steps = Callable[[Sequence[Any], Any], None]
 """``steps(raws, scratch)``: raws are the arrays of each weight in turn: weight, gradient, states."""
 
 
+@lru_cache(maxsize=64)
 def work(
     name: str,
-    params: Sequence[Params],
+    params: tuple[tuple[tuple[str, Any], ...], ...],
     arrays: int,
-    sizes: Sequence[int],
+    sizes: tuple[int, ...],
     dtype: DType,
     *,
     compiled: bool,
@@ -43,7 +44,7 @@ def work(
 
     Args:
         name: an elementwise operator of (weight, gradient, states…) whose output is the new weight.
-        params: those of each weight, not parsed.
+        params: (name, value) of those of each weight, not parsed.
         arrays: how many belong to each weight.
         sizes: elements of each weight.
         dtype: of all arrays.
@@ -54,12 +55,11 @@ def work(
     made: dict[Any, tuple[_Range, int]] = {}
     kernels = []
     for one in params:
-        key = tuple(one.items())
-        if key not in made:
-            made[key] = _kernel(name, one, arrays, dtype, compiled=compiled)
+        if one not in made:
+            made[one] = _kernel(name, dict(one), arrays, dtype, compiled=compiled)
             if narrow:
-                made[key] = _widened(*made[key], dtype)
-        kernels.append(made[key])
+                made[one] = _widened(*made[one], dtype)
+        kernels.append(made[one])
     arrays += narrow
     ends = list(accumulate(sizes))
     parts = max(1, min(MOST, ends[-1] // FEW))

@@ -45,6 +45,7 @@ from weftplan.training.module.module_checks import (
 )
 from weftplan.training.module.optimizer_states import adopt, read_states
 from weftplan.training.module.parameters import complete, first_values, unknown_names
+from weftplan.training.module.update_step import UpdateStep
 from weftplan.training.mxnet_names import ModuleNames
 from weftplan.training.optimizers import optimizer as optimizers
 
@@ -124,6 +125,7 @@ class Module(ModuleNames, BaseModule):
         self._bind_options: dict[str, Any] = {}
         self._kvstore: KVStoreBase | None = None
         self._update_on_kvstore = False
+        self._update_step: UpdateStep | None = None
         self._updater: Updater | None = None
         self._optimizer: optimizers.Optimizer | None = None
         self._pending_states: bytes | None = None
@@ -475,6 +477,7 @@ class Module(ModuleNames, BaseModule):
         )
         self._check_budget(store, chosen)
         self._optimizer, self._kvstore, self._update_on_kvstore = chosen, store, on_store
+        self._update_step = None
         self._updater = None
         if store is not None:
             if on_store:
@@ -507,7 +510,7 @@ class Module(ModuleNames, BaseModule):
         lost = [name for name in trained if name not in lent]
         if lost:
             raise MXNetError(f"borrow_optimizer: {lost} are trained here, and no parameters of the other module")
-        self._numbers = lent
+        self._numbers, self._update_step = lent, None
         self._optimizer, self._kvstore = shared_module._optimizer, shared_module._kvstore
         self._updater, self._update_on_kvstore = shared_module._updater, shared_module._update_on_kvstore
         self.optimizer_initialized = True
@@ -521,25 +524,11 @@ class Module(ModuleNames, BaseModule):
     def update(self) -> None:
         """Exchange all gradients through the store, the last layers' first, and update the parameters."""
         self._need("update", binded=True, params=True, optimizer=True)
-        store, count = self._kvstore, len(self.contexts)
-        pairs = zip(self.param_names, self.group.grad_arrays, self.group.param_arrays, strict=True)
-        trained = {name: (grads, weights) for name, grads, weights in pairs if grads is not None}
-        if not trained:
-            return
-        buckets: Sequence[Sequence[str]] = [[*trained]]
-        if store is not None:
-            grads, weights = map(list, zip(*trained.values(), strict=True))
-            store.pushpull([*trained], grads, out=weights if self._update_on_kvstore else grads)
-            buckets = store.buckets([*trained])
-        if self._updater is None:
-            return
-        for names in buckets:  # update a bucket when its gradients arrive, while others are in flight
-            firsts = [self._numbers[name] * count for name in names]
-            self._updater(
-                [index for first in firsts for index in range(first, first + count)],
-                [grad for name in names for grad in trained[name][0]],
-                [weight for name in names for weight in trained[name][1]],
-            )
+        step = self._update_step
+        if step is None or step.group is not self._group or step.store is not self._kvstore:
+            step = UpdateStep(self.group, self._kvstore, self._numbers, on_store=self._update_on_kvstore)
+            self._update_step = step
+        step.run(self._updater)
 
     def owner(self) -> Module:
         return self

@@ -97,9 +97,9 @@ def _stage(steps: Sequence[Step]) -> Stage:
     narrow = None if first.narrow is None else first.narrow.dtype
     work = fused_update.work(
         first.op,
-        [step.params for step in steps],
+        tuple([tuple(step.params.items()) for step in steps]),
         count,
-        [step.arrays[0].size for step in steps],
+        tuple([step.arrays[0].size for step in steps]),
         dtype,
         compiled=config.get("WEFTPLAN_KERNELS") != "numpy",
         narrow=narrow is not None,
