@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from weftplan import config
 from weftplan.device.context import Context, cpu
+from weftplan.engine import debug_enabled
 from weftplan.engine import get as get_engine
 from weftplan.engine.var import Var
 from weftplan.errors import KVStoreError
@@ -385,8 +386,9 @@ class KVStoreLocal(UpdatingStore):
         """Nothing: the operation of the bucket sums over this process's devices."""
 
     def _apart(self, pushed: Groups, pulled: Groups) -> bool:
-        """Return whether each key needs an operation of its own: an array has failed, or arrays may be offloaded."""
-        if MAKE_ROOM.value is not None:
+        """Return whether each key needs an operation of its own: an array has failed, arrays may be offloaded, or each
+        kernel is watched."""
+        if MAKE_ROOM.value is not None or debug_enabled():
             return True
         if not get_engine().has_failed:
             return False
