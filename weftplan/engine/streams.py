@@ -1,11 +1,11 @@
 """Streams: order on devices whose functions only enqueue their kernels.
 
-A device has a few streams, whoever enqueues: an operation continues the stream of one whose result it takes, as long
-as nothing has come after that there, else it takes the next; so independent chains go side by side whichever worker
-finds them. Copies to and from the device have a stream each. Exchanges between devices, which are prioritized work, have
-a few streams of their own in turn: a computation that is enqueued later does not wait for one. The stream is current while the operation runs, which is
-over for the engine when its function has returned, so what depends on it is dispatched while the device still works;
-the rest is events:
+A device has a few streams, whoever enqueues: an operation continues the stream of one whose result it takes, as long as
+nothing has come after that there, else it takes the next; so independent chains go side by side whichever worker finds
+them. Copies to and from the device have a stream each. Exchanges between devices, which are prioritized work, have a
+few streams of their own in turn: a computation that is enqueued later does not wait for one. The stream is current
+while the operation runs, which is over for the engine when its function has returned, so what depends on it is
+dispatched while the device still works; the rest is events:
 
     a var remembers the event after its last write, and per stream the event after the last read since
     an operation on a stream      makes it wait for the writers' events of what it reads, and for the writer's and all

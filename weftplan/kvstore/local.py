@@ -1,10 +1,10 @@
 """The single-process store ``local``, and the base of every store.
 
-A call lays its keys into buckets, the last key first, since backward computes the last layers' gradients first. For each
-bucket a way of summing (``summing.py``) names the stages: the sum into merge buffers, one fused optimizer step, the copies
-to the caller. They are pushed as one engine operation, and the vars of the arrays order it; nothing here waits. ``push``
-and ``pull`` are calls without outs and without values. Pushes of several threads alternate: two of one key share the
-merge buffer, and an updater need not be safe for threads.
+A call lays its keys into buckets, the last key first, since backward computes the last layers' gradients first. For
+each bucket a way of summing (``summing.py``) names the stages: the sum into merge buffers, one fused optimizer step,
+the copies to the caller. They are pushed as one engine operation, and the vars of the arrays order it; nothing here
+waits. ``push`` and ``pull`` are calls without outs and without values. Pushes of several threads alternate: two of one
+key share the merge buffer, and an updater need not be safe for threads.
 
 The stored value never aliases a pushed array (MXNet lets it): what a user does to a gradient after the push cannot
 change what is pulled.
@@ -77,7 +77,7 @@ class KVStoreLocal(UpdatingStore):
 
     _block_sum: BlockSum = staticmethod(sum_grouped_block)
     _inline = 0
-    """Bytes up to which the thread that finds an operation ready runs it: a thread that has just waited for its arrays."""
+    """Bytes up to which the thread that finds an operation ready runs it, as one that has waited for its arrays may."""
 
     def __init__(self, name: str = "local") -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class KVStoreLocal(UpdatingStore):
     def buckets(self, keys: Sequence[K]) -> list[Sequence[K]]:
         """Return the keys of one call in the groups that are exchanged as one, the last key first."""
         order = sorted(keys, key=self._keys.number, reverse=True)
-        return self._rule.cut([(key, self._stored[key].nbytes, self._stored[key].dtype) for key in order])  # type: ignore[return-value]
+        return [*self._rule.cut([(key, self._stored[key].nbytes, self._stored[key].dtype) for key in order])]
 
     def set_updater(self, updater: UpdaterFunction | None) -> None:
         """As of every store with an updater."""

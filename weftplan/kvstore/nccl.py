@@ -1,9 +1,10 @@
 """The store ``nccl``: sums over GPUs by NVIDIA's library, through ``cupy.cuda.nccl``.
 
-A push reduces the arrays of all GPUs to the GPU that has least to sum so far, a pull broadcasts from there. The keys of a
-bucket are one group of NCCL and one engine operation, in which every GPU has a stream. NCCL chooses routes and the order
-of additions by itself. It hangs if two threads give the same communicators work in different orders, so a lock orders
-them. A call whose arrays are not on several GPUs, each named once, is done as by ``device``. Gradients are not compressed.
+A push reduces the arrays of all GPUs to the GPU that has least to sum so far, a pull broadcasts from there. The keys of
+a bucket are one group of NCCL and one engine operation, in which every GPU has a stream. NCCL chooses routes and the
+order of additions by itself. It hangs if two threads give the same communicators work in different orders, so a lock
+orders them. A call whose arrays are not on several GPUs, each named once, is done as by ``device``. Gradients are not
+compressed.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ class Packed(Near):
         self._compression, self._room = compression, room
 
     def sums(self, items: Sequence[Item], priority: int) -> list[Stage]:
-        """Return the stages that pack gradients which are at the place of the sum, and the one that adds up all codes."""
+        """Return stages that pack gradients at the place of the sum, and the stage that adds up all codes."""
         terms: list[list[NDArray]] = []
         stages: list[Stage] = []
         for item in items:

@@ -1,8 +1,8 @@
 """Stages of an exchange, and the engine operation that runs some of them one after the other.
 
-A stage reads and writes arrays of one device, or of all devices that links join. The sum of a bucket, its optimizer step
-and the copies to the caller are three stages, and usually one operation. Small operations on arrays in host memory run
-inline: waking a worker takes longer than they do.
+A stage reads and writes arrays of one device, or of all devices that links join. The sum of a bucket, its optimizer
+step and the copies to the caller are three stages, and usually one operation. Small operations on arrays in host memory
+run inline: waking a worker takes longer than they do.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Stage:
 
     Args:
         name: of the operation that begins with it.
-        run: called with the raw arrays of ``reads`` and ``writes``. On a device with streams it enqueues its work on the
-            current stream, or on streams that the current one waits for.
+        run: called with the raw arrays of ``reads`` and ``writes``. On a device with streams it enqueues its work on
+            the current stream, or on streams that the current one waits for.
         reads, writes: arrays.
         context: the device where it runs.
         repeatable: running it twice gives the same result.

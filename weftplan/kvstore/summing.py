@@ -65,7 +65,7 @@ class Lot:
 
     def __init__(self, way: Way, items: Sequence[Item], *, updates: bool) -> None:
         self.later: list[Item] = []
-        if not all([way.reaches(item.stored, out) for item in items for out in item.outs]):
+        if not all(way.reaches(item.stored, out) for item in items for out in item.outs):
             self.later = [Item(item.key, (), item.stored, item.stored, item.outs) for item in items if item.outs]
             items = [item._replace(outs=()) for item in items]
         self._way, self._items = way, items
@@ -88,8 +88,8 @@ class Near:
         where: the device.
         block_sum: order of additions.
         sharing: threads and sizes, as for :func:`~weftplan.kvstore.reduce.reduce_arrays`.
-        bring: called with a key, the place in its list, an array, ``where`` and a priority; returns a copy that ``where``
-            can read.
+        bring: called with a key, the place in its list, an array, ``where`` and a priority; returns a copy of the array
+            that ``where`` can read.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Near:
 
     def fixed(self, items: Sequence[Item], *, updates: bool) -> tuple[list[Stage], list[Stage]] | None:
         """Return the stages before and after the steps, if they are the same for every call; else None."""
-        if not all([reads(self.where, array.chunk.context) for item in items for array in item.arrays]):
+        if not all(reads(self.where, array.chunk.context) for item in items for array in item.arrays):
             return None
         pushed = [item for item in items if item.arrays]
         return (self.sums(pushed, 0) if pushed else []), self._copies(items, updates=updates)

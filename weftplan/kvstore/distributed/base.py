@@ -91,7 +91,7 @@ class KVStoreDist(KVStoreLocal):
     ) -> None:
         """Push the operation that exchanges the arrays of a bucket, and queue its exchange.
 
-        The exchange is queued before the push, which waits for it on an engine that runs operations when they are pushed.
+        The exchange is queued before the push, which on an engine that runs operations inline waits for it.
 
         Args:
             ticket: makes the exchange.

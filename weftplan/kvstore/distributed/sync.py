@@ -63,19 +63,11 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
 
     def _lay_apart(self, layout: Layout) -> Layout:
         # The same buckets on every process, whatever has failed on one.
-        return (
-            layout
-            if not layout.fuses
-            else layout._replace(
-                buckets=[
-                    Bucket(
-                        bucket.items,
-                        self._by_way([self._still_to_do(i, fuses=False) for i in bucket.items], updates=False),
-                    )
-                    for bucket in layout.buckets
-                ]
-            )
-        )
+        buckets = []
+        for bucket in layout.buckets:
+            left = [self._still_to_do(item._replace(outs=()), fuses=False) for item in bucket.items]
+            buckets.append(Bucket(bucket.items, self._by_way(left, updates=False)))
+        return layout._replace(buckets=buckets)
 
     def _cut(self, items: Sequence[Item]) -> list[list[Item]]:
         if self._dist_compression is not None and items and items[0].arrays:
@@ -86,7 +78,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         return super()._still_to_do(item._replace(arrays=()), fuses=fuses)
 
     def _sum_over_processes(self, items: Sequence[Item], priority: int) -> None:
-        straight = all([len(i.arrays) == 1 and _on_host(i.arrays[0]) and _on_host(i.total) for i in items])
+        straight = all(len(i.arrays) == 1 and _on_host(i.arrays[0]) and _on_host(i.total) for i in items)
         if not straight:
             for lot in self._by_way([i._replace(stored=i.total, outs=()) for i in items], updates=False):
                 self._launch(lot, (), priority)

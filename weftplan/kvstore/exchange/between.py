@@ -1,8 +1,8 @@
 """Sums over links between devices: plans, streams, and receive buffers for gradients.
 
 A bucket is one engine operation. It enqueues a program for each key that sums all gradients at the key's home, the
-optimizer's steps at the homes, and a program for each key that copies the new value to every place. The caller holds the
-store's lock; the operations run on any engine thread.
+optimizer's steps at the homes, and a program for each key that copies the new value to every place. The caller holds
+the store's lock; the operations run on any engine thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Fused optimizer steps: the updates of many weights as a single stage of an operation.
 
-Each update is an operator call on its own weight. The stage reads all gradients and writes all weights and states, so its
-variables order it exactly like the single calls, and its results are bit-identical to theirs. On the host it runs in parts
-on idle cores; on a simulated device it is one launch. The functions are stateless; one thread at a time uses an optimizer.
+Each update is an operator call on its own weight. The stage reads all gradients and writes all weights and states, so
+its variables order it exactly like the single calls, and its results are bit-identical to theirs. On the host it runs
+in parts on idle cores; on a simulated device it is one launch. The functions are stateless; one thread at a time uses
+an optimizer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ways of a sum over processes. :func:`choose` names one before the first message; all members choose the same.
 
-:class:`InMessages` sends small arrays in the messages that every exchange begins with. :class:`InSharedMemory` lets each
-process add up one range of what all have shown in memory that they share. :class:`OverMPI` does the same with messages of
-MPI. :class:`Alone` is for a process without others.
+:class:`InMessages` sends small arrays in the messages that every exchange begins with. :class:`InSharedMemory` lets
+each process add up one range of what all have shown in memory that they share. :class:`OverMPI` does the same with
+messages of MPI. :class:`Alone` is for a process without others.
 """
 
 from __future__ import annotations
