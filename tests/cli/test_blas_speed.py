@@ -1,4 +1,4 @@
-"""What the doctor says of a BLAS that runs below the processor."""
+"""The doctor's warning about a BLAS that does not use the processor's vector instructions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pool(architecture: str | None, api: str = "openblas"):
     ],
 )
 def test_what_is_below_the_processor(architecture: str | None, features: dict[str, bool], offered: str | None):
-    """A warning names what runs and what the processor offers; a library that uses all of it gives none."""
+    """The warning names the architectures of BLAS and processor; a library that uses all instructions gives none."""
     found = blas_speed.warnings([pool(architecture)], features, {})
     if offered is None:
         assert found == []
@@ -48,7 +48,7 @@ def test_what_is_below_the_processor(architecture: str | None, features: dict[st
 
 
 def test_other_libraries_are_left_alone():
-    """What MKL calls its architecture is no name of OpenBLAS's."""
+    """MKL's architecture names are not compared with OpenBLAS's."""
     assert blas_speed.warnings([pool("Haswell", "mkl")], AVX512, {}) == []
 
 

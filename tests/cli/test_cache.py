@@ -1,4 +1,4 @@
-"""``weftplan cache``: what is kept, and being rid of it."""
+"""``weftplan cache``: the cache's contents, and clearing it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*args: str) -> str:
-    """What the command prints."""
+    """Return the command's output."""
     done = CliRunner().invoke(main, ["cache", *args])
     assert done.exit_code == 0, done.output
     return done.output
@@ -41,7 +41,7 @@ def test_size_and_place(caches: Path):
 
 
 def test_clear(caches: Path):
-    """Says what it has removed; afterwards there is nothing, and a second time does nothing."""
+    """It reports the removed files; afterwards the cache is empty, and a second call does nothing."""
     assert "removed 3 files" in run("--clear")
     assert not (caches / "weftplan" / "plans").exists()
     assert "removed 0 files" in run("--clear")

@@ -35,7 +35,7 @@ done
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_each_line_is_completed_to_what_fits(asked: str) -> None:
-    """What the command answers bash: values, or (for a MODEL that is no network) the wish for files."""
+    """The command answers bash with values or, for a MODEL that is no network, with a request for file names."""
     command, *words = asked.split()
     answers = BashComplete(main, {}, command, "_WEFTPLAN_COMPLETE").get_completions(words[:-1], words[-1])
     assert [answer.value for answer in answers if answer.type == "plain"] == ASKED[asked]
@@ -43,7 +43,7 @@ def test_each_line_is_completed_to_what_fits(asked: str) -> None:
 
 
 def test_bash_completes_networks_and_files(tmp_path: Path) -> None:
-    """In a shell each line is completed to what fits, and a MODEL that is no network to files."""
+    """A shell completes each line to the matching values, and a MODEL that is no network to files."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash")

@@ -29,7 +29,7 @@ def run(*arguments: str, **environment: str | None):
 
 
 class TestDoctor:
-    """What the doctor tells."""
+    """The doctor's report."""
 
     def test_json_holds_every_variable(self):
         """One JSON object with each variable's value, origin and effect, and nothing else on stdout."""
@@ -126,7 +126,7 @@ class TestDoctor:
         assert rows["gpu(0)"]["usable"] or rows["gpu(0)"]["note"]
 
     def test_usable_cpus(self):
-        """At least the one that runs this."""
+        """At least one processor is usable."""
         assert blas_threads.usable_cpus() >= 1
 
     def test_page_of_variables_is_current(self):

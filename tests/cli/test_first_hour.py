@@ -1,7 +1,7 @@
 """The first hour at the command line, with its mistakes, on a real pseudo-terminal of 80 columns.
 
-Whoever has a leftover model, or wants to know whether a network fits, types these lines. No answer is broken within a
-word or a number, and each says what to type next.
+A user with a leftover model, or with the question whether a network fits, types these lines. No answer is broken within
+a word or a number, and each names the next command.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ NO_SENTENCE = re.compile(
     |[^A-Z] | .*;\srepeat""",
     re.VERBOSE,
 )
-"""How a telegram begins: with a noun that has no article, a participle without a subject, or no capital. A sentence of
-help says what something is, or what it makes the command do."""
+"""Beginnings of telegram style: a noun without an article, a participle without a subject, or no capital. A sentence of
+help defines a thing, or states its effect on the command."""
 
 
 def sentences() -> list[tuple[str, str]]:
@@ -54,5 +54,5 @@ def test_help_fits_80_columns(name: str) -> None:
 
 @pytest.mark.parametrize("text", ["Of all offsets.", "Subtracted from the pixels.", "Number of processes.", "of it."])
 def test_a_telegram_is_found(text: str) -> None:
-    """What help texts once said is refused."""
+    """Phrases of earlier help texts are refused."""
     assert NO_SENTENCE.match(text)

@@ -1,4 +1,4 @@
-"""``weftplan inspect`` and ``weftplan run``: real checkpoints, what they say of bad ones, and what is printed."""
+"""``weftplan inspect`` and ``weftplan run``: real checkpoints, errors for damaged checkpoints, and the output."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_parameters_tell_the_shape_of_the_input(prefix: Path) -> None:
 
 
 def test_the_first_fully_connected_layer_tells_the_side_of_images(tmp_path: Path) -> None:
-    """Of the usual sizes the verdict names the one that the stored weights fit; so does the error for another rank."""
+    """The verdict names the usual image size that the stored weights fit; so does the error for another rank."""
     symbol = mx.models.get("lenet")
     shapes, _, _ = symbol.infer_shape(data=(1, 1, 28, 28))
     known = dict(zip(symbol.list_arguments(), shapes, strict=True))
@@ -103,7 +103,7 @@ def test_the_first_fully_connected_layer_tells_the_side_of_images(tmp_path: Path
 
 
 def words(result: Result) -> str:
-    """What was printed, whatever the width."""
+    """Return the output's words, independent of the width."""
     return " ".join(result.output.split())
 
 
@@ -144,7 +144,7 @@ def test_shapes_that_an_onnx_file_says(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("command", ["inspect", "convert"])
 def test_misspelt_inputs_are_refused(prefix: Path, tmp_path: Path, command: str) -> None:
-    """A shape of what is no argument is a mistake, and the nearest name is told."""
+    """A shape for an unknown argument is an error that suggests the nearest name."""
     tail = (tmp_path / "net.onnx",) if command == "convert" else ()
     result = call(command, prefix, 7, *tail, "--shape", "dta=1,3,8,8")
     assert result.exit_code == 2
@@ -152,7 +152,7 @@ def test_misspelt_inputs_are_refused(prefix: Path, tmp_path: Path, command: str)
 
 
 def test_features_tell_it_all() -> None:
-    """Where the first layer takes vectors, only the size of the batch is open."""
+    """If the first layer takes vectors, only the batch size is unknown."""
     symbol = mx.sym.FullyConnected(mx.sym.Variable("data") * 2, num_hidden=3, name="fc")
     found = inspect(symbol, args={"fc_weight": mx.nd.ones((3, 6)), "fc_bias": mx.nd.ones((3,))}, aux={})
     assert found.inputs[0].shape == (0, 6)
@@ -219,7 +219,7 @@ def test_a_page(prefix: Path, tmp_path: Path) -> None:
 
 
 def expected(data: Any) -> Any:
-    """What the network gives, by an executor."""
+    """Return the network's outputs, computed by an executor."""
     executor = network().simple_bind(mx.cpu(), data=data.shape, grad_req="null")
     executor.copy_params_from(*parameters())
     return executor.forward(data=mx.nd.array(data))[0].asnumpy()
@@ -258,7 +258,7 @@ def test_run_on_an_image(prefix: Path, tmp_path: Path) -> None:
 
 
 def test_a_label_needs_no_name_and_pixels_no_dtype(tmp_path: Path) -> None:
-    """What losses alone read is a label by any name; bytes are cast as the network computes, indices stay whole."""
+    """An input that only losses read is a label; bytes are cast to the network's dtype, indices stay integers."""
     user, score = mx.sym.Variable("user"), mx.sym.Variable("score")
     pixels = mx.sym.FullyConnected(mx.sym.Variable("pixels"), num_hidden=2, name="fc")
     rated = mx.sym.Embedding(user, input_dim=9, output_dim=2, name="users") * pixels

@@ -52,7 +52,7 @@ def test_the_best_so_far_is_printed(ctrl_c) -> None:
 
 
 def test_nothing_that_fits_was_found(ctrl_c) -> None:
-    """The exit code is that of an interrupt, too; a sentence says what happened and what is needed so far."""
+    """The exit code is that of an interrupt; a sentence reports the interrupt and the smallest need so far."""
     ctrl_c(1)
     done = CliRunner().invoke(main, [*NETWORK, "--budget", "120MB"])
     assert (done.exit_code, done.stdout) == (130, "")
@@ -61,7 +61,7 @@ def test_nothing_that_fits_was_found(ctrl_c) -> None:
 
 
 def test_the_second_ctrl_c_is_an_interrupt(ctrl_c) -> None:
-    """Whoever presses again does not want to wait for the end of what is going on."""
+    """A second Ctrl-C ends the search without waiting for the current step."""
     ctrl_c(5, 6)
     done = CliRunner().invoke(main, [*NETWORK, "--budget", "120MB"])
     assert (done.exit_code, done.stdout) == (130, "")
@@ -70,7 +70,7 @@ def test_the_second_ctrl_c_is_an_interrupt(ctrl_c) -> None:
 
 
 def test_stopping_outside_of_a_block_stops_nothing() -> None:
-    """Whoever did not ask for it gets the whole search, and an inner block leaves the outer one alone."""
+    """Outside of the block the search runs to its end, and an inner block does not affect the outer block."""
     stopping.stop()
     assert not stopping.asked()
     with stopping.stoppable():

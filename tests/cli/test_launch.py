@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Scripts, modules and weftplan run in this Python; options behind the program are its own; hosts are passed on."""
+    """Scripts, modules and weftplan run in this Python; options after the program belong to it; hosts are passed on."""
     need_mpi()
     hosts = tmp_path / "hosts"
     hosts.write_text("one\ntwo\n")
@@ -57,7 +57,7 @@ def test_messages_that_pass_each_other_do_not_take_turns(monkeypatch: pytest.Mon
 
 
 def test_without_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The error says what to install; a missing number of workers is a usage error."""
+    """The error names the package to install; a missing number of workers is a usage error."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     failed = CliRunner().invoke(command, ["-n", "2", "x.py"])
@@ -95,7 +95,7 @@ def here(*arguments: str) -> dict[str, object]:
 
 
 def finished(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command that has succeeded, with what it printed."""
+    """Return a successful command with its output."""
     done = subprocess.run(
         [sys.executable, "-m", "weftplan", *arguments],
         cwd=ROOT,
@@ -109,7 +109,7 @@ def finished(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_process_that_nobody_launched_says_so():
-    """`dist_sync` without `weftplan launch` trains, and the first line says that it does so alone, and what to type."""
+    """`dist_sync` without `weftplan launch` trains; the first line says that it is alone, and names the command."""
     need_mpi()
     if importlib.util.find_spec("sklearn") is None:
         pytest.skip("needs scikit-learn")
@@ -171,7 +171,7 @@ print("same bits")
 
 
 def test_a_job_that_is_started_again_ends_with_the_same_bits(tmp_path: Path):
-    """A process is killed in the middle: all begin again from the newest checkpoint, and end as if nobody had died."""
+    """A process is killed in the middle: all restart from the newest checkpoint, with the bits of an unbroken run."""
     need_mpi()
     script = tmp_path / "dying.py"
     script.write_text(DYING)
@@ -183,7 +183,7 @@ def test_a_job_that_is_started_again_ends_with_the_same_bits(tmp_path: Path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_no_process_outlives_the_command(tmp_path: Path):
-    """Open MPI's mpiexec ends before a process that still runs where another one has ended with a status of its own."""
+    """Open MPI's mpiexec may exit before a running process if another process exits with a nonzero status."""
     need_mpi()
     script, mark = tmp_path / "uneven.py", tmp_path / "process"
     script.write_text(
@@ -198,5 +198,5 @@ def test_no_process_outlives_the_command(tmp_path: Path):
     arguments = [sys.executable, "-m", "weftplan", "launch", "-n", "2", str(script), str(mark)]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 4, done.stderr
-    with contextlib.suppress(OSError):  # there is none, of one that has ended and that nobody has asked for
+    with contextlib.suppress(OSError):  # a zombie has no environment
         assert not Path("/proc", mark.read_text(), "environ").read_bytes()

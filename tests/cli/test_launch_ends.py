@@ -1,4 +1,4 @@
-"""How a job ends and what `weftplan launch` says of it: killed launchers, stores that share nothing."""
+"""Exits of jobs and the reports of `weftplan launch`: killed launchers, stores that share nothing."""
 
 from __future__ import annotations
 

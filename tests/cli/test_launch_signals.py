@@ -1,4 +1,4 @@
-"""What ends `weftplan launch` ends its job, once; shown with a stand-in for mpiexec that notes what it gets."""
+"""A signal that ends `weftplan launch` ends its job, once; a stand-in for mpiexec records the signals."""
 
 from __future__ import annotations
 

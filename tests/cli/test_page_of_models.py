@@ -1,4 +1,4 @@
-"""The page on MXNet's models shows commands with what they print: they print that today."""
+"""The page on MXNet's models shows commands with their output: the commands print that output today."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN = {
     for part in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
     for block in re.findall(r"\$ weftplan (.*?(?:\n(?!\$ ).*)*)(?:\n|$)", part)
 }
-"""What each command of the page is shown to print."""
+"""The output that the page shows for each command."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_all_commands_are_shown():
 
 @pytest.mark.parametrize("command", SHOWN)
 def test_what_the_page_shows(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str):
-    """Each line is printed, in that order, whatever is left out where the page has dots."""
+    """Each line is printed, in that order; dots on the page stand for any lines."""
     if "onnx" in command:
         pytest.importorskip("onnxruntime")
     if "safetensors" in command:

@@ -73,7 +73,7 @@ def test_a_damaged_symbol_file_is_named(tmp_path: Path) -> None:
 
 
 def test_text_for_people() -> None:
-    """Peak, what fills it, and what is left out; the first line answers."""
+    """The text has the peak, its parts, and the memory outside the plan; the first line is the answer."""
     result = plan("lenet", "--optimizer", "adam")
     assert result.exit_code == 0
     found = figures("lenet", "--optimizer", "adam")
@@ -100,7 +100,7 @@ def test_a_budget_that_cannot_be_met_exits_with_1_and_names_one_that_works() -> 
 
 
 def test_a_budget_is_met_by_recomputation() -> None:
-    """A note says what it costs; a policy that was named is kept, even where it does not fit."""
+    """A note states the cost; an explicit policy is kept, even if it does not fit."""
     plain = figures("resnet", "--batch", 32)
     budget = int(plain["total"] * 0.95)
     found = figures("resnet", "--batch", 32, "--budget", budget)
@@ -157,7 +157,7 @@ def test_micro_batches_for_a_budget() -> None:
 
 
 def test_not_even_one_sample() -> None:
-    """The message says what one sample needs."""
+    """The message states the need of one sample."""
     refused = plan("mlp", "--budget", "1KB", "--batch-max")
     assert refused.exit_code == 1
     assert f"smallest budget that works is {figures('mlp', '--batch', 1)['total']}" in refused.output
@@ -321,7 +321,7 @@ def test_bad_input(arguments: list[str], code: int, message: str, tmp_path: Path
     monkeypatch.chdir(tmp_path)
     result = plan(*arguments)
     assert result.exit_code == code, result.output
-    # Messages are wrapped by click where they are long.
+    # click wraps long messages.
     assert message.strip() in " ".join(result.output.split())
     assert not message.endswith("\n") or result.output.endswith(message)
 

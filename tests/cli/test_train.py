@@ -126,7 +126,7 @@ def test_report_and_checkpoint(tmp_path):
 
 
 def test_text_output():
-    """Without --json: accuracy, memory beside the bounds, and operations per queue."""
+    """Without --json: accuracy, memory next to its bounds, and operations per queue."""
     result = CliRunner().invoke(main, ["train", "--epochs", "1", "--network", "mlp"], catch_exceptions=False)
     assert result.exit_code == 0
     for words in ("test accuracy", "images/s", "planned peak", "without sharing", "lower bound", "what the engine did"):
@@ -151,7 +151,7 @@ def test_text_output():
     ],
 )
 def test_bad_options(args, words):
-    """A bad option is named, with what is legal, before anything runs."""
+    """A bad option is named, with the legal values, before anything runs."""
     result = CliRunner().invoke(main, ["train", *args])
     assert result.exit_code == 2
     assert words in result.output
@@ -165,7 +165,7 @@ def test_batch_larger_than_the_data():
 
 
 def test_no_permission_for_the_report(tmp_path):
-    """A folder that cannot be written is refused before training, and nothing is left behind."""
+    """A folder that cannot be written is refused before training, and no file remains."""
     blocker = tmp_path / "file"
     blocker.write_text("in the way")
     result = CliRunner().invoke(main, ["train", "--report", str(blocker / "report")])
@@ -175,7 +175,7 @@ def test_no_permission_for_the_report(tmp_path):
 
 
 def test_gpu_without_a_gpu():
-    """A missing device says what is missing and what to install."""
+    """The error for a missing device names the missing part and the package to install."""
     result = CliRunner().invoke(main, ["train", "--devices", "gpu0", "--epochs", "1"])
     if result.exit_code == 0:
         pytest.skip("this machine has a GPU")

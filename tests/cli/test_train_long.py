@@ -57,7 +57,7 @@ def test_killed_and_resumed(tmp_path):
     )
     while not Checkpoints(prefix).found():
         assert process.poll() is None
-        time.sleep(0.005)  # the condition above is what is waited for
+        time.sleep(0.005)  # polls the condition above
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     resumed = train(*arguments, *checkpoints, "--resume")

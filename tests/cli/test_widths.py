@@ -33,7 +33,7 @@ for width in map(int, sys.argv[1:]):
 
 
 def on_a_terminal(script: str, *arguments: object) -> str:
-    """What a child process writes to a pseudo-terminal."""
+    """Return the output of a child process on a pseudo-terminal."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
     environment = {**os.environ, "TERM": "xterm", "WEFTPLAN_KERNELS": "numpy"}
@@ -83,7 +83,7 @@ def test_nothing_is_wider_than_the_terminal(screens: dict[int, list[str]], width
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_numbers_are_whole(screens: dict[int, list[str]], width: int) -> None:
-    """Every figure stands there to the last digit: no dots beside a digit, and the totals are those of the plan."""
+    """Every figure is printed to the last digit, never shortened, and the totals are those of the plan."""
     text = "\n".join(screens[width])
     assert not re.search(r"[\d,]…|…[\d,]+\b(?!\w)", text)
     plan = models.get("resnet18").plan(models.input_shapes("resnet18", 2), options=None, kernels="numpy")

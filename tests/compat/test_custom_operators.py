@@ -1,4 +1,4 @@
-"""Operators written in Python (mx.operator): as arrays' calls, in graphs, in training, in files; what is refused."""
+"""Operators written in Python (mx.operator): on arrays, in graphs, in training, in files; and refusals."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ class Scaled(mx.operator.CustomOp):
         self.assign(out_data[0], req[0], mx.nd.square(in_data[0]) * self.factor)
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        """Gradient; what forward kept is here."""
+        """Compute the gradient from the state that forward stored."""
         np.testing.assert_array_equal(self.kept, in_data[0].asnumpy())
         self.assign(in_grad[0], req[0], 2 * self.factor * in_data[0] * out_grad[0])
 
@@ -74,7 +74,7 @@ class SoftmaxProp(mx.operator.CustomOpProp):
 
 
 class SoftmaxOp(mx.operator.CustomOp):
-    """What computes."""
+    """A softmax in Python."""
 
     def forward(self, is_train, req, in_data, out_data, aux):
         """Probabilities."""
@@ -190,7 +190,7 @@ def test_arrays():
 
 
 def test_files():
-    """A symbol with a custom operator is saved as MXNet does, and read where the operator is registered."""
+    """A symbol with a custom operator is saved as in MXNet, and loads if the operator is registered."""
     net = two_layers(custom_loss)
     text = net.tojson()
     assert '"op": "Custom"' in text
@@ -203,7 +203,7 @@ def test_files():
 
 
 def test_what_is_refused():
-    """No op_type, settings that nobody takes, a class that is no property; a wrong shape names the operator."""
+    """No op_type, unknown settings and a class that is no property are refused; a bad shape names the operator."""
     x = mx.sym.Variable("x")
     with pytest.raises(ParameterError, match="needs op_type"):
         mx.sym.Custom(x)
@@ -217,7 +217,7 @@ def test_what_is_refused():
 
 
 def test_an_error_in_python_arrives_at_the_wait():
-    """What user code raises fails the arrays that it would have written; its own arrays do not outlive the engine."""
+    """An exception of user code fails the arrays of its outputs; its own arrays do not outlive the engine."""
 
     class Broken(mx.operator.CustomOp):
         def forward(self, is_train, req, in_data, out_data, aux):
@@ -236,7 +236,7 @@ def test_an_error_in_python_arrives_at_the_wait():
 
 
 def test_backward_wants_training():
-    """Whether user code keeps what its gradient needs outside training nobody knows."""
+    """Outside training user code may not store the state for its gradient, so backward is refused."""
     executor = mx.sym.Custom(mx.sym.Variable("x"), op_type="scaled", name="s").simple_bind(mx.cpu(), x=(2,))
     executor.forward()
     with pytest.raises(MXNetError, match="Custom 's' keeps what its gradient needs in training only"):

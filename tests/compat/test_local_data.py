@@ -74,7 +74,7 @@ def test_mnist_as_iterators(zipped: bool, files: dict[str, bytes]):
 
 
 def test_archives(files: dict[str, bytes]):
-    """CIFAR-10 and other archives are unpacked where they are; what is missing is named."""
+    """CIFAR-10 and other archives are unpacked in place; missing files are named."""
     with pytest.raises(MXNetError, match=r"cifar10\.zip at data/cifar10\.zip"):
         mx.test_utils.get_cifar10()
     Path("data").mkdir()

@@ -19,7 +19,7 @@ def name():
 
 
 def test_a_file(name, tmp_path):
-    """Messages from the level on, as plain text behind what there was; later calls change nothing."""
+    """Messages of the level and above are appended as plain text; later calls change nothing."""
     path = tmp_path / "run.log"
     path.write_text("before\n")
     logger = mx.log.get_logger(name, filename=path, level=mx.log.INFO)

@@ -1,4 +1,4 @@
-"""MXNet's names for what stands elsewhere: mx.base, mx.util, mx.runtime, mx.contrib, and the scopes that may be set."""
+"""Aliases for MXNet's names: mx.base, mx.util, mx.runtime, mx.contrib, and the scopes that may be set."""
 
 import os
 import threading
@@ -54,7 +54,7 @@ def test_util(monkeypatch):
 
     @mx.util.use_np
     def function():
-        """What it is for."""
+        """Document a function."""
 
     assert function.__doc__ == "What it is for."
     for call in (function, mx.util.np_array, mx.util.set_np):
@@ -63,7 +63,7 @@ def test_util(monkeypatch):
 
 
 def test_features():
-    """One dictionary, with every name of MXNet's; what is there depends on the machine, unknown names raise."""
+    """One dictionary has every name of MXNet's; values depend on the machine, unknown names raise."""
     features = mx.runtime.Features()
     assert features is mx.runtime.Features()
     assert len(features) == 32
@@ -116,7 +116,7 @@ def test_the_scope_of_attributes_may_be_set():
 
 
 def test_the_manager_of_names_may_be_set():
-    """NameManager.current is that of the thread; names go on from the one that was set."""
+    """NameManager.current is thread-local; names continue from an assigned manager."""
     manager = mx.name.NameManager()
     with mx.name.NameManager():
         mx.name.NameManager.current = manager
@@ -151,7 +151,7 @@ def test_unknown_dimensions():
 
 
 def test_words_have_the_numbers_that_mxnet_gives():
-    """Unknown words are 0, reserved ones come next, then frequent ones; equally frequent ones in their order."""
+    """Unknown words are 0, then come reserved words, then words by frequency; ties keep their order."""
     text = mx.contrib.text
     counter = text.utils.count_tokens_from_str("*Life*is*great*!*\n*life*is*good*.*\n", r"\*", "\n", True)
     assert counter == Counter({"is": 2, "life": 2, "!": 1, "great": 1, "good": 1, ".": 1})

@@ -1,4 +1,4 @@
-"""``mx.operator.NumpyOp`` and ``NDArrayOp``, and what is told of operators' arguments."""
+"""``mx.operator.NumpyOp`` and ``NDArrayOp``, and the description of operators' arguments."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_numpy_op_computes_and_differentiates():
 
 
 def test_a_base_as_it_is_hands_its_input_on():
-    """NumpyOp and NDArrayOp without methods of their own: the first input, and ones."""
+    """NumpyOp and NDArrayOp without own methods return the first input, and gradients of 1."""
     for kind in (mx.operator.NumpyOp, mx.operator.NDArrayOp):
         executor = kind().get_symbol(mx.sym.Variable("x"), name="op").simple_bind(mx.cpu(), x=(4,))
         executor.arg_dict["x"][:] = 10

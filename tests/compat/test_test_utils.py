@@ -17,7 +17,7 @@ X, Y = mx.sym.Variable("x"), mx.sym.Variable("y")
 
 @pytest.fixture(autouse=True)
 def seeded() -> Any:
-    """NumPy's global generator, from which such tests draw, is as it was afterwards."""
+    """Restore NumPy's global generator, which these tests use."""
     state = np.random.get_state()
     np.random.seed(1)
     yield
@@ -46,7 +46,7 @@ def test_comparisons() -> None:
 
 
 def test_exceptions_and_retries() -> None:
-    """An error that does not come fails; a test may fail so many times, by assertion alone."""
+    """A missing error fails; a test may fail ``n`` times, but only by assertion."""
     tu.assert_exception(int, ValueError, "x")
     with pytest.raises(AssertionError, match="did not raise"):
         tu.assert_exception(int, ValueError, "1")
@@ -64,7 +64,7 @@ def test_exceptions_and_retries() -> None:
 
 
 def test_outputs_and_gradients_are_compared() -> None:
-    """Right numbers pass, wrong ones do not; ``add`` adds to what was there, ``null`` keeps it."""
+    """Right numbers pass, wrong numbers fail; ``add`` accumulates, ``null`` keeps the old gradient."""
     net, place = X * Y, {"x": np.array([1.0, 2.0]), "y": np.array([3.0, 4.0])}
     tu.check_symbolic_forward(net, place, [np.array([3.0, 8.0])])
     with pytest.raises(AssertionError, match="output"):
@@ -104,7 +104,7 @@ def test_central_differences_find_a_wrong_gradient() -> None:
 
 
 def test_central_differences_of_an_executor() -> None:
-    """The slopes of the sum of output 0 as MXNet 1.9.1 finds them; what the executor holds is put back."""
+    """The slopes of output 0's sum equal MXNet 1.9.1's; the executor's arrays are restored."""
     place = {"x": np.array([[1, 2], [3, 4.0]]), "y": np.array([[2.0, -1]])}
     given = {name: mx.nd.array(value, dtype="float64") for name, value in place.items()}
     executor = mx.sym.Group([mx.sym.broadcast_mul(X * X, Y), X]).bind(mx.cpu(), given)
@@ -186,7 +186,7 @@ def test_helpers() -> None:
 
 
 def test_environment() -> None:
-    """One variable or several, set and unset, are what they were afterwards, whatever happens inside."""
+    """One or several variables, set and unset, are restored, also after an exception."""
     os.environ.pop("WEFTPLAN_OF_A_TEST", None)
     with tu.environment("WEFTPLAN_OF_A_TEST", "1"):
         assert os.environ["WEFTPLAN_OF_A_TEST"] == "1"

@@ -39,7 +39,7 @@ def theirs(content: bytes, **fed: Any) -> list[Any]:
 def written(
     path: Path, nodes: list[Any], shape: Any, *, initializers: Any = (), outputs: int = 1, opset: int = 13
 ) -> Any:
-    """A model of these nodes from x to y, y1, …, written to ``path``; what onnxruntime gives for ones counted up."""
+    """Write a model of these nodes from x to y, y1, … to ``path``; return onnxruntime's outputs for 0, 1, 2, …."""
     helper = onnx.helper
     names = ["y", *(f"y{k}" for k in range(1, outputs))]
     graph = helper.make_graph(

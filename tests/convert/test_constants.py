@@ -20,14 +20,14 @@ def operators(symbol: Any) -> list[str]:
 
 
 def outputs(symbol: Any, args: dict[str, Any], data: Any, aux: Any = None) -> list[Any]:
-    """What a bound graph gives outside training."""
+    """Return a bound graph's outputs outside training."""
     known = {**args, "data": data}
     bound = symbol.bind(mx.cpu(), {name: known[name] for name in symbol.list_arguments()}, aux_states=aux or {})
     return [out.asnumpy() for out in bound.forward(is_train=False)]
 
 
 def normalised_layer() -> tuple[Any, dict[str, Any]]:
-    """A layer whose weight is scaled to rows of length one, with a mask of ones."""
+    """Return a layer whose weight is scaled to rows of length 1, with a mask of 1s."""
     data, weight, gain = (mx.sym.Variable(name) for name in ("data", "weight", "gain"))
     length = mx.sym.sqrt(mx.sym.sum(mx.sym.square(weight), axis=1, keepdims=True))
     scaled = mx.sym.broadcast_mul(mx.sym.broadcast_div(weight, length), gain, name="scaled")
@@ -38,7 +38,7 @@ def normalised_layer() -> tuple[Any, dict[str, Any]]:
 
 
 def test_what_depends_on_parameters_alone_is_a_parameter():
-    """Six nodes become one array, with the bits that the nodes gave; what was given stays."""
+    """Six nodes become one array with the nodes' bits; the inputs stay unchanged."""
     net, args = normalised_layer()
     data = mx.nd.array(RNG.normal(size=(3, 4)))
     before = {name: value.asnumpy() for name, value in args.items()}
@@ -62,7 +62,7 @@ def test_nothing_to_fold():
 
 
 def random_weight(weight: Any) -> Any:
-    """Drawn anew in every run."""
+    """Return a weight that every run draws again."""
     return mx.sym.Dropout(weight, mode="always", p=0.5)
 
 
@@ -98,7 +98,7 @@ def test_large_results_and_outputs_stay():
 
 
 def test_batch_norm_is_folded_into_a_folded_weight():
-    """Passes work on what others have made: a weight that was computed takes the batch norm behind its layer."""
+    """Passes compose: a batch norm is folded into a weight that constant folding computed."""
     net, args = normalised_layer()
     net = mx.sym.BatchNorm(net, name="bn", fix_gamma=False)
     args |= {"bn_gamma": mx.nd.array([1.0, 2, 3, 4, 5]), "bn_beta": mx.nd.ones((5,))}

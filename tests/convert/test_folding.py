@@ -30,7 +30,7 @@ def values(symbol: Any, **shapes: tuple[int, ...]) -> tuple[dict[str, Any], dict
 
 
 def outputs(symbol: Any, args: dict[str, Any], aux: dict[str, Any], data: dict[str, Any]) -> list[Any]:
-    """What a bound graph gives outside training."""
+    """Return a bound graph's outputs outside training."""
     known = {**args, **data}
     bound = symbol.bind(mx.cpu(), {name: known[name] for name in symbol.list_arguments()}, aux_states=aux)
     return [out.asnumpy() for out in bound.forward(is_train=False)]

@@ -155,7 +155,7 @@ FILES: dict[str, tuple[list[Any], tuple[int, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_files_of_others(name: str, tmp_path: Path) -> None:
-    """What other programs write gives us what it gives onnxruntime."""
+    """Files of other programs give onnxruntime's outputs."""
     nodes, shape, initializers = FILES[name]
     if name in ("clipped", "scaled"):  # an input that is left out in the middle has no name
         nodes[0].input[:] = ["x", "low"] if name == "clipped" else ["x", "", "s"]
@@ -260,7 +260,7 @@ def test_names_and_shapes_of_a_file(tmp_path: Path) -> None:
 
 
 def test_names_that_two_operators_would_have(tmp_path: Path) -> None:
-    """The first has it, and the other one of its kind; ``_output`` behind a name is no part of it."""
+    """The first operator keeps the name, the second gets a default name; a suffix ``_output`` is not part of a name."""
     nodes = [
         node("Relu", "x", "a_output"),
         node("Tanh", "a_output", "a"),

@@ -38,7 +38,7 @@ def model_of(nodes: list[Any], values: dict[str, Any], shape: Any = (2, 20), dom
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A product with its weight in a file of its own, behind other bytes."""
+    """Return a product with its weight in a separate file, at an offset."""
     model = model_of([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], {"w": W})
     path = tmp_path / "m.onnx"
     onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
@@ -46,7 +46,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def change(path: Path, **facts: str) -> None:
-    """Change where the weight says that its bytes are."""
+    """Change the location entries of the weight."""
     model = onnx.load(path, load_external_data=False)
     tensor = model.graph.initializer[0]
     known = {entry.key: entry.value for entry in tensor.external_data} | facts

@@ -1,4 +1,4 @@
-"""Recurrent layers as ONNX, in both directions: onnxruntime gives our numbers, and what is not read is refused."""
+"""Recurrent layers as ONNX, in both directions: onnxruntime gives our numbers, and unsupported forms are refused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_recurrent_layers_go_both_ways(mode: str, settings: dict[str, Any], tmp_
 
 
 def folded(model: Any) -> Any:
-    """The model as other exporters write it: what constants alone go into is computed."""
+    """Return the model as other exporters write it, with constant expressions folded."""
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ CELLS = {
 
 @pytest.mark.parametrize("name", CELLS)
 def test_recurrent_layers_of_others(name: str, tmp_path: Path) -> None:
-    """What other programs write: parts left out, both places of the reset gate, the other direction."""
+    """Forms of other programs: omitted parts, both positions of the reset gate, the reverse direction."""
     cell, initializers = CELLS[name]
     outputs = 2 if "y1" in cell.output else 1
     if name == "last state alone":

@@ -1,4 +1,4 @@
-"""Parameters as safetensors: written files are what the reference library reads, and the other way round."""
+"""Parameters as safetensors: the reference library reads our files, and we read its files."""
 
 from __future__ import annotations
 

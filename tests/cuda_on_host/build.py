@@ -1,11 +1,11 @@
-"""CUDA C as a C++ compiler of the host reads it: a few words are replaced, everything else is the kernel's own text.
+"""Translation of CUDA C to C++ for the host's compiler: a few words are replaced, the rest is the kernel's own text.
 
 * ``T*`` becomes a checked pointer, ``T&`` a checked element, ``__shared__ T s[n]`` a checked array
   (``include/memory.h``).
-* A cast to a whole number ends at its bounds, as on a GPU; C++ leaves it undefined.
-* ``extern "C"`` goes, since every source is in a namespace of its own.
+* A cast to an integer saturates, as on a GPU; in C++ it is undefined.
+* ``extern "C"`` is removed, since every source has its own namespace.
 
-What the compiler itself can check is switched on: overflow of signed numbers, division by zero, shifts, local arrays.
+The compiler's own checks are on: signed overflow, division by zero, shifts, local arrays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLAGS = (
     "-fsanitize=signed-integer-overflow,shift,integer-divide-by-zero,bounds,bool",
     "-ftrivial-auto-var-init=pattern", f"-I{INCLUDE}",
 )  # fmt: skip
-"""Nothing is optimised: on what the tests compute, compiling takes longer than running."""
+"""No optimisation: for the small inputs of the tests, compiling takes longer than running."""
 _WHOLE = r"unsigned long long|long long|unsigned char|signed char|unsigned int|unsigned|int"
 _TYPE = rf"(?:{_WHOLE}|bool|__half|float16|float|double)"
 _POINTER = re.compile(rf"\b(const )?({_TYPE}) ?\* ?(?=(?:__restrict__ )?\w+ ?[,;=)])")
@@ -45,7 +45,7 @@ class HostCompileError(AssertionError):
 
 @functools.cache
 def missing() -> str:
-    """Why nothing can be compiled here; empty where it can."""
+    """Return why nothing can be compiled here; empty if it can."""
     if COMPILER is None:
         return "g++ is not installed"
     probe = "#include <launch.h>\n"

@@ -22,7 +22,7 @@ from tests.standin_cupy.cuda.memory import KernelError
 from tests.standin_cupy.cuda.raw import RawKernel
 
 CELL = 56
-"""Bytes of ``host::Cell``: what is noted of one element."""
+"""Bytes of ``host::Cell``, the access record of an element."""
 BLOCK = 128
 """Threads of a block of CuPy's elementwise kernels."""
 
@@ -50,7 +50,7 @@ class Host:
 
     Args:
         seeds: orders of threads and blocks; a launch is run in each of them and must leave the same bits.
-        rewrite: what becomes of a source before it is compiled, for tests that put a mistake into it.
+        rewrite: function of a source before compilation, for tests that insert a mistake.
 
     Attributes:
         executed: how often each (source, kernel) was launched.
@@ -135,7 +135,7 @@ _Parameter = collections.namedtuple("_Parameter", "name type pointer const")
 
 
 def zeros(nbytes: int) -> Any:
-    """Bytes that take memory where they are touched alone, however many there are."""
+    """Return zeroed bytes whose pages take memory only when touched."""
     if nbytes < 1 << 28:
         return np.zeros(nbytes, np.uint8)
     flags = (

@@ -1,4 +1,4 @@
-"""CUDA C as machine code of the host: threads wait as they do on a GPU, and what a GPU would do wrong is noticed."""
+"""CUDA C as machine code of the host: threads synchronize as on a GPU, and undefined behaviour is detected."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def xp():
 
 
 def run(xp, body, blocks=1):
-    """What 64 threads leave."""
+    """Return the output of 64 threads."""
     out = xp.asarray(np.zeros(64, np.int32))
     xp.RawKernel(source(body), "k")((blocks,), (64 // blocks,), (out, xp.asarray(np.zeros(64, np.int32))))
     return out.get().tolist()
@@ -83,13 +83,13 @@ def test_what_a_gpu_computes(xp, body, wanted):
 
 @pytest.mark.parametrize(("body", "text"), WRONG)
 def test_what_a_gpu_would_do_wrong(xp, body, text):
-    """Bounds, races, barriers that are missing or not reached, memory that nobody wrote, overflow."""
+    """Out of bounds, races, missing or divergent barriers, uninitialised memory and overflow are detected."""
     with pytest.raises(KernelError, match=text):
         run(xp, body)
 
 
 def test_after_a_failure_all_goes_on(xp):
-    """A launch that failed leaves its threads anywhere; the next one starts anew."""
+    """A failed launch leaves its threads at any point; the next launch starts with fresh threads."""
     for _ in range(3):
         with pytest.raises(KernelError):
             run(xp, "if (i < 3) __syncthreads();")
@@ -104,7 +104,7 @@ def test_blocks_may_not_rely_on_each_other(xp):
 
 
 def test_the_compiler_names_the_parameters(xp):
-    """A width that is not the signature's is refused, whoever reads the signature."""
+    """An argument of another width than the signature's is refused."""
     compiled = build.Compiled(source(RIGHT[0][0]), "k")
     assert compiled.parameters == ["int32*", "const int32*"]
     kernel = xp.RawKernel(source(RIGHT[0][0]), "k")

@@ -59,7 +59,7 @@ def test_a_bad_list_of_homes_says_which_part_is_wrong(text, why):
 
 
 def test_memory_of_a_file_has_no_name_and_keeps_its_bytes(tmp_path):
-    """What is written is read again, the folder looks empty, and the figures follow."""
+    """Written bytes are read back, the folder looks empty, and the statistics follow."""
     place = FileDevice(FILE, str(tmp_path), limit=1 << 20)
     raws = [place.allocate(n) for n in (1, 4096, 70_000)]
     for value, raw in enumerate(raws):
@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_used_is_told_at_once(tmp_path):
 
 
 def test_a_folder_that_vanishes_takes_nothing_with_it(tmp_path):
-    """Bytes that are there stay; new ones are refused with the folder's name."""
+    """Existing bytes stay; new allocations are refused with the folder's name."""
     folder = tmp_path / "gone"
     folder.mkdir()
     place = FileDevice(FILE, str(folder))
@@ -149,6 +149,6 @@ def test_files_that_need_a_name_lose_it_at_once(tmp_path, monkeypatch):
 
 
 def test_a_context_without_a_folder_says_what_to_set():
-    """``file(i)`` exists where WEFTPLAN_SPILL lists so many folders."""
+    """``file(i)`` exists if WEFTPLAN_SPILL lists more than ``i`` folders."""
     with pytest.raises(DeviceError, match=r"file\(7\) has no folder: WEFTPLAN_SPILL lists 0"):
         device.get(device.Context("file", 7))

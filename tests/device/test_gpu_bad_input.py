@@ -1,4 +1,4 @@
-"""What goes wrong around a GPU: a clear exception, and the process goes on."""
+"""Faults around a GPU: each gives a clear exception, and the process continues."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def dropped(context):
 
 
 def test_a_driver_that_is_missing(monkeypatch):
-    """CuPy without a driver: the message has CUDA's words and what to install."""
+    """CuPy without a driver: the message has CUDA's words and names the package to install."""
     with place("standin") as context:
 
         def fail():
@@ -71,7 +71,7 @@ def test_an_array_of_another_device():
 
 
 def test_an_array_of_another_stream():
-    """A CuPy array from CuPy's own pool, on which another stream is still working, is read behind that stream."""
+    """A CuPy array from CuPy's own pool is read after the other stream that still works on it."""
     with place("standin") as context:
         xp = device.get(context(0)).xp
         with xp.cuda.Stream(non_blocking=True):

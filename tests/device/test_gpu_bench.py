@@ -1,4 +1,4 @@
-"""The bench for GPUs runs to its end without one, and says what could not be measured."""
+"""The bench for GPUs finishes without a GPU, and reports the measurements that were not possible."""
 
 import argparse
 import importlib.util
@@ -14,7 +14,7 @@ PARTS = ("correctness", "copies", "graphs", "allocations")
 
 
 def test_the_bench_ends_on_the_stand_in(tmp_path):
-    """Table and JSON of the short parts: what has a goal and is counted meets it, times are marked."""
+    """Table and JSON of the short parts: counted figures meet their goals, times are marked."""
     path = tmp_path / "gpu.json"
     command = [sys.executable, str(BENCH), "--standin", "--every", "80", "--json", str(path), "--only", *PARTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
@@ -49,7 +49,7 @@ ROW = {"what": "something", "value": 1, "goal": 1, "met": True}
     [("os.abort()", "exit -6"), ("sys.exit('no such card')", "exit 1: no such card"), ("time.sleep(1000)", "killed")],
 )
 def test_a_part_that_dies_keeps_its_rows(bench, monkeypatch, tmp_path, end, why):
-    """A crash of the process, as after a CUDA error, and a part that hangs: what it had found is reported."""
+    """After a crash, as after a CUDA error, and after a hang, a part's earlier rows are reported."""
     script = tmp_path / "part.py"
     lines = [json.dumps({"machine": {"card": "some"}}), "a library says something", json.dumps({"row": ROW})]
     script.write_text(f"import os, sys, time\nprint({chr(10).join(lines)!r}, flush=True)\n{end}\n")
@@ -64,7 +64,7 @@ def test_a_part_that_dies_keeps_its_rows(bench, monkeypatch, tmp_path, end, why)
 
 
 def test_a_part_that_raises_keeps_its_rows(bench, monkeypatch, capsys):
-    """An exception is a row behind those that were found."""
+    """An exception is a row after the earlier rows."""
 
     def broken(args, context, clock, rows):
         rows.append(ROW)

@@ -150,7 +150,7 @@ def test_links_that_are_none(links):
 
 
 def test_rounding_keeps_what_is_there():
-    """A speed and what it is rounded to differ by less than a twentieth."""
+    """A speed and its rounded value differ by less than a twentieth."""
     for bandwidth in np.logspace(8, 12, 50):
         steps = round(np.log(bandwidth) / np.log(home_links._STEP))
         assert home_links._STEP**steps == pytest.approx(bandwidth, rel=0.05)

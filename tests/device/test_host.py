@@ -1,4 +1,4 @@
-"""The host as a device, streams of a thread, and what is said when a GPU is missing."""
+"""The host as a device, streams of a thread, and the messages for a missing GPU."""
 
 import importlib
 import sys
@@ -125,7 +125,7 @@ def test_cupy_without_a_driver_points_at_the_driver(monkeypatch):
 
 
 def test_the_number_of_gpus(monkeypatch):
-    """What a script asks before it chooses a context: what the driver finds, 0 whatever is missing, never an error."""
+    """The number is the driver's, or 0 if any part is missing, and never an error."""
     monkeypatch.setattr(importlib, "import_module", lambda name: FakeCupy)
     assert device.num_gpus() == 1
     monkeypatch.setattr(FakeCupy.cuda.runtime, "count", None)
@@ -161,7 +161,7 @@ def test_a_bad_index_is_refused(index):
 
 @pytest.mark.parametrize("kind", ["tpu", "", None, ["cpu"], 1])
 def test_a_bad_device_type_is_refused(kind):
-    """The message lists the legal ones."""
+    """The message lists the legal types."""
     with pytest.raises(DeviceError, match="expected one of cpu, gpu, cpu_pinned, sim"):
         mx.Context(kind)
 

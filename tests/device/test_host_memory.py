@@ -37,7 +37,7 @@ def group(write, folder, limit, used, cache, *, old=False):
 
 
 def test_the_machine_alone(system):
-    """Without control groups it is what the kernel says."""
+    """Without control groups the kernel's figures count."""
     assert host_memory.memory_info() == (MACHINE // 2048 * 1024, MACHINE)
 
 
@@ -51,7 +51,7 @@ def test_without_proc(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("old", [False, True], ids=["version 2", "version 1"])
 def test_a_container(system, old):
-    """Its limit is the total; what it holds, without the page cache, is not available."""
+    """Its limit is the total; its usage, without the page cache, is not available."""
     system("proc/self/cgroup", "3:cpu,memory:/box\n1:name=systemd:/box\n" if old else "0::/box\n")
     limit = MACHINE // 8
     group(system, "memory/box" if old else "box", limit, limit // 2, 4096, old=old)
@@ -61,7 +61,7 @@ def test_a_container(system, old):
 
 @pytest.mark.parametrize("old", [False, True], ids=["version 2", "version 1"])
 def test_the_tightest_of_group_and_parents(system, old):
-    """A parent's limit holds for its children; here the parent's total and the child's rest are the smaller ones."""
+    """A parent's limit holds for its children; here the parent's total and the child's free memory are smaller."""
     system("proc/self/cgroup", "4:memory:/outer/inner\n" if old else "0::/outer/inner\n")
     top = "memory/" if old else ""
     small = MACHINE // 8
@@ -79,14 +79,14 @@ def test_a_path_of_the_machine_inside_a_container(system):
 
 @pytest.mark.parametrize("limit", ["max", str((1 << 63) - 4096), "", "-1"])
 def test_no_limit(system, limit):
-    """As the versions write it, and what nobody understands."""
+    """Missing limits as both versions write them, and unreadable text, mean no limit."""
     system("proc/self/cgroup", "0::/box\n")
     group(system, "box", limit, 5000, 0)
     assert host_memory.memory_info() == (MACHINE // 2048 * 1024, MACHINE)
 
 
 def test_what_is_held_is_read_every_time(system, monkeypatch):
-    """Which groups have limits is known for seconds; how much they hold is asked for anew, and a group may vanish."""
+    """The list of groups is cached for seconds; their usage is read each time, and a group may vanish."""
     system("proc/self/cgroup", "0::/box\n")
     group(system, "box", MACHINE // 8, 0, 0)
     assert host_memory.memory_info() == (MACHINE // 8, MACHINE // 8)
@@ -116,6 +116,6 @@ def test_the_process_grows_by_what_it_touches():
 
 
 def test_without_proc_the_most_there_ever_were(monkeypatch, tmp_path):
-    """Where the system keeps no such file its own count of the most counts."""
+    """Without such a file the process's own peak counts."""
     monkeypatch.setattr(host_memory, "_PROC", tmp_path)
     assert host_memory.resident() > 1 << 20

@@ -1,4 +1,4 @@
-"""Links between simulated devices: routes, wires that copies share, and what is refused."""
+"""Links between simulated devices: routes, wires that copies share, and refusals."""
 
 from __future__ import annotations
 
@@ -125,13 +125,13 @@ def test_contexts_say_which_devices_are_asked_for():
     ],
 )
 def test_links_that_make_no_sense_are_refused(make, words):
-    """The message says what was expected."""
+    """The message states the expected form."""
     with pytest.raises(DeviceError, match=words):
         make()
 
 
 def test_memory_that_was_dropped_is_no_longer_of_its_device():
-    """Addresses of memory that nobody gave back may soon be those of an array of the host, which has other routes."""
+    """Memory that was never freed leaves the address table, since a host array may reuse its addresses."""
     place = device.get(mx.sim(97))
     with simulated_device._world:
         simulated_device._memory._bury()

@@ -1,4 +1,4 @@
-"""Links found by copying: on simulated devices they are those that were given, on GPUs they are what copies take."""
+"""Measured links: on simulated devices they equal the configured links, on GPUs the times of copies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_trees_of_measured_links_are_those_of_the_given_ones():
 
 
 def test_gpus_are_measured_and_take_what_is_declared():
-    """Copies between GPUs take time; what was declared is what stores plan with, and peers stay as they are."""
+    """Copies between GPUs take time; stores plan with the declared links, and peer access is unchanged."""
     with standin_cupy.installed():
         contexts = [mx.gpu(index) for index in range(3)]
         found = measured(contexts)

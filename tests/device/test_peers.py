@@ -17,7 +17,7 @@ BIG = 3_000_001
 
 
 def copied(context, count=BIG):
-    """A copy from gpu(0) to gpu(1) and on to gpu(2), back on the host, beside what it was."""
+    """Return a copy from gpu(0) over gpu(1) and gpu(2) back to the host, and the original."""
     values = np.arange(count, dtype=np.float32)
     x = mx.nd.array(values, ctx=context(0)) + 1
     return x.as_in_context(context(1)).as_in_context(context(2)).asnumpy(), values + 1
@@ -86,8 +86,8 @@ def test_a_trace_says_which(monkeypatch, setting, text):
 
 
 def test_page_locked_memory_of_a_stream_that_is_gone_is_waited_for(monkeypatch):
-    """CUDA gives a new stream the handle of an old one: it may take over its page-locked memory, but only behind the
-    copies that the old one still makes."""
+    """CUDA gives a new stream the handle of a destroyed stream: it may take over its page-locked memory, but only after
+    the copies that are still in flight."""
     with place("standin") as context:
         machine.apart |= {(0, 1)}
         here, there = device.get(context(0)), device.get(context(1))

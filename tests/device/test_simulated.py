@@ -87,7 +87,7 @@ def test_the_write_after_read_race_shows_too():
 
 
 def test_streams_that_wait_for_each_other_are_an_error_not_a_hang():
-    """a waits for b's event and b for a's, both recorded behind the waits."""
+    """a waits for b's event and b for a's, both recorded after the waits."""
     place = SimDevice(device.sim(94))
     a, b = place.new_stream(), place.new_stream()
     first, second = simulated.SimEvent(a), simulated.SimEvent(b)
@@ -136,7 +136,7 @@ def test_memory_that_the_host_refuses_is_not_counted():
 
 
 def test_configure_changes_what_is_given():
-    """Order, seed and cost reach the device behind sim(i); an unknown order is refused with the legal ones."""
+    """Order, seed and cost reach the device of sim(i); an unknown order is refused with the legal orders."""
     cost = CostModel(launch=2.0)
     place = simulated.configure(89, order="random", seed=3, cost=cost)
     assert (place.order, place.cost, place is device.get(device.sim(89))) == ("random", cost, True)
@@ -145,7 +145,7 @@ def test_configure_changes_what_is_given():
 
 
 def test_work_without_a_stream_waits_for_everything():
-    """Like CUDA's default stream: what was enqueued before runs first, and the call returns finished."""
+    """As on CUDA's default stream, earlier work runs first, and the call returns after completion."""
     place = SimDevice(device.sim(97))
     log, stream = [], place.new_stream()
     with stream:
@@ -207,7 +207,7 @@ def test_an_event_raises_what_its_stream_did(place):
 
 
 def test_a_seed_can_be_set_again():
-    """The same seed gives the same order of work from then on, another seed another one."""
+    """From then on the same seed gives the same order of work, another seed another order."""
     place = simulated.configure(86, order="random")
     streams = [place.new_stream() for _ in range(4)]
 
@@ -255,7 +255,7 @@ def test_a_stream_lives_until_its_work_has_run_and_its_error_was_raised(place):
 
 
 def test_floating_point_is_silent(place):
-    """Infinities and NaN of simulated work are results: no warning leaks to whoever waits for them."""
+    """Infinities and NaN of simulated work are results: a wait for them emits no warning."""
     stream, x = place.new_stream(), np.full(2, -200.0, np.float32)
     with stream:
         place.launch(lambda: np.exp(-x, out=x))

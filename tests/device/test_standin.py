@@ -51,7 +51,7 @@ def test_what_is_not_in_cupy_does_not_exist(xp):
 
 
 def test_host_and_device_do_not_mix(xp):
-    """NumPy arrays are no operands, no sources of assignment, no results of a conversion nobody asked for."""
+    """NumPy arrays are refused as operands and as sources of assignments; conversions are explicit only."""
     x, host = xp.zeros(3), np.ones(3)
     for call in (
         lambda: xp.add(x, host),
@@ -132,7 +132,7 @@ def race(xp, wait):
 
 
 def test_streams_that_nothing_orders_are_refused(xp):
-    """A read behind another stream's write, and a write behind another's read, need an event or the host."""
+    """A read after another stream's write, and a write after another's read, need an event or the host."""
     race(xp, "event")
     with pytest.raises(StreamRaceError, match="reads"):
         race(xp, None)
@@ -141,7 +141,7 @@ def test_streams_that_nothing_orders_are_refused(xp):
 
 
 def test_an_event_belongs_to_a_device(xp):
-    """It cannot mark a stream of another one."""
+    """An event cannot be recorded on another device's stream."""
     stream = xp.cuda.Stream()
     with xp.cuda.Device(1):
         event = xp.cuda.Event()
@@ -183,7 +183,7 @@ def test_dry_runs_count_the_same(xp):
 
 
 def test_the_driver_refuses_memory(xp):
-    """Beyond a device's capacity; the bytes of what is dropped come back."""
+    """Allocations beyond a device's capacity fail; freed bytes return."""
     machine.capacity[0] = 10_000
     place = device.get(mx.gpu(0))
     raw = place.allocate(8_000)
@@ -200,7 +200,7 @@ def test_gpus_that_are_not_there(xp):
 
 
 def test_nothing_is_left_behind():
-    """Afterwards ``cupy`` is what it was, and no device of the stand-in is known."""
+    """Afterwards ``cupy`` is the previous module, and no device of the stand-in remains."""
     before = sys.modules.get("cupy")
     with installed():
         mx.nd.ones((2,), ctx=mx.gpu(0)).wait_to_read()
@@ -219,7 +219,7 @@ def test_the_rules_name_their_sources():
 
 
 def test_whose_work_it_is_is_asked_where_faults_are_noted(xp):
-    """What an operation is called costs nothing on a host and on a GPU, of whose work nothing is noted."""
+    """Names of operations are only computed if faults are recorded, so hosts and GPUs do not pay for them."""
     asked = []
     for context in (mx.cpu(), mx.gpu(0), mx.sim(0)):
         stream = device.get(context).new_stream()
@@ -309,7 +309,7 @@ def test_handles_of_streams_are_used_again(xp):
 
 
 def test_freeing_waits_for_the_device(xp):
-    """``cudaFree`` returns when all streams of the device are empty: what the host enqueues then is behind them."""
+    """``cudaFree`` returns when all streams of the device are empty: later work is ordered after them."""
     a, b = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
     x, other = xp.zeros(3), xp.cuda.Memory(8)
     xp.cuda.get_current_stream().synchronize()

@@ -1,4 +1,4 @@
-"""The stand-in's CUDA C: what it computes is what C computes, and what a GPU would do in no fixed way is refused."""
+"""The stand-in's CUDA C computes C's results and refuses undefined behaviour."""
 
 import numpy as np
 import pytest
@@ -134,7 +134,7 @@ def test_floats_are_not_added_by_atomics(xp):
 
 
 def test_arguments_are_checked(xp):
-    """Dtypes of arrays and numbers, contiguity, sizes of grids: what CUDA would take as garbage, or refuse."""
+    """Dtypes of arrays and numbers, contiguity and grid sizes are checked."""
     kernel = xp.RawKernel(
         'extern "C" __global__ void k(float* x, long long n) { if (threadIdx.x < n) x[0] = 1.0f; }', "k"
     )

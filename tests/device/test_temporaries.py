@@ -1,4 +1,4 @@
-"""What CuPy allocates in kernels comes from storage, goes back to its stream, and to storage when memory is short."""
+"""CuPy's temporaries come from storage, are freed to their stream, and return to storage when memory is short."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def held():
 
 
 def test_kernels_take_nothing_from_cupy(place):
-    """An operator that sorts, in which CuPy allocates: its pool gives nothing, ours says what it is."""
+    """A sorting operator makes CuPy allocate: CuPy's pool stays empty, and ours names the temporaries."""
     x = mx.nd.array(np.random.default_rng(0).standard_normal((50, 20)), ctx=mx.gpu(0))
     mx.nd.waitall()
     meter.reset()
@@ -59,7 +59,7 @@ def test_a_block_goes_back_to_its_own_stream(place):
 
 
 def test_emptying_caches_gives_them_back(place):
-    """After a wait for the device; what is still in use stays."""
+    """Free blocks go after a wait for the device; blocks in use stay."""
     with place.new_stream():
         kept = place.xp.empty(1 << 16)
         place.xp.empty(1 << 20)
@@ -77,7 +77,7 @@ def test_a_block_that_comes_back_during_the_wait_stays(place, monkeypatch):
 
         release: the device is idle     worker: enqueue on block B, drop it     release: give B to storage
 
-    Nothing would order the next user of B, on another stream, behind that work.
+    Nothing would order the next user of B, on another stream, after that work.
     """
     stream = place.new_stream()
     with stream:

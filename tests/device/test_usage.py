@@ -62,7 +62,7 @@ def test_cores_that_are_busy():
 
 
 def test_gpus_are_found_by_their_address(nvml):
-    """CUDA's numbers and the library's differ; what a card does not tell is left out."""
+    """CUDA's device numbers and the library's differ; values that a card does not report are omitted."""
     with place("standin") as context:
         found = Usage([context(0), context(1), context(0), mx.cpu()]).figures()["gpus"]
     assert found == {

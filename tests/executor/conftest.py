@@ -1,4 +1,4 @@
-"""What the tests of executors share."""
+"""Fixtures and helpers of the executors' tests."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def deep():
 
 
 def run(ctx, symbol=network, steps=3, **bind):
-    """What a few steps compute: outputs, gradients and states, bit for bit."""
+    """Return the outputs, gradients and states of a few steps, bit for bit."""
     mx.random.seed(7)
     executor = symbol().simple_bind(ctx, data=(20, 30), **bind)
     rng = np.random.RandomState(0)
@@ -53,7 +53,7 @@ def run(ctx, symbol=network, steps=3, **bind):
 
 
 def settled(resource):
-    """Statistics once nothing is live any more, or after a minute: what a worker drops last goes a moment later."""
+    """Wait, at most a minute, until nothing is live, and return the statistics: a worker's last drop may come late."""
     end = time.monotonic() + 60
     while True:
         gc.collect()

@@ -1,7 +1,7 @@
-"""A judge of executors that shares no code with the planner: which operations touch the same bytes without an order.
+"""A race detector for executors that shares no code with the planner: it lists unordered operations on the same bytes.
 
-What an operation touches is read off the views that its kernels get; what the engine orders is worked out from the vars
-that it is pushed with. An operation follows whoever wrote what it reads, and whoever used what it writes.
+The bytes of an operation are read off the views that its kernels get; the engine's order follows from the vars of each
+push. An operation runs after the writers of the vars that it reads, and after all users of the vars that it writes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Any
 from weftplan.executor.schedule import Step
 
 Range = tuple[int, int]
-"""(address, address behind the last byte)."""
+"""(address, end address)."""
 
 
 def races(executor: Any, runs: int = 2, *, pushed: bool = False) -> list[str]:
-    """Pairs of operations of ``runs`` runs that touch the same bytes, one of them writing, and are not ordered.
+    """Return the pairs of unordered operations of ``runs`` runs that touch the same bytes, of which at least one
+    writes.
 
     Every step is taken for an operation of its own, as with bulk off; fewer operations have no fewer orders.
 
     Args:
-        pushed: take the segments instead, as they are pushed, each of which runs its steps one after the other.
+        pushed: compare the pushed segments instead; each runs its steps in sequence.
     """
     executor._prepare()
     steps = [*executor._forward_steps, *executor._backward_steps]

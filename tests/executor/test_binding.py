@@ -1,4 +1,4 @@
-"""The climb of binding: what is given is checked, then planned once, then placed."""
+"""The stages of binding: arguments are checked, then planned once, then placed."""
 
 import numpy as np
 

@@ -45,11 +45,11 @@ LONG, SHORT = 1e-3, 1e-6
         ([(), (0,), (1,), (0,), (3,), (2, 4), (5,)], (5,), [[0], [1, 2], [3, 4], [5, 6]]),  # a join is no operation
         ([(), (0,), (1,), (0,), (2, 3)], (3,), [[0], [1, 2, 3], [4]]),  # a short branch is no operation
         ([(), (0,), (1,), (0,), (3,), (2, 4)], (0, 1, 2, 3, 4, 5), [[0, 1, 2, 3, 4, 5]]),  # nothing is worth it
-        ([(), (0,), (1,), (0,), (3,), (2, 4)], (0,), [[0], [1, 2], [3, 4], [5]]),  # a stem holds nobody up
+        ([(), (0,), (1,), (0,), (3,), (2, 4)], (0,), [[0], [1, 2], [3, 4], [5]]),  # a stem delays no branch
     ],
 )
 def test_chains(needs, short, wanted):
-    """By hand: which steps are one operation, and in which order."""
+    """Chains by hand: the grouping of steps into operations, and their order."""
     found = chains(graph(*needs), lambda one: SHORT if one.number in short else LONG)
     assert numbers(found) == wanted
 
@@ -63,8 +63,8 @@ def test_copies_and_other_devices_are_apart():
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_chains_of_random_graphs(share):
-    """Each step once, behind all that it clashes with; where every step is long, none waits for a step that it would
-    not wait for in an operation of its own, and what is in one chain needs what is before it there."""
+    """Each step runs once, after all steps that it conflicts with. If every step is long, a step waits only for the
+    steps that a separate operation would wait for, and each step of a chain needs the step before it."""
     rng = random.Random(share)
     for _ in range(150):
         results = [object() for _ in range(12)]

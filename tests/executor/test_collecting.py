@@ -1,4 +1,4 @@
-"""What a dynamic executor gives back when: the flags of Paddle's collector, peaks, and orders."""
+"""Times at which a dynamic executor frees memory: the flags of Paddle's collector, peaks, and orders."""
 
 import random
 from types import SimpleNamespace
@@ -91,7 +91,7 @@ def test_threshold_counts_gib(dynamic):
     for nbytes in (20_000, 20_001):
         dynamic.setenv("FLAGS_eager_delete_tensor_gb", repr(nbytes / 2**30))
         peaks.append(held_by(backward=False, is_train=False)[0])
-    assert peaks == [6 * 4000, 7 * 4000]  # with the one that is being written
+    assert peaks == [6 * 4000, 7 * 4000]  # includes the result in progress
 
 
 @pytest.mark.shows("FLAGS_memory_fraction_of_eager_deletion")
@@ -105,7 +105,7 @@ def test_memory_fraction_of_eager_deletion(dynamic):
 
 
 def test_the_largest_are_collected_first(dynamic):
-    """With a small share only the one large result goes back, whole; the small ones stay until the run is over."""
+    """With a small share only the single large result is freed, whole; small results stay until the run is over."""
     dynamic.setenv("FLAGS_memory_fraction_of_eager_deletion", "0.01")
 
     def symbol():
@@ -124,7 +124,7 @@ def test_the_largest_are_collected_first(dynamic):
 
 @pytest.mark.shows("FLAGS_eager_delete_scope")
 def test_eager_delete_scope(dynamic):
-    """What is not collected goes back at the end of the run, or stays for the next."""
+    """Results that are not collected are freed at the end of the run, or stay for the next run."""
     dynamic.setenv("FLAGS_eager_delete_tensor_gb", "-1")
     ends = []
     for scope in ("1", "0"):
@@ -135,8 +135,8 @@ def test_eager_delete_scope(dynamic):
 
 
 def test_what_goes_back_inside_a_segment_has_no_other_user_then():
-    """Programs of random segments: whoever gives a chunk back inside comes behind every other user in all orders that
-    the engine may take, which are those of a serial search; and a chain gives everything back inside."""
+    """Programs of random segments: a step that frees a chunk inside a segment follows every other user in all orders
+    that the engine may take, by a serial search; and a chain frees everything inside."""
     for seed in range(200):
         rng = random.Random(seed)
         chunks = [SimpleNamespace(var=object(), nbytes=1, context=mx.cpu()) for _ in range(5)]

@@ -8,7 +8,7 @@ from weftplan import planner
 
 
 def test_gradients_that_cross_contexts_are_added():
-    """grad_req ``add`` adds where the gradient comes from another context than its array is on.
+    """grad_req ``add`` accumulates a gradient from another context than its array's.
 
     x on cpu(1) -> times 3 on cpu(2)
     """

@@ -42,7 +42,7 @@ def trained(ctx, net, steps=5):
 @pytest.mark.shows("MXNET_ENABLE_CUDA_GRAPHS")
 @pytest.mark.parametrize("where", GPUS)
 def test_the_bits_are_the_same(monkeypatch, where):
-    """Five steps with new data each: the graph reads the arrays anew, and is one launch from the third run on."""
+    """Five steps with new data each: the graph rereads the arrays, and is one launch from the third run on."""
     found = []
     for setting in ("0", "1"):
         monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", setting)
@@ -153,7 +153,7 @@ def test_the_standin_is_strict():
 
 @pytest.mark.parametrize("where", GPUS)
 def test_a_capture_takes_no_other_work(where):
-    """While one worker captures, another one's operation runs at once, and is no part of the graph."""
+    """While one worker captures, another worker's operation runs at once, and is no part of the graph."""
     with place(where, gpu_workers=2) as context:
         gpu = device.get(context(0))
         x, y = mx.nd.zeros((3,), ctx=context(0)), mx.nd.zeros((3,), ctx=context(0))
@@ -185,8 +185,8 @@ def test_a_capture_takes_no_other_work(where):
 
 @pytest.mark.parametrize("wait", ["synchronize", "query", "finish", "release"])
 def test_who_waits_for_the_device_waits_for_the_capture(wait):
-    """CUDA refuses to wait for a device of which a stream is captured, and the capture is lost: another thread's wait
-    begins when it has ended."""
+    """CUDA refuses to wait for a device with a captured stream, and invalidates the capture: another thread's wait
+    starts after the capture's end."""
     with place("standin") as context:
         gpu = device.get(context(0))
         event, other = gpu.new_stream().record(), gpu.new_stream()

@@ -1,4 +1,4 @@
-"""The executor strategy ``dynamic``: the bits of the plan, and what it shares with planned executors."""
+"""The executor strategy ``dynamic``: the bits of the plan, and memory that it shares with planned executors."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_same_bits_on_every_engine(dynamic, engine):
     ],
 )
 def test_bad_settings(dynamic, name, text):
-    """The message names the variable and what is legal; nothing is bound."""
+    """The message names the variable and its legal values; nothing is bound."""
     dynamic.setenv(name, text)
     with pytest.raises(ConfigError, match=f"{name}='{text}' is not legal"):
         network().simple_bind(mx.cpu(), data=(20, 30))
@@ -56,7 +56,7 @@ def test_a_budget_needs_a_plan(dynamic):
 
 
 def test_a_monitor_sees_every_result(dynamic):
-    """Nothing goes back while somebody looks, and the values are those of the static executor."""
+    """With a monitor nothing is freed, and the values are those of the static executor."""
     shown = {}
 
     def look(name, array):
@@ -108,8 +108,8 @@ def test_reshape(dynamic):
 
 
 def test_calls_are_kept_for_memory_that_comes_again(dynamic):
-    """Steps that find the same addresses make no call anew, values follow the arguments all the same, and what is kept
-    stays below its limit."""
+    """Steps with the same addresses reuse their calls, values follow the arguments, and the cache stays below its
+    limit."""
     net, shapes = mx.sym.Variable("x"), {"x": (8, 8)}
     for k in range(6):
         net = mx.sym.tanh(mx.sym.FullyConnected(net, num_hidden=8, name=f"fc{k}"))

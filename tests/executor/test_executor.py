@@ -269,7 +269,7 @@ def test_shared_buffers_and_arguments():
     assert (third.arg_dict["data"].asnumpy()[:8] == 4).all()
     third.arg_dict["data"][:] = 3
     assert (first.arg_dict["data"].asnumpy() == 3).all()
-    pool["data"] = mx.nd.zeros((2, 5))  # the caller's own array has others behind it: it cannot grow
+    pool["data"] = mx.nd.zeros((2, 5))  # the caller's own array cannot grow
     with pytest.warns(UserWarning, match="is replaced"):
         mlp().simple_bind(mx.cpu(), data=(16, 5), shared_buffer=pool)
     with pytest.raises(ShapeError, match="is shared as"):
@@ -277,7 +277,8 @@ def test_shared_buffers_and_arguments():
 
 
 def test_gradient_arrays_beside_null_are_kept():
-    """Arrays of what wants no gradient stay in grad_arrays, untouched; backward without gradients does nothing."""
+    """Arrays of arguments with grad_req null stay in grad_arrays, untouched; backward without gradients does
+    nothing."""
     x, y = mx.sym.Variable("x"), mx.sym.Variable("y")
     arrays, grads = [mx.nd.ones((2,)), mx.nd.ones((2,))], [mx.nd.full((2,), 7), mx.nd.full((2,), 8)]
     executor = (x * y).bind(mx.cpu(), arrays, grads, grad_req={"x": "null", "y": "write"})
@@ -293,14 +294,14 @@ def test_gradient_arrays_beside_null_are_kept():
 
 @pytest.mark.parametrize(("is_train", "limit", "times"), [(True, 0, 1), (False, 0, 0), (True, 1 << 62, 0)])
 def test_long_training_runs_begin_while_more_is_pushed(monkeypatch, is_train, limit, times):
-    """Once the first run's time is known; nobody gives way for short ones, or where a wait is likely to follow."""
+    """A run yields to later pushes once the first run's time is known, but not if it is short or a wait is likely."""
     ways = []
     monkeypatch.setattr(type(engine.get()), "give_way", lambda engine: ways.append(engine))
     monkeypatch.setattr(segments, "LONG_NS", limit)
     executor = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2).simple_bind(mx.cpu(), data=(3, 4))
     executor.forward(is_train=is_train)
     mx.nd.waitall()
-    ways.clear()  # where the run was over before forward returned, its time was known already
+    ways.clear()  # if the run was over before forward returned, its time is known already
     executor.forward(is_train=is_train)
     assert len(ways) == times
     mx.nd.waitall()

@@ -107,7 +107,7 @@ def test_branches_overlap_on_a_simulated_device(monkeypatch):
 
 
 class Work(NamedTuple):
-    """A piece of work on a stream of the stand-in: its place there, and how far it is behind others."""
+    """Work on a stream of the stand-in: its position there, and its positions in the streams that it waited for."""
 
     stream: int
     place: int
@@ -122,7 +122,7 @@ def beside(a, b):
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("how", ["graph", "arrays"])
 def test_branches_are_not_ordered_on_a_gpu(how, workers, monkeypatch):
-    """As many streams as workers are used, and work of one may run beside work of another; with one, nothing may."""
+    """There are as many streams as workers, and work of different streams may overlap; with one worker none does."""
     works = []
     real = Memory.touch
 
@@ -191,7 +191,7 @@ def test_simulated_time_follows_the_planners_model():
 
 
 def test_one_model_serves_plans_and_runs():
-    """What the planner reckons a node to take is what a planned graph says of it, but for the call."""
+    """The planner's modelled time of a node equals the planned graph's, except for the call overhead."""
     sized = size_symbol(wide(64), {"data": (8, 32)}, grad_req="write", context=mx.sim(0))
     planned = sized.plan()
     for nid, seconds in enumerate(cost.node_seconds(sized.program)):

@@ -65,13 +65,13 @@ def trained(network, context):
 
 @pytest.fixture(scope="module")
 def reference():
-    """What one engine without threads gives, by network."""
+    """Return the results of an engine without threads, by network."""
     with place("standin", kind="NaiveEngine") as context:
         return {name: trained(network, context(0))[0] for name, network in NETWORKS.items()}
 
 
 def check(network, kind, workers, graphs, reference, monkeypatch):
-    """The bits are those of the reference; segments are replayed where they can be, and nowhere else."""
+    """Check that the bits are those of the reference, and that exactly the eligible segments are replayed."""
     monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", graphs)
     with place("standin", kind=kind, gpu_workers=workers) as context:
         found, states = trained(NETWORKS[network], context(0))
@@ -94,7 +94,7 @@ def test_the_bits_are_the_same(kind, workers, graphs, reference, monkeypatch):
 )
 @pytest.mark.parametrize("network", ["layers", "words"])
 def test_the_bits_of_other_kernels(network, kind, workers, graphs, reference, monkeypatch):
-    """Layers of images, and recurrent ones."""
+    """Image layers and recurrent layers have the reference's bits."""
     check(network, kind, workers, graphs, reference, monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""Gradients that a bind makes: side by side in the order in which backward ends with them, each on its own."""
+"""Gradient arrays of a bind: contiguous, in the order in which backward finishes them, and each usable alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_last_gradient_comes_first():
 
 
 def test_dtypes_and_requests_are_kept_apart():
-    """What has no gradient leaves no gap, and each dtype has a range of its own; all begin as zeros."""
+    """Arguments without gradient leave no gap, each dtype has a range of its own, and all start as zeros."""
     executor = bound(grad_req={**dict.fromkeys(bound().arg_dict, "write"), "data": "null", "layer1_bias": "null"})
     arrays = [grad for grad in reversed(executor.grad_arrays) if grad is not None]
     assert side_by_side([array.raw() for array in arrays]) is not None

@@ -1,4 +1,4 @@
-"""Executors that are not running lend their memory: what leaves, what comes back, and what stays."""
+"""Idle executors lend their memory: slabs that are offloaded, slabs that return, and slabs that stay."""
 
 import contextlib
 import gc
@@ -73,7 +73,7 @@ def room(request, folder):
 
 
 def test_two_executors_take_turns_in_memory_for_one(room):
-    """The slab of the one that is not running waits in a home; bits are those of a run with room enough."""
+    """The idle executor's slab is offloaded; bits are those of a run with enough memory."""
     ctx, pool, want = room
     first, second = bound(ctx), bound(ctx)
     began = traffic.outs
@@ -121,7 +121,7 @@ def test_what_somebody_looks_at_stays(room, monkeypatch):
 
 
 def test_an_operation_that_is_pending_keeps_the_slab(room):
-    """A run that has been pushed and has not ended stays where it is, and its values are right."""
+    """A pushed run that has not ended keeps its slab, and its values are right."""
     ctx, _, want = room
     first = bound(ctx)
     gate = threading.Event()
@@ -146,7 +146,8 @@ def test_an_executor_that_dies_away_leaves_nothing(room):
 
 
 def in_thread(function):
-    """Run the function in a thread, now; what is returned waits for it, and returns or raises what it did."""
+    """Start the function in a thread; return a function that waits for it and returns its result or raises its
+    error."""
     done = Future()
 
     def run():
@@ -188,7 +189,7 @@ def test_who_lacks_memory_waits_for_a_run_that_is_being_pushed(room):
 
 
 def test_who_lacks_memory_waits_for_a_reader(room):
-    """Another thread looks at an output, as who copies it out does, for a moment."""
+    """Another thread reads an output for a moment, as a copy does."""
     ctx, _, want = room
     first, second = bound(ctx), bound(ctx)
     step(first)
@@ -241,7 +242,7 @@ def test_a_run_that_has_not_begun_lets_others_go_first(room):
 
 
 def test_a_run_that_is_being_prepared_lets_go_what_others_wait_for(room, monkeypatch):
-    """It lacks memory itself, and has what another thread waits for: that one gets it, and the run begins again."""
+    """A starved run holds memory that another thread waits for: it releases the memory and starts over."""
     ctx, _, want = room
     executor = bound(ctx)
     assert step(executor) == want
@@ -269,7 +270,7 @@ def test_a_run_that_is_being_prepared_lets_go_what_others_wait_for(room, monkeyp
 
 
 def test_who_lacks_memory_for_a_run_hears_it(room):
-    """Where nobody waits for what a run has, it does not begin again: the error comes at once."""
+    """If no thread waits for a run's memory, it does not start over: the error comes at once."""
     ctx, _, want = room
     executor = bound(ctx)
     calls = []
@@ -345,8 +346,8 @@ def test_a_run_takes_no_memory_before_its_arrays_are_ready(room, monkeypatch):
 
 @pytest.mark.parametrize("arrays_fit", [True, False])
 def test_two_devices_are_not_taken_by_halves(room, arrays_fit):
-    """Two executors need memory for one on each of two devices: whoever brings its bytes back gets both blocks. The
-    arrays of both fit beside them, or only those of one, so that they take turns, too."""
+    """Two executors compete for the memory of one, on each of two devices: an executor that reloads its bytes gets both
+    blocks. The arrays of both fit as well, or only those of one, so that they alternate, too."""
     ctx, pool, _ = room
     other = mx.Context(ctx.device_type, 9402)
     with mx.AttrScope(ctx_group="a"):
@@ -383,7 +384,7 @@ def test_two_devices_are_not_taken_by_halves(room, arrays_fit):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_an_engine_tells_whether_anything_is_pending(kind):
-    """A var is idle once what was pushed on it has ended: reads, writes, and what waits behind them."""
+    """A var is idle once all operations pushed on it have ended: reads, writes, and their successors."""
     with mx.engine.using(mx.engine.create(kind)) as current:
         read, written, other = (current.new_variable() for _ in range(3))
         gate = threading.Event()

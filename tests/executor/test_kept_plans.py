@@ -41,7 +41,7 @@ def trained(executor: Any) -> list[np.ndarray]:
 
 
 def test_a_second_bind_plans_nothing(planned):
-    """The two executors have one plan, memory of their own, and the bits of one bound anew."""
+    """The two executors share one plan, have memory of their own, and the bits of a first bind."""
     symbol = network()
     first, second = bind(symbol), bind(symbol)
     assert len(planned) == 1
@@ -55,7 +55,7 @@ def test_a_second_bind_plans_nothing(planned):
 
 
 def test_shapes_to_and_fro(planned):
-    """Reshaping between two batches plans each once; of more than are kept, the one not used for longest goes."""
+    """Reshaping between two batches plans each once; beyond the limit the least recently used plan is dropped."""
     symbol = network()
     executor = bind(symbol)
     for rows in (3, 6, 3, 6):
@@ -105,7 +105,7 @@ def test_settings_count(planned, monkeypatch, name, value):
 
 
 def set_attribute(symbol: Any) -> None:
-    """The layer behind ``a_output`` gets more outputs."""
+    """Give the layer after ``a_output`` more outputs."""
     symbol.get_internals()["a_output"]._set_attr(num_hidden="9")
 
 
@@ -116,7 +116,7 @@ def set_hint(symbol: Any) -> None:
 
 @pytest.mark.parametrize("change", [set_attribute, set_hint])
 def test_the_graph_counts(planned, change: Callable[[Any], None]):
-    """A node that was changed behind the symbol is seen."""
+    """A node that changed without the symbol is detected."""
     symbol = network()
     bind(symbol)
     change(symbol)

@@ -1,4 +1,4 @@
-"""What executors say when something is wrong: the caller's line, near names, long lists, arrays without numbers."""
+"""Error messages of executors: the caller's line, near names, long lists, arrays without numbers."""
 
 import linecache
 
@@ -77,7 +77,7 @@ def test_a_warning_without_a_caller_outside():
     ],
 )
 def test_long_lists_are_cut_and_near_names_are_shown(call, error, words):
-    """A network of 81 arguments: eight of them are shown, and the one that was probably meant."""
+    """A network of 81 arguments: the message shows eight of them and the nearest name."""
     with pytest.raises(error, match=words):
         call(chain(40).simple_bind(mx.cpu(), data=(2, 2)))
 
@@ -141,7 +141,7 @@ def test_an_array_in_the_place_of_is_train_is_refused():
 
 
 def test_parameters_that_are_no_dictionary_or_keep_their_kinds():
-    """None, and names as a file of parameters has them: the messages say what gives the right ones."""
+    """None, and names in the form of a parameter file: the messages name the function that gives the right form."""
     executor = chain(1).simple_bind(mx.cpu(), data=(2, 2))
     with pytest.raises(BindError, match="arg_params must be a dictionary of arrays by name, got NoneType"):
         executor.copy_params_from(None)

@@ -11,7 +11,7 @@ from weftplan.executor import new_arrays
 from weftplan.storage import NaivePool, PoisonResource, RawResource, RoundPool
 
 BELOW, ABOVE, LARGE = 100, 40_000, 1_500_000
-"""Elements: filled where they are made, filled together with others, filled by an operation of their own."""
+"""Elements of three sizes: filled inline, filled together with others, filled by an operation of their own."""
 SIZES = (BELOW, ABOVE, LARGE, ABOVE, BELOW, ABOVE, LARGE)
 
 
@@ -46,7 +46,7 @@ def test_on_a_simulated_device_they_are_zero():
 
 
 def test_operations_fill_several_arrays(monkeypatch):
-    """Large arrays are filled by operations of at least four mebibytes, small ones by none, after all are made."""
+    """Operations of at least 4 MiB fill large arrays after all are allocated; small arrays need none."""
     pushed = []
     real = new_arrays.push
 
@@ -57,8 +57,8 @@ def test_operations_fill_several_arrays(monkeypatch):
     monkeypatch.setattr(new_arrays, "push", push)
     executor = bound(cpu())
     assert all_zero(executor)
-    # Gradients come first, the last one first: 1.5 M elements are 6 MB, and 160 KB wait for what makes them 4 MiB. The
-    # gradients of the outputs are made one by one.
+    # Gradients come first, in reverse order: 1.5 M elements are 6 MB, and 160 KB wait until 4 MiB are complete. The
+    # gradients of the outputs are filled one by one.
     assert pushed == [1, 3, 3, 3, *[1] * 5]
     pushed.clear()
     bound(cpu(), grad_req="null")
@@ -66,7 +66,7 @@ def test_operations_fill_several_arrays(monkeypatch):
 
 
 def test_who_was_set_is_known_for_every_size():
-    """A parameter that nobody has given a value is found whatever filled it, and one with a value is not."""
+    """An unset parameter is reported, however it was filled, and a set parameter is not."""
     executor = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=200, name="fc").simple_bind(
         mx.cpu(), data=(2, 400)
     )

@@ -1,4 +1,4 @@
-"""A plan that an earlier process has kept is the one that planning gives, and is used only where it is."""
+"""A plan cached by an earlier process equals the plan that planning gives, and is used only if it does."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def of(name: str) -> Callable[[], Any]:
 
 
 def within(share: float, ctx: mx.Context) -> dict[str, Any]:
-    """A budget that takes so much of what ``deep`` plans."""
+    """Return a budget of this share of the plan of ``deep``."""
     plan = deep().plan(data=(256, 64), context=ctx)
     return {"ctx": ctx, "data": (256, 64), "budget": plan.total - int(plan.peak * (1 - share))}
 
@@ -97,12 +97,12 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
 
 
 def bind(symbol: Any, ctx: mx.Context | None = None, **more: Any) -> Any:
-    """Bound; and what it was bound with."""
+    """Return the executor and its arguments."""
     return symbol.simple_bind(ctx or mx.cpu(), **more)
 
 
 def plan_of(symbol: Any) -> PlannedGraph:
-    """The one plan that a symbol has."""
+    """Return the only plan of a symbol."""
     ((_, found),) = symbol.kept.plans
     return found
 
@@ -192,7 +192,7 @@ def test_what_is_read_is_what_was_planned(kept: Path, planned: list[None], case:
 
 
 def test_nodes_are_those_of_the_symbol(kept: Path):
-    """The nodes of whoever reads a plan stand in it, with the lines at which he made them."""
+    """A loaded plan refers to the loading program's nodes, with their source lines."""
     first = network()
     bind(first, data=(6, 5))
     second = network()
@@ -253,7 +253,7 @@ def test_the_graph_and_its_surroundings_count(kept: Path, planned: list[None], m
 
 
 def test_another_compiler_plans_anew(kept: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch):
-    """Who computes a convolution was decided by what could compile then; a network without one does not ask."""
+    """The choice of convolution kernels depends on the compiler; a network without convolutions is unaffected."""
 
     def convolution() -> Any:
         return mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c")
@@ -274,7 +274,7 @@ def test_another_compiler_plans_anew(kept: Path, planned: list[None], monkeypatc
 def test_damage_is_mended_and_nothing_is_kept_where_nobody_wants_it(
     kept: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch
 ):
-    """A damaged file, one of a folder that others can read, and a switch: planned anew each time, and nothing said."""
+    """A damaged file, a folder that others can read, and a switch: each bind plans again, silently."""
     bind(network(), data=(6, 5))
     (only,) = kept.glob("*/*")
     whole = only.read_bytes()
@@ -324,7 +324,7 @@ def test_a_search_that_was_ended_is_not_kept(kept: Path):
 
 
 def test_a_second_process_reads(tmp_path: Path):
-    """What says that nothing has changed is the same in every process."""
+    """The key of a plan is the same in every process."""
     script = (
         "import weftplan as mx\nfrom weftplan import planner\n"
         "made, true = [], planner.size_symbol\n"

@@ -95,7 +95,7 @@ def values(executor):
 
 
 def expected(length, ctx, **options):
-    """(values, planned bytes) of an executor that shares with nobody."""
+    """Return (values, planned bytes) of an executor that shares no memory."""
     alone = bucket(length, ctx, **options)
     load(alone, length)
     alone.forward(is_train=True)
@@ -166,7 +166,7 @@ def two_workers():
 
 
 def test_binding_waits_for_who_still_reads_the_memory_that_moves(two_workers):
-    """A reader of A's output is under way when B is bound, for which A has to move.
+    """A reader of A's output is running when B is bound, and B's bind has to move A.
 
     A.forward, [reader ... gate opens when B's bind begins to wait ... reads], bind B returns only here
     """
@@ -216,7 +216,7 @@ def test_arrays_of_an_executor_that_moved_are_still_its_arrays():
 
 
 def test_an_exported_array_keeps_the_block_that_it_came_from():
-    """What another library holds is neither moved nor given to somebody else; dropped, it goes back to storage."""
+    """Memory that another library holds is neither moved nor reused; once dropped, it returns to storage."""
     ctx = mx.cpu(61)
     start = held_bytes(ctx)
     small = chain(300, ctx)
@@ -258,7 +258,7 @@ def test_no_view_of_memory_that_was_given_back_is_kept():
 
 @pytest.mark.parametrize("raised", [False, True])
 def test_a_failure_survives_the_move(driver, raised):
-    """An error that an output carries is neither swallowed nor raised by binding; who reads the output gets it."""
+    """Binding neither swallows nor raises an output's error; reading the output raises it."""
     small = chain(300, mx.cpu())
     small.forward(data=np.ones(300, "float32"))[0].wait_to_read()
     out = small.outputs[0]
@@ -282,7 +282,7 @@ def test_a_failure_survives_the_move(driver, raised):
 
 
 def test_every_device_of_a_pool_grows_on_its_own():
-    """Two groups on two devices: each block is as large as the largest need on that device, whoever has it."""
+    """Two groups on two devices: each block is as large as any executor's largest need on that device."""
     groups = {"a": mx.cpu(63), "b": mx.cpu(64)}
 
     def bound(left, right, shared=None):
@@ -363,7 +363,7 @@ def test_an_executor_on_the_outputs_of_another_follows_when_they_move(driver):
 
 @pytest.mark.parametrize("ctx", [mx.cpu(65), mx.sim(6)], ids=str)
 def test_shared_buffers_hold_the_same_bytes_in_every_order(driver, ctx):
-    """Arguments cut from one dictionary: the largest request of each decides, and who came first loses nothing.
+    """Arguments cut from one dictionary: the largest request of each decides, and earlier executors lose nothing.
 
     Each executor runs before the next is bound, and all of them once more at the end.
     """
@@ -393,7 +393,8 @@ def test_shared_buffers_hold_the_same_bytes_in_every_order(driver, ctx):
 
 
 def test_storages_that_die_before_the_fence_is_pushed(monkeypatch):
-    """Who used the memory last has been dropped, and what is dead is given back just before the fence: it is pushed."""
+    """The last user of the memory was dropped, and its storages are freed just before the fence: the fence is
+    pushed."""
     net = mx.sym.Activation(mx.sym.Variable("x"), act_type="relu") + 1
     first = net.simple_bind(mx.cpu(), x=(2, 3))
     second = net.simple_bind(mx.cpu(), x=(2, 3), shared_exec=first)

@@ -1,4 +1,4 @@
-"""Pools whose device has no room for a larger block: what is kept, what comes back, what is told."""
+"""Pools whose device has no room for a larger block: kept blocks, restored blocks, and errors."""
 
 import numpy as np
 import pytest
@@ -45,8 +45,8 @@ def test_a_device_without_room_for_both_blocks(order):
 @pytest.mark.parametrize("ran", [False, True])
 @pytest.mark.parametrize("order", ["lazy", "random"])
 def test_a_block_that_does_not_even_fit_alone(order, ran):
-    """The arguments of the larger executor have room, its block has not, though the old one was given up for it: the
-    old one comes back, with what the last run left in it."""
+    """The larger executor's arguments fit, but its block does not, even without the old block: the old block comes
+    back, with the last run's contents."""
     ctx = mx.sim(4)
     with storage.using(PoisonResource(RawResource(device.get(ctx)))):
         small = chain(3000, ctx)
@@ -72,7 +72,7 @@ def test_a_block_that_does_not_even_fit_alone(order, ran):
 
 
 def test_a_block_that_is_lost_for_good_is_told_and_comes_back(monkeypatch):
-    """Somebody else took the old block's room meanwhile: every use says so, until a bind finds room for all again."""
+    """Another allocation took the old block's memory: every use raises, until a bind finds room for all."""
     ctx = mx.cpu(7)
     small = chain(3000, ctx)
     data, out = mx.nd.ones((3000,), ctx=ctx), small.outputs[0]

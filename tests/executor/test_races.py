@@ -19,7 +19,7 @@ COMPAT = ("none", "mxnet", "paddle", "paddle_pir")
 
 
 def half_unused() -> mx.sym.Symbol:
-    """One half of a split is an output, nobody reads the other; a neighbour has scratch of the size of both."""
+    """Return a split with one half as output and the other unread; a neighbour has scratch of the size of both."""
     x = mx.sym.Variable("x")
     a = mx.sym.Activation(x, act_type="softrelu", name="a")
     halves = mx.sym.SliceChannel(a, num_outputs=2, axis=1, name="halves")
@@ -92,7 +92,7 @@ def test_a_forward_part_in_one_segment_is_its_own_fence(grad_req):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_forward_part_in_segments_behind_the_first_is_its_own_fence(strategy, monkeypatch):
-    """Five segments, each behind the one before, are in order without an operation for the fence."""
+    """Five segments, each after the previous, are in order without a fence operation."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN", "2")
     x = mx.sym.Variable("x")
     for k in range(5):
@@ -105,7 +105,7 @@ def test_a_forward_part_in_segments_behind_the_first_is_its_own_fence(strategy, 
 
 
 def test_segments_that_the_first_does_not_order_need_a_fence(monkeypatch):
-    """Two layers of one input run beside each other: neither may make the other wait."""
+    """Two layers of one input run in parallel: neither waits for the other."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
     executor = two_ways().simple_bind(mx.cpu(), x=(64, 64), options=planner.PlanOptions(strategy="arena"))
     assert executor._overlaps
@@ -114,7 +114,7 @@ def test_segments_that_the_first_does_not_order_need_a_fence(monkeypatch):
 
 
 def test_small_gradients_are_told_together():
-    """A segment of backward ends where gradients of 64 KiB are ready, or with the last one."""
+    """A segment of backward ends when gradients of 64 KiB are ready, or with the last gradient."""
     x = mx.sym.Variable("x")
     for k, units in enumerate((8, 8, 512, 8, 8)):
         x = mx.sym.FullyConnected(x, num_hidden=units, name=f"fc{k}")
@@ -151,7 +151,7 @@ def test_a_run_waits_for_who_reads_what_the_one_before_left():
 
 
 def test_a_run_that_failed_does_not_spoil_the_next(monkeypatch):
-    """What a segment fails with is raised by a wait, once; then the next run, which writes the same vars, is whole."""
+    """A wait raises a segment's failure once; the next run, which writes the same vars, succeeds."""
     executor = two_ways().simple_bind(
         mx.cpu(), x=(256, 256), grad_req="null", options=planner.PlanOptions(strategy="arena")
     )

@@ -1,4 +1,4 @@
-"""What an executor refuses, what it says then, and that nothing is left half done."""
+"""Refusals of an executor: messages, and no half-done state."""
 
 import numpy as np
 import pytest
@@ -127,7 +127,8 @@ def layers():
 
 
 def test_a_parameter_without_a_value_is_an_error():
-    """What copy_params_from left out, and nobody has set since, is listed at forward; zeros would look plausible."""
+    """Parameters that copy_params_from omitted and no call has set are listed at forward; zeros would look
+    plausible."""
     executor = layers().simple_bind(mx.cpu(), grad_req="null", data=(2, 4))
     given = {name: mx.nd.ones(executor.arg_dict[name].shape) for name in ("fc_weight", "bn_gamma")}
     executor.copy_params_from(given)
@@ -159,8 +160,8 @@ def test_zeros_may_be_meant():
 
 @pytest.mark.parametrize("strategy", ["", "dynamic"])
 def test_backward_without_forward(strategy, monkeypatch):
-    """It runs where the gradients need nothing that forward computes, twice and with shared memory too, as in MXNet; an
-    executor whose memory it takes has to run forward again."""
+    """It runs if the gradients need no forward result, twice and with shared memory too, as in MXNet; an executor whose
+    memory it overwrites has to run forward again."""
     if strategy:
         monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", strategy)
     x = mx.sym.Variable("x")
@@ -212,7 +213,8 @@ def test_backward_after_forward_outside_training():
     ],
 )
 def test_operators_that_need_training(net, data):
-    """What keeps nothing for its gradient outside training is named; without dropping or batches it may run."""
+    """Operators that keep nothing for their gradient outside training are named; without dropout or batch statistics
+    they may run."""
     executor = net(mx.sym.Variable("x")).simple_bind(mx.cpu(), x=data)
     executor.forward()
     with pytest.raises(MXNetError, match=r"'odd' keeps what its gradient needs in training only"):

@@ -1,4 +1,4 @@
-"""Memory that executors share, arrays that users hold meanwhile, and what is left when executors are gone."""
+"""Memory that executors share, arrays that users hold meanwhile, and memory after the executors are gone."""
 
 import gc
 import threading
@@ -64,7 +64,7 @@ def test_an_output_that_is_being_read_is_not_overwritten_by_a_sharing_executor(t
 
         engine.get().push(slow, [held.var], [kept.var], mx.cpu(), name="slow reader")
         after.forward(data=np.full(after.arg_arrays[0].shape, high, "float32"))
-        # B's first kernel would be done long before this one, which has only its own array to wait for.
+        # B's first kernel would finish long before this operation, which waits only for its own array.
         mx.nd.ones((4,)).wait_to_read()
         gate.set()
         np.testing.assert_allclose(kept.asnumpy(), np.exp(low) ** 2, rtol=1e-5)
@@ -90,7 +90,7 @@ def test_no_executor_needs_the_cycle_collector():
     """Bound, run, reshaped, dropped: all bytes are back without a run of the garbage collector."""
     loss_net().simple_bind(mx.cpu(), data=(4, 5)).forward()[0].wait_to_read()
     start = None
-    while start != (start := live_bytes()):  # without the GIL a worker lets go of what it made when it next wakes
+    while start != (start := live_bytes()):  # without the GIL a worker drops its last objects when it next wakes
         gc.collect()
     gc.disable()
     try:
@@ -111,7 +111,9 @@ def test_a_bind_leaves_no_cycles(budget):
     """Graphs that passes have superseded go with the bind, those of a network whose layers are joined included."""
     made = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8)
     symbol = mx.sym.FullyConnected(mx.sym.Activation(made, act_type="relu"), num_hidden=3)
-    symbol.simple_bind(mx.cpu(), budget=budget, data=(4, 5)).forward()[0].wait_to_read()  # what a first one settles
+    symbol.simple_bind(mx.cpu(), budget=budget, data=(4, 5)).forward()[
+        0
+    ].wait_to_read()  # fills the caches of a first bind
     gc.collect()
 
     def graphs():

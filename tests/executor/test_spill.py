@@ -1,4 +1,4 @@
-"""Results that wait on the host: same bits, planned bytes, copies beside the computation, on simulated devices."""
+"""Results offloaded to the host: same bits, planned bytes, copies parallel to the computation, on simulated devices."""
 
 import itertools
 

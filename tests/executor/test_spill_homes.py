@@ -70,7 +70,7 @@ def trained(net, ctx, **options):
 
 
 def spills(executor):
-    """Contexts on which results of an executor wait."""
+    """Return the contexts that hold offloaded results of an executor."""
     planned = executor.planned
     return [
         planned.devices[nid] for nid, node in enumerate(planned.graph.nodes) if node.attrs.get("__spill__") == "out"
@@ -103,7 +103,8 @@ def test_half_the_memory_gives_the_same_bits(kind, place, home, folder):
 
 @pytest.mark.parametrize("place", ["cpu", "sim"])
 def test_each_home_holds_the_planned_bytes_up_to_its_limit(place, folder):
-    """Storage of the device and of every home gives out what the plan says; where one is full the next is taken."""
+    """Storage of the device and of every offload target holds the planned bytes; a full target is followed by the
+    next."""
     net, ctx = network(), getattr(mx, place)(next(DEVICES))
     first = "host:160KiB" if place == "sim" else f"file:{folder}:160KiB"
     second = f"file:{folder}" if place == "sim" else "peer"
@@ -131,8 +132,8 @@ def test_each_home_holds_the_planned_bytes_up_to_its_limit(place, folder):
 
 
 def test_plans_and_arrays_share_the_limit_of_a_home(folder):
-    """What a first executor and arrays have in a home is not there for a second one, which is planned for the rest;
-    it is there again when they are gone."""
+    """Bytes of a first executor and of arrays in an offload target are unavailable to a second executor, which is
+    planned for the remainder; they are available again afterwards."""
     net, ctx = network(), mx.cpu(next(DEVICES))
     half = plain_peak(net, ctx) // 2
     text = f"file:{folder}:1MiB"
@@ -203,7 +204,7 @@ def test_the_variable_names_homes_of_plans(monkeypatch, folder):
 
 
 def test_peers_are_the_devices_in_use_with_most_room_first(folder):
-    """``simple_bind`` names devices of the same kind from which memory has been taken, and never the device itself."""
+    """``simple_bind`` names devices of the same kind with allocated memory, and never the device itself."""
     net = network(layers=3)
     ctx, tight, wide = (mx.sim(next(DEVICES)) for _ in range(3))
     held = [mx.nd.zeros((1 << 20,), ctx=tight), mx.nd.zeros((1,), ctx=wide)]
@@ -237,7 +238,7 @@ def test_a_device_that_computes_is_no_peer():
     ids=str,
 )
 def test_bad_options_are_refused(wrong):
-    """What is no list of homes or devices is an error that names the option."""
+    """A value that is no list of targets or devices is an error that names the option."""
     with pytest.raises(PlanError, match=next(iter(wrong))):
         PlanOptions(**wrong)
 

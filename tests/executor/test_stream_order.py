@@ -1,4 +1,4 @@
-"""Memory that goes back while a stream still works on it: who gets it, and when."""
+"""Memory freed while a stream still works on it: its next user, and when."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def freed(resource, stream, ran, number, nbytes=512):
 
 
 def again(resource, nbytes=512):
-    """Memory of so many bytes, given back at once; its address."""
+    """Allocate ``nbytes``, free them at once, and return their address."""
     allocation = resource.allocate(nbytes)
     address = address_of(allocation.raw)
     resource.free(allocation)
@@ -104,8 +104,7 @@ def test_memory_behind_a_stream_orders_its_next_user(place, pool):
 
 
 def test_blocks_are_cut_and_merged_while_streams_work_on_them(place):
-    """A part of such a block is ordered behind its work alone, a merged one behind the work of all that it is made
-    of."""
+    """A part of such a block is ordered after its own work only, a merged block after the work of all its parts."""
     resource, ran = AutoGrowth(place, chunk=4096), []
     streams = [place.new_stream() for _ in range(3)]
     held = [resource.allocate(1024) for _ in range(4)]
@@ -115,7 +114,7 @@ def test_blocks_are_cut_and_merged_while_streams_work_on_them(place):
             place.launch(lambda number=number: ran.append(number))
             resource.free_behind(allocation)
     with streams[2]:
-        part = resource.allocate(512)  # the high end: of what the second stream had
+        part = resource.allocate(512)  # the high end of the second stream's block
         place.launch(lambda: ran.append("part"))
     streams[2].synchronize()
     assert ran == [1, "part"]
@@ -146,7 +145,7 @@ def test_memory_goes_back_to_the_system_when_its_streams_are_over(place, pool):
 
 
 def test_a_limit_counts_memory_behind_a_stream_as_free(place):
-    """A request that fits beside everything live is served without a wait."""
+    """A request that fits next to all live memory is served without a wait."""
     resource, stream, ran = LimitResource(AutoGrowth(place), 4096), place.new_stream(), []
     freed(resource, stream, ran, 1, 4096)
     with stream:
@@ -155,7 +154,7 @@ def test_a_limit_counts_memory_behind_a_stream_as_free(place):
 
 
 def test_host_memory_goes_back_when_its_copy_is_over(place):
-    """It is not handed on before: what comes takes other memory, and waits for nothing, unless there is no more."""
+    """Until then it is not reused: later requests take other memory without a wait, unless none is left."""
     resource, stream, ran = NaivePool(device.get(mx.cpu(49))), place.new_stream(), []
     address = freed(resource, stream, ran, 1, 4096)
     assert len(late) == 1
@@ -188,7 +187,7 @@ def test_what_has_passed_is_forgotten(place):
 
 
 def chain():
-    """Results that die one after the other, each smaller than the one before."""
+    """Return results that die in sequence, each smaller than the previous."""
     net, size = mx.sym.Variable("data"), 4096
     for _ in range(24):
         net = mx.sym.exp(net * 0.01)
@@ -206,7 +205,7 @@ def training():
 
 
 def peak(ctx, symbol, is_train):
-    """Most bytes of results that were held at once, beside arguments and gradients."""
+    """Return the peak bytes of results, excluding arguments and gradients."""
     resource = StatisticsResource(AutoGrowth(device.get(ctx)))
     with storage.using(resource), mx.engine.using(mx.engine.create("ThreadedEnginePerDevice", cpu_workers=1)):
         executor = symbol.simple_bind(ctx, grad_req="write" if is_train else "null", data=(64, 4096))
@@ -233,8 +232,8 @@ def test_a_device_with_streams_holds_no_more_than_a_host(dynamic, symbol, is_tra
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_streams_of_a_gpu_hand_memory_on(dynamic, workers):
-    """Cut and merged blocks go from stream to stream of several workers: each access is ordered behind the last one,
-    and the values are those of the plan."""
+    """Cut and merged blocks go from stream to stream of several workers: each access is ordered after the previous, and
+    the values are those of the plan."""
     found = []
     for strategy in ("static", "dynamic"):
         dynamic.setenv("WEFTPLAN_EXECUTOR_STRATEGY", strategy)

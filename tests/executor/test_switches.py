@@ -1,4 +1,4 @@
-"""Every switch of planner and executor acts, as its environment variable, on what an executor allocates or pushes.
+"""Every switch of planner and executor, as an environment variable, changes an executor's allocations or pushes.
 
 Each case fails if its switch does nothing. No switch changes a bit of the results (merging equal expressions changes
 those of gradients: a product of sums has other roundings than a sum of products).
@@ -13,7 +13,7 @@ from weftplan.planner.inplace import Kind
 
 
 def chain():
-    """data -> exp -> sqrt -> square -> exp: each can take the memory of the one before."""
+    """Return data -> exp -> sqrt -> square -> exp: each can overwrite its input."""
     net = mx.sym.Variable("data")
     for kind in (sym.exp, sym.sqrt, sym.square, sym.exp):
         net = kind(net * 0.1)
@@ -55,7 +55,7 @@ def twice():
 
 
 def deep(activations=6):
-    """Layers with several activations each, all of which the backward part needs."""
+    """Return layers with several activations each; the backward part needs all of them."""
     net = mx.sym.Variable("data")
     for k in range(4):
         net = sym.FullyConnected(net, num_hidden=64, name=f"fc{k}")
@@ -142,7 +142,7 @@ MEMORY = [
 def test_a_switch_of_the_planner_changes_what_is_allocated_and_no_bit(
     monkeypatch, variable, value, others, net, training, bytes_
 ):
-    """Bound without and with the variable: the allocated bytes, which are the planned ones, go where they should."""
+    """Bound without and with the variable: the allocated bytes equal the plan's and change in the right direction."""
     for name, text in others.items():
         monkeypatch.setenv(name, text)
     before = bound(net, training)
@@ -158,7 +158,7 @@ def test_a_switch_of_the_planner_changes_what_is_allocated_and_no_bit(
 
 @pytest.mark.shows("MXNET_BACKWARD_DO_MIRROR")
 def test_mirroring_repeats_forward_nodes(monkeypatch):
-    """The two recompute switches differ in what they repeat, and the backward part says so."""
+    """The two recompute switches repeat different nodes, which the backward part shows."""
     repeated = {}
     for variable in ("MXNET_BACKWARD_DO_MIRROR", "MXNET_MEMORY_OPT", None):
         with monkeypatch.context() as patch:
@@ -172,8 +172,8 @@ def test_mirroring_repeats_forward_nodes(monkeypatch):
 
 
 def segments(most_forward, most_backward, executor):
-    """Operations of a run in which no segment has more nodes than this, and one ends where gradients of 64 KiB are
-    ready."""
+    """Return the number of a run's operations if no segment exceeds these node counts, and a segment ends when
+    gradients of 64 KiB are ready."""
     steps = executor.planned.order
     split = executor.planned.num_forward_nodes
     forward = -(-split // most_forward)

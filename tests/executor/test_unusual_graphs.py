@@ -130,7 +130,7 @@ def test_misspelt_names_are_pointed_out():
 
 
 def test_values_may_be_numpy_arrays_but_nothing_else():
-    """forward, backward and copy_params_from take NumPy arrays; a list is refused with what to do instead."""
+    """forward, backward and copy_params_from take NumPy arrays; a list is refused with the remedy."""
     symbol, _ = layer()
     executor = symbol.simple_bind(mx.cpu(), data=(4, 5))
     executor.copy_params_from({"fc_weight": np.full((3, 5), 2.0)}, allow_missing=True)
@@ -185,7 +185,7 @@ def test_backward_twice_is_right_or_an_error():
 
 
 def test_gradients_of_the_first_outputs_alone():
-    """Outputs whose gradient nobody needs may be left out at the end; one that is needed is asked for by name."""
+    """Trailing outputs whose gradient is unneeded may be omitted; a needed gradient is requested by name."""
     x, y = sym.Variable("x"), sym.Variable("y")
     executor = sym.Group([x + y, sym.BlockGrad(x * y)]).simple_bind(mx.cpu(), x=(2,), y=(2,))
     executor.forward(is_train=True)
@@ -200,7 +200,7 @@ def test_gradients_of_the_first_outputs_alone():
 
 
 def test_the_symbol_as_it_runs():
-    """Equal expressions are one; the copy computes the same and shares no node with what is bound."""
+    """Equal expressions are merged; the copy computes the same and shares no node with the bound symbol."""
     x = sym.Variable("x")
     net = sym.exp(x, name="one") * sym.exp(x, name="two")
     executor = net.simple_bind(mx.cpu(), x=(3,))

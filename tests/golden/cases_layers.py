@@ -15,7 +15,7 @@ def _double(*shape):
     return {"shape": shape, "dtype": "float64"}
 
 
-# Gradients of lengths, labels and of what is cropped like are not stored: MXNet leaves them unwritten.
+# Gradients of lengths, labels and of Crop's second input are not stored: MXNet leaves them unwritten.
 # ------------------------------------------------------------------------------------------------ sequences
 STEPS = {"value": [4.0, 0.0, 2.0]}
 ROWS = {"value": [3, 1, 1, 2, 3], "dtype": "int32"}

@@ -127,7 +127,7 @@ for _case in (
     {"fix_gamma": False, "use_global_stats": True},
 ):
     for _train in (True, False):
-        # The last batch of statistics reaches the moving ones in MXNet's backward pass, so gradients are asked for.
+        # MXNet updates the moving statistics in the backward pass, so gradients are requested.
         _add(
             "BatchNorm",
             (4, 3, 2, 3),

@@ -1,4 +1,4 @@
-"""Golden cases of optimizer steps and of what training loops count over many arrays (pure data)."""
+"""Golden cases of optimizer steps and of statistics over many arrays (pure data)."""
 
 from itertools import product
 

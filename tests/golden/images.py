@@ -1,4 +1,4 @@
-"""Makes ``data/images.npz``: what MXNet 1.9.1 computes for ``image_cases.py``.
+"""Generator of ``data/images.npz``: MXNet 1.9.1's results for ``image_cases.py``.
 
 Run it with the Python of an environment that has MXNet 1.9.1 (see README.md):
 

@@ -1,4 +1,4 @@
-"""Inputs of the golden cases, made anew from seeds: imported by the generator (MXNet's Python) and by the tests.
+"""Inputs of the golden cases, generated from seeds: imported by the generator (MXNet's Python) and by the tests.
 
 Needs NumPy only, and only what NumPy has kept bit-identical since 1.17 (``RandomState``).
 """
@@ -14,7 +14,7 @@ DATA = HERE / "data"
 
 
 def load_cases():
-    """{file stem: {case name: case}} of every ``cases_*.py`` beside this file."""
+    """Return {file stem: {case name: case}} of every ``cases_*.py`` in this folder."""
     found = {}
     for path in sorted(HERE.glob("cases_*.py")):
         spec = importlib.util.spec_from_file_location(f"golden_{path.stem}", path)
@@ -47,7 +47,7 @@ def _describe(spec):
 
 
 def case_text(case):
-    """The whole case as text, stored beside its results so that a changed case is noticed."""
+    """Return the whole case as text, stored with its results so that a changed case is detected."""
     return repr(sorted(case.items()))
 
 

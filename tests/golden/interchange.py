@@ -6,8 +6,8 @@ Two directions, both stored under ``tests/golden/interchange`` so that the suite
 
 * every case of ``interchange_cases.py`` is built and saved by MXNet (``<case>-symbol.json``, ``<case>-0000.params``),
   run on its parameters, and the outputs stored (``<case>.npz``);
-* every ``ours-<network>-symbol.json``, written by weftplan (``write_ours.py`` beside this file), is loaded by MXNet
-  and run the same way; its parameters are not stored, they follow from their names.
+* every ``ours-<network>-symbol.json``, written by weftplan (``write_ours.py``), is loaded by MXNet and run the same
+  way; its parameters are not stored, since they follow from their names.
 """
 
 import os
@@ -23,7 +23,7 @@ import mxnet as mx  # noqa: E402 - MXNet warns while it is imported
 HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = os.path.join(HERE, "interchange")
 sys.path.insert(0, HERE)
-import interchange_cases as cases  # noqa: E402 - lies beside this file
+import interchange_cases as cases  # noqa: E402 - in this folder
 
 
 def run(name, symbol, shapes, params):

@@ -34,7 +34,7 @@ def sums(mx):
 
 
 def compressed(mx):
-    """What four pushes give in a store with two bits an element."""
+    """Return the results of four pushes to a store with two bits per element."""
     rng = np.random.RandomState(7)
     for number, (shape, count, threshold) in enumerate(COMPRESSED):
         kv = mx.kv.create("device")

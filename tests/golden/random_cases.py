@@ -1,9 +1,9 @@
 """Random calls of operators, one for each seed, as golden cases: odd shapes, every dtype, parameters of every kind.
 
 Python 3.8 and NumPy are enough, because the process that asks MXNet 1.9.1 makes the same cases. Values stay away from
-ties and steps where the two packages may rightly differ: what a kink gives, or which of two equal elements comes first.
+points at which the two packages may rightly differ: slopes at a kink, or the order of equal elements.
 
-The file is long because it has one maker of cases for each family of operators, and tables of their ranges.
+The file is long because it has one generator of cases for each family of operators, and tables of their ranges.
 """
 
 import random
@@ -64,7 +64,7 @@ class Maker:
         return self.pick.random() < share
 
     def axis(self, rank):
-        """An axis, from the front or from behind."""
+        """Return an axis, counted from the first or from the last."""
         return self.pick.randrange(-rank, rank)
 
     def floats(self, shape, span=(-1.0, 1.0), dtype=None, **more):
@@ -457,7 +457,7 @@ def _leaky(m):
         params["slope"] = m.pick.choice((0.1, 0.25, 1.5))
     more = {"rtol": 1e-3, "atol": 1e-3} if kind == "gelu" else {}
     if kind == "selu":
-        more["grad"] = False  # MXNet takes the slope from the data where it should from the output
+        more["grad"] = False  # MXNet computes the slope from the data instead of the output
     kind_of = "float32" if kind in ("selu", "gelu") else m.pick.choice(("float32", "float64"))
     gamma = [m.floats((shape[1],), POSITIVE, dtype=kind_of)] if kind == "prelu" else []
     return {"op": "LeakyReLU", "inputs": [m.floats(shape, WIDE, dtype=kind_of), *gamma], "params": params, **more}
@@ -529,5 +529,5 @@ FAMILIES = (
 
 
 def random_case(seed):
-    """The golden case of a seed; see README.md beside this file for its keys."""
+    """Return the golden case of a seed; README.md describes its keys."""
     return {"name": f"seed {seed}", **Maker(seed).case()}

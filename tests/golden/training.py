@@ -1,4 +1,4 @@
-"""Makes ``data/training.npz``: what MXNet 1.9.1 computes for every case of ``training_cases.py``.
+"""Generator of ``data/training.npz``: MXNet 1.9.1's results for every case of ``training_cases.py``.
 
 Run it with the Python of an environment that has MXNet 1.9.1 (see README.md):
 

@@ -160,7 +160,7 @@ def schedules(mx):
 
 
 def iterators(mx):
-    """Batches of three epochs under every way to treat the last one: data, label and padding of each batch."""
+    """Return data, label and padding of the batches of three epochs, under each handling of the last batch."""
     x = np.arange(22, dtype=np.float32).reshape(11, 2)
     y = np.arange(11, dtype=np.float32) * 10
     result = {}
@@ -231,7 +231,7 @@ SHAPES = {"fc_weight": (300, 200), "conv_weight": (64, 32, 5, 5)}
 
 
 def initializers(mx):
-    """Mean, standard deviation, least and largest value that each rule gives each weight; the fixed ones in full."""
+    """Return mean, standard deviation, minimum and maximum of each rule's weights; constant weights in full."""
     result = {}
     mx.random.seed(5)
     for key, (name, settings) in INITIALIZERS.items():

@@ -136,7 +136,7 @@ def test_options() -> None:
 
 
 def test_bad_requests() -> None:
-    """Unknown names list near ones; images that a network cannot take raise ShapeError."""
+    """The error for an unknown name lists near names; images of a wrong size raise ShapeError."""
     with pytest.raises(ParameterError, match="'resnet19'; did you mean 'resnet18'"):
         models.get("resnet19")
     with pytest.raises(ShapeError):

@@ -1,4 +1,4 @@
-"""What holds for all tests of operators."""
+"""Fixtures for all tests of operators."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Convolutions and their gradients in float64, tap by tap, from the definition: what kernels are judged by."""
+"""Reference convolutions and their gradients in float64, tap by tap, from the definition."""
 
 from __future__ import annotations
 

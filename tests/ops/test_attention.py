@@ -1,4 +1,4 @@
-"""Attention, mixed precision and resizing: inference in both directions, and what they refuse."""
+"""Attention, mixed precision and resizing: inference in both directions, and refusals."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def infer(op, ins, outs, params):
     ],
 )
 def test_shapes(op, ins, outs, params, expected):
-    """What is known of inputs and outputs tells the rest."""
+    """Known shapes of inputs and outputs complete the unknown shapes."""
     found = infer(op, ins, outs, params)
     assert (list(found[0]), list(found[1])) == expected
 
@@ -97,7 +97,7 @@ def test_refused(op, ins, params, error, says):
     ],
 )
 def test_dtypes_of_mixed_precision(op, params, ins, expected):
-    """Floats are converted to what is asked for or the widest; integers stay."""
+    """Floats are converted to the requested or the widest dtype; integers stay."""
     found = registry.get(op)
     _, outs = found.infer_dtype(registry.parse_params(found, params), ins, [None] * len(ins))
     assert [None if out is None else np.dtype(out) for out in outs] == expected
@@ -105,7 +105,7 @@ def test_dtypes_of_mixed_precision(op, params, ins, expected):
 
 
 def test_multicast_in_place():
-    """Casts between dtypes of one size, and of different ones, honour the declared pairs."""
+    """Casts between dtypes of equal and of different sizes honour the declared inplace pairs."""
     arrays = [np.ones((3, 2), np.float16), np.full(4, 2, np.float32), np.arange(3)]
     check_contract("amp_multicast", arrays, {"num_outputs": 3})
     outs = run("amp_multicast", arrays, {"num_outputs": 3})
@@ -122,7 +122,7 @@ def test_integers_are_refused(op):
 
 
 def test_resizing_back_and_forth():
-    """An image of constant rows keeps them, whatever the size; sizes of one pixel are the first one or the mean."""
+    """An image of constant rows keeps them at any size; a size of one pixel gives the first pixel or the mean."""
     image = np.tile(np.linspace(0, 1, 5)[:, None], (1, 1, 1, 3))
     (wide,) = run(RESIZE, [image], {"height": 9, "width": 7})
     np.testing.assert_allclose(wide[0, 0, :, 4], np.linspace(0, 1, 9))

@@ -1,4 +1,4 @@
-"""Correlation, im2col and col2im: inference in both directions, what they refuse, and what undoes what."""
+"""Correlation, im2col and col2im: inference in both directions, refusals, and inverses."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ WINDOW = {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 1)}
     ],
 )
 def test_shapes(op, ins, outs, params, expected):
-    """What is known of inputs and outputs tells the rest."""
+    """Known shapes of inputs and outputs complete the unknown shapes."""
     assert infer(op, ins, outs, params) == expected
 
 

@@ -65,7 +65,7 @@ def test_index_copy(shape):
 
 
 def test_index_copy_refuses():
-    """What does not fit is refused; MXNet 1.9.1 writes beyond the tensor where an index does."""
+    """Bad indices are refused; MXNet 1.9.1 writes beyond the tensor for an index out of range."""
     sym = mx.sym.contrib.index_copy(*(mx.sym.Variable(name) for name in ("old", "index", "new")))
     assert sym.infer_shape(old=(5, 3), index=(2,))[0] == [(5, 3), (2,), (2, 3)]
     for shapes, words in (
@@ -82,7 +82,7 @@ def test_index_copy_refuses():
 
 
 def test_boolean_mask():
-    """Rows where the mask is not 0, as in MXNet 1.9.1: negative, fractional and undefined numbers count."""
+    """Rows with a nonzero mask are kept, as in MXNet 1.9.1: negative numbers, fractions and NaN count."""
     data = mx.nd.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
     mask = mx.nd.contrib.boolean_mask
     assert mask(data, mx.nd.array([0, 1, 0])).asnumpy().tolist() == [[4, 5, 6]]
@@ -192,7 +192,7 @@ def test_boxes_of_wrong_shapes():
 
 
 def test_classes_without_replacement():
-    """Rows of different classes below range_max, small ones early; the tries are those of drawing one after the other.
+    """Rows hold distinct classes below range_max, small classes first; the tries equal those of sequential draws.
 
     With all classes wanted, each row is a permutation, and its tries at least as many.
     """
@@ -215,7 +215,7 @@ def test_classes_without_replacement():
 
 
 def test_classes_with_replacement():
-    """Counts that are expected are those of the formula, for arrays and for symbols, and what is drawn comes near."""
+    """Expected counts follow the formula, for arrays and for symbols, and the draws approximate them."""
     mx.random.seed(5)
     given = mx.nd.array([0, 3, 19], dtype="int32")
     expected = np.log((np.arange(20) + 2) / (np.arange(20) + 1)) / np.log(21) * 20000

@@ -106,7 +106,7 @@ def test_parts_are_right(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 
 
 def test_random_layers_are_cut_and_not_cut() -> None:
-    """What the seeds above choose covers one to four parts, of images, channels and groups."""
+    """The seeds above cover one to four parts, of images, channels and groups."""
     found = {(weight, geo.groups > 1, len(parts(geo, weight=weight)))
              for geo in map(layer, range(40)) for weight in (False, True)}  # fmt: skip
     for weight in (False, True):
@@ -115,7 +115,7 @@ def test_random_layers_are_cut_and_not_cut() -> None:
 
 
 def test_same_bits_with_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training steps on every engine, with one to four cores; what is allocated is what was planned."""
+    """Training steps on every engine, with one to four cores; the allocated bytes equal the plan."""
     split, counts = core_sharing.split, []
 
     def noting(work: Any, count: int) -> None:
@@ -151,7 +151,7 @@ def step(kind: str, data: tuple[int, ...], filters: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["Convolution", "Deconvolution"])
 def test_one_image_needs_no_more_scratch(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """An inference plan for one image is what it is without parts."""
+    """An inference plan for one image equals the plan without parts."""
     net = getattr(mx.sym, kind)(mx.sym.Variable("data"), kernel=(3, 3), num_filter=12, name="c")
     found = []
     for few in (1 << 10, 1 << 60):

@@ -1,4 +1,4 @@
-"""Kernels in CUDA C as a plan may call them: in place, with outputs that nobody wants, again, and to predict."""
+"""Kernels in CUDA C as a plan may call them: in place, with unwanted outputs, repeated, and for inference."""
 
 import numpy as np
 import pytest
@@ -75,8 +75,7 @@ def bits(arrays):
 
 @pytest.mark.parametrize("case", CASES)
 def test_in_place_and_with_unwanted_outputs(where, case):
-    """What an operator declares for its kernel of the host holds for the one in CUDA C, with any subset of the outputs:
-    the bits do not change."""
+    """An operator's declarations hold for its CUDA kernel, with any subset of the outputs: the bits do not change."""
     for call in calls_of(case):
         expected, states = run(where, call)
         for pair in call.op.inplace_pairs(call.params):

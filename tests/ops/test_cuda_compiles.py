@@ -1,4 +1,4 @@
-"""NVIDIA's compilers take every kernel in CUDA C, where one is installed; no GPU is needed."""
+"""An installed compiler of NVIDIA's accepts every kernel in CUDA C; no GPU is needed."""
 
 import re
 
@@ -11,7 +11,7 @@ REGISTERS = 65536
 
 
 def compiled(sources, folder):
-    """What nvcc says of each kernel: it may be launched with as many threads as it is, and keeps nothing in memory."""
+    """nvcc's report on each kernel: the launch's number of threads is allowed, and no register spills to memory."""
     names = [name for text in sources for name in re.findall(r"__global__ void (\w+)\(", text)]
     found = cuda.nvcc(sources, folder)
     assert sorted(name for name, *_ in found) == sorted(names)
@@ -40,7 +40,7 @@ def test_nvcc_takes_every_dtype(tmp_path):
 
 @pytest.mark.skipif(cuda.NVCC is None, reason="nvcc is not installed")
 def test_a_mistake_is_noticed(tmp_path):
-    """A name that does not exist, a variable that nobody reads, and registers that do not suffice."""
+    """An unknown name, an unused variable, and too few registers are detected."""
     for code in ("y[0] = x;", "int unused = 3;"):
         with pytest.raises(AssertionError):
             cuda.nvcc([f'extern "C" __global__ void wrong(float* y) {{ {code} }}'], tmp_path)

@@ -90,7 +90,7 @@ def test_what_is_refused_says_why(params, dtype, text):
 
 @pytest.mark.parametrize("batch", [64, 80])
 def test_large_batches_stay_below_forty_launches(batch):
-    """VGG-16, whose columns are the largest: no operator above 40 launches, no byte beside the plan."""
+    """VGG-16, whose columns are the largest: no operator above 40 launches, no byte outside the plan."""
     with place("standin") as context:
         found = counted(models.get("vgg16"), models.input_shapes("vgg16", batch=batch), context(0))
     assert found.most <= 40

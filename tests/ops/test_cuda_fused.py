@@ -1,4 +1,4 @@
-"""Layer norm and cells of GRUs on a GPU: the values of the host in few launches, nothing beside the plan."""
+"""Layer norm and cells of GRUs on a GPU: the values of the host in few launches, no byte outside the plan."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def step(symbol, shapes, ctx, dtype):
 
 
 def compared(symbol, shapes, dtype):
-    """Launches on the stand-in, where the values are those of the host, the same in two runs."""
+    """Return the launches on the stand-in; check that the values are the host's, and equal in two runs."""
     with place("standin", kind="NaiveEngine") as context:
         expected, _ = step(symbol, shapes, mx.cpu(), dtype)
         found, launches = step(symbol, shapes, context(0), dtype)
@@ -72,7 +72,7 @@ def test_norms_are_three_launches(op, shape, axis, dtype):
 
 @pytest.mark.parametrize("wanted", [{"data": "write"}, {"n_gamma": "write"}, {"n_beta": "write", "data": "add"}])
 def test_norms_compute_what_is_wanted(wanted):
-    """Gradients that nobody wants have no launch, or go to scratch that the plan counts."""
+    """Unwanted gradients have no launch, or go to scratch that the plan counts."""
     symbol = mx.sym.LayerNorm(mx.sym.Variable("data"), name="n")
     found = []
     with place("standin", kind="NaiveEngine") as context:

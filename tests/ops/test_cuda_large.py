@@ -1,7 +1,7 @@
 """Kernels in CUDA C at arrays of nearly 2^31 elements: indices of 32 bits would wrap, or end in another element.
 
-Memory is only promised (200 GB of it, on a Linux that lends so much): of each launch the first, a middle and the last
-block are run, on pages that they alone touch.
+Memory is only reserved (200 GB, on a Linux that overcommits): the first, a middle and the last block of each launch
+run, and only their pages are touched.
 """
 
 import sys

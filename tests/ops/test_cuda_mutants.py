@@ -20,7 +20,7 @@ pytestmark = [
 
 MISTAKE = re.compile(r"__syncthreads\(\);|if \(i >= count\) return;|if \(i < count\) ")
 HEAD = re.compile(r"int t = threadIdx.x;\s*$")
-"""What stands before the first barrier of ``total`` and ``largest``, which is for those who have added before."""
+"""The text before the first barrier of ``total`` and ``largest``, which separates them from an earlier reduction."""
 
 
 def mutants(text):
@@ -51,7 +51,7 @@ def users():
 
 @pytest.mark.parametrize("label", LABELS)
 def test_mistakes_are_noticed(users, label):
-    """By wrong values, or by what checks every access."""
+    """Mistakes show as wrong values or as refused accesses."""
     where, found = users
     text = cuda.texts(every=False)[label]
     for bad in mutants(text):

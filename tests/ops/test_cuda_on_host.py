@@ -27,7 +27,7 @@ INF, NAN = np.inf, np.nan
 
 
 def numbers(*shape, scale=1.0, seed=0):
-    """Numbers of float32 on both sides of 0, of which no two are alike."""
+    """Return distinct float32 numbers on both sides of 0."""
     return (
         np.random.default_rng(seed).permutation(int(np.prod(shape))).reshape(shape) / np.prod(shape) * 2 - 1
     ) * scale
@@ -134,7 +134,7 @@ CASES = {
     "dropout of all": ("Dropout", [numbers(40)], {"p": 1.0}),
 }  # fmt: skip
 VECTORS = {"BatchNorm": slice(1, None)}
-"""Arrays that stay float32 beside halves."""
+"""Arrays that stay float32 next to float16 data."""
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def of(case, dtype):
 
 
 def draw(where):
-    """Every distribution, of numbers and of arrays; with the host's bits where they are the host's."""
+    """Draw every distribution, of numbers and of arrays; some have the host's bits."""
     xp = where.xp
     found = []
 
@@ -265,7 +265,7 @@ def test_steps_of_optimizers(host):
 
 
 def test_every_kernel_has_run(host, request):
-    """Behind the tests above: whoever writes a kernel writes a case for it, or this fails."""
+    """After the tests above every kernel has run: a new kernel needs a case, or this fails."""
     above = [item for item in request.session.items if item.path == request.path and item.name != request.node.name]
     if len(above) < len(CASES) + 3:
         pytest.skip("some of the tests above were not asked for")

@@ -25,7 +25,7 @@ def drawn(draw):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("count", [1, 7, 1000])
 def test_uniform_numbers_are_those_of_the_host(dtype, count):
-    """The same bits, also of the numbers behind the first call's."""
+    """The bits are the host's, also for the numbers after the first call's."""
 
     def draw(generator, xp):
         generator.random((3,), dtype=dtype)
@@ -84,7 +84,7 @@ def test_every_element_has_a_number_of_its_own(kind, monkeypatch):
     if kind == "rrelu":
         shape = (64, 700)
         symbol = mx.sym.LeakyReLU(x, act_type="rrelu", lower_bound=0.1, upper_bound=0.9)
-    else:  # the second layer copies what the first one lets through
+    else:  # the second layer copies the first layer's output
         shape = (9, 40, 50)
         symbol = mx.sym.RNN(x, state_size=50, num_layers=2, mode="rnn_relu", p=0.5, name="rnn")
     found = []

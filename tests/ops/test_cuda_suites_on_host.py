@@ -22,7 +22,7 @@ del (
     test_what_has_no_fixed_result_is_refused,  # noqa: F821 - the words of the interpreter: tests/device/test_cuda_on_host.py
     test_what_does_not_compile_is_refused,  # noqa: F821
     test_floats_are_not_added_by_atomics,  # noqa: F821
-    test_the_document_lists_no_others,  # noqa: F821 - it belongs behind the tests of its own file
+    test_the_document_lists_no_others,  # noqa: F821 - it has to run after the tests of its own file
 )
 
 
@@ -35,6 +35,6 @@ def where():
 
 @pytest.fixture(autouse=True)
 def kernels():
-    """What runs kernels."""
+    """Return the runner of kernels."""
     with on_host((0, 1, 2)) as host:
         yield host

@@ -35,7 +35,7 @@ def network(name, params):
 
 
 def results(net, shape, ctx, dtype="float32"):
-    """Outputs and gradients of one step; the plan; what ran."""
+    """Return outputs and gradients of one step, the plan, and the launched kernels."""
     rng = np.random.default_rng(3)
     types = dict.fromkeys(net.list_arguments(), dtype)
     executor = net.simple_bind(ctx, grad_req="write", data=shape, type_dict=types)
@@ -70,7 +70,7 @@ def provided(where, **settings):
 @pytest.mark.parametrize("name", ["Convolution", "Deconvolution"])
 @pytest.mark.parametrize("case", SHAPES)
 def test_values_are_those_of_the_host(case, name, dtype, where):
-    """Forward and all gradients; each part is one launch of cuDNN, and CuPy takes nothing beside the plan."""
+    """Forward and all gradients; each part is one launch of cuDNN, and CuPy allocates nothing outside the plan."""
     shape, params = SHAPES[case]
     if name == "Deconvolution" and params.get("num_group", 1) > 1:
         shape = (shape[0], params["num_filter"], *shape[2:])
@@ -165,7 +165,7 @@ def test_convolutions_are_captured(monkeypatch):
 
 
 def test_another_setting_later_does_not_change_what_was_planned(monkeypatch):
-    """A step after the setting has changed runs with what its plan counted."""
+    """A step after the setting has changed runs with the algorithms that its plan counted."""
     with cudnn(), place("standin", kind="NaiveEngine") as context:
         net = network("Convolution", {"kernel": (3, 3), "num_filter": 4})
         executor = net.simple_bind(context(0), grad_req="write", data=(2, 4, 8, 8))
@@ -246,7 +246,7 @@ def test_the_steps_of_a_graph_have_an_order():
 
 
 def test_the_stand_in_has_the_real_names():
-    """Parameters of the real package, where it is installed, are those of the stand-in."""
+    """The stand-in has the parameters of the real package, if that is installed."""
     try:
         version = importlib.metadata.version("nvidia-cudnn-frontend")
     except importlib.metadata.PackageNotFoundError:

@@ -115,7 +115,7 @@ def test_tiles_do_not_matter(op):
 
 
 def test_no_moves_are_an_ordinary_convolution():
-    """Without offsets, and with a mask of ones, both are Convolution."""
+    """With offsets of 0 and a mask of 1, both are Convolution."""
     data, offset, mask, weight, bias = tensors(modulated=True)
     expected = run("Convolution", [data, weight, bias], WINDOW)[0]
     np.testing.assert_allclose(run(PLAIN, [data, 0 * offset, weight, bias], WINDOW)[0], expected, atol=1e-12)
@@ -219,7 +219,7 @@ FULL = [(2, 4, 5, 6), (2, 12, 3, 6), (4, 4, 3, 2), (4,)]
     ],
 )
 def test_shapes(op, ins, outs, params, expected):
-    """What is known of inputs and outputs tells the rest."""
+    """Known shapes of inputs and outputs complete the unknown shapes."""
     assert infer(op, ins, outs, params) == expected
 
 

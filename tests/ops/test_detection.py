@@ -134,7 +134,7 @@ def test_regions_of_a_plane():
 
 
 def test_proposals_are_repeated():
-    """Where one region is left it fills the output; its score comes with it."""
+    """A single remaining region fills the output, with its score."""
     params = {"scales": (1.0,), "ratios": (1.0,), "rpn_post_nms_top_n": 3, "rpn_min_size": 1, "output_score": True}
     scores = np.zeros((1, 2, 1, 1))
     scores[0, 1] = 0.75
@@ -144,7 +144,7 @@ def test_proposals_are_repeated():
 
 
 def test_targets_of_one_box():
-    """The anchor that is the box takes it, coded as zeros; the other ones are background."""
+    """The anchor equal to the box takes it, encoded as zeros; the other anchors are background."""
     anchors = boxes(4, 5)[None]
     label = np.array([[[2.0, *anchors[0, 3]], [-1.0] * 5]])
     location, mask, classes = run(TARGET, [anchors, label, np.zeros((1, 4, 5))], {"overlap_threshold": 0.9})
@@ -167,7 +167,7 @@ def test_detection_undoes_targets():
 
 
 def test_too_few_negatives():
-    """Mining that asks for more background than there is says what to change."""
+    """The error for mining with too little background names the parameter to change."""
     anchors = np.tile(boxes(7, 1), (1, 6, 1))
     label = np.array([[[0.0, *anchors[0, 0]]]])
     params = {"negative_mining_ratio": 3.0, "overlap_threshold": -1.0}
@@ -231,7 +231,7 @@ def test_too_few_negatives():
     ],
 )
 def test_shapes(op, ins, outs, params, expected):
-    """What is known of inputs and outputs tells the rest."""
+    """Known shapes of inputs and outputs complete the unknown shapes."""
     assert infer(op, ins, outs, params) == expected
 
 

@@ -1,4 +1,4 @@
-"""The forms in which kernels are written: all operators use them, with as many parameters as they have arrays."""
+"""Kernel forms: all operators use them, with one parameter per array."""
 
 import ast
 import inspect
@@ -25,7 +25,7 @@ FLOAT = np.dtype(np.float32)
 
 
 def written(op):
-    """The kernel of ``op`` in the form that its author chose; None where it is of another kind."""
+    """Return the kernel function of ``op`` in its author's form; None for another kind of kernel."""
     found = op.forward.kernel if isinstance(op.forward, KernelWithBare) else op.forward
     return found if isinstance(found, (ArrayKernel, ContextKernel)) else None
 
@@ -46,7 +46,7 @@ def test_a_kernel_has_a_parameter_for_every_array(op):
     given = ["first", "parameters", *op.inputs, *op.outputs]
     if getattr(form, "scratch", None) is None:
         signature.bind(*given)
-    else:  # scratch comes behind them
+    else:  # scratch follows them
         signature.bind_partial(*given)
     named = [one.name for one in signature.parameters.values() if one.kind is not one.VAR_POSITIONAL]
     assert named[0] == ("xp" if isinstance(form, ArrayKernel) else "ctx")
@@ -71,7 +71,7 @@ def test_nobody_repeats_the_calling_convention():
 
 
 def test_scratch_that_no_helper_takes_is_declared_with_its_kernel():
-    """A kernel written for a workspace hands it to a helper, so that no second rule says what the kernel takes."""
+    """A kernel written for a workspace passes it to a helper, so that its scratch is declared once."""
     for name, node in functions():
         if name in BRANCHES or not any(ast.unparse(one) == "workspace_kernel" for one in node.decorator_list):
             continue
@@ -95,7 +95,7 @@ def operator(forward):
 
 
 def test_scratch_is_declared_once():
-    """The operator's workspace is what its kernel's scratch takes, and the kernel fits into it."""
+    """The operator's workspace equals its kernel's scratch, and the kernel fits into it."""
     op = operator(scaled_cube)
     x, out = np.arange(20, dtype=FLOAT), np.empty(20, FLOAT)
     specs = [TensorSpec(x.shape, FLOAT)]
@@ -125,7 +125,7 @@ def test_every_way_to_call_gives_the_same():
 
 
 def test_nothing_is_called_between_an_executor_and_the_author():
-    """What an executor calls is the function itself with its arguments, of either form."""
+    """An executor calls the author's function itself with its arguments, of either form."""
 
     @kernel
     def plain(xp, p, x, out):
@@ -169,7 +169,7 @@ def test_a_kernel_of_a_workspace_is_prepared():
 
 
 def test_a_chosen_kernel_is_called_in_every_way():
-    """The parameters decide who computes, with parameters of its own, and whether the call can be prepared."""
+    """The parameters choose the kernel, its own parameters, and whether the call can be prepared."""
 
     @kernel
     def scaled(xp, p, x, out):

@@ -41,7 +41,7 @@ def test_every_case_is_stored(stem):
 
 @functools.cache
 def parts(stem):
-    """What a file holds of each case: its text, outputs, gradients and states."""
+    """Return a file's parts of each case: its text, outputs, gradients and states."""
     found = collections.defaultdict(list)
     for key in _FILES[stem].files:
         name, what = key.rsplit("/", 1)

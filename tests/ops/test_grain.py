@@ -21,7 +21,7 @@ LARGE = {"densenet121": (16, 5), "lstm": (32, 3)}
 
 @pytest.mark.parametrize("name", [*LAUNCHES, *(pytest.param(name, marks=pytest.mark.stress) for name in LARGE)])
 def test_a_training_step(name):
-    """Few launches a node, at most 40 in one operator, no wait of the host, no byte beside the plan."""
+    """Few launches per node, at most 40 in one operator, no wait of the host, no byte outside the plan."""
     batch, most = (LAUNCHES | LARGE)[name]
     with place("standin") as context:
         found = counted(models.get(name), models.input_shapes(name, batch=batch), context(0))
@@ -42,7 +42,7 @@ def test_a_training_step(name):
     ],
 )
 def test_the_counts_notice(extra, noticed):
-    """An operator in which CuPy takes memory, one that waits for the device, one of many launches: each count alone."""
+    """An operator with CuPy's own memory, one with a device wait, and one of many launches each change their count."""
     net = mx.sym.FullyConnected(extra(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=64)), num_hidden=3)
     with place("standin") as context:
         found = counted(net, {"data": (4, 64)}, context(0), dry=False)
@@ -97,7 +97,7 @@ def test_sizes_are_those_of_the_thread():
 
 
 def test_scratch_of_a_small_prelu():
-    """Beside a small array, prelu takes scratch of a quarter; on a GPU one launch's worth, so the whole."""
+    """For a small array, prelu takes scratch of a quarter of it; on a GPU that of one launch, so of the whole."""
     op = registry.get("LeakyReLU")
     params = {"act_type": "prelu"}
     specs = [TensorSpec(shape, np.dtype("float32")) for shape in ((1, 28, 22, 22), (28,))]

@@ -49,7 +49,7 @@ def infer(op, data, out, params):
     ],
 )
 def test_shapes(op, data, out, params, expected):
-    """What is known of data and output tells the rest."""
+    """Known shapes of data and output complete the unknown shapes."""
     assert infer(op, data, out, params) == expected
 
 

@@ -74,7 +74,7 @@ def shapes(op, ins, outs=None, **params):
     ],
 )
 def test_two_way(op, ins, outs, params, expected):
-    """What is known of inputs and outputs fills the holes of both."""
+    """Known shapes of inputs and outputs fill the holes of both."""
     assert shapes(op, ins, outs, **params) == expected
 
 
@@ -196,12 +196,12 @@ def test_reshape_codes_keep_size(source, data):
         ((10, 5, 4), (-1, 0), False, (40, 5)),
         ((10, 5, 4), (-1, 0), True, (50, 4)),
         ((8, 3, 4, 4), (-4, 2, 4, 0, -3), True, (2, 4, 3, 16)),
-        ((4, 6), (0, 2, 3, -4), True, (4, 2, 3)),  # this and the next four are what MXNet 1.9.1 gives
+        ((4, 6), (0, 2, 3, -4), True, (4, 2, 3)),  # this and the next four equal MXNet 1.9.1's results
         ((4, 6), (2, 2, -4, 0), True, (2, 2, 6)),
         ((4, 6), (2, -1, -4, 6), True, (2, 2, 6)),
         ((4, 6, 5), (0, 3, 2, -4, 0), True, (4, 3, 2, 5)),
         ((4, 6), (2, 2, -4, 2, 3, -4), True, (2, 2, 2, 3)),
-        ((4, 6), (0, -4, 2, 3), True, (4, 2, 3)),  # MXNet 1.9.1 refuses this one
+        ((4, 6), (0, -4, 2, 3), True, (4, 2, 3)),  # MXNet 1.9.1 refuses this case
         ((0, 3), (-3,), False, (0,)),
         ((0, 3), (0, -1), False, (0, 0)),
     ],
@@ -212,7 +212,7 @@ def test_reshape_codes(source, codes, reverse, expected):
 
 
 def test_dtype_conflict():
-    """Elementwise operators need equal dtypes; the error names both and what to do."""
+    """Elementwise operators need equal dtypes; the error names both and the remedy."""
     op = registry.get("elemwise_add")
     for ins in ([F32, F64], [F64, F32]):
         with pytest.raises(DTypeError, match=r"float(32|64) and float(32|64) differ; cast"):

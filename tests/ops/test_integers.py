@@ -172,7 +172,7 @@ def test_gradients_through_integers(op, dtype):
     (found,) = gradients(op, [np.array(X, dtype)], [np.array(G, dtype)])
     assert found.dtype == dtype
     for got, want in zip(found.tolist(), ONE_INPUT[op], strict=True):
-        assert want is None or got == want  # None: the slope is NaN, for which C promises nothing
+        assert want is None or got == want  # None: the slope is NaN, whose cast C leaves undefined
 
 
 TWO_INPUTS = {

@@ -1,4 +1,4 @@
-"""What layers over sequences and images and operators on coordinates say when parameters or inputs do not fit."""
+"""Errors of layers over sequences and images, and of operators on coordinates, for bad parameters and inputs."""
 
 import math
 import re
@@ -123,7 +123,7 @@ def test_refused(op, shapes, params, error, message):
     ],
 )
 def test_inference_goes_both_ways(op, ins, outs, params, expected):
-    """What one side knows of the shapes fills the holes of the other."""
+    """Known shapes of one side fill the holes of the other."""
     found = registry.get(op)
     parsed = registry.parse_params(found, params)
     new = found.infer_shape(parsed, list(ins), list(outs))
@@ -141,7 +141,7 @@ def test_integers_are_refused(op):
 @pytest.mark.parametrize("op", ["gather_nd", "scatter_nd"])
 @pytest.mark.parametrize("index", [3, -4])
 def test_coordinates_outside_are_refused(op, index):
-    """A coordinate beyond the axis is named with its axis and what it may be, forward and backward."""
+    """The error for a coordinate out of range names its axis and the legal range, forward and backward."""
     data = np.arange(3.0) if op == "gather_nd" else np.ones(1)
     params = {} if op == "gather_nd" else {"shape": (3,)}
     with pytest.raises(MXNetError, match=re.escape(f"{op}: indices from {index} to {index} exceed axis 0")):
@@ -152,7 +152,7 @@ def test_coordinates_outside_are_refused(op, index):
 
 
 def test_negative_coordinates_are_differentiated_where_they_read():
-    """The gradient of a negative coordinate goes to the element that was read (MXNet writes it to another one)."""
+    """The gradient of a negative coordinate goes to the element that was read (in MXNet to another element)."""
     (g, _) = gradients("gather_nd", [np.zeros((3, 4)), np.array([[-1, 0], [-2, 1]])], [np.array([5.0, 7.0])])
     assert g[2, 2] == 5.0
     assert g[0, 1] == 7.0

@@ -102,7 +102,7 @@ def test_contract(case, dtype):
 @pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 70])
 @pytest.mark.parametrize("panel", [5, 32])
 def test_sizes_around_panels(n, panel, monkeypatch):
-    """Matrices of less than, exactly and more than whole panels: what NumPy's LAPACK gives, forward and backward."""
+    """Matrices of less than, exactly and more than whole panels give the results of NumPy's LAPACK, in both passes."""
     monkeypatch.setattr(linalg_core, "PANEL", panel)
     a, spd, b = heavy(2, n, n), symmetric(2, n, n), uniform(2, n, 3)
     near = {"rtol": 1e-9, "atol": 1e-9}
@@ -201,7 +201,7 @@ def test_what_has_no_result():
 
 
 def test_in_a_bound_graph():
-    """The likelihood of a Gaussian by its factor: gradients added to what is there, under the planner's sharing."""
+    """The likelihood of a Gaussian by its factor: gradients accumulate, under the planner's memory sharing."""
     a = symmetric(3, 3)
     x = mx.sym.Variable("x")
     factor = mx.sym.linalg_potrf(x)

@@ -1,4 +1,4 @@
-"""BatchNorm: who changes the moving statistics and who reads them, fixed gamma, accuracy."""
+"""BatchNorm: writers and readers of the moving statistics, fixed gamma, accuracy."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_moving_statistics_stay(how):
 
 
 def test_recomputed_batch_norm_gives_the_same_bits():
-    """A recomputed forward call normalises by the batch, as the first one did."""
+    """A recomputed forward call normalises by the batch, as the first call did."""
     for first, again in zip(batch_norm()[0].outputs, batch_norm(recompute=True)[0].outputs, strict=True):
         np.testing.assert_array_equal(first, again)
 

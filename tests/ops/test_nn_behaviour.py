@@ -1,4 +1,4 @@
-"""What single neural-network operators promise beyond the common contract: what they keep, activations, embeddings.
+"""Promises of single neural-network operators beyond the common contract: kept arrays, activations, embeddings.
 
 The other families have files of their own: ``test_nn_<family>.py``.
 """
@@ -11,7 +11,7 @@ from tests.support.ops_nn_cases import uniform
 
 
 def kept(op, arrays, params):
-    """What the gradient rule keeps alive: x<k> for forward inputs, y<k> for outputs; sorted."""
+    """Return the arrays that the gradient rule keeps alive, sorted: x<k> for forward inputs, y<k> for outputs."""
     call = prepare(op, arrays, params)
     call()
     _, builder = differentiate(call, [np.ones(s.shape, s.dtype) for s in call.out_specs])

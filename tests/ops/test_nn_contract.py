@@ -1,4 +1,4 @@
-"""What holds for every neural-network operator: numeric gradients, in-place pairs, None outputs, workspace, dtypes."""
+"""The contract of every neural-network operator: numeric gradients, in-place pairs, None outputs, workspace, dtypes."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from weftplan.ops.nn import embedding, softmax_output
 
 
 def wrt(case):
-    """Inputs that a case is differentiated by: what is float and no statistic or label; no gamma when that is fixed."""
+    """Return the differentiated inputs of a case: floats other than statistics, labels and a fixed gamma."""
     op, _, params = case
     if op in ("Crop", "softmax_cross_entropy", "ROIPooling"):
         return (0,)

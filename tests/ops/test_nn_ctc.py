@@ -68,7 +68,7 @@ def test_extreme_logits(dtype):
 
 
 def test_what_cannot_be_aligned():
-    """Too many labels for the steps, blanks between equal ones included: loss and gradient are 0, as in MXNet."""
+    """Too many labels for the steps, with blanks between equal labels: loss and gradient are 0, as in MXNet."""
     arrays = [uniform(3, 2, 3), np.array([[1, 1, 2], [1, 2, 1]])]
     loss = run("CTCLoss", arrays)[0]
     found = gradients("CTCLoss", arrays, [np.ones(2)])[0]
@@ -105,13 +105,13 @@ def test_memory():
     ],
 )
 def test_wrong_inputs(arrays, params, error, words):
-    """What does not fit is refused by name."""
+    """Bad inputs are refused by name."""
     with pytest.raises(error, match=words):
         run("CTCLoss", arrays, params)
 
 
 def test_names():
-    """Its old names, its inputs, and what is inferred of them."""
+    """Its old names, its inputs, and their inferred shapes."""
     assert {registry.get(name).name for name in ("ctc_loss", "_contrib_CTCLoss", "_contrib_ctc_loss")} == {"CTCLoss"}
     loss = mx.sym.CTCLoss(mx.sym.Variable("x"), use_label_lengths=True, name="c")
     assert loss.list_arguments() == ["x", "c_label", "c_label_lengths"]
@@ -122,7 +122,7 @@ def test_names():
 
 @pytest.mark.parametrize("request_", ["write", "add"])
 def test_in_a_bound_graph(request_):
-    """Bound and differentiated, gradients written or added: what the kernels alone give."""
+    """Bound and differentiated, with gradients written or added, it gives the kernels' results."""
     data, label = uniform(5, 2, 4).astype(np.float32), np.array([[1, 2], [3, 0]], np.float32)
     loss = mx.sym.CTCLoss(mx.sym.Variable("x"), mx.sym.Variable("label"))
     given = {"x": mx.nd.array(data), "label": mx.nd.array(label)}

@@ -1,4 +1,4 @@
-"""Dropout and the random slopes of LeakyReLU: shares, masks, keys, and what happens outside training."""
+"""Dropout and the random slopes of LeakyReLU: shares, masks, keys, and inference."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_dropout_keeps_a_share_and_scales_it():
 
 
 class _Sized:
-    """A generator as strict as it must be for CuPy, which draws one number where it is given no size."""
+    """A strict generator that requires a size, since CuPy draws a single number without one."""
 
     def __init__(self, generator):
         self._generator = generator
@@ -84,7 +84,7 @@ def test_dropout_axes_share_one_draw():
 
 
 def test_dropout_depends_on_the_key_alone():
-    """Another key, other numbers; the same key, the same numbers, whether or not somebody wants the mask."""
+    """Another key gives other numbers; the same key the same numbers, with a wanted or unwanted mask."""
     data = np.ones(1000)
     first = prepare("Dropout", [data], key=(1, 2))
     again = first()[0]
@@ -105,7 +105,7 @@ def test_rrelu_slopes():
 
 
 def test_only_floats_are_dropped():
-    """Scaled integers would have to be rounded: said before anything runs, with what to do."""
+    """Integers are refused before anything runs, with a remedy, since scaling would have to round them."""
     symbol = mx.sym.Dropout(mx.sym.Variable("data"))
     with pytest.raises(DTypeError, match="Dropout expects floats, got int64: cast the data first"):
         symbol.infer_type(data="int64")

@@ -145,7 +145,7 @@ CONV = {"kernel": (3, 3), "num_filter": 8}
     ],
 )
 def test_shapes(op, ins, outs, params, expected):
-    """Unknown shapes and dimensions (0) come from what is known, in either direction."""
+    """Unknown shapes and dimensions (0) follow from known shapes, in either direction."""
     assert shapes(op, ins, outs, params) == expected
 
 
@@ -266,6 +266,6 @@ def test_dtypes():
     ],
 )
 def test_dtype_clash(op, ins, params):
-    """Different dtypes where one is needed raise DTypeError that names both."""
+    """Different dtypes that must be equal raise DTypeError that names both."""
     with pytest.raises(DTypeError, match=r"float\d\d and float\d\d differ"):
         dtypes(op, ins, params)

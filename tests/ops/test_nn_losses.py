@@ -156,7 +156,7 @@ def test_rows_of_a_large_softmax_are_cut(monkeypatch, op, shape, params):
 @pytest.mark.parametrize(("shape", "params"), [((13, 40), {}), ((3, 5, 7), {"multi_output": True})])
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 def test_a_small_softmax_takes_a_shorter_way_to_the_same_bits(monkeypatch, kind, shape, params):
-    """What fits one block is computed by the bare form."""
+    """A softmax that fits one block uses the bare form."""
     data = uniform(*shape, low=-30, high=30).astype(kind)
     inputs = [data, np.zeros((shape[0], *shape[2:]), kind)]
     short = run("SoftmaxOutput", inputs, params)[0]

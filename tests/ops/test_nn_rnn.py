@@ -60,7 +60,7 @@ def test_a_short_sequence_is_run_as_if_alone(mode, both):
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_inference_without_reserve_gives_the_same_bits(layers, both):
-    """What nobody keeps makes no difference: outputs and states are the same without the hidden output."""
+    """Outputs and states are the same without the hidden output."""
     arrays, params = called("lstm", layers, both)
     call = prepare("RNN", arrays, params)
     kept = [y.copy() for y in call()]
@@ -83,7 +83,7 @@ def test_dropout_lies_between_layers_only():
 
 
 def test_a_dropped_layer_is_the_second_layer_of_what_was_kept():
-    """The second layer sees the first one's output times the mask over 1 - p."""
+    """The second layer sees the first layer's output times the mask over 1 - p."""
     arrays, params = called("lstm", 2, p=0.4)
     outputs = run("RNN", arrays, params)
     single = {**params, "num_layers": 1, "p": 0.0}
@@ -146,7 +146,7 @@ def test_sizes_are_inferred_in_both_directions():
 
 @pytest.mark.parametrize("request_", ["write", "add"])
 def test_in_a_bound_graph(request_):
-    """Bound, run and differentiated, with gradients written or added: what the kernels alone give."""
+    """Bound, run and differentiated, with gradients written or added, it gives the kernels' results."""
     arrays, params = called("lstm", 2, True)
     arrays = [x.astype(np.float32) for x in arrays]
     names = ["data", "parameters", "state", "cell"]
@@ -195,7 +195,7 @@ def test_the_error_of_a_wrong_array_names_the_operator():
 
 
 def test_joined_parameters():
-    """_rnn_param_concat joins along dim, and finds the one size that is unknown."""
+    """_rnn_param_concat concatenates along dim, and infers a single unknown size."""
     pieces = [np.arange(3.0), np.arange(4.0), np.arange(2.0)]
     np.testing.assert_array_equal(
         run("_rnn_param_concat", pieces, {"num_args": 3, "dim": 0})[0], np.concatenate(pieces)
@@ -208,7 +208,7 @@ def test_joined_parameters():
 
 
 def test_joined_parameters_of_two_directions():
-    """Two unknown sizes are equal parts of what is left: a layer that reads both ways can be inferred from its data."""
+    """Two unknown sizes split the remainder equally: a bidirectional layer can be inferred from its data."""
     op = registry.get("_rnn_param_concat")
     params = registry.parse_params(op, {"num_args": 3, "dim": 0})
     shapes, _ = op.infer_shape(params, [(0,), (3,), (0,)], [(11,)])

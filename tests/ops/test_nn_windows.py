@@ -56,7 +56,7 @@ def test_one_large_image_is_cut_into_rows():
 
 
 def test_float16_sums_in_float32():
-    """3000 ones add up to 3000 in float16, where adding one by one would stop at 2048."""
+    """3000 elements of 1 add up to 3000 in float16; adding in float16 would stop at 2048."""
     ones = np.ones((1, 3000), np.float16)
     assert run("FullyConnected", [ones, ones], {"num_hidden": 1, "no_bias": True})[0] == 3000
     image = ones.reshape(1, 3000, 1, 1)

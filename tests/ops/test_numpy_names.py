@@ -91,7 +91,7 @@ def test_dot(shapes):
     ],
 )
 def test_refused(op, arrays, params, error, says):
-    """What Gluon networks do not need is refused, with the reason."""
+    """Forms that Gluon networks do not need are refused, with the reason."""
     with pytest.raises(error, match=says):
         run(op, arrays, params)
 

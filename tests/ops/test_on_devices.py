@@ -1,4 +1,4 @@
-"""Every operator case on devices: what CuPy refuses is refused, and the values are those of the host."""
+"""Every operator case on devices: CuPy's refusals hold, and the values are those of the host."""
 
 import collections
 import contextlib
@@ -27,12 +27,12 @@ for _case in CASES:
     BY_OPERATOR[_case[0]].append(_case)
 
 DRAWS = {"Dropout", "RNN", "LeakyReLU", "_backward_RNN"}
-"""Operators whose values depend on a generator, which is another one on a GPU."""
+"""Operators whose values depend on a generator, which differs on a GPU."""
 
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "gpus.md"
 WAITING = set(re.findall(r"^\| `(\w+)` \|", DOCUMENT.read_text(), re.MULTILINE))
-"""Operators of which the document says that they make the host wait."""
+"""Operators that the document lists as waits of the host."""
 SEEN, RAN = set[str](), set[str]()
 """Those that did, and all whose cases this process has run."""
 WAITS = {"_backward_gather_nd": 1}
@@ -60,9 +60,9 @@ def fetch(where, array):
 
 
 def on_device(where, call: Call, inputs, mode="numpy"):
-    """Run one kernel on a device; returns outputs, and what its inputs hold afterwards, on the host.
+    """Run one kernel on a device; return its outputs and its inputs' new contents, on the host.
 
-    With ``auto`` the kernel is the one that a plan would choose for the device.
+    With ``auto`` the kernel is a plan's choice for the device.
     """
     op, params = call.op, call.params
     chosen = choose(op, params, [spec_of(x) for x in inputs], call.out_specs, mode, on=where.context.device_type)
@@ -81,7 +81,7 @@ def on_device(where, call: Call, inputs, mode="numpy"):
     )
 
     ours = chosen.implementation.name == "cuda"
-    counting = isinstance(where.xp, standin_cupy.Namespace)  # of a real CuPy nobody counts
+    counting = isinstance(where.xp, standin_cupy.Namespace)  # the real CuPy has no counters
 
     def run():
         allocator = where.xp.cuda.using_allocator(refuse) if ours else contextlib.nullcontext()
@@ -141,7 +141,7 @@ def where(request):
 
 @pytest.mark.parametrize("name", BY_OPERATOR)
 def test_as_on_the_host(where, name):
-    """Every case of the operator: those of float64 in float32 and, where it takes that, in float16."""
+    """Every case of the operator; float64 cases run in float32 and, if supported, in float16."""
     if isinstance(where.xp, standin_cupy.Namespace):  # a real device is not asked what made the host wait
         RAN.add(name)
     for _, arrays, params in BY_OPERATOR[name]:
@@ -154,5 +154,5 @@ def test_as_on_the_host(where, name):
 
 
 def test_the_document_lists_no_others():
-    """What is said to make the host wait does; behind the tests of operators, of those that this process has run."""
+    """The listed operators do make the host wait; runs after the tests of operators, for those that ran here."""
     assert SEEN | {"take"} >= WAITING & RAN  # no case has mode="raise"

@@ -24,7 +24,7 @@ NAMES = sorted(
 @together()
 @pytest.mark.parametrize("name", NAMES)
 def test_signature(name):
-    """Every name of ours is one of MXNet's, with all its parameters and, where they are fixed, its inputs in order."""
+    """Every name of ours is one of MXNet's, with all its parameters and, if they are fixed, its inputs in order."""
     assert name in MXNET, "MXNet 1.9.1 has no such operator: declare it with Op(in_mxnet=False)"
     inputs, params = MXNET[name]
     op = registry.get(name)

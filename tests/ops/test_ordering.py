@@ -1,4 +1,4 @@
-"""What the general tests do not see of sort, argsort and topk: ties, NaN, blocks, positions too large for a dtype."""
+"""Details of sort, argsort and topk beyond the general tests: ties, NaN, blocks, positions too large for a dtype."""
 
 import numpy as np
 import pytest

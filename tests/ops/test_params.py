@@ -1,4 +1,4 @@
-"""Parameter parsers: every spelling found in symbol files and calls, and messages for what is none of them."""
+"""Parameter parsers: every spelling in symbol files and calls, and messages for bad values."""
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ def test_accepted(parser, value, expected):
     ],
 )
 def test_refused(parser, value, message):
-    """A bad value says what was expected."""
+    """The error for a bad value states the expected form."""
     with pytest.raises(ValueError, match=message):
         parser(value)
 
@@ -132,7 +132,7 @@ def test_every_operator_is_documented():
 
 
 def test_error_names_operator_and_parameter():
-    """parse_params says which operator, which node, which parameter and what was expected."""
+    """The error of parse_params names operator, node, parameter and expected form."""
     op = registry.get("clip")
     with pytest.raises(ParameterError, match=r"operator clip \('c0'\): parameter a_min='low': expected a number"):
         registry.parse_params(op, {"a_min": "low", "a_max": 1}, node="c0")

@@ -1,4 +1,4 @@
-"""Large products are cut into parts: right, of the same bits on any number of cores, and small ones are not cut."""
+"""Large products are cut into parts: correct, with the same bits on any number of cores; small products are not cut."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def test_same_bits_on_every_engine(monkeypatch, cuts, cell, kernels):
             executor.backward([mx.nd.ones(out.shape) for out in executor.outputs])
             found.append(b"".join(grad.asnumpy().tobytes() for grad in executor.grad_arrays))
         engine.stop()
-    assert cuts or (cell, kernels) == ("dense", "auto")  # which compiled kernels compute, where there are any
+    assert cuts or (cell, kernels) == ("dense", "auto")  # computed by compiled kernels, if available
     assert len(set(found)) == 1
 
 
 @pytest.mark.parametrize(("large", "parts"), [((False, False), []), ((True, False), [3]), ((True, True), [4])])
 def test_several_products_wait_once(cuts, large, parts):
-    """Each has the bits of one that is computed alone; small ones are not handed out by themselves."""
+    """Each has the bits of a product computed alone; small products are not handed out separately."""
     rng = np.random.default_rng(1)
     each = []
     for is_large in large:
@@ -211,8 +211,8 @@ PLANS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("turned", ["transpose_a", "transpose_b"])
 def test_plans_do_not_change_bits(shape, dtype, turned, monkeypatch):
-    """The product of an array with itself in another shape, to which plans give the same memory or another one, and its
-    gradients: whatever the strategy, the alignment and in-place sharing."""
+    """The product of an array with its own reshape, and its gradients, have the same bits whether or not the operands
+    share memory: with any strategy, alignment and in-place sharing."""
     monkeypatch.setattr(products, "FEW", 1 << 24)
     data = mx.sym.Variable("data") + 0.5
     symbol = mx.sym.dot(data, mx.sym.Reshape(mx.sym.Reshape(data, shape=(-1,)), shape=shape), **{turned: True})

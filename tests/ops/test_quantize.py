@@ -1,4 +1,4 @@
-"""Quantization and histograms beyond what golden files hold: edges of ranges, symbols, and what is refused."""
+"""Quantization and histograms beyond the golden files: edges of ranges, symbols, and refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_there_and_back_is_near(kind: str) -> None:
 
 
 def test_a_bound_graph_of_both() -> None:
-    """As nodes of a graph, with planned scratch; what lies outside of the range is cut."""
+    """As nodes of a graph, with planned scratch; values outside of the range are clipped."""
     x = mx.sym.Variable("x")
     node = mx.sym.contrib.quantize_v2(x, min_calib_range=-1.0, max_calib_range=1.0)
     net = mx.sym.contrib.dequantize(node[0], node[1], node[2])

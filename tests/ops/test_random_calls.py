@@ -40,7 +40,7 @@ def _evaluate(case, arrays):
 @together(by=lambda seed: f"{seed // 60 * 60} and on")
 @pytest.mark.parametrize("seed", range(300))
 def test_random_call(seed):
-    """Sizes 1, 2, 3 and odd ones, every dtype: results lie near those of the same numbers in float64."""
+    """Sizes 1, 2, 3 and odd sizes, every dtype: results lie near those of the same numbers in float64."""
     case = cases.random_case(seed)
     arrays = inputs.case_inputs(case)
     narrow = _evaluate(case, [x.copy() for x in arrays])

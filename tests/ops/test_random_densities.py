@@ -81,7 +81,7 @@ def test_gradients(name, is_log):
 
 @pytest.mark.parametrize("name", ["gamma", "negative_binomial", "dirichlet"])
 def test_blocks(name, monkeypatch):
-    """The size of the pieces in which samples are computed shows nowhere, rows longer than one included."""
+    """The block size does not change results, even for rows longer than a block."""
     inputs = DIRICHLET if name == "dirichlet" else [np.tile(SAMPLES, 5), *arrays(name)[1:]]
 
     def results():

@@ -1,4 +1,4 @@
-"""Random operators: moments of what is drawn, what depends on the key alone, inference, impossible parameters."""
+"""Random operators: moments of the draws, dependence on the key alone, inference, impossible parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASES: list[tuple[str, dict[str, float], float, float]] = [
 
 
 def drawn(symbol: Any, **values: Any) -> Any:
-    """What a symbol without gradients draws, after a fixed seed."""
+    """Return a symbol's draws, without gradients, after a fixed seed."""
     mx.random.seed(5)
     return symbol.bind(mx.cpu(), values).forward()[0].asnumpy()
 
@@ -46,7 +46,7 @@ def test_moments(name: str, params: dict[str, float], mean: float, variance: flo
 
 
 def test_numbers_do_not_depend_on_the_length() -> None:
-    """What is drawn piece by piece begins like what is drawn at once."""
+    """A draw in pieces begins like a draw of the whole."""
     short, long = (drawn(mx.sym.random.gamma(2, 1, shape=(n,))) for n in (10, 10_000))
     np.testing.assert_array_equal(short, long[:10])
 

@@ -30,7 +30,7 @@ CASES = [
 
 
 def resized(arrays: list[Any], old: int, new: int) -> list[Any]:
-    """Arrays in which every dimension of ``old`` has ``new`` elements, each of them one that was there."""
+    """Return arrays whose dimensions of size ``old`` have ``new`` elements, taken from the old elements."""
     made = []
     for array in map(np.asarray, arrays):
         for axis, dim in enumerate(array.shape):
@@ -49,7 +49,7 @@ def variants(arrays: list[Any]) -> Iterator[list[Any]]:
 
 
 def computed(op: str, arrays: list[Any], params: Any, dtype: str) -> list[Any]:
-    """Outputs and gradients; raises MXNetError where the shapes do not fit the operator."""
+    """Return outputs and gradients; raise MXNetError if the shapes do not fit the operator."""
     given = [array.astype(dtype) if array.dtype == np.float64 else array for array in arrays]
     call = prepare(op, given, params)
     found = [array for array in call() if array is not None]

@@ -1,4 +1,4 @@
-"""Kernels on views: what NumPy computes wrongly is not asked of it, and prepared calls are what they stand for."""
+"""Kernels on views: NumPy's wrong results are avoided, and prepared calls equal their kernels."""
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ PREPARED = sorted(
 @together()
 @pytest.mark.parametrize("name", PREPARED)
 def test_prepared_calls(name):
-    """What a kernel prepares computes the same as the kernel, time after time, and NumPy says nothing of the call."""
+    """A prepared call computes the kernel's results repeatedly, and NumPy does not warn."""
     op = registry.get(name)
     arrays = [np.linspace(0.1, 0.9, 7, dtype=np.float32)] * len(op.input_names(registry.parse_params(op, {})))
     assert check_prepared(prepare(name, arrays))
@@ -105,7 +105,7 @@ def test_elementwise_families_are_prepared():
 
 
 def test_arrays_of_many_blocks(monkeypatch):
-    """Several blocks are replayed in order; where they are very many, the kernel itself is, with the same bits."""
+    """Several blocks are replayed in order; for very many blocks the kernel itself is, with the same bits."""
     monkeypatch.setattr(kernels, "MOST_PREPARED", 3)
     x = np.linspace(-1, 1, 3 * tiling.block() + 1, dtype=np.float32)
     assert check_prepared(prepare("sigmoid", [x[:-1]]))
@@ -126,7 +126,7 @@ def test_arrays_of_many_blocks(monkeypatch):
     ],
 )
 def test_gradients_at_nan(op, params, at_nan):
-    """Where the data is NaN, a gradient is NaN or what comes in: it never vanishes, which would hide the NaN."""
+    """At NaN a gradient is NaN or the incoming gradient: it never vanishes, which would hide the NaN."""
     x = np.array([np.nan, 1.0, np.nan])
     (found,) = gradients(op, [x], [np.full(3, 3.0)], params)
     np.testing.assert_allclose(found[[0, 2]], at_nan)
@@ -135,7 +135,7 @@ def test_gradients_at_nan(op, params, at_nan):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_the_gradient_of_clip_at_limits_that_the_dtype_does_not_have(dtype):
-    """Values are compared with the limits themselves, in float32: what rounding has moved over one is outside."""
+    """Values are compared with the exact limits, in float32: a value that rounding moved over a limit is outside."""
     limit = np.float16(0.3671)
     above, below = float(limit) - 1e-4, float(limit) + 1e-4
     x = np.array([limit], dtype)

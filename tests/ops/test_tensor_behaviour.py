@@ -34,7 +34,7 @@ def test_alias(alias, name):
 
 
 def test_unknown_operator_suggests():
-    """A misspelt operator names near ones."""
+    """The error for a misspelt operator suggests near names."""
     with pytest.raises(UnknownOperatorError, match="'broadcast_add'"):
         registry.get("brodcast_add")
 
@@ -59,7 +59,7 @@ def test_add_makes_no_gradient_node():
     ],
 )  # fmt: skip
 def test_gradient_keeps_alive(op, kept):
-    """Gradients reference the forward input (x), the output (y), both or neither: what has to stay in memory."""
+    """Gradients keep the forward input (x), the output (y), both or neither in memory."""
     params = {"clip": {"a_min": 0, "a_max": 1}, "Cast": {"dtype": "float64"}}.get(op, {})
     call = prepare(op, [np.full((2, 2), 0.5)], params)
     call()
@@ -283,7 +283,7 @@ def test_empty_arrays(op):
 
 
 def test_sgd_matches_its_formula():
-    """sgd_mom_update in place: the weight's memory is reused and the velocity is updated where it lies."""
+    """sgd_mom_update in place: it reuses the weight's memory and updates the velocity in its own."""
     w, g, mom = (np.random.RandomState(k).uniform(-1, 1, 70_000) for k in range(3))
     call = prepare("sgd_mom_update", [w, g, mom.copy()], {"lr": 0.1, "momentum": 0.9, "wd": 0.01, "rescale_grad": 0.5})
     velocity = 0.9 * mom - 0.1 * (0.5 * g + 0.01 * w)
@@ -294,7 +294,7 @@ def test_sgd_matches_its_formula():
 
 @pytest.mark.parametrize(("shape", "axis"), [((4000,), 0), ((300, 700), 0), ((300, 700), 1), ((5, 400, 30), 1)])
 def test_cumsum_of_halves(shape, axis):
-    """float16 is summed in float32 over blocks of any size, and in no memory beside the workspace."""
+    """float16 is summed in float32 over blocks of any size, with no memory outside the workspace."""
     x = np.random.RandomState(0).uniform(-1, 1, shape).astype(np.float16)
     call = prepare("cumsum", [x], {"axis": axis})
     np.testing.assert_array_equal(call()[0], np.cumsum(x, axis=axis, dtype=np.float32).astype(np.float16))
@@ -311,7 +311,7 @@ def test_what_sorting_hides(op, params):
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize(("dtype", "wanted"), [("float16", "float32"), ("float32", "float64"), ("int32", "float32")])
 def test_norm_in_another_dtype(order, dtype, wanted):
-    """out_dtype is that of the norm, and the sums run in what holds both; the gradient has the dtype of data."""
+    """out_dtype is the norm's dtype, sums run in a dtype that holds both; the gradient has the dtype of data."""
     x = np.array([[3, 4, 0], [-60, 80, 0]], dtype)
     params = {"ord": order, "axis": 1, "out_dtype": wanted}
     (y,) = run("norm", [x], params)
@@ -327,7 +327,7 @@ def test_norm_in_another_dtype(order, dtype, wanted):
 @pytest.mark.parametrize("size", [1, 7, 20000, 300001])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
 def test_allclose_is_numpys(size, dtype):
-    """contrib.allclose says what numpy.allclose says: tolerances, infinities, NaN, the last element of many blocks."""
+    """contrib.allclose agrees with numpy.allclose: tolerances, infinities, NaN, the last element of many blocks."""
     rng = np.random.default_rng(size)
     a = (rng.standard_normal(size) * 100).astype(dtype)
     cases = [(a, a.copy()), (a, (a * 1.5 + 1).astype(dtype))]
@@ -358,7 +358,7 @@ def test_allclose_is_numpys(size, dtype):
 
 
 def test_broadcast_like_with_no_axes():
-    """Axes that are given must name some; without them all are repeated. MXNet 1.9.1 refuses empty ones, too."""
+    """An explicit list of axes must not be empty, as in MXNet 1.9.1; without a list all axes are repeated."""
     x, like = mx.nd.ones((1, 3)), mx.nd.ones((2, 3))
     assert mx.nd.broadcast_like(x, like).shape == (2, 3)
     for axes in ({"lhs_axes": (), "rhs_axes": ()}, {"lhs_axes": (0,)}, {"lhs_axes": (0,), "rhs_axes": ()}):

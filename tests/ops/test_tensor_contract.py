@@ -1,4 +1,4 @@
-"""What holds for every tensor operator: numeric gradients, in-place pairs, None outputs, exact workspace, dtypes."""
+"""The contract of every tensor operator: numeric gradients, in-place pairs, None outputs, exact workspace, dtypes."""
 
 import re
 from pathlib import Path

@@ -74,7 +74,7 @@ def block_calls() -> list[Call]:
 
 
 def norm_calls() -> list[Call]:
-    """A batch norm with a relu behind it, and the gradient of both."""
+    """Return calls of a batch norm fused with a relu, and of their gradient."""
     image, vector = (3, 4, 5, 7), (4,)
     vectors = [random(4, low=0.5, seed=k) for k in range(4)]
     calls = []
@@ -87,7 +87,7 @@ def norm_calls() -> list[Call]:
 
 
 def normalized_calls() -> list[Call]:
-    """A convolution with a batch norm behind it: its output may be unwanted, and its states change all the same."""
+    """Return calls of a convolution fused with a batch norm, whose states change even if its output is unwanted."""
     calls = []
     for op in joined.NORMALIZED.values():
         params = {**of("Convolution", kernel=(3, 3), num_filter=4, pad=(1, 1)), "norm": of("BatchNorm", eps=1e-3)}
@@ -189,7 +189,7 @@ def test_any_subset_of_outputs_may_be_unwanted(name: str) -> None:
 
 
 def test_a_kernel_that_needs_an_output_is_noticed() -> None:
-    """The check fails for a kernel that computes one output from another one in its memory."""
+    """The check fails for a kernel that reads one output's memory to compute another output."""
     right = prepare("moments", [random(3, 4)], {"axes": (1,)})
     check_unwanted(right)
 
@@ -205,7 +205,7 @@ def test_a_kernel_that_needs_an_output_is_noticed() -> None:
 
 
 def test_subsets_are_all_or_many() -> None:
-    """Every subset but the whole of a few outputs; of many the one-off ones, none, and random others."""
+    """For few outputs, every subset but the whole; for many, all but one, none, and random subsets."""
     assert subsets(1) == [(False,)]
     assert len(set(subsets(6))) == 63
     many = subsets(9)
@@ -218,7 +218,7 @@ def test_subsets_are_all_or_many() -> None:
 @pytest.mark.parametrize("kernels", ["auto", "native", "numpy"])
 @pytest.mark.parametrize("relu", [False, True])
 def test_moving_statistics_change_without_the_output(kernels: str, relu: bool) -> None:
-    """A convolution and its batch norm, fused, of which only the shape is read, learn what they learn unfused."""
+    """A fused convolution and batch norm whose result is read only for its shape update their statistics as unfused."""
     net = mx.sym.BatchNorm(mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4), name="norm")
     net = mx.sym.zeros_like(mx.sym.Activation(net, act_type="relu") if relu else net)
     found = set()

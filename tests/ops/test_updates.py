@@ -43,7 +43,7 @@ MIXED = [
 RATES = {"lrs": (0.1, 0.2), "wds": (0.0, 0.1)}
 LOADED = [np.array(one, np.float32) for one in RATES.values()]
 W32, S32, P32 = (x.astype("float32") for x in (W, S, P))
-SEVERAL = {  # for each: the operator of one, and what belongs to each weight
+SEVERAL = {  # for each: the operator for one weight, and the arrays per weight
     "multi_sgd_update": ("sgd_update", [W, G], [S[0], T[0]]),
     "multi_sgd_mom_update": ("sgd_mom_update", [W, G, S], [S[0], T[0], P[0]]),
     "multi_mp_sgd_update": ("mp_sgd_update", [W, G, W32], [S[0], T[0], S32[0]]),
@@ -243,7 +243,7 @@ def test_in_a_graph():
     ],
 )
 def test_wrong_inputs(op, arrays, params, error, words):
-    """What does not fit is refused by name."""
+    """Bad inputs are refused by name."""
     with pytest.raises(error, match=words):
         prepare(op, arrays, params)
     assert issubclass(error, MXNetError)

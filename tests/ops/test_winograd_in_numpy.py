@@ -93,7 +93,7 @@ def test_random_layers_are_right(monkeypatch: pytest.MonkeyPatch, four_cores: No
 
 
 def test_the_seeds_cover_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to keep the weight, several parts and blocks, rows in one run and exact ones, and layers refused."""
+    """The seeds cover both ways to keep the weight, several parts and blocks, both layouts, and refused layers."""
     found: set[Any] = set()
     for seed in SEEDS:
         geo = layer(monkeypatch, seed)
@@ -152,7 +152,7 @@ def test_an_exact_product_is_exact() -> None:
     ],
 )
 def test_which_layers_are_computed_so(change: dict[str, Any], chosen: bool) -> None:
-    """3x3 of many channels in float32, where there are enough tiles."""
+    """3x3 convolutions of many channels in float32 with enough tiles are chosen."""
     sizes: dict[str, Any] = {
         "image": (32, 64, 32, 32), "filters": 64, "kernel": (3, 3), "stride": (1, 1), "dilate": (1, 1), "pad": (1, 1),
         "grid": (32, 32), "groups": 1, "dtype": np.dtype(np.float32), "workspace": 1024,
@@ -189,7 +189,7 @@ def test_scratch_is_no_more_than_twice_what_is_read_and_written() -> None:
 def test_same_bits_with_any_number_of_cores(
     monkeypatch: pytest.MonkeyPatch, four_cores: None, kind: str, kept: int
 ) -> None:
-    """Training steps on every engine, with one to four cores; what is allocated is what was planned."""
+    """Training steps on every engine, with one to four cores; the allocated bytes equal the plan."""
     monkeypatch.setattr(winograd_sizes, "WHOLE", kept)
     monkeypatch.setattr(winograd_sizes, "FEW", 1 << 10)
     split, counts, found = core_sharing.split, [], []

@@ -29,7 +29,7 @@ def _kernel(planned: PlannedGraph, nid: int, ins: list[Any], outs: list[Any], sc
 
 
 def run_apart(planned: PlannedGraph, given: dict[str, Any]) -> dict[str, Any]:
-    """Every entry in an array of its own, nothing in place, nothing skipped: what a plan must reproduce bit by bit."""
+    """Run with every entry in its own array, nothing in place, nothing skipped: the reference for a plan's bits."""
     graph = planned.graph
     arrays: dict[int, Any] = _variables(planned, given)
     for nid in planned.order:
@@ -106,7 +106,7 @@ def _variables(planned: PlannedGraph, given: dict[str, Any]) -> dict[int, Any]:
 
 
 def _added(array: Any, given: dict[str, Any], name: str) -> Any:
-    """The gradient added to what its array held before, where something is given."""
+    """Return the gradient, added to its array's previous contents if there are any."""
     before = given.get(f"grad:{name}")
     return array if before is None else before + array
 
@@ -156,7 +156,7 @@ def random_symbol(seed: int, size: int) -> Any:
 
 
 def random_values(symbol: Any, seed: int) -> dict[str, Any]:
-    """Values of every argument, and what its gradient array holds before."""
+    """Return values for every argument, and previous contents of its gradient array."""
     rng = np.random.default_rng(seed)
     names = symbol.list_arguments()
     given = {name: rng.uniform(-1, 1, (6, 6)).astype(np.float32) for name in names}

@@ -20,13 +20,13 @@ BYTE = np.dtype(np.uint8)
 
 @dataclass(frozen=True)
 class Step:
-    """One computation: reads named results, makes one of the same name with so many bytes."""
+    """One computation: it reads named results, and makes a result of its own name with ``nbytes`` bytes."""
 
     name: str
     reads: tuple[str, ...]
     nbytes: int
     over: int | None = None
-    """The position in ``reads`` of a result that this one may be computed over."""
+    """The position in ``reads`` of a result that this step may overwrite."""
     adds: bool = False
     """It adds its second input to its first."""
     scratch: int = 0

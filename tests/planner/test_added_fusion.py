@@ -1,4 +1,4 @@
-"""The fusion of the contributing guide, added in one file, and what the list of passes checks."""
+"""The fusion of the contributing guide, added in one file, and the checks of the list of passes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPE = (2, 3, 8, 9)
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the code of the guide defines, its pass in the list after the fusion of layers with their relu."""
+    """Run the guide's code, with its pass in the list after the fusion of layers with their relu."""
     section = GUIDE.read_text().split("## Add a fusion")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     names: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def test_same_bits_and_the_symbol_comes_back(added: dict[str, Any], grad_req: st
 
 
 def settings(**options: Any) -> Settings:
-    """What a caller of a plan asks."""
+    """Return a caller's settings for a plan."""
     return Settings(options=PlanOptions(**options), context=Context("cpu", 0), shapes={"data": SHAPE})
 
 
@@ -118,7 +118,7 @@ def test_each_pass_is_timed_and_gives_its_facts() -> None:
 
 
 def test_a_pass_comes_after_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list in which a pass asks for shapes that are not known yet is refused, by name."""
+    """A list with a pass that needs shapes before they are inferred is refused, by name."""
     early = replace(next(one for one in passes.PASSES if one.needs), needs=frozenset((SIZES,)))
     monkeypatch.setattr(passes, "PASSES", [early, *passes.PASSES])
     with pytest.raises(PlanError, match=f"pass '{early.name}' needs sizes"):
@@ -144,7 +144,7 @@ def test_a_graph_that_contradicts_itself_is_noticed(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_edit_leaves_the_given_network_as_it_is() -> None:
-    """New nodes, and entries that stand for others, change the copy alone; what nothing needs any more is gone."""
+    """New nodes and replaced entries change only the copy; unneeded nodes are removed."""
     given = start()
     before = ([list(ins) for ins in given.graph.inputs], list(given.graph.names), list(given.graph.outputs))
     edit = Edit(given)

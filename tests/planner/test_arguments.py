@@ -1,4 +1,4 @@
-"""What a reader of a call sees: behind the second argument every argument of the planner's functions has its name."""
+"""Keyword-only rule: after the second argument, every argument of the planner's functions is passed by name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_arguments_have_names(path: Path) -> None:
 
 
 def test_the_rule_can_fail(tmp_path: Path) -> None:
-    """The check sees functions and constructors, not what begins with an underscore, nor arguments behind a star."""
+    """The check sees functions and constructors, but no private names and no arguments after a star."""
     path = tmp_path / "module.py"
     path.write_text(
         "def much(a, b, c): ...\ndef fine(a, b, *, c, d): ...\ndef _own(a, b, c, d): ...\n"

@@ -1,4 +1,4 @@
-"""What users get wrong: shapes, dtypes, options; each message says what came, what was expected, what to do."""
+"""Users' mistakes with shapes, dtypes and options: each message has the actual value, the expected form, the remedy."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_no_outputs() -> None:
     ],
 )
 def test_options(options: dict[str, Any], message: str) -> None:
-    """Each option says what is legal."""
+    """Each option's error lists the legal values."""
     with pytest.raises(PlanError, match=message):
         PlanOptions(**options)
 

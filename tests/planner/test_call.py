@@ -123,7 +123,7 @@ def test_a_budget_is_kept(fraction: float) -> None:
 
 
 def test_a_budget_counts_optimizer_states() -> None:
-    """What Adam keeps is part of the bytes that have to fit."""
+    """Adam's states are part of the bytes that have to fit."""
     net, shapes = _chain(), {"data": (512, 64)}
     with pytest.raises(BudgetError) as plain:
         net.plan(shapes, budget=1)
@@ -135,7 +135,7 @@ def test_a_budget_counts_optimizer_states() -> None:
 
 
 def test_a_budget_of_parameters_and_one_operator_less() -> None:
-    """Less than the arguments alone: the message says what is needed, in bytes."""
+    """For less than the arguments alone, the message states the needed bytes."""
     net, shapes = _network("mlp")
     arguments = net.plan(shapes).external_bytes["arguments"]
     with pytest.raises(BudgetError, match=f"the budget is {arguments:,} bytes, but .* of arguments, gradients"):
@@ -195,7 +195,7 @@ def test_a_refused_budget_allocates_nothing() -> None:
     ],
 )
 def test_bad_options(named: dict[str, Any], error: type[Exception], message: str) -> None:
-    """Every wrong word is named with what is legal."""
+    """Every wrong word is named with the legal words."""
     net, shapes = _network("mlp")
     with pytest.raises(error, match=message):
         net.plan(shapes, **named)
@@ -226,7 +226,7 @@ def test_more_than_two_to_the_31_elements() -> None:
 
 
 def test_a_cyclic_graph_is_refused() -> None:
-    """A file in which two nodes need each other is named as such, and does not hang."""
+    """A file with two nodes that need each other is named as cyclic, and does not hang."""
     net = mx.sym.exp(mx.sym.tanh(mx.sym.Variable("x"), name="a"), name="b")
     document = json.loads(net.tojson())
     first = next(node for node in document["nodes"] if node["name"] == "a")
@@ -294,7 +294,7 @@ def test_no_packing_that_cannot_be_smaller(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_options_that_change_nothing() -> None:
-    """They give the same object; a value of another type is judged even where it is equal."""
+    """They give the same object; a value of another type is checked even if it is equal."""
     options = PlanOptions(match_range=1)
     assert options.replace(match_range=1, budget=None) is options
     with pytest.raises(PlanError, match="match_range must be an integer"):

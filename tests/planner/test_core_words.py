@@ -47,7 +47,7 @@ def program_of(
     effects: Sequence[str] = (),
     tangents: Sequence[str] = (),
 ) -> Program:
-    """A program in which entry and node of a result have one number."""
+    """Return a program whose entry and node of a result share one number."""
     names = [*given, *(node.name for node in nodes)]
     number = {name: nid for nid, name in enumerate(names)}
     graph = Graph(
@@ -154,7 +154,7 @@ def test_readers_of_overwritten_results_are_not_repeated() -> None:
 
 
 def test_mandatory_sharing_must_fit() -> None:
-    """An output that is larger than the input in which it must lie is refused before anything is planned."""
+    """An output that must share an input's memory but is larger is refused before planning."""
     with pytest.raises(PlanError, match=r"'v_output' \(20 bytes\) must lie in the memory of 'a_output' \(10 bytes\)"):
         program_of({"x": 1}, [Node("a", ("x",), 10), Node("v", ("a",), 20, (VIEW,))], ["v"])
 

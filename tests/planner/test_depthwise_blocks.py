@@ -22,7 +22,7 @@ SHAPE = (2, 6, 12, 14)
 
 
 def norm(data: Any, name: str, relu: bool = True, **more: Any) -> Any:
-    """A batch norm, and a relu behind it."""
+    """Return a batch norm, followed by a relu if ``relu``."""
     net = mx.sym.BatchNorm(data, name=name, **{"fix_gamma": False, **more})
     return mx.sym.Activation(net, act_type="relu", name=f"{name}_relu") if relu else net
 
@@ -69,7 +69,7 @@ def test_training_joins_the_block_in_both_directions(stride: int, relu: bool) ->
 
 
 def test_what_is_not_joined() -> None:
-    """Nothing without gradients, without compiled kernels, or where somebody else reads what passes between."""
+    """Nothing is fused without gradients, without compiled kernels, or if another node reads an intermediate result."""
     net = network()
     assert BLOCK.name not in operators(net, grad_req="null")
     assert BLOCK.name not in operators(net, kernels="numpy")
@@ -95,7 +95,7 @@ def ends(data: Any) -> Any:
 
 @pytest.mark.parametrize("data", [mx.sym.Variable("data"), mx.sym.zeros_like(mx.sym.Variable("data"))])
 def test_a_block_whose_data_needs_no_gradient_stays_apart(data: Any) -> None:
-    """Another gradient would lie in its memory: there is none where nobody reads it, or its shape alone."""
+    """The fused gradient reuses the data gradient's memory, which does not exist if it is unread."""
     net = ends(data)
     requests = {name: "null" if name == "data" else "write" for name in net.list_arguments()}
     assert BLOCK.name not in operators(net, grad_req=requests)
@@ -149,13 +149,13 @@ def values(
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("request_", ["write", "add"])
 def test_same_bits_with_blocks_and_without(stride: int, request_: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training, states and a run outside training are what separate nodes compute, also where gradients are added."""
+    """Training, states and inference equal those of unfused nodes, also with accumulated gradients."""
     net = network(stride, relu=stride == 1)
     assert values(net, monkeypatch, True, request_) == values(net, monkeypatch, False, request_)
 
 
 def test_some_gradients_may_be_unwanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block whose weight and one of whose betas are fixed has the other gradients."""
+    """A block with a fixed weight and a fixed beta has the other gradients."""
     net = network()
     wanted = {
         name: "null" if name in ("dw_weight", "n2_beta", "label", "data") else "write" for name in net.list_arguments()
@@ -186,7 +186,7 @@ def test_same_bits_where_blocks_are_computed_again(recompute: str, count: int, m
 
 
 def test_the_optimized_symbol_has_the_nodes_of_a_block(tmp_path: Any) -> None:
-    """What an executor gives back, and a file, know no joined operators."""
+    """The symbol that an executor returns, and its file, have no fused operators."""
     net = network()
     executor = net.simple_bind(mx.cpu(), data=SHAPE)
     back = executor.get_optimized_symbol()
@@ -229,7 +229,7 @@ def test_mobilenet_joins_its_thirteen_blocks() -> None:
 
 @pytest.mark.parametrize("recompute", ["mxnet", "echo", "sqrt", "cheap"])
 def test_recomputing_takes_the_smaller_of_both_plans(recompute: str) -> None:
-    """What is joined can only be repeated whole, so nodes apart may need less memory where something is repeated."""
+    """A fused node is only repeated as a whole, so under recomputation unfused nodes may need less memory."""
     from weftplan import models
 
     symbol, shapes = models.get("mobilenet"), models.input_shapes("mobilenet", 8)

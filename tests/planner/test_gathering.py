@@ -38,7 +38,7 @@ def towers(count: int = STEPS) -> tuple[Any, dict[str, Any]]:
 
 
 def stacked(count: int = STEPS) -> tuple[Any, dict[str, Any]]:
-    """Each layer reads the one before it, through one weight that the loss reads, too."""
+    """Return layers in sequence that share one weight, which the loss reads, too."""
     weight = mx.sym.Variable("weight", shape=(HIDDEN, HIDDEN))
     net = mx.sym.Variable("data")
     for _ in range(count):
@@ -96,7 +96,7 @@ def test_a_recurrent_layer_is_gathered():
 @pytest.mark.parametrize("made", [recurrent, lambda: recurrent(no_bias=True), towers, stacked, two_shapes])
 @pytest.mark.shows("MXNET_USE_FUSION")
 def test_gradients_are_those_without_the_pass(made, grad_req, monkeypatch):
-    """But for the rounding of sums; a plan is what is allocated."""
+    """Gradients are equal within the rounding of sums; the allocated bytes equal the plan."""
     net, shapes = made()
     found, _ = run(net, shapes, grad_req)
     monkeypatch.setenv("MXNET_USE_FUSION", "0")
@@ -108,7 +108,7 @@ def test_gradients_are_those_without_the_pass(made, grad_req, monkeypatch):
 
 @pytest.mark.parametrize("wanted", [["h_weight"], ["x_weight", "h_bias"], ["x_bias", "data"], ["begin"]])
 def test_gradients_of_some_arguments(wanted):
-    """Whatever else nobody wants."""
+    """The requested gradients are right, whichever others are unwanted."""
     net, shapes = recurrent()
     every, _ = run(net, shapes)
     request = {name: "write" if name in wanted else "null" for name in net.list_arguments()}
@@ -137,7 +137,7 @@ def test_what_is_left_alone():
 
 
 def test_shapes_are_solved_once(monkeypatch):
-    """Those of the forward part, before the graph is numbered; what is behind them, new nodes too, follows."""
+    """Forward shapes are inferred before the graph is numbered; later nodes, also new ones, follow from them."""
     solved = []
 
     def complete(graph, stop, *known, solve=infer._complete):

@@ -1,4 +1,4 @@
-"""The gradient pass: sums of terms, head gradients, zeros, mirrors, and what cannot be differentiated."""
+"""The gradient pass: sums of terms, head gradients, zeros, mirrors, and operators without a gradient."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_unreachable_argument() -> None:
 
 
 def test_operator_without_gradient() -> None:
-    """The message names operator and node, and says what to do."""
+    """The message names operator, node and remedy."""
     from dataclasses import replace
 
     net = sym.exp(sym.tanh(sym.Variable("x"), name="squash"))

@@ -41,7 +41,7 @@ def test_inputs_come_first_then_control_dependencies() -> None:
 
 
 def test_hidden_outputs_have_ids() -> None:
-    """BatchNorm has three entries, of which a user sees one; two auxiliary states are written."""
+    """BatchNorm has three entries, one of them visible; two auxiliary states are written."""
     net = sym.BatchNorm(sym.Variable("x"), name="bn") + sym.Variable("y")
     graph = indexed(net.entries)
     norm = graph.names.index("bn")

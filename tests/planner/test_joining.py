@@ -1,4 +1,4 @@
-"""Layers joined with the relu behind them: which are, which are not, and that nothing but speed changes."""
+"""Layers fused with their relu: eligible layers, refused layers, and unchanged results."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ def test_inference_joins_every_layer_with_its_relu():
 
 
 def test_training_joins_batch_norm_in_both_directions():
-    """A convolution's relu stays apart where it has a gradient, which needs its node; batch norm's is joined."""
+    """A convolution's relu with a gradient stays unfused, since the gradient needs its node; batch norm's is fused."""
     found = operators(layers(activation), "write")
     assert found.count("BatchNorm+relu") == found.count("_backward_BatchNorm+relu") == 1
     assert found.count("Activation") == found.count("_backward_Activation") == 1
 
 
 def residual(blocks: int) -> Any:
-    """Blocks of which every second one starts from what others read too; means that are read; a relu of the sum."""
+    """Return residual blocks; every second block reads a shared result; means are visible, and a relu follows the
+    sum."""
     net = mx.sym.Variable("x")
     for k in range(blocks):
         norm = mx.sym.BatchNorm(net, name=f"b{k}", fix_gamma=False, output_mean_var=k % 3 == 1)
@@ -63,13 +64,13 @@ def residual(blocks: int) -> Any:
 
 
 def normalized(**more: Any) -> Any:
-    """A batch norm, of these parameters, behind a convolution."""
+    """Return a batch norm with these parameters after a convolution."""
     net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4, name="c")
     return mx.sym.BatchNorm(net, name="b", **more)
 
 
 def test_batch_norm_without_gradient_joins_the_convolution_before_it():
-    """With a relu behind and without; not where a gradient flows, on another axis, or where somebody else reads."""
+    """It fuses with and without a relu, but not with a gradient, on another axis, or with another reader."""
     assert operators(normalized()) == ["Convolution+BatchNorm"]
     assert operators(activation(normalized(), "r")) == ["Convolution+BatchNorm+relu"]
     assert operators(activation(normalized(), "r"), "write")[:2] == ["Convolution", "BatchNorm+relu"]
@@ -134,7 +135,7 @@ def test_plans_of_others_join_nothing(compat: str):
 
 
 def other_reader(net: Any) -> Any:
-    """Somebody else reads what the layer makes."""
+    """Add another reader of the layer's result."""
     return mx.sym.Group([activation(net, "r"), net + 1])
 
 
@@ -162,7 +163,7 @@ def forced(net: Any) -> Any:
 
 @pytest.mark.parametrize("behind", [other_reader, an_output, another_function, another_group, forced])
 def test_nodes_that_stay_apart(behind: Any):
-    """Nothing is joined where the array between two nodes has to exist, or their attributes differ."""
+    """Nodes stay unfused if the intermediate array has to exist, or if their attributes differ."""
     for layer in (mx.sym.BatchNorm(mx.sym.Variable("x"), name="l"),
                   mx.sym.Convolution(mx.sym.Variable("x"), kernel=(1, 1), num_filter=3, name="l")):  # fmt: skip
         assert not [name for name in operators(behind(layer)) if name.endswith("+relu")]

@@ -47,7 +47,7 @@ def parts(whole: Problem) -> Iterator[Problem]:
 
 
 def layer_by_layer(problem: Problem) -> list[tuple[int, Problem]]:
-    """The parts and what lives as long as each of them, found by doing one step after the other."""
+    """Return the parts and the buffers that live throughout each part, found step by step."""
     leaves = []
     todo = [(0, problem)] if len(problem) else []
     while todo:
@@ -118,7 +118,7 @@ def test_who_needs_whom_by_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_paddle_counts_no_waits_of_long_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the limit the plan is the same, and nobody counted its order edges."""
+    """Above the limit the plan is the same, and its order edges are not counted."""
     x = sym.Variable("x")
     for _ in range(6):
         x = sym.tanh(x) * sym.exp(x)

@@ -58,7 +58,8 @@ def test_range_zero_never_reuses() -> None:
 
 
 def test_equal_blocks_are_taken_first_in_first_out_and_small_ones_last_in() -> None:
-    """Two free blocks of 100: a request of 100 takes the one freed first, a request of 120 the one freed last."""
+    """Of two free blocks of 100, a request of 100 takes the block freed first, a request of 120 the block freed
+    last."""
     for size, expected in ((100, 1), (120, 0)):
         pool = BlockPool([100, 100, size], 16)
         blocks = [pool.allocate(e, 0, 0) for e in range(2)]
@@ -160,7 +161,7 @@ def test_outputs_that_nobody_reads() -> None:
 
 
 def test_sizes_of_other_dtypes() -> None:
-    """MXNet 1.9.1 counts 4 bytes per element whatever the dtype; what is allocated is right in both modes."""
+    """MXNet 1.9.1 counts 4 bytes per element for any dtype; the allocated bytes are right in both modes."""
     net = sym.exp(sym.Variable("x")) * sym.Variable("y")
     for dtype, width in (("float64", 8), ("float16", 2)):
         dtypes = {"x": dtype, "y": dtype}
@@ -202,7 +203,7 @@ def test_colors_follow_the_longest_paths() -> None:
 
 
 def test_of_two_inputs_that_may_be_taken_the_first_is() -> None:
-    """A sum of two dying results goes over the first one, although that has storage 0."""
+    """A sum of two dying results overwrites the first result, although that has storage 0."""
     net = sym.tanh(sym.exp(sym.Variable("x"), name="a") + sym.sin(sym.Variable("y"), name="b"), name="c")
     planned = plan_symbol(net, {"x": (4, 4), "y": (4, 4)}, options=PlanOptions(strategy="none"))
     entry = {planned.graph.entry_name(e): e for e in range(planned.graph.num_entries)}

@@ -1,4 +1,4 @@
-"""Modules: what a package re-exports hides none of them, and those of the planner keep nothing between calls."""
+"""Modules: re-exported names hide no module, and the planner's modules keep no state between calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_no_function_hides_a_module(package: str) -> None:
 
 
 def kept_by(text: str) -> set[str]:
-    """Names of a module that functions in it may change: containers, caches, and what is declared global."""
+    """Return the module names that functions may change: containers, caches, and names declared global."""
     tree = ast.parse(text)
     names = {
         target.id
@@ -58,7 +58,7 @@ def kept_by(text: str) -> set[str]:
 
 
 def test_modules_of_the_planner_keep_nothing() -> None:
-    """Any thread may call any function: no module has anything that a call could leave behind for another."""
+    """Any thread may call any function: no module has state that passes from call to call."""
     found = {
         f"{path.relative_to(PLANNER).as_posix()}: {name}"
         for path in PLANNER.rglob("*.py")

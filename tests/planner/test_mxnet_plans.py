@@ -127,7 +127,7 @@ def test_planned_bytes_are_those_of_mxnet(graphs: dict[str, Program], name: str)
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_ours_is_never_above_mxnet(graphs: dict[str, Program], name: str) -> None:
-    """On MXNet's own graph and order: within 0.5 % of what is alive, and below what MXNet plans."""
+    """On MXNet's own graph and order, plans are within 0.5 % of the live bytes, and below MXNet's."""
     plan = plan_graph(graphs[name], PlanOptions()).memory
     assert plan.peak <= MEASURED[name][1]
     assert plan.peak <= 1.005 * plan.lower_bound

@@ -17,7 +17,7 @@ from weftplan.planner.inplace import Kind
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
 CHOICES = {"options.py": {"MODES"}}
-"""What a user may choose names the kernels that there are."""
+"""The user's option names the existing kinds of kernels."""
 
 
 def core() -> list[Path]:

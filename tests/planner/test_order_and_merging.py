@@ -15,7 +15,7 @@ from weftplan.planner import PlanOptions, plan_symbol, validate
 def test_late_consumers_are_pulled_forward() -> None:
     """Depth-first order makes all five large entries before it reduces the first of them.
 
-    It meets each one as an input of zeros_like, which ignores the values; the reductions come last.
+    It reaches each entry as an input of zeros_like, which ignores the values; the reductions come last.
     """
     x = sym.Variable("x")
     bigs = [sym.Concat(*[sym.tanh(x, name=f"t{k}")] * 32, dim=0, name=f"big{k}") for k in range(5)]

@@ -14,7 +14,7 @@ from weftplan.planner.program import Program
 
 
 def test_a_part_of_three_steps_is_put_into_another_order() -> None:
-    """What needs much scratch runs before much is alive; three steps are the fewest that the search looks at."""
+    """A step with much scratch runs before many results are alive; three steps are the minimum for the search."""
     steps = [Step("wide", ("x",), 5000), Step("busy", ("x",), 1000, scratch=10_000), Step("end", ("wide", "busy"), 64)]
     given = plan_steps({"x": 64}, steps, ["end"])
     chosen = plan_steps({"x": 64}, steps, ["end"], options=PlanOptions(reorder=True))
@@ -55,7 +55,7 @@ def random_program(seed: int) -> tuple[Program, list[int]]:
 
 
 def pairs_of(program: Program, nodes: list[int]) -> tuple[dict[int, set[int]], set[int]]:
-    """(results that count which each node reads, those of ``nodes`` that are needed behind them)."""
+    """Return (counted results that each node reads, results of ``nodes`` that later nodes need)."""
     reads = {n: {e for e in program.reads[n] if not program.external[e]} for n in program.order}
     later = set(program.order) - set(nodes)
     return reads, {e for e in nodes if e in program.graph.outputs or any(e in reads[n] for n in later)}
@@ -64,9 +64,9 @@ def pairs_of(program: Program, nodes: list[int]) -> tuple[dict[int, set[int]], s
 @together()
 @pytest.mark.parametrize("seed", range(60))
 def test_forwards_the_step_after_which_least_is_alive_is_next(seed: int) -> None:
-    """Of the ready steps always the one that adds least to what is alive, of equal ones the first of the given order.
+    """The next step is the ready step that adds the fewest live bytes; ties follow the given order.
 
-    An entry dies with its last reader, unless it is made here and somebody behind this part needs it.
+    An entry dies with its last reader, unless it is made here and a node after this part needs it.
     """
     program, nodes = random_program(seed)
     reads, kept = pairs_of(program, nodes)
@@ -88,7 +88,8 @@ def test_forwards_the_step_after_which_least_is_alive_is_next(seed: int) -> None
 @together()
 @pytest.mark.parametrize("seed", range(60))
 def test_backwards_the_step_before_which_least_is_alive_is_last(seed: int) -> None:
-    """Of the steps that nobody left needs always the one before which least is alive; of equal ones the last.
+    """The last step is, of the steps without remaining readers, the step with the fewest live bytes before it; ties
+    take the last.
 
     An entry is alive from its last reader back to its maker.
     """

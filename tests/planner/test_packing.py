@@ -56,7 +56,7 @@ def optimum(rows: list[tuple[int, int, int]]) -> int:
 @given(buffers, st.sampled_from([1, 3, 64]), st.sampled_from(["fast", "normal"]))
 @settings(deadline=None, max_examples=60)
 def test_packings_are_valid(rows: list[tuple[int, int, int]], alignment: int, effort: str) -> None:
-    """No two live buffers overlap, offsets are aligned, and peak and bound are what they say."""
+    """No two live buffers overlap, offsets are aligned, and peak and bound are correct."""
     lower, upper, size = columns(rows)
     packing = pack(lower, upper, size, alignment=alignment, effort=effort)  # type: ignore[arg-type]
     rounded = [-(-s // alignment) * alignment for s in size]
@@ -154,7 +154,7 @@ def test_a_chain_is_packed_at_the_bound(n: int, effort: Any) -> None:
 
 
 def test_parts_that_never_meet_are_packed_apart() -> None:
-    """Offsets of one part do not change when another part is appended behind it in time."""
+    """Offsets of one part do not change when a later part is appended."""
     _, lower, upper, size = read_csv(DATA / "minimalloc" / "B.1048576.csv")
     alone = pack(lower, upper, size)
     later = int(upper.max()) + 5
@@ -306,7 +306,7 @@ def test_planted_pieces_tile_the_rectangle() -> None:
 def test_who_reuses_whose_bytes_shows_whether_a_packing_is_right(
     rows: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
-    """Plans are judged by the edges of reuse: of any offsets, good and bad, that says what the slow judge says."""
+    """The check by reuse edges agrees with the slow check, for valid and invalid offsets."""
     even, any_place = st.integers(0, 24).map(lambda half: 2 * half), st.integers(-1, 48)
     offsets = data.draw(st.one_of([st.lists(one, min_size=len(rows), max_size=len(rows)) for one in (even, any_place)]))
     lower, upper, size, place = (np.array(column, np.int64) for column in (*columns(rows), offsets))

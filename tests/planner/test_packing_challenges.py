@@ -1,4 +1,4 @@
-"""Generated problems of the kinds of the hard public ones: what they are, and how well they are packed."""
+"""Generated problems of the kinds of hard public problems: their properties, and their packings."""
 
 from __future__ import annotations
 

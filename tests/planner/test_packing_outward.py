@@ -1,4 +1,4 @@
-"""Packing outwards from the fullest moment: valid, at the bound where lifetimes nest, and mindful of who held bytes."""
+"""Packing outwards from the peak: valid, at the bound for nested lifetimes, and aware of earlier users of bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_variant_is_valid(rows: list[tuple[int, int, int]], variant: Varia
 @given(buffers)
 @settings(deadline=None, max_examples=100)
 def test_variants_left_out_pack_like_one_that_is_not(rows: list[tuple[int, int, int]]) -> None:
-    """Whoever tries the variants that differ has tried all."""
+    """Trying only the variants that differ covers all variants."""
     problem = problem_of(rows)
 
     def packed(variant: Variant) -> list[int]:
@@ -66,11 +66,11 @@ def test_variants_left_out_pack_like_one_that_is_not(rows: list[tuple[int, int, 
 
 
 def test_one_fullest_moment_needs_no_sweep_from_its_end() -> None:
-    """``late_peak`` says nothing where there is one fullest moment.
+    """``late_peak`` changes nothing if the peak occurs at a single moment.
 
     time   0   1   2   3
            aaaaaaaa
-               bbbbbbbb       one moment: 1; with two buffers of one size side by side there are two
+               bbbbbbbb       one moment: 1; two adjacent buffers of one size give two moments
     """
     assert Variant(late_peak=True) not in variants_of(problem_of([(0, 2, 8), (1, 3, 8)]))
     assert Variant(late_peak=True) in variants_of(problem_of([(0, 2, 8), (2, 3, 8)]))
@@ -139,8 +139,8 @@ def test_nested_lifetimes_are_packed_at_the_bound() -> None:
     ],
 )
 def test_training_graphs_are_packed_at_the_bound(name: str, above: float) -> None:
-    """Networks at the batch of the bench, scratch included: the arena needs not one byte more than the bound, but for
-    one network, of whose bound it needs a small share more."""
+    """Networks at the bench's batch, scratch included: the arena needs exactly the bound, except for one network, which
+    needs a small share more."""
     memory = plan_symbol(
         models.get(name), models.input_shapes(name, 32), grad_req="write", options=PlanOptions(strategy="arena")
     ).memory

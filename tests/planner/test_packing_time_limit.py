@@ -37,8 +37,8 @@ def crowded(count: int, steps: int) -> Buffers:
 def test_kept_in_every_method(buffers: Buffers, unlimited: str) -> None:
     """A twentieth of a second, where methods (the longest is named) would take from one to ten seconds.
 
-    What is above the limit is the quick packing and the reading of the input, as with no time at all: that is measured
-    beside it, and in processor time of this thread, so that neither a busy machine nor other threads matter.
+    Time above the limit is the quick packing and the reading of the input. A run with no time at all measures both, in
+    processor time of this thread, so that neither a busy machine nor other threads matter.
     """
     spent = []
     for limit in (1e-9, 0.05):

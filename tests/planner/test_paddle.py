@@ -89,7 +89,7 @@ def test_two_unordered_readers_are_two_last_operators() -> None:
 
 
 def test_a_reader_that_comes_before_by_data_does_not_count() -> None:
-    """a is read by b and by c = a + b, which needs b: c is the one last operator, and shares with a."""
+    """a is read by b and by c = a + b, which needs b: c is the only last operator, and shares with a."""
     a = relu(sym.Variable("x"), "a")
     graph = plan(relu(sym.elemwise_add(a, sym.tanh(a, name="b"), name="c"), "d"))
     assert kind(graph, "c") == Kind.INPLACE

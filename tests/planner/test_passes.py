@@ -1,4 +1,4 @@
-"""The list of passes that a network went through: what each changed, where it is shown, how it is switched off."""
+"""The list of passes of a network: the changes of each, their display, and their switches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def passes(symbol: Any) -> dict[str, Pass]:
 
 
 def test_each_pass_says_what_it_changed() -> None:
-    """In the order in which they ran, with what switches each off."""
+    """Passes are listed in execution order, each with its switch."""
     found = list(passes(network()).values())
     assert found == [
         ("equal expressions merged", "merged 1 node into others that compute the same", "MXNET_ELIMINATE_COMMON_EXPR"),
@@ -87,7 +87,7 @@ def test_dead_outputs_are_computed_where_the_pass_is_off(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["resnet18", "lstm", "mobilenet"])
 def test_no_pass_touches_the_nodes_of_the_symbol(name: str) -> None:
-    """Passes change nodes where they are, but only those that planning has made itself; and again it plans alike."""
+    """Passes only change nodes that planning created; planning twice gives equal plans."""
     net, shapes = mx.models.get(name), mx.models.input_shapes(name, 8)
     wanted = dict.fromkeys(set(net.list_arguments()) - set(shapes), "write")
 

@@ -100,7 +100,7 @@ def test_damaged_files(damage: Any, message: str) -> None:
 
 
 def test_reports_agree_with_the_plan(plan: MemoryPlan) -> None:
-    """The timeline's maximum is the lower bound; what is alive at the peak adds up to it; bars lie inside."""
+    """The timeline's maximum is the lower bound; live buffers at the peak add up to it; bars lie inside."""
     timeline = plan.timeline()
     assert timeline.max() == plan.lower_bound
     assert sum(item.nbytes for item in plan.alive_at_peak()) == plan.lower_bound
@@ -114,7 +114,7 @@ def test_reports_agree_with_the_plan(plan: MemoryPlan) -> None:
 
 
 def test_summary_names_what_fills_the_peak(plan: MemoryPlan) -> None:
-    """Totals, the largest buffers, and what the figures leave out."""
+    """The summary has totals, the largest buffers, and the memory outside the figures."""
     text = plan.summary(3)
     assert f"{plan.peak:,} bytes" in text
     assert f"{plan.total:,} bytes" in text

@@ -33,7 +33,7 @@ OPTIONS = {
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 24))
 def test_same_bits_and_valid(interpret: Any, same: Any, name: str, grad_req: str, seed: int, size: int) -> None:
-    """The planned run equals the run in which every entry has an array of its own, and the validator agrees."""
+    """The planned run equals a run with separate arrays for all entries, and the validator agrees."""
     symbol = interpret.symbol(seed, size)
     shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
     planned = plan_symbol(symbol, shapes, grad_req=grad_req, options=OPTIONS[name])

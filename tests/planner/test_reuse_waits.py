@@ -1,4 +1,4 @@
-"""Reuse of memory that makes nobody wait is preferred, at no cost in bytes, and what remains is counted."""
+"""Reuse of memory without waits is preferred, at no cost in bytes, and remaining waits are counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weftplan.planner import buffers as buffers_module
 from weftplan.planner.packing import Precedence, check_packing, reuse_edges
 
 ARENA = PlanOptions(strategy="arena", kernels="numpy")
-"""Scratch of compiled kernels depends on whether they are installed; what is compared here must not."""
+"""Use NumPy's kernels: scratch of compiled kernels depends on the installation, and these comparisons must not."""
 
 
 def planned(name: str, grad_req: str) -> PlannedGraph:
@@ -25,7 +25,8 @@ def planned(name: str, grad_req: str) -> PlannedGraph:
 
 
 def walked(graph: PlannedGraph, needs: dict[int, set[int]]) -> Iterator[tuple[int, list[int]]]:
-    """(node, entries whose values it reads) of each node that runs; ``needs`` learns whose results each one needs."""
+    """Yield (node, entries whose values it reads) for each node that runs; fill ``needs`` with its transitive
+    inputs."""
     index = graph.graph
     for nid in graph.order:
         node = index.nodes[nid]
@@ -38,7 +39,7 @@ def walked(graph: PlannedGraph, needs: dict[int, set[int]]) -> Iterator[tuple[in
 
 
 def counted(graph: PlannedGraph) -> int:
-    """The waits of a plan, from its graph alone: who touches which storage, who needs whose results."""
+    """Return the waits of a plan, from its graph alone: the users of each storage, and the inputs of each node."""
     plan, index = graph.memory, graph.graph
     needs: dict[int, set[int]] = {}
     users: dict[int, set[int]] = {}
@@ -58,7 +59,7 @@ def counted(graph: PlannedGraph) -> int:
 @pytest.mark.parametrize("name", ["resnet18", "inception_v3", "lstm", "mobilenet"])
 @pytest.mark.parametrize("grad_req", ["null", "write", "add"])
 def test_the_count_is_that_of_the_graph(name: str, grad_req: str) -> None:
-    """The number in the plan is what a walk over its graph finds, and the plan is valid."""
+    """The number in the plan equals that of a walk over its graph, and the plan is valid."""
     graph = planned(name, grad_req)
     validate(graph)
     assert graph.memory.num_added_waits == counted(graph)
@@ -190,7 +191,7 @@ def test_more_colours_make_nobody_wait_more(grad_req: str) -> None:
 
 
 def shared(graph: PlannedGraph) -> int:
-    """Writers of blocks that somebody else had before and whose users they do not follow anyway, in whole blocks."""
+    """Return the number of writers of reused whole blocks whose earlier users they do not follow anyway."""
     plan, index = graph.memory, graph.graph
     needs: dict[int, set[int]] = {}
     users: dict[int, set[int]] = {}

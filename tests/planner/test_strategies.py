@@ -67,7 +67,7 @@ def test_wrong_packing_is_refused() -> None:
 
 
 def test_name_that_is_taken_is_refused() -> None:
-    """A second strategy of one name is an error, and the first one stays."""
+    """A second strategy of the same name is an error, and the first stays."""
     with pytest.raises(PlanError, match="'arena' is registered already"):
         register(WholeBlocks("arena", reuse=True))
     assert STRATEGIES["arena"] == Arena("arena", packer=pack)

@@ -145,7 +145,7 @@ def test_requests(planned: Any) -> None:
 
 
 def test_a_copy_between_devices_cannot_add() -> None:
-    """It overwrites, so a gradient that is added to its array needs an addition behind it."""
+    """It overwrites, so a gradient with grad_req add needs an addition after the copy."""
     with sym.AttrScope(ctx_group="left"):
         x = sym.Variable("x")
     with sym.AttrScope(ctx_group="right"):
@@ -189,7 +189,7 @@ def test_workspace_without_a_storage(storage: int) -> None:
 
 
 def test_a_storage_that_nobody_writes_passes_no_order_on() -> None:
-    """a -> (unwritten) -> b: b is kept apart from a only where the storage between them has a writer that runs."""
+    """a -> (unwritten) -> b: b is ordered after a only if the storage between them has a writer that runs."""
     x = sym.Variable("x")
     for k in range(6):
         x = sym.FullyConnected(x, num_hidden=16 if k % 2 else 32, no_bias=True, name=f"fc{k}")

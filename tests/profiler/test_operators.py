@@ -33,11 +33,11 @@ def test_calls_are_counted_by_operator(driver):
 
 
 class TestOperatorsInPython:
-    """What an operator written in Python spends in Python and in what it calls."""
+    """The time of an operator written in Python, split into Python and its calls."""
 
     @pytest.fixture(autouse=True)
     def kinds(self, monkeypatch: pytest.MonkeyPatch):
-        """Two operators of one class, one of them calling the other one's formula."""
+        """Two operators of one class; one calls the other's formula."""
         monkeypatch.setattr(custom_operators, "_props", {})
 
         class Add(mx.operator.CustomOp):
@@ -104,7 +104,7 @@ class TestOperatorsInPython:
             assert mine.tracer is None
 
     def test_a_failure_ends_the_record(self, driver):
-        """User code that raises leaves no tracer behind; what it did until then is recorded."""
+        """User code that raises leaves no tracer installed; its time until then is recorded."""
 
         class Failing(mx.operator.CustomOp):
             def forward(self, is_train, req, in_data, out_data, aux):

@@ -1,4 +1,4 @@
-"""The profiler: what is recorded, the trace file, the aggregate table, and MXNet's verbs."""
+"""The profiler: records, the trace file, the aggregate table, and MXNet's verbs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TestTrace:
             assert earlier["ts"] + earlier["dur"] <= later["ts"] + 1e-3
 
     def test_slices_of_one_worker_do_not_overlap(self, driver, tmp_path: Path):
-        """One track per worker: what it ran stands one after the other."""
+        """One track per worker: its operations never overlap."""
         profiler.set_state("run")
         for _ in range(200):
             driver.push(lambda: None, [], [driver.new_variable()])
@@ -126,7 +126,7 @@ class TestTrace:
         assert {"cpu(0)", "cpu(1)"} <= names
 
     def test_dump_is_whole_or_not_at_all(self, driver, tmp_path: Path):
-        """A file that cannot be written raises and leaves nothing beside it."""
+        """A file that cannot be written raises and leaves no temporary file."""
         profiler.set_config(filename=tmp_path / "nowhere" / "trace.json")
         with pytest.raises(FileNotFoundError):
             profiler.dump()
@@ -173,7 +173,7 @@ class TestStates:
         assert driver.tracer is None
 
     def test_a_failure_at_stop(self, driver):
-        """Stopping raises what nobody has waited for; it has stopped all the same."""
+        """Stopping raises an unraised failure; the profiler has stopped nevertheless."""
         if driver.kind == "NaiveEngine":
             pytest.skip("raises at the push")
         profiler.set_state("run")
@@ -216,7 +216,7 @@ class TestTable:
         assert profiler.dumps().count("\n") == 1
 
     def test_bad_arguments(self, driver):
-        """Wrong words name the right ones, and change nothing."""
+        """The errors for bad arguments list the legal values, and nothing changes."""
         with pytest.raises(ParameterError, match="'table' or 'json', got 'xml'"):
             profiler.dumps(format="xml")
         with pytest.raises(ParameterError, match="total, avg, min, max, count"):
@@ -233,7 +233,7 @@ class TestTable:
 
 
 def test_tasks_that_overlap(tmp_path: Path):
-    """A starts, B starts, A stops, B stops: each track of the trace nests, whoever stops what and where."""
+    """A starts, B starts, A stops, B stops: each track of the trace nests, on any thread."""
     profiler.set_config(filename=tmp_path / "trace.json")
     profiler.set_state("run")
     domain = profiler.Domain("d")
@@ -255,7 +255,7 @@ def test_tasks_that_overlap(tmp_path: Path):
 
 
 def test_numbers_of_counters(tmp_path: Path):
-    """NumPy's numbers are written, what JSON has no number for is left out, and what is no number is refused."""
+    """NumPy's numbers are written, NaN and infinity are omitted, and values that are no numbers are refused."""
     profiler.set_config(filename=tmp_path / "trace.json")
     profiler.set_state("run")
     counter = profiler.Domain("d").new_counter("loss", np.float32(0.5))
@@ -359,7 +359,7 @@ mx.profiler.{state}
     ids=["stopped", "running", "old names", "no file named", "nothing recorded", "dumped"],
 )
 def test_a_named_file_is_written_at_the_end_of_the_process(config, state, end, written, tmp_path: Path):
-    """As in MXNet, whose examples never call ``dump``; no file that nobody has named, and none a second time."""
+    """As in MXNet, whose examples never call ``dump``: only an explicitly named file is written, and only once."""
     code = AT_EXIT.format(config=config, state=state, end=end)
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
     assert [path.name for path in tmp_path.iterdir()] == (["t.json"] if written else [])

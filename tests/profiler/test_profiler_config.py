@@ -1,4 +1,4 @@
-"""The profiler's keys, its states around operations in flight, and what bulks and old pushes look like in a trace."""
+"""The profiler's keys, its states around operations in flight, and the traces of bulks and of earlier pushes."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_live_bytes_in_between(threaded):
 
 
 def test_an_unknown_key_changes_nothing(threaded):
-    """Keys beside it are not taken either."""
+    """The valid keys of the same call are not applied either."""
     before = dict(profiler._config)
     with pytest.raises(ParameterError, match=r"unknown \['profile_everything'\];.* known: filename, profile_all"):
         profiler.set_config(filename="elsewhere", profile_everything=True)
@@ -143,7 +143,7 @@ def test_dump_goes_on_when_not_finished(threaded, tmp_path: Path):
 
 
 def test_an_operation_that_was_pushed_before_the_start(threaded, tmp_path: Path):
-    """Nobody noted when: it counts as pushed when it started, and the counter of waiting operations stays above 0."""
+    """Its push time is unknown: it counts as pushed at its start, and the counter of waits never drops below 0."""
     begun, gate = threading.Event(), threading.Event()
     threaded.push(lambda: (begun.set(), gate.wait(60)), name="before")
     for _ in range(3):
@@ -160,7 +160,7 @@ def test_an_operation_that_was_pushed_before_the_start(threaded, tmp_path: Path)
 
 @pytest.mark.parametrize("how", ["push", "priority", "push_async", "operator", "delete"])
 def test_how_long_an_operation_waited(threaded, tmp_path: Path, how: str):
-    """From its push to its start, behind one that was held: the arrow in the trace begins where it was pushed."""
+    """The wait runs from its push to its start, after a blocked operation; the trace's arrow begins at the push."""
     begun, gate = threading.Event(), threading.Event()
     profiler.set_state("run")
     var = threaded.new_variable()
@@ -216,7 +216,7 @@ def test_many_contexts(threaded, tmp_path: Path):
 
 
 def test_rows_of_users(threaded):
-    """Spans stand in the table under their domains, beside operations; instants and counters do not."""
+    """The table lists spans under their domains, next to operations, but no instants or counters."""
     profiler.set_state("run")
     domain = profiler.Domain("mine")
     for _ in range(3):

@@ -37,7 +37,7 @@ def test_what_ran_is_on_the_page() -> None:
 
 
 def test_spans_of_users_have_lanes_of_their_own() -> None:
-    """What a user timed stands beside what the workers did."""
+    """A user's spans have lanes next to those of the workers."""
     recording = Recorder()
     recording.user.append(UserRecord("span", "mine", "load", "MainThread", 1000, 5000, 0.0))
     data = page_data(lanes_html(recording))
@@ -46,5 +46,5 @@ def test_spans_of_users_have_lanes_of_their_own() -> None:
 
 
 def test_nothing_recorded() -> None:
-    """The page says what to call."""
+    """The page names the function to call."""
     assert "Nothing was recorded: call mx.profiler.set_state" in lanes_html(Recorder()).replace("&#x27;", "'")

@@ -59,7 +59,7 @@ def test_what_is_drawn():
 
 
 def test_the_story():
-    """Shares of the time, epochs, and what happened, in words."""
+    """The page tells shares of the time, epochs and events, in words."""
     events = [step(1), step(2), {"event": "checkpoint", "step": 2, "path": "a", "bytes": 5, "seconds": 0.1}]
     text = story(events)
     assert text.startswith("2 steps, 0 whole epochs, 2.0 s: 25 % waiting for data, 50 % computing, 5 % exchanging")
@@ -82,7 +82,7 @@ def test_what_is_no_number_is_a_gap():
 
 
 def test_texts_cannot_end_the_script():
-    """What a warning quotes is text in the page, whatever it says."""
+    """Text that a warning quotes is escaped in the page."""
     nasty = "</script><script>alert(1)</script>"
     data, page = drawn(
         [step(1), {"event": "warning", "step": 1, "text": nasty}],

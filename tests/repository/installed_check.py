@@ -1,6 +1,6 @@
-"""What an installed package must do, on any Python: every module is there, and each layer does its work once.
+"""A check of an installed package, on any Python: every module imports, and each layer does its work once.
 
-Run by the interpreter of an environment that holds the package and what it needs, nothing else.
+The interpreter of an environment runs it that holds only the package and its dependencies.
 """
 
 from __future__ import annotations

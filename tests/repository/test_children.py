@@ -21,7 +21,7 @@ def test_child_imports_this_checkout(tmp_path):
 
 
 def test_mix_is_refused(tmp_path):
-    """Tests of one checkout do not run on the package of another one."""
+    """Tests of one checkout do not run on the package of another checkout."""
     with pytest.raises(pytest.UsageError, match="PYTHONPATH="):
         share_checkout(tmp_path, {})
 

@@ -62,7 +62,7 @@ def pytest_in(root: Path, *arguments: str, path: str = "") -> None:
 
 
 def with_twice(folder: Path) -> Path:
-    """A copy of the repository in which the guide's operator is added to the letter."""
+    """Return a copy of the repository with the guide's operator, added to the letter."""
     if registry.contains("twice"):
         pytest.skip("the guide's operator has been added here, and the other tests judge it")
     operator, test = SECTIONS["Add an operator"]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def documents() -> list[Path]:
-    """The Markdown files for readers: at the root, in docs and beside the code; tests' own included, no caches."""
+    """Return the Markdown files for readers: at the root, in docs, next to the code and the tests; no caches."""
     found = [*ROOT.glob("*.md"), *(ROOT / "tests").glob("*.md")]
     for folder in ("docs", "weftplan", "examples", "bench"):
         found += (ROOT / folder).rglob("*.md")
@@ -67,7 +67,7 @@ WITH_EXAMPLES = [path for path in documents() if path.name != "CONTRIBUTING.md" 
 @together()
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path):
-    """Every relative link names a file that exists, and a heading in it where it has an anchor."""
+    """Every relative link names an existing file, and an anchor an existing heading."""
     assert dead_links(path) == []
 
 

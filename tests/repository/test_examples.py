@@ -1,4 +1,4 @@
-"""The gallery: every example runs, says what it should, and has a line on the page of examples."""
+"""The gallery: every example runs, prints the expected lines, and has a line on the page of examples."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def violations(part: str, imported: Iterator[tuple[int, str]]) -> list[str]:
-    """What is wrong with the imports of one module of ``part``."""
+    """Return the faults of the imports of a module of ``part``."""
     wrong = []
     for line, other in imported:
         if other == part:
@@ -104,7 +104,7 @@ def violations(part: str, imported: Iterator[tuple[int, str]]) -> list[str]:
 @together()
 @pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_imports_go_down(path: Path):
-    """No module imports a layer beside or above its own."""
+    """No module imports a layer next to or above its own."""
     part = part_of(path)
     assert part in LEVEL, f"{part} has no place in LAYERS: add it there and to ARCHITECTURE.md"
     assert violations(part, imports(path)) == []

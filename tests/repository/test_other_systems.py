@@ -1,4 +1,4 @@
-"""The package on a system without what POSIX and Linux have: a process from which that is taken away, as on Windows."""
+"""The package on a system without the calls of POSIX and Linux: a process that lacks them, as on Windows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ctypes.WinDLL = Kernel
 
 
 def bare(code: str, folder: Path) -> str:
-    """What a process prints that lacks all this; its cache would be below ``folder``."""
+    """Return the output of a process without these calls; its cache would be below ``folder``."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "WEFTPLAN_SPILL": f"file:{folder}"}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", BARE + code], capture_output=True, text=True, env=environment, check=False

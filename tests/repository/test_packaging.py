@@ -1,4 +1,4 @@
-"""What is shipped: sdist and wheel are built offline, the sdist's wheel is installed and run."""
+"""Distributions: sdist and wheel are built offline, the sdist's wheel is installed and run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path):
 
 
 def tracked() -> set[str]:
-    """The files of the repository, new ones included, as far as they are files of this working tree."""
+    """Return the repository's files, including new files, that exist in this working tree."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -154,7 +154,7 @@ def build(target: str, tree: Path, folder: Path) -> None:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """What a command prints, which must succeed and sees no other package than the installed one."""
+    """Return the output of a command, which must succeed and sees only the installed package."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=cwd or "/", env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -95,7 +95,7 @@ def test_the_cheapest_is_no_slower_than_any(name: str, nbytes: float) -> None:
 
 
 def test_the_choice_depends_on_size_and_workers() -> None:
-    """Small exchanges of many workers avoid rings; between machines sums are made within each one first."""
+    """Small exchanges of many workers avoid rings; with several machines, each machine sums first."""
     flat, deep = parse_topology("100gbe"), parse_topology("8xnvlink4+100gbe")
     assert cheapest(1e3, 1024, flat)[1] == "halving"
     assert cheapest(1e9, 1023, flat)[1] in ("ring", "one_step")
@@ -107,7 +107,7 @@ GRADIENTS = [(1 << 20, 0.01 + 0.001 * index) for index in range(20)]
 
 
 def test_exchanges_hide_during_backward() -> None:
-    """All but the last one do on a fast network; on a slow one the step is as long as the exchanges."""
+    """On a fast network all exchanges but the last hide; on a slow network the step is as long as the exchanges."""
     fast, slow = parse_topology("nvlink4"), parse_topology("(50us,0.1GB/s)")
     computation = GRADIENTS[-1][1]
     hidden = step(GRADIENTS, computation, 8, fast, 1)
@@ -131,7 +131,7 @@ def test_the_best_bucket_size(workers: int) -> None:
 
 
 def test_links_by_name_and_by_numbers() -> None:
-    """Presets and numbers mean the same kind of thing; an unknown name lists the known ones."""
+    """Presets and numbers describe the same links; the error for an unknown name lists the known names."""
     topology = parse_topology("4x(5us,12GB/s)+10gbe")
     assert (topology.per_machine, topology.inner) == (4, Link(5e-6, 12e9))
     assert topology.outer == EXAMPLE.PRESETS["10gbe"]

@@ -49,7 +49,7 @@ def test_only_clones_without_links_skip(tmp_path: Path, linkable: str, text: str
 
 
 def test_ci_runs_the_commands_of_the_readme():
-    """`.ci/run` takes its commands from README.md, where they stand in fenced shell blocks of their own."""
+    """`.ci/run` takes its commands from fenced shell blocks of README.md."""
     done = subprocess.run([str(ROOT / ".ci/run"), "--commands"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     blocks = re.findall(r"```sh\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -59,7 +59,7 @@ def test_ci_runs_the_commands_of_the_readme():
 
 
 def test_public_names_resolve():
-    """Every name in ``__all__`` is there, ``dir`` shows the lazy ones, and an unknown one is an AttributeError."""
+    """Every name in ``__all__`` resolves, ``dir`` shows lazy names, and an unknown name raises AttributeError."""
     for name in weftplan.__all__:
         assert getattr(weftplan, name) is not None
     assert set(weftplan._LAZY) <= set(dir(weftplan))
@@ -101,7 +101,7 @@ def test_names_can_be_imported_from_mxnets_modules():
 
 @pytest.mark.parametrize("name", sorted(weftplan._ABSENT))
 def test_imports_of_absent_modules_say_what_to_use(name: str):
-    """``import weftplan.gluon`` says what the attribute says; a module that nobody knows is just not there."""
+    """``import weftplan.gluon`` raises the attribute's message; an unknown module raises ModuleNotFoundError."""
     for line in (f"import weftplan.{name}", f"from weftplan import {name}", f"from weftplan.{name} import x"):
         with pytest.raises(ModuleNotFoundError, match=f"weftplan has no {name} on purpose: "):
             exec(line, {})
@@ -133,7 +133,7 @@ NAMES_OF_MXNET = {
 
 @pytest.mark.parametrize("name", NAMES_OF_MXNET)
 def test_deep_modules_of_mxnet(name: str):
-    """``from weftplan.module.base_module import BaseModule``: the module behind the name, never a second copy."""
+    """``from weftplan.module.base_module import BaseModule`` gives the module itself, never a second copy."""
     wanted = NAMES_OF_MXNET[name]
     code = (
         f"import weftplan.{name} as found\n"
@@ -223,7 +223,7 @@ def test_import_starts_nothing():
 
 
 def test_processes_of_the_tests_share_what_is_compiled():
-    """A process that a test starts keeps the bytecode of what it imports, whatever the environment of the run says."""
+    """A process that a test starts writes bytecode caches, whatever the environment of the run says."""
     code = "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == f"False {sys.pycache_prefix}\n"
@@ -272,7 +272,7 @@ def test_no_forbidden_words():
 
 
 def test_text_walk_sees_the_sources():
-    """The walk behind the word check reaches every kind of place, and each pattern matches what it is meant for."""
+    """The walk of the word check reaches every kind of file, and each pattern matches its example."""
     seen = {path.relative_to(ROOT).as_posix() for path in texts()}
     assert {
         "README.md",

@@ -1,4 +1,4 @@
-"""What editors and type checkers see: signatures, stubs, documentation of operators, public names."""
+"""The view of editors and type checkers: signatures, stubs, documentation of operators, public names."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_signature_reads_well() -> None:
 
 
 def test_arrays_and_symbols_have_one_documentation() -> None:
-    """The same text, with legal values, and an example where there is one."""
+    """Arrays and symbols have the same text, with legal values and any example."""
     for name in ("Convolution", "Pooling", "clip", "Concat"):
         assert mx.sym.__dict__.get(name, getattr(mx.sym, name)).__doc__ == getattr(mx.nd, name).__doc__
     text = document(registry.get("Pooling"))
@@ -97,7 +97,7 @@ DIMENSIONS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", INPUT_SHAPES)
 def test_the_shapes_of_inputs_are_those_of_inference(name: str) -> None:
-    """What the documentation tells of an operator's inputs fits together, and is what follows from the first."""
+    """The documented shapes of an operator's inputs are consistent with inference from the first input."""
     op = registry.get(name)
     params = NEEDED.get(name, {})
     known = {**DIMENSIONS, **{param.name: param.default for param in op.params}, **params}
@@ -132,7 +132,7 @@ def test_examples_of_operators(name: str) -> None:
 
 
 def test_the_verbs_of_a_symbol_are_those_of_their_functions() -> None:
-    """The stub of plan and simple_bind has the keywords of the functions behind them."""
+    """The stub of plan and simple_bind has the keywords of their functions."""
     tree = ast.parse((ROOT / "weftplan" / "symbol" / "verbs.pyi").read_text())
     methods = {node.name: node.args for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for verb, function in (("plan", plan), ("simple_bind", simple_bind)):
@@ -198,7 +198,7 @@ NESTED = (33, 34, 36, 37, 39, 40, 41, 42, 43, 45, 47, 48, 49)
 """Lines of the script whose fault is in contrib, linalg, random, or in a keyword of fit, Module or an initializer."""
 
 
-@pytest.mark.stress  # half a minute without a cache of types; CI runs it behind mypy
+@pytest.mark.stress  # half a minute without a cache of types; CI runs it after mypy
 def test_a_type_checker_finds_what_is_misspelt(tmp_path: Path) -> None:
     """mypy --strict on a user's script: types of plans and executors, and an error for each wrong name."""
     pytest.importorskip("mypy")

@@ -15,7 +15,7 @@ def in_one_test(monkeypatch):
 
 
 def test_every_case_runs_and_all_that_fail_are_named():
-    """Also those behind one that fails; the errors are those of the cases."""
+    """Cases after a failing case run, too; the errors are those of the cases."""
     seen = []
 
     @together()

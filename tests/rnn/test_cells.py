@@ -122,7 +122,7 @@ def test_values_to_begin_with():
 
 
 def test_weights_are_shared_and_named():
-    """Cells with the same params share variables; steps are numbered anew by each unroll."""
+    """Cells with the same params share variables; each unroll numbers steps from 0."""
     first = mx.rnn.GRUCell(HIDDEN, prefix="a_")
     second = mx.rnn.GRUCell(HIDDEN, prefix="b_", params=first.params)
     x = [mx.sym.Variable(f"x{k}") for k in range(2)]
@@ -181,7 +181,7 @@ def test_images_over_time(kind):
 
 
 def test_checkpoints_of_single_gates(tmp_path):
-    """Saved weights are those of gates, which other cells read; the callback saves every so many epochs."""
+    """Saved weights are those of gates, which other cells read; the callback saves every ``period`` epochs."""
     cell = mx.rnn.LSTMCell(HIDDEN, "l_")
     net = mx.sym.Group(cell.unroll(2, [mx.sym.Variable("x0"), mx.sym.Variable("x1")])[0])
     _, given = values_of(net, x0=(BATCH, INPUT), x1=(BATCH, INPUT))
@@ -242,7 +242,7 @@ def test_words_as_numbers():
 def test_a_file_may_name_fused_rnn_before_the_cells_are_imported():
     """A symbol that was saved names the initializer of packed weights: a process that only loads it knows it, too.
 
-    It runs in a process of its own, since this one has imported the cells.
+    It runs in a process of its own, since this process has imported the cells.
     """
     rule = mx.init.FusedRNN(None, 4, 1, "lstm").dumps()
     script = f"""
@@ -263,7 +263,7 @@ print(module.get_params()[0]["weights"].asnumpy().tolist().count(1.0))
 
 
 def test_names_of_nodes():
-    """What joins and cuts steps is called as in MXNet, whose scripts look for it among the internals."""
+    """Nodes that concatenate and split steps have MXNet's names, which scripts look up among the internals."""
     with mx.name.NameManager():
         both = mx.rnn.BidirectionalCell(mx.rnn.RNNCell(2, prefix="l_"), mx.rnn.RNNCell(2, prefix="r_"))
         joined, _ = both.unroll(2, mx.sym.var("data"), merge_outputs=True)

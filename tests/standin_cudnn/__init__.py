@@ -39,7 +39,7 @@ def _set_stream(handle: Handle, stream: int) -> None:
 
 @contextlib.contextmanager
 def cudnn() -> Iterator[types.ModuleType]:
-    """``import cudnn`` gives the stand-in; what was chosen with it is forgotten afterwards."""
+    """``import cudnn`` gives the stand-in; the choices made with it are forgotten afterwards."""
     module: Any = types.ModuleType("cudnn")
     module.data_type = enum.Enum("data_type", list(DATA))
     module.numerical_note = enum.Enum("numerical_note", list(NUMERICAL))

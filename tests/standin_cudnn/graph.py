@@ -40,11 +40,11 @@ recommended = [
     Plan("quick", 4.0, 2.0),
     Plan("plain", 0.0, 5.0),
 ]
-"""In the order in which they are recommended."""
+"""Engines in the recommended order."""
 
 
 class Tensor:
-    """``graph.tensor(…)`` and what a node makes."""
+    """A tensor: ``graph.tensor(…)`` or the output of a node."""
 
     def __init__(self, dim: Sequence[int], stride: Sequence[int], data_type: Any, name: str) -> None:
         self.dim, self.stride, self.data_type, self.name = list(dim), list(stride), data_type, name

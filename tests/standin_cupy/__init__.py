@@ -128,7 +128,7 @@ def _held() -> bool:
 def installed(kind: str | None = "ThreadedEnginePerDevice", **engine_settings: int) -> Iterator[types.ModuleType]:
     """``cupy`` is the stand-in, in a process that has never seen a GPU, with an engine of its own.
 
-    What the process knows of real GPUs, and of pinned memory, is put aside and comes back.
+    The process's state about real GPUs and pinned memory is saved and restored.
     """
     before = sys.modules.get("cupy")
     tables: list[dict[Any, Any]] = [devices._devices, registry._resources]
@@ -136,8 +136,8 @@ def installed(kind: str | None = "ThreadedEnginePerDevice", **engine_settings: i
     machine.reset()
     meter.reset()
     meter.dry = False
-    # An array that outlived the last stand-in may have made a worker import the real CuPy: that is to end first, or it
-    # would take this one's place.
+    # An array that outlived the previous stand-in may have made a worker import the real CuPy. Wait for that import, or
+    # it would replace this stand-in.
     with _ModuleLockManager("cupy"):
         module = sys.modules["cupy"] = _module()
     try:
@@ -149,7 +149,7 @@ def installed(kind: str | None = "ThreadedEnginePerDevice", **engine_settings: i
                 machine.sticky, meter.dry = None, False
                 for last in (False, True):  # arrays of pending operations die when those have run
                     if last and _held():
-                        gc.collect()  # and what a failure's frames hold, before there is no device any more
+                        gc.collect()  # frees objects in a failure's frames while the device still exists
                     drain()
                     made.stop()
             made.wait_for_all()

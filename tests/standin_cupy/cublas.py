@@ -1,6 +1,6 @@
 """``cupy.cuda.cublas`` of the stand-in: batched products of matrices that are given by addresses and strides.
 
-What cuBLAS would refuse is refused; what it would read or write beside the memory of an allocation is, too.
+Calls that cuBLAS would refuse are refused, and so are accesses outside of an allocation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _found(address: int) -> Memory:
 
 
 def _operand(address: int, shape: tuple[int, int, int], strides: tuple[int, int, int], kind: Any) -> Any:
-    """(array, (memory, first byte, behind the last)) of ``batch`` matrices that are stored column by column."""
+    """Return (array, (memory, first byte, end)) of ``batch`` matrices in column-major order."""
     item = np.dtype(kind).itemsize
     memory = _found(address)
     start = address - memory.ptr
@@ -48,8 +48,8 @@ def _operand(address: int, shape: tuple[int, int, int], strides: tuple[int, int,
 
 
 def use(handle: int, name: str) -> None:
-    """A handle belongs to one thread and one device. Where it works on several streams, a product has the same bits in
-    every run only if the handle's workspaces are of a fixed size."""
+    """Check a handle: it belongs to one thread and one device. If it works on several streams, a product has the same
+    bits in every run only if the handle's workspaces have a fixed size."""
     found = machine.handles.get(handle)
     if found is None or (found.thread, found.device) != (threading.get_ident(), thread.device):
         raise CUBLASError("CUBLAS_STATUS_NOT_INITIALIZED: the handle is of another thread, or of another device")
@@ -59,7 +59,7 @@ def use(handle: int, name: str) -> None:
 
 
 def _gemm(kind: Any) -> Any:
-    """The call: what the handle is asked, then what is captured."""
+    """Return the call: it queries the handle, then computes or is captured."""
 
     def call(handle: int, *numbers: int) -> None:
         if handle.__class__ is int:

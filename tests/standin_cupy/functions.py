@@ -36,7 +36,7 @@ _WEAK = {bool: bool, int: int, float: float, complex: complex}
 
 @functools.lru_cache(maxsize=4096)
 def _loop(name: str, kinds: tuple[Any, ...], dtype: np.dtype[Any] | None) -> tuple[list[Any], list[Any]]:
-    """Dtypes in which CuPy computes; ``kinds`` are dtypes of arrays and NumPy scalars, types of Python numbers."""
+    """Return CuPy's computing dtypes; ``kinds`` are dtypes of arrays and NumPy scalars, or types of Python numbers."""
     entry = names.TABLE[name]
     if dtype is not None:
         for text in entry.types:
@@ -231,7 +231,7 @@ def _into(path: str, value: np.ndarray, out: ndarray, reads: list[ndarray], cast
 
 
 _PRODUCTS = ("dot", "inner", "matmul", "tensordot", "vdot")
-"""What CuPy computes by cuBLAS."""
+"""Functions that CuPy computes by cuBLAS."""
 
 # -- functions that differ from NumPy's -------------------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ def _matmul(*args: Any, out: Any = None, **how: Any) -> ndarray:
 
 
 def _by_cublas(given: ndarray, *, batched: bool) -> bool:
-    """Whether cuBLAS reads an operand where it is; CuPy makes a copy otherwise."""
+    """Return whether cuBLAS reads an operand in place; otherwise CuPy copies it."""
     flags = given.host.flags
     return bool(flags.c_contiguous or (flags.f_contiguous and not batched))
 
@@ -416,7 +416,7 @@ _SPECIAL: dict[str, Any] = {
 
 
 class Namespace(types.ModuleType):
-    """``cupy`` or a module in it: what is not in the recorded table does not exist."""
+    """``cupy`` or a module in it: names outside the recorded table do not exist."""
 
     def __init__(self, path: str = "") -> None:
         super().__init__(f"cupy.{path}" if path else "cupy")

@@ -11,7 +11,7 @@ from tests.standin_cupy.array import computed, ndarray, run
 from tests.standin_cupy.meter import meter
 
 STATE_BYTES = 8 * 256 * 132 * 64
-"""What the states of one bit generator take on a GPU of 132 multiprocessors."""
+"""Bytes of a bit generator's states on a GPU of 132 multiprocessors."""
 
 
 class Philox4x3210:

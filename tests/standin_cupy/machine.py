@@ -67,27 +67,27 @@ class Machine:
         self.peers: set[tuple[int, int]] = set()
         """Pairs between which peer access is enabled."""
         self.apart: set[tuple[int, int]] = set()
-        """Pairs for which the driver offers none."""
+        """Device pairs without peer access."""
         self.corrupt: set[tuple[int, int]] = set()
         """Pairs whose direct copies bring other bytes."""
         self.pinned: dict[int, int] = {}
         self.compute_types: dict[str, str] = {}
-        """By dtype: in which precision cuBLAS may multiply, where it was said."""
+        """By dtype: the explicitly set precision of cuBLAS's products."""
         self.math_mode = 0
         """cuBLAS's: 3 lets products of float32 round to TF32."""
         self.rates: dict[str, float] = {}
-        """By kind of copy: bytes that one takes a millisecond for; other work takes no time."""
+        """By kind of copy: bytes per millisecond; other work takes no time."""
         self.clock = 0.0
         """Milliseconds that work with known times has taken; events keep it."""
         self.faulty: dict[str, str] = {}
-        """By name of a kernel: the error that its next launch leaves behind. The launch itself succeeds; the error
-        arrives when the host next waits, and every call repeats it from then on."""
+        """By name of a kernel: the sticky error of its next launch. The launch itself succeeds; the error arrives when
+        the host next waits, and every later call repeats it."""
         self.pending: str | None = None
         """An error that has not arrived yet."""
         self.pointers: list[int] = []
         """Handles of streams that are gone; new streams get them first, as from CUDA."""
         self.frees: deque[Clock] = deque()
-        """What the host has waited for inside ``cudaFree``, which waits for the whole device. Finalizers append."""
+        """Clocks that the host reached inside ``cudaFree``, which waits for the whole device. Finalizers append."""
         self.handles: dict[int, BlasHandle] = {}
         """cuBLAS's handles."""
         self.unreproducible: set[str] = set()
@@ -95,7 +95,7 @@ class Machine:
         its workspaces was not fixed before it was made."""
 
     def library(self, name: str) -> None:
-        """What loading a library does."""
+        """Load a library: allocate its memory."""
         if self.libraries_missing:
             raise ImportError(f"lib{name.lower()}.so.12: cannot open shared object file: No such file or directory")
 
@@ -111,11 +111,11 @@ class Machine:
             merge(self.host, self.frees.popleft())
 
     def library_bytes(self, device: int) -> int:
-        """What libraries have taken on a device by themselves."""
+        """Return the bytes that libraries have allocated on a device."""
         return sum(handle.workspace for handle in list(self.handles.values()) if handle.device == device)
 
     def check(self) -> None:
-        """What every call of CUDA's runtime does first."""
+        """Run the checks that precede every call of CUDA's runtime."""
         if self.sticky is not None:
             raise CUDARuntimeError(self.sticky)
 

@@ -108,7 +108,7 @@ class MemoryPointer:
 
     @property
     def device_id(self) -> int:
-        """Where it is."""
+        """Number of its device."""
         return int(self.mem.device_id)
 
     def __add__(self, offset: int) -> MemoryPointer:
@@ -136,7 +136,7 @@ class MemoryPointer:
 
 
 class UnownedMemory:
-    """``cupy.cuda.UnownedMemory``: memory that somebody else frees; knows the allocation through its owner."""
+    """``cupy.cuda.UnownedMemory``: memory that its owner frees; the owner names the allocation."""
 
     def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
         self.ptr = ptr
@@ -191,7 +191,7 @@ def enqueue(
 
 
 class _DefaultPool:
-    """CuPy's own pool, without a pool: whatever comes through it is a temporary beside the storage layer."""
+    """CuPy's default pool, without pooling: its allocations are temporaries outside the storage layer."""
 
     def malloc(self, size: int) -> MemoryPointer:
         """Memory for one array."""
@@ -215,7 +215,7 @@ _global_allocator: list[Any] = [default_pool.malloc]
 
 
 def alloc(size: int) -> MemoryPointer:
-    """What every new array calls: the allocator of this thread, else the global one."""
+    """Allocate for a new array: by this thread's allocator, else by the global allocator."""
     allocator = thread.allocator or _global_allocator[0]
     pointer = allocator(size)
     if not isinstance(pointer, MemoryPointer):

@@ -1,4 +1,4 @@
-"""What the stand-in counts: launches, host synchronisations, copies from the host, memory that CuPy takes by itself."""
+"""Counters of the stand-in: launches, host synchronisations, copies from the host, CuPy's own allocations."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Meter:
 
     @property
     def dry(self) -> bool:
-        """True: everything is checked and counted, nothing is computed. For large networks, whose values nobody reads.
+        """True: everything is checked and counted, nothing is computed. For large networks, whose values no test reads.
 
-        What a thread captures as a graph is not computed either.
+        Work captured as a graph is not computed either.
         """
         return self._dry or self.thread.capturing
 
@@ -40,7 +40,7 @@ class Meter:
         self.launches: Counter[str] = Counter()
         """Kernels, memory copies on the device, fills and library calls, by name."""
         self.syncs: Counter[str] = Counter()
-        """What made the host wait for the device."""
+        """Calls that made the host wait for the device."""
         self.uploads: Counter[str] = Counter()
         """Copies from host memory, ``set`` excepted."""
         self.atomics: Counter[str] = Counter()
@@ -51,7 +51,7 @@ class Meter:
         """Arrays that CuPy allocated by itself, from its own pool."""
         self.temporary_bytes = 0
         self.frees = 0
-        """Calls of ``cudaFree``, each of which waits for the whole device."""
+        """Calls of ``cudaFree``; each waits for the whole device."""
 
     @property
     def total(self) -> int:
@@ -59,7 +59,7 @@ class Meter:
         return sum(self.launches.values())
 
     def launch(self, name: str, count: int = 1) -> None:
-        """Count a launch; what is captured is none, and a graph is one."""
+        """Count a launch; captured kernels do not count, and a graph counts once."""
         if not self.thread.silent:
             self.launches[name] += count
 

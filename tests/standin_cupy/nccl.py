@@ -1,4 +1,4 @@
-"""``cupy.cuda.nccl`` of the stand-in: what weftplan calls of it, with the signatures of CuPy 14.2.
+"""``cupy.cuda.nccl`` of the stand-in: the calls that weftplan uses, with the signatures of CuPy 14.2.
 
 Calls of a group run when the group ends, as NCCL's do; then every member must have made the same calls in one order.
 Members add in the order of their ranks, which NCCL does not promise.

@@ -1,9 +1,9 @@
-"""Devices, streams, events and graphs of the stand-in, and the clocks by which they are ordered.
+"""Devices, streams, events and graphs of the stand-in, and the clocks that order them.
 
 Work runs in the call that enqueues it, so a missing event never shows as a wrong value. It shows as a
 :class:`~tests.standin_cupy.machine.StreamRaceError` instead: every access to device memory is stamped with its stream
-and its place there (``memory.py``), and every stream knows how far into the other streams it has waited. What the host
-has waited for counts for all streams, because the work of a later call starts later.
+and its position there (``memory.py``), and every stream knows how far into the other streams it has waited. The host's
+waits count for all streams, because the work of a later call starts later.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Stream:
             self._pointers.append(self.ptr)
 
     def now(self) -> Clock:
-        """What is over once all work enqueued so far is."""
+        """Return the clocks after all work enqueued so far."""
         return {**self.seen, self.key: self.count}
 
     def __enter__(self) -> Stream:
@@ -137,7 +137,7 @@ class Stream:
         machine.arrive()
 
     def record(self, event: Event | None = None) -> Event:
-        """An event behind the work so far."""
+        """Record an event after the work so far."""
         made = event or Event()
         made.record(self)
         return made
@@ -173,7 +173,7 @@ class Stream:
         return self.captured is not None
 
     def end_capture(self) -> Graph:
-        """What has been kept, as a graph."""
+        """Return the captured work as a graph."""
         capture, self.captured = self.captured, None
         thread.capturing = None
         if capture is None or capture.origin is not self:
@@ -190,7 +190,7 @@ class Stream:
 
 
 def _pointer() -> int:
-    """A handle for a new stream: one of a stream that is gone, where there is one."""
+    """Return a handle for a new stream: that of a destroyed stream, if there is one."""
     try:
         return machine.pointers.pop()
     except IndexError:
@@ -207,7 +207,7 @@ class Capture:
         self.joined: dict[int, Stream] = {}
         """Streams that have waited for an event of the capture, by key."""
         self.returned: set[int] = set()
-        """Keys of those for which the origin has waited since."""
+        """Keys of the streams that the origin has waited for since."""
 
 
 def refuse(capture: Capture | None, what: str, why: str = "") -> None:

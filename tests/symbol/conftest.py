@@ -39,7 +39,7 @@ def interchange_cases() -> ModuleType:
 
 @pytest.fixture
 def mx() -> Any:
-    """What the interchange cases need of the package."""
+    """Return the part of the package that the interchange cases need."""
     return SimpleNamespace(sym=sym, AttrScope=sym.AttrScope)
 
 

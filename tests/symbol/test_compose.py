@@ -61,7 +61,7 @@ def test_versions_count_writers() -> None:
 
 
 def test_input_errors_name_operator_and_inputs() -> None:
-    """Too many inputs, unknown ones, and one given twice."""
+    """Errors for too many inputs, unknown inputs, and duplicate inputs name the operator and its inputs."""
     a = sym.Variable("a")
     with pytest.raises(ParameterError, match=r"Activation .*takes 1 input\(s\) \['data'\], got 2|by position"):
         sym.Activation(a, a, act_type="relu")
@@ -74,7 +74,7 @@ def test_input_errors_name_operator_and_inputs() -> None:
 
 
 def test_parameters_are_parsed_at_once() -> None:
-    """Unknown, missing or malformed parameters raise where the node is made."""
+    """Unknown, missing or malformed parameters raise when the node is created."""
     a = sym.Variable("a")
     with pytest.raises(ParameterError, match=r"FullyConnected.*'num_hiden'; did you mean 'num_hidden'"):
         sym.FullyConnected(a, num_hiden=3)
@@ -221,7 +221,7 @@ def test_composing_renames_the_copy() -> None:
 
 
 def test_composing_a_state() -> None:
-    """What an operator writes to may be replaced by a variable, which then counts its writer, and by nothing else."""
+    """Only a variable may replace an operator's state; it then counts its writer."""
     norm = sym.BatchNorm(sym.Variable("x"), name="bn")
     mean = sym.Variable("mean")
     made = norm(bn_moving_mean=mean)
@@ -275,7 +275,7 @@ def test_created_at_is_the_callers_line() -> None:
 
 
 def test_creation_functions() -> None:
-    """zeros, ones, full, arange: no inputs, MXNet's attributes."""
+    """zeros, ones, full and arange have no inputs and MXNet's attributes."""
     assert sym.zeros((2, 3)).list_attr() == {"shape": "(2, 3)", "dtype": "float32"}
     assert sym.full((2,), 3, dtype="int32").list_attr() == {"shape": "(2,)", "dtype": "int32", "value": "3.0"}
     assert sym.arange(0, 5, 1.5).infer_shape()[1] == [(4,)]
@@ -299,7 +299,7 @@ def test_split_v2() -> None:
 
 
 def test_none_stands_for_an_input_that_is_left_out():
-    """None behind the last input is no input too many, as MXNet's own scripts write it."""
+    """None after the last input is accepted, as MXNet's own scripts write it."""
     data, weight = sym.Variable("data"), sym.Variable("w")
     made = sym.FullyConnected(data, weight, None, num_hidden=2, no_bias=True, name="fc")
     assert made.list_arguments() == ["data", "w"]
@@ -323,5 +323,5 @@ def test_none_stands_for_an_input_that_is_left_out():
     ],
 )
 def test_names_of_several_outputs(node, outputs):
-    """They are MXNet 1.9.1's, by which scripts look for them, also where only the first is visible."""
+    """They are MXNet 1.9.1's, which scripts look up, even if only the first output is visible."""
     assert node(sym.Variable("x")).list_outputs() == outputs

@@ -1,4 +1,4 @@
-"""Files that somebody damaged, or made to do harm: a clear error in little time and memory, whatever they say."""
+"""Damaged and malicious files: each gives a clear error in little time and memory."""
 
 from __future__ import annotations
 

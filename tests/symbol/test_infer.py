@@ -77,7 +77,7 @@ def test_explicit_shape_beats_the_attribute() -> None:
 
 
 def test_the_attribute_fills_what_is_left_open() -> None:
-    """An unknown dimension of a given shape is that of ``__shape__``; where the two clash the given one stands."""
+    """``__shape__`` fills the unknown dimensions of an explicit shape; on a conflict the explicit shape wins."""
     x = sym.Variable("x", shape=(2, 3)) + 1
     assert x.infer_shape(x=(0, 3))[0] == [(2, 3)]
     assert x.infer_shape_partial(x=(0, 4))[0] == [(0, 4)]
@@ -167,7 +167,7 @@ def test_repeated_layers_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_backward_part_follows_in_one_walk() -> None:
-    """What two inferences say of a graph with gradients follows from its forward part; else there is no answer."""
+    """The shapes of a graph with gradients follow from its forward part alone; otherwise the result is unknown."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc")
     net = sym.sum(sym.exp(x) * x + sym.tanh(x))
     given = {"data": (5, 4)}

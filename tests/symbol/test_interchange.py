@@ -36,7 +36,7 @@ def stored_arrays(name: str) -> dict[str, np.ndarray]:
 
 
 def stored_outputs(name: str) -> list[np.ndarray]:
-    """What MXNet computed."""
+    """Return the outputs that MXNet computed."""
     with np.load(FOLDER / f"{name}.npz") as file:
         return [file[f"output{i}"] for i in range(len(file.files))]
 
@@ -65,7 +65,7 @@ def test_their_file_runs_here(name: str, interpret: Interpreter) -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_our_file_ran_there(name: str, interpret: Interpreter, interchange_cases: ModuleType) -> None:
-    """What we write is the text that MXNet loaded, and its outputs there are ours within 1e-5."""
+    """Our file is the text that MXNet loaded, and its outputs there are ours within 1e-5."""
     symbol = models.digits(name)
     assert symbol.tojson() == (FOLDER / f"ours-{name}-symbol.json").read_text()
     expected = stored_outputs(f"ours-{name}")

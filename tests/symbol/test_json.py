@@ -1,4 +1,4 @@
-"""Symbol files: what we write, what we read, what we refuse."""
+"""Symbol files: writing, reading, and refused files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_truncated(cut: float, tmp_path: Path) -> None:
     ],
 )
 def test_malformed(change: Any, message: str) -> None:
-    """Each kind of damage is a FormatError that says what is wrong and where."""
+    """Each kind of damage is a FormatError that names the fault and its position."""
     with pytest.raises(FormatError, match=message):
         sym.load_json(edited(change))
 
@@ -201,7 +201,7 @@ OLD = {
     "arg_nodes": [0, 1, 2, 4, 5],
     "heads": [[7, 0]],
 }
-"""What releases before 0.9 wrote."""
+"""Files of releases before 0.9."""
 
 
 def test_files_before_0_9() -> None:
@@ -221,7 +221,7 @@ def test_files_before_0_9() -> None:
 
 
 def test_multipliers_of_inputs_with_names_of_their_own() -> None:
-    """``weight_lr_mult`` of an old operator belongs to its second input, also where that is a shared variable."""
+    """``weight_lr_mult`` of an old operator belongs to its second input, even if that is a shared variable."""
     data: dict[str, Any] = {
         "nodes": [
             {"op": "null", "name": "d", "inputs": []},

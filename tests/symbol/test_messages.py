@@ -1,4 +1,4 @@
-"""What symbols say when something is wrong: inputs that are none, near names, long lists."""
+"""Error messages of symbols: inputs that are no symbols, near names, long lists."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from weftplan.errors import DTypeError, ParameterError, UnknownOperatorError
     ],
 )
 def test_arrays_and_numbers_are_no_inputs(call, words) -> None:
-    """What stands where a symbol belongs is named, instead of a parameter that nobody meant."""
+    """A value in the place of a symbol is named, instead of an unrelated parameter."""
     with pytest.raises(DTypeError, match=words):
         call(sym.Variable("a"), nd.zeros((2, 2)))
 
 
 def test_parameters_given_twice_or_too_often() -> None:
-    """Behind all inputs it is the parameters that are wrong, not the inputs."""
+    """For arguments after all inputs the error names the parameters, not the inputs."""
     a = sym.Variable("a")
     with pytest.raises(ParameterError, match="clip: parameter 'a_min' is given twice"):
         sym.clip(a, 0, a_min=1)
@@ -48,7 +48,7 @@ def test_parameters_given_twice_or_too_often() -> None:
 
 
 def test_inputs_given_as_none_are_made() -> None:
-    """As in MXNet, None for an input is as if it had not been given, also where the parameters decide on the inputs."""
+    """As in MXNet, None for an input counts as missing, even if the parameters decide on the inputs."""
     a = sym.Variable("a")
     assert sym.FullyConnected(a, bias=None, num_hidden=3, name="f").list_arguments() == ["a", "f_weight", "f_bias"]
     without = sym.FullyConnected(a, bias=None, no_bias=True, num_hidden=3, name="f")

@@ -1,4 +1,4 @@
-"""Dtypes of networks in which all that is read has one: what a walk over the graph finds."""
+"""Dtype inference of networks whose variables share one dtype: equal to a walk over the graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weftplan.symbol.inference import solver as infer
 
 
 def dtypes(symbol, **known):
-    """Dtypes of all entries, with float32 for variables of which nothing is known."""
+    """Return the dtypes of all entries, with float32 for unknown variables."""
     return infer.infer_dtypes(symbol._nodes(), known, default=np.dtype(np.float32))
 
 
@@ -30,7 +30,7 @@ def networks():
 
 @pytest.mark.parametrize("name", networks())
 def test_as_a_walk_finds_them(name, monkeypatch):
-    """What is said at once where everything read is float32 is what a walk forwards and backwards finds."""
+    """The shortcut for float32 variables gives the result of a walk forwards and backwards."""
     symbol = networks()[name]
     found = dtypes(symbol)
     monkeypatch.setattr(infer, "of_one_dtype", lambda nodes, default, **known: None)

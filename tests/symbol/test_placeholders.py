@@ -1,4 +1,4 @@
-"""Files with operators that weftplan does not have: what can be done with them, and what the refusals say."""
+"""Files with unknown operators: the supported uses, and the messages of the refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weftplan.errors import FormatError, UnknownOperatorError
 
 
 def network() -> str:
-    """data - fc1 - Mystery (two outputs) - fc2, and Mystery again behind fc2; fc1 - side."""
+    """Return data - fc1 - Mystery (two outputs) - fc2 - Mystery; and fc1 - side."""
     data = sym.Variable("data")
     first = sym.FullyConnected(data, num_hidden=4, name="fc1")
     parts = sym.SliceChannel(first, num_outputs=2, name="odd")

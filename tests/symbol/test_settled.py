@@ -1,4 +1,4 @@
-"""What is asked of an operator once per process, and what is asked each time."""
+"""The rule cache: rules that run once per process, and rules that run each time."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,7 @@ def test_equal_calls_are_asked_once() -> None:
 
 
 def test_parameters_in_another_order_are_others() -> None:
-    """A dictionary has its parameters in the order in which the user gave them, which says nothing of their values."""
+    """Parameters in another order are another key, since a dictionary keeps the caller's order."""
     question = Question()
     first, second = {"a": True, "b": False}, {"b": True, "a": False}
     assert [question(params=first), question(params=second), question(params=first)] == [1, 2, 1]
@@ -67,7 +67,7 @@ def test_the_oldest_answers_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_names_the_node_that_has_it() -> None:
-    """What a rule refuses is refused each time, with the name of the node at hand."""
+    """A refusal is repeated each time, with the name of the current node."""
     for name in ("first", "second"):
         net = mx.sym.FullyConnected(mx.sym.Variable("x"), mx.sym.Variable("w", shape=(2, 9)), num_hidden=2, name=name)
         with pytest.raises(ShapeError, match=f"node '{name}'"):

@@ -45,7 +45,7 @@ def test_shared_weights_count_once() -> None:
 
 
 def test_previous_layers() -> None:
-    """With and without shapes: what feeds a layer, data included; a shared weight is no layer."""
+    """With and without shapes, the sources of a layer include data; a shared weight is no layer."""
     w, x = sym.Variable("w"), sym.Variable("x")
     for i in range(2):
         x = sym.FullyConnected(x, w, num_hidden=3, no_bias=True, name=f"fc{i}")

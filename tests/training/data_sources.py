@@ -1,4 +1,4 @@
-"""Datasets that misbehave, for tests of what reads them; workers import this file."""
+"""Datasets that misbehave, for tests of their readers; workers import this file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from weftplan.training.data.input.seeding import sample_rng
 
 
 class Numbers:
-    """Samples ``(number, number)``; one of them, and the beginning in a worker, may do something else.
+    """Samples ``(number, number)``; one sample, and the start in a worker, may misbehave.
 
     Args:
         count: samples.
         bad: the sample at which ``act`` is called.
         act: a name of :data:`ACTS`.
         start: a name of :data:`ACTS`, called when a worker gets the dataset.
-        once: a file; where it is there, nothing is called, and who calls makes it.
+        once: a file that the first call creates; if it exists, nothing is called.
     """
 
     def __init__(self, count: int, bad: int = -1, act: str = "", *, start: str = "", once: Path | None = None) -> None:
@@ -59,7 +59,7 @@ def fail_on_purpose() -> None:
 
 
 def hang_on_purpose() -> None:
-    """Wait for what nobody does."""
+    """Wait for an event that never happens."""
     threading.Event().wait()
 
 

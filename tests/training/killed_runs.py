@@ -1,4 +1,4 @@
-"""A short run of fit that can be killed after any batch, and what has to be equal where it is resumed."""
+"""A short run of fit that can be killed after any batch, and the results that a resumed run must repeat."""
 
 import random as python_random
 

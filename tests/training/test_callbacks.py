@@ -1,4 +1,4 @@
-"""What callers hand to ``fit``: the speedometer's lines and the checkpoints after epochs."""
+"""Callbacks of ``fit``: the speedometer's lines and the checkpoints after epochs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def batches() -> mx.io.NDArrayIter:
 
 
 def test_the_speedometer_reports_every_so_many_batches(caplog: pytest.LogCaptureFixture, module: mx.mod.Module) -> None:
-    """A line at each multiple of ``frequent``, in each epoch anew, with the metric."""
+    """Each epoch prints a line with the metric at every multiple of ``frequent``."""
     with caplog.at_level(logging.INFO, logger="weftplan"):
         module.fit(batches(), num_epoch=2, batch_end_callback=mx.callback.Speedometer(4, 3))
     found = re.findall(r"Epoch\[(\d)\] Batch \[\d-(\d)\]\tSpeed: [\d.]+ samples/sec\taccuracy=[\d.]+", caplog.text)
@@ -64,7 +64,7 @@ def test_a_metric_of_the_last_batches_alone(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize("kind", ["do_checkpoint", "module_checkpoint"])
 def test_checkpoints_after_every_second_epoch(kind: str, module: mx.mod.Module, tmp_path: Path) -> None:
-    """Epochs count from 1 in file names; what is saved is what was trained; states are saved where that is asked."""
+    """Epochs in file names count from 1; files hold the trained values; states are saved on request."""
     prefix = tmp_path / "net"
     if kind == "do_checkpoint":
         callback = mx.callback.do_checkpoint(prefix, period=2)

@@ -1,4 +1,4 @@
-"""Files of checkpoints: which stay, what happens to damaged ones, and that training does not wait for the disk."""
+"""Checkpoint files: retention, damaged files, and writing in the background."""
 
 import errno
 import json
@@ -60,7 +60,7 @@ def test_a_full_disk(tmp_path, monkeypatch, caplog):
     def fill(param):
         np.random.random()  # noqa: NPY002 - as `run` does, whose orders it decides
         if param.epoch == 1 and param.nbatch == 0:
-            while not (tmp_path / "run-step00000004.safetensors").exists():  # the last one that there is room for
+            while not (tmp_path / "run-step00000004.safetensors").exists():  # the last that the queue has room for
                 time.sleep(0.001)
             full.append(True)
 
@@ -90,7 +90,7 @@ def test_a_full_disk(tmp_path, monkeypatch, caplog):
 
 
 def test_killed_while_it_writes(tmp_path, monkeypatch):
-    """A file that was being written has no name; resuming goes on from the one before, and clears the rest away."""
+    """An unfinished file has no name; resuming continues from the previous checkpoint and removes leftovers."""
     assert run(tmp_path / "run", stop=7, every=2) is None
     (tmp_path / ".run-step00000008.safetensors.0a1b2c3d").write_bytes(b"half of it")
     (tmp_path / ".other-step00000008.safetensors.0a1b2c3d").write_bytes(b"somebody else's")
@@ -99,7 +99,7 @@ def test_killed_while_it_writes(tmp_path, monkeypatch):
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
-    """Changed bytes and a file that was cut off are noticed; the one before is taken."""
+    """Changed bytes and truncation are detected; the previous checkpoint is used."""
     assert run(tmp_path / "run", stop=7, every=2) is None
     newest = Checkpoints(tmp_path / "run").found()[-1]
     content = bytearray(newest.read_bytes())
@@ -114,7 +114,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
 
 
 def test_another_version(tmp_path):
-    """It is refused with what to do, and older files do not stand in for it."""
+    """A file of another version is refused with a remedy; older files do not replace it."""
     run(tmp_path / "run", every=5)
     path = Checkpoints(tmp_path / "run").found()[-1]
     arrays, metadata = file_format.read(path)
@@ -125,14 +125,14 @@ def test_another_version(tmp_path):
 
 
 def test_parameters_are_no_run(tmp_path):
-    """A file of parameters under the name of a checkpoint says what it is."""
+    """The error for a file of parameters under a checkpoint's name says that it holds parameters."""
     save_safetensors(tmp_path / "run-step00000001.safetensors", {"w": mx.nd.ones((2,))}, {})
     with pytest.raises(FormatError, match="holds parameters alone, not a run to go on with"):
         run(tmp_path / "run", resume=True)
 
 
 def test_checkpoints_of_an_earlier_run_are_not_mixed_with_new_ones(tmp_path):
-    """Without resume they are in the way, and fit says what to do."""
+    """Without resume, files of an earlier run are refused with a remedy."""
     run(tmp_path / "run", num_epoch=1)
     with pytest.raises(
         ParameterError, match="pass resume=True to go on from it, remove them, or choose another prefix"
@@ -167,7 +167,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_is_of_its_moment(tmp_path):
-    """What later steps do to weights and momentum is not in it, however late it is written."""
+    """Later steps do not change the weights and momentum in a checkpoint, however late it is written."""
     run(tmp_path / "run", every=1, keep=None, num_epoch=1)
     run(tmp_path / "short", every=3, keep=None, stop=3)
     early = {path.name[-13:]: read_snapshot(path) for path in Checkpoints(tmp_path / "run").found()}["3.safetensors"]

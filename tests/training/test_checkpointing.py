@@ -16,7 +16,7 @@ from weftplan.training.fit.checkpoint_writer import Checkpoints, read_snapshot
 def test_resumed_is_not_stopped(tmp_path, stop, every):
     """Stopped in the middle, at the end or the beginning of an epoch, a resumed run has the bits of a whole one."""
     assert run(tmp_path / "run", stop=stop, every=every) is None
-    seed = 99 if Checkpoints(tmp_path / "run").found() else 3  # a run without a checkpoint begins as the first one did
+    seed = 99 if Checkpoints(tmp_path / "run").found() else 3  # a run without a checkpoint begins as the first run did
     same(run(tmp_path / "run", resume=True, every=every, seed=seed), run())
 
 
@@ -78,7 +78,7 @@ class OwnOrder(mx.io.DataIter):
 @pytest.mark.parametrize("shuffle", [np.random.shuffle, python_random.shuffle], ids=["numpy", "python"])
 @pytest.mark.parametrize("stop", [3, 8])
 def test_an_iterator_with_an_order_of_its_own(tmp_path, shuffle, stop):
-    """What decides its order is put back, too, so that the run goes on with the batches that would have come."""
+    """The iterator's order is restored, too, so that the run continues with the next batches."""
     assert run(tmp_path / "run", stop=stop, every=2, make=lambda: OwnOrder(shuffle)) is None
     same(
         run(tmp_path / "run", resume=True, every=2, make=lambda: OwnOrder(shuffle)), run(make=lambda: OwnOrder(shuffle))
@@ -165,7 +165,7 @@ def test_resume_needs_a_prefix():
 
 
 def test_processes_that_differ_are_refused(tmp_path, monkeypatch):
-    """No file would fit all of them; the message says what to do instead."""
+    """No single file fits processes that differ; the message names the alternative."""
     monkeypatch.setattr("weftplan.kvstore.KVStoreLocal.num_workers", 2)
     monkeypatch.setattr("weftplan.kvstore.KVStoreLocal.type", "dist_async")
     with pytest.raises(MXNetError, match="checkpoint needs processes with equal weights"):

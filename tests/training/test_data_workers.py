@@ -1,4 +1,4 @@
-"""Workers that die, raise, hang or cannot begin: an error that says which and where, and nothing is left behind."""
+"""Workers that die, raise, hang or cannot start: the error names the worker and the sample, and no resource leaks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks a
 
 
 def names():
-    """Segments in shared memory of this process and of ones that have ended; other tests may run beside this one."""
+    """Shared memory segments of this process and of ended processes; other tests may run at the same time."""
     mine = str(os.getpid())
     owners = {name: name.split("-")[2] for name in os.listdir("/dev/shm") if name.startswith("weftplan-")}
     return {name for name, pid in owners.items() if pid == mine or not os.path.exists(f"/proc/{pid}")}
@@ -50,7 +50,7 @@ def gone(pids):
 
 @pytest.fixture(scope="module", autouse=True)
 def _server():
-    """The fork server and the tracker run, so that what a test leaves behind is its own."""
+    """Start the fork server and the tracker, so that every new leftover belongs to a test."""
     with mx.io.DatasetIter(Numbers(4), 2, num_workers=1) as it:
         it.next()
 
@@ -87,7 +87,7 @@ def test_a_worker_dies_at_work(tidy, tmp_path, act, says):
 
 
 def test_a_worker_dies_without_work(tidy):
-    """Whoever is killed between two batches is missed at the next that it should read, and replaced."""
+    """A worker killed between two batches is noticed at its next batch and replaced."""
     with mx.io.DatasetIter(Numbers(40), 2, num_workers=1, ahead=1) as it:
         assert labels(it.next()) == [0, 1]
         (pid,) = it.worker_pids
@@ -106,7 +106,7 @@ def test_a_worker_dies_without_work(tidy):
 
 
 def test_one_of_two_dies_without_work(tidy):
-    """The other one does not hide it: the error comes in the same epoch, and no batch is lost."""
+    """The second worker does not hide the death: the error comes in the same epoch, and no batch is lost."""
     with mx.io.DatasetIter(Numbers(80), 2, num_workers=2, ahead=1) as it:
         seen, errors = [labels(it.next())], []
         os.kill(it.worker_pids[1], signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_views_outlive_the_workers(tidy):
     assert view.shape == (2, 2)
     assert np.isfinite(view).all()
     del view
-    with mx.io.DatasetIter(Numbers(4), 2, num_workers=1) as other:  # lets go of what was left
+    with mx.io.DatasetIter(Numbers(4), 2, num_workers=1) as other:  # releases the remaining resources
         other.next()
 
 
@@ -144,7 +144,7 @@ def test_views_outlive_the_workers(tidy):
     ],
 )
 def test_a_worker_does_not_begin(tidy, tmp_path, act, says):
-    """What kills it or is raised there is told; the next call tries again."""
+    """A death or exception at a worker's start is reported; the next call retries."""
     with mx.io.DatasetIter(Numbers(4, start=act, once=tmp_path / "done"), 2, num_workers=2) as it:
         with pytest.raises(DataWorkerError, match=says):
             it.next()
@@ -153,7 +153,7 @@ def test_a_worker_does_not_begin(tidy, tmp_path, act, says):
 
 @pytest.mark.parametrize(("act", "says"), [("raise", "ValueError: this one is broken"), ("leave", "SystemExit: 3")])
 def test_a_worker_raises(tidy, act, says):
-    """The error has the sample, the worker and its traceback; what follows comes from the same workers."""
+    """The error has the sample, the worker and its traceback; later batches come from the same workers."""
     with mx.io.DatasetIter(Numbers(8, 3, act), 2, num_workers=1) as it:
         assert labels(it.next()) == [0, 1]
         pids = it.worker_pids
@@ -164,10 +164,10 @@ def test_a_worker_raises(tidy, act, says):
 
 
 def test_a_worker_hangs(tidy, tmp_path):
-    """At the deadline it is named, with its batch and where it stands; it is ended, and others go on."""
+    """At the deadline the error names the worker, its batch and its stack; it is killed, and others continue."""
     with mx.io.DatasetIter(Numbers(8, 4, "hang", once=tmp_path / "done"), 2, num_workers=1, ahead=1) as it:
         assert [labels(it.next()) for _ in range(2)] == [[0, 1], [2, 3]]
-        it._pool._deadline = 0.3  # from here on it waits for the one that hangs
+        it._pool._deadline = 0.3  # from here on it waits for the hanging worker
         with pytest.raises(
             DataWorkerError, match=r"data worker 0 \(process \d+\) has given nothing for 0.3 s"
         ) as error:
@@ -209,7 +209,7 @@ def test_threads_of_libraries_are_bounded(tidy):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # since Python 3.12
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_other_ways_to_begin(tidy, method):
-    """A process of its own from the start, or a copy of this one while the engine's threads run: same batches."""
+    """Spawned workers, and workers forked while the engine's threads run, give the same batches."""
     mx.nd.ones((2,)).wait_to_read()
     transform = None if method == "spawn" else lambda sample: sample  # what no pickle takes
     with mx.io.DatasetIter(Numbers(6), 2, transform=transform, num_workers=1, start_method=method) as it:
@@ -217,7 +217,7 @@ def test_other_ways_to_begin(tidy, method):
 
 
 def test_what_cannot_be_sent(tidy):
-    """A lambda or a generator cannot go to another process; the message says what can be done."""
+    """A lambda or a generator cannot be pickled; the message says how to avoid that."""
     for source, transform in ((Numbers(4), lambda sample: sample), ((n for n in range(4)), None)):
         names = {} if transform else {"label_names": ()}
         with (
@@ -252,8 +252,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("early", [False, True])
 def test_the_owner_is_killed(tidy, early):
-    """By kill -9, in the middle or before its memory has lost its name, together with what would clean up: its workers
-    end, and no name stays when another process makes one."""
+    """Kill the owner with its resource tracker, in the middle or before its memory is unlinked: its workers exit, and
+    the next process that creates a segment removes the leftovers."""
     script = OWNER.format(early=early)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -266,7 +266,7 @@ def test_the_owner_is_killed(tidy, early):
 
 
 def test_sweeping(tmp_path):
-    """Names of processes that are no more go; those of living ones, of other spaces and of others stay."""
+    """Segments of ended processes are removed; those of live processes, other namespaces and other programs stay."""
     own = f"weftplan-{slots._space()}-{os.getpid()}-{slots._started(os.getpid())}-0"
     gone = f"weftplan-{slots._space()}-{os.getpid()}-{slots._started(os.getpid()) - 1}-0"  # its number was used again
     stay = {own, f"weftplan-{slots._space() + 1}-1-1-0", "weftplan-x", "psm_1"}
@@ -278,7 +278,7 @@ def test_sweeping(tmp_path):
 
 
 def test_no_room_for_shared_memory():
-    """A full /dev/shm is an error when the workers begin, not the death of whoever writes."""
+    """A full /dev/shm raises when the workers start, instead of killing the writer later."""
     layout = Layout((Part("data", None, (1 << 45,), np.dtype("float32"), False),), 8)
     before = names()
     with pytest.raises(OutOfMemoryError, match=r"shm|shared memory"):

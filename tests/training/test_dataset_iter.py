@@ -1,4 +1,4 @@
-"""DatasetIter in this process: what is skipped, what is refused, and the same bits whoever reads."""
+"""DatasetIter in this process: skipped samples, refused settings, and bits that do not depend on the reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weftplan.errors import DataError, DTypeError, MXNetError, ParameterError
 
 
 def test_samples_that_cannot_be_read(caplog):
-    """Raised by default, behind which the next batch follows; or left out, counted, told, and padded for."""
+    """Bad samples raise by default, and the next batch follows; or they are skipped, counted, reported and padded."""
     it = mx.io.DatasetIter(Numbers(6, 2, "raise"), 2)
     assert labels(it.next()) == [0, 1]
     with pytest.raises(DataError, match="sample 2 cannot be read: ValueError: this one is broken") as error:
@@ -38,7 +38,7 @@ def test_samples_that_cannot_be_read(caplog):
 
 
 def test_nothing_of_a_batch_can_be_read():
-    """The batch is left out; a dataset of which nothing can be read is refused, and so is an empty one."""
+    """A batch without a readable sample is skipped; a dataset without one, or an empty dataset, is refused."""
 
     def odd(sample):
         if sample[1] in (0, 2, 3):
@@ -58,7 +58,7 @@ def test_nothing_of_a_batch_can_be_read():
 
 
 def test_a_stream_that_raises():
-    """What an iterator raises ends it, so that cannot be skipped; what the transform raises can."""
+    """An exception of the iterator ends it and cannot be skipped; an exception of the transform can."""
 
     def broken():
         yield from ([n] for n in range(3))
@@ -94,7 +94,7 @@ def test_other_shapes(workers):
     ],
 )
 def test_other_parts(second, says):
-    """A sample that is built otherwise than the first one is named."""
+    """A sample whose structure differs from the first sample's is named."""
     with pytest.raises(DataError, match=f"sample 1.*({says})"):
         mx.io.DatasetIter([(np.zeros(2), 1), second], 2).next()
 
@@ -197,7 +197,7 @@ def test_same_bits_for_any_number_of_workers(shuffle):
 
 
 def test_workers_of_a_stream():
-    """Each worker takes its own batches of an iterable; what comes is the same."""
+    """Each worker takes its own batches of an iterable; the batches stay the same."""
     expected = [labels(b) for b in mx.io.DatasetIter(dict(enumerate(Numbers(11)[n] for n in range(11))).values(), 2)]
     source = [Numbers(11)[n] for n in range(11)]
     with mx.io.DatasetIter(OnlyIterable(source), 2, num_workers=2) as it:
@@ -207,7 +207,7 @@ def test_workers_of_a_stream():
 
 
 def test_the_process_keeps_its_own_numbers():
-    """Reading in this process seeds generators for each sample, and leaves them where they were."""
+    """Reading in this process seeds generators for each sample, and restores their state."""
     it = mx.io.DatasetIter(Numbers(4), 2, transform=noisy)
     random.seed(1), np.random.seed(1)  # noqa: NPY002
     alone = [(random.random(), np.random.random()) for _ in range(3)]  # noqa: NPY002
@@ -242,7 +242,7 @@ def test_the_process_keeps_its_own_numbers():
     ],
 )
 def test_settings_that_do_not_fit(settings, says):
-    """Each is refused when the iterator is made, with what was expected."""
+    """Bad settings are refused when the iterator is created; the error says what was expected."""
     with pytest.raises(ParameterError, match=says):
         mx.io.DatasetIter(**{"source": Numbers(4), "batch_size": 2, **settings})
 

@@ -1,4 +1,4 @@
-"""DatasetIter: what may be a source or a sample, and how each becomes batches."""
+"""DatasetIter: kinds of sources and samples, and their batches."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_kinds_of_sources(kind):
 
 
 def test_a_dataset_that_reads_together():
-    """__getitems__ is called once a batch; where it raises, the samples are read one by one, to learn which."""
+    """__getitems__ is called once per batch; if it raises, samples are read one by one to find the bad sample."""
     source = Together(5)
     assert [labels(batch) for batch in mx.io.DatasetIter(source, 2)] == [[0, 1], [2, 3], [4, 4]]
     assert source.calls == [[0, 1], [2, 3], [4]]
@@ -134,7 +134,7 @@ def test_batches_that_come_ready():
 
 
 class DataLoader:
-    """Looks like PyTorch's, which ``tests/training/test_torch_data.py`` uses where it is installed."""
+    """A stand-in for PyTorch's class, which ``tests/training/test_torch_data.py`` uses if torch is installed."""
 
     def __init__(self, sampler):
         self.sampler = sampler

@@ -1,4 +1,4 @@
-"""Data for examples: where the digits come from."""
+"""Data for examples: sources of the digits."""
 
 import importlib.util
 import sys
@@ -28,7 +28,7 @@ def test_the_digits_are_all_there():
 
 
 def test_a_scikit_learn_that_keeps_them_elsewhere_is_asked(monkeypatch, tmp_path):
-    """Where the file is not in its folder, scikit-learn loads it."""
+    """If the file is not in its usual folder, scikit-learn loads it."""
     images, labels = np.arange(640.0).reshape(10, 64) % 17, np.arange(10)
     asked = types.SimpleNamespace(load_digits=lambda return_X_y: (images, labels))
     spec = types.SimpleNamespace(submodule_search_locations=[str(tmp_path)])

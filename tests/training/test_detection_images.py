@@ -1,4 +1,4 @@
-"""``mx.image.ImageDetIter``: boxes stay on what they mark, whatever is drawn; batches, labels, and wrong labels."""
+"""``mx.image.ImageDetIter``: boxes follow their objects through every augmentation; batches, labels, bad labels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def marked(height: int = 60, width: int = 80) -> Any:
 
 
 def found(pixels: Any) -> Any:
-    """Where the white is, as parts of the image."""
+    """Return the bounds of the white pixels, as fractions of the image."""
     rows, columns = np.nonzero(pixels.asnumpy()[:, :, 0] > 200)
     height, width = pixels.shape[:2]
     ends = columns.max() + 1, rows.max() + 1

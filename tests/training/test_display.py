@@ -1,4 +1,4 @@
-"""What a person sees of training: lines that fit, plain lines into a pipe, silence, one warning for each trouble."""
+"""The display of training: lines that fit the terminal, plain lines in a pipe, silence, one warning per problem."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_batches_are_learnt_from_the_first_epoch() -> None:
 
 
 def test_labels_that_no_class_has_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The label, the classes and what to do."""
+    """The warning names the label, the classes and the remedy."""
     with caplog.at_level(logging.WARNING, logger="weftplan"):
         mx.mod.Module(models.digits("mlp")).fit(batches(np.full(32, 10.0)), num_epoch=2)
     (record,) = [r for r in caplog.records if "label" in r.getMessage()]

@@ -46,7 +46,7 @@ def test_the_same_weights(contexts):
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("where", GPUS)
 def test_the_same_weights_on_gpus(where, count):
-    """On the real code for GPUs, from page-locked memory, beside the step."""
+    """The real code for GPUs copies from page-locked memory during the step."""
     with place(where) as context:
         contexts = [context(index) for index in range(count)]
         if len(set(contexts)) < count:
@@ -93,8 +93,7 @@ def test_placed_batches_serve_others():
 
 
 def slow_copies():
-    """A simulated device that nothing has run on, so that its clock stands at 0, where the copies of a batch take about
-    as long as the kernels of a step."""
+    """Return a fresh simulated device, with its clock at 0; copying a batch takes about as long as a step's kernels."""
     index = next(FRESH)
     return configure(index, cost=CostModel(launch=1e-5, latency=2e-4, bandwidth=1e12))
 
@@ -116,8 +115,8 @@ def clock_of_an_epoch(place, it):
 
 
 def test_copies_run_beside_the_step():
-    """On the device's own clock, steps whose batches were copied ahead are done much earlier than steps that wait for
-    their copies; the trace has the copies from the host on the copy queue, beside the step's operations."""
+    """On the device's clock, steps with batches copied ahead finish much earlier than steps that wait for their copies;
+    the trace shows host copies on the copy queue, parallel to the step's operations."""
     with mx.io.PrefetchingIter(mx.io.NDArrayIter(ROWS, LABELS, batch_size=8), depth=2) as it:
         waiting = clock_of_an_epoch(slow_copies(), it)
     place = slow_copies()
@@ -173,7 +172,7 @@ def test_memory_of_used_batches_is_used_again():
 
 
 def test_wrong_contexts():
-    """What is no context, or is named twice, is refused."""
+    """Values that are no context, and contexts named twice, are refused."""
     for wrong in ("gpu", [mx.cpu(0), mx.cpu(0)], [1]):
         with pytest.raises(ParameterError, match="ctx must be a context or a list of contexts"):
             batches(wrong)

@@ -1,4 +1,4 @@
-"""What fit tells while it runs: events.jsonl, warnings that help, and TensorBoard."""
+"""Reports of a running fit: events.jsonl, helpful warnings, and TensorBoard."""
 
 import json
 import math
@@ -84,7 +84,7 @@ def test_numbers_that_json_does_not_have(tmp_path):
 
 
 def test_a_resumed_run_goes_on_in_the_same_file(tmp_path):
-    """Its steps follow those of the checkpoint; what the killed run had done after it does not count twice."""
+    """Its steps follow those of the checkpoint; steps of the killed run after the checkpoint do not count twice."""
 
     class Killed(BaseException):
         pass
@@ -143,12 +143,12 @@ class Slow(mx.io.DataIter):
         batch = self._source.next()
         if self._idle:
             mx.nd.waitall()  # from here on the devices have nothing to do
-        time.sleep(self._seconds)  # not to wait for something: this is what is measured
+        time.sleep(self._seconds)  # not a wait for a condition: the test measures this sleep
         return batch
 
 
 def test_waiting_for_data_is_told_apart_from_computing(tmp_path):
-    """Time in which the iterator works while devices still compute is no wait for data; the rest is."""
+    """The iterator's time counts as waiting for data, except while devices still compute."""
     mx.random.seed(1)
     module = mx.mod.Module(network())
     module.fit(Slow(0.02, idle=True), num_epoch=1, report=tmp_path)
@@ -184,7 +184,7 @@ def test_computing_behind_the_iterator_is_no_wait_for_data(tmp_path, monkeypatch
 
 
 def watch():
-    """A watch, and what it tells."""
+    """Return a watch, and the list of its warnings."""
     told = []
     return Watch(mx.mod.Module(network()), told.append), told
 
@@ -218,7 +218,7 @@ def test_a_busy_device_is_no_reason_to_warn():
     ],
 )
 def test_gradients_that_explode_or_vanish(norms, words):
-    """They are told once, with what to look for."""
+    """Exploding and vanishing gradients warn once, with likely causes."""
     one, told = watch()
     for norm in [*norms, norms[-1]]:
         one.gradients("epoch 0, batch 3", norm)
@@ -262,7 +262,7 @@ def test_tensorboard_from_its_own_package(tmp_path):
 
 
 def test_tensorboard_without_its_package(tmp_path, monkeypatch):
-    """The error says what to install, before anything is trained."""
+    """The error names the package to install, before training starts."""
     monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
     with pytest.raises(MXNetError, match=r"needs the package tensorboardX: pip install 'weftplan\[tensorboard\]'"):
         Events(tmp_path, tensorboard=tmp_path / "board")
@@ -275,5 +275,5 @@ def test_a_period_that_is_none(tmp_path):
 
 
 def test_thresholds_are_those_that_are_told():
-    """What the documents name."""
+    """The thresholds equal those in the documents."""
     assert (fit_warnings.STARVED, fit_warnings.LEAST_STEPS, fit_warnings.LEAST_SECONDS) == (0.25, 30, 2.0)

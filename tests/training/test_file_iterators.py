@@ -1,4 +1,4 @@
-"""CSVIter, MNISTIter, ResizeIter and PrefetchingIter; what they give is what MXNet 1.9.1 gives of the same files."""
+"""CSVIter, MNISTIter, ResizeIter and PrefetchingIter give the batches of MXNet 1.9.1 for the same files."""
 
 import gzip
 import struct
@@ -30,7 +30,7 @@ def row(i):
 
 
 def test_tables_of_numbers(tmp_path):
-    """The last batch borrows from the next epoch, which then begins behind that; round_batch=False starts over."""
+    """The last batch borrows samples from the next epoch, which starts after them; round_batch=False starts over."""
     it = mx.io.CSVIter(**tables(tmp_path))
     first = [([row(0), row(1)], [0, 1], 0), ([row(2), row(3)], [2, 3], 0), ([row(4), row(0)], [4, 0], 1)]
     assert epoch(it) == first
@@ -86,7 +86,7 @@ def test_files_of_mnist(tmp_path, packed):
 
 
 def test_other_lengths_of_epochs():
-    """ResizeIter starts the other one over in the middle of an epoch, or leaves it there."""
+    """ResizeIter resets the inner iterator in the middle of an epoch, or leaves its position."""
     inner = mx.io.NDArrayIter(np.arange(6.0), batch_size=2)
     it = mx.io.ResizeIter(inner, 5)
     assert [int(b.data[0].asnumpy()[0]) for b in it] == [0, 2, 4, 0, 2]

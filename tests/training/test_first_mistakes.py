@@ -1,4 +1,4 @@
-"""Mistakes of a first hour: each message says what was expected, what came and what to do."""
+"""Mistakes of a first hour: each message names the expected value, the actual value and the remedy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_names_of_other_libraries(name: str, meant: str):
 
 
 def command(*args: object, **environment: str | None) -> tuple[str, int]:
-    """What a command prints, and its exit code."""
+    """Return a command's output and its exit code."""
     done = CliRunner().invoke(main, [str(arg) for arg in args], env={"COLUMNS": "200", **environment})
     return done.output, done.exit_code
 

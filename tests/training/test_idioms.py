@@ -1,4 +1,4 @@
-"""The ways in which scripts for MXNet use Module: batches that are named tuples, features, borrowed optimizers."""
+"""Idioms of MXNet scripts with Module: batches that are named tuples, features, borrowed optimizers."""
 
 import logging
 from collections import namedtuple
@@ -33,7 +33,7 @@ def trained():
 
 
 def test_batches_of_somebodys_own_module():
-    """fit asks a batch for nothing but its label: what else is in it is the module's affair."""
+    """fit reads only a batch's label; the module interprets the other fields."""
     seen = []
 
     class Mine(mx.mod.BaseModule):
@@ -86,7 +86,7 @@ def test_features_of_a_larger_network():
 
 
 def test_mxnets_order_of_settings(caplog):
-    """Names, logger, context: by position; fit writes to that logger; what is no logger is refused."""
+    """Names, logger and context work by position; fit writes to that logger; a value that is no logger is refused."""
     module = mx.mod.Module(network(), ["data"], ["softmax_label"], logging.getLogger("mine"), mx.cpu(1), [1])
     assert module.contexts == [mx.cpu(1)]
     with caplog.at_level(logging.INFO, logger="mine"):

@@ -24,7 +24,7 @@ PIXELS = cases.PIXELS
 
 @pytest.fixture(scope="module")
 def stored() -> dict[str, Any]:
-    """What MXNet has computed."""
+    """Return the values that MXNet computed."""
     with np.load(GOLDEN / "data" / "images.npz") as archive:
         return dict(archive)
 
@@ -109,7 +109,7 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
 
 
 def test_random_functions_draw_from_the_seed() -> None:
-    """The same seed gives the same crops, turns and jitters, another one others; a crop is a part of the image."""
+    """The same seed gives the same crops, turns and jitters, another seed others; a crop is a part of the image."""
     image = mx.nd.array(PIXELS)
 
     def draws(seed: int) -> list[Any]:
@@ -287,7 +287,7 @@ def test_record_iter_has_the_labels_it_is_told(tmp_path: Path) -> None:
 
 
 def test_the_mean_image_is_computed_once(tmp_path: Path) -> None:
-    """Where the file is missing it is written, with the mean of each pixel; the next iterator reads it."""
+    """If the file is missing, it is written with the mean of each pixel; the next iterator reads it."""
     path, mean = records(tmp_path / "a.rec"), tmp_path / "mean.bin"
     common: dict[str, Any] = {"data_shape": (3, 12, 12), "batch_size": 5, "mean_img": mean}
     first = mx.io.ImageRecordIter(path, **common).next().data[0].asnumpy()

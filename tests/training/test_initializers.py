@@ -50,7 +50,7 @@ def test_one_of_ones_own():
 
 
 def test_equal_ones():
-    """Of one class with the same settings, as MXNet 1.9.1 compares them; equal ones are one member of a set."""
+    """Initializers of one class with the same settings are equal, as in MXNet 1.9.1, and have one hash."""
     init = mx.init
     assert init.Xavier() == init.Xavier()
     assert init.Constant(2) == init.Constant(2)
@@ -151,7 +151,7 @@ def test_what_symbol_files_name():
     ],
 )
 def test_weights_of_a_shape_that_does_not_suit(rule, shape, words):
-    """The rule says what it needs and what came."""
+    """The error names the shape that the rule needs and the shape that came."""
     with pytest.raises(ParameterError, match=words):
         filled(rule, "a_weight", shape)
 

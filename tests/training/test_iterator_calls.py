@@ -102,7 +102,7 @@ def test_calls_of_an_iterator(case: str):
 
 
 def test_a_second_fit():
-    """It begins where the first one's last reset has left the iterator."""
+    """It starts at the position after the first fit's last reset."""
     data = Recording()
     module = fit(data)
     data.calls = ""

@@ -25,7 +25,7 @@ def test_a_description_is_a_pair():
 
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_samples_along_another_axis(contexts):
-    """A layout says where the samples lie: words first, sentences second are split between the sentences."""
+    """A layout names the batch axis: with words first and sentences second, slices cut between sentences."""
     x = mx.sym.Variable("data")
     net = mx.sym.broadcast_mul(x, mx.sym.Variable("w", shape=(1, 1, 2), init="one"), __layout__="TNC", name="out")
     module = mx.mod.Module(net, label_names=None, context=[mx.cpu(i) for i in range(contexts)])
@@ -101,7 +101,7 @@ def test_a_batch_larger_than_the_data_predicts_each_sample_once():
 
 
 def test_hard_reset():
-    """What was to roll over into the next epoch is forgotten."""
+    """A hard reset forgets samples that would roll over into the next epoch."""
     it = mx.io.NDArrayIter(np.arange(5.0), batch_size=3, last_batch_handle="roll_over")
     assert len(list(it)) == 1
     it.hard_reset()
@@ -159,7 +159,7 @@ def test_an_iterator_of_ones_own():
 
 
 def test_names_of_arrays_in_a_list():
-    """The names that MXNet gives them, by which a network's inputs are called."""
+    """The names are MXNet's, which a network's inputs use."""
     arrays = [np.zeros((4, 2)), np.ones((4, 3))]
     it = mx.io.NDArrayIter(arrays, arrays, batch_size=2)
     assert [desc.name for desc in it.provide_data] == ["_0_data", "_1_data"]

@@ -35,7 +35,7 @@ def check(found, expected):
 
 
 def test_epochs(tmp_path):
-    """The last batch borrows from the next epoch, which then begins behind that; round_batch=False starts over."""
+    """The last batch borrows samples from the next epoch, which starts after them; round_batch=False starts over."""
     it = made(tmp_path)
     assert (it.provide_data[0].shape, it.provide_label[0].shape) == ((3, 3), (3,))
     check(epoch(it), [([0, 1, 2], 0), ([3, 4, 0], 1)])
@@ -99,7 +99,7 @@ def test_parts_and_folders(tmp_path):
     ],
 )
 def test_lines_of_another_form(tmp_path, text, error, words):
-    """The file and the line are named, and what is wrong."""
+    """The error names the file, the line and the fault."""
     with pytest.raises(error, match=words):
         made(tmp_path, text)
 

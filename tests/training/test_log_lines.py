@@ -27,7 +27,7 @@ LINES = ["Epoch[0] Batch [0-2]", "Epoch[0] Train-accuracy=", "Epoch[0] Time cost
 
 
 def messages(setup: str) -> list[str]:
-    """What a process writes to stderr that trains after these lines."""
+    """Return the stderr lines of a process that trains after these lines."""
     code = f"import logging, sys\n{setup}\n{TRAIN}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""A memory budget for training: what is planned is what a Module holds, and the budget is kept."""
+"""A memory budget for training: a Module holds exactly the planned bytes, and the budget is kept."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_the_plan_of_a_module_is_what_it_holds(
 
 
 def buffers(found: Any) -> dict[str, int]:
-    """What a plan says of the store's buffers, by name."""
+    """Return the bytes of the store's buffers in a plan, by name."""
     return {name.removeprefix("kvstore_"): n for name, n in found.external_bytes.items() if name.startswith("kvstore_")}
 
 
 def counted(store: Any) -> dict[str, int]:
-    """What a store counts, by the same names."""
+    """Return the bytes that a store counts, by the same names."""
     return {name.removesuffix("_bytes"): n for name, n in store.statistics().items() if name != "keys" and n}
 
 
@@ -196,7 +196,7 @@ def test_misspelt_options_are_errors() -> None:
 
 
 def test_the_list_of_options_is_the_signature() -> None:
-    """What the errors list are the keywords that plan has."""
+    """Errors list exactly the keywords of plan."""
     import inspect
 
     parameters = inspect.signature(plan).parameters.values()

@@ -23,7 +23,7 @@ class Share(mx.metric.EvalMetric):
 
 
 def test_a_metric_with_an_update_of_its_own(caplog):
-    """What fit logs of it at the end of an epoch is its value, not nan."""
+    """At the end of an epoch fit logs the metric's value, not nan."""
     metric = Share()
     metric.update([1], [1])
     assert metric.get_global_name_value() == metric.get_name_value() == [("share", 0.75)]
@@ -35,7 +35,7 @@ def test_a_metric_with_an_update_of_its_own(caplog):
 
 
 def test_a_metric_that_counts_globally_itself():
-    """has_global_stats=True: its own global counts are what get_global divides."""
+    """has_global_stats=True: get_global divides the metric's own global counts."""
 
     class Both(mx.metric.EvalMetric):
         def update(self, labels, preds):
@@ -211,7 +211,7 @@ def test_correlation_over_batches():
 
 @pytest.mark.parametrize("name", ["f1", "mcc"])
 def test_micro_averages_count_samples(name):
-    """micro: the sum and the count are of samples, as in MXNet, so that whoever adds them up weighs batches by size."""
+    """micro: sum and count are of samples, as in MXNet, so that adding them up weighs batches by size."""
     rng = np.random.default_rng(4)
     metric, whole = (mx.metric.create(name, average="micro") for _ in range(2))
     labels, preds = rng.integers(0, 2, 17), rng.random((17, 2))

@@ -12,7 +12,7 @@ OPTIMIZER = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}
 
 
 def network(*, norm=False):
-    """A small network, with batch normalization where that is asked for."""
+    """Return a small network, with batch normalization if ``norm``."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="fc1")
     if norm:
         net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn")
@@ -34,7 +34,7 @@ def same(left, right):
 
 
 def fitted(count, contexts, *, norm=False, **settings):
-    """Two epochs of fit with so many micro-batches."""
+    """Fit for two epochs with ``count`` micro-batches."""
     mx.random.seed(4)
     module = mx.mod.Module(network(norm=norm), context=contexts)
     module.fit(
@@ -151,7 +151,7 @@ def test_samples_along_another_axis():
     ],
 )
 def test_numbers_that_do_not_work(count, error, words):
-    """What is no number, or does not divide the batch, is told before anything is bound."""
+    """A value that is no integer, or does not divide the batch, is refused before anything is bound."""
     module = mx.mod.Module(network())
     with pytest.raises(error, match=words):
         module.fit(data(), num_epoch=1, micro_batches=count)
@@ -159,7 +159,7 @@ def test_numbers_that_do_not_work(count, error, words):
 
 
 def test_a_module_that_was_bound_for_something_else():
-    """Gradients would be overwritten, so fit refuses it and says what to pass."""
+    """Gradients would be overwritten, so fit refuses the module and names the right argument."""
     module = fitted(1, mx.cpu())
     with pytest.raises(BindError, match=r"is bound for .* with 'write': pass force_rebind=True"):
         module.fit(data(), num_epoch=1, micro_batches=2)

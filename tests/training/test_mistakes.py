@@ -1,4 +1,4 @@
-"""What newcomers get wrong with Module, iterators, optimizers, metrics and initializers, and what they are told."""
+"""Newcomers' mistakes with Module, iterators, optimizers, metrics and initializers, and the messages for them."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def bound(**settings):
     ],
 )
 def test_fit(settings, error, words):
-    """Every misspelt or misplaced setting of fit is named, with what was expected."""
+    """Every misspelt or misplaced setting of fit is named, with the expected values."""
     with pytest.raises(error, match=words):
         fit(**settings)
 
@@ -118,7 +118,7 @@ def test_shapes_of_a_wrong_form(shapes):
     ],
 )
 def test_batches_that_do_not_fit_leave_the_module_as_it_was(batch, error, words):
-    """The error names what came and what was bound; the next good batch runs."""
+    """The error names the batch's shape and the bound shape; the next good batch runs."""
     module = bound()
     with pytest.raises(error, match=words):
         module.forward(batch())
@@ -305,7 +305,7 @@ def test_speedometer_leaves_the_epoch_value_whole(caplog):
 
 
 def test_kinds_of_errors_that_scripts_expect():
-    """Unknown parameters are a ValueError, missing ones a RuntimeError, what is no shape a TypeError, as in MXNet."""
+    """Unknown parameters raise ValueError, missing parameters RuntimeError, invalid shapes TypeError, as in MXNet."""
     module = bound()
     module.init_params()
     with pytest.raises(ValueError, match="unknown names"):

@@ -44,7 +44,7 @@ def fit(dtype="float16", *, module=None, make=data, contexts=None, **settings):
 
 
 def test_what_runs_in_which_dtype():
-    """Products and what follows them are float16; parameters, losses and outputs are float32."""
+    """Products and the nodes after them are float16; parameters, losses and outputs are float32."""
     low = lowered(network(), "float16")
     internals = low.get_internals()
     _, types, _ = internals.infer_type(**dict.fromkeys(low.list_arguments(), "float32"))
@@ -224,7 +224,7 @@ def test_bfloat16():
 
 
 def test_bfloat16_without_its_package(monkeypatch):
-    """It says what to install, before anything is bound."""
+    """The error names the package to install, before anything is bound."""
     monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
     module = mx.mod.Module(network())
     with pytest.raises(ParameterError, match="pip install ml_dtypes"):
@@ -233,7 +233,7 @@ def test_bfloat16_without_its_package(monkeypatch):
 
 
 def test_a_module_that_was_bound_in_float32():
-    """It says what to pass."""
+    """The error names the argument to pass."""
     module = fit(None, num_epoch=1)
     with pytest.raises(BindError, match="pass force_rebind=True"):
         fit(module=module, num_epoch=1)

@@ -143,7 +143,7 @@ def test_input_gradients_and_fixed_parameters():
 
 
 def test_steps_in_the_wrong_order():
-    """Each step says which one is missing before it."""
+    """The error of each step names the missing step before it."""
     module = Module(two_layers())
     batch = DataBatch([mx.nd.zeros((3, 5))], [mx.nd.zeros((3,))])
     with pytest.raises(MXNetError, match="not bound"):
@@ -222,7 +222,7 @@ def test_without_a_store_parameters_are_the_average_of_the_contexts():
 @pytest.mark.parametrize("kvstore", ["local", "device"])
 @pytest.mark.shows("MXNET_UPDATE_ON_KVSTORE")
 def test_updating_on_the_store_or_on_the_devices_is_the_same(optimizer, kvstore, monkeypatch):
-    """MXNET_UPDATE_ON_KVSTORE decides where the optimizer runs (and how often: per context), not what comes out."""
+    """MXNET_UPDATE_ON_KVSTORE decides on which device, and how often, the optimizer runs; results are equal."""
     results = []
     for where in ("0", "1"):
         monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", where)

@@ -67,7 +67,7 @@ def test_a_chain_trains_as_the_whole_network() -> None:
 
 
 def test_a_chain_knows_its_ends() -> None:
-    """Names and shapes are those of the first module's data and the last one's outputs; gradients reach the data."""
+    """Names and shapes are those of the first module's data and the last module's outputs; gradients reach the data."""
     module = chain()
     assert (module.data_names, module.output_names) == (["data"], ["softmax_output"])
     module.bind([("data", (8, 6))], [("softmax_label", (8,))], inputs_need_grad=True)
@@ -93,7 +93,7 @@ def softmax_gradient(scores: Any, labels: Any) -> Any:
 
 
 def test_a_loss_in_python_trains() -> None:
-    """A PythonLossModule behind a network gives the weights that SoftmaxOutput gives."""
+    """A PythonLossModule after a network gives the weights that SoftmaxOutput gives."""
     scores = mx.sym.FullyConnected(body(), num_hidden=2, name="two")
     lossy = (
         mx.mod.SequentialModule()
@@ -146,7 +146,7 @@ def test_a_python_module_of_ones_own() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    """An empty chain, unknown settings, parameters of one name twice or of nobody, a loss without its gradient."""
+    """An empty chain, unknown settings, duplicate or unknown parameters, and a loss without a gradient are named."""
     with pytest.raises(MXNetError, match="empty"):
         mx.mod.SequentialModule().bind([("data", (8, 6))])
     with pytest.raises(ParameterError, match="take_labels"):

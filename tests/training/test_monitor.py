@@ -22,7 +22,7 @@ def ready(contexts=1):
 
 
 def batch(rows=4):
-    """Ones, of class 1."""
+    """Return a batch of ones with class 1."""
     return mx.io.DataBatch([mx.nd.ones((rows, 5))], [mx.nd.ones((rows,))])
 
 
@@ -63,7 +63,7 @@ def test_every_third_batch_sorted_and_with_inputs():
 
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_other_batch_sizes_and_bindings(contexts):
-    """A module that is reshaped or bound anew is watched still, and each array is shown once a context."""
+    """A module that is reshaped or rebound stays monitored, and each array is shown once per context."""
     module, monitor = ready(contexts), mx.mon.Monitor(1, lambda x: mx.nd.array([x.shape[0]]), "fc1_output|fc1_weight")
     module.install_monitor(monitor)
 
@@ -132,7 +132,7 @@ def test_inputs_have_the_names_of_mxnet():
 
 
 def test_backward_nodes_have_the_names_of_mxnet():
-    """Gradients are numbered by the inputs whose gradients they are; those that nobody wants are not shown."""
+    """Gradients are numbered by their inputs; unwanted gradients are not shown."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
     net = mx.sym.SoftmaxOutput(mx.sym.Activation(net, act_type="relu", name="act"), name="softmax")
     wanted = {"data": "null", "fc_weight": "write", "fc_bias": "write", "softmax_label": "null"}
@@ -155,4 +155,4 @@ def test_backward_nodes_have_the_names_of_mxnet():
         shown = [name for name in seen if "backward" in name]
         assert [name for name in shown if name in expected] == [name for name in expected if name in shown]
         assert set(shown) <= set(expected)
-        assert set(expected) - set(shown) <= {"fc_backward_input2"}  # a weight whose data's gradient nobody wants
+        assert set(expected) - set(shown) <= {"fc_backward_input2"}  # a weight whose data's gradient is unwanted

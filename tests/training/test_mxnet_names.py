@@ -40,7 +40,7 @@ def trained(contexts: list[mx.Context], kvstore: str | None, **more: Any) -> tup
 @pytest.mark.parametrize("kind", [mx.cpu, mx.sim])
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_context_may_occur_twice(kvstore: str | None, kind: Any, count: int):
-    """``context=[mx.cpu()] * 2`` trains as two different ones do, bit for bit."""
+    """``context=[mx.cpu()] * 2`` trains like two different contexts, bit for bit."""
     same, module = trained([kind(0)] * count, kvstore)
     assert len(module._exec_group.execs) == count
     assert same == trained([kind(number) for number in range(count)], kvstore)[0]
@@ -82,7 +82,7 @@ def test_names_of_a_module():
 
 
 def test_names_of_an_iterator():
-    """NDArrayIter.data and label hold NDArrays in the order of the epoch; cursor is where the current batch begins."""
+    """NDArrayIter.data and label hold NDArrays in the order of the epoch; cursor is the start of the current batch."""
     data = mx.io.NDArrayIter({"a": np.arange(10.0)}, np.arange(10), 4, shuffle=True)
     ((name, values),), ((label_name, labels),) = data.data, data.label
     assert (name, label_name, data.num_source, data.layout) == ("a", "softmax_label", 2, "NCHW")

@@ -220,7 +220,7 @@ def test_nesterov_with_decay():
 
 
 def test_files_of_states(tmp_path):
-    """What is saved is loaded; a missing or damaged file tells and changes nothing; there may be no optimizer."""
+    """Saved states load; a missing or damaged file raises and changes nothing; an optimizer is not required."""
     path = tmp_path / "net.states"
     module = ready(learning_rate=0.1, momentum=0.9)
     step(module, 2)
@@ -246,7 +246,7 @@ def test_files_of_states(tmp_path):
 @pytest.mark.parametrize("now", [(1, None), (2, "device"), (3, "local"), (2, "apart")])
 @pytest.mark.parametrize("before", [(1, None), (2, "device"), (3, "local"), (2, "apart")])
 def test_training_goes_on_elsewhere(before, now, tmp_path, monkeypatch):
-    """States saved on some devices serve on others: what a store keeps by name, contexts keep by number.
+    """States saved on some devices load on others: a store keeps them by name, contexts by number.
 
     Adam's corrections and the schedule go by the number of updates, which are part of the file. A fixed parameter has
     no state.
@@ -357,7 +357,7 @@ def test_states_of_other_shapes_in_a_store(kind, tmp_path):
 
 
 def test_states_of_another_network(tmp_path):
-    """They are refused, by name or number, and what the module had stays."""
+    """They are refused, by name or number, and the module's states stay."""
     module = ready("adam")
     step(module)
     kept = module._updater.get_states()

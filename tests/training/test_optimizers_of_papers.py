@@ -117,7 +117,7 @@ def test_steps_are_those_of_the_papers(name, step, settings, wd, clip):
     optimizer.idx2name = {0: "fc_weight"}
     updater = mx.optimizer.get_updater(optimizer)
     expected, state = start, dict.fromkeys("znvdmu", 0.0)
-    # What the limit holds for is the gradient with its decay where that is part of it.
+    # The limit applies to the gradient, which includes the weight decay for these optimizers.
     with_decay = name in ("ftml", "adamax", "nadam")
     for t in range(1, 6):
         gradient = rng.standard_normal((3, 4))

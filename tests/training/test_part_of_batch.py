@@ -11,7 +11,7 @@ from weftplan.training.data.worker_share import PartOfBatchIter
 
 
 def source(shuffle: bool = False) -> mx.io.NDArrayIter:
-    """Ten samples in batches of four: the last one has two padded rows."""
+    """Return ten samples in batches of four; the last batch has two padded rows."""
     return mx.io.NDArrayIter(np.arange(20.0).reshape(10, 2), np.arange(10.0), batch_size=4, shuffle=shuffle)
 
 

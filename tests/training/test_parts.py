@@ -103,7 +103,7 @@ def test_iterator_order_padding_and_names():
 
 
 def test_iterator_shuffles_by_seed():
-    """The same seed gives the same order, the next epoch another one; each sample comes once."""
+    """The same seed gives the same order, each epoch its own; each sample comes once."""
     data = np.arange(50, dtype=np.float32)
 
     def epochs():
@@ -201,7 +201,7 @@ def test_scheduler_drives_the_optimizer():
 
 
 def values(rule, shape=(200, 100), name="fc_weight"):
-    """What a rule gives after seeding."""
+    """Return the values of a rule after seeding."""
     mx.random.seed(5)
     arr = mx.nd.empty(shape)
     rule(init.InitDesc(name), arr)

@@ -1,4 +1,4 @@
-"""PrefetchingIter: any depth gives the same batches and draws, and disturbs nobody else's."""
+"""PrefetchingIter: any depth gives the same batches and draws, and no other draw changes."""
 
 import threading
 

@@ -18,7 +18,7 @@ FILE = b"".join(
         MAGIC, b"\x06\x00\x00\x00", b"x" + MAGIC + b"y\x00\x00",
     ]
 )  # fmt: skip
-"""What MXNet 1.9.1 writes of RECORDS: whole, cut at an aligned magic word, with one that is not aligned."""
+"""RECORDS as MXNet 1.9.1 writes them: whole, cut at an aligned magic word, with an unaligned magic word."""
 RECORDS = [b"abc", b"abcd" + MAGIC + b"efgh", b"x" + MAGIC + b"y"]
 
 
@@ -115,7 +115,7 @@ def test_headers():
 
 
 def test_a_damaged_length_takes_no_memory(tmp_path):
-    """A record that claims 400 MB in a file of 12 bytes is refused before anybody asks for so much memory."""
+    """A record that claims 400 MB in a file of 12 bytes is refused before any allocation of that size."""
     path = tmp_path / "claims.rec"
     path.write_bytes(struct.pack("<II", 0xCED7230A, 400 << 20) + bytes(4))
     tracemalloc.start()

@@ -49,7 +49,7 @@ def steps(module, count):
 def test_training_goes_on_after_a_failing_kernel(monkeypatch):
     """A kernel fails once: the weights that depend on it fail too, and restored weights train as if nothing had been.
 
-    The failed step taints weights and momentum alike, so both are set anew: set_params and init_optimizer.
+    The failed step taints weights and momentum alike, so both are reset: set_params and init_optimizer.
     """
     broken = []
     real = schedule._kernel_call

@@ -1,4 +1,4 @@
-"""Steps of an optimizer on all weights at once: one operation, the bits of single ones, or single ones."""
+"""Fused optimizer steps: one operation with the bits of single steps, or single steps if fusion is impossible."""
 
 import itertools
 
@@ -150,7 +150,7 @@ def test_single_ones_where_arrays_may_not_be_together(reason, monkeypatch):
 
 
 def test_a_rate_that_changes_records_nothing_anew():
-    """Adam's rate differs at every step: its formula is recorded at the first one, for each way to decay weights."""
+    """Adam's rate differs at every step: its formula is recorded at the first step, once per kind of weight decay."""
     before = fused_update._formula.cache_info().misses
     trained("adam", {"wd": 0.0625, "beta1": 0.875}, at_once=True, count=4)
     assert fused_update._formula.cache_info().misses - before <= 2

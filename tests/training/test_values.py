@@ -1,4 +1,4 @@
-"""What a Module's parameters, outputs and files hold after the less usual calls."""
+"""Contents of a Module's parameters, outputs and files after unusual calls."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def trained(**settings):
 
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_missing_parameters_keep_their_values(contexts):
-    """set_params(allow_missing=True) assigns what is given; everything else stays as trained, not made anew."""
+    """set_params(allow_missing=True) assigns the arguments; other values stay as trained, without initialization."""
     module = trained(context=[mx.cpu(i) for i in range(contexts)])
     before = values(module)
     module.set_params({"fc_bias": np.full(3, 9.0)}, {}, allow_missing=True)
@@ -175,7 +175,7 @@ def test_training_what_was_bound_to_predict():
 
 @pytest.mark.parametrize("lost", ["arg:fc_bias", "aux:bn_moving_var"])
 def test_a_checkpoint_that_lacks_a_value(lost, tmp_path):
-    """It is refused at bind, where the value would be zero in silence; init_params can make it."""
+    """Bind refuses it, since the value would silently be zero; init_params can supply it."""
     trained().save_checkpoint(tmp_path / "net", 1)
     saved = mx.nd.load(str(tmp_path / "net-0001.params"))
     del saved[lost]
@@ -215,7 +215,7 @@ def test_prefixes(tmp_path):
 
 @pytest.mark.parametrize("how", ["set_params", "init_params", "load"])
 def test_predicting_without_naming_the_label(how, tmp_path):
-    """label_names=None and for_training=False: the label counts as a parameter, and nobody needs its value."""
+    """label_names=None and for_training=False: the label counts as a parameter, and its value is never read."""
     teacher = trained()
     args, aux = teacher.get_params()
     if how == "load":

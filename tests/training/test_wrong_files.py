@@ -1,4 +1,4 @@
-"""Files and parameters that are not what they are taken for: each error names what they are and what to do."""
+"""Files and parameters of the wrong kind: each error names the actual kind and the remedy."""
 
 from __future__ import annotations
 
@@ -73,8 +73,7 @@ def test_a_wrong_epoch_says_which_there_are(saved: Path) -> None:
     ],
 )
 def test_files_that_are_something_else(saved: Path, read: Callable[[str], Any], name: str, says: str) -> None:
-    """Symbol and parameters the wrong way round, pickles, what Git leaves in place of a file or servers send for it,
-    and what has not been unpacked."""
+    """Swapped symbol and parameters, pickles, Git LFS pointers, error pages of servers, and archives."""
     path = saved.parent / name
     if name.endswith("pickle"):
         path.write_bytes(pickle.dumps({"a": 1} if name.startswith("short") else {"a": list(range(100))}))

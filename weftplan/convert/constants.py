@@ -41,12 +41,12 @@ def fold_constants(
     constant = _constant_nodes(order, arg_params)
     read = [entry for node in order if node not in constant for entry in node.inputs]
     wanted = [e for e in dict.fromkeys((*read, *symbol.entries)) if e.node in constant and not e.node.is_variable]
-    found = _values(wanted, arg_params)
+    values = _values(wanted, arg_params)
     outputs = {entry.node for entry in symbol.entries}
     taken = {node.name for node in order}
     variables: dict[Entry, Node] = {}
     arguments: Params = dict(arg_params)
-    for entry, value in zip(wanted, found, strict=True):
+    for entry, value in zip(wanted, values, strict=True):
         if value.nbytes > most_bytes or entry.node in outputs:
             continue
         assert entry.node.op is not None
@@ -75,21 +75,21 @@ def fold_constants(
 
 def _constant_nodes(order: Sequence[Node], given: Mapping[str, NDArray]) -> set[Node]:
     """Return the nodes that depend only on the arguments in ``given``."""
-    found: set[Node] = set()
+    constants: set[Node] = set()
     states = set(split_variables(order)[1])
     for node in order:
         op = node.op
         if op is None:
             if node.name in given and node not in states:
-                found.add(node)
+                constants.add(node)
             continue
         if op.random or op.aux or op.single or node.control_deps or "__ctx_group__" in node.attrs:
             continue
         if not node.inputs and 0 in (node.params.get("shape") or (0,)):
             continue  # its shape follows from its readers
-        if all(entry.node in found for entry in node.inputs):
-            found.add(node)
-    return found
+        if all(entry.node in constants for entry in node.inputs):
+            constants.add(node)
+    return constants
 
 
 def _values(entries: Sequence[Entry], given: Mapping[str, NDArray]) -> Sequence[NDArray]:

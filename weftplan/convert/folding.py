@@ -92,8 +92,8 @@ def _can_be_folded(
     if "__ctx_group__" in layer.attrs and layer.attrs["__ctx_group__"] != node.attrs.get("__ctx_group__"):
         return False
     own = [entry.node for entry in layer.inputs[1:]]
-    given = [*own, *(entry.node for entry in node.inputs[1:])]
-    if not all(one.is_variable and one.name in values for one in given):
+    nodes = [*own, *(entry.node for entry in node.inputs[1:])]
+    if not all(one.is_variable and one.name in values for one in nodes):
         return False
     return all(uses[one, 0] == 1 for one in own)
 

@@ -55,27 +55,27 @@ def _plan(file: OnnxFile, shapes: Mapping[str, Shape], options: PlanOptions) -> 
             kinds[value.name] = dims, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     for tensor in graph.initializer:
         kinds[tensor.name] = tuple(tensor.dims), onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    given = list(dict.fromkeys([value.name for value in graph.input] + [t.name for t in graph.initializer]))
-    nodes = _needed(graph, set(given))
+    inputs = list(dict.fromkeys([value.name for value in graph.input] + [t.name for t in graph.initializer]))
+    nodes = _needed(graph, set(inputs))
     results = [name for node in nodes for name in node.output]
     for name, shape in shapes.items():
         if name not in kinds and name in results:
             kinds[name] = tuple(shape), onnx.helper.tensor_dtype_to_np_dtype(1)
-    unknown = [name for name in (*given, *results) if name and name not in kinds]
+    unknown = [name for name in (*inputs, *results) if name and name not in kinds]
     if unknown:
         raise ShapeError(
             f"the sizes of {len(unknown)} results are not known: {', '.join(unknown[:8])}; give the shapes of the "
             f"inputs, or of these, as --shape NAME=DIMS"
         )
-    sized = [kinds[name] if name else ((0,), onnx.helper.tensor_dtype_to_np_dtype(1)) for name in (*given, *results)]
-    entry = {name: k for k, name in enumerate((*given, *results)) if name}
+    sized = [kinds[name] if name else ((0,), onnx.helper.tensor_dtype_to_np_dtype(1)) for name in (*inputs, *results)]
+    entry = {name: k for k, name in enumerate((*inputs, *results)) if name}
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in sized]
-    count = len(given)
+    count = len(inputs)
     program = Program(
         graph=Graph(
-            names=given + [node.name or (node.output[0] if node.output else node.op_type) for node in nodes],
+            names=inputs + [node.name or (node.output[0] if node.output else node.op_type) for node in nodes],
             works=[VARIABLE] * count + [Work(label=node.op_type) for node in nodes],
-            inputs=[[] for _ in given] + [[entry[name] for name in node.input if name] for node in nodes],
+            inputs=[[] for _ in inputs] + [[entry[name] for name in node.input if name] for node in nodes],
             controls=[[] for _ in range(count + len(nodes))],
             counts=[1] * count + [len(node.output) for node in nodes],
             heads=[entry[value.name] for value in graph.output],

@@ -443,7 +443,7 @@ class KVStoreLocal(UpdatingStore):
             launch(stages, priority, inline=self._inline)
         for item in lot.later:
             way = self._way(item)
-            if all([way.reaches(item.stored, out) for out in item.outs]):
+            if all(way.reaches(item.stored, out) for out in item.outs):
                 launch(way.stages([item], (), priority), priority, inline=self._inline)
             else:
                 copy_to_all(item.stored, item.outs, priority)

@@ -93,8 +93,8 @@ def _multicast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes,
     floats = [dtype for dtype in known if is_float(dtype)]
     chosen = min if params["cast_narrow"] else max
     wanted = chosen(floats, key=lambda dtype: dtype.itemsize) if floats else None
-    made = [wanted if is_float(dtype) else dtype for dtype in known]
-    return ins, [merge_dtype(a, b, "output of amp_multicast") for a, b in zip(outs, made, strict=True)]
+    dtypes = [wanted if is_float(dtype) else dtype for dtype in known]
+    return ins, [merge_dtype(a, b, "output of amp_multicast") for a, b in zip(outs, dtypes, strict=True)]
 
 
 def _multicast_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

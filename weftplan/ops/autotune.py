@@ -1,12 +1,12 @@
 """Autotuning: the fastest implementation for a call, measured once and cached on disk.
 
-This is what MXNET_CUDNN_AUTOTUNE_DEFAULT and ``cudnn_tune`` of a convolution ask for. Implementations run in turn on
-arrays of the call's shapes, and the least time of each counts. What was measured is kept by operator, parameters,
-shapes, dtypes, processor and versions: in this process, and in a file that later processes read, so that they choose
-alike. Where no file can be kept each process measures for itself.
+``MXNET_CUDNN_AUTOTUNE_DEFAULT`` and ``cudnn_tune`` of a convolution switch it on. Implementations run alternately on
+arrays of the call's shapes, and the shortest time of each counts. Times are cached by operator, parameters, shapes,
+dtypes, processor and versions: in this process, and in a file that later processes read, so that they choose alike. If
+no file can be written, each process measures for itself.
 
-Measuring takes memory for the arrays of one call, for a moment, beside every plan. Any thread may ask; the first one
-measures while others wait.
+Measuring allocates the arrays of one call for a moment; no plan counts them. Any thread may ask; the first measures
+while the others wait.
 
 The planner chooses an implementation in ``planner/symbolic/kernel_choice.py`` and asks this module only if the user
 wants measured choices.
@@ -45,17 +45,17 @@ def tuned(op: Op, params: Params, inputs: Specs, outputs: Specs, *, tune: int, g
 
     Args:
         tune: one of :data:`OFF`, :data:`LIMITED` and :data:`FASTEST`; the node's own ``cudnn_tune`` comes first.
-        given: what the heuristic has chosen.
+        given: the heuristic's choice.
     """
     tune = BY_NAME.get(params.get("cudnn_tune") or "", tune)
     if tune == OFF:
         return given
     choices = [numpy_of(op)]
-    other = provided().get(op.name)
-    while other is not None:
-        if not other.refusal(params, inputs, outputs):
-            choices.append(other)
-        other = other.otherwise
+    candidate = provided().get(op.name)
+    while candidate is not None:
+        if not candidate.refusal(params, inputs, outputs):
+            choices.append(candidate)
+        candidate = candidate.otherwise
     if len(choices) == 1:
         return given
     if tune == LIMITED and "workspace" in params:
@@ -73,15 +73,15 @@ def times(op: Op, params: Params, inputs: Specs, outputs: Specs, *, choices: lis
     """Seconds of one call of each implementation, measured now or earlier."""
     name = _key(op, params, inputs, outputs)
     with _lock:
-        found = _known.get(name)
-        if found is None:
+        seconds = _known.get(name)
+        if seconds is None:
             place = jit.place()
-            found = _read(user_cache.load(place, name), choices)
-            if found is None:
-                found = _measured(op, params, inputs, outputs, choices=choices)
-                user_cache.keep(place, name, json.dumps(found).encode())
-            _known[name] = found
-    return found
+            seconds = _read(user_cache.load(place, name), choices)
+            if seconds is None:
+                seconds = _measured(op, params, inputs, outputs, choices=choices)
+                user_cache.keep(place, name, json.dumps(seconds).encode())
+            _known[name] = seconds
+    return seconds
 
 
 def _key(op: Op, params: Params, inputs: Specs, outputs: Specs) -> str:
@@ -93,12 +93,12 @@ def _key(op: Op, params: Params, inputs: Specs, outputs: Specs) -> str:
 
 
 def _read(content: bytes | None, choices: list[Implementation]) -> dict[str, float] | None:
-    """What a file holds; None where it is not what this would have written."""
+    """Return the times in a cache file; None if the file has another form than this module writes."""
     if content is None:
         return None
     try:
-        found = json.loads(content)
-        seconds = {one.name: float(found[one.name]) for one in choices}
+        stored = json.loads(content)
+        seconds = {one.name: float(stored[one.name]) for one in choices}
     except (ValueError, TypeError, KeyError):
         return None
     return seconds if all(0 < value < math.inf for value in seconds.values()) else None

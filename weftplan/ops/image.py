@@ -1,7 +1,7 @@
 """``mx.sym.image``: images as tensors, normalized, cropped, flipped.
 
-Images before ``to_tensor`` are (height, width, channels), behind it (channels, height, width); both may have a batch in
-front.
+Images before ``to_tensor`` are (height, width, channels), after it (channels, height, width); both may have a leading
+batch axis.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ _NORMALIZE = (
 
 
 def _normalize_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    found, made = same_shape(params, ins, outs)
-    if made[0] is not None:
-        channels = _image("normalize", made[0])[-3]
+    new_ins, new_outs = same_shape(params, ins, outs)
+    if new_outs[0] is not None:
+        channels = _image("normalize", new_outs[0])[-3]
         if channels not in (0, 1, 3):
-            raise ShapeError(f"normalize: data {made[0]}: expected 1 or 3 channels before height and width")
+            raise ShapeError(f"normalize: data {new_outs[0]}: expected 1 or 3 channels before height and width")
         for key in ("mean", "std"):
             if len(params[key]) != 1 and len(params[key]) < channels:
                 raise ParameterError(f"normalize: {key}={params[key]}: expected one number, or {channels}")
-    return list(found), list(made)
+    return list(new_ins), list(new_outs)
 
 
 def _of_channels(ctx: Workspace, values: tuple[float, ...], like: RawArray) -> Any:
@@ -194,10 +194,10 @@ backward("_image_crop", _crop_backward, ("ograd",), params=_CROP)
 
 
 def _flip_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    found, made = same_shape(params, ins, outs)
-    if made[0] is not None:
-        _image("flip", made[0])
-    return list(found), list(made)
+    new_ins, new_outs = same_shape(params, ins, outs)
+    if new_outs[0] is not None:
+        _image("flip", new_outs[0])
+    return list(new_ins), list(new_outs)
 
 
 def _flip(axis: int) -> Any:

@@ -1,8 +1,8 @@
 """8-bit quantization: ``_contrib_quantize``, ``_contrib_quantize_v2``, ``_contrib_dequantize``.
 
-The largest magnitude of a range is mapped to 127.5 (int8) or 255.5 (uint8, in which nothing below 0 has a place), by
-the first version of the operator to 127 or 255, and rounded to what the dtype holds: so do MXNet 1.9.1's wheels for
-CPUs. Networks that compute in such integers are not there; models that were calibrated hold these nodes at their edges.
+The largest magnitude of a range is mapped to 127.5 (int8) or 255.5 (uint8, for ranges without negative values), by the
+first version of the operator to 127 or 255, and rounded to the dtype, as in MXNet 1.9.1's wheels for CPUs. No other
+operator computes in these integers; calibrated models hold these nodes at their edges.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weftplan.support.array_types import RawArray
 _FLOAT = np.dtype(np.float32)
 _ONE = (1,)
 _REACH = {"uint8": 255.5, "int8": 127.5, "int32": 2.0**31 - 1}
-"""What stands for the largest magnitude of the range."""
+"""The integer (before rounding) for the largest magnitude of the range."""
 _LIMITS = {"uint8": 255, "int8": 127}
 
 
@@ -34,7 +34,7 @@ def _shapes(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
 
 
 def _kind(params: Params) -> np.dtype[Any]:
-    """The dtype of the result; ``auto`` is uint8 where the range that was measured has nothing below 0."""
+    """Return the dtype of the result; ``auto`` is uint8 if the calibrated range has no negative values."""
     kind = params["out_type"]
     if kind == "auto":
         least = params["min_calib_range"]

@@ -1,9 +1,9 @@
 """SyncBatchNorm: BatchNorm with statistics of the whole batch, across devices.
 
-An executor sees its own part of a batch alone. So the statistics are exact where one context trains, and at inference,
-which needs none; a Module refuses to train such a layer on several contexts. Kernels and the gradient are BatchNorm's.
-The visible ``var`` is the variance, where BatchNorm shows 1 / sqrt(variance + eps): so it is in MXNet 1.9.1, whose
-``mean`` and ``var`` hold something in training alone.
+An executor sees only its own part of a batch. The statistics are therefore exact if one context trains, and at
+inference, which needs none; a Module refuses to train such a layer on several contexts. Kernels and the gradient are
+BatchNorm's. The visible ``var`` is the variance, while BatchNorm shows 1 / sqrt(variance + eps), as in MXNet 1.9.1,
+whose ``mean`` and ``var`` are only set in training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHARED = ("eps", "momentum", "fix_gamma", "use_global_stats", "output_mean_var"
 
 
 def _of_base(params: Params) -> dict[str, Any]:
-    """What BatchNorm is told; the channels are axis 1."""
+    """Return the parameters for BatchNorm; the channels are axis 1."""
     told = {param.name: param.default for param in _BASE.params}
     return {**told, **{name: params[name] for name in _SHARED}, "axis": 1}
 
@@ -49,12 +49,12 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _kernel(base: Kernel) -> Kernel:
-    """BatchNorm's kernel, and the variance where somebody wants it."""
+    """Return BatchNorm's kernel, followed by the variance if it is wanted."""
 
     def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         told = _of_base(params)
         var, inverse = outputs[2:]
-        spare = ctx.take(inputs[3].shape, inputs[3].dtype)  # taken whoever is wanted: it was declared
+        spare = ctx.take(inputs[3].shape, inputs[3].dtype)  # taken for any subset of outputs: the workspace declares it
         if var is not None and inverse is None:
             inverse = spare
         base(ctx, told, inputs, [*outputs[:2], inverse])

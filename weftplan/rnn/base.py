@@ -102,25 +102,25 @@ class BaseRNNCell(Constructed):
 
     def unpack_weights(self, args: Mapping[str, NDArray]) -> Weights:
         """Return a copy of ``args`` with a weight and a bias per gate instead of this cell's packed arrays."""
-        found = dict(args)
+        weights = dict(args)
         gates = self._gate_names
         for part in ("i2h", "h2h") if gates else ():
             for kind in ("weight", "bias"):
-                joined = found.pop(f"{self._prefix}{part}_{kind}")
+                joined = weights.pop(f"{self._prefix}{part}_{kind}")
                 size = joined.shape[0] // len(gates)
                 for k, gate in enumerate(gates):
-                    found[f"{self._prefix}{part}{gate}_{kind}"] = joined[k * size : (k + 1) * size].copy()
-        return found
+                    weights[f"{self._prefix}{part}{gate}_{kind}"] = joined[k * size : (k + 1) * size].copy()
+        return weights
 
     def pack_weights(self, args: Mapping[str, NDArray]) -> Weights:
         """Return a copy of ``args`` with packed arrays, the inverse of :meth:`unpack_weights`."""
-        found = dict(args)
+        weights = dict(args)
         gates = self._gate_names
         for part in ("i2h", "h2h") if gates else ():
             for kind in ("weight", "bias"):
-                pieces = [found.pop(f"{self._prefix}{part}{gate}_{kind}") for gate in gates]
-                found[f"{self._prefix}{part}_{kind}"] = nd.concatenate(pieces)
-        return found
+                pieces = [weights.pop(f"{self._prefix}{part}{gate}_{kind}") for gate in gates]
+                weights[f"{self._prefix}{part}_{kind}"] = nd.concatenate(pieces)
+        return weights
 
     # -- time -------------------------------------------------------------------------------------------------------
 
@@ -161,12 +161,12 @@ class BaseRNNCell(Constructed):
 
 def activated(inputs: Symbol, activation: Any, **kwargs: Any) -> Symbol:
     """Apply ``activation``, a name or a function, to a symbol."""
-    made: Symbol = (
+    result: Symbol = (
         sym.Activation(inputs, act_type=activation, **kwargs)
         if isinstance(activation, str)
         else activation(inputs, **kwargs)
     )
-    return made
+    return result
 
 
 def split_time(length: int, inputs: Symbol | Sequence[Symbol], layout: str) -> list[Symbol]:

@@ -27,18 +27,18 @@ def save_rnn_checkpoint(
     aux_params: Mapping[str, NDArray],
 ) -> Path:
     """Call ``mx.model.save_checkpoint`` with the weights of ``cells`` unpacked."""
-    found = dict(arg_params)
+    weights = dict(arg_params)
     for cell in _each(cells):
-        found = cell.unpack_weights(found)
-    return save_checkpoint(prefix, epoch, symbol, found, aux_params)
+        weights = cell.unpack_weights(weights)
+    return save_checkpoint(prefix, epoch, symbol, weights, aux_params)
 
 
 def load_rnn_checkpoint(cells: Cells, prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
     """Call ``mx.model.load_checkpoint`` and pack the weights of ``cells``."""
-    symbol, found, aux = load_checkpoint(prefix, epoch)
+    symbol, weights, aux = load_checkpoint(prefix, epoch)
     for cell in _each(cells):
-        found = cell.pack_weights(found)
-    return symbol, found, aux
+        weights = cell.pack_weights(weights)
+    return symbol, weights, aux
 
 
 def do_rnn_checkpoint(cells: Cells, prefix: str, period: int = 1) -> Callable[..., None]:

@@ -38,16 +38,16 @@ class Container(BaseRNNCell):
         return [state for cell in self._cells for state in cell.begin_state(func, **kwargs)]
 
     def unpack_weights(self, args: Mapping[str, NDArray]) -> Weights:
-        found = dict(args)
+        weights = dict(args)
         for cell in self._cells:
-            found = cell.unpack_weights(found)
-        return found
+            weights = cell.unpack_weights(weights)
+        return weights
 
     def pack_weights(self, args: Mapping[str, NDArray]) -> Weights:
-        found = dict(args)
+        weights = dict(args)
         for cell in self._cells:
-            found = cell.pack_weights(found)
-        return found
+            weights = cell.pack_weights(weights)
+        return weights
 
     def _shares(self, states: Sequence[Symbol]) -> list[list[Symbol]]:
         """Split the states by cell."""

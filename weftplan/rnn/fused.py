@@ -103,17 +103,17 @@ class FusedRNNCell(BaseRNNCell):
         return size // directions // hidden // gates - upper - hidden - 2
 
     def unpack_weights(self, args: Mapping[str, NDArray]) -> Weights:
-        found = dict(args)
-        packed = found.pop(str(self._parameter.name))
-        found.update({name: piece.copy() for name, piece in self._cut(packed, self._columns(packed.size))})
-        return found
+        weights = dict(args)
+        packed = weights.pop(str(self._parameter.name))
+        weights.update({name: piece.copy() for name, piece in self._cut(packed, self._columns(packed.size))})
+        return weights
 
     def pack_weights(self, args: Mapping[str, NDArray]) -> Weights:
-        found = dict(args)
-        first = found[f"{self._prefix}l0_i2h{self._gate_names[0]}_weight"]
-        parts = [found.pop(name).reshape((-1,)) for name, _ in self._pieces(first.shape[1])]
-        found[str(self._parameter.name)] = nd.concatenate(parts)
-        return found
+        weights = dict(args)
+        first = weights[f"{self._prefix}l0_i2h{self._gate_names[0]}_weight"]
+        parts = [weights.pop(name).reshape((-1,)) for name, _ in self._pieces(first.shape[1])]
+        weights[str(self._parameter.name)] = nd.concatenate(parts)
+        return weights
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         raise NotImplementedError("FusedRNNCell makes all steps at once: call unroll, or unfuse() it")
@@ -129,7 +129,7 @@ class FusedRNNCell(BaseRNNCell):
             warnings.warn("FusedRNNCell: layout 'NTC' is turned to 'TNC' and back; 'TNC' saves that", stacklevel=2)
             data = sym.swapaxes(data, dim1=0, dim2=1)
         states = list(self.begin_state() if begin_state is None else begin_state)
-        made = sym.RNN(
+        results = sym.RNN(
             data,
             self._parameter,
             *states,
@@ -141,8 +141,8 @@ class FusedRNNCell(BaseRNNCell):
             mode=self._mode,
             name=f"{self._prefix}rnn",
         )
-        outputs: Any = made[0] if self._get_next_state else made
-        after = [made[k] for k in range(1, len(made.list_outputs()))] if self._get_next_state else []
+        outputs: Any = results[0] if self._get_next_state else results
+        after = [results[k] for k in range(1, len(results.list_outputs()))] if self._get_next_state else []
         if turned:
             outputs = sym.swapaxes(outputs, dim1=0, dim2=1)
         return (split_time(length, outputs, layout) if merge_outputs is False else outputs), after

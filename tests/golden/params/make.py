@@ -1,4 +1,4 @@
-"""Regenerate the golden ``.params`` files beside this script. Run it with a Python that has MXNet 1.9.1 and NumPy <
+"""Regenerate the golden ``.params`` files in this folder. Run it with a Python that has MXNet 1.9.1 and NumPy <
 1.24.
 
 MXNet writes versions 2 and 3; the older versions are assembled here by hand, and MXNet must read each with the right
@@ -16,7 +16,7 @@ DTYPES = "float32 float64 float16 uint8 int32 int8 int64".split()  # noqa: SIM90
 
 
 def ramp(dtype: str) -> np.ndarray:
-    """Six values of a dtype, negative ones where it has them."""
+    """Return six values of a dtype, with negative values if it has them."""
     return (np.arange(6).reshape(2, 3) - (0 if dtype == "uint8" else 2)).astype(dtype)
 
 

@@ -129,8 +129,8 @@ def test_against_the_formula(given_case: dict[str, Any]):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("settings", [{}, {"fix_gamma": True}, {"use_global_stats": True}])
 def test_gradient_behind_a_relu(settings: dict[str, Any], dtype: Any, mode: str):
-    """It has the bits of the plain gradient, of what the relu's output lets pass, and knows that output without seeing
-    it: at values that just vanish or do not, at none below 0, and at NaN."""
+    """The fused gradient has the bits of relu's and batch norm's gradients, without reading the relu's output: for
+    values next to the threshold, for inputs without negative values, and for NaN."""
     if mode == "native" and dtype == np.float16:
         pytest.skip("there is no such kernel")
     op, norm = joined.GRADIENTS["_backward_BatchNorm"], registry.get("_backward_BatchNorm")
@@ -242,7 +242,7 @@ def test_of_no_array_nothing_is_fetched() -> None:
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_known_statistics_give_the_same_bits(mode: str, relu: bool, fixed: bool, dtype: Any) -> None:
-    """What a batch norm made in training, made again from its data and the statistics that it kept; in place, too."""
+    """Recompute a training batch norm from its data and its kept statistics; in place, too."""
     rng = np.random.default_rng(4)
     params = registry.parse_params(registry.get("BatchNorm"), {"fix_gamma": fixed, "eps": 1e-3})
     data = rng.normal(0.5, 2, (3, 5, 7, 9)).astype(dtype)

@@ -41,7 +41,7 @@ for line in sys.stdin:
     print(executor.forward()[0].asnumpy().tobytes().hex(), jit.statistics.compiled, jit.statistics.loaded, flush=True)
     os._exit(0)
 """
-"""For each line a child that has done nothing yet but import the package: what it prints is what a new process does."""
+"""A fresh process per line: each child has only imported the package, and its output is that of a new process."""
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def objects(home: Path) -> list[Path]:
-    """What is kept."""
+    """Return the cached object files."""
     return sorted((home / "cache" / "weftplan" / "kernels").glob("*/*"))
 
 
@@ -109,7 +109,7 @@ def test_a_second_process_compiles_nothing_and_damage_is_mended(tmp_path: Path, 
 @needs_compiler
 @posix
 def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path, start: Start):
-    """A file where the folder should be: everything works, and nothing is said."""
+    """A file in the folder's place costs only time: everything works, silently."""
     (tmp_path / "cache").write_text("in the way")
     assert start()[1] == (1, 0)
 
@@ -158,7 +158,7 @@ def test_threads_compile_once():
 
 @needs_compiler
 def test_a_module_that_does_not_compile_leaves_nothing_behind():
-    """An error while a module is written is raised, and the next one who asks tries again."""
+    """An error while a module is built is raised, and the next call retries."""
 
     def broken(target: Target) -> list[ir.Function]:
         raise RuntimeError("not written")

@@ -121,7 +121,7 @@ def test_without_a_compiler_there_is_numpy(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_without_llvmlite_the_reason_names_the_extra():
-    """A process in which llvmlite cannot be imported computes with NumPy, and says what to install."""
+    """A process without llvmlite computes with NumPy, and names the package to install."""
     code = (
         "import sys; sys.modules['llvmlite'] = None\n"
         "from weftplan.ops.compiled.target import host; print(host())\n"

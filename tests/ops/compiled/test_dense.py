@@ -37,7 +37,7 @@ OTHER = (
     if isinstance(HOST, Target) and HOST.bits != 128
     else []
 )
-"""Other widths of vectors, which the compiler makes from what the machine has: other code, the same bits."""
+"""Other vector widths, which the compiler emulates with the machine's: other code, the same bits."""
 
 
 def place(array: Any, shift: int) -> Any:
@@ -48,7 +48,7 @@ def place(array: Any, shift: int) -> Any:
 
 
 def check_widths(run: Callable[..., list[Any]], given_case: dict[str, Any]) -> None:
-    """``run(geometry, *arrays, target)`` gives the bits of this machine's width for every other one."""
+    """Check that ``run(geometry, *arrays, target)`` gives the same bits for every vector width."""
     geo = geometry_of(given_case)
     data = arrays(given_case, geo)
     mine = run(geo, *data)
@@ -58,7 +58,7 @@ def check_widths(run: Callable[..., list[Any]], given_case: dict[str, Any]) -> N
 
 
 def guarded(nbytes: int) -> tuple[Any, Any]:
-    """(scratch of exactly so many bytes, full of NaN; the guard behind it)."""
+    """Return (scratch of exactly ``nbytes``, full of NaN; the guard after it)."""
     room = np.full(nbytes + 256, 0xFF, np.uint8)
     return room[:nbytes], room[nbytes:]
 
@@ -158,7 +158,7 @@ def case(**changes: Any) -> dict[str, Any]:
 @given(cases())
 @example(case(channels=300, image=(24, 24)))  # bands
 @example(case(batch=11, image=(3, 2), channels=64, filters=70))  # several images in one product
-@example(case(batch=5, image=(7, 7), channels=40, filters=70))  # two images, the last one alone
+@example(case(batch=5, image=(7, 7), channels=40, filters=70))  # two images, then a single last image
 @example(case(batch=5, image=(60, 1), kernel=(3, 1), pad=(1, 0), channels=600))  # two images, in bands
 @example(case(stride=(2, 2), kernel=(1, 1), pad=(0, 0)))  # phases that no tap reads
 @example(case(stride=(3, 2), image=(31, 29), channels=200))  # phases and bands
@@ -308,7 +308,7 @@ def test_a_gradient_that_reads_no_padding(batch, image, kernel, stride, pad, dty
         random.standard_normal(shape).astype(dtype)
         for shape in ((batch, 7, *image), (10, 7, *kernel), (10,), (batch, 10, *grid))
     )
-    room = np.full(dy.size + 128, np.nan, dtype)  # what is read beside the array would be seen
+    room = np.full(dy.size + 128, np.nan, dtype)  # NaN exposes a read outside of the array
     given_dy = room[64:-64].reshape(dy.shape)
     given_dy[...] = dy
     want = gradients(geo, x, w, dy)[0]

@@ -69,7 +69,7 @@ def arrays(one: dict[str, Any], geo: Geometry) -> tuple[Any, Any, Any]:
 
 
 def run(geo: Geometry, x: Any, w: Any, dy: Any, target: Target | None = None) -> list[Any]:
-    """Output and both gradients, with exactly the declared scratch, and nothing written beside anything."""
+    """Return output and both gradients, with exactly the declared scratch; check for writes out of bounds."""
     s = size_table.sizes(geo)
     assert depthwise_tables.takes(s)
     found = []
@@ -131,7 +131,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
 
 
 def test_infinity_stays_where_it_is():
-    """An infinite element beside a row's end reaches the gradient of no tap that does not read it."""
+    """An infinite element at a row's end reaches only the gradients of taps that read it."""
     geo = geometry_of(case(image=(5, 5)), np.float32)
     x, w, dy = arrays(case(image=(5, 5)), geo)
     x[0, 0, 2, 0] = np.inf

@@ -50,7 +50,7 @@ def cases(draw: Any) -> dict[str, Any]:
 
 
 def spec(array: Any) -> TensorSpec:
-    """What the planner knows of an array."""
+    """Return the planner's spec of an array."""
     return TensorSpec(array.shape, array.dtype)
 
 
@@ -70,7 +70,7 @@ def params_of(given_case: dict[str, Any]) -> dict[str, Any]:
 
 
 class Arrays:
-    """What a block reads, and room for what it makes."""
+    """A block's inputs, and its output buffers."""
 
     def __init__(self, given_case: dict[str, Any]) -> None:
         rng = np.random.default_rng(given_case["seed"])
@@ -129,7 +129,7 @@ def compute(
 
 
 def as_nodes(given_case: dict[str, Any], mode: str) -> list[bytes]:
-    """What the nodes make of it, one after the other."""
+    """Return the results of the unfused nodes."""
     of, params, train = Arrays(given_case), params_of(given_case), given_case["train"]
     relu = given_case["relu"]
     between, between_grad, inner_grad = np.empty_like(of.data), np.empty_like(of.data), np.empty_like(of.inner)
@@ -155,7 +155,7 @@ def as_nodes(given_case: dict[str, Any], mode: str) -> list[bytes]:
 
 
 def as_block(given_case: dict[str, Any], mode: str) -> list[bytes]:
-    """What the block makes of it."""
+    """Return the results of the fused block."""
     of, params, fixed = Arrays(given_case), params_of(given_case), given_case["fixed"]
     train = given_case["train"]
     everything = (False, False)
@@ -174,7 +174,7 @@ def as_block(given_case: dict[str, Any], mode: str) -> list[bytes]:
 @example(case(given=(True, False), train=True))
 @example(case(train=False))
 def test_bits_are_those_of_the_nodes(given_case: dict[str, Any]) -> None:
-    """Everything that the block and its gradient write is what the nodes write, compiled and by NumPy."""
+    """The block and its gradient write the nodes' bits, compiled and by NumPy."""
     for mode in ("numpy", "native"):
         assert as_block(given_case, mode) == as_nodes(given_case, mode), mode
 
@@ -210,7 +210,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(stride: int, monkeypatch: py
 
 @pytest.mark.parametrize("other", ["ograd", "inner"])
 def test_the_gradient_may_overwrite_what_it_reads(other: str) -> None:
-    """With a stride of 1 the data's gradient may lie where the incoming one, or what the convolution made, was."""
+    """With stride 1 the data's gradient may overwrite the incoming gradient or the convolution's output."""
     given_case = case(image=(11, 14))
     params = params_of(given_case)
     for mode in ("numpy", "native"):
@@ -235,7 +235,7 @@ def test_the_gradient_may_overwrite_what_it_reads(other: str) -> None:
     ],
 )
 def test_other_convolutions_are_refused(changes: dict[str, Any], reason: str) -> None:
-    """What the compiled kernel does not compute it refuses, and says why."""
+    """The compiled kernel refuses unsupported convolutions with a reason."""
     given_case = case()
     params = params_of(given_case)
     layer = registry.get("Convolution")

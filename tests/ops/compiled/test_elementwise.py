@@ -1,4 +1,4 @@
-"""Formulas recorded from elementwise kernels: their compiled loops have NumPy's bits, and what has not is refused."""
+"""Formulas recorded from elementwise kernels: compiled loops have NumPy's bits, or the formula is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parts_of(name: str) -> tuple[Any, dict[str, Any], int]:
 
 
 def values(count: int, dtype: Any, seed: int) -> Any:
-    """Numbers of every kind, in no order: zeros of both signs, infinities, NaN, subnormal and ordinary ones."""
+    """Return numbers of every kind, shuffled: zeros of both signs, infinities, NaN, subnormal and normal numbers."""
     found = np.random.default_rng(seed).standard_normal(count).astype(dtype)
     for k, special in enumerate((0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, -0.5, 1.7)):
         found[k::31] = special
@@ -44,7 +44,7 @@ def values(count: int, dtype: Any, seed: int) -> Any:
 
 
 def same_bits(a: Any, b: Any) -> None:
-    """Equal bits, but for which NaN it is."""
+    """Assert equal bits; any NaN equals any other."""
     np.testing.assert_array_equal(a, b)
     there = ~np.isnan(a)
     np.testing.assert_array_equal(np.signbit(a[there]), np.signbit(b[there]))
@@ -77,7 +77,7 @@ def test_a_compiled_formula_has_the_bits_of_numpy(name, dtype):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_may_have_other_bits_is_not_recorded(name):
-    """Functions that libraries compute differently, and extrema of two arrays, of which the zero is not settled."""
+    """Functions that differ between libraries, and extrema of two arrays (the sign of zero is open), are refused."""
     op, params, count = parts_of(name)
     calls = [(op.forward, params, range(count), [count])]
     assert formulas.recorded(calls, count + 1, np.dtype(np.float32), given=range(count)) is None
@@ -91,7 +91,7 @@ def test_only_one_float_dtype_is_recorded():
 
 
 def test_formulas_share_code_whatever_their_constants():
-    """A rate that changes from step to step does not compile anew."""
+    """A rate that changes at every step does not recompile."""
     made = []
     for rate in (0.1, 0.2):
         op = registry.get("sgd_mom_update")

@@ -1,4 +1,4 @@
-"""Compiled FullyConnected: the definition, bits, scratch, memory that operands share, who computes what."""
+"""Compiled FullyConnected: the definition, bits, scratch, memory that operands share, the choice of kernels."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_the_gradient_of_the_data_may_take_its_memory():
 
 
 def test_data_of_several_axes():
-    """All axes but the first are a row, or with ``flatten=False`` the last one is."""
+    """All axes but the first are a row; with ``flatten=False`` only the last axis is."""
     rng = np.random.default_rng(1)
     data = rng.standard_normal((6, 4, 10)).astype(F32)
     for flatten, columns, lead in ((True, 40, (6,)), (False, 10, (6, 4))):

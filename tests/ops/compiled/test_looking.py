@@ -1,4 +1,4 @@
-"""Looks at memory without the interpreter: they end with a change, or after their turns; parts that who looks takes."""
+"""Polling memory without the interpreter: it ends with a change or after its turns; a polling thread takes parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weftplan.ops.compiled.target import host
 
 @pytest.fixture
 def look():
-    """What looks, where the processor has the instructions."""
+    """Return the polling function, if the processor has the instructions."""
     host()
     found = polling.look()
     if found is None:
@@ -22,7 +22,7 @@ def look():
 
 
 def words(*values):
-    """Words in memory, with a box behind them, and where they begin."""
+    """Return words in memory, followed by a box, and their address."""
     made = (ctypes.c_int64 * (len(values) + 3))(*values)
     return made, ctypes.addressof(made)
 
@@ -53,7 +53,7 @@ def test_changed_meanwhile(look):
 
 
 def test_no_compiler_is_imported_for_it(monkeypatch):
-    """A process in which nobody has asked for compiled kernels does not begin to."""
+    """Polling does not import the compiler in a process that uses no compiled kernels."""
 
     class Never:
         def cache_info(self):
@@ -70,7 +70,7 @@ AWAY, LOOKS, HANDED = range(3)
 
 
 class Parts:
-    """Parts that note who did them in which room; ``meet`` holds each until so many threads are at one."""
+    """Parts that record their thread and scratch room; ``meet`` holds each part until ``meet`` threads have one."""
 
     def __init__(self, count, rooms, meet=1):
         self.words = (ctypes.c_int64 * (count * rooms))(*range(count * rooms))
@@ -119,7 +119,7 @@ def test_who_looks_takes_parts(look):
 
 @pytest.mark.parametrize("state", [AWAY, LOOKS])
 def test_who_does_not_come_is_not_waited_for(look, state):
-    """Who has gone away is handed nothing, and what nobody has begun is taken back."""
+    """A thread that stopped polling gets no parts, and parts that no thread has begun are taken back."""
     made, start = words(7, 7, 1 << 62, 0)
     made[4] = state
     parts = Parts(3, 2)
@@ -129,12 +129,12 @@ def test_who_does_not_come_is_not_waited_for(look, state):
 
 
 def test_handed_over_at_the_end_of_looks(look):
-    """What is handed over when all turns are over is done, by whoever comes to it first.
+    """Parts handed over at the end of all turns are done, by the first thread that reaches them.
 
     looks       sees its last turn end
     owner                                looks -> handed
     looks       away
-    owner                                does parts; nobody is waited for
+    owner                                does parts; waits for no thread
     """
     made, start = words(7, 7, 0, 0)  # no turns: it leaves at once
     for _ in range(200):

@@ -1,7 +1,7 @@
-"""All interleavings of who looks and of those who hand parts over (``ops/compiled/exchange/polling.py``).
+"""All interleavings of a polling thread and of owners that hand parts over (``ops/compiled/exchange/polling.py``).
 
-See ``tests/engine/test_protocol_model.py``: the same here for the states of a box. What is shared is run over and over,
-as a step of a network is, so its counter begins anew while somebody may still hold its address.
+As ``tests/engine/test_protocol_model.py``, for the states of a box. A shared operation runs repeatedly, like a step of
+a network, so its counter restarts while another thread may still hold its address.
 """
 
 from typing import Any, NamedTuple
@@ -14,16 +14,16 @@ AWAY, LOOKS, HANDED, WORKS = range(4)
 
 
 class Setting(NamedTuple):
-    """One who looks, and owners of work who have the box in turn."""
+    """One polling thread, and owners of work that use the box alternately."""
 
     owners: tuple[int, ...]
-    """For each owner, who has work of its own, how often it runs it."""
+    """For each owner, how often it runs its own work."""
     parts: int = 2
     looks: int = 2
-    """How often somebody begins to look."""
+    """How often the thread starts to poll."""
     turns: int = 1
     called: bool = False
-    """Whether somebody changes the word that is looked at."""
+    """Whether a thread changes the polled word."""
     change: str = ""
 
 
@@ -48,7 +48,7 @@ class Box:
             yield "set", "state", AWAY
 
     def take(self) -> Steps:
-        """Parts of what has been handed over, unless it has been taken back."""
+        """Take parts of the work that was handed over, unless it has been taken back."""
         if self.change == "it begins without asking":
             yield "set", "state", WORKS
         elif not (yield "change", "state", HANDED, WORKS):
@@ -68,7 +68,7 @@ class Box:
         yield "add", f"inside{job}", -1
 
     def own(self, job: int, times: int) -> Steps:
-        """``with_lookers`` and ``sharing``, so many times."""
+        """Run ``with_lookers`` and ``sharing`` ``times`` times."""
         for _ in range(times):
             yield "acquire", "free"
             yield "set", f"running{job}", 1
@@ -96,7 +96,7 @@ class Box:
             yield "release", "free"
 
     def call(self) -> Steps:
-        """Somebody gives the helper something else to do."""
+        """Give the helper other work."""
         yield "add", "word", 1
 
 
@@ -141,7 +141,7 @@ def check(setting: Setting) -> Found:
     ids=str,
 )
 def test_each_part_is_done_once_and_nobody_works_on_what_is_over(setting: Setting):
-    """Whenever who looks comes and goes."""
+    """Each part is done once, whenever the polling thread starts and stops."""
     assert check(setting).ends >= 1
 
 
@@ -157,6 +157,6 @@ def test_each_part_is_done_once_and_nobody_works_on_what_is_over(setting: Settin
     ],
 )
 def test_each_step_is_needed(change: str, what: str):
-    """A deviation leaves somebody at work on arrays that may be gone, or a box that nobody looks at."""
+    """Leaving out a step lets a thread work on freed arrays, or hands parts to a box that no thread polls."""
     with pytest.raises(Violation, match=what):
         check(Setting((2,), change=change))

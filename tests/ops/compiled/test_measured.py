@@ -1,4 +1,4 @@
-"""Implementations chosen by measuring: what is asked for, what is kept, and that later choices are the same."""
+"""Implementations chosen by measuring: the measured candidates, the cache, and stable later choices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """What measuring is to find, by implementation; ``calls`` counts how often it was asked."""
+    """Return the fake measurements, by implementation; ``calls`` counts the measurements."""
     found = {"numpy": 2.0, "native": 1.0, "calls": 0.0}
 
     def fake(*_: Any, choices: list[Implementation]) -> dict[str, float]:

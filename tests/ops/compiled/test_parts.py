@@ -121,7 +121,7 @@ def step(seed: int) -> bytes:
     "first", [*range(0, 30, 10), *(pytest.param(k, marks=pytest.mark.stress) for k in range(30, 60, 10))]
 )
 def test_same_bits_in_parts(monkeypatch: pytest.MonkeyPatch, cuts: list[int], first: int) -> None:
-    """Random layers give the bits of uncut ones, on every engine and with one to four cores."""
+    """Random layers cut into parts give the bits of uncut layers, on every engine and with one to four cores."""
     found = {}
     ways: list[tuple[str, dict[str, Any], int]] = [
         ("NaiveEngine", {}, 4),
@@ -153,7 +153,7 @@ def sizes(batch: int, channels: int, filters: int, side: int) -> Sizes:
 
 
 def test_large_images_are_cut_by_images_and_large_weights_by_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What every part repeats, or one thread does alone, is the smaller side; little work is not cut."""
+    """The side that every part repeats is the smaller side; little work is not cut."""
     monkeypatch.setattr(scratch, "FEW", 1 << 23)
     assert scratch.forward_cut(sizes(32, 128, 128, 32)) == scratch.Cut(4, 1)
     assert scratch.forward_cut(sizes(32, 256, 256, 4)) == scratch.Cut(1, 4)
@@ -167,7 +167,7 @@ def test_large_images_are_cut_by_images_and_large_weights_by_channels(monkeypatc
 
 
 def test_scratch_of_slices_does_not_grow_with_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of the channels share the room for packed weights that one call would have had."""
+    """Parts of the channels share the scratch for packed weights of a single call."""
     one = sizes(8, 512, 512, 7)
     whole_packed = scratch.forward_scratch(one).packed
     monkeypatch.setattr(scratch, "FEW", 1 << 60)
@@ -175,7 +175,7 @@ def test_scratch_of_slices_does_not_grow_with_parts(monkeypatch: pytest.MonkeyPa
 
 
 def test_scratch_is_a_small_share_of_a_training_plan() -> None:
-    """What compiled kernels pack and copy adds at most a fortieth to the plan of a ResNet-18 for small images."""
+    """Packing and copying of compiled kernels adds at most a fortieth to the plan of a ResNet-18 for small images."""
     symbol = mx.models.get("resnet18", image_shape=(3, 32, 32))
     weights = dict.fromkeys(set(symbol.list_arguments()) - {"data", "softmax_label"}, "write")
     peaks = [
@@ -185,7 +185,7 @@ def test_scratch_is_a_small_share_of_a_training_plan() -> None:
 
 
 def test_parts_share_packed_weights_and_copied_images(cuts: list[int]) -> None:
-    """Weights that several threads packed, and images that one copied for all, give the bits of uncut calls."""
+    """Weights that several threads packed, and images that one thread copied, give the bits of uncut calls."""
     found = []
     for is_whole in (False, True):
         with pytest.MonkeyPatch.context() as patch:
@@ -242,7 +242,7 @@ assert run() == before
 @pytest.mark.parametrize("light", [True, False])
 @pytest.mark.parametrize("awake", [True, False])
 def test_who_gets_light_parts(monkeypatch: pytest.MonkeyPatch, light: bool, awake: bool) -> None:
-    """Helpers who are awake get any parts; the others are woken for heavy ones, and light ones are done in one call."""
+    """Awake helpers get any parts; sleeping helpers are woken for heavy parts; light parts then run in one call."""
     told: list[str] = []
     ranges: list[tuple[int, int]] = []
 

@@ -1,4 +1,4 @@
-"""1x1 convolutions as products that read the weight as it is: the definition, bits, scratch, who computes what."""
+"""1x1 convolutions as products that read the weight in place: the definition, bits, scratch, the choice of kernels."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_bits_do_not_depend_on_parts(
 def test_each_part_has_a_room_for_itself(
     monkeypatch: pytest.MonkeyPatch, always_cut: None, image: tuple[int, int], back: bool
 ):
-    """Whoever works in the last of the rooms writes into no other."""
+    """A part that works in the last room writes into no other."""
     chosen = plain(batch=1, channels=200, filters=150, image=image)
     geo = geometry_of(chosen)
     x, w, b, dy = arrays(chosen, geo)

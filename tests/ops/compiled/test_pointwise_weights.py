@@ -1,4 +1,4 @@
-"""Gradients of the weight of 1x1 convolutions: the definition, bits, scratch, who computes what."""
+"""Gradients of the weight of 1x1 convolutions: the definition, bits, scratch, the choice of kernels."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=80, deadline=None)
 @given(cases())
-@example(plain(batch=3, channels=49, filters=9, image=(23, 37)))  # four chunks of an image, the last one short
+@example(plain(batch=3, channels=49, filters=9, image=(23, 37)))  # four chunks of an image, the last short
 @example(plain(batch=7, channels=16, filters=8, image=(7, 11)))  # three images in a chain, and one that is left over
 @example(plain(batch=2, channels=25, filters=11, image=(16, 16)))  # a chain that is as long as they get
 def test_against_the_definition(given_case: dict[str, Any]):
@@ -107,7 +107,7 @@ def test_parts_have_the_bits_of_the_whole(
 
 
 def test_a_chain_is_a_sum_in_the_order_of_pixels():
-    """What is lost in float32 shows the order: chunks of pixels in turn, image by image."""
+    """Rounding in float32 reveals the order: chunks of pixels in sequence, image by image."""
     chosen = plain(batch=2, channels=16, filters=8, image=(24, 24))
     geo = geometry_of(chosen)
     x, w, b, dy = (np.ones_like(one) for one in arrays(chosen, geo))

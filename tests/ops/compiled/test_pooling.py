@@ -62,7 +62,7 @@ def case(**changes: Any) -> dict[str, Any]:
 
 
 def numbers(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Any:
-    """Random ones; with many equal ones; or with infinities and NaN among them."""
+    """Return random numbers, numbers with many ties, or numbers with infinities and NaN."""
     if kind == "normal":
         return rng.normal(size=shape)
     some = [0.0, 1.0, -1.0] if kind == "ties" else [0.0, 1.0, -math.inf, -math.inf, -math.inf, math.inf, math.nan]
@@ -190,7 +190,7 @@ def test_planes_are_shared_by_cores_with_the_same_bits(monkeypatch: pytest.Monke
     ],
 )
 def test_other_kinds_stay_with_numpy(changes: dict[str, Any], dtype: Any, reason: str) -> None:
-    """What these kernels do not compute is NumPy's, and the choice says why."""
+    """Unsupported kinds stay with NumPy, and the choice states the reason."""
     op = registry.get("Pooling")
     params = registry.parse_params(op, changes)
     data = TensorSpec((1, 2, 8, 8), np.dtype(dtype))

@@ -1,4 +1,4 @@
-"""Compiled SoftmaxOutput: the definition, bits, what is not a number, memory that operands share, who computes what."""
+"""Compiled SoftmaxOutput: the definition, bits, NaN, memory that operands share, the choice of kernels."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def added(xs: list[np.ndarray], *, grouped: bool) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("count", "grouped"), [(2, True), (6, True), (6, False), (32, False)])
 def test_sums_have_numpys_bits(monkeypatch, count, grouped, dtype, past):
-    """In both orders, in two ranges, with elements behind the last whole line; nothing else is written."""
+    """Sums have NumPy's bits in both orders, in two ranges, with elements after the last whole line; no other write."""
     if past:
         monkeypatch.setattr(sums, "PAST", 0)
     size = 1003
@@ -70,7 +70,7 @@ def test_a_sum_into_its_first_source(monkeypatch):
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("size", [333, 3 * sums.BLOCK // 4 + 5])
 def test_copies_to_several(monkeypatch, count, past, size):
-    """Every target gets every element of the range, and nothing behind it."""
+    """Every target gets every element of the range, and nothing after it."""
     if past:
         monkeypatch.setattr(sums, "PAST", 0)
     source = arrays(1, size, "float32")[0]

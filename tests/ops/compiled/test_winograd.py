@@ -82,8 +82,8 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @example(case(batch=40, channels=5, filters=3, image=(1, 1)))  # images of one tile
 @example(case(batch=2, channels=200, filters=160, image=(4, 4)))  # u that is made again for each block
 def test_against_the_definition(given_case: dict[str, Any]):
-    """Forward with bias, and both gradients, are those of a float64 sum to within float noise: sixteen times the bound
-    of a plain sum of as many products, which allows for what is added before and after them."""
+    """Forward with bias, and both gradients, equal a float64 sum within rounding: sixteen times the bound of a plain
+    sum of as many products, which allows for the additions of the transforms."""
     geo = geometry_of(given_case)
     x, w, b, dy = arrays(given_case, geo)
     expected = [reference(geo, x, w) + b.astype(np.float64).reshape(1, -1, 1, 1), *gradients(geo, x, w, dy)]
@@ -117,7 +117,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
 def test_bits_do_not_depend_on_blocks_and_parts(
     monkeypatch: pytest.MonkeyPatch, four_cores: None, always_cut: None, kept: bool
 ):
-    """Uncut, and in parts on one core or four, with long blocks and short ones: the same bits."""
+    """Uncut, and in parts on one core or four, with long and short blocks: the same bits."""
     chosen = case(batch=3, channels=70, filters=90, image=(13, 17))
     geo = geometry_of(chosen)
     data = arrays(chosen, geo)
@@ -160,7 +160,7 @@ def test_parts_have_rooms_of_their_own(monkeypatch: pytest.MonkeyPatch, always_c
         counts.append(count)
         made, left = np.zeros(room.size, dtype=bool), room.copy()
         for part in range(count):
-            room[made] = 0xFF  # what another part has made shows where this one makes it, too
+            room[made] = 0xFF  # duplicates show: other parts' results are overwritten first
             before = room.copy()
             work(part, part)
             written = room != before
@@ -204,7 +204,7 @@ def test_code_for_avx512_compiles():
 
 
 def chosen_name(channels: int, filters: int, batch: int, image: tuple[int, int], **settings: Any) -> str:
-    """Who computes a convolution, as readers are told."""
+    """Return the name of a convolution's implementation, as reports show it."""
     op = registry.get("Convolution")
     given = {"kernel": (3, 3), "pad": (1, 1), "num_filter": filters, "no_bias": True, **settings}
     params = registry.parse_params(op, given)

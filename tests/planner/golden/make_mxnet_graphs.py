@@ -4,7 +4,7 @@ Run with the Python of an environment that has MXNet 1.9.1, from the repository'
 
     PYTHON-WITH-MXNET tests/planner/golden/make_mxnet_graphs.py
 
-Each network is bound for training and run once with a monitor, which sees the shape of every output, hidden ones too.
+Each network is bound for training and run once with a monitor, which sees the shape of every output, also hidden.
 The graph (forward and backward, in MXNet's numbering) is read from the executor's debug text. The result,
 ``mxnet_graphs.json.gz``, holds per network: operator of each node (null: variable), its inputs as [node, output], its
 control dependencies, the number of elements of each output, and the heads. The suite itself needs no MXNet.

@@ -20,7 +20,7 @@ from weftplan.planner.symbolic.cost import node_seconds
 
 @dataclass
 class Training:
-    """What the planner knew just before it would have applied a policy."""
+    """The planner's state just before it would have applied a policy."""
 
     program: Program
     assignment: Assignment
@@ -28,14 +28,14 @@ class Training:
     planned: Any
 
     def tape(self, seconds: Any = None) -> Tape:
-        """A tape with the modelled costs, or with given ones."""
+        """Return a tape with the modelled costs, or with ``seconds``."""
         costs = node_seconds(self.program) if seconds is None else seconds
         return Tape(self.program, assignment=self.assignment, options=self.options, seconds=costs)
 
 
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``training(symbol, shapes, **options)``: the planned graph without recomputation, and what it was made from."""
+    """``training(symbol, shapes, **options)``: the planned graph without recomputation, and its inputs."""
     seen: list[Draft] = []
     original = drafts.plan_graph
 

@@ -1,4 +1,4 @@
-"""An exact model of recomputation on CP-SAT, written down without the planner's search: what the curve is held to.
+"""An exact model of recomputation on CP-SAT, independent of the planner's search: the optimum for the curve's tests.
 
 The model (retention intervals with at most two computations per node). Forward nodes run once in their order, backward
 nodes once in theirs. A forward node may be repeated once, just before the first node that reads its second result;

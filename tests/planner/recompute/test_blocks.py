@@ -13,7 +13,7 @@ OPTIONS = PlanOptions(enable_inplace=False)
 
 
 def tape_of(blocks: int) -> Tape:
-    """Blocks of four steps with wide results, of which a narrow one goes on; the backward part reads all of them."""
+    """Return blocks of four steps with wide results and a narrow output; the backward part reads all of them."""
     steps, x = [], "x"
     for k in range(blocks):
         for name, nbytes in (("a", 4096), ("b", 8192), ("c", 4096), ("d", 256)):
@@ -41,7 +41,7 @@ def test_what_crosses_blocks_is_kept(blocks: int) -> None:
 
 
 def test_curves_with_block_sets_reach_less() -> None:
-    """The curve that begins with them ends at most where the others end, and at most at each of them."""
+    """The curve that starts with block sets ends at or below the other curves' ends and each block set."""
     tape = tape_of(40)
     sets = block_sets(tape)
     plain, seeded = curve(tape), curve(tape, seeds=sets)

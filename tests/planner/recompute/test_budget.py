@@ -1,4 +1,4 @@
-"""Budgets: never exceeded, monotone, impossible ones say what would do; and the curve they are answered from."""
+"""Budgets: never exceeded, monotone, impossible budgets name a possible one; and the curve that gives the answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES = {"data": (4, 3, 10, 10), "softmax_label": (4,)}
 
 
 def repeated_seconds(made: Any, plan: Any) -> float:
-    """Modelled seconds of the twins of a plan, by the names of what they repeat."""
+    """Return the modelled seconds of a plan's recomputed nodes, by the names of the repeated nodes."""
     cost = dict(zip((n.name for n in made.program.graph.nodes), node_seconds(made.program), strict=True))
     return sum(cost[m.name] for nid in plan.order if (m := plan.graph.nodes[nid].mirror_of) is not None)
 
@@ -97,7 +97,7 @@ def test_budgets_over_two_devices(nets: Any) -> None:
 
 
 def test_points_of_the_curve_are_not_dominated_and_priced_right(training: Any, nets: Any) -> None:
-    """Peaks fall strictly, seconds rise, and each point's price is what the tape says."""
+    """Peaks fall strictly, seconds rise, and each point's price is the tape's."""
     tape = training(nets.residual(4), SHAPES).tape()
     points = curve(tape)
     assert points[0].seconds == 0.0
@@ -170,7 +170,7 @@ def test_large_graphs_within_seconds(nets: Any, layers: int, monkeypatch: pytest
 
 
 def test_measured_times_steer_the_choice(nets: Any) -> None:
-    """A relu that takes a second is not repeated where it was before, and the plan says what it costs."""
+    """A relu that takes a second is no longer repeated, and the plan states its cost."""
     symbol = nets.conv(4, filters=32, dropout=0)
     shapes = {"data": (16, 32, 24, 24), "softmax_label": (16,)}
     options = PlanOptions(recompute="cheap", workspaces=False)

@@ -1,7 +1,7 @@
 """The curve against the optimum: by trying every choice, and by an exact model on a solver.
 
-What is certified: the choice of nodes to repeat, for a fixed order, each node at most once, by the planner's own
-liveness. The enumeration prices every subset with the planner's in-place rules; the solver knows a model of its own
+The certificate covers the choice of nodes to repeat, for a fixed order, each node at most once, by the planner's own
+liveness. The enumeration prices every subset with the planner's in-place rules; the solver has its own model
 (:mod:`exact`), written without the search and without in-place computation.
 """
 
@@ -98,7 +98,7 @@ def test_no_neighbour_of_a_small_curve_lies_below_it(training: Any, size: int, s
 
 @pytest.mark.parametrize(("size", "seed"), [(10, 1), (14, 2), (18, 3)])
 def test_within_one_percent_of_the_certified_optimum(training: Any, exact: ModuleType, size: int, seed: int) -> None:
-    """Step time at seven budgets; where the solver proves that nothing fits, the curve has nothing either."""
+    """Step time at seven budgets; if the solver proves that nothing fits, the curve has no point either."""
     _certify(training, exact, size, seed)
 
 

@@ -1,4 +1,4 @@
-"""Policies on the built-in networks, and on very deep ones."""
+"""Policies on the built-in networks, and on very deep networks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEARCHED_LONG = {("resnet18", "cheap"), ("mobilenet", "cheap")}
 
 
 def check_network(name: str, policies: Any) -> None:
-    """Each policy: a valid plan, no larger peak than without, and a note that says what happened."""
+    """Check each policy: a valid plan, no larger peak than without, and a note about the outcome."""
     symbol = models.get(name)
     shapes = models.input_shapes(name, 4)
     off, apart = (

@@ -1,4 +1,4 @@
-"""Policies: the same bits as without them, never a larger peak, statistics moved once, and what the notes say."""
+"""Policies: the same bits as without them, never a larger peak, statistics updated once, and the notes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_policy_computes_the_same_bits(nets: Any, same: Any, policy: str) 
 
 
 def test_dropout_that_is_repeated_draws_the_same_numbers(nets: Any, same: Any) -> None:
-    """The square-root rule repeats Dropout nodes; the mask must be the first one."""
+    """The square-root rule repeats Dropout nodes; the mask must be the first run's."""
     symbol = nets.conv(6, dropout=0.5)
     plan = planned(symbol, SHAPES, recompute="sqrt")
     assert any(name.startswith("drop") for name in twins(plan))
@@ -219,7 +219,7 @@ def test_inference_has_nothing_to_repeat(nets: Any) -> None:
 
 
 def test_two_devices(nets: Any) -> None:
-    """Nodes in groups on two devices are repeated where they ran first."""
+    """Nodes in groups on two devices are repeated on the device of their first run."""
     symbol, groups = nets.two_devices()
     options = PlanOptions(recompute="mxnet", strategy="match_range")
     plan = plan_symbol(symbol, {"data": (64, 32)}, grad_req="write", group2ctx=groups, options=options)

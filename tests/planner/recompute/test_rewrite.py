@@ -1,4 +1,4 @@
-"""The rewrite: twins, who reads them, when they run; and the price that foretells the plan of the rewritten graph."""
+"""The rewrite: recomputed nodes, their readers and times; and the price that predicts the rewritten graph's plan."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_given_graph_stays_as_it_is(training: Any) -> None:
 
 
 def test_outputs_losses_and_variables_are_not_repeatable(training: Any) -> None:
-    """What stays alive to the end anyway has no twin."""
+    """Results that stay alive to the end are never recomputed."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc")
     made = training(sym.Group([sym.SoftmaxOutput(x, name="softmax"), sym.tanh(x, name="head")]), {"data": (2, 3)})
     nodes = made.program.graph.nodes
@@ -166,7 +166,7 @@ def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
 
 
 def test_parse_bytes_refuses_what_is_no_size() -> None:
-    """The message shows the text and what is legal."""
+    """The message shows the text and the legal forms."""
     from weftplan.device.amounts import parse_bytes
     from weftplan.errors import PlanError
 

@@ -1,4 +1,4 @@
-"""Segments of the forward part: the room they take, where they end, and what the last one keeps."""
+"""Segments of the forward part: their memory, their ends, and the kept results of the last segment."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_peak_follows_the_room_and_time_falls_with_it(chain: Any) -> None:
 
 @pytest.mark.parametrize(("second", "taken"), [(20, ["first", "second"]), (21, ["first"])])
 def test_bundles_that_find_most_of_their_work_done_are_passed_over(second: int, taken: list[str]) -> None:
-    """Of what the second bundle frees, at least half must be missing still at the steps that miss something."""
+    """A bundle is skipped unless half of the memory that it frees is still missing at the steps above the budget."""
     names = {frozenset([1]): "first", frozenset([2]): "second"}
     bundles = [Bundle(frozenset([1]), 0, 2, 30), Bundle(frozenset([2]), 1, 4, second)]
     found = _enough(bundles, np.array([30, 40, 10, 0], dtype=np.int64))
@@ -69,7 +69,7 @@ def test_too_little_room_is_said(chain: Any) -> None:
 
 
 def test_the_last_segment_is_kept_but_for_light_nodes(chain: Any) -> None:
-    """Without light nodes the end of the order is not repeated; light ones are, and leave room for more."""
+    """The last segment is kept except for light nodes, whose repetition leaves room for more."""
     tape = chain(100)
     cuts = measure(tape)
     room = 50 * 4096

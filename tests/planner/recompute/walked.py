@@ -17,7 +17,7 @@ def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:
     program, makers, place, count = tape.program, tape.makers, tape.place, tape.num_entries
     reads_of, outside = program.reads, tape.outside
     inputs, row = program.graph.inputs, program.graph.row
-    # 1. Twins in front of their first readers; what every step reads.
+    # 1. Recomputed nodes before their first readers; the reads of every step.
     steps: list[tuple[int, int, list[int]]] = [(nid, 0, reads_of[nid]) for nid in tape.forward]
     refs = [0] * 2 * count
     for e in (*(e for nid in tape.forward for e in reads_of[nid]), *program.graph.outputs):

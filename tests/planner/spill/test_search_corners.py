@@ -31,7 +31,7 @@ def there_and_back(count: int, size: int) -> list[Step]:
 
 @pytest.mark.parametrize("size", [SMALLEST, SMALLEST - 64])
 def test_the_smallest_result_that_leaves(size: int) -> None:
-    """Results of 4,096 bytes may leave; smaller ones stay, and then nothing fits."""
+    """Results of 4,096 bytes may be offloaded; smaller results stay, and then nothing fits."""
     steps = there_and_back(6, size)
     plain = plan_steps({"x": 64}, steps, ["f5"], gradients=["g0"], forward=6).memory.peak
     options = PlanOptions(budget=plain * 3 // 4)
@@ -45,7 +45,7 @@ def test_the_smallest_result_that_leaves(size: int) -> None:
 
 
 def test_the_fullest_moment_may_be_in_the_forward_part() -> None:
-    """Scratch in the middle of the forward part is the peak: what is idle then leaves before it, without a wait."""
+    """Scratch in the middle of the forward part is the peak: idle results are offloaded before it, without a wait."""
     size = 1 << 20
     steps = [
         Step("f0", ("x",), size, seconds=1e-3, repeats=False, device=SIM),

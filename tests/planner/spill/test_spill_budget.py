@@ -74,7 +74,7 @@ def test_budgets_hold_and_are_monotone(monkeypatch: pytest.MonkeyPatch, bandwidt
 
 @pytest.fixture
 def fast_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link so fast that copies hide behind the few microseconds that these small networks compute."""
+    """Install a link so fast that copies hide within the few microseconds of these small networks' kernels."""
     monkeypatch.setattr("weftplan.planner.spill.place.PCIE", Link(bandwidth=1e15, latency=0.0))
 
 
@@ -89,7 +89,7 @@ def test_copies_that_nobody_waits_for_are_free_and_no_more_than_needed() -> None
 
 
 def test_it_reaches_budgets_that_repetition_cannot() -> None:
-    """The error without spills names a budget; half of what lies below that is reached with them."""
+    """The error without spills names a budget; offloading reaches half of the range below it."""
     with pytest.raises(BudgetError) as refused:
         planned(0.01, mx.sim(0), three_layers, spill=False)
     assert refused.value.smallest is not None
@@ -104,7 +104,7 @@ def test_it_reaches_budgets_that_repetition_cannot() -> None:
 
 @pytest.mark.usefixtures("fast_link")
 def test_switches_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option, the variable, and a context that is a host leave every result where it is."""
+    """The option, the variable, and a host context each keep every result on the device."""
     assert planned(0.8, mx.sim(0), three_layers).memory.on_host > 0
     assert planned(0.8, mx.sim(0), three_layers, spill=False).memory.on_host == 0
     assert planned(0.8, mx.cpu(), three_layers).memory.on_host == 0

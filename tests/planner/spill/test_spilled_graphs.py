@@ -79,7 +79,7 @@ def test_random_graphs_with_random_spills(
     ids=str,
 )
 def test_prices_are_the_bytes_of_the_plan(name: str, device: mx.Context) -> None:
-    """The peak of every state of the search is what is alive at once on the device in the rewritten graph."""
+    """The peak of every search state equals the bytes alive at once on the device in the rewritten graph."""
     # With fewer samples the last layer of the LSTM needs more than all others, whatever goes elsewhere.
     net, shapes = models.get(name), models.input_shapes(name, batch=8 if name == "lstm" else 2)
     requests = {n: "null" if n in shapes else "write" for n in net.list_arguments()}
@@ -161,7 +161,7 @@ def test_the_graph_says_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_validator_refuses_a_result_that_is_read_before_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy back behind its reader, or a lifetime on the host that is cut short, is found out."""
+    """A copy back after its reader, and a truncated lifetime on the host, are detected."""
     planned = planned_with(monkeypatch)
     validate(planned)
     backs = [nid for nid in planned.order if planned.graph.nodes[nid].attrs.get("__spill__") == "back"]

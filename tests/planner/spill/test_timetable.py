@@ -15,7 +15,7 @@ UNIT = Place(Context("cpu_pinned", 0), Link(bandwidth=1.0, latency=0.0), 0, None
 
 
 def idle(entry, nbytes, made, wanted, turn=5, used=None, by=None, since=None):
-    """A result; by default nobody waits for it before the turn."""
+    """Return a result; by default no step waits for it before the turn."""
     return Idle(
         entry,
         entry,
@@ -46,7 +46,7 @@ def test_one_copy_that_nobody_waits_for():
 
 
 def test_copies_of_one_direction_take_turns():
-    """The second result is there at 2, but the link is busy until 3; back, the one wanted last goes last."""
+    """The second result is ready at 2, but the link is busy until 3; on the way back the last needed goes last."""
     results = [idle(0, 2, made=0, wanted=9), idle(1, 2, made=1, wanted=8)]
     assert timetable(results, StepTimes([1.0] * 10)) == ([3, 5], [7, 5], 0.0)
 

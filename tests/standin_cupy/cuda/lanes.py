@@ -37,7 +37,7 @@ class _Loop:
 
 
 class _Frame:
-    """One call: its variables, and what it returns."""
+    """The frame of a call: its variables and its return value."""
 
     def __init__(self, result: Any) -> None:
         self.variables: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def _together(*parts: Any) -> Any:
 
 
 def _spread(values: Any, shape: tuple[int, ...]) -> Any:
-    """One for each thread; NumPy's own function takes ten times as long where that is so already."""
+    """Broadcast to one value per thread; NumPy's function takes ten times as long for an array of that shape."""
     return values if values.shape == shape else np.broadcast_to(values, shape)
 
 
@@ -181,7 +181,7 @@ class Lanes:
     # -- expressions: one value for each of the threads ---------------------------------------------------------------
 
     def value(self, tree: Any, act: Any) -> Any:
-        """What an expression gives the threads ``act``: an array of as many elements, or one for all."""
+        """Return the value of an expression for the threads ``act``: one element per thread, or one for all."""
         return getattr(self, f"_of_{tree[0]}")(tree, act)
 
     def truth(self, tree: Any, act: Any) -> Any:

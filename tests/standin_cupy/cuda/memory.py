@@ -1,7 +1,7 @@
 """Memory that the threads of a launch read and write: bounds are checked, and races between threads are refused.
 
-A cell that one thread has written may be read or written by another thread of its block only behind
-``__syncthreads()``, and by a thread of another block not at all. The same holds for a write behind another's read.
+After a thread has written a cell, another thread of its block may access it only after ``__syncthreads()``, and a
+thread of another block never. The same holds for a write after another thread's read.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SEVERAL = 1 << 40
 
 
 class KernelError(AssertionError):
-    """A kernel reads or writes where it must not, or its threads race."""
+    """A kernel accesses memory out of bounds, or its threads race."""
 
 
 class Cells:
     """Flat memory; ``what`` names it in errors.
 
     Args:
-        tracked: whether races are looked for; of what no thread writes, or one alone can reach, they are not.
+        tracked: whether races are detected; False for memory that no thread writes, or that only one thread reaches.
         length: of an array that each thread or block has a copy of: elements of one copy.
     """
 
@@ -68,7 +68,7 @@ class Cells:
         return self.values[where]
 
     def _note(self, where: Lanes, lanes: Lanes, epoch: Lanes, threads: int) -> None:
-        """Keep who reads: one thread, several of one block, or several blocks."""
+        """Record the readers: one thread, several threads of one block, or several blocks."""
         before, when = self.reader[where], self.read_at[where]
         self.reader[where] = lanes
         self.read_at[where] = epoch
@@ -101,7 +101,7 @@ class Cells:
         self.values[where] = values
 
     def add(self, where: Lanes, values: Lanes) -> Lanes:
-        """``atomicAdd`` on integers; what was there before, one thread after the other."""
+        """Do ``atomicAdd`` on integers, thread by thread; return the old values."""
         self._check(where, "adds to")
         if self.values.dtype.kind == "f":
             raise KernelError(f"atomicAdd on {self.what}, which holds floats: their sum would have no fixed order")

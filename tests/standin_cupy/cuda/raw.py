@@ -24,7 +24,7 @@ class RawKernel:
     """One function of a source text; it is compiled when it is first called.
 
     Attributes:
-        host: what runs kernels in the interpreter's place (``tests/cuda_on_host``); None: the interpreter runs them.
+        host: runner of kernels in place of the interpreter (``tests/cuda_on_host``); None: the interpreter.
     """
 
     host: ClassVar[Any] = None
@@ -36,7 +36,7 @@ class RawKernel:
         self._functions: dict[str, Any] | None = None
 
     def compile(self, log_stream: Any = None) -> None:
-        """Read the source; raises CompileException where it is none."""
+        """Parse the source; raise CompileException if it is invalid."""
         if self._functions is None:
             machine.library("NVRTC")
             found = functions(self.code)

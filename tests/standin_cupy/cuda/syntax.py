@@ -1,4 +1,4 @@
-"""Reading the part of CUDA C in which the package's kernels are written.
+"""A parser for the part of CUDA C that the package's kernels use.
 
 Declarations, assignments, ``if``, ``for``, ``while``, ``break``, ``continue``, ``return``; all operators but the comma,
 addresses and pointers to pointers; functions; shared and local arrays of constant length. What lies outside raises

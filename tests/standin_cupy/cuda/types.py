@@ -1,4 +1,4 @@
-"""C's types: what operands become before they meet, how numbers are written, and the arithmetic of whole numbers."""
+"""C's types: the usual arithmetic conversions, literals, and integer arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANKS = ["int32", "uint32", "int64", "uint64", "float32", "float64"]
 
 
 _name = cache(str)
-"""NumPy writes the name of a type anew each time, which took a sixth of the time of a kernel."""
+"""Cached names of types: NumPy formats a name each time, which took a sixth of a kernel's time."""
 
 
 def kind_of(value: Any) -> str:
@@ -26,7 +26,7 @@ def kind_of(value: Any) -> str:
 
 @cache
 def meeting(a: str, b: str) -> str:
-    """The type in which two operands meet: at least int; whole numbers as wide as the wider, floats above all."""
+    """Return the common type of two operands: at least int, the wider integer, or a float."""
     for kind in (a, b):
         if kind == "float16":
             raise CompileException("__half is only loaded, stored and cast: cast it to float to compute with it")
@@ -37,7 +37,7 @@ def meeting(a: str, b: str) -> str:
 def convert(value: Any, kind: str) -> Any:
     """``value`` as C converts it; floats that do not fit a whole number end at its bounds, as on a GPU.
 
-    What is no number becomes what PTX says of ``cvt``: the lowest of 64 bits, from a double of 32 bits, otherwise 0.
+    NaN converts as PTX's ``cvt`` does: to the lowest value for 64 bits, and for 32 bits from a double, otherwise to 0.
     """
     if isinstance(value, Pointer):
         raise CompileException("a pointer is no number")
@@ -167,4 +167,4 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max": _whole(np.maximum),
     "__umul64hi": _high,
 }  # fmt: skip
-"""What kernels may call; the overload of an argument's type, as in C++."""
+"""Functions that kernels may call, with C++'s overload for the argument's type."""

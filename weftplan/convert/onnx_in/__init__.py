@@ -117,44 +117,44 @@ def _read(
 ) -> tuple[Symbol, Params, Params]:
     check_amount(graph.initializer, where)
     constants = {tensor.name: _tensor(onnx, tensor, where) for tensor in graph.initializer}
-    found = Model({}, opset, where, room)
+    model = Model({}, opset, where, room)
     for value in graph.input:
         if value.name in constants:
             continue
         dims = _dims(value)
         shape = tuple(shapes.get(value.name, (1, *dims[1:]) if dims and not dims[0] else dims))
         if shape and 0 not in shape:
-            found.shapes[value.name] = shape
+            model.shapes[value.name] = shape
         kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        found.values[value.name] = sym.Variable(value.name, dtype=kind if kind != np.float64 else np.float32)
-    found.values.update(constants)
+        model.values[value.name] = sym.Variable(value.name, dtype=kind if kind != np.float64 else np.float32)
+    model.values.update(constants)
     named = _Names(graph)
     for node in graph.node:
         attrs = {one.name: _attribute(onnx, one, where) for one in node.attribute}
-        call = Call(found, node, attrs)
+        call = Call(model, node, attrs)
         for name in node.input:
-            if name and name not in found.values:
+            if name and name not in model.values:
                 raise call.refuse(f"its input {name!r} comes from nowhere")
-        made = _fold(call)
-        if made is None:
+        results = _fold(call)
+        if results is None:
             if node.op_type not in RULES:
                 raise call.refuse("it is read only where its inputs are constants")
-            made = RULES[node.op_type](call)
-        several = made if isinstance(made, (list, tuple)) else [made]
+            results = RULES[node.op_type](call)
+        several = results if isinstance(results, (list, tuple)) else [results]
         named.give(several, node.output)
-        found.values.update((name, one) for name, one in zip(node.output, several, strict=False) if name)
+        model.values.update((name, one) for name, one in zip(node.output, several, strict=False) if name)
     heads = []
     for output in graph.output:
-        value = found.values.get(output.name)
+        value = model.values.get(output.name)
         if value is None:
             raise FormatError(f"{where}: output {output.name!r} comes from nowhere")
-        heads.append(value if isinstance(value, Symbol) else found.parameter(output.name, value))
+        heads.append(value if isinstance(value, Symbol) else model.parameter(output.name, value))
     symbol = heads[0] if len(heads) == 1 else sym.Group(heads)
     used = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
     return (
         symbol,
-        {key: nd.array(value, dtype=value.dtype) for key, value in found.args.items() if key in used},
-        {key: nd.array(value, dtype=value.dtype) for key, value in found.aux.items() if key in used},
+        {key: nd.array(value, dtype=value.dtype) for key, value in model.args.items() if key in used},
+        {key: nd.array(value, dtype=value.dtype) for key, value in model.aux.items() if key in used},
     )
 
 

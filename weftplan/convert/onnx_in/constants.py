@@ -30,8 +30,8 @@ def _sliced(call: Call, inputs: list[Any]) -> Any:
 
 
 def _axes(call: Call) -> tuple[int, ...] | None:
-    found = call.numbers(1, "axes")
-    return None if found is None else tuple(found)
+    axes = call.numbers(1, "axes")
+    return None if axes is None else tuple(axes)
 
 
 def _ranged(call: Call, inputs: list[Any]) -> Any:

@@ -26,8 +26,8 @@ def _binary(call: Call) -> Symbol:
     for k, op in ((1, right), (0, left)):
         if not isinstance(call.inputs[k], Symbol) and np.size(call.inputs[k]) == 1:
             number = float(np.reshape(call.inputs[k], -1)[0])
-            made: Symbol = getattr(sym, op)(call.symbol(1 - k), scalar=number)
-            return made
+            result: Symbol = getattr(sym, op)(call.symbol(1 - k), scalar=number)
+            return result
     return call.make(f"broadcast_{name}", call.symbol(), call.symbol(1))
 
 
@@ -35,10 +35,10 @@ def _binary(call: Call) -> Symbol:
 def _several(call: Call) -> Symbol:
     parts = [call.symbol(k) for k in range(len(call.inputs))]
     name = {"Sum": "add", "Mean": "add", "Max": "maximum", "Min": "minimum"}[call.op]
-    made = parts[0]
+    result = parts[0]
     for part in parts[1:]:
-        made = call.make(f"broadcast_{name}", made, part)
-    return made / len(parts) if call.op == "Mean" else made
+        result = call.make(f"broadcast_{name}", result, part)
+    return result / len(parts) if call.op == "Mean" else result
 
 
 _UNARY = {"Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Log": "log", "Sqrt": "sqrt",
@@ -104,8 +104,8 @@ def _gelu(call: Call) -> Symbol:
         return call.make("LeakyReLU", call.symbol(), act_type="gelu")
     x = call.symbol()
     inner = call.make("tanh", (x + x * x * x * 0.044715) * math.sqrt(2.0 / math.pi))
-    made: Symbol = x * (inner + 1.0) * 0.5
-    return made
+    result: Symbol = x * (inner + 1.0) * 0.5
+    return result
 
 
 @rule("Mod")
@@ -127,5 +127,5 @@ def _cast(call: Call) -> Symbol:
 @rule("Dropout")
 def _dropout(call: Call) -> list[Symbol]:
     ratio = float(np.reshape(call.constant(1), -1)[0]) if call.has(1) else call.get("ratio", 0.5)
-    made = call.make("Dropout", call.symbol(), p=ratio)
-    return [made[0]]
+    result = call.make("Dropout", call.symbol(), p=ratio)
+    return [result[0]]

@@ -121,11 +121,11 @@ def _global_pool(call: Call) -> Symbol:
 @rule("BatchNormalization")
 def _batch_norm(call: Call) -> Symbol:
     states = [call.own(k, state=True) for k in (3, 4)]
-    made = call.make(
+    result = call.make(
         "BatchNorm", call.symbol(), call.own(1), call.own(2), *states, fix_gamma=False,
         eps=call.get("epsilon", 1e-5), momentum=call.get("momentum", 0.9),
     )  # fmt: skip
-    return made[0]
+    return result[0]
 
 
 @rule("InstanceNormalization", "LayerNormalization")
@@ -157,10 +157,10 @@ def _gemm(call: Call) -> Symbol:
     weight = weight if call.get("transB", 0) else weight.T
     vector = call.has(2) and not isinstance(call.inputs[2], Symbol) and np.size(call.inputs[2]) == weight.shape[0]
     bias = [call.own(2, np.reshape(call.constant(2) * np.float32(beta), -1))] if vector else []
-    made = call.make("FullyConnected", data, call.own(1, weight), *bias, num_hidden=weight.shape[0], no_bias=not bias)
+    result = call.make("FullyConnected", data, call.own(1, weight), *bias, num_hidden=weight.shape[0], no_bias=not bias)
     if call.has(2) and not vector:
-        return call.make("broadcast_add", made, call.symbol(2) * beta)
-    return made
+        return call.make("broadcast_add", result, call.symbol(2) * beta)
+    return result
 
 
 @rule("MatMul")

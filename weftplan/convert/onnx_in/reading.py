@@ -81,10 +81,10 @@ class Call:
         if isinstance(value, Symbol):
             return value
         key = (id(value), self.names[k])
-        found = self.model.made.get(key)
-        if found is None:
-            found = self.model.made[key] = self.model.parameter(self.names[k], as_parameter(value))
-        return found
+        result = self.model.made.get(key)
+        if result is None:
+            result = self.model.made[key] = self.model.parameter(self.names[k], as_parameter(value))
+        return result
 
     def own(self, k: int, values: Any = None, *, state: bool = False) -> Symbol:
         """Return input ``k``, a constant, as a parameter of this node (or ``values`` instead)."""
@@ -104,8 +104,8 @@ class Call:
         """Return integers from input ``k`` (newer files) or an attribute (older files)."""
         if self.has(k):
             return [int(number) for number in np.reshape(self.constant(k), -1)]
-        found = self.get(attribute)
-        return None if found is None else [int(number) for number in ([found] if isinstance(found, int) else found)]
+        value = self.get(attribute)
+        return None if value is None else [int(number) for number in ([value] if isinstance(value, int) else value)]
 
     def spend(self, count: int, dtype: Any) -> None:
         """Account for an array before it is computed; refuse it if the size of the file does not justify it."""
@@ -127,8 +127,8 @@ class Call:
 
     def make(self, op: str, *inputs: Symbol, **params: Any) -> Symbol:
         """Return a node of a weftplan operator."""
-        made: Symbol = getattr(sym, op)(*inputs, **params)
-        return made
+        result: Symbol = getattr(sym, op)(*inputs, **params)
+        return result
 
 
 def as_parameter(values: Any) -> Any:

@@ -16,14 +16,16 @@ _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
 
 def _mode(call: Call, directions: int) -> str:
     """Return weftplan's name of the cell; refuse other activations and settings."""
-    given = [str(name).lower() for name in call.get("activations") or []]
+    activations = [str(name).lower() for name in call.get("activations") or []]
     if call.op == "RNN":
-        given = given[:directions] or ["tanh"] * directions  # onnxruntime writes more activations than directions
-        if given in (["tanh"] * directions, ["relu"] * directions):
-            return f"rnn_{given[0]}"
-    elif not given or given == _ACTIVATIONS[call.op] * directions:
+        activations = (
+            activations[:directions] or ["tanh"] * directions
+        )  # onnxruntime writes more activations than directions
+        if activations in (["tanh"] * directions, ["relu"] * directions):
+            return f"rnn_{activations[0]}"
+    elif not activations or activations == _ACTIVATIONS[call.op] * directions:
         return str(call.op).lower()
-    raise call.refuse(f"activations {given} are not read")
+    raise call.refuse(f"activations {activations} are not read")
 
 
 def _refuse_rest(call: Call) -> None:
@@ -59,7 +61,7 @@ def _recurrent(call: Call) -> list[Symbol]:
     if mode == "gru" and not call.get("linear_before_reset", 0):
         if directions == 2 or _lengths(call, steps):
             raise call.refuse("linear_before_reset=0 is read in one direction and without sequence lengths alone")
-        made = _unrolled_gru(call, data, weight[0], recurrent[0], bias[0], states[0], steps, size)
+        results = _unrolled_gru(call, data, weight[0], recurrent[0], bias[0], states[0], steps, size)
     else:
         packed = _packed(mode, size, weight, recurrent, bias)
         lengths = _lengths(call, steps)
@@ -70,12 +72,12 @@ def _recurrent(call: Call) -> list[Symbol]:
             state_size=size, num_layers=1, bidirectional=directions == 2, state_outputs=True,
             use_sequence_length=bool(lengths),
         )  # fmt: skip
-        made = [node[k] for k in range(1 + len(states))]
-    whole = call.make("reshape", made[0], shape=(0, 0, directions, size))
+        results = [node[k] for k in range(1 + len(states))]
+    whole = call.make("reshape", results[0], shape=(0, 0, directions, size))
     if way == "reverse":
         whole = call.make("reverse", whole, axis=(0,))
     whole = call.make("transpose", whole, axes=(1, 0, 2, 3) if batch_first else (0, 2, 1, 3))
-    ends = [call.make("SwapAxis", end, dim1=0, dim2=1) if batch_first else end for end in made[1:]]
+    ends = [call.make("SwapAxis", end, dim1=0, dim2=1) if batch_first else end for end in results[1:]]
     return [whole, *ends]
 
 
@@ -120,7 +122,7 @@ def _unrolled_gru(
     gate_weight = parameter(f"{call.name}_gates", recurrent[: 2 * size])
     new_weight = parameter(f"{call.name}_new", recurrent[2 * size :])
     h = call.make("reshape", state, shape=(-3, 0))
-    found = []
+    outputs = []
     for t in range(steps):
         now = call.make("reshape", call.make("slice_axis", inputs, axis=0, begin=t, end=t + 1), shape=(-3, 0))
         gates = call.make("slice_axis", now, axis=1, begin=0, end=2 * size) + call.make(
@@ -132,5 +134,5 @@ def _unrolled_gru(
         )
         new = call.make("tanh", new)
         h = new + update * (h - new)
-        found.append(h)
-    return [call.make("stack", *found, axis=0), call.make("expand_dims", h, axis=0)]
+        outputs.append(h)
+    return [call.make("stack", *outputs, axis=0), call.make("expand_dims", h, axis=0)]

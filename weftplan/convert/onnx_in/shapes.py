@@ -39,10 +39,10 @@ def _expand(call: Call) -> Symbol:
     """Broadcast both shapes against each other."""
     shape = call.shape()
     target = np.broadcast_shapes(shape, tuple(call.numbers(1, "shape") or []))
-    made = call.symbol()
+    result = call.symbol()
     if len(target) > len(shape):
-        made = call.make("reshape", made, shape=(1,) * (len(target) - len(shape)) + shape)
-    return made if target == shape else call.make("broadcast_to", made, shape=target)
+        result = call.make("reshape", result, shape=(1,) * (len(target) - len(shape)) + shape)
+    return result if target == shape else call.make("broadcast_to", result, shape=target)
 
 
 @rule("Transpose")
@@ -61,29 +61,29 @@ def _split(call: Call) -> list[Symbol]:
     axis = call.get("axis", 0)
     size = call.shape()[axis]
     sizes = call.numbers(1, "split") or [-(-size // call.outputs)] * call.outputs
-    made, start = [], 0
+    parts, start = [], 0
     for width in sizes:
-        made.append(call.make("slice_axis", call.symbol(), axis=axis, begin=start, end=min(start + width, size)))
+        parts.append(call.make("slice_axis", call.symbol(), axis=axis, begin=start, end=min(start + width, size)))
         start += width
-    return made
+    return parts
 
 
 @rule("Slice")
 def _slice(call: Call) -> Symbol:
     starts, ends = call.numbers(1, "starts") or [], call.numbers(2, "ends") or []
     axes, steps = call.numbers(3, "axes") or list(range(len(starts))), call.numbers(4, "steps") or [1] * len(starts)
-    shape, made = call.shape(), call.symbol()
+    shape, result = call.shape(), call.symbol()
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         size = shape[axis]
         if step == 1:
             begin, stop, _ = slice(start, end).indices(size)
-            made = call.make("slice_axis", made, axis=axis, begin=begin, end=stop)
+            result = call.make("slice_axis", result, axis=axis, begin=begin, end=stop)
         else:
             rank = len(shape)
             pairs = {axis % rank: (start, None if abs(end) > size else end, step)}
             begins, stops, strides = zip(*(pairs.get(k, (None, None, None)) for k in range(rank)), strict=True)
-            made = call.make("slice", made, begin=begins, end=stops, step=strides)
-    return made
+            result = call.make("slice", result, begin=begins, end=stops, step=strides)
+    return result
 
 
 @rule("Squeeze")
@@ -96,10 +96,10 @@ def _squeeze(call: Call) -> Symbol:
 def _unsqueeze(call: Call) -> Symbol:
     axes = call.numbers(1, "axes") or []
     rank = len(call.shape()) + len(axes)
-    made = call.symbol()
+    result = call.symbol()
     for axis in sorted(axis % rank for axis in axes):
-        made = call.make("expand_dims", made, axis=axis)
-    return made
+        result = call.make("expand_dims", result, axis=axis)
+    return result
 
 
 @rule("Gather")
@@ -147,10 +147,10 @@ def _resize(call: Call) -> Symbol:
             return call.make("UpSampling", call.symbol(), scale=factor, sample_type="nearest", num_args=1)
         if mode == "linear" and way in ("align_corners", "half_pixel", "pytorch_half_pixel"):
             corners = way == "align_corners"
-            made: Symbol = sym.contrib.BilinearResize2D(
+            result: Symbol = sym.contrib.BilinearResize2D(
                 call.symbol(), height=sizes[2], width=sizes[3], align_corners=corners
             )
-            return made
+            return result
     raise call.refuse(f"mode {mode} ({way}) from {shape} to {sizes} is not read")
 
 

@@ -70,7 +70,7 @@ def export_model(symbol: Symbol, args: Arrays, aux: Arrays, shapes: Mapping[str,
         return onnx.helper.make_tensor_value_info(label, kind, list(graph.shape(entry)))
 
     heads = {graph.name(entry): entry for entry in symbol.entries}
-    made = onnx.helper.make_graph(
+    onnx_graph = onnx.helper.make_graph(
         kept[::-1],
         name,
         [described(node.name, Entry(node)) for node in inputs],
@@ -78,6 +78,6 @@ def export_model(symbol: Symbol, args: Arrays, aux: Arrays, shapes: Mapping[str,
         [onnx.numpy_helper.from_array(np.ascontiguousarray(value), key) for key, value in tables.items()],
     )
     opsets = [onnx.helper.make_opsetid("", OPSET)]
-    model = onnx.helper.make_model(made, producer_name="weftplan", opset_imports=opsets, ir_version=8)
+    model = onnx.helper.make_model(onnx_graph, producer_name="weftplan", opset_imports=opsets, ir_version=8)
     onnx.checker.check_model(model)
     return model

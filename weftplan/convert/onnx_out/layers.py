@@ -126,8 +126,8 @@ def _dot(call: Call) -> None:
             perm = [*range(rank - 2), rank - 1, rank - 2]
             swapped = call.emit("Transpose", [call.inputs[k]], perm=perm)
             left, right = (swapped, right) if k == 0 else (left, swapped)
-    made = call.emit("MatMul", [left, right])
-    call.end("Reshape", [made, call.constant(call.out_shape(), np.int64)])
+    product = call.emit("MatMul", [left, right])
+    call.end("Reshape", [product, call.constant(call.out_shape(), np.int64)])
 
 
 @rule("L2Normalization")

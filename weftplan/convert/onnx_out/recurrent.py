@@ -69,18 +69,18 @@ def _rnn(call: Call) -> None:
     for layer in range(layers):
         places = [call.constant([number], np.int64) for number in (layer * directions, (layer + 1) * directions, 0)]
         begin = [call.emit("Slice", [state, *places]) for state in states]
-        made = [call.fresh() for _ in range(1 + len(states))]
+        names = [call.fresh() for _ in range(1 + len(states))]
         of_input, of_state = weights[layer]
         call.emit(
             OPERATORS[mode],
             [data, _joined(call, of_input), _joined(call, of_state), _joined(call, biases[layer]), lengths, *begin],
-            made,
+            names,
             **facts,
         )
-        turned = call.emit("Transpose", [made[0]], perm=[0, 2, 1, 3])
+        turned = call.emit("Transpose", [names[0]], perm=[0, 2, 1, 3])
         last = call.outputs[0] if layer == layers - 1 else None
         data = call.emit("Reshape", [turned, call.constant([steps, batch, directions * size], np.int64)], last)
-        for one, end in zip(made[1:], ends, strict=True):
+        for one, end in zip(names[1:], ends, strict=True):
             end.append(one)
     if p["state_outputs"]:
         for output, end in zip(call.outputs[1:], ends, strict=False):

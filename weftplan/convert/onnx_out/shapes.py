@@ -80,8 +80,8 @@ _REDUCE = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": 
 @rule(*_REDUCE)
 def _reduce(call: Call) -> None:
     assert call.node.op is not None
-    rank, given = len(call.shape()), call.params["axis"]
-    axes = [given] if isinstance(given, int) else list(given or ())
+    rank, listed = len(call.shape()), call.params["axis"]
+    axes = [listed] if isinstance(listed, int) else list(listed or ())
     axes = sorted(axis % rank for axis in axes)
     if call.params["exclude"]:
         axes = [axis for axis in range(rank) if axis not in axes]
@@ -90,11 +90,11 @@ def _reduce(call: Call) -> None:
     # Here a full reduction has one element in one dimension.
     target = call.outputs[0] if keep or len(axes) < rank else None
     if op == "ReduceSum":
-        made = call.emit(op, [call.inputs[0], call.constant(axes, np.int64)], target, keepdims=keep)
+        result = call.emit(op, [call.inputs[0], call.constant(axes, np.int64)], target, keepdims=keep)
     else:
-        made = call.emit(op, call.inputs, target, keepdims=keep, axes=axes)
+        result = call.emit(op, call.inputs, target, keepdims=keep, axes=axes)
     if target is None:
-        call.end("Reshape", [made, call.constant(call.out_shape(), np.int64)])
+        call.end("Reshape", [result, call.constant(call.out_shape(), np.int64)])
 
 
 @rule("take")

@@ -1,8 +1,8 @@
 """Compiled kernels: alternative implementations of operators, as LLVM IR compiled on first use.
 
-Importing this package offers them (:mod:`weftplan.ops.core.implementations`); llvmlite is imported when a plan first
-asks whether they can be used. A kernel is correct for any vector width, and its results have the same bits with each.
-Cores that share an operation wait for each other by what is compiled here.
+Importing this package registers them (:mod:`weftplan.ops.core.implementations`); llvmlite is imported when a plan first
+checks whether they can be used. A kernel is correct for any vector width, and its results have the same bits with each.
+Cores that share an operation synchronize by functions compiled here.
 """
 
 import weftplan.ops.compiled.batch_norm.implementation

@@ -28,5 +28,5 @@ def address(array: Any) -> int:
     """Where an array's bytes begin."""
     if _ADDRESS_FIRST and array.__class__ is np.ndarray:
         return _pointer(id(array) + _HEAD).value or 0  # a tenth of the time of the general way
-    found: int = array.__array_interface__["data"][0]
-    return found
+    data_address: int = array.__array_interface__["data"][0]
+    return data_address

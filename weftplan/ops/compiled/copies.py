@@ -28,7 +28,7 @@ def pointer(function: Function, words: str, names: Sequence[str], name: str) -> 
 
 
 class _Source:
-    """What is copied: elements of a function's type, or halves, of which each takes half the bytes of a float."""
+    """The source of a copy: elements of a function's type, or float16 elements, which take half the bytes."""
 
     def __init__(self, f: Function, *, halves: bool) -> None:
         self.f = f
@@ -46,12 +46,12 @@ class _Source:
 def pad(scalar: str, lanes: int, *, halves: bool = False) -> Function:
     """``pad(from, to, how, planes, lead_height)``: copies of planes, or bands of rows of them, with zeros around them.
 
-    Rows are written one after the other with whole vectors, each overwriting what the one before wrote too far: the
-    copy needs room for one vector behind it. ``halves``: the planes are of float16, their copies of float32.
+    Rows are written in sequence with whole vectors; each row overwrites the previous row's excess, so the copy needs
+    room for one vector after its end. ``halves``: the planes are float16, their copies float32.
     """
     arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "planes"), ("i64", "lead_height"))
     f = Function("pad", arguments, scalar, lanes, local=True)
-    given = _Source(f, halves=halves)
+    reader = _Source(f, halves=halves)
     get = {name: word(f, "%how", PAD, name) for name in PAD}
     size, wide = f.size, f.lanes * f.size
     row_bytes = f.mul(get["to_width"], size)
@@ -60,7 +60,7 @@ def pad(scalar: str, lanes: int, *, halves: bool = False) -> Function:
     count = f.larger(f.smaller(f.sub(get["width"], skip), f.sub(get["to_width"], zeros)), 0)
     behind = f.add(zeros, count)
     left_bytes, right_bytes = f.mul(zeros, size), f.mul(behind, size)
-    count_bytes, skip_bytes = f.mul(count, size), f.mul(skip, given.size)
+    count_bytes, skip_bytes = f.mul(count, size), f.mul(skip, reader.size)
 
     def in_source(nbytes: str) -> str:
         return f.value(f"sdiv exact i64 {nbytes}, 2") if halves else nbytes
@@ -72,7 +72,7 @@ def pad(scalar: str, lanes: int, *, halves: bool = False) -> Function:
             d, h = f.sub(deep, get["lead_depth"]), f.sub(high, "%lead_height")
             inside = f.value(f"and i1 {f.compare('ult', d, get['depth'])}, {f.compare('ult', h, get['height'])}")
             row = f.at(target, f.mul(f.add(f.mul(deep, get["to_height"]), high), row_bytes))
-            line = f.at(source, f.mul(f.add(f.mul(d, get["height"]), h), f.mul(get["width"], given.size)))
+            line = f.at(source, f.mul(f.add(f.mul(d, get["height"]), h), f.mul(get["width"], reader.size)))
             from_ = f.at(line, skip_bytes)
             to = f.at(row, left_bytes)
             data_bytes = f.choose(inside, count_bytes, 0)
@@ -82,10 +82,10 @@ def pad(scalar: str, lanes: int, *, halves: bool = False) -> Function:
                 f.store("zeroinitializer", f.at(row, i))
             whole = f.value(f"and i64 {data_bytes}, {-wide}")
             with f.loop(0, whole, wide) as i:
-                f.store(given.load(f.at(from_, in_source(i))), f.at(to, i))
+                f.store(reader.load(f.at(from_, in_source(i))), f.at(to, i))
             with f.when(f.compare("slt", whole, data_bytes)):
                 left = f.value(f"sdiv exact i64 {f.sub(data_bytes, whole)}, {size}")
-                f.store(given.load_masked(f.at(from_, in_source(whole)), f.mask_below(left)), f.at(to, whole))
+                f.store(reader.load_masked(f.at(from_, in_source(whole)), f.mask_below(left)), f.at(to, whole))
             with f.loop(data_end, row_bytes, wide) as i:
                 f.store("zeroinitializer", f.at(row, i))
     return f
@@ -95,7 +95,7 @@ def pack(scalar: str, lanes: int, *, halves: bool = False) -> Function:
     """``pack(from, to, how, outer, length)``: the left side of a product as panels; with ``halves`` from float16."""
     arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "outer"), ("i64", "length"))
     f = Function("pack", arguments, scalar, lanes, local=True)
-    given = _Source(f, halves=halves)
+    reader = _Source(f, halves=halves)
     rows, row_step, step, transposes, panel_step = (
         word(f, "%how", PACK, name) for name in ("rows", "row_step", "step", "transposes", "panel_step")
     )
@@ -112,7 +112,7 @@ def pack(scalar: str, lanes: int, *, halves: bool = False) -> Function:
         with f.when(f.value(f"xor i1 {turning}, true")):
             mask = f.mask_below(left)
             with f.loop(0, "%outer") as a:
-                f.store(given.load_masked(f.at(source, f.mul(a, step)), mask), f.at(target, f.mul(a, wide)))
+                f.store(reader.load_masked(f.at(source, f.mul(a, step)), mask), f.at(target, f.mul(a, wide)))
         outer = f.choose(turning, "%outer", 0)
         with f.loop(0, outer) as a:
             begin = f.at(source, f.mul(a, step))
@@ -120,13 +120,13 @@ def pack(scalar: str, lanes: int, *, halves: bool = False) -> Function:
             full = f.compare("sge", left, n)
             whole = f.choose(full, f.value(f"and i64 %length, {-n}"), 0)
             with f.loop(0, whole, n) as b:
-                here = f.at(begin, f.mul(b, given.size))
-                turned = f.transposed([given.load(f.at(here, f.mul(lane, row_step))) for lane in range(n)])
+                here = f.at(begin, f.mul(b, reader.size))
+                turned = f.transposed([reader.load(f.at(here, f.mul(lane, row_step))) for lane in range(n)])
                 there = f.at(to, f.mul(b, wide))
                 for lane, vector in enumerate(turned):
                     f.store(vector, f.at(there, lane * wide))
             with f.loop(whole, "%length", n) as b:
-                here = f.at(begin, f.mul(b, given.size))
+                here = f.at(begin, f.mul(b, reader.size))
                 count = f.smaller(f.sub("%length", b), n)
                 mask = f.mask_below(count)
                 vectors = []
@@ -135,7 +135,7 @@ def pack(scalar: str, lanes: int, *, halves: bool = False) -> Function:
                     kind = f"<{n} x i1>"
                     some = f.value(f"select i1 {there}, {kind} {mask}, {kind} zeroinitializer")
                     offset = f.choose(there, f.mul(lane, row_step), 0)
-                    vectors.append(given.load_masked(f.at(here, offset), some))
+                    vectors.append(reader.load_masked(f.at(here, offset), some))
                 for lane, vector in enumerate(f.transposed(vectors)):
                     f.store(vector, f.at(buffer, lane * wide))
                 with f.loop(0, count) as lane_number:

@@ -23,9 +23,9 @@ from weftplan.ops.core.schema import DType
 from weftplan.ops.elementwise.formulas import TRUTHS, Formula, Recorded
 
 FEW = 1 << 17
-"""Elements of one part, in which a formula is handed to idle cores."""
+"""Elements of one part of a formula for an idle core."""
 BORDER = 64
-"""Parts begin at multiples of so many elements: lines of the cache."""
+"""Alignment of parts in elements: cache lines."""
 _ARITHMETIC = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv"}
 _COMPARED = {"not_equal": "une", "equal": "oeq", "less": "olt", "less_equal": "ole", "greater": "ogt",
              "greater_equal": "oge"}  # fmt: skip
@@ -37,7 +37,7 @@ Run = Callable[[Sequence[Any], int, int], None]
 
 
 def compiled(recorded: Recorded, dtype: DType) -> Run:
-    """What runs a formula on flat contiguous arrays of ``dtype``, on this core.
+    """Return a function that runs a formula on flat contiguous arrays of ``dtype``, on this core.
 
     Arrays of a call may be the same memory, but may not overlap otherwise.
     """
@@ -55,7 +55,7 @@ def compiled(recorded: Recorded, dtype: DType) -> Run:
 
 
 def parts_of(size: int) -> int:
-    """Parts in which ``size`` elements are handed to idle cores."""
+    """Return the number of parts of ``size`` elements for idle cores."""
     return count(size, FEW, size)
 
 
@@ -72,7 +72,7 @@ def _entry(formula: Formula, scalar: str) -> Entry:
 
 
 def _function(formula: Formula, scalar: str) -> Function:
-    """A function of (first byte, byte behind the last, address of constants, addresses of arrays…)."""
+    """Return a function of (first byte, end byte, address of constants, addresses of arrays…)."""
     f = Function("elementwise", (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
     first, last, numbers = f.word("%words", 0), f.word("%words", 1), f.pointer("%words", 2)
     pointers = [f.pointer("%words", 3 + i) for i in range(formula.arrays)]
@@ -124,9 +124,9 @@ def _operation(f: Function, name: str, operands: Sequence[str]) -> str:
         return f.function("fabs" if name == "absolute" else "sqrt", a)
     if name == "sign":
         zero = "zeroinitializer"
-        found = _chosen(f, "oeq", a, zero, zero, a)
-        found = _chosen(f, "olt", a, zero, f.constant("-1.0"), found)
-        return _chosen(f, "ogt", a, zero, f.constant("1.0"), found)
+        sign = _chosen(f, "oeq", a, zero, zero, a)
+        sign = _chosen(f, "olt", a, zero, f.constant("-1.0"), sign)
+        return _chosen(f, "ogt", a, zero, f.constant("1.0"), sign)
     b = operands[1]
     if name == "at_least":
         return _chosen(f, "olt", a, b, b, a)

@@ -1,10 +1,10 @@
 """Compiled implementations of FullyConnected, forward and backward.
 
 Its three products are those of a 1x1 convolution of one image, so the kernels are those of
-``pointwise/implementation.py`` and ``pointwise/weights.py``: the output is a matrix times a transposed one, as the
-gradient of such a weight is, and both gradients are plain products, of which the weight's reads the output's gradient
-turned, as the gradient of the data of a 1x1 convolution reads its weight. Any worker may call them: all they write is
-given.
+``pointwise/implementation.py`` and ``pointwise/weights.py``. The output is a matrix times a transposed matrix, like the
+weight's gradient of a 1x1 convolution. Both gradients are plain products; the weight's reads the output's gradient
+transposed, like a 1x1 convolution's data gradient its weight. Any worker may call them: they write only to their
+arguments.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from weftplan.ops.core.products import product
 from weftplan.ops.core.schema import Arrays, OpContext, Params, TensorSpec, aligned
 
 LEAST = 8
-"""Rows, columns and hidden units from which these kernels are at least as fast: fewer do not fill their registers."""
+"""Least rows, columns and hidden units for these kernels: fewer do not fill their registers."""
 
 SHARE = 32
-"""What share of a weight the scratch of its gradient may be, in each part: more is faster by a few hundredths."""
+"""Scratch of the weight's gradient per part, as a share of the weight: more is faster by a few hundredths."""
 LEAST_GATHERED = 64 << 10
-"""Bytes of that scratch where the weight is small."""
+"""Bytes of that scratch for a small weight."""
 FAR = 512
-"""Hidden units beyond which a BLAS computes the gradient of the data as fast with vectors of 256 bits: the rows of the
-weight that one block of registers reads no longer fit the nearest cache."""
+"""Hidden units above which a BLAS computes the gradient of the data as fast with vectors of 256 bits: the weight's rows
+for a block of registers no longer fit the nearest cache."""
 
 
 class Matrices:
     """Sizes of a layer: data of (rows, columns), a weight of (hidden, columns), results of (rows, hidden).
 
     Args:
-        layers: how many results of this shape there are, whose rows lie one behind the other.
+        layers: number of results of this shape, whose rows are concatenated.
     """
 
     __slots__ = ("columns", "hidden", "itemsize", "rows")
@@ -75,10 +75,10 @@ class Matrices:
 
 
 def refusal(inputs: Specs) -> str:
-    """Why layers of these arrays are not computed here; empty where they are."""
-    found = host()
-    if isinstance(found, str):
-        return found
+    """Return why layers of these arrays are not computed here; empty if they are."""
+    target = host()
+    if isinstance(target, str):
+        return target
     dtype = inputs[0].dtype
     if dtype not in (np.float32, np.float64):
         return f"compiled kernels are written for float32 and float64, not {dtype}"
@@ -95,12 +95,12 @@ def slower(m: Matrices) -> str:
 
 
 def _by_blas(m: Matrices) -> bool:
-    found = host()
-    return isinstance(found, Target) and found.bits < 512 and m.hidden > FAR
+    target = host()
+    return isinstance(target, Target) and target.bits < 512 and m.hidden > FAR
 
 
 def data_gradient(m: Matrices, ograd: Any, weight: Any, dgrad: Any, room: Any) -> Call:
-    """What computes the gradient of the data."""
+    """Return a call that computes the gradient of the data."""
     if not _by_blas(m):
         return pointwise.call(m.to_data, weight, ograd, None, dgrad, room)
     return partial(product, np, ograd.reshape(m.rows, m.hidden), weight, dgrad.reshape(m.rows, m.columns))

@@ -1,8 +1,8 @@
 """A small writer of LLVM IR: values, vectors, loops. It produces text and compiles nothing.
 
-A :class:`Function` collects the instructions of one function. Values are names (``%12``) or Python integers, which fold
-where they can. Vectors have :attr:`Function.lanes` elements of one floating type, the width that the module is written
-for; a wider machine changes speed, and not the order in which anything is added.
+A :class:`Function` collects the instructions of one function. Values are names (``%12``) or Python integers, which are
+folded if possible. Vectors have :attr:`Function.lanes` elements of one floating type, the module's width; a wider
+machine changes speed, not the order of additions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Function:
         self.result: str | None = None
         """The pointer that it returns, if it does."""
         self.declared: dict[str, None] = {}
-        """Functions outside of the module that this one calls, besides those that every module declares."""
+        """External functions that this function calls, in addition to those that every module declares."""
 
     def within(self, name: str) -> Function:
         """This function under another name, as one that only others of its module call."""
@@ -52,7 +52,7 @@ class Function:
         return self
 
     def declare(self, text: str) -> None:
-        """Name a function of the compiler's or the processor's that this one calls."""
+        """Declare an intrinsic that this function calls."""
         self.declared[text] = None
 
     # Instructions
@@ -106,7 +106,7 @@ class Function:
         return self.value(f"icmp {how} i64 {a}, {b}")
 
     def choose(self, condition: str, a: Value, b: Value) -> str:
-        """a where the condition holds, else b; 64 bits."""
+        """Return a if the condition holds, else b; 64 bits."""
         return self.value(f"select i1 {condition}, i64 {a}, i64 {b}")
 
     # Memory; offsets are bytes
@@ -152,14 +152,16 @@ class Function:
         self.emit(f"store {self.vector} {value}, ptr {pointer}, align {size}, !nontemporal !2")
 
     def prefetch(self, pointer: str) -> None:
-        """Bring what is there into the second cache, to be read or written soon; an address that is nobody's does no
-        harm. Many lines that are sent for into the nearest cache at once take up all its places for lines to come, and
-        loads that have nothing to do with them wait: layers of few channels took a tenth longer."""
+        """Prefetch a line into the second cache; an invalid address is harmless.
+
+        Prefetches into the nearest cache would occupy all its fill buffers, so that unrelated loads wait: layers of few
+        channels took a tenth longer.
+        """
         self.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 
     def fence(self) -> None:
-        """What was stored before, past the caches too, can be seen by whoever is told afterwards."""
+        """Make earlier stores, also past the caches, visible to every thread that is notified afterwards."""
         self.emit("fence seq_cst")
 
     def store_first(self, value: str, pointer: str, count: int) -> None:
@@ -187,34 +189,34 @@ class Function:
         return f"<{self.lanes} x half>"
 
     def load_halves(self, pointer: str, mask: str | None = None) -> str:
-        """A vector of float32 from as many float16; zero and not read where there is a mask that is off."""
+        """Load a vector of float32 from as many float16; lanes whose mask is off are zero and not read."""
         kind, name = self._halves, f"@llvm.masked.load.v{self.lanes}f16.p0"
         if mask is None:
-            found = self.value(f"load {kind}, ptr {pointer}, align 2")
+            halves = self.value(f"load {kind}, ptr {pointer}, align 2")
         else:
             masks = f"<{self.lanes} x i1>"
             self.declare(f"declare {kind} {name}(ptr, i32, {masks}, {kind})")
-            found = self.value(f"call {kind} {name}(ptr {pointer}, i32 2, {masks} {mask}, {kind} zeroinitializer)")
-        return self.value(f"fpext {kind} {found} to {self.vector}")
+            halves = self.value(f"call {kind} {name}(ptr {pointer}, i32 2, {masks} {mask}, {kind} zeroinitializer)")
+        return self.value(f"fpext {kind} {halves} to {self.vector}")
 
     def store_halves(self, value: str, pointer: str, count: int) -> None:
         """The first ``count`` elements of a vector of float32, rounded to float16."""
-        found = self.value(f"fptrunc {self.vector} {value} to {self._halves}")
+        halves = self.value(f"fptrunc {self.vector} {value} to {self._halves}")
         kind = self._halves
         if count < self.lanes:
             kind = f"<{count} x half>"
             which = ", ".join(f"i32 {lane}" for lane in range(count))
-            found = self.value(
-                f"shufflevector {self._halves} {found}, {self._halves} poison, <{count} x i32> <{which}>"
+            halves = self.value(
+                f"shufflevector {self._halves} {halves}, {self._halves} poison, <{count} x i32> <{which}>"
             )
-        self.emit(f"store {kind} {found}, ptr {pointer}, align 2")
+        self.emit(f"store {kind} {halves}, ptr {pointer}, align 2")
 
     def put_half(self, value: str, pointer: str) -> None:
         """Store an element of float32, rounded to float16."""
         self.emit(f"store half {self.value(f'fptrunc float {value} to half')}, ptr {pointer}, align 2")
 
     def load_masked(self, pointer: str, mask: str) -> str:
-        """A vector, zero and not read where the mask is off."""
+        """Load a vector; lanes whose mask is off are zero and not read."""
         kind = self.vector
         mask_kind = f"<{self.lanes} x i1>"
         return self.value(
@@ -259,7 +261,7 @@ class Function:
         return self.value(f"uitofp <{self.lanes} x i1> {there} to {self.vector}")
 
     def chosen(self, mask: str, a: str, b: str) -> str:
-        """The elements of a where the mask is on, else those of b."""
+        """Return the elements of a in lanes whose mask is on, else those of b."""
         return self.value(f"select <{self.lanes} x i1> {mask}, {self.vector} {a}, {self.vector} {b}")
 
     def constant(self, number: str) -> str:
@@ -350,7 +352,7 @@ class Function:
         self._label(f"done{k}")
 
     def leave(self, condition: str) -> None:
-        """Go on behind the innermost loop where the condition holds."""
+        """Leave the innermost loop if the condition holds."""
         self._count += 1
         self.emit(f"br i1 {condition}, label %done{self._loops[-1]}, label %stay{self._count}")
         self._label(f"stay{self._count}")
@@ -368,15 +370,15 @@ class Function:
 
     def call(self, function: Function, *values: Value) -> None:
         """Call another function of the module."""
-        given = ", ".join(f"{kind} {value}" for (kind, _), value in zip(function.arguments, values, strict=True))
-        self.emit(f"call void @{function.name}({given})")
+        arguments = ", ".join(f"{kind} {value}" for (kind, _), value in zip(function.arguments, values, strict=True))
+        self.emit(f"call void @{function.name}({arguments})")
 
     def text(self) -> str:
         """The whole definition."""
         arguments = ", ".join(f"{kind} %{name}" for kind, name in self.arguments)
         kind = "internal " if self._local else ""
-        given, end = ("void", "void") if self.result is None else ("ptr", f"ptr {self.result}")
-        head = f"define {kind}{given} @{self.name}({arguments}) #0 {{\nentry:\n"
+        result, end = ("void", "void") if self.result is None else ("ptr", f"ptr {self.result}")
+        head = f"define {kind}{result} @{self.name}({arguments}) #0 {{\nentry:\n"
         return head + "\n".join([*self._entry, *self._lines]) + f"\n  ret {end}\n}}\n"
 
     def _label(self, name: str) -> None:

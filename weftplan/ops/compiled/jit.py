@@ -1,6 +1,6 @@
 """Compilation of IR to functions that Python calls, once per process or from the object cache.
 
-Any thread may ask; the first one compiles while others wait. Functions are called through :mod:`ctypes`, which lets
+Any thread may ask; the first compiles while the others wait. Functions are called through :mod:`ctypes`, which lets
 other Python threads run meanwhile. They take the address of a block of words and keep no state, so they may run in many
 threads at once, and in a child after a fork.
 """
@@ -29,7 +29,7 @@ Entry = Callable[[int], None]
 
 @dataclass(slots=True)
 class Statistics:
-    """What compiling has cost in this process so far."""
+    """Cost of compilation in this process so far."""
 
     compiled: int = 0
     """Modules compiled."""
@@ -43,11 +43,11 @@ statistics = Statistics()
 _lock = whole_in_children(Lock())
 _libraries: dict[str, dict[str, Entry]] = {}
 _kept: list[Any] = []
-"""What must live as long as the functions do."""
+"""Objects that must live as long as the functions."""
 
 
 def place() -> Path | None:
-    """Where this process looks for what earlier ones have kept, and keeps it itself; None: nowhere."""
+    """Return the folder of the object cache, for reading and writing; None if there is none."""
     return user_cache.folder("kernels") if config.get("WEFTPLAN_KERNEL_CACHE") else None
 
 
@@ -57,17 +57,17 @@ def library(
     entries: Sequence[str],
     target: Target | None = None,
 ) -> dict[str, Entry]:
-    """The compiled ``entries`` of a module; ``functions`` writes it when it is needed.
+    """Return the compiled ``entries`` of a module; ``functions`` writes its text if needed.
 
     Args:
-        name: tells modules of one process apart; the content is part of the cache's key.
-        target: for whom (default: this machine).
+        name: distinguishes modules of one process; the content is part of the cache's key.
+        target: machine to compile for (default: this machine).
     """
     if target is None:
-        found = host()
-        if isinstance(found, str):
-            raise MXNetError(f"compiled kernels are not available: {found}")
-        target = found
+        machine = host()
+        if isinstance(machine, str):
+            raise MXNetError(f"compiled kernels are not available: {machine}")
+        target = machine
     label = f"{name}-{target.bits}"
     ready = _libraries.get(label)
     if ready is not None:
@@ -87,14 +87,14 @@ def _object(text: str, target: Target) -> bytes:
     """The object of a module, from the cache or compiled."""
     where = place()
     name = user_cache.key(target.compiler, target.cpu, target.features, text)
-    found = user_cache.load(where, name)
-    if found is not None:
+    cached = user_cache.load(where, name)
+    if cached is not None:
         statistics.loaded += 1
-        return found
-    made = compiled(text, target)
+        return cached
+    built = compiled(text, target)
     statistics.compiled += 1
-    user_cache.keep(where, name, made)
-    return made
+    user_cache.keep(where, name, built)
+    return built
 
 
 @functools.cache
@@ -123,8 +123,8 @@ def compiled(text: str, target: Target) -> bytes:
     for function in module.functions:
         if not function.is_declaration:
             passes.run(function, builder)
-    made: bytes = machine.emit_object(module)
-    return made
+    content: bytes = machine.emit_object(module)
+    return content
 
 
 @functools.cache

@@ -39,9 +39,9 @@ INNER = 64
 
 @dataclass(slots=True)
 class KernelArguments:
-    """Words of one pass or call, with what they point to, which lives as long as these do.
+    """Words of one pass or call, with the tables that they point to, which live as long.
 
-    Threads that ask for the same tables at once may each make some, of which only one lot is remembered.
+    Threads that ask for the same tables at once may each build them; one copy is cached.
     """
 
     names: Sequence[str]
@@ -73,7 +73,7 @@ class KernelArguments:
         self.ready(entry)()
 
     def ready(self, entry: Callable[[int], None]) -> Callable[[], None]:
-        """What runs a compiled function on these words again and again; it keeps them and their tables alive."""
+        """Return a repeatable call of a compiled function on these words; it keeps them and their tables alive."""
         place = address(self.words)
 
         def call(keeps: KernelArguments = self) -> None:
@@ -117,8 +117,8 @@ def _divisor(count: int, most: int) -> int:
 
 def _pad_words(s: Sizes, from_: Triple, to: Triple, lead: Triple) -> Words:
     values = {"planes_step": math.prod(from_) * s.stored}
-    for name, given in (("", from_), ("to_", to)):
-        values |= dict(zip((f"{name}depth", f"{name}height", f"{name}width"), given, strict=True))
+    for name, extents in (("", from_), ("to_", to)):
+        values |= dict(zip((f"{name}depth", f"{name}height", f"{name}width"), extents, strict=True))
     values |= {"lead_depth": lead[0], "lead_width": lead[2]}
     return _words(PAD, values)
 
@@ -159,26 +159,26 @@ def forward(s: Sizes, lanes: int) -> KernelArguments:
              n * whole + (d * s.grid[1] + h) * s.grid[2])
             for n, d, h in every(range(s.side_by_side), range(s.grid[0]), range(first, first + count))
         ]  # fmt: skip
-        words, made = _product(s, outer, inner, places, columns, panel, reduced * panel, s.filters, s.pixels, stored)
+        words, tables = _product(s, outer, inner, places, columns, panel, reduced * panel, s.filters, s.pixels, stored)
         products.append(words)
-        held += made
+        held += tables
     pack = _words(PACK, {"rows": s.filters, "row_step": reduced * stored, "length": reduced, "transposes": 1,
                          "panel_step": reduced * panel})  # fmt: skip
-    words, made = _gather(s, bands, s.side_by_side, products, pack, s.image, {
+    words, tables = _gather(s, bands, s.side_by_side, products, pack, s.image, {
         "x_image": s.groups * s.channels * math.prod(s.image) * stored,
         "y_image": whole * stored, "x_group": s.channels * plane * size,
         "w_group": s.filters * reduced * stored, "packed_group": -(-s.filters // lanes) * reduced * panel,
         "y_group": s.filters * s.pixels * stored, "bias_group": s.filters * size,
         "planes": s.groups * s.channels, "outer": 1, "y_step": bands.rows * s.grid[2] * stored,
     })  # fmt: skip
-    return KernelArguments(GATHER, words, [*held, *made])
+    return KernelArguments(GATHER, words, [*held, *tables])
 
 
 def _gather(
     s: Sizes, bands: Bands, together: int, products: list[Words], pack: Words, source: Triple, values: dict[str, int]
 ) -> tuple[Words, list[Words]]:
-    """Words of :data:`GATHER`: what both directions share, and ``values``; ``products`` those of a band, then of the
-    last one, of ``together`` images."""
+    """Return the words of :data:`GATHER`: those that both directions share, and ``values``. ``products`` are the
+    products of a band, then of the last band, of ``together`` images."""
     pad = _pad_words(s, source, bands.extents, bands.lead)
     for words in products:  # the tables have the rows of several images
         words[PRODUCT.index("rows")] //= together
@@ -246,19 +246,21 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
                  n * whole + (first0 + a * s.stride[0]) * image_steps[0] + (first1 + b * s.stride[1]) * image_steps[1])
                 for n, a, b in every(range(together), range(count0), range(rows))
             ]  # fmt: skip
-            words, made = _product(s, outer, inner, places, columns, panel, reduced * panel, s.channels, image, stored)
+            words, tables = _product(
+                s, outer, inner, places, columns, panel, reduced * panel, s.channels, image, stored
+            )
             listed.append(words)
-            held += made
+            held += tables
     pack = _words(PACK, {"rows": s.channels, "row_step": taps * stored, "step": (s.whole or s.channels) * taps * stored,
                          "length": taps, "transposes": int(taps > 1), "panel_step": reduced * panel})  # fmt: skip
-    words, made = _gather(s, bands, together, [*products[0], *products[1]], pack, s.grid, {
+    words, tables = _gather(s, bands, together, [*products[0], *products[1]], pack, s.grid, {
         "x_image": s.groups * s.filters * s.pixels * stored, "y_image": whole * stored,
         "x_group": s.filters * plane * size, "w_group": s.filters * s.channels * taps * stored,
         "packed_group": -(-s.channels // lanes) * reduced * panel, "y_group": s.channels * image * stored,
         "planes": s.groups * s.filters, "outer": s.filters, "clears": int(clears),
         "y_step": bands.rows * s.stride[1] * image_steps[1] * stored,
     })  # fmt: skip
-    return KernelArguments(GATHER, words, [*held, *made])
+    return KernelArguments(GATHER, words, [*held, *tables])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -306,7 +308,7 @@ def narrow(x: int, y: int, count: int) -> KernelArguments:
 
 
 After = tuple[Any, Any]
-"""(scale, shift): what each channel of a result is multiplied by, and what is added to it then."""
+"""(scale, shift): each channel of a result is multiplied by its scale, then its shift is added."""
 
 
 def places_of(after: After | None) -> dict[str, int]:

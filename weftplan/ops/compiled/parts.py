@@ -1,9 +1,8 @@
 """Parallel runs of a compiled function over ranges, on the calling thread and on idle cores.
 
-How many ranges there are follows from sizes alone, or there is one where no core is idle (``support/core_sharing.py``
-has the rule). Helpers who are awake take ranges without the interpreter (``exchange/polling.py``).
-Every element is computed alike in any range, so neither the number of cores nor that of ranges is part of a result's
-bits.
+The number of ranges follows from sizes alone, or is 1 if no core is idle (``support/core_sharing.py`` has the rule).
+Awake helpers take ranges without the interpreter (``exchange/polling.py``). Every element is computed alike in any
+range, so a result's bits depend neither on the number of cores nor on that of ranges.
 """
 
 from __future__ import annotations
@@ -28,29 +27,29 @@ def in_parts(
     entry: Entry, arguments: KernelArguments, size: int, parts: int, *, unit: int = 1,
     moves: Mapping[str, int] | None = None, kind: str = "", light: bool = False,
 ) -> Call:  # fmt: skip
-    """What calls ``entry`` on ranges ``first`` to ``last`` of its words, which together are 0 to ``size``.
+    """Return a call that runs ``entry`` on ranges ``first`` to ``last``, which together are 0 to ``size``.
 
     Args:
         arguments: all words but ``first`` and ``last``.
         parts: the most ranges.
         unit: ranges begin at multiples of it.
-        kind: what follows ``first`` and ``last`` in the words' names.
-        moves: bytes by which pointers to scratch move from one room to the next.
-        light: whether a part takes less time than it takes to wake who does it; then it is for who is awake.
+        kind: names of the words after ``first`` and ``last``.
+        moves: bytes between the scratch pointers of adjacent rooms.
+        light: whether a part takes less time than waking a helper; light parts go only to awake helpers.
     """
     units = -(-size // unit)
     step = -(-units // parts) * unit
     rooms = {name: (arguments[name], nbytes) for name, nbytes in (moves or {}).items()}
 
-    made: dict[tuple[int, int], KernelArguments] = {}
+    words: dict[tuple[int, int], KernelArguments] = {}
 
     def words_of(number: int, room: int) -> KernelArguments:
-        found = made.get((number, room))
-        if found is None:
+        cached = words.get((number, room))
+        if cached is None:
             own = {name: begin + room * nbytes for name, (begin, nbytes) in rooms.items()}
             ends = {f"first{kind}": number * step, f"last{kind}": min((number + 1) * step, size)}
-            found = made[number, room] = arguments.filled(**ends, **own)
-        return found
+            cached = words[number, room] = arguments.filled(**ends, **own)
+        return cached
 
     def part(number: int, room: int) -> None:
         words_of(number, room).call(entry)

@@ -38,7 +38,7 @@ WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image",
 
 
 class _Places:
-    """Steps through places = rows times columns, whose offsets are sums of two tables; stops at the last one.
+    """Steps through places (rows times columns), whose offsets are sums of two tables; stops at the last place.
 
     Addresses in x and offsets in y of the current tile are left in two small arrays on the stack.
     """
@@ -109,7 +109,7 @@ def product(scalar: str, lanes: int, places: Sequence[int], *, register: str, ha
     n, most = f.lanes, places[0]
     total = f.mul("%rows", tile.walk.columns)
     # All tiles are large but the last, which is the smallest that suffices.
-    rest = f.value(f"urem i64 {total}, {most}")
+    remainder = f.value(f"urem i64 {total}, {most}")
     done = f.local("i64")
 
     def panels_from(first: Value, end: Value, panels: int) -> None:
@@ -120,8 +120,8 @@ def product(scalar: str, lanes: int, places: Sequence[int], *, register: str, ha
             for position, count in enumerate(places):
                 until: Value = total
                 if position + 1 < len(places):
-                    small = f.compare("sle", rest, places[position + 1])
-                    until = f.choose(small, f.sub(total, rest), total)
+                    small = f.compare("sle", remainder, places[position + 1])
+                    until = f.choose(small, f.sub(total, remainder), total)
                 with f.loop(f.word(done), until, count) as place:
                     tile.compute(f.sub(total, place), count)
                     f.keep(f.add(place, count), done)
@@ -170,7 +170,7 @@ class _Tile:
         self.scale, self.shift = (f.at(name, f.mul(channel, f.size)) for name in ("%scale", "%shift"))
 
     def compute(self, places_left: Value, count: int) -> None:
-        """The next ``count`` places, of which ``places_left`` are wanted if those are fewer."""
+        """Compute the next ``count`` places, or only ``places_left`` if those are fewer."""
         f = self.f
         sources, targets = self.walk.take("%x", count)
         sums = self._sum(sources)
@@ -178,7 +178,7 @@ class _Tile:
         with f.when(self.scaled):
             for panel in range(panels):
                 offset, mask = panel * n * f.size, f.mask_below(f.sub(self.left, panel * n))
-                scale, shift = (f.load_masked(f.at(given, offset), mask) for given in (self.scale, self.shift))
+                scale, shift = (f.load_masked(f.at(factors, offset), mask) for factors in (self.scale, self.shift))
                 for of_place in sums:
                     f.store(f.fma(f.load(of_place[panel]), scale, shift), of_place[panel])
         size = f.size // 2 if self.halves else f.size
@@ -237,7 +237,7 @@ class _Tile:
                     yield panel, start, lane, turned[lane], some
 
     def _sum(self, sources: list[str]) -> list[list[str]]:
-        """Where the sums are, by place and panel (the compiler makes registers of them)."""
+        """Return the stack slots of the sums, by place and panel (the compiler turns them into registers)."""
         f = self.f
         n, panels = f.lanes, self.panels
         sums = [[f.local(f.vector) for _ in range(panels)] for _ in sources]
@@ -286,7 +286,7 @@ def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
             length,
         )
     copies = f.compare("ne", get["copies"], 0)
-    biased, scaled = (f.value(f"icmp ne ptr {given}, null") for given in (bias, scale))
+    biased, scaled = (f.value(f"icmp ne ptr {optional}, null") for optional in (bias, scale))
     with f.loop(get["first"], get["last"], get["together"]) as image:
         count = f.smaller(f.sub(get["last"], image), get["together"])
         direct = f.at(x, f.mul(image, get["x_image"]))

@@ -13,7 +13,7 @@ from weftplan.ops.core.schema import Arrays, OpContext, Params
 
 Call = Callable[[], object]
 Maker = Callable[[OpContext, Params, Arrays, Arrays], Call]
-"""Takes scratch and says what is to be done in every call on these arrays, in runs like that of the context."""
+"""Takes scratch and returns the work of every call on these arrays, for runs like the context's."""
 
 
 class RepeatedKernel:

@@ -19,20 +19,20 @@ SLICE_BYTES = 384 << 10
 """Bytes of packed weights per image of a batch, beyond which a part of the filters is packed at a time: packed whole,
 the weights of the last layers need more than everything else in a network that runs on one image."""
 MOST_PACKED = 9 << 18
-"""Bytes of packed weights at most, whatever the batch: more would be most of what a training step of a small network
-takes in scratch, and to read the images once more for each slice costs 1 to 2 % of the pass."""
+"""Largest bytes of packed weights, for any batch. More would dominate the scratch of a small network's training step,
+while reading the images once more for each slice costs only 1 to 2 % of the pass."""
 NEAR_BYTES = 32 << 10
-"""Bytes of images and results together that stay in the nearest cache, where reading them for each panel costs little:
-there packed filters take no more than these, or one panel, since they are most of what such a network takes."""
+"""Bytes of images and results that together stay in the nearest cache, so that reading them for each panel is cheap.
+Packed filters then take at most as much, or one panel, since they would dominate such a network's scratch."""
 HEAVY = 4
 """How many elements of a weight cost as much to pack without help as one of an image costs to read in every part."""
 COPIES_BYTES = SLICE_BYTES // 4
-"""Bytes per image of a batch that padded copies of images may take in all parts, where there are more than two."""
+"""Bytes per image of a batch that padded copies of images may take in all parts, if there are more than two parts."""
 FEW = 1 << 23
-"""Multiplications of one part: below about a fifth of a millisecond waking a core costs too much of what it brings."""
+"""Multiplications of one part: below about a fifth of a millisecond, waking a core costs too much of its gain."""
 LITTLE = 1 << 21
-"""Multiplications of one part for a core that is awake: a fiftieth of a millisecond. To find each other, and for what
-lies in the interpreter before, two threads need a hundredth."""
+"""Multiplications of one part for an awake core: a fiftieth of a millisecond. The handover and the interpreter's work
+before it take two threads a hundredth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Scratch:
     packed: int
     padded: int
     widened: int = 0
-    """Of what is in float16 outside and in float32 inside: the bias, or the gradient of the weight."""
+    """Float32 copies of float16 arrays: the bias, or the gradient of the weight."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all, one behind the other."""
+        """Bytes of all buffers in sequence."""
         return aligned(self.packed) + aligned(self.padded) + aligned(self.widened)
 
 
@@ -59,12 +59,12 @@ class Cut:
 
 
 def parts_of(work: int, units: int, *, little: bool) -> int:
-    """Parts of so many multiplications that consist of ``units``; with ``little`` they may be such for who is awake."""
+    """Return the number of parts of ``work`` multiplications in ``units``; with ``little`` parts may be light."""
     return count(work, min(FEW, LITTLE) if little else FEW, units)
 
 
 def light(work: int, parts: int) -> bool:
-    """Whether parts are for those who are awake alone."""
+    """Return whether parts are light: only for awake helpers."""
     return work // parts < FEW
 
 
@@ -96,11 +96,13 @@ def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
 
 
 def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int, together: int) -> Cut:
-    """Parts of a product of ``rows`` times ``reduced`` weights with images of ``image`` elements, so many ``together``,
-    of which each part has ``copies`` bytes with padding: two parts, or as many as have room for that.
+    """Return the parts of a product of ``rows`` times ``reduced`` weights with images of ``image`` elements.
 
-    Parts of the images share the packed weights, which one thread packs first; parts of the channels pack their own,
-    and each of them copies and reads all images.
+    A part takes ``together`` images at a time, and has ``copies`` bytes for padded copies. There are two parts, or as
+    many as those bytes allow.
+
+    Parts of the images share the packed weights: a single thread packs them first. Parts of the channels pack their
+    own weights, and each part copies and reads all images.
     """
     wanted = count(_work(s), FEW, _most_parts(s, copies))
     images = min(wanted, -(-s.batch // together))
@@ -130,7 +132,7 @@ def _at_once(s: Sizes, rows: int, reduced: int, cut: Cut) -> int:
 
 
 def filters_at_once(s: Sizes, cut: Cut | None = None) -> int:
-    """Filters that one call of the forward pass computes; ``cut`` is :func:`forward_cut`, when the caller has it."""
+    """Return the filters per call of the forward pass; ``cut`` is :func:`forward_cut`, if the caller has it."""
     return _at_once(s, s.filters, s.channels * s.taps, forward_cut(s) if cut is None else cut)
 
 
@@ -155,27 +157,27 @@ def data_scratch(s: Sizes) -> Scratch:
 
 
 def _forward_copy(s: Sizes) -> int:
-    """Bytes of a band of an image with padding; 0 where it is not copied."""
+    """Return the bytes of a band of an image with padding; 0 if it is not copied."""
     bands = forward_bands(s)
     return _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.channels) if bands.copies else 0
 
 
 def _data_copy(s: Sizes) -> int:
-    """Bytes of a band of an output gradient with padding; 0 where it is not copied."""
+    """Return the bytes of a band of an output gradient with padding; 0 if it is not copied."""
     bands = data_bands(s)
     return _copy_bytes(s, bands.extents, s.data_side_by_side * s.groups * s.filters) if bands.copies else 0
 
 
 def _most_parts(s: Sizes, copies: int) -> int:
-    """How many parts may have so many bytes each for copies of images."""
+    """Return the number of parts that may have ``copies`` bytes each for copies of images."""
     return MOST if not copies else min(MOST, max(2, COPIES_BYTES * s.batch // copies))
 
 
 def weight_rows(s: Sizes) -> int:
-    """Filters whose gradient one part computes, in whole tiles.
+    """Return the filters whose gradient one part computes, in whole tiles.
 
-    Every part reads all images. Where each has to copy them, there are two parts if strides make those large beside the
-    output, and else as many as have room for their copies.
+    Every part reads all images. If each part has to copy them, there are two parts if strides make the images large
+    compared with the output, and otherwise as many as have room for their copies.
     """
     most = MOST if copied_once(s) else 2 if math.prod(s.stride) > 1 else _most_parts(s, image_copy(s))
     wanted = count(_work(s), FEW, most) if s.groups == 1 else 1
@@ -188,7 +190,7 @@ def copied_once(s: Sizes) -> bool:
 
 
 def image_copy(s: Sizes) -> int:
-    """Bytes of the images that a weight's gradient takes together, with padding; 0 where they are not copied."""
+    """Return the bytes of the images that a weight's gradient reads at once, with padding; 0 if they are not copied."""
     return _copy_bytes(s, s.padded, s.together * s.groups * s.channels) if s.copied else 0
 
 
@@ -205,5 +207,5 @@ def weight_scratch(s: Sizes) -> Scratch:
 
 
 def _copy_bytes(s: Sizes, extents: Triple, planes: int) -> int:
-    """Bytes of so many planes in whole vectors, with one behind them."""
+    """Return the bytes of ``planes`` planes in whole vectors, with one vector after them."""
     return -(-planes * math.prod(extents) * s.itemsize // PANEL_BYTES) * PANEL_BYTES + PANEL_BYTES

@@ -1,7 +1,7 @@
 """Compiled implementation of the gradients of several FullyConnected layers with one weight.
 
-The rows of all layers are laid one behind the other, and then are those of one layer, whose products
-``fully_connected.py`` computes. Any worker may call them: all they write is given.
+The rows of all layers are concatenated to the rows of a single layer, whose products ``fully_connected.py`` computes.
+Any worker may call them: they write only to their arguments.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def _gradients(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) 
     each = m.rows // count
     ograds, datas = (ctx.take(*spec) for spec in gathered_rows(params, *inputs))
     room = ctx.take((m.back_bytes,), np.uint8)
-    wgrad, *rest = outputs
-    bgrad = None if params["no_bias"] else rest.pop(0)
+    wgrad, *dgrads = outputs
+    bgrad = None if params["no_bias"] else dgrads.pop(0)
     calls: list[Call] = [
         partial(np.concatenate, [array.reshape(each, hidden) for array in inputs[:count]], 0, ograds),
         partial(np.concatenate, [array.reshape(each, m.columns) for array in inputs[count : 2 * count]], 0, datas),
@@ -45,7 +45,7 @@ def _gradients(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) 
         calls.append(pointwise.call(m.to_weight, datas, ograds, None, wgrad, room))
     if bgrad is not None:
         calls.append(partial(np.add.reduce, ograds, axis=0, out=bgrad))
-    wanted = [(k, array) for k, array in enumerate(rest) if array is not None]
+    wanted = [(k, array) for k, array in enumerate(dgrads) if array is not None]
     if wanted:  # the data is not read any more
         calls.append(data_gradient(m, ograds, inputs[2 * count], datas, room))
     for k, array in wanted:

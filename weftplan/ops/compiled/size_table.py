@@ -17,7 +17,7 @@ from weftplan.ops.nn.conv_geometry import Geometry
 Triple = tuple[int, int, int]
 
 TOGETHER = 64
-"""Images are taken together until they have so many places: a tile that is not full costs as much as a full one."""
+"""Least places of a group of images: a partial tile costs as much as a full tile."""
 IMAGES_APART = 4
 """Images that are taken together where places are cut so far that some are alone: a tile needs a few. The gradient of
 the data of LeNet's second layer takes 4.71 ms with 2 images, 3.84 with 4, 4.39 with 8, 4.86 with 16, and 5.70 uncut."""
@@ -29,7 +29,7 @@ APART_BYTES = 64 << 10
 BAND_BYTES = 96 << 10
 """Bytes of an image that are laid close together, to stay in the second cache while the panels of the weight pass."""
 BAND_PLACES = 48
-"""Fewest places for which the panels of the weight are worth passing by."""
+"""Fewest places that pay for a pass over the weight's panels."""
 CHUNK = 512
 """Pixels in one chain of additions of a weight's gradient. Part of the result's bits, so it depends on nothing."""
 PANEL_BYTES = 64
@@ -61,7 +61,7 @@ class Sizes:
     whole: int = 0
     """Channels from one image to the next of the result, or of its gradient, where this is a slice of them; 0: all."""
     halves: bool = False
-    """Whether arrays are of float16; ``itemsize`` is that of float32 then, in which everything is computed."""
+    """Whether arrays are float16; computation is then in float32, and ``itemsize`` is that of float32."""
 
     @property
     def stored(self) -> int:
@@ -99,17 +99,17 @@ class Sizes:
 
     @property
     def pointwise(self) -> bool:
-        """True where the image itself is the right side of a matrix product."""
+        """True if the image itself is the right side of a matrix product."""
         return self.taps == 1 and self.image == self.grid and not self.pads
 
     @property
     def source(self) -> Triple:
-        """Extents of what windows are taken from: the image or its padded copy."""
+        """Extents of the array that windows are taken from: the image or its padded copy."""
         return self.padded if self.copied else self.image
 
     @property
     def together(self) -> int:
-        """Images of which a weight's gradient sums the pixels in one chain."""
+        """Images whose pixels a weight's gradient sums in one chain."""
         return max(1, min(self.batch, CHUNK // self.pixels))
 
     @property
@@ -167,10 +167,10 @@ def _bands(
     planes: int, source: Triple, reach: Triple, lead: Triple, rows: int, row_places: int, step: int, *, halo: int,
     pads: bool, s: Sizes,
 ) -> Bands:  # fmt: skip
-    """Bands for ``rows`` rows of windows, each of ``row_places``, that are ``step`` source rows apart.
+    """Return bands for ``rows`` rows of windows, each of ``row_places``, that are ``step`` source rows apart.
 
-    ``reach`` is what all of them read, padding included, ``halo`` the source rows that one row may read, counted from
-    the first that any row of the same number reads.
+    ``reach`` is the range that all of them read, padding included; ``halo`` the source rows that a row may read,
+    counted from the first that any row of the same number reads.
     """
     if not pads and not s.halves and planes * math.prod(source) * s.itemsize <= BAND_BYTES:
         return Bands(False, rows, 1, source, (0, 0, 0), 0)
@@ -209,7 +209,7 @@ def data_bands(s: Sizes) -> Bands:
         return Bands(False, max(count for _, count, _ in reach.phases[1]), 1, s.grid, (0, 0, 0), 0)
     planes = s.data_side_by_side * s.groups * s.filters
     rows, depth, width = (max(count for _, count, _ in reach.phases[axis]) for axis in (1, 0, 2))
-    # A phase with fewer rows may read further for each of them than the one with most.
+    # A phase with fewer rows may read further per row than the phase with the most rows.
     halo = reach.lead[1] + max((read for _, _, taps in reach.phases[1] for _, read in taps), default=0) + 1
     return _bands(planes, s.grid, reach.extents, reach.lead, rows, depth * width, 1, halo=halo, pads=reach.pads,
                   s=s)  # fmt: skip
@@ -221,24 +221,24 @@ for each tap)."""
 
 
 def runs_of(phase: Phase, apart: int, step: int, extent: int) -> list[Phase]:
-    """A phase cut into runs of positions for which the same taps read the source, 0…``extent``, and not padding.
+    """Cut a phase into runs of positions; within a run the same taps read the source, 0…``extent``, and not padding.
 
     Args:
-        apart: from one position to the next.
-        step: how much further along the source the next position reads.
+        apart: distance between positions.
+        step: distance in the source between the reads of adjacent positions.
     """
     first, count, taps = phase
-    found: list[Phase] = []
+    runs: list[Phase] = []
     start = 0
     mine: tuple[tuple[int, int], ...] = ()
     for position in range(count + 1):
         inside = tuple(tap for tap in taps if 0 <= tap[1] + position * step < extent)
         if position and (position == count or inside != mine):
             moved = tuple((tap, read + start * step) for tap, read in mine)
-            found.append((first + start * apart, position - start, moved))
+            runs.append((first + start * apart, position - start, moved))
             start = position
         mine = inside
-    return found
+    return runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +254,11 @@ class Reach:
 
 @functools.lru_cache(maxsize=1024)
 def reach_of(s: Sizes) -> Reach:
-    """Position h of an image is read by window (h + pad - tap · dilate) / stride where that is whole: positions of one
-    *phase*, which are a stride apart, are read by the same taps."""
+    """Return the windows that read each position of an image.
+
+    Window (h + pad - tap · dilate) / stride reads position h if it is an integer. The same taps read all positions of a
+    *phase*, which are a stride apart.
+    """
     phases, leads, extents, pads = [], [], [], False
     for image, grid, kernel, stride, dilate, pad in zip(
         s.image, s.grid, s.kernel, s.stride, s.dilate, s.pad, strict=True

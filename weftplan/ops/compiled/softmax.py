@@ -32,7 +32,7 @@ LEAST = 1 << 14
 LEAST_CLASSES = 64
 """Classes that fill the vectors that are summed side by side."""
 LITTLE, FEW = 1 << 15, 1 << 19
-"""Elements of a part: of one for a core that is awake, and of one for which it is worth to wake a core."""
+"""Least elements of a part for an awake core, and of a part that is worth waking a core."""
 _BESIDE = 4
 """Vectors that are summed side by side."""
 _MAGIC = 1.5 * 2**23
@@ -66,16 +66,16 @@ def power(f: Function, x: str) -> str:
     shifted = f.fma(kept, f.constant(_number(1 / math.log(2))), f.constant(_number(_MAGIC)))
     whole = f.binary("fsub", shifted, f.constant(_number(_MAGIC)))
     high = float(np.float32(round(math.log(2) * 2**9) / 2**9))  # times a whole number it is exact
-    rest = f.fma(whole, f.constant(_number(-high)), kept)
-    rest = f.fma(whole, f.constant(_number(high - math.log(2))), rest)
+    fraction = f.fma(whole, f.constant(_number(-high)), kept)
+    fraction = f.fma(whole, f.constant(_number(high - math.log(2))), fraction)
     total = f.constant(_number(1 / math.factorial(7)))
     for k in range(6, -1, -1):
-        total = f.fma(total, rest, f.constant(_number(1 / math.factorial(k))))
+        total = f.fma(total, fraction, f.constant(_number(1 / math.factorial(k))))
     bits = f.value(f"bitcast {f.vector} {shifted} to {kind}")
     moved = f.value(f"shl {kind} {bits}, <{', '.join(['i32 23'] * f.lanes)}>")
     one = f.value(f"add {kind} {moved}, <{', '.join([f'i32 {127 << 23}'] * f.lanes)}>")
-    found = f.binary("fmul", total, f.value(f"bitcast {kind} {one} to {f.vector}"))
-    return f.value(f"select {lanes} {small}, {f.vector} zeroinitializer, {f.vector} {found}")
+    value = f.binary("fmul", total, f.value(f"bitcast {kind} {one} to {f.vector}"))
+    return f.value(f"select {lanes} {small}, {f.vector} zeroinitializer, {f.vector} {value}")
 
 
 def _larger(f: Function, a: str, b: str) -> str:
@@ -92,14 +92,14 @@ def _function() -> Function:
     nbytes = f.mul(classes, 4)
     most = f.value(f"and i64 {nbytes}, {-wide}")
     lines = f.value(f"and i64 {nbytes}, {-LINE}")
-    rest = f.value(f"sdiv exact i64 {f.sub(nbytes, lines)}, 4")
-    mask, there = f.mask_below(rest), f.compare("sgt", rest, 0)
+    remainder = f.value(f"sdiv exact i64 {f.sub(nbytes, lines)}, 4")
+    mask, there = f.mask_below(remainder), f.compare("sgt", remainder, 0)
     lanes = f"<{f.lanes} x i1>"
     low = f.constant("0xFFF0000000000000")
     room = [f.local(f.vector) for _ in range(_BESIDE)]
 
     def each(row: str, what: Callable[[str, str, str | None], None]) -> None:
-        """Every line of a row with the place where its result is gathered, and the mask of the last one."""
+        """Visit every line of a row, with the slot of its partial result, and the mask of the last line."""
         with f.loop(0, most, wide) as at:
             for k, place in enumerate(room):
                 what(f.at(f.at(row, at), k * LINE), place, None)
@@ -114,7 +114,7 @@ def _function() -> Function:
 
     with f.loop(first, last) as number:
         moved = f.mul(number, row_bytes)
-        given, made = f.at(x, moved), f.at(y, moved)
+        source, result = f.at(x, moved), f.at(y, moved)
         for place in room:
             f.store(low, place)
 
@@ -124,7 +124,7 @@ def _function() -> Function:
                 value = f.value(f"select {lanes} {some}, {f.vector} {value}, {f.vector} {low}")
             f.store(_larger(f, value, f.load(place)), place)
 
-        each(given, seen)
+        each(source, seen)
         largest = gathered(lambda a, b: _larger(f, a, b))
         step = f.lanes // 2
         while step:
@@ -133,7 +133,7 @@ def _function() -> Function:
             step //= 2
         for place in room:
             f.store("zeroinitializer", place)
-        apart = f.sub(f.value(f"ptrtoint ptr {made} to i64"), f.value(f"ptrtoint ptr {given} to i64"))
+        apart = f.sub(f.value(f"ptrtoint ptr {result} to i64"), f.value(f"ptrtoint ptr {source} to i64"))
 
         def raised(here: str, place: str, some: str | None) -> None:
             value = f.load(here) if some is None else f.load_masked(here, some)
@@ -146,7 +146,7 @@ def _function() -> Function:
                 value = f.value(f"select {lanes} {some}, {f.vector} {value}, {f.vector} zeroinitializer")
             f.store(f.binary("fadd", f.load(place), value), place)
 
-        each(given, raised)
+        each(source, raised)
         total = f.splat(f.total(gathered(lambda a, b: f.binary("fadd", a, b))))
         factor = f.binary("fdiv", f.constant("1.0"), total)
 
@@ -156,12 +156,12 @@ def _function() -> Function:
             else:
                 f.store_masked(f.binary("fmul", f.load_masked(here, some), factor), here, some)
 
-        each(made, scaled)
+        each(result, scaled)
     return f
 
 
 def call(x: Any, y: Any, rows: int, classes: int, target: Target | None = None) -> Call:
-    """What makes every row of ``y`` the softmax of that of ``x``, which may be ``y``."""
+    """Return a call that writes the softmax of every row of ``x`` to ``y``, which may be ``x``."""
     words = np.array([address(x), address(y), 0, rows, classes, classes * 4], np.int64)
     size = rows * classes
     parts = count(size, LITTLE, rows)
@@ -177,9 +177,9 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
 
 
 def _refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
-    found = host()
-    if isinstance(found, str):
-        return found
+    target = host()
+    if isinstance(target, str):
+        return target
     if inputs[0].dtype != np.float32 or outputs[0].dtype != np.float32:
         return f"compiled for float32, not {inputs[0].dtype}"
     if as_rows_of(params, inputs[0].shape)[2] != 1 or 0 in inputs[0].shape:

@@ -28,8 +28,8 @@ class Target:
     compiler: str
     """Versions of llvmlite and LLVM."""
     register: str = "x"
-    """What LLVM's inline assembly calls such a register; empty where the processor has none of that width, so that the
-    compiler splits vectors and all is slower."""
+    """LLVM's inline assembly constraint for such a register; empty if the processor has none of that width, so that the
+    compiler splits vectors, which is slower."""
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Target:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Places of a product's tile: two panels of each fit the registers with what they are made from."""
+        """Places of a product's tile: two panels of each fit the registers together with their operands."""
         return (8, 4) if self.registers > 16 else (6, 4)
 
 

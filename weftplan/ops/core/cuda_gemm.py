@@ -1,8 +1,8 @@
 """Batched matrix products by cuBLAS, without the copies of ``cupy.matmul``.
 
-CuPy copies a transposed operand of a batched product, and makes arrays of pointers where one matrix is multiplied by
-many; no plan counts either, and no CUDA graph can hold them. cuBLAS itself takes both as they are. Any thread may call;
-the product goes to CuPy's current stream.
+CuPy copies a transposed operand of a batched product, and makes arrays of pointers to multiply one matrix by many. No
+plan counts these, and no CUDA graph can hold them. cuBLAS itself needs neither. Any thread may call; the product goes
+to CuPy's current stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weftplan.ops.core.cuda_tuning import tuning
 
 _CALLS = {"float32": "sgemmStridedBatched", "float64": "dgemmStridedBatched"}
 DTYPES = tuple(_CALLS)
-"""What is multiplied here."""
+"""Dtypes that :func:`gemm` multiplies."""
 _NUMBERS = {(name, value): np.full(1, value, name) for name in DTYPES for value in (0, 1)}
 """The factors of product and result, which cuBLAS reads in host memory."""
 _TF32 = 3
@@ -23,14 +23,14 @@ _TF32 = 3
 
 
 def gemm(xp: Any, a: Any, b: Any, out: Any, *, add: bool = False) -> None:
-    """``out`` = ``a`` times ``b``, or added to what it holds, as one launch.
+    """Write ``a`` times ``b`` into ``out``, or add it, in one launch.
 
     Args:
         a: (batch, m, k), or (m, k), which is then the same for all.
         b: (batch, k, n), or (k, n).
-        out: (batch, m, n), or (m, n) where both are matrices; its rows are contiguous.
+        out: (batch, m, n), or (m, n) if both are matrices; its rows are contiguous.
 
-    Of each matrix rows or columns are contiguous. Arrays are not empty, of one dtype of :data:`DTYPES`.
+    The rows or the columns of each matrix are contiguous. Arrays are not empty and share one dtype of :data:`DTYPES`.
     """
     name = out.dtype.name
     m, n = out.shape[-2:]

@@ -1,10 +1,10 @@
 """Generation, compilation and launch of kernels in CUDA C.
 
-A source is text in which ``T`` stands for the dtype of the data and ``A`` for the dtype in which sums of it run. It is
-compiled when it is first launched, once for each pair of dtypes, and CuPy keeps the result on disk. Products and sums
-are not contracted, so that a formula rounds as it does on a CPU. Nothing here waits for the device or allocates.
+A source is a template: ``T`` stands for the dtype of the data and ``A`` for the dtype of its accumulators. It is
+compiled on first launch, once for each pair of dtypes, and CuPy caches the result on disk. Products and sums are not
+contracted, so that a formula rounds as it does on a CPU. Nothing here waits for the device or allocates.
 
-Any thread may launch; two that launch one kernel for the first time compile it twice, which does no harm.
+Any thread may launch. Two threads that launch a kernel for the first time may both compile it, which is harmless.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __device__ A total(A* s, A value) {  // over a block, by halves: one fixed order
 
 
 OPTIONS = ("--fmad=false",)
-"""What the compiler is told; CuPy adds ``-ftz=true``, which takes float32 below 1.2e-38 for zero."""
+"""Options of the compiler. CuPy adds ``-ftz=true``, which flushes float32 values below 1.2e-38 to zero."""
 
 LARGEST = TOTAL.replace("total(", "largest(").replace("s[t] + s[t + k]", "fmax(s[t], s[t + k])")
 """The same for the largest; a NaN is passed over."""
@@ -93,7 +93,7 @@ def walking(code: str) -> str:
 
 
 def text_of(code: str, **types: DType) -> str:
-    """A source as the compiler reads it; ``types`` says what its letters stand for; ``A`` follows ``T``."""
+    """Return a source with its letters replaced by ``types``; ``A`` follows from ``T``."""
     letters = {letter: _NAMES[np.dtype(dtype).name] for letter, dtype in types.items()}
     if "T" in types:
         letters.setdefault("A", _NAMES[accumulator(np.dtype(types["T"])).name])
@@ -112,7 +112,7 @@ def kernel(xp: Any, code: str, name: str, **types: DType) -> Any:
 
 
 def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Sequence[object], **types: DType) -> None:
-    """Enqueue ``blocks`` blocks of ``threads`` threads on the current stream; none where there are no blocks.
+    """Enqueue ``blocks`` blocks of ``threads`` threads on the current stream; nothing if ``blocks`` is 0.
 
     Raises:
         DeviceError: the source does not compile on this machine, or the compiler is missing.

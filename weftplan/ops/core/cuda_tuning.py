@@ -13,11 +13,11 @@ OFF, LIMITED, FASTEST = 0, 1, 2
 
 
 class Tuning(NamedTuple):
-    """What the settings say.
+    """Settings of the CUDA libraries.
 
     Attributes:
-        autotune: 0: what the library recommends; 1: the fastest that was measured within the workspace limit; 2: the
-            fastest.
+        autotune: 0: the library's recommendation; 1: the fastest measured algorithm within the workspace limit; 2: the
+            fastest measured algorithm.
         tensor_cores: whether float32 may be rounded to TF32 for products.
     """
 

@@ -1,7 +1,7 @@
 """Floating-point dtypes, including bfloat16 from the package ml_dtypes.
 
-NumPy calls a dtype of others kind ``V``, whatever it holds, so nobody asks for ``kind == "f"``. ml_dtypes is imported
-when somebody names bfloat16 and not before.
+NumPy gives every dtype of another package the kind ``V``, so the package never tests ``kind == "f"``. ml_dtypes is
+imported when bfloat16 is first named.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _INSTALL = "bfloat16 needs the package ml_dtypes: pip install ml_dtypes"
 
 
 def dtype_of(value: Any) -> DType:
-    """``np.dtype(value)``, which knows ``"bfloat16"`` where ml_dtypes is installed.
+    """Return ``np.dtype(value)``; ``"bfloat16"`` needs ml_dtypes.
 
     Raises:
-        TypeError: no dtype; or bfloat16 without ml_dtypes, and what to install.
+        TypeError: no dtype; or bfloat16 without ml_dtypes, with the package to install.
 
     >>> dtype_of("float16")
     dtype('float16')
@@ -30,9 +30,9 @@ def dtype_of(value: Any) -> DType:
         except ImportError:
             raise TypeError(_INSTALL) from None
     if isinstance(value, str) and value.lstrip("<>=|").startswith("a"):
-        raise TypeError(f"data type {value!r} not understood")  # NumPy's old name of bytes, of which it warns
-    found: DType = np.dtype(value)
-    return found
+        raise TypeError(f"data type {value!r} not understood")  # NumPy's deprecated name of bytes
+    dtype: DType = np.dtype(value)
+    return dtype
 
 
 def is_float(dtype: DType) -> bool:

@@ -1,20 +1,20 @@
 """Kernel signatures: functions of arrays, or of a workspace and arrays, one parameter each.
 
-:func:`kernel` is the usual form. The function gets the array module, the parameters, the inputs, the outputs (None
-where nobody wants one) and its scratch, each by itself, and is prepared for replay without another word::
+:func:`kernel` is the usual form. The function gets the array module, the parameters, the inputs, the outputs (None if
+unwanted) and its scratch arrays, each as one argument, and can always be prepared for replay::
 
     @kernel
     def _double(xp: Any, p: Params, x: Any, out: Any) -> None:
         xp.add(x, x, out=out)
 
 :func:`workspace_kernel` is for scratch that helpers take as they need it: its function gets a
-:class:`~weftplan.ops.core.schema.Workspace` in place of the array module. :func:`context_kernel` is for what depends
-on the run, random numbers and whether it is for training: its function gets the whole
-:class:`~weftplan.ops.core.schema.OpContext`, and alone cannot be prepared. Elementwise formulas of several steps are a
+:class:`~weftplan.ops.core.schema.Workspace` in place of the array module. :func:`context_kernel` is for kernels that
+depend on the run, through random numbers or the training flag: its function gets the whole
+:class:`~weftplan.ops.core.schema.OpContext`, and cannot be prepared. Elementwise formulas of several steps are a
 :class:`~weftplan.ops.core.kernels.BlockKernel`, which cuts large arrays into blocks.
 
-A kernel of these forms is also what :data:`~weftplan.ops.core.schema.Kernel` says, so its callers know one kind alone.
-They keep nothing between calls, so any number of threads may share them.
+Each form satisfies :data:`~weftplan.ops.core.schema.Kernel`, so callers know one protocol. Kernels keep no state
+between calls, so any number of threads may share them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Call = Callable[[], object]
 Function = Callable[..., None]
 Room = Sequence[tuple[Shape, DType]]
 Scratch = Callable[..., Room]
-"""``scratch(p, *inputs, *outputs)``: shape and dtype of every array of scratch. It may read ``shape`` and ``dtype`` of
-what it is given: the planner gives specs, a call its arrays (None where one is ignored or unwanted)."""
+"""``scratch(p, *inputs, *outputs)``: shape and dtype of every scratch array. It may read ``shape`` and ``dtype`` of its
+arguments: the planner passes specs, a call its arrays (None for an ignored input or an unwanted output)."""
 Specs = Sequence[TensorSpec]
 
 
@@ -57,7 +57,7 @@ class ArrayKernel:
     on = prepare
 
     def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object]:
-        """The function of NumPy arrays, and of the flat workspace where there is scratch."""
+        """Return the function of NumPy arrays, followed by the flat workspace if there is scratch."""
         function = partial(self.function, np, params)
         return function if self.scratch is None else with_views(function, self.scratch(params, *inputs, *outputs))
 
@@ -84,8 +84,10 @@ def with_views(function: Callable[..., object], room: Room) -> Callable[..., obj
         return lambda *arrays: function(*arrays, *(np.empty(shape, dtype) for shape, dtype in room))
 
     def call(*arrays: Any) -> None:
-        given = arrays[-1]
-        function(*arrays[:-1], *[given[start:stop].view(kind).reshape(shape) for start, stop, kind, shape in ranges])
+        workspace = arrays[-1]
+        function(
+            *arrays[:-1], *[workspace[start:stop].view(kind).reshape(shape) for start, stop, kind, shape in ranges]
+        )
 
     return call
 
@@ -129,12 +131,11 @@ class WorkspaceKernel(ContextKernel):
 
 
 class ChosenKernel:
-    """Calls another kernel, which depends on the parameters, with parameters of its own; prepared as that one is.
+    """A kernel that calls another kernel, chosen by the parameters; it is prepared as the chosen kernel is.
 
     Args:
-        choose: gives the kernel and what it gets as parameters.
-        elementwise: whether all that it may give work on one element of each array after the other, where the arrays
-            have one shape.
+        choose: returns the kernel and its parameters.
+        elementwise: whether every kernel that ``choose`` may return works elementwise on arrays of one shape.
     """
 
     __slots__ = ("choose", "elementwise")
@@ -157,13 +158,13 @@ class ChosenKernel:
         return bound(chosen, ctx, values, inputs, outputs)
 
     def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call | None:
-        """What the other kernel gives."""
+        """Delegate to the chosen kernel."""
         chosen, values = self.choose(params)
         prepare: Callable[..., Call | None] | None = getattr(chosen, "prepare", None)
         return None if prepare is None else prepare(ctx, values, inputs, outputs)
 
     def bare(self, params: Params, inputs: Specs, outputs: Specs) -> Callable[..., object] | None:
-        """What the other kernel gives."""
+        """Delegate to the chosen kernel."""
         chosen, values = self.choose(params)
         make: Callable[..., Callable[..., object] | None] | None = getattr(chosen, "bare", None)
         return None if make is None else make(values, inputs, outputs)
@@ -183,7 +184,7 @@ def kernel(
     """Make a kernel of ``function(xp, p, *inputs, *outputs, *scratch)``, as a decorator.
 
     Args:
-        scratch: what the function needs besides. The operator's workspace follows from it.
+        scratch: shapes and dtypes of the scratch arrays. The operator's workspace follows from it.
 
     >>> @kernel(scratch=lambda p, x, out: [(x.shape, x.dtype)])
     ... def cube(xp, p, x, out, square):
@@ -208,6 +209,6 @@ def workspace_kernel(function: Function) -> WorkspaceKernel:
 
 
 def bound(kernel: Kernel, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-    """The call of any kernel on these arrays, with no function between the caller and what the author wrote."""
+    """Return the call of any kernel on these arrays, without a wrapper around the author's function if possible."""
     on: Callable[..., Call] | None = getattr(kernel, "on", None)
     return partial(kernel, ctx, params, inputs, outputs) if on is None else on(ctx, params, inputs, outputs)

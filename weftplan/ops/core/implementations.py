@@ -1,11 +1,11 @@
 """Alternative implementations of an operator: NumPy's default kernel, and others that register.
 
-NumPy's kernel also runs on CuPy. On a GPU another one may be provided that needs fewer launches, waits for nobody, or
-whose sums have a fixed order.
+NumPy's kernel also runs on CuPy. A GPU implementation needs fewer launches, does not synchronize, or adds in a fixed
+order.
 
-An :class:`Implementation` says which calls it takes, how much scratch one needs and what it is expected to cost. Which
-one computes a node is decided before anything is allocated, from the operator, its parameters, shapes, dtypes and a
-mode: the same choice every time on one machine.
+An :class:`Implementation` states which calls it takes, their scratch bytes and their expected cost. The choice for a
+node is made before anything is allocated, from the operator, its parameters, shapes, dtypes and a mode: it is the same
+every time on one machine.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Implementation:
     refusal: Callable[[Params, Specs, Specs], str] = field(default=lambda params, inputs, outputs: "")
     """Why it cannot compute a call; empty when it can."""
     slower: Callable[[Params, Specs, Specs], str] = field(default=lambda params, inputs, outputs: "")
-    """Why NumPy is expected to be faster for a call; empty when this one is."""
+    """Why NumPy is expected to be faster for a call; empty if this implementation is."""
     otherwise: Implementation | None = None
-    """What is asked next where this one refuses, before NumPy's."""
+    """The implementation to try next if this one refuses a call, before NumPy's kernel."""
 
     def __hash__(self) -> int:
         return hash(self.name)  # each bind hashes all that are provided
@@ -69,35 +69,35 @@ def provide(op: str, implementation: Implementation, *, on: str = "host") -> Non
 
 
 def provided(on: str = "host") -> Mapping[str, Implementation]:
-    """The implementations beside NumPy's, by operator; none for types of devices that nobody provides for."""
+    """Return the implementations other than NumPy's, by operator; empty for a device type without any."""
     return _PROVIDED.get(on, {})
 
 
 def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, on: str = "host") -> Choice:
-    """Which implementation computes a call.
+    """Choose the implementation for a call.
 
     Args:
-        mode: ``numpy``: NumPy's kernel; ``native``: a provided one wherever it can; ``auto``: where it is expected to
-            be faster.
-        on: where the arrays are: ``host``, ``gpu``, or another type of device, which has NumPy's alone.
+        mode: ``numpy``: NumPy's kernel; ``native``: a provided implementation for every call that it takes; ``auto``:
+            for every call that it is expected to speed up.
+        on: device type of the arrays: ``host``, ``gpu``, or another type, which has only NumPy's kernels.
     """
-    other = provided(on).get(op.name)
-    if other is None:
+    candidate = provided(on).get(op.name)
+    if candidate is None:
         return (
             Choice(numpy_of(op), "not in host memory", several=True) if op.name in provided() else Choice(numpy_of(op))
         )
     if mode == "numpy":
         return Choice(numpy_of(op), "chosen by the user", several=True)
     reasons: list[str] = []
-    while other is not None:
-        reason = other.refusal(params, inputs, outputs)
+    while candidate is not None:
+        reason = candidate.refusal(params, inputs, outputs)
         if not reason and mode == "auto":
-            reason = other.slower(params, inputs, outputs)
+            reason = candidate.slower(params, inputs, outputs)
         if not reason:
-            return Choice(other, "; ".join(reasons), several=True)
-        if not other.special:
+            return Choice(candidate, "; ".join(reasons), several=True)
+        if not candidate.special:
             reasons.append(reason)
-        other = other.otherwise
+        candidate = candidate.otherwise
     return Choice(numpy_of(op), "; ".join(reasons), several=True)
 
 

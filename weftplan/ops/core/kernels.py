@@ -88,7 +88,7 @@ class KernelWithBare:
         return self.kernel.on(ctx, params, inputs, outputs)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The bare form on these arrays, where there is one and all of them are there; else what the kernel gives."""
+        """Return the bare form on these arrays if it exists and no array is None; else the kernel's prepared call."""
         arrays = (*inputs, *outputs)
         if ctx.xp is np and not any(array is None for array in arrays):
             specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
@@ -99,14 +99,14 @@ class KernelWithBare:
 
 
 def accumulator(dtype: DType) -> DType:
-    """The dtype in which sums of ``dtype`` run: float32 for float16 and bfloat16, else itself."""
+    """Return the accumulator dtype for sums of ``dtype``: float32 for float16 and bfloat16, else itself."""
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def blocks(ctx: Workspace, arrays: Sequence[Any], scratch: Sequence[DType] = ()) -> Iterator[tuple[Any, ...]]:
     """Matching flat slices of ``arrays`` (equal sizes), followed by scratch arrays of the slice's length.
 
-    The scratch bytes are :func:`block_bytes`; what is written to it does not survive the block.
+    The scratch bytes are :func:`block_bytes`; scratch contents do not survive the block.
     """
     flat = [array.reshape(-1) for array in arrays]
     size = flat[0].size
@@ -264,7 +264,7 @@ class UfuncKernel:
     def bare(
         self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Callable[..., object] | None:
-        """The function itself where it is called without options."""
+        """Return the function itself if it is called without options."""
         function = getattr(np, self.name)
         kinds = {spec.dtype for spec in (*inputs, *outputs)}
         plain = len(inputs) == self.count and len(kinds) == 1 and is_float(outputs[0].dtype)
@@ -288,7 +288,7 @@ def _into(function: Any, a: Any, b: Any, out: Any) -> None:
 
 
 MOST_PREPARED = 64
-"""Blocks: for arrays of more the views would be many, and what a call costs beside its work matters no more."""
+"""Blocks. Larger arrays would need many views, and the overhead of a call no longer matters for them."""
 
 
 ScratchRule = Callable[[Params, DType], Sequence[DType]]
@@ -315,7 +315,7 @@ class BlockKernel:
                 self.step(ctx.xp, params, *block)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The step bound to the views of every block, or the whole call where there are very many."""
+        """Return the step bound to the views of every block, or the whole call if there are very many blocks."""
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         if outputs[0] is None:
             return whole
@@ -324,7 +324,7 @@ class BlockKernel:
     def bare(
         self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Callable[..., object] | None:
-        """The step where it takes the arrays as they are: one block."""
+        """Return the step if the arrays are one block."""
         shape, dtype = outputs[0]
         size = math.prod(shape)
         if size > tiling.block() or any(s.shape != shape for s in inputs):
@@ -343,7 +343,7 @@ class BlockKernel:
 
 
 def replayed(step: Callable[..., object], made: Iterator[tuple[Any, ...]]) -> Callable[[], object] | None:
-    """A function that calls ``step`` with each of the blocks ``made``; None where they are very many."""
+    """Return a function that calls ``step`` with each block of ``made``; None if there are very many."""
     calls = [partial(step, *block) for block in islice(made, MOST_PREPARED + 1)]
     if len(calls) > MOST_PREPARED:
         return None

@@ -1,7 +1,7 @@
 """The only call site of kernels, for nodes of bound graphs and for operators called on arrays.
 
-A :class:`NodeCall` knows the kernel's contract: what it is given in debug mode, that it is not called for nothing, that
-sums are added behind it. It owns nothing but views of its caller's arrays, and is used by one thread at a time.
+A :class:`NodeCall` enforces the kernel's contract: guarded inputs in debug mode, no call without a wanted output, and
+accumulation after the kernel. It owns only views of its caller's arrays, and is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class NodeCall:
 
     Args:
         op: the operator.
-        kernel: the implementation of it that runs.
+        kernel: the implementation that runs.
         params: the node's parameters.
         xp: the array module.
-        inputs: arrays, None where the operator ignores one.
-        outputs: arrays, None where nobody wants one.
-        workspace: flat bytes, at least as many as the operator declares; None where it declares none.
-        added: (array, output) pairs: the output is added to the array behind the kernel.
-        guarded: debug mode, in which a kernel cannot write its inputs.
+        inputs: arrays; None for ignored inputs.
+        outputs: arrays; None for unwanted outputs.
+        workspace: flat bytes, at least as many as the operator declares; None if it declares none.
+        added: (array, output) pairs: the output is added to the array after the kernel.
+        guarded: debug mode: a kernel cannot write its inputs.
         recompute: the call repeats a node of the forward part.
-        output_shapes: shapes of all outputs, needed where some of them are None.
+        output_shapes: shapes of all outputs, needed if some of them are None.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class NodeCall:
         self._idle = not op.has_work(outputs)
 
     def prepared(self) -> Call | None:
-        """What does the work in every run, whatever it is; None where the kernel cannot be prepared."""
+        """Return a call that is right for every run; None if the kernel cannot be prepared."""
         if self._idle:
             return _nothing
         prepare = getattr(self._kernel, "prepare", None)
@@ -88,7 +88,7 @@ class NodeCall:
         return replay if replay is None or not self._added else self._adding(replay)
 
     def bound(self, *, is_train: bool, random_key: tuple[int, int]) -> Call:
-        """What does the work in runs like this one; it may be called again and again."""
+        """Return a call for runs with these arguments; it may be called repeatedly."""
         if self._idle:
             return _nothing
         context = OpContext(
@@ -140,4 +140,4 @@ def read_only(array: Any) -> Any:
 
 
 def _nothing() -> None:
-    """The work of a node of which nobody wants anything; its operation only passes the order of its memory on."""
+    """Do nothing: the call of a node without a wanted output. Its operation only passes on the order of its memory."""

@@ -18,11 +18,11 @@ from weftplan.support.array_types import DTypeLike, RawArray
 
 Parser = Callable[[Any], Any]
 _MEANINGS: dict[Parser, str] = {}
-"""What a parser accepts, as an annotation."""
+"""The annotation of a parser's argument: the values that it accepts."""
 
 
 def meaning(parser: Parser) -> str:
-    """What a parser accepts, as an annotation.
+    """Return the annotation of the values that a parser accepts.
 
     >>> meaning(p_int), meaning(p_optional(p_enum("max", "avg"))), meaning(p_tuple(p_float)), meaning(len)
     ('int', "Literal['max', 'avg'] | None", 'float | Sequence[float]', 'Any')
@@ -156,7 +156,7 @@ def p_str(value: RawArray) -> str:
 
 
 def p_tuple(item: Parser) -> Parser:
-    """A parser of tuples of what ``item`` parses: from a sequence, one item, or text in ``()``, ``[]`` or bare.
+    """Return a parser of tuples of ``item``: from a sequence, one item, or text in ``()``, ``[]`` or bare.
 
     >>> p_tuple(p_float)("[1, 0.5]"), p_tuple(p_optional(p_int))("(None, 2)")
     ((1.0, 0.5), (None, 2))

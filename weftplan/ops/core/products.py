@@ -1,13 +1,13 @@
 """Parallel matrix products whose bits do not depend on the number of cores.
 
 A BLAS with more threads adds in another order, so each BLAS call has one thread, and a large product is cut here into
-several calls, along the longer side of the result. Where it is cut follows from its sizes alone, on every machine and
-engine; which core computes which part is decided by :mod:`weftplan.support.core_sharing`.
+several calls, along the longer side of the result. The cuts follow from the sizes alone, on every machine and engine;
+:mod:`weftplan.support.core_sharing` decides which core computes which part.
 
-Nor do they depend on where operands lie. NumPy looks for a matrix that is multiplied by its own transpose, by address
-and strides, and computes that by another routine (``syrk`` in place of ``gemm``), whose last bits differ. A plan that
-lets two operands share memory would then change results, so kernels multiply through this module, which leaves NumPy
-no product where it could find that.
+The bits do not depend on the operands' addresses either. NumPy recognizes a matrix that is multiplied by its own
+transpose, by address and strides, and computes it by another routine (``syrk`` in place of ``gemm``), whose last bits
+differ. A plan that lets two operands share memory would then change results, so kernels multiply through this module,
+which never passes NumPy such a product.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ costs 0 to 4 per cent of them on one core, and in four 3 to 9."""
 MOST = 4
 """Parts of one product."""
 SHARE = 4
-"""Where a convolution has more than two parts, its arrays have at least so many times the bytes of all their scratch:
-an inference plan of inception_v3 for 8 images takes 71 MB uncut, 81 so, and 85 with four parts everywhere."""
+"""Least ratio between the bytes of a convolution's arrays and the scratch of all its parts, if it has more than two
+parts: an inference plan of inception_v3 for 8 images takes 71 MB uncut, 81 with this rule, 85 with four parts
+everywhere."""
 STEP = 16
 """Parts begin at multiples of this, so that a BLAS works on whole tiles but for the last."""
 
@@ -75,7 +76,7 @@ def ranges(size: int, count: int) -> list[slice]:
 
 
 def product(xp: Any, a: Any, b: Any, out: Any) -> None:
-    """The same, on a host on several cores where that pays."""
+    """Compute the same, on several cores of a host if that pays."""
     if xp is not np or out.size * a.shape[1] < 2 * FEW:
         matmul(xp, a, b, out)
     else:
@@ -83,7 +84,7 @@ def product(xp: Any, a: Any, b: Any, out: Any) -> None:
 
 
 def products(*each: tuple[Any, Any, Any]) -> None:
-    """Several products on a host, of which none reads what another writes: cores wait for each other once."""
+    """Compute several independent products on a host; the cores wait for each other once."""
     parts = [part for one in each for part in _parts(*one)]
 
     def compute(number: int) -> None:
@@ -98,7 +99,7 @@ def products(*each: tuple[Any, Any, Any]) -> None:
 
 
 def _parts(a: Any, b: Any, out: Any) -> list[tuple[Any, Any, Any]]:
-    """The smaller products in which one is computed."""
+    """Return the smaller products that make up a product."""
     rows, columns = out.shape
     work = rows * columns * a.shape[1]
     if work < 2 * FEW:

@@ -33,7 +33,7 @@ def get(name: str) -> Op:
     """The operator called ``name`` (or with that alias); raises UnknownOperatorError with near names."""
     op = _OPS.get(name) or _OPS.get(_ALIASES.get(name, ""))
     if op is None:
-        # Nobody calls the gradients' operators by name.
+        # Users never call the gradients' operators by name.
         known = [other for other in (*_OPS, *_ALIASES) if not other.startswith("_backward")]
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
@@ -42,7 +42,7 @@ def get(name: str) -> Op:
 
 
 def register_planner_op(op: Op) -> Op:
-    """Add an operator of which only the planner makes nodes: nobody finds it but by :func:`find`. Returns ``op``."""
+    """Add an operator that only the planner uses: only :func:`find` returns it. Return ``op``."""
     if find(op.name) is not None:
         raise ParameterError(f"operator {op.name!r} is registered already")
     _PLANNERS[op.name] = op
@@ -50,13 +50,13 @@ def register_planner_op(op: Op) -> Op:
 
 
 def find(name: str) -> Op | None:
-    """The operator that calls itself ``name``, the planner's included; None where there is none."""
+    """Return the operator whose own name is ``name``, the planner's included; None if there is none."""
     return _OPS.get(name) or _PLANNERS.get(name)
 
 
 ANY = "*"
 _makers: dict[str, Callable[[Mapping[str, Any]], Op]] = {}
-"""What makes a single operator (``Op.single``) from a node's attributes, by the operator's name."""
+"""Functions that make a single operator (``Op.single``) from a node's attributes, by the operator's name."""
 
 
 def register_maker(name: str, make: Callable[[Mapping[str, Any]], Op]) -> None:
@@ -65,9 +65,9 @@ def register_maker(name: str, make: Callable[[Mapping[str, Any]], Op]) -> None:
 
 
 def resolve(name: str, attrs: Mapping[str, object]) -> Op:
-    """As :func:`get`, for a node with these attributes, which make an operator of its own where one is to be made.
+    """As :func:`get`, for a node with these attributes; a registered maker builds its operator from them.
 
-    A maker of the name :data:`ANY` is asked for what is not registered.
+    The maker named :data:`ANY` is asked for names that are not registered.
     """
     make = _makers.get(name)
     if make is None and not contains(name) and ANY in _makers:

@@ -1,8 +1,8 @@
 """The rule cache: results of operators' inference rules, computed once per process.
 
-Shapes, dtypes, scratch and who computes a call follow from the operator, its parameters and a few facts alone. Networks
-of one process have most of their layers in common, and a symbol is looked at several times: for its shapes, bound for
-training, bound for inference.
+Shapes, dtypes, scratch and the implementation of a call depend only on the operator, its parameters and a few facts.
+Networks of one process have most of their layers in common, and a symbol is analysed several times: for its shapes, for
+training and for inference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST = 4096
 
 
 class Settled(Generic[R]):
-    """Answers to one question. Nobody may change what was answered; any thread may ask."""
+    """A cache of one rule's results. Callers must not modify a result; any thread may look one up."""
 
     __slots__ = ("_found",)
 
@@ -39,9 +39,9 @@ class Settled(Generic[R]):
             return ask()
         if kept is not None and kept[0] is op:
             return kept[1]
-        made = ask()
+        result = ask()
         if not op.single:
             while len(self._found) >= MOST:
                 self._found.pop(next(iter(self._found), key), None)
-            self._found[key] = op, made
-        return made
+            self._found[key] = op, result
+        return result

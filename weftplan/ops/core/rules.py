@@ -47,7 +47,7 @@ def is_known(shape: Shape | None) -> bool:
 
 
 def merge_shape(a: Shape | None, b: Shape | None, what: str) -> Shape | None:
-    """What two partly known shapes of the same tensor say together; ``what`` names them in the ShapeError.
+    """Merge two partly known shapes of the same tensor; ``what`` names them in the ShapeError.
 
     >>> merge_shape((0, 3), (2, 0), "lhs and rhs")
     (2, 3)
@@ -223,7 +223,7 @@ def grad(
 
     def rule(builder: GradientBuilder) -> list[EntryRef | None]:
         chosen = params(builder.params) if callable(params) else params
-        made = builder.node(
+        gradients = builder.node(
             op,
             [
                 builder.ograd(k) if kind == "g" else builder.input(k) if kind == "x" else builder.output(k)
@@ -232,9 +232,9 @@ def grad(
             chosen,
         )
         if into is None:
-            return [*made, *[None] * (builder.num_inputs - len(made))]
+            return [*gradients, *[None] * (builder.num_inputs - len(gradients))]
         result: list[EntryRef | None] = [None] * builder.num_inputs
-        for entry, position in zip(made, into, strict=True):
+        for entry, position in zip(gradients, into, strict=True):
             result[position] = entry
         return result
 
@@ -263,7 +263,7 @@ def backward(
     def names_of(wanted: tuple[int, ...]) -> tuple[str, ...]:
         return ("output",) if len(wanted) == 1 else tuple(f"output{k}" for k in range(len(wanted)))
 
-    # Passes over a graph ask every node for them, so they are worked out here where they are always the same.
+    # Passes over a graph read the names of every node, so constant names are computed here, once.
     names: tuple[str, ...] | Callable[[Params], tuple[str, ...]]
     if callable(grad_inputs):
         asked = grad_inputs

@@ -11,16 +11,16 @@ Kernel contract
 ---------------
 Authors write functions of single arrays (:mod:`weftplan.ops.core.forms`); callers see
 ``kernel(ctx, params, inputs, outputs)``. It writes every ``outputs[k]`` that is not None. Any subset of the outputs may
-be None: a plan drops outputs that no reader needs, and recomputation can make that any of them. The others keep their
+be None: a plan drops outputs that no reader needs, and recomputation can drop any output. The others keep their
 bits, and states change as if all were wanted (only a step of an optimizer leaves the states of an unwanted weight
-alone). A kernel that computes an output from another one in its memory asks :meth:`OpContext.memory_of`. The caller
-leaves out a call that changes nothing (:meth:`Op.has_work`), so the output of a kernel with one output and no state is
-there.
+alone). A kernel that computes one output from another asks :meth:`OpContext.memory_of` for the memory of the latter.
+The caller omits a call that changes nothing (:meth:`Op.has_work`), so the output of a kernel with one output and no
+state is never None.
 Outputs are contiguous; inputs are contiguous. ``outputs[o]`` may be the same memory as ``inputs[i]`` only for a
 declared inplace pair (i, o), and the kernel must then be right. Kernels always *overwrite*; accumulation (grad_req add,
 gradient sums) is done by the caller, in workspace that the planner counted. Scratch comes from ``ctx.take`` only
-(never ``np.empty`` of activation size): what :attr:`Op.workspace` promised is the most that a kernel may take.
-A kernel uses ``ctx.xp`` (numpy or cupy), never ``numpy`` by name, and reads no global state but the sizes of pieces
+(never ``np.empty`` of activation size): :attr:`Op.workspace` is the upper bound of what a kernel may take.
+A kernel uses ``ctx.xp`` (numpy or cupy), never ``numpy`` by name, and reads no global state but the tile sizes
 (:mod:`weftplan.ops.core.tiling`), which its caller sets for the device, for the kernel and for its workspace alike.
 Callers run kernels under ``numpy.errstate(all="ignore")``: overflow, 1 / 0 and log(0) give what IEEE 754 says,
 silently, as in MXNet.
@@ -46,7 +46,7 @@ from weftplan.support.tensor_types import aligned as aligned
 Params = Mapping[str, Any]
 """Parsed parameters of one node, every declared name present."""
 Arrays = Sequence[Any]
-"""Inputs or outputs of a kernel: arrays of one array module, None where one is ignored or unwanted."""
+"""Inputs or outputs of a kernel: arrays of one array module, None for an ignored input or an unwanted output."""
 
 
 class TensorSpec(NamedTuple):
@@ -96,7 +96,7 @@ class GradientBuilder(Protocol):
     def num_inputs(self) -> int: ...
 
     def input(self, index: int) -> EntryRef:
-        """Input ``index`` of the forward node (its recomputed twin where the planner recomputes)."""
+        """Return input ``index`` of the forward node (its recomputed copy if the planner recomputes it)."""
         ...
 
     def output(self, index: int) -> EntryRef:
@@ -115,14 +115,14 @@ class GradientBuilder(Protocol):
         *,
         suffix: str = "backward",
     ) -> Sequence[EntryRef]:
-        """A new node of ``op`` named ``<forward name>_<suffix>``; returns all its outputs.
+        """Add a node of ``op`` named ``<forward name>_<suffix>`` and return all its outputs.
 
-        ``params`` None means: :attr:`params` (only for ops that declare the same ones).
+        ``params`` None means :attr:`params` (only for ops that declare the same parameters).
         """
         ...
 
     def showing(self, params: Params) -> GradientBuilder:
-        """The same with other parameters, for the rule of an operator that this one is derived from."""
+        """Return the same builder with other parameters, for the rule of a base operator."""
         ...
 
 
@@ -164,7 +164,7 @@ class Workspace:
 
     @property
     def flat(self) -> tuple[Any, ...]:
-        """All bytes of the workspace as one array, or nothing where there is none."""
+        """Return all bytes of the workspace as one array; an empty tuple if there is no workspace."""
         return () if self._workspace is None else (self._workspace,)
 
     def repeated(self, call: Callable[[], object]) -> Callable[[], object]:
@@ -180,7 +180,7 @@ class Workspace:
 
 
 class OpContext(Workspace):
-    """What a kernel may use besides its arrays: its workspace, and what it may ask about the run."""
+    """Everything that a kernel may use in addition to its arrays: its workspace and facts about the run."""
 
     __slots__ = ("is_train", "output_shapes", "random_key", "recompute")
 
@@ -200,7 +200,7 @@ class OpContext(Workspace):
         self.recompute = recompute
         """True when this call repeats a forward node in the backward pass: no moving statistics are updated."""
         self.output_shapes = output_shapes
-        """Shapes of all outputs, the unwanted ones (None) included; empty when every output is wanted."""
+        """Shapes of all outputs, unwanted outputs (None) included; empty if every output is wanted."""
 
     def memory_of(self, outputs: Arrays, index: int, dtype: DType) -> Any:
         """Return an output; if it is unwanted but others are computed from it, new memory of its shape.
@@ -219,14 +219,13 @@ class OpContext(Workspace):
 
 
 Kernel = Callable[[OpContext, Params, Arrays, Arrays], None]
-"""A kernel may also have a method ``prepare(ctx, params, inputs, outputs)`` that returns a function without arguments
-doing the same on these very arrays (or None): an executor, whose arrays stay where they are, then replays that instead.
-Of ``ctx`` it may use the array module and the workspace, which the function may use in every call.
+"""A kernel may have a method ``prepare(ctx, params, inputs, outputs)`` that returns a function without arguments (or
+None) with the same effect on these very arrays. An executor, whose arrays keep their addresses, replays it instead of
+the kernel. It may use ``ctx``'s array module and workspace, in every call.
 
-One with a method ``bare(params, inputs, outputs)`` of specs gives a function of NumPy arrays of those shapes and dtypes
-(or None): inputs, then outputs, then the flat workspace where the call declares one. The function keeps nothing between
-calls, so that threads may share it; it is called instead of the kernel wherever all arrays are there, with the same
-bits."""
+A kernel may have a method ``bare(params, inputs, outputs)`` of specs that returns a function of NumPy arrays of those
+shapes and dtypes (or None): inputs, then outputs, then the flat workspace if the call declares one. The function keeps
+no state between calls, so threads may share it; it replaces the kernel, with the same bits, if no array is None."""
 WorkspaceRule = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]
 """Bytes of scratch of a call, from the specs of its inputs and outputs."""
 ShapeRule = Callable[
@@ -251,16 +250,16 @@ class Op:
     variadic: str | None = None
     """Name of the parameter that holds the number of inputs (``num_args``), filled when composing."""
     aux: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
-    """Inputs that the kernel mutates (auxiliary states): FMutateInputs. Empty only where there are never any."""
+    """Inputs that the kernel mutates (auxiliary states): FMutateInputs. Empty only if there are never any."""
     outputs: tuple[str, ...] | Callable[[Params], tuple[str, ...]] = ("output",)
-    """Names of all outputs, hidden ones included."""
+    """Names of all outputs, hidden outputs included."""
     visible_outputs: int | Callable[[Params], int] | None = None
     """How many of them a user sees (None: all)."""
     gradient: GradientRule | None = None
     """None: not differentiable (an error unless every incoming gradient is zero)."""
     inplace: tuple[InplacePair, ...] | Callable[[Params], tuple[InplacePair, ...]] = ()
     ignored_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
-    """Inputs of which only shape and dtype matter: they need not stay alive, and the kernel gets None for them."""
+    """Ignored inputs: only their shape and dtype matter, so they need not stay alive, and the kernel gets None."""
     workspace: WorkspaceRule | None = None
     """Bytes of scratch for one call: the sum of ``aligned(nbytes)`` of everything the kernel takes. None: what the
     kernel says itself, as one does that is written with its scratch (:mod:`weftplan.ops.core.forms`)."""
@@ -292,11 +291,11 @@ class Op:
         return self.inputs(params) if callable(self.inputs) else self.inputs
 
     def output_names(self, params: Params) -> tuple[str, ...]:
-        """Names of all outputs, hidden ones included."""
+        """Return the names of all outputs, hidden outputs included."""
         return self.outputs(params) if callable(self.outputs) else self.outputs
 
     def num_outputs(self, params: Params) -> int:
-        """Number of outputs, hidden ones included."""
+        """Return the number of outputs, hidden outputs included."""
         outputs = self.outputs
         return len(outputs(params) if callable(outputs) else outputs)
 
@@ -308,7 +307,7 @@ class Op:
         return visible(params) if callable(visible) else visible
 
     def inplace_pairs(self, params: Params) -> tuple[InplacePair, ...]:
-        """Inplace pairs in the order in which the planner tries them."""
+        """Return the inplace pairs in the planner's order of preference."""
         return self.inplace(params) if callable(self.inplace) else self.inplace
 
     def mutated(self, params: Params) -> tuple[int, ...]:
@@ -320,11 +319,11 @@ class Op:
         return self.ignored_inputs(params) if callable(self.ignored_inputs) else self.ignored_inputs
 
     def gradient_inputs(self, params: Params) -> tuple[int, ...]:
-        """For a backward operator: the forward input of which output k is the gradient."""
+        """For a backward operator, return for each output the forward input whose gradient it is."""
         return self.grad_inputs(params) if callable(self.grad_inputs) else self.grad_inputs
 
     def has_work(self, outputs: Sequence[object]) -> bool:
-        """False for a call that would change nothing: nobody wants any output (all are None), and there is no state."""
+        """Return False for a call that would change nothing: all outputs are None, and there is no state."""
         return bool(self.aux) or any(out is not None for out in outputs)
 
     def workspace_bytes(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

@@ -30,7 +30,7 @@ class Hint(str):
 
 
 def usual_inputs(op: Op) -> tuple[str, ...] | None:
-    """Names of the inputs, under the default parameters where they depend on these; None for any number."""
+    """Return the names of the inputs (under the default parameters if they matter); None for any number."""
     if op.variadic is not None:
         return None
     if isinstance(op.inputs, tuple):
@@ -43,10 +43,10 @@ def usual_inputs(op: Op) -> tuple[str, ...] | None:
 
 
 def signature(op: Op, array: str, extra: Sequence[str]) -> inspect.Signature:
-    """The signature of the function of an operator.
+    """Return the signature of an operator's function.
 
     Args:
-        array: what its inputs and its result are: ``Symbol`` or ``NDArray``.
+        array: class of its inputs and its result: ``Symbol`` or ``NDArray``.
         extra: further keywords, whose default is None.
 
     >>> from weftplan.ops.core import registry
@@ -58,8 +58,8 @@ def signature(op: Op, array: str, extra: Sequence[str]) -> inspect.Signature:
     taken = {param.name for param in op.params}
     params = [param for param in op.params if param.name != op.variadic and not keyword.iskeyword(param.name)]
     needs = any(param.default is REQUIRED for param in params)
-    # Parameters may follow the inputs by position. Python has no signature for one that is needed behind an input that
-    # may be left out; such ones are shown as keywords.
+    # Parameters may follow the inputs by position. Python has no signature for a required parameter after an optional
+    # input; such parameters are shown as keywords.
     by_position = inputs is not None and (not needs or len(inputs) == 1)
     if inputs is None:
         name = "data" if "data" not in taken else "args"
@@ -119,8 +119,10 @@ def _open(hint: str) -> str:
 
 def stub(name: str, op: Op, array: str, extra: Sequence[str], *, method: bool = False) -> str:
     """One line of a stub file: the definition of the function, or of the method, whose array is the first input."""
-    found = signature(op, array, extra)
-    return written(name, found.replace(parameters=_of_method(found) if method else list(found.parameters.values())))
+    parameters = signature(op, array, extra)
+    return written(
+        name, parameters.replace(parameters=_of_method(parameters) if method else list(parameters.parameters.values()))
+    )
 
 
 def written(name: str, found: inspect.Signature) -> str:

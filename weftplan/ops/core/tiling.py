@@ -1,11 +1,11 @@
 """Tile sizes of kernels: blocks of elements, tiles of convolutions.
 
-A CPU works in pieces that stay in a core's cache. A GPU has no use for them: each piece is a launch of its own, which
-costs as much as many elements, so its pieces are as large as the scratch that one may ask for. Plans are made without
-the device, hence the sizes depend on its type alone, and so every sum has one fixed order on each type of device.
+A CPU works in tiles that stay in a core's cache. On a GPU each tile is a launch, which costs as much as many elements,
+so its tiles are as large as the scratch allows. Plans are made without the device, so the sizes depend on its type
+alone, and every sum has one fixed order on each type of device.
 
-Whoever asks an operator for its workspace, and whoever runs its kernel, says for which device: both must see the same
-sizes. The sizes are kept per thread; a thread that says nothing has those of a CPU.
+A caller that asks an operator for its workspace, and a caller that runs its kernel, set the device type first: both
+must see the same sizes. The sizes are thread-local; the default is those of a CPU.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ HOST = Grain(block=1 << 16, tile_bytes=2 << 20)
 """A few arrays of a block, and the columns of a tile, fit a second-level cache."""
 
 GPU = Grain(block=1 << 27, tile_bytes=1 << 30, least=1 << 27)
-"""What one launch works on must fit the memory beside the network, nothing else. Larger tiles than
-``Convolution``'s default ``workspace`` of 1024 MiB do not occur."""
+"""The tile of a launch only has to fit into memory next to the network. Tiles larger than ``Convolution``'s default
+``workspace`` of 1024 MiB do not occur."""
 
 _BY_TYPE = {"gpu": GPU}
 
@@ -91,7 +91,7 @@ class using:  # read as a word of a ``with`` statement
 
 
 def bound(grain: Grain, call: Callable[[], object]) -> Callable[[], object]:
-    """``call`` as it runs in pieces of ``grain``; itself where that is what every thread does."""
+    """Return ``call`` run with the tile sizes ``grain``; ``call`` itself if those are the default."""
     if grain is HOST:
         return call
 

@@ -1,6 +1,6 @@
 """Operators that create tensors: zeros, ones, ranges, and tensors shaped like another tensor.
 
-Shape and dtype come from parameters or, where these leave them open, from whoever uses the output.
+Shape and dtype come from parameters or, if these leave them open, from the readers of the output.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ FLOAT64 = np.dtype(np.float64)
 
 
 def declared_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """The output has the shape of parameter ``shape``; where that is unknown (None, (), 0, -1) its users decide."""
+    """Infer the output's shape from parameter ``shape``; its readers decide unknown dimensions (None, (), 0, -1)."""
     shape = tuple(0 if dim == -1 else dim for dim in params["shape"] or ())
     return [], [merge_shape(outs[0], shape or None, "output and the parameter shape")]
 
 
 def declared_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """The output has the dtype of parameter ``dtype``; None: what its users need, else float32."""
+    """Infer the output's dtype from parameter ``dtype``; None means its readers' dtype, else float32."""
     wanted = params["dtype"]
     return [], [merge_dtype(outs[0], wanted, "output and the parameter dtype")]
 
@@ -121,7 +121,7 @@ for _name, _value in (("zeros_like", 0.0), ("ones_like", 1.0)):
 
 
 LONGEST = 2.0**62
-"""No array has so many elements."""
+"""More elements than any array has."""
 
 
 def _length(params: Params) -> Any:

@@ -74,7 +74,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 class _Region(NamedTuple):
-    """One region: its cells in rows, and where they are before they move."""
+    """One region: its cells in rows, and their positions before the offsets are added."""
 
     number: int
     image: int
@@ -103,7 +103,7 @@ def _regions(params: Params, rois: Any, data: Shape) -> Iterator[_Region]:
 
 
 class _Geometry:
-    """What all regions share: for each cell, row by row, its group and its part."""
+    """Geometry shared by all regions: the group and the part of each cell, in row-major order."""
 
     def __init__(self, params: Params, data: Shape, trans: RawArray) -> None:
         self.cells, self.parts = params["pooled_size"], _parts(params)
@@ -128,7 +128,7 @@ class _Geometry:
     def points(self, region: _Region, trans: object, one: int) -> list[tuple[Any, Any, Any]]:
         """(x, y, which are inside) of every sample of all cells for a class, on the host."""
         move_x, move_y = self.moves(trans, region.number, one)
-        found = []
+        points = []
         kind = region.left.dtype.type
         height, width = self.extents
         steps = kind(self.cells), kind(self.samples)
@@ -137,8 +137,8 @@ class _Geometry:
             for j in range(self.samples):
                 x = region.left + move_x * region.width + kind(j) * (region.width / steps[0] / steps[1])
                 inside = (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)
-                found.append((np.clip(x, 0, width - 1), np.clip(y, 0, height - 1), inside))
-        return found
+                points.append((np.clip(x, 0, width - 1), np.clip(y, 0, height - 1), inside))
+        return points
 
     def planes(self, image: RawArray, one: int) -> RawArray:
         """The channels of an image that belong to a class: (channels of the output, groups, height, width)."""

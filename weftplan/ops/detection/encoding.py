@@ -65,7 +65,7 @@ def _encode(
     masks: RawArray,
     *rooms: RawArray,
 ) -> None:
-    own, found, index, idle = rooms
+    own, matched, index, idle = rooms
     for image in range(anchors.shape[0]):
         xp.less_equal(samples[image], 0.5, out=idle)
         if masks is not None:
@@ -75,12 +75,12 @@ def _encode(
             continue
         to_index(xp, matches[image], refs.shape[1], "clip", index)
         _to_centres(xp, anchors[image], own)
-        gather(xp, refs[image], index, 0, found)
-        _to_centres(xp, found, found)
+        gather(xp, refs[image], index, 0, matched)
+        _to_centres(xp, matched, matched)
         target = targets[image]
-        xp.subtract(found[:, :2], own[:, :2], out=target[:, :2])
+        xp.subtract(matched[:, :2], own[:, :2], out=target[:, :2])
         xp.divide(target[:, :2], own[:, 2:], out=target[:, :2])
-        xp.divide(found[:, 2:], own[:, 2:], out=target[:, 2:])
+        xp.divide(matched[:, 2:], own[:, 2:], out=target[:, 2:])
         xp.log(target[:, 2:], out=target[:, 2:])
         xp.subtract(target, means, out=target)
         xp.divide(target, stds, out=target)

@@ -152,11 +152,11 @@ def _detection_scratch(params: Params, cls_prob: RawArray, loc_pred: RawArray, a
 def _detection(
     xp: ModuleType, p: Params, cls_prob: RawArray, loc_pred: RawArray, anchor: RawArray, out: RawArray, *rooms: RawArray
 ) -> None:
-    found, sizes, row, kept, best, *scratch = rooms
+    decoded, sizes, row, kept, best, *scratch = rooms
     out.fill(-1)
     for item in range(out.shape[0]):
-        number = _found(xp, p, cls_prob[item], loc_pred[item].reshape(-1, 4), anchor[0], best, found)
-        boxes = found[:number]
+        number = _found(xp, p, cls_prob[item], loc_pred[item].reshape(-1, 4), anchor[0], best, decoded)
+        boxes = decoded[:number]
         target = out[item]
         if number and 0 < p["nms_threshold"] <= 1:
             order = xp.argsort(-boxes[:, 1], kind="stable")

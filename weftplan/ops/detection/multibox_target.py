@@ -25,7 +25,7 @@ from weftplan.ops.detection.multibox import VARIANCES, check_variances
 from weftplan.support.array_types import RawArray
 
 _LEAST = 1e-6
-"""A box takes an anchor only where they overlap by more."""
+"""Least overlap (exclusive) at which a box takes an anchor."""
 
 _PARAMS = (
     Param("overlap_threshold", p_float, 0.5, "an anchor takes a box that it overlaps by more"),
@@ -52,12 +52,12 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     for shape, what in (((0, anchor[1]), "anchor"), ((label[0], 0), "label"), ((cls_pred[0], cls_pred[2]), "cls_pred")):
         both = merge_shape(both, shape, f"{name}: batch and anchors of {what} and before") or both
     for position, out in enumerate(outs):
-        given = merge_shape((0, 0), out, f"{name}: output {position} of two dimensions")
-        assert given is not None
-        if position < 2 and given[1] % 4:
-            raise ShapeError(f"{name}: output {position} has shape {given}, expected 4 numbers for each anchor")
-        given = given if position == 2 else (given[0], given[1] // 4)
-        both = merge_shape(both, given, f"{name}: batch and anchors of output {position}") or both
+        merged = merge_shape((0, 0), out, f"{name}: output {position} of two dimensions")
+        assert merged is not None
+        if position < 2 and merged[1] % 4:
+            raise ShapeError(f"{name}: output {position} has shape {merged}, expected 4 numbers for each anchor")
+        merged = merged if position == 2 else (merged[0], merged[1] // 4)
+        both = merge_shape(both, merged, f"{name}: batch and anchors of output {position}") or both
     batch, count = both
     wide = (batch, 4 * count)
     return [(1, count, 4), (batch, *label[1:]), (batch, cls_pred[1], count)], [wide, wide, (batch, count)]
@@ -166,10 +166,10 @@ def encoded(xp: ModuleType, anchors: RawArray, boxes: RawArray, variances: Seque
     """The boxes (n, 4) coded against their anchors."""
     columns = [None] * 4
     for low, high in ((0, 2), (1, 3)):
-        size, other = anchors[:, high] - anchors[:, low], boxes[:, high] - boxes[:, low]
+        size, box_size = anchors[:, high] - anchors[:, low], boxes[:, high] - boxes[:, low]
         shift = (boxes[:, low] + boxes[:, high]) * 0.5 - (anchors[:, low] + anchors[:, high]) * 0.5
         columns[low] = shift / size / variances[low]
-        columns[high] = xp.log(other / size) / variances[high]
+        columns[high] = xp.log(box_size / size) / variances[high]
     return xp.stack(columns, axis=1)
 
 

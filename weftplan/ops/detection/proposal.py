@@ -41,14 +41,14 @@ def anchors_of(params: Params) -> RawArray:
     """Corners (n, 4) of the anchors of the first pixel, float64 on the host."""
     stride = params["feature_stride"]
     centre, area = 0.5 * (stride - 1), stride * stride
-    found = []
+    anchors = []
     for ratio in params["ratios"]:
         side = math.floor(math.sqrt(math.floor(area / ratio)) + 0.5)
-        other = math.floor(side * ratio + 0.5)
+        height = math.floor(side * ratio + 0.5)
         for scale in params["scales"]:
-            half_x, half_y = 0.5 * (side * scale - 1), 0.5 * (other * scale - 1)
-            found.append((centre - half_x, centre - half_y, centre + half_x, centre + half_y))
-    return np.array(found)
+            half_x, half_y = 0.5 * (side * scale - 1), 0.5 * (height * scale - 1)
+            anchors.append((centre - half_x, centre - half_y, centre + half_x, centre + half_y))
+    return np.array(anchors)
 
 
 def _count(params: Params, name: str) -> int:
@@ -75,11 +75,11 @@ def _infer_shape(name: str, most: int | None) -> Any:
         assert info is not None
         batch = merge_dim(merge_dim(scores[0], moves[0], f"{name}: batch"), info[0], f"{name}: batch of im_info")
         for width, out in zip((5, 1), outs, strict=True):
-            given = merge_shape((0, width), out, f"{name}: output (batch · rpn_post_nms_top_n, {width})")
-            assert given is not None
-            if given[0] % wanted:
-                raise ShapeError(f"{name}: output {given} is not a multiple of rpn_post_nms_top_n={wanted}")
-            batch = merge_dim(batch, given[0] // wanted, f"{name}: batch of output {given}")
+            merged = merge_shape((0, width), out, f"{name}: output (batch · rpn_post_nms_top_n, {width})")
+            assert merged is not None
+            if merged[0] % wanted:
+                raise ShapeError(f"{name}: output {merged} is not a multiple of rpn_post_nms_top_n={wanted}")
+            batch = merge_dim(batch, merged[0] // wanted, f"{name}: batch of output {merged}")
         if most is not None and batch > most:
             raise ShapeError(f"{name} takes one image, got a batch of {batch}: MultiProposal takes several")
         image = merge_shape(scores[2:], moves[2:], f"{name}: pixels of cls_prob and bbox_pred")
@@ -95,7 +95,7 @@ def _most(params: Params, count: int) -> int:
 
 
 def _scratch(params: Params, scores: Any, *others: Any) -> Room:
-    """Boxes and scores of every anchor, and what suppression needs for the best of them."""
+    """Return the scratch: boxes and scores of every anchor, and the arrays of suppression for the best of them."""
     shape, dtype = scores.shape, scores.dtype
     count = shape[1] // 2 * shape[2] * shape[3]
     most = _most(params, count)
@@ -120,7 +120,7 @@ def _proposal(
         _propose(xp, p, scores[item], moves[item], info[item].tolist(), boxes, values)
         order = xp.argsort(-values, kind="stable")[: len(best)]
         xp.take(boxes, order, axis=0, out=best, mode="clip")
-        xp.add(best[:, 2:], 1, out=best[:, 2:])  # corners are pixels: the far ones are counted in
+        xp.add(best[:, 2:], 1, out=best[:, 2:])  # corners are pixels: the far corner is included
         areas(xp, best, sizes, row)
         suppress(xp, best, sizes, None, p["threshold"], kept, row, scratch, inclusive=False)
         left = order[kept][:wanted]
@@ -142,7 +142,7 @@ def _propose(
     boxes: RawArray,
     values: RawArray,
 ) -> None:
-    """Write the boxes of one image and their scores, ordered by row, column and anchor; -1 for what does not count."""
+    """Write the boxes of one image and their scores, ordered by row, column and anchor; -1 marks ignored boxes."""
     anchors = anchors_of(params)
     count, (height, width) = len(anchors), scores.shape[1:]
     stride = params["feature_stride"]
@@ -164,10 +164,10 @@ def _propose(
             begin, end = centre - half, centre + half
         grid[..., low] = xp.broadcast_to(xp.clip(begin, 0, limit - 1), shape)
         grid[..., low + 2] = xp.broadcast_to(xp.clip(end, 0, limit - 1), shape)
-    found = values.reshape(shape)
-    xp.copyto(found, scores[count:].transpose(1, 2, 0))
-    found[int(info[0] / stride) :] = -1
-    found[:, int(info[1] / stride) :] = -1
+    ordered = values.reshape(shape)
+    xp.copyto(ordered, scores[count:].transpose(1, 2, 0))
+    ordered[int(info[0] / stride) :] = -1
+    ordered[:, int(info[1] / stride) :] = -1
     least = params["rpn_min_size"] * info[2]
     small = (boxes[:, 2] - boxes[:, 0] + 1 < least) | (boxes[:, 3] - boxes[:, 1] + 1 < least)
     values[small] = -1

@@ -1,8 +1,8 @@
 """PSROIPooling: averages over grid cells of regions of interest, with separate channels per cell.
 
-A region is (image, x1, y1, x2, y2), corners included and rounded, in units of which ``spatial_scale`` makes pixels.
+A region is (image, x1, y1, x2, y2), corners included and rounded; ``spatial_scale`` converts its units to pixels.
 Channel (d · groups + i) · groups + j of the data belongs to channel d of the output and to the cells of group (i, j).
-Cells without pixels, and regions of an image that is not there, give 0. Dai et al., "R-FCN" (2016).
+Cells without pixels, and regions of a missing image, give 0. Dai et al., "R-FCN" (2016).
 """
 
 from __future__ import annotations
@@ -71,17 +71,19 @@ def region_dtypes(name: str) -> DTypeRule:
     """A rule: data, regions, further inputs and the output have one dtype."""
 
     def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-        found = outs[0]
+        merged = outs[0]
         for dtype in ins:
-            found = merge_dtype(found, dtype, f"{name}: inputs and output")
-        return [found] * len(ins), [found]
+            merged = merge_dtype(merged, dtype, f"{name}: inputs and output")
+        return [merged] * len(ins), [merged]
 
     return infer
 
 
 def _spans(start: object, end: Any, cells: int, extent: int, kind: Any) -> list[tuple[int, int]]:
-    """Where the cells from ``start`` to ``end`` begin and end within ``extent``, in the data's float dtype, as in
-    MXNet 1.9.1: rounding decides about borders."""
+    """Return the range within ``extent`` of each cell between ``start`` and ``end``.
+
+    The ranges are computed in the data's float dtype, as in MXNet 1.9.1: rounding decides about borders.
+    """
     size = max(end - start, kind(0.1)) / kind(cells)
     bounds = [(math.floor(kind(k) * size + start), math.ceil(kind(k + 1) * size + start)) for k in range(cells)]
     return [(min(max(first, 0), extent), min(max(last, 0), extent)) for first, last in bounds]

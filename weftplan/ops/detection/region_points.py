@@ -29,7 +29,7 @@ class Cells:
         self.sampler = Sampler(ctx, channels, cells, wide, pixels=True)
 
     def image(self, data: Any) -> Any:
-        """One image, widened where that is needed."""
+        """Return one image, converted to the wider dtype if needed."""
         if not self._widens:
             return data
         wide = self._image.reshape(data.shape)

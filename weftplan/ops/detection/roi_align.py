@@ -1,9 +1,9 @@
 """ROIAlign: averages of interpolated values over grid cells of regions of interest (He et al., 2017).
 
-A region is (image, x1, y1, x2, y2) in units of which ``spatial_scale`` makes pixels. Cells hold an equal grid of
-points, whose values are interpolated bilinearly, and 0 beyond one pixel outside of the image. Points of a cell are a
-product of rows and columns, and so are their weights: the cells of a region are R · image · Cᵀ with a matrix for the
-rows and one for the columns; the gradient is the transposed product, added region by region in one fixed order.
+A region is (image, x1, y1, x2, y2); ``spatial_scale`` converts its units to pixels. Cells hold an equal grid of points,
+whose values are interpolated bilinearly, and 0 beyond one pixel outside of the image. Points of a cell are a product of
+rows and columns, and so are their weights: the cells of a region are R · image · Cᵀ, with the matrices R for rows and C
+for columns. The gradient is the transposed product, added region by region in one fixed order.
 """
 
 from __future__ import annotations
@@ -90,16 +90,16 @@ def _regions(ctx: Workspace, params: Params, rois: Any, data: Shape, dtype: DTyp
         if not 0 <= image < data[0] or not all(map(math.isfinite, scaled)):
             continue
         x1, y1, x2, y2 = scaled
-        found = []
+        matrices = []
         for begin, end, count, extent in ((y1, y2, cells[0], data[2]), (x1, x2, cells[1], data[3])):
             length = end - begin if params["aligned"] else max(end - begin, 1.0)
             points = params["sample_ratio"] if params["sample_ratio"] > 0 else math.ceil(length / count)
             if points < 1:
                 break
             matrix, first = _weights(begin, length, count, points, extent)
-            found += [ctx.xp.asarray(matrix, dtype=dtype), slice(first, first + matrix.shape[1])]
-        if len(found) == 4:
-            yield region, int(image), *found
+            matrices += [ctx.xp.asarray(matrix, dtype=dtype), slice(first, first + matrix.shape[1])]
+        if len(matrices) == 4:
+            yield region, int(image), *matrices
 
 
 def _scratch(data: Shape, size: tuple[int, int], dtype: DType) -> list[tuple[Shape, DType]]:

@@ -1,9 +1,9 @@
 """RROIAlign: averages of interpolated values over grid cells of rotated regions of interest.
 
-A region is (image, x, y, width, height, angle): its centre and its sides in units of which ``spatial_scale`` makes
-pixels, and degrees counter-clockwise. It is at least a pixel wide and high. Values beyond one pixel outside of the
-image are 0. Ma et al., "Arbitrary-Oriented Scene Text Detection via Rotation Proposals" (2018). MXNet 1.9.1 has no
-gradient of it; here the data has one.
+A region is (image, x, y, width, height, angle): its centre and sides, which ``spatial_scale`` converts to pixels, and
+degrees counter-clockwise. It is at least a pixel wide and high. Values beyond one pixel outside of the image are 0. Ma
+et al., "Arbitrary-Oriented Scene Text Detection via Rotation Proposals" (2018). The data has a gradient, unlike in
+MXNet 1.9.1.
 """
 
 from __future__ import annotations

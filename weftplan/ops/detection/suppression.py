@@ -1,8 +1,7 @@
 """box_nms and bipartite_matching: non-maximum suppression and matching of scored boxes.
 
-Both go through their candidates from the best score to the worst, the first of equal ones first, and a choice depends
-on those before it; so one step after the other is decided on the host, and only the comparison of a box with all the
-others is one array operation.
+Both go through their candidates from the best score to the worst, in stable order. Each choice depends on those before
+it, so the host decides step by step, and only the comparison of a box with all others is one array operation.
 """
 
 from __future__ import annotations
@@ -66,13 +65,15 @@ def suppress(
     for best in range(count - 1):
         if not bool(kept[best]):
             continue
-        rest = slice(best + 1, count)
-        found = row[: count - best - 1]
-        overlaps(xp, boxes[best], sizes[best], boxes[rest], sizes[rest], found, [s[: len(found)] for s in scratch])
-        gone = found >= threshold if inclusive else found > threshold
+        later = slice(best + 1, count)
+        overlap = row[: count - best - 1]
+        overlaps(
+            xp, boxes[best], sizes[best], boxes[later], sizes[later], overlap, [s[: len(overlap)] for s in scratch]
+        )
+        gone = overlap >= threshold if inclusive else overlap > threshold
         if classes is not None:
-            gone &= classes[rest] == classes[best]
-        xp.copyto(kept[rest], False, where=gone)
+            gone &= classes[later] == classes[best]
+        xp.copyto(kept[later], False, where=gone)
 
 
 def _nms_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -107,8 +108,8 @@ def _nms_scratch(params: Params, data: RawArray, *outputs: RawArray) -> Room:
 
 @kernel(scratch=_nms_scratch)
 def _nms(xp: ModuleType, p: Params, data: RawArray, out: RawArray, record: RawArray, *rooms: RawArray) -> None:
-    """Output 1: the place in data of each row of the output, -1 where it is filled up."""
-    given, boxes, sizes, row, classes, kept, places, *scratch = rooms
+    """Suppress boxes; output 1 holds the data's row for each row of the output, -1 for padding."""
+    order, boxes, sizes, row, classes, kept, places, *scratch = rooms
     count, width = data.shape[-2:]
     source = data.reshape(-1, count, width)
     out, record = (None if y is None else y.reshape(source.shape[0], count, -1) for y in (out, record))
@@ -118,8 +119,8 @@ def _nms(xp: ModuleType, p: Params, data: RawArray, out: RawArray, record: RawAr
         chosen = _candidates(xp, p, source[item])
         number = len(chosen)
         places[:number] = chosen
-        xp.take(source[item][:, coordinates], chosen, axis=0, out=given[:number], mode="clip")
-        to_corners(xp, given[:number], p["in_format"], boxes[:number])
+        xp.take(source[item][:, coordinates], chosen, axis=0, out=order[:number], mode="clip")
+        to_corners(xp, order[:number], p["in_format"], boxes[:number])
         areas(xp, boxes[:number], sizes[:number], row[:number])
         same = None
         if label >= 0 and not p["force_suppress"]:
@@ -143,8 +144,8 @@ def _candidates(xp: ModuleType, params: Params, boxes: RawArray) -> Any:
     valid = scores > params["valid_thresh"]
     if params["id_index"] >= 0:
         valid &= boxes[:, params["id_index"]] != params["background_id"]
-    found = xp.nonzero(valid)[0]
-    order = found[xp.argsort(-scores[found], kind="stable")]
+    rows = xp.nonzero(valid)[0]
+    order = rows[xp.argsort(-scores[rows], kind="stable")]
     return order[: params["topk"]] if params["topk"] > 0 else order
 
 
@@ -225,9 +226,9 @@ def _matching(
     scores = data.reshape(-1, count, width)
     for item in range(scores.shape[0]):
         _match(xp, p, scores[item].reshape(-1), width, rows, columns)
-        for out, found in zip((of_rows, of_columns), (rows, columns), strict=True):
+        for out, matches in zip((of_rows, of_columns), (rows, columns), strict=True):
             if out is not None:
-                out.reshape(scores.shape[0], -1)[item] = found
+                out.reshape(scores.shape[0], -1)[item] = matches
 
 
 def _match(xp: ModuleType, params: Params, scores: RawArray, width: int, rows: RawArray, columns: RawArray) -> None:

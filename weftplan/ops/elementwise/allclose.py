@@ -38,7 +38,7 @@ def _kernel(ctx: Workspace, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
     xp = ctx.xp
     result = out.reshape(1)
     result.fill(1)
-    for a, b, gap, bound, near, same, other in blocks(ctx, (lhs, rhs), _SCRATCH):
+    for a, b, gap, bound, near, same, scratch in blocks(ctx, (lhs, rhs), _SCRATCH):
         xp.subtract(a, b, out=gap, dtype=_FLOAT)
         xp.absolute(gap, out=gap)
         xp.absolute(b, out=bound, dtype=_FLOAT)
@@ -52,8 +52,8 @@ def _kernel(ctx: Workspace, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
         xp.logical_or(near, same, out=near)
         if p["equal_nan"] and is_float(a.dtype):
             xp.not_equal(a, a, out=same)
-            xp.not_equal(b, b, out=other)
-            xp.logical_and(same, other, out=same)
+            xp.not_equal(b, b, out=scratch)
+            xp.logical_and(same, scratch, out=same)
             xp.logical_or(near, same, out=near)
         result *= near.all().astype(_RESULT)
 

@@ -82,7 +82,7 @@ def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 @workspace_kernel
 def _mod(ctx: Workspace, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> None:
-    """Remainder with the divisor's sign; 0 where the divisor is 0."""
+    """Compute the remainder with the divisor's sign; 0 for a divisor of 0."""
     xp = ctx.xp
     if lhs.shape == rhs.shape:
         for a, b, y, zero in blocks(ctx, (lhs, rhs, out), (BOOL,)):
@@ -148,7 +148,7 @@ def _binary(
 
 def _sum(name: str, aliases: tuple[str, ...], ufunc: str, sign: int, equal: bool, doc: str) -> None:
     gradient: GradientRule = grad(f"_backward_{name}", "g0", params={})
-    made = not (equal and sign > 0)  # of an elementwise sum both gradients are the incoming one: no node
+    needs_node = not (equal and sign > 0)  # of an elementwise sum both gradients are the incoming one: no node
     register(
         Op(
             name=name,
@@ -156,13 +156,13 @@ def _sum(name: str, aliases: tuple[str, ...], ufunc: str, sign: int, equal: bool
             infer_shape=same_shape if equal else broadcast_shape,
             infer_dtype=same_dtype,
             inputs=_LR,
-            gradient=gradient if made else same_gradient,
+            gradient=gradient if needs_node else same_gradient,
             inplace=ADDITIVE_INPLACE,
             aliases=aliases,
             doc=doc,
         )
     )
-    if made:
+    if needs_node:
         backward(name, sum_backward(sign), ("ograd",), grad_inputs=(0, 1), inplace=GRAD_INPLACE)
 
 

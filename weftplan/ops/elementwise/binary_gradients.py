@@ -122,8 +122,8 @@ def _part_size(shape: Sequence[int], input_shapes: Sequence[Sequence[int]], rows
 
 
 class _BackwardKernel:
-    """The backward kernel (ograd, lhs, rhs) -> both gradients, for shapes equal or not; for equal ones it can be
-    prepared."""
+    """The backward kernel (ograd, lhs, rhs) -> both gradients, for any broadcast; it can be prepared for equal
+    shapes."""
 
     __slots__ = ("sides",)
 
@@ -142,8 +142,8 @@ class _BackwardKernel:
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         if inputs[1].shape != inputs[2].shape:
             return whole
-        made = _equal_blocks(self.sides, ctx, inputs, outputs)
-        return replayed(partial(_both_sides, self.sides, ctx.xp), made) or whole
+        steps = _equal_blocks(self.sides, ctx, inputs, outputs)
+        return replayed(partial(_both_sides, self.sides, ctx.xp), steps) or whole
 
 
 def backward_kernel(sides: Sides) -> Kernel:
@@ -173,7 +173,7 @@ def sum_backward(sign: int) -> Kernel:
 
     @kernel
     def compute(xp: Any, p: Params, g: Any, left: Any, right: Any) -> None:
-        # The left one first: where it shares memory with g it leaves g as it is, while the right one may change it.
+        # Left before right: a left gradient that shares g's memory does not change g, a right one may.
         if left is not None:
             reduce_to(xp, g, left)
         if right is not None:

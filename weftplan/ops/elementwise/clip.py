@@ -1,6 +1,6 @@
 """clip: values limited to an interval.
 
-Limits are brought into the range of integer dtypes first. At NaN the gradient is what comes in.
+Limits are first clamped to the range of integer dtypes. At NaN the incoming gradient passes unchanged.
 """
 
 from __future__ import annotations

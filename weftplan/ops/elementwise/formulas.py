@@ -1,11 +1,11 @@
 """Formulas of elementwise kernels as data: operations on single elements, recorded from the kernels.
 
-A kernel is called once with a :class:`_Tape` in the place of NumPy and with names in the place of arrays, and what it
-asks for is written down. So a formula stands in one place, as NumPy's kernel, and whoever compiles it or joins several
-reads it from there. Only operations that IEEE 754 settles to the last bit can be recorded: a compiled formula has the
-bits of NumPy's. Everything else (exp, tanh, integers, other dtypes than one) gives None.
+A kernel is called once with a :class:`_Tape` in place of NumPy and with names in place of arrays, and its calls are
+recorded. A formula therefore exists once, as NumPy's kernel; compilers and fusions read it from the recording. Only
+operations that IEEE 754 defines to the last bit can be recorded, so a compiled formula has the bits of NumPy's. All
+others (exp, tanh, integers, mixed dtypes) give None.
 
-Nothing is kept; any thread may call.
+The module keeps no state; any thread may call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Operation(NamedTuple):
 
 
 class Formula(NamedTuple):
-    """What becomes of one element of every array. Formulas that differ in constants alone are equal without these."""
+    """The computation on one element of every array. Constants are kept apart, so that formulas which differ only in
+    constants share a compiled kernel."""
 
     arrays: int
     """Arrays of a call. Value i, below their number, is the element of array i before the call."""
@@ -48,7 +49,7 @@ class _CannotRecord(Exception):
 
 
 class Number:
-    """A parameter of which only the run knows the value; a kernel may compute with it, but not decide by it.
+    """A parameter whose value only the run knows; a kernel may compute with it, but not branch on it.
 
     >>> (1.0 - Number() * 0.5).at(0.25)
     0.875
@@ -58,7 +59,7 @@ class Number:
 
     def __init__(self, at: Callable[[float], float] = float) -> None:
         self.at = at
-        """What this is for a value of the parameter."""
+        """Return the expression's result for a value of the parameter."""
 
     def __neg__(self) -> Number:
         return Number(lambda value: -self.at(value))
@@ -140,7 +141,7 @@ class _Tape:
         self._keep(out, self._value(source), of_truths=self._is_truth(source))
 
     def clip(self, x: RawArray, low: float, high: float, *, out: _Array) -> _Array:
-        """NumPy's: what is between stays as it is, as do -0 and NaN."""
+        """Record NumPy's ``clip``: values between the limits, -0 and NaN stay unchanged."""
         value = self._value(x)
         for name, limit in (("at_least", low), ("at_most", high)):
             if isinstance(limit, _Array):
@@ -211,11 +212,11 @@ Call = tuple[Kernel, Params, Sequence[int], Sequence[int]]
 
 
 def recorded(calls: Sequence[Call], arrays: int, dtype: DType, *, given: Sequence[int]) -> Recorded | None:
-    """What these calls, one after the other, make of one element; None where that cannot be told.
+    """Record the effect of a sequence of calls on one element; None if a call cannot be recorded.
 
     Args:
-        arrays: how many there are, all of one shape and of ``dtype``.
-        given: those that hold something before the first call. Only they, and the last call's result, outlive it.
+        arrays: number of arrays, all of one shape and of ``dtype``.
+        given: the arrays that are inputs. Only they and the last call's result are live afterwards.
     """
     if dtype not in DTYPES:
         return None

@@ -1,7 +1,7 @@
 """Gradients of elementwise operators through integers: MXNet 1.9.1's rule, for all of them.
 
 The slope is computed in float64, loses its fraction when it is cast to the integer dtype, and is multiplied by the
-incoming gradient there, wrapping around. A formula is the one for floats, called with an incoming gradient of ones.
+incoming gradient there, wrapping around. The formula for floats serves, called with an incoming gradient of 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ because the gradient is zero."""
 
 
 def slope_scratch(scratch: Sequence[Kind], dtype: DType, operands: int, integers: Integers = "slope") -> list[DType]:
-    """Dtypes of the scratch blocks that one formula needs for arrays of ``dtype``."""
+    """Return the dtypes of the scratch blocks that a formula needs for arrays of ``dtype``."""
     if is_float(dtype) or integers == "whole":
         return [scratch_dtype(kind, dtype) for kind in scratch]
     if integers == "zero":

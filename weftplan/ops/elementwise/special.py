@@ -69,7 +69,7 @@ def _stirling(xp: ModuleType, z: RawArray, p: RawArray, s: RawArray, t: RawArray
 
 
 def _turn(xp: ModuleType, x: RawArray, z: RawArray, t: RawArray) -> None:
-    """t = the whole number nearest to ``x``, z = pi (x - t): what the reflection takes the sine or tangent of."""
+    """Set t to the integer nearest to ``x`` and z to pi (x - t), the argument of the reflection's sine or tangent."""
     xp.copyto(z, x)
     xp.rint(z, out=t)
     xp.subtract(z, t, out=z)
@@ -114,7 +114,7 @@ def _gamma(
     xp.multiply(z, s, out=z)
     xp.divide(math.pi, z, out=z)
     _unreflected(xp, x, z, s, m)
-    # No value at the negative whole numbers, where the two sides have different signs; at 0 it is infinite.
+    # NaN at negative integers, since the limits from both sides differ in sign; infinite at 0.
     xp.equal(t, x, out=m)
     xp.less(x, 0, out=p, casting="unsafe")
     xp.multiply(m, p, out=m, casting="unsafe")
@@ -290,8 +290,8 @@ def _far(w: float) -> float:
     """erfinv(x) / w where 1 - x = exp(-w²), by Newton's method on the logarithm of erfc."""
     y = w
     for _ in range(60):
-        rest = math.erfc(y)
-        y += (math.log(rest) + w * w) * rest * math.sqrt(math.pi) / 2.0 * math.exp(y * y)
+        tail = math.erfc(y)
+        y += (math.log(tail) + w * w) * tail * math.sqrt(math.pi) / 2.0 * math.exp(y * y)
     return y / w
 
 

@@ -1,6 +1,6 @@
 """Unary elementwise operators: exp, sqrt, tanh, relu, rounding, … with their gradients.
 
-A gradient keeps the forward output alive where the formula allows it (``sqrt``, ``tanh``, …) and the input otherwise.
+A gradient keeps the forward output alive if the formula allows it (``sqrt``, ``tanh``, …), and the input otherwise.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def unary(
         forward: name of a ufunc, or a :data:`Step`.
         derivative: ``derivative(xp, params, ograd, x_or_y, out, *scratch)``; ``out`` may be either of the two inputs.
             It is written for floats; :mod:`weftplan.ops.elementwise.integer_gradients` makes it serve integers.
-        uses: what the derivative needs: the input ``"x0"`` or the output ``"y0"``.
+        uses: the array that the derivative reads: the input ``"x0"`` or the output ``"y0"``.
         scratch: dtypes of the derivative's scratch blocks (None: the array's).
         gradient: used when there is no ``derivative``.
     """

@@ -88,7 +88,7 @@ def _backward_where(ctx: Workspace, p: Params, g: RawArray, condition: RawArray,
 
 
 def _share_out(xp: ModuleType, bits: RawArray, g: RawArray, x: RawArray, y: RawArray) -> None:
-    """The gradient goes to x where the bits are set, and to y elsewhere."""
+    """Route the gradient to x at set bits, and to y at the others."""
     g = g.view(bits.dtype)
     if x is not None:
         xp.bitwise_and(g, bits, out=x.view(bits.dtype))

@@ -1,11 +1,11 @@
 """A fused batch norm, depthwise convolution, batch norm block, and its fused gradient.
 
-Channels are independent from the first batch norm, behind which there is a relu, to the second, behind which there may
-be one. So a compiled kernel (``ops/compiled/depthwise/block.py``) takes one channel through all three while it is in
-the cache: what the relu makes is never written, backward it is computed again from the data, and of the gradients
-between the three none leaves the cache. Only the planner makes nodes of these operators
-(``planner/symbolic/passes/fuse_depthwise.py``), after gradients are there and sizes are known. NumPy's kernels run one
-after the other, with scratch for what lies between. Either has the bits of the nodes.
+A relu follows the first batch norm, and may follow the second. Channels are independent throughout, so a compiled
+kernel (``ops/compiled/depthwise/block.py``) takes one channel through all three layers while it is in the cache. The
+relu's result is never written; the backward pass recomputes it from the data, and the gradients between the layers stay
+in the cache. Only the planner adds nodes of these operators (``planner/symbolic/passes/fuse_depthwise.py``), after
+gradients exist and sizes are known. NumPy's kernels run in sequence, with scratch for the results between them. Both
+have the bits of the unfused nodes.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from weftplan.support.array_types import RawArray
 
 NAME = "BatchNorm+depthwise+BatchNorm"
 BEFORE, LAYER, BEHIND, RELU = "before", "layer", "behind", "relu"
-"""Parameters: those of the first batch norm, of the convolution and of the second batch norm, and whether there is a
-relu behind that."""
+"""Parameters: those of the first batch norm, the convolution and the second batch norm, and whether a relu follows."""
 _CONVOLUTION = registry.get("Convolution")
 _CONVOLUTION_GRADIENT = registry.get("_backward_Convolution")
 
 
 def norm_gradient(relu: bool) -> Op:
-    """The gradient of a batch norm, with ``relu`` behind that of a relu."""
+    """Return the gradient of a batch norm, or of a batch norm with a relu."""
     name = "_backward_BatchNorm"
     return joined.GRADIENTS[name] if relu else registry.get(name)
 
 
 def norm(relu: bool) -> Op:
-    """A batch norm, with ``relu`` the one with a relu behind it."""
+    """Return a batch norm, or with ``relu`` a batch norm fused with a relu."""
     return joined.norm_of(joined.RELU * relu)
 
 
@@ -114,8 +113,8 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     scale, shift = (ctx.take(first[1].shape, data.dtype) for _ in range(2))
     specs = [_spec(first[1] if array is None else array) for array in inputs]
     room = _room(ctx, _backward_room(params, specs))
-    given = _of_norm(relu, ograd, inner, second)
-    _run(ctx, norm_gradient(relu), params[BEHIND], given, [igrad, second_ggrad, second_bgrad], room=room)
+    norm_inputs = _of_norm(relu, ograd, inner, second)
+    _run(ctx, norm_gradient(relu), params[BEHIND], norm_inputs, [igrad, second_ggrad, second_bgrad], room=room)
     fixed = params[BEFORE]["fix_gamma"]
     normalized(ctx.xp, data, first, between, scale, shift, fixed=fixed, relu=True)
     _run(ctx, _CONVOLUTION_GRADIENT, params[LAYER], [igrad, between, weight], [dgrad, wgrad], room=room)
@@ -133,8 +132,8 @@ def _fixed(*of: tuple[str, int]) -> Any:
 
 
 def _ignored_backward(params: Params) -> tuple[int, ...]:
-    found: tuple[int, ...] = _fixed((BEFORE, 4), (BEHIND, 8))(params)
-    return found if params[RELU] else (*found, 9)
+    ignored: tuple[int, ...] = _fixed((BEFORE, 4), (BEHIND, 8))(params)
+    return ignored if params[RELU] else (*ignored, 9)
 
 
 def _refuse(value: RawArray) -> NoReturn:

@@ -1,8 +1,8 @@
 """Batch norm with known statistics and optional relu: recomputes a forward result bit for bit.
 
-The planner makes nodes of this operator alone. Under recomputation they give the backward part the result of a batch
-norm from what the gradient of the batch norm keeps anyway: its data, the mean, and 1 / sqrt(variance + eps). That is
-one pass over the data, where a repetition of the batch norm is two or three.
+Only the planner adds nodes of this operator. Under recomputation they compute the result of a batch norm from the
+inputs that its gradient keeps anyway: the data, the mean, and 1 / sqrt(variance + eps). That is one pass over the data;
+repeating the batch norm takes two or three.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from weftplan.ops.nn import batch_norm, convolution  # noqa: F401 - they registe
 
 _T = TypeVar("_T")
 RELU = "+relu"
-"""What the name of a joined operator adds to the layer's."""
+"""Suffix of a fused operator's name."""
 
 
 def layer_of(name: str) -> str:
@@ -66,7 +66,7 @@ def _apart(inputs: Sequence[_T]) -> tuple[list[_T], list[_T]]:
 
 
 def norm_of(relu: str) -> Op:
-    """A batch norm, with :data:`RELU` the one with a relu behind it."""
+    """Return a batch norm, or with :data:`RELU` a batch norm fused with a relu."""
     return LAYERS["BatchNorm"] if relu else registry.get("BatchNorm")
 
 
@@ -74,32 +74,38 @@ def _normalized(relu: str) -> Op:
     conv, norm, behind = registry.get("Convolution"), registry.get("BatchNorm"), norm_of(relu)
 
     def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        own, given = _apart(inputs)
+        own, norm_inputs = _apart(inputs)
         outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
         conv.forward(ctx, params, own, outputs)
-        # In the same scratch: the one is done with it before the other begins.
-        again = partial(behind.forward, ctx, params[batch_norm.NORM], [outputs[0], *given], [outputs[0], None, None])
-        ctx.repeated(again)()
+        # Both use the same scratch, one after the other.
+        normalize = partial(
+            behind.forward, ctx, params[batch_norm.NORM], [outputs[0], *norm_inputs], [outputs[0], None, None]
+        )
+        ctx.repeated(normalize)()
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        own, given = _apart(inputs)
-        vectors = [given[0], given[0]]
+        own, norm_inputs = _apart(inputs)
+        vectors = [norm_inputs[0], norm_inputs[0]]
         return max(
             conv.workspace_bytes(params, own, outputs),
-            behind.workspace_bytes(params[batch_norm.NORM], [outputs[0], *given], [outputs[0], *vectors]),
+            behind.workspace_bytes(params[batch_norm.NORM], [outputs[0], *norm_inputs], [outputs[0], *vectors]),
         )
 
     def shapes(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-        own, given = _apart(ins)
-        found, made = conv.infer_shape(params, own, outs)
-        vectors, results = norm.infer_shape(params[batch_norm.NORM], [made[0], *given], [made[0], None, None])
-        return [*found[:2], *vectors[1:], *found[2:]], [results[0]]
+        own, norm_inputs = _apart(ins)
+        conv_ins, conv_outs = conv.infer_shape(params, own, outs)
+        vectors, results = norm.infer_shape(
+            params[batch_norm.NORM], [conv_outs[0], *norm_inputs], [conv_outs[0], None, None]
+        )
+        return [*conv_ins[:2], *vectors[1:], *conv_ins[2:]], [results[0]]
 
     def dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-        own, given = _apart(ins)
-        found, made = conv.infer_dtype(params, own, outs)
-        vectors, results = norm.infer_dtype(params[batch_norm.NORM], [made[0], *given], [made[0], None, None])
-        return [*found[:2], *vectors[1:], *found[2:]], [results[0]]
+        own, norm_inputs = _apart(ins)
+        conv_ins, conv_outs = conv.infer_dtype(params, own, outs)
+        vectors, results = norm.infer_dtype(
+            params[batch_norm.NORM], [conv_outs[0], *norm_inputs], [conv_outs[0], None, None]
+        )
+        return [*conv_ins[:2], *vectors[1:], *conv_ins[2:]], [results[0]]
 
     def names(params: Params) -> tuple[str, ...]:
         first = conv.input_names(params)
@@ -120,13 +126,13 @@ def _normalized(relu: str) -> Op:
 
 
 LAYERS = {name: _layer(name) for name in ("BatchNorm", "Convolution")}
-"""By the operator of the layer: the same with a relu behind it."""
+"""Fused layer and relu, by the layer's operator."""
 NORMALIZED = {relu: _normalized(relu) for relu in ("", RELU)}
-"""A convolution with a batch norm behind it, without and with a relu behind that. Its inputs are the convolution's data
-and weight, the batch norm's four vectors, and the convolution's bias where it has one."""
+"""A convolution fused with a batch norm, without and with a relu. Its inputs are the convolution's data and weight, the
+batch norm's four vectors, and the convolution's bias if it has one."""
 GRADIENTS = {"_backward_BatchNorm": _backward_batch_norm()}
-"""By the operator of a layer's gradient: the same behind the gradient of a relu, whose output it does not read; its
-inputs are the layer's gradient's, and beta behind gamma."""
+"""Fused gradients of relu and layer, by the operator of the layer's gradient. A fused gradient does not read the relu's
+output; its inputs are those of the layer's gradient, with beta after gamma."""
 for _made in (*LAYERS.values(), *NORMALIZED.values(), *GRADIENTS.values()):
     registry.register_planner_op(_made)
 

@@ -1,8 +1,9 @@
 """Gradients of several FullyConnected layers that share a weight: one product for the weight.
 
-Rows of few samples make many small products whose results have to be added. Side by side, the rows of several layers
-give that sum in one product, which is large enough for two cores. Nodes of this operator are made by
-:mod:`weftplan.planner.symbolic.passes.batch_weight_gradients` alone, so nobody finds it by its name but the planner.
+Small batches make many small products whose results have to be added. Concatenating the rows of several layers gives
+that sum in one product, which is large enough for two cores. Only
+:mod:`weftplan.planner.symbolic.passes.batch_weight_gradients` adds nodes of this operator, so users cannot find it by
+name.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ def gathered_rows(p: Params, *arrays: Any) -> Room:
 @kernel(scratch=gathered_rows)
 def _gathered(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
     count, whole, hidden = p["count"], p["whole"], p["num_hidden"]
-    *given, ograds, datas = arrays
-    rows = [array.reshape(-1, hidden) for array in given[:count]]
-    columns = [array.reshape(len(rows[0]), -1) for array in given[count : 2 * count]]
-    weight_grad, *data_grads = given[2 * count + whole :]
+    *weights, ograds, datas = arrays
+    rows = [array.reshape(-1, hidden) for array in weights[:count]]
+    columns = [array.reshape(len(rows[0]), -1) for array in weights[count : 2 * count]]
+    weight_grad, *data_grads = weights[2 * count + whole :]
     bias_grad = None if p["no_bias"] else data_grads.pop(0)
     each = len(rows[0])
     for number, array in enumerate(columns):
@@ -82,7 +83,7 @@ def _gathered(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
             np.add.reduce(ograds[:, some], axis=0, out=bias_grad[some])
         for number in range(turn, len(data_grads), parts):
             if data_grads[number] is not None:
-                multiply(np, rows[number], given[2 * count], data_grads[number].reshape(columns[number].shape))
+                multiply(np, rows[number], weights[2 * count], data_grads[number].reshape(columns[number].shape))
 
     split(part, parts)
 

@@ -33,11 +33,11 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 def _marked(ctx: Workspace, columns: int, index: Any) -> Any:
     """For each column and row: whether this is the row's element; an index that names no column marks none."""
     xp = ctx.xp
-    found = ctx.take(index.shape, INDEX)
-    xp.copyto(found, index, casting="unsafe")
+    positions = ctx.take(index.shape, INDEX)
+    xp.copyto(positions, index, casting="unsafe")
     marks = ctx.take((columns, index.size), BOOL)
     for column in range(columns):
-        xp.equal(found, column, out=marks[column])
+        xp.equal(positions, column, out=marks[column])
     return marks.T
 
 

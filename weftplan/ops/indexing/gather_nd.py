@@ -3,8 +3,8 @@
 ``indices`` of shape (m, *places) holds m coordinates for each place; the remaining axes of the tensor come along.
 Indices may have any dtype; their fraction is dropped. No gradient flows to them.
 
-MXNet 1.9.1 differs where it is wrong: its gradient of gather_nd with negative indices goes to other elements than were
-read, scatter_nd writes beyond the tensor when an index does, and batch_take has no gradient.
+MXNet 1.9.1 has three faults that are not repeated: its gradient of gather_nd with negative indices goes to other
+elements than were read, scatter_nd writes beyond the tensor for an index out of range, and batch_take has no gradient.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def flat_places(ctx: Workspace, name: str, index: Any, tensor: Shape, *, wrap: b
     xp = ctx.xp
     rows = index.reshape(index.shape[0], -1)
     axes, places = rows.shape
-    found, parts, limits = ctx.take((places,), INDEX), ctx.take((axes, places), INDEX), ctx.take((2, axes), INDEX)
-    found.fill(0)
+    flat, parts, limits = ctx.take((places,), INDEX), ctx.take((axes, places), INDEX), ctx.take((2, axes), INDEX)
+    flat.fill(0)
     xp.copyto(parts, rows, casting="unsafe")
     if places:
         xp.min(parts, axis=1, out=limits[0])
@@ -61,9 +61,9 @@ def flat_places(ctx: Workspace, name: str, index: Any, tensor: Shape, *, wrap: b
             if low < 0:
                 xp.remainder(parts[axis], size, out=parts[axis])
     for part, size in zip(parts, tensor, strict=False):
-        xp.multiply(found, size, out=found)
-        xp.add(found, part, out=found)
-    return found
+        xp.multiply(flat, size, out=flat)
+        xp.add(flat, part, out=flat)
+    return flat
 
 
 def flat_bytes(index: Shape) -> int:
@@ -93,22 +93,22 @@ def _gather_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 @workspace_kernel
 def _gather(ctx: Workspace, p: Params, data: RawArray, index: RawArray, out: RawArray) -> None:
-    found = flat_places(ctx, "gather_nd", index, data.shape, wrap=True)
+    flat = flat_places(ctx, "gather_nd", index, data.shape, wrap=True)
     source = _slices(data, index.shape[0])
-    gather(ctx.xp, source, found, 0, out.reshape(found.size, source.shape[1]))
+    gather(ctx.xp, source, flat, 0, out.reshape(flat.size, source.shape[1]))
 
 
 @workspace_kernel
 def _gather_backward(ctx: Workspace, p: Params, g: RawArray, index: RawArray, out: RawArray) -> None:
     """Sums, in the order of the places, where several of them name one slice."""
-    found = flat_places(ctx, "gather_nd", index, out.shape, wrap=True)
+    flat = flat_places(ctx, "gather_nd", index, out.shape, wrap=True)
     target = _slices(out, index.shape[0])
-    source = g.reshape(found.size, target.shape[1])
+    source = g.reshape(flat.size, target.shape[1])
     out.fill(0)
     if target.shape[1] == 1:
-        ctx.xp.add.at(target.reshape(-1), found, source.reshape(-1))
+        ctx.xp.add.at(target.reshape(-1), flat, source.reshape(-1))
     else:
-        ctx.xp.add.at(target, found, source)
+        ctx.xp.add.at(target, flat, source)
 
 
 def _index_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -151,10 +151,10 @@ def _scatter_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
 
 @workspace_kernel
 def _scatter(ctx: Workspace, p: Params, data: Any, index: Any, out: Any) -> None:
-    found = flat_places(ctx, "scatter_nd", index, out.shape, wrap=False)
+    flat = flat_places(ctx, "scatter_nd", index, out.shape, wrap=False)
     target = _slices(out, index.shape[0])
     out.fill(0)
-    target[found] = data.reshape(found.size, target.shape[1])
+    target[flat] = data.reshape(flat.size, target.shape[1])
 
 
 def _scatter_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
@@ -199,13 +199,13 @@ def _batch_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 def _batch_places(ctx: Workspace, index: RawArray, shape: Shape) -> Any:
     """Flat place in the matrix of the element that each row takes; indices are clipped to the columns."""
     xp = ctx.xp
-    found, rows = ctx.take(index.shape, INDEX), ctx.take(index.shape, INDEX)
+    flat, rows = ctx.take(index.shape, INDEX), ctx.take(index.shape, INDEX)
     rows.fill(shape[1])
     xp.cumsum(rows, out=rows)
-    to_index(xp, index, shape[1], "clip", found)
+    to_index(xp, index, shape[1], "clip", flat)
     xp.subtract(rows, shape[1], out=rows)
-    xp.add(found, rows, out=found)
-    return found
+    xp.add(flat, rows, out=flat)
+    return flat
 
 
 @workspace_kernel

@@ -51,21 +51,21 @@ def _places(ctx: Workspace, index: Any, tensor: Any) -> Any:
 
 @workspace_kernel
 def _forward(ctx: Workspace, p: Params, old: object, index: Any, new: object, out: Any) -> None:
-    found = _places(ctx, index, old)
+    positions = _places(ctx, index, old)
     if out is not old:
         ctx.xp.copyto(out, old)
-    out[found] = new
+    out[positions] = new
 
 
 @workspace_kernel
 def _backward(ctx: Workspace, p: Params, g: Any, index: Any, old: Any, new: object) -> None:
     """The rows that were kept, and those that were replaced."""
-    found = _places(ctx, index, g)
+    positions = _places(ctx, index, g)
     if new is not None:
-        gather(ctx.xp, g, found, 0, new)
+        gather(ctx.xp, g, positions, 0, new)
     if old is not None:
         ctx.xp.copyto(old, g)
-        old[found] = 0
+        old[positions] = 0
 
 
 def _bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

@@ -55,20 +55,20 @@ def _take_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 def _positions(ctx: Workspace, params: Params, index: RawArray, size: int) -> Any:
-    found = ctx.take(index.shape, INDEX)
+    positions = ctx.take(index.shape, INDEX)
     xp = ctx.xp
     if params["mode"] != "raise":
-        to_index(xp, index, size, params["mode"], found)
-        return found
-    xp.copyto(found, index, casting="unsafe")
+        to_index(xp, index, size, params["mode"], positions)
+        return positions
+    xp.copyto(positions, index, casting="unsafe")
     limits = ctx.take((2,), INDEX)
-    if found.size:
-        xp.min(found, out=limits[:1].reshape(()))
-        xp.max(found, out=limits[1:].reshape(()))
+    if positions.size:
+        xp.min(positions, out=limits[:1].reshape(()))
+        xp.max(positions, out=limits[1:].reshape(()))
         low, high = limits.tolist()  # the host waits here, once
         if low < 0 or high >= size:
             raise IndexRangeError(f"take: indices from {low} to {high} exceed the {size} rows (mode=raise)")
-    return found
+    return positions
 
 
 @workspace_kernel
@@ -80,20 +80,20 @@ def _take(ctx: Workspace, p: Params, a: RawArray, index: RawArray, out: RawArray
 @workspace_kernel
 def _backward_take(ctx: Workspace, p: Params, g: RawArray, index: RawArray, out: RawArray) -> None:
     axis = p["axis"] % out.ndim
-    found = _positions(ctx, p, index, out.shape[axis]).reshape(-1)
+    positions = _positions(ctx, p, index, out.shape[axis]).reshape(-1)
     outer, inner = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
     target = out.reshape(outer, out.shape[axis], inner)
-    source = g.reshape(outer, found.size, inner)
+    source = g.reshape(outer, positions.size, inner)
     out.fill(0)
     if ctx.xp is np and inner >= 16:  # a Python step for each row is cheaper than ufunc.at for each element
-        for position, row in enumerate(found.tolist()):
+        for position, row in enumerate(positions.tolist()):
             np.add(target[:, row], source[:, position], out=target[:, row])
         return
     for k in range(outer):
         if inner == 1:
-            ctx.xp.add.at(target[k].reshape(-1), found, source[k].reshape(-1))
+            ctx.xp.add.at(target[k].reshape(-1), positions, source[k].reshape(-1))
         else:
-            ctx.xp.add.at(target[k], found, source[k])
+            ctx.xp.add.at(target[k], positions, source[k])
 
 
 def _index_workspace(position: int) -> Any:
@@ -159,14 +159,14 @@ def _pick_positions(ctx: Workspace, params: Params, shape: Shape, index: RawArra
     """Flat positions of the picked elements, shape (outer · inner,)."""
     xp = ctx.xp
     outer, size, inner = _pick_axis(params, shape)
-    found = ctx.take((outer, inner), INDEX)
-    to_index(xp, index.reshape(outer, inner), size, params["mode"], found)
-    xp.multiply(found, inner, out=found)
-    xp.add(found, _count_up(xp, ctx.take((inner,), INDEX)), out=found)
+    positions = ctx.take((outer, inner), INDEX)
+    to_index(xp, index.reshape(outer, inner), size, params["mode"], positions)
+    xp.multiply(positions, inner, out=positions)
+    xp.add(positions, _count_up(xp, ctx.take((inner,), INDEX)), out=positions)
     rows = _count_up(xp, ctx.take((outer,), INDEX))
     xp.multiply(rows, size * inner, out=rows)
-    xp.add(found, rows.reshape(outer, 1), out=found)
-    return found.reshape(-1)
+    xp.add(positions, rows.reshape(outer, 1), out=positions)
+    return positions.reshape(-1)
 
 
 def _pick_bytes(params: Params, shape: Shape) -> int:
@@ -176,15 +176,15 @@ def _pick_bytes(params: Params, shape: Shape) -> int:
 
 @workspace_kernel
 def _pick(ctx: Workspace, p: Params, data: RawArray, index: RawArray, out: RawArray) -> None:
-    found = _pick_positions(ctx, p, data.shape, index)
-    gather(ctx.xp, data.reshape(-1), found, 0, out.reshape(-1))
+    positions = _pick_positions(ctx, p, data.shape, index)
+    gather(ctx.xp, data.reshape(-1), positions, 0, out.reshape(-1))
 
 
 @workspace_kernel
 def _backward_pick(ctx: Workspace, p: Params, g: RawArray, index: RawArray, out: RawArray) -> None:
-    found = _pick_positions(ctx, p, out.shape, index)
+    positions = _pick_positions(ctx, p, out.shape, index)
     out.fill(0)
-    out.reshape(-1)[found] = g.reshape(-1)
+    out.reshape(-1)[positions] = g.reshape(-1)
 
 
 _PICK = (

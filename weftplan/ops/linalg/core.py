@@ -147,9 +147,9 @@ def lu_scratch(batch: int, rows: int) -> int:
 
 
 def lu(xp: ModuleType, a: RawArray, pivots: RawArray, scratch: RawArray) -> None:
-    """``a`` becomes its factors L (unit, below) and U, of the matrix with rows swapped as ``pivots`` (batch, n) says.
+    """Replace ``a`` by its factors L (unit, below) and U, with rows swapped after ``pivots`` (batch, n).
 
-    Step k exchanged rows k and ``pivots[:, k]`` (at least k), where the largest element of the column was.
+    Step k exchanges row k with row ``pivots[:, k]`` (at least k), which holds the largest element of the column.
     """
     count, n = a.shape[:2]
     for k in range(n):
@@ -194,9 +194,9 @@ def square_shape(name: str, outputs: Sequence[str] = ("same",)) -> ShapeRule:
             raise ShapeError(f"{name} expects matrices in the last two of at least 2 dimensions, got shape {a}")
         side = merge_dim(a[-2], a[-1], f"{name}: rows and columns of square matrices {a}")
         a = (*a[:-2], side, side)
-        made = {"same": a, "one": a[:-2] or (1,), "row": a[:-1]}
-        found = [merge_shape(made[kind], out, f"{name}: output") for kind, out in zip(outputs, outs, strict=True)]
-        return [a], found
+        shapes = {"same": a, "one": a[:-2] or (1,), "row": a[:-1]}
+        merged = [merge_shape(shapes[kind], out, f"{name}: output") for kind, out in zip(outputs, outs, strict=True)]
+        return [a], merged
 
     return rule
 

@@ -180,9 +180,9 @@ def _syevd(
     vectors = None if U is None else batched(U)
     values = None if L is None else L.reshape(-1, n)
     for item in range(a.shape[0]):
-        found, columns = xp.linalg.eigh(a[item], UPLO="L")
+        eigenvalues, columns = xp.linalg.eigh(a[item], UPLO="L")
         if values is not None:
-            xp.copyto(values[item], found)
+            xp.copyto(values[item], eigenvalues)
         if vectors is None:
             continue
         rows = vectors[item]

@@ -47,7 +47,7 @@ def _solve_room(a: RawArray) -> Spec:
 
 
 def _invert(xp: ModuleType, factors: RawArray, pivots: RawArray, out: RawArray, scratch: RawArray) -> None:
-    """``out`` = the inverse of what has these factors: U⁻¹ L⁻¹ P."""
+    """Write U⁻¹ L⁻¹ P, the inverse of the factored matrix, into ``out``."""
     out.fill(0)
     rows = list(range(out.shape[-1]))
     for item in range(out.shape[0]):
@@ -129,7 +129,7 @@ def _factors(
 
 
 def _apply_parity(xp: ModuleType, pivots: RawArray, out: RawArray) -> None:
-    """Changes the sign of ``out`` (batch,) where the rows were swapped an odd number of times."""
+    """Negate the elements of ``out`` (batch,) whose rows were swapped an odd number of times."""
     for item in range(pivots.shape[0]):
         if sum(int(pivots[item, k]) != k for k in range(pivots.shape[1])) % 2:
             xp.negative(out[item : item + 1], out=out[item : item + 1])
@@ -187,7 +187,7 @@ def _backward_determinant(
     out: RawArray,
     scratch: RawArray,
 ) -> None:
-    """ograd · A⁻ᵀ, times the determinant for det; 0 where the determinant, or its sign, is 0."""
+    """Compute ograd · A⁻ᵀ, times the determinant for det; 0 if the determinant, or its sign, is 0."""
     g, value = ograd.reshape(-1, 1, 1), value.reshape(-1, 1, 1)
     factors, out = batched(factors), batched(out)
     _invert(xp, factors, pivots.reshape(out.shape[:-1]), flip(out), scratch)

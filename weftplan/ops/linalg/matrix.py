@@ -168,7 +168,7 @@ def _backward_dot(
     a = _matrix(lhs, p["transpose_a"])
     b = _matrix(rhs, not p["transpose_b"])
     g = g.reshape(a.shape[0], b.shape[0])
-    # Each gradient is a matrix (rest, summed) in its own layout: write the transpose where the summed axis is first.
+    # Each gradient is a matrix (rest, summed) in its own layout; write the transpose if the summed axis is first.
     if d_lhs is not None:
         if p["transpose_a"]:
             multiply(xp, b.T, g.T, d_lhs.reshape(a.shape[1], a.shape[0]))

@@ -54,9 +54,9 @@ def _gemm_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     out = outs[0]
     for shape in ins[2:]:
         out = merge_shape(out, shape, "linalg_gemm: C and output")
-    found, made = batch_shape(params, [_rows_last(s, params) for s in ins[:2]], [_rows_last(out, params)])
-    out = _rows_last(made[0], params)
-    return [*(_rows_last(s, params) for s in found), *[out] * len(ins[2:])], [out]
+    factors, products = batch_shape(params, [_rows_last(s, params) for s in ins[:2]], [_rows_last(out, params)])
+    out = _rows_last(products[0], params)
+    return [*(_rows_last(s, params) for s in factors), *[out] * len(ins[2:])], [out]
 
 
 def _matrices(x: Any, params: Params) -> Any:

@@ -52,7 +52,7 @@ def _softsign(xp: ModuleType, x: RawArray, out: RawArray, t: RawArray) -> None:
 
 def relu_gradient(xp: ModuleType, g: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
     """``out`` = the gradient of relu from the incoming one and the output, with a block of truth values as scratch."""
-    xp.not_equal(y, 0, out=mask)  # it is never below; and what comes in must not vanish at NaN
+    xp.not_equal(y, 0, out=mask)  # y is never negative; at NaN the incoming gradient must pass
     xp.multiply(g, mask, out=out)
 
 

@@ -41,7 +41,7 @@ _HEADS = (Param("heads", _heads, doc="number of attention heads"),)
 
 
 def _part(x: Any, heads: int, parts: int, part: int) -> Any:
-    """Part ``part`` of ``parts`` interleaved ones of (steps, batch, …), as a view (batch, heads, steps, units)."""
+    """Return part ``part`` of ``parts`` interleaved in (steps, batch, …) as a view (batch, heads, steps, units)."""
     steps, batch, width = x.shape
     units = width // (heads * parts)
     return x.reshape(steps, batch, heads, parts, units)[:, :, :, part].transpose(1, 2, 0, 3)
@@ -67,7 +67,7 @@ def _sequence(shape: Shape | None, name: str, what: str) -> Shape:
 
 
 def _batch(name: str, attention: Shape, batch: int, heads: int) -> tuple[int, int]:
-    """(batch, batch · heads), each from what is known of the other."""
+    """Return (batch, batch · heads); an unknown value is inferred from the other."""
     if attention[0] % heads:
         raise ShapeError(f"{name}: attention {attention} should begin with a multiple of heads={heads}")
     batch = merge_dim(batch, attention[0] // heads, f"{name}: batch of the sequence, and of attention {attention}")
@@ -82,15 +82,15 @@ def _product(
     ``parts``: how many tensors each sequence interleaves.
     """
     heads = params["heads"]
-    found = merge_shape((0, 0, 0), attention, f"{name}: attention (batch · heads, queries, keys)")
-    assert found is not None
+    known = merge_shape((0, 0, 0), attention, f"{name}: attention (batch · heads, queries, keys)")
+    assert known is not None
     first, last = sequences[0], sequences[-1]
     batch = merge_dim(first[1], last[1], f"{name}: batches of {first} and {last}")
-    batch, rows = _batch(name, found, batch, heads)
-    queries = merge_dim(first[0], found[1], f"{name}: queries of {first} and of attention {found}")
-    keys = merge_dim(last[0], found[2], f"{name}: keys of {last} and of attention {found}")
+    batch, rows = _batch(name, known, batch, heads)
+    queries = merge_dim(first[0], known[1], f"{name}: queries of {first} and of attention {known}")
+    keys = merge_dim(last[0], known[2], f"{name}: keys of {last} and of attention {known}")
     if len(sequences) == 1:
-        queries = keys = merge_dim(queries, keys, f"{name}: both sides of attention {found}")
+        queries = keys = merge_dim(queries, keys, f"{name}: both sides of attention {known}")
     for sequence, count in zip(sequences, parts, strict=False):
         _width(name, sequence, heads, count)
     units = 0

@@ -1,13 +1,13 @@
 """BatchNorm: normalisation of each channel over batch and space, optionally fused with relu.
 
-The form with the relu is an operator that only the planner uses (``ops/fusion/relu.py``). Its backward form is given
-beta, too, and takes as incoming what the relu's gradient would be, block by block: what the relu let pass is computed
-again from the data, to the same bits, since its output would be one more array to read.
+The form with the relu is an operator that only the planner uses (``ops/fusion/relu.py``). Its backward form also reads
+beta, and computes the relu's gradient block by block: it recomputes the sign of the relu's input from the data, to the
+same bits, since reading the relu's output would cost one more array.
 
-Outputs 1 and 2 are the mean and 1 / sqrt(variance + eps) of what was used to normalise (the batch in training, the
-moving statistics otherwise), so the backward pass reads neither the moving statistics nor beta. Differences from MXNet
-1.9.1, on purpose: the moving statistics change in the training forward pass (there, in the backward pass), and with
-``fix_gamma`` the stored gamma is left alone (there, ones are written into it); it counts as 1 and its gradient is 0 in
+Outputs 1 and 2 are the mean and 1 / sqrt(variance + eps) of the statistics in use (the batch's in training, the moving
+statistics otherwise), so the backward pass reads neither the moving statistics nor beta. Differences from MXNet 1.9.1,
+on purpose: the moving statistics change in the training forward pass (there, in the backward pass), and with
+``fix_gamma`` the stored gamma stays unchanged (there, it is filled with 1); it counts as 1 and its gradient is 0 in
 both.
 """
 
@@ -222,7 +222,7 @@ def _backward(ctx: Workspace, p: Params, ograd: Any, *others: Any) -> None:
 def backward_behind_relu(
     ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, gamma: RawArray, beta: RawArray, *others: RawArray
 ) -> None:
-    """The same, where a relu is behind what was normalised."""
+    """Compute the gradients of a batch norm that is followed by a relu."""
     _backward_of(ctx, p, ograd, beta, data, gamma, *others)
 
 
@@ -257,16 +257,16 @@ def _backward_of(
         xp.subtract(beta, shift, out=shift)
 
     def incoming(where: tuple[slice, slice]) -> Any:
-        """What comes in through the relu; it uses ``block``."""
+        """Return the relu's gradient of a block; it overwrites ``block``."""
         if beta is None:
             return ograd[where]
-        wide, found, let = (split.cut(one, where) for one in (block, masked, mask))
+        wide, passed, let = (split.cut(one, where) for one in (block, masked, mask))
         xp.multiply(data[where], scale[where[1], None], out=wide)
-        xp.add(wide, shift[where[1], None], out=found, casting="same_kind")
-        xp.less_equal(found, 0, out=let)
+        xp.add(wide, shift[where[1], None], out=passed, casting="same_kind")
+        xp.less_equal(passed, 0, out=let)
         xp.logical_not(let, out=let)  # what comes in must not vanish at NaN
-        xp.multiply(ograd[where], let, out=found)
-        return found
+        xp.multiply(ograd[where], let, out=passed)
+        return passed
 
     total = sums if bgrad is None else bgrad
     for where in split:

@@ -35,26 +35,26 @@ def window(params: Params, name: str) -> tuple[Shape, Shape, Shape, Shape]:
     rank = len(kernel)
     if not 1 <= rank <= 3 or min(kernel) < 1:
         raise ParameterError(f"{name}: kernel={kernel}: expected one, two or three positive sizes")
-    found = [kernel]
+    extents = [kernel]
     for key, default in (("stride", 1), ("dilate", 1), ("pad", 0)):
-        given: Shape = params[key] or (default,) * rank
-        if len(given) != rank or min(given) < default:
+        values: Shape = params[key] or (default,) * rank
+        if len(values) != rank or min(values) < default:
             raise ParameterError(
-                f"{name}: {key}={given} does not fit kernel={kernel}: expected {default} or more for each"
+                f"{name}: {key}={values} does not fit kernel={kernel}: expected {default} or more for each"
             )
-        found.append(given)
-    return found[0], found[1], found[2], found[3]
+        extents.append(values)
+    return extents[0], extents[1], extents[2], extents[3]
 
 
 def window_counts(params: Params, image: Shape, name: str) -> Shape:
-    """Windows along each axis; 0 where the size of the image is unknown."""
-    found = []
+    """Return the number of windows along each axis; 0 for an unknown size of the image."""
+    counts = []
     for size, k, s, d, p in zip(image, *window(params, name), strict=True):
         room = size + 2 * p - (d * (k - 1) + 1)
         if size and room < 0:
             raise ShapeError(f"{name}: a window of {d * (k - 1) + 1} does not fit an image of {image} with pad {p}")
-        found.append(room // s + 1 if size else 0)
-    return tuple(found)
+        counts.append(room // s + 1 if size else 0)
+    return tuple(counts)
 
 
 def _taps(params: Params, image: Any, columns: Any, counts: Shape, name: str) -> Iterator[tuple[Any, Any]]:
@@ -105,8 +105,8 @@ def _im2col_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     image = merge_shape((0,) * (len(kernel) + 2), ins[0], "im2col: data (batch, channels, *image)")
     assert image is not None
     counts = window_counts(params, image[2:], "im2col")
-    made = (image[0], image[1] * math.prod(kernel), math.prod(counts))
-    out = merge_shape(made, outs[0], f"output of im2col of {image}")
+    columns = (image[0], image[1] * math.prod(kernel), math.prod(counts))
+    out = merge_shape(columns, outs[0], f"output of im2col of {image}")
     assert out is not None
     if out[1] % math.prod(kernel):
         raise ShapeError(f"im2col: output {out} has no multiple of {math.prod(kernel)} rows")

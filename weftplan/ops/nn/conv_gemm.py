@@ -90,12 +90,12 @@ def _matrices(geo: Geometry, weight: Any) -> Any:
 
 def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None], *, weight: bool) -> None:
     """``work`` on all parts of a pass, each in scratch of its own."""
-    found = parts(geo, weight=weight)
-    if len(found) == 1:
-        work(ctx, found[0])
+    pieces = parts(geo, weight=weight)
+    if len(pieces) == 1:
+        work(ctx, pieces[0])
         return
-    rooms = ctx.take((len(found), room_nbytes(found, weight=weight)), np.uint8)
-    split_in_rooms(lambda part, room: work(Workspace(ctx.xp, rooms[room]), found[part]), len(found))
+    rooms = ctx.take((len(pieces), room_nbytes(pieces, weight=weight)), np.uint8)
+    split_in_rooms(lambda part, room: work(Workspace(ctx.xp, rooms[room]), pieces[part]), len(pieces))
 
 
 def _fill(buffers: _Buffers, data: Any, first: int, last: int, *, padded: bool = False) -> Any:
@@ -257,7 +257,7 @@ def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, d
 
 
 def _adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any) -> None:
-    """:func:`adjoint` of one part, with ``weight`` of the dtype in which it is computed."""
+    """Compute :func:`adjoint` of one part; ``weight`` has the accumulator dtype."""
     xp = ctx.xp
     buffers = _Buffers(ctx, geo)
     kernel = None if dgrad is None else _matrices(geo, weight).swapaxes(1, 2)
@@ -268,7 +268,7 @@ def _adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, 
         matrix = columns.reshape(geo.groups, geo.taps // geo.groups, -1)
         part = _turned(geo, buffers, ograd, (first, last, top, bottom))
         if wgrad is not None:
-            # The copy of the image is overwritten by the data gradient below, so it is made anew for every tile.
+            # The data gradient below overwrites the copy of the image, so every tile copies it again.
             image = _fill(buffers, data, first, last) if dgrad is not None or top == 0 else image
             _lay_out(ctx, geo, image, top, columns)
             _multiply(xp, part, matrix.swapaxes(1, 2), term if count else sums)
@@ -309,7 +309,7 @@ def _turned(geo: Geometry, buffers: _Buffers, ograd: Any, tile: tuple[int, int, 
 
 
 def _weight_sums(ctx: Workspace, geo: Geometry, wgrad: Any) -> tuple[Any, Any]:
-    """Where the weight's gradient is summed, and the buffer of one tile's term."""
+    """Return the accumulator of the weight's gradient, and the buffer of one tile's term."""
     if wgrad is None:
         return None, None
     shape = (geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)

@@ -4,13 +4,13 @@ A *tile* is some images (whole), or some rows of the first spatial axis of one i
 Its size depends on shapes, parameters and the type of the device only, so results depend neither on the machine nor on
 the number of threads.
 
-Two layouts of a tile's columns. *Exact*: one column per window. *Wide* (stride 1): one column per position of the
-padded image, row by row, so that a whole tile of one tap is a single contiguous run of the image: copying and adding
-back go at the speed of memory, for some columns that belong to no window and whose results are dropped.
+A tile's columns have one of two layouts. *Exact*: one column per window. *Wide* (stride 1): one column per position of
+the padded image, row by row, so that a whole tile of one tap is a single contiguous run of the image. Copying and
+adding back then run at the speed of memory; some columns belong to no window, and their results are dropped.
 
-On a host a large convolution is cut into *parts*, which are smaller convolutions with tiles and scratch of their own,
-for the cores that are idle. They are ranges of images; or of channels where the gradient of the weight is wanted, so
-that each part has the sums over all images of what it computes, and nothing is added up over parts.
+On a host a large convolution is cut into *parts* for idle cores: smaller convolutions with tiles and scratch of their
+own. A part is a range of images, or a range of channels if the weight's gradient is wanted. Each part then sums over
+all images, and no sum runs over parts.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Geometry:
 
     @property
     def direct(self) -> bool:
-        """True when a tile is one whole image, column for column, so that the product is written where it belongs."""
+        """True if a tile is one whole image, column for column, so that the product is written in place."""
         exact = self.rest == self.grid[1:] and self.acc == self.dtype
         return exact and self.images_per_tile == 1 and self.rows_per_tile == self.grid[0]
 
@@ -149,8 +149,8 @@ class Geometry:
         return max(self._rooms_nbytes(weight=one) for one in passes) + widened + turned
 
     def _rooms_nbytes(self, *, weight: bool) -> int:
-        found = parts(self, weight=weight)
-        return len(found) * room_nbytes(found, weight=weight)
+        pieces = parts(self, weight=weight)
+        return len(pieces) * room_nbytes(pieces, weight=weight)
 
     @property
     def turns(self) -> bool:
@@ -161,21 +161,23 @@ class Geometry:
 
 @functools.lru_cache(maxsize=4096)
 def winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
-    """The pass forward, or ``back`` to the data, as Winograd's products, where they are faster and need little room."""
-    found = _winograd(geo, back=back)
-    return found if found is not None and winograd_sizes.fits(found, geo._rooms_nbytes(weight=False)) else None
+    """Return the forward pass, or the pass ``back`` to the data, by Winograd's products; None unless they are faster
+    and need little scratch."""
+    pass_ = _winograd(geo, back=back)
+    return pass_ if pass_ is not None and winograd_sizes.fits(pass_, geo._rooms_nbytes(weight=False)) else None
 
 
 @functools.lru_cache(maxsize=4096)
 def winograd_of_weight(geo: Geometry) -> winograd_sizes.Pass | None:
-    """The pass forward whose windows the weight's gradient sums up so, where that is faster and needs little room."""
-    found = _winograd(geo, back=False)
-    found = None if found is None else replace(found, most_tiles=winograd_sizes.TILES_IN_TRAINING)
-    return found if found is not None and winograd_sizes.weight_fits(found, geo._rooms_nbytes(weight=True)) else None
+    """Return the forward pass whose windows the weight's gradient sums by Winograd's products; None unless that is
+    faster and needs little scratch."""
+    pass_ = _winograd(geo, back=False)
+    pass_ = None if pass_ is None else replace(pass_, most_tiles=winograd_sizes.TILES_IN_TRAINING)
+    return pass_ if pass_ is not None and winograd_sizes.weight_fits(pass_, geo._rooms_nbytes(weight=True)) else None
 
 
 def _winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
-    """A pass, where it can be computed so."""
+    """Return a pass by Winograd's products; None if the geometry does not allow them."""
     ones = (1,) * len(geo.kernel)
     if geo.kernel != (3, 3) or geo.stride != ones or geo.dilate != ones or geo.groups > 1 or geo.turns:
         return None
@@ -203,17 +205,17 @@ class Part(NamedTuple):
 
 
 COPY = 32
-"""Multiplications in whose time an element of the columns is copied, or added back."""
+"""Cost of copying an element of the columns, or of adding it back, in multiplications."""
 LEAST_ROWS = 32
-"""Rows of the columns of a part of the channels: fewer would not fill the tiles in which a BLAS works."""
+"""Least rows of the columns in a part of the channels: fewer would not fill a BLAS's tiles."""
 
 
 @functools.lru_cache(maxsize=4096)
 def parts(geo: Geometry, *, weight: bool) -> tuple[Part, ...]:
-    """The parts of a pass: with the gradient of the ``weight`` ranges of channels (of groups, where there are several),
-    else ranges of images.
+    """Return the parts of a pass: ranges of channels (or groups) if it computes the gradient of the ``weight``, else
+    ranges of images.
 
-    One part where there is little to do, and on a GPU; more than two only where their scratch is small.
+    A small pass, and any pass on a GPU, is one part. There are more than two parts only if their scratch is small.
     """
     per_group = geo.channels // geo.groups, geo.filters // geo.groups
     if not weight:
@@ -238,16 +240,16 @@ def parts(geo: Geometry, *, weight: bool) -> tuple[Part, ...]:
             Part(_inner(geo, channels=_size(some)), (every, some), (every, every), (every, some))
             for some in ranges(geo.channels, count)
         )
-    found = []
+    pieces = []
     for some in ranges(geo.groups, count):
         channels, filters = (slice(some.start * size, some.stop * size) for size in per_group)
         inner = _inner(geo, groups=_size(some), channels=_size(channels), filters=_size(filters))
-        found.append(Part(inner, (every, channels), (every, filters), (filters, every)))
-    return tuple(found)
+        pieces.append(Part(inner, (every, channels), (every, filters), (filters, every)))
+    return tuple(pieces)
 
 
 def room_nbytes(found: tuple[Part, ...], *, weight: bool) -> int:
-    """Scratch in which any of these parts finds room."""
+    """Return the scratch bytes that suffice for any of these parts."""
     return max(part.geo.part_nbytes(weight=weight) for part in found)
 
 
@@ -284,21 +286,21 @@ def tiled(
     workspace: int,
     tile_bytes: int,
 ) -> Geometry:
-    """Sizes and tiles for ``image`` (batch, channels, extents…) and windows ``grid``.
+    """Return sizes and tiles for ``image`` (batch, channels, extents…) and windows ``grid``.
 
-    The columns of a tile and what is on the side of the windows take at most ``workspace`` MiB and ``tile_bytes``,
-    unless a single row of windows takes more.
+    The columns of a tile and its windows take at most ``workspace`` MiB and ``tile_bytes``, unless a single row of
+    windows takes more.
     """
     acc = accumulator(dtype)
     batch, channels, *extents = image
     padded = tuple(extent + 2 * p for extent, p in zip(extents, pad, strict=True))
     wide = all(s == 1 for s in stride) and math.prod(kernel) > 1 and filters // groups <= WIDE_FILTERS
-    rest = padded[1:] if wide else grid[1:]
+    inner = padded[1:] if wide else grid[1:]
     slack = 0
     if wide:
         steps = [math.prod(padded[axis + 1 :]) for axis in range(len(padded))]
         slack = sum((k - 1) * d * step for k, d, step in list(zip(kernel, dilate, steps, strict=True))[1:])
-    row = max(1, (channels * math.prod(kernel) + filters) * math.prod(rest) * acc.itemsize)
+    row = max(1, (channels * math.prod(kernel) + filters) * math.prod(inner) * acc.itemsize)
     rows = max(1, min(workspace << 20, tile_bytes) // row)
     return Geometry(
         batch=batch,
@@ -315,7 +317,7 @@ def tiled(
         acc=acc,
         padded=padded,
         wide=wide,
-        rest=rest,
+        rest=inner,
         slack=slack,
         images_per_tile=max(1, min(batch, rows // max(1, grid[0]))),
         rows_per_tile=max(1, min(rows, grid[0])),

@@ -71,8 +71,8 @@ def _window(
     if not 1 <= rank <= 3 or min(kernel) < 1:
         raise ParameterError(f"{what}: kernel={kernel}: expected one to three positive extents")
     filled = []
-    for name, given, default, least in (("stride", stride, 1, 1), ("dilate", dilate, 1, 1), ("pad", pad, 0, 0)):
-        value = given or (default,) * rank
+    for name, values, default, least in (("stride", stride, 1, 1), ("dilate", dilate, 1, 1), ("pad", pad, 0, 0)):
+        value = values or (default,) * rank
         if len(value) != rank or min(value) < least:
             raise ParameterError(f"{what}: {name}={value}: expected {rank} numbers of at least {least}, as {kernel=}")
         filled.append(value)

@@ -45,7 +45,7 @@ def _radius(params: Params) -> int:
 
 
 def _side(params: Params, extent: int) -> int:
-    """Squares along one side of a map of ``extent`` pixels; 0 where that is unknown."""
+    """Return the number of squares along one side of a map of ``extent`` pixels; 0 if it is unknown."""
     if extent == 0:
         return 0
     border = params["max_displacement"] + params["kernel_size"] // 2
@@ -65,8 +65,8 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     data = merge_shape(data, ins[1], "Correlation: data1 and data2")
     assert data is not None
     channels = (2 * _radius(params) + 1) ** 2
-    made = (data[0], channels, _side(params, data[2]), _side(params, data[3]))
-    out = merge_shape(made, outs[0], f"output of Correlation of {data}")
+    output = (data[0], channels, _side(params, data[2]), _side(params, data[3]))
+    out = merge_shape(output, outs[0], f"output of Correlation of {data}")
     assert out is not None
     data = (out[0], *data[1:])
     return [data, data], [out]
@@ -154,8 +154,8 @@ def _backward(
         for (channel, a, b), (_, of_a, of_b) in pairs:
             xp.multiply(ograd[item, channel], scale, out=g)
             if p["is_multiply"]:
-                for target, other in ((of_a, b), (of_b, a)):
-                    xp.multiply(other, g, out=terms)
+                for target, partner in ((of_a, b), (of_b, a)):
+                    xp.multiply(partner, g, out=terms)
                     xp.add(target, terms, out=target)
             else:
                 xp.greater_equal(a, b, out=terms)  # where both are equal the slope is 1, as in MXNet

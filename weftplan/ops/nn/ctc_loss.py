@@ -40,7 +40,7 @@ _PARAMS = (
 
 
 def inputs_of(params: Params) -> tuple[str, ...]:
-    """Names of the inputs; lengths are there where they are used."""
+    """Return the names of the inputs; lengths are inputs only if they are used."""
     lengths = (("use_data_lengths", "data_lengths"), ("use_label_lengths", "label_lengths"))
     return ("data", "label", *(name for flag, name in lengths if params[flag]))
 
@@ -76,14 +76,14 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 class _Plan(NamedTuple):
-    """What both passes know of the labels, in scratch."""
+    """Arrays derived from the labels that both passes read, in scratch."""
 
     places: Any
     """(batch, places) int64: the channel of each place."""
     cells: Any
     """(batch, places) int64: the same, counted over all samples."""
     skips: Any
-    """(batch, places) bool: the place may follow the one two before it."""
+    """(batch, places) bool: whether place i may follow place i - 2."""
     steps: Any
     """(batch, 1) int64: steps of each sample."""
     ends: Any
@@ -102,17 +102,17 @@ def _plan(ctx: Workspace, params: Params, data: Shape, label: Any, lengths: Sequ
     steps, batch, channels = data
     count = label.shape[1]
     plan = _Plan(*(ctx.take(*spec) for spec in _plan_scratch(batch, count)))
-    given = dict(zip(inputs_of(params)[2:], lengths, strict=True))
+    by_name = dict(zip(inputs_of(params)[2:], lengths, strict=True))
     first = params["blank_label"] == "first"
     plan.places.fill(0 if first else channels - 1)
     labels = plan.places[:, 1::2]
     xp.copyto(labels, label, casting="unsafe")
-    if "data_lengths" in given:
-        xp.copyto(plan.steps[:, 0], given["data_lengths"], casting="unsafe")
+    if "data_lengths" in by_name:
+        xp.copyto(plan.steps[:, 0], by_name["data_lengths"], casting="unsafe")
     else:
         plan.steps.fill(steps)
-    if "label_lengths" in given:
-        xp.copyto(plan.ends, given["label_lengths"], casting="unsafe")
+    if "label_lengths" in by_name:
+        xp.copyto(plan.ends, by_name["label_lengths"], casting="unsafe")
     else:  # the padding, and all that follows it, does not count
         counted = plan.skips[:, 1::2]
         xp.not_equal(labels, 0 if first else -1, out=counted)

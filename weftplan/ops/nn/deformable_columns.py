@@ -81,7 +81,7 @@ def cut(space: Any, *shape: int) -> Any:
 
 
 class Columns:
-    """The buffers of one call, and what both directions do with them."""
+    """The buffers of one call, and the steps that both directions share."""
 
     def __init__(self, ctx: Workspace, sizes: Sizes, weight: Any, *, back: bool) -> None:
         self.xp, self.sizes = ctx.xp, sizes
@@ -100,7 +100,7 @@ class Columns:
         return self._weight.reshape(sizes.groups, sizes.filters // sizes.groups, -1)
 
     def image(self, data: Any) -> Any:
-        """One image (channels, height, width), widened where that is needed."""
+        """Return one image (channels, height, width), converted to the wider dtype if needed."""
         if self.sizes.acc == self.sizes.dtype:
             return data
         wide = self._image.reshape(data.shape)
@@ -140,12 +140,12 @@ class Columns:
     def _clamp(self, points: RawArray) -> None:
         """Move points beyond the last pixel onto it, and points outside of [0, extent) to where everything is 0."""
         xp, shape = self.xp, points.shape[1:]
-        inside, other = cut(self._inside, *shape), cut(self._other, *shape)
+        inside, clamped = cut(self._inside, *shape), cut(self._other, *shape)
         inside.fill(True)
         for place, extent in zip(points, self.sizes.image[::-1], strict=True):
             for compare, bound in ((xp.greater_equal, 0), (xp.less, extent)):  # so that no number is outside, too
-                compare(place, bound, out=other)
-                xp.logical_and(inside, other, out=inside)
+                compare(place, bound, out=clamped)
+                xp.logical_and(inside, clamped, out=inside)
             xp.minimum(place, extent - 1, out=place)
         xp.logical_not(inside, out=inside)
         for place in points:
@@ -155,10 +155,10 @@ class Columns:
         """Take the gradient away along an axis where a point lies on the last pixel, or was moved there."""
         if self.sizes.modulated:
             return
-        other = cut(self._other, *points.shape[1:])
+        clamped = cut(self._other, *points.shape[1:])
         for place, of_place, extent in zip(points, of_points, self.sizes.image[::-1], strict=True):
-            self.xp.equal(place, extent - 1, out=other)
-            self.xp.copyto(of_place, 0, where=other)
+            self.xp.equal(place, extent - 1, out=clamped)
+            self.xp.copyto(of_place, 0, where=clamped)
 
     def sample(self, image: RawArray, offset: RawArray, where: slice, columns: RawArray) -> None:
         """Fill a tile's columns, before any mask."""

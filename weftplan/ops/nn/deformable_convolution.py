@@ -192,13 +192,13 @@ def _shape_rule(name: str) -> ShapeRule:
             grid = merge_shape(grid, (shape[0], 0, *shape[2:]), f"{name}: offset and mask")
         known = None if ins[1:behind] == [None] * len(each) else grid
         out = outs[0] if known is None else merge_shape(known, outs[0], f"{name}: offset and output")
-        new, made = convolution_shape(params, [ins[0], *ins[behind:]], [out], name)
+        new, inferred = convolution_shape(params, [ins[0], *ins[behind:]], [out], name)
         data = new[0]
         if data is not None and data[1] % moved:
             raise ShapeError(f"{name}: data {data}: expected a multiple of num_deformable_group={moved} channels")
-        where = made[0]
+        where = inferred[0]
         moves: Shapes = [None if where is None else (where[0], planes, *where[2:]) for planes in each]
-        return [data, *moves, *new[1:]], made
+        return [data, *moves, *new[1:]], inferred
 
     return infer
 

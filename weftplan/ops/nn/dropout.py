@@ -85,7 +85,7 @@ def _forward(ctx: OpContext, p: Params, data: Any, out: Any, mask: Any) -> None:
     whole = shape == data.shape
     size = min(math.prod(shape), tiling.block())
     draws = ctx.take((size,), _DRAW)
-    # Where nobody wants the mask, this is all of it that there is: one block, or the small mask of `axes`.
+    # If the mask is unwanted, only this part of it exists: one block, or the small mask of `axes`.
     room = ctx.take((size,) if whole else shape, _MASK)
     if not _active(ctx, p):
         if mask is not None:

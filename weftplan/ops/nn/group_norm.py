@@ -31,8 +31,8 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
         raise ParameterError(f"GroupNorm: num_groups={groups}: expected at least 1")
     data = merge_shape(ins[0], outs[0], "GroupNorm: data and output")
     vectors = [
-        merge_shape((groups,), given, f"GroupNorm: {name} with num_groups={groups}, and given")
-        for name, given in zip(("gamma", "beta"), ins[1:], strict=True)
+        merge_shape((groups,), shape, f"GroupNorm: {name} with num_groups={groups}, and given")
+        for name, shape in zip(("gamma", "beta"), ins[1:], strict=True)
     ]
     if data is None:
         return [None, *vectors], outs
@@ -40,7 +40,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
         raise ShapeError(f"GroupNorm: data has shape {data}, expected batch, channels and space")
     if data[1] % groups:
         raise ShapeError(f"GroupNorm: {groups} groups do not divide the {data[1]} channels of data {data}")
-    statistics = [merge_shape((data[0], groups), given, "GroupNorm: statistics") for given in outs[1:]]
+    statistics = [merge_shape((data[0], groups), shape, "GroupNorm: statistics") for shape in outs[1:]]
     return [data, *vectors], [data, *statistics]
 
 

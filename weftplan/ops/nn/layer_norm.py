@@ -45,7 +45,7 @@ _LAYER = (
 _INSTANCE = (Param("eps", p_float, 1e-3, "Added to the variance."),)
 
 View = Callable[[Params, Shape], tuple[Shape, Shape]]
-"""(four dimensions of the data, shape in which gamma broadcasts to them)."""
+"""(four dimensions of the data, shape of gamma that broadcasts to them)."""
 
 
 def layer_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
@@ -99,7 +99,7 @@ def _blocks(view: View, params: Params, data: RawArray) -> Room:
 
 
 def _vectors(view: View, params: Params, data: RawArray) -> Room:
-    """What the backward pass sums in: the gradients of gamma and beta, and a block's share of one."""
+    """Return the accumulators of the backward pass: the gradients of gamma and beta, and a block's partial sum."""
     return [(view(params, data.shape)[1], accumulator(data.dtype))] * 3
 
 

@@ -1,6 +1,6 @@
 """LRN: local response normalisation over neighbouring channels.
 
-The hidden output ``tmp_norm`` is what the data is divided by, before the power ``beta``.
+The hidden output ``tmp_norm`` is the data's divisor before the power ``beta``.
 """
 
 from __future__ import annotations

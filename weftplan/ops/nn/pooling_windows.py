@@ -71,7 +71,7 @@ def lowest(dtype: Any) -> Any:
 
 
 def divisors(xp: ModuleType, grid: Grid, dtype: DTypeLike) -> Any:
-    """1 / count of each window: a number where all are alike, else a small array over the grid."""
+    """Return 1 / count of each window: a number if all counts are equal, else a small array over the grid."""
     if all(len(set(spans)) == 1 for spans in grid.counts):
         return 1.0 / math.prod(spans[0] for spans in grid.counts)
     counts = functools.reduce(np.multiply.outer, (np.array(spans, np.float64) for spans in grid.counts))
@@ -135,14 +135,14 @@ def spread_max(
 ) -> None:
     """Give each window's gradient to its first maximum; ``left`` holds what has not been given yet."""
     for windows, elements in grid.taps:
-        hit, given, rest = mask[windows], term[windows], left[windows]
+        hit, share, unclaimed = mask[windows], term[windows], left[windows]
         xp.equal(data[elements], output[windows], out=hit)
-        xp.multiply(rest, hit, out=given)
-        xp.subtract(rest, given, out=rest)
+        xp.multiply(unclaimed, hit, out=share)
+        xp.subtract(unclaimed, share, out=unclaimed)
         if grid.disjoint:
-            target[elements] = given
+            target[elements] = share
         else:
-            xp.add(target[elements], given, out=target[elements])
+            xp.add(target[elements], share, out=target[elements])
 
 
 def spread_power(

@@ -73,14 +73,14 @@ def _scratch(old: Shape, new: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
     """Both matrices, a block of planes between the two products and, of float16, a block of both sides."""
     wide = accumulator(dtype)
     count = _planes(old, new)
-    found: list[tuple[Shape, DType]] = [
+    buffers: list[tuple[Shape, DType]] = [
         ((new[2], old[2]), wide),
         ((new[3], old[3]), wide),
         ((count, old[2], new[3]), wide),
     ]
     if wide != dtype:
-        found += [((count, *old[2:]), wide), ((count, *new[2:]), wide)]
-    return found
+        buffers += [((count, *old[2:]), wide), ((count, *new[2:]), wide)]
+    return buffers
 
 
 def _planes(old: Shape, new: Shape) -> int:
@@ -105,7 +105,7 @@ def _product(weights: Weights, *, backward: bool) -> Kernel:
         xp, source = ctx.xp, inputs[0]
         old, new = (target, source) if backward else (source, target)
         rows, columns, between, *wide = _matrices(ctx, weights, p, old.shape, new.shape, target.dtype)
-        taken, made = (1, 0) if backward else (0, 1)
+        taken, output = (1, 0) if backward else (0, 1)
         x, y = source.reshape(-1, *source.shape[2:]), target.reshape(-1, *target.shape[2:])
         for first in range(0, x.shape[0], between.shape[0]):
             image, out = x[first : first + between.shape[0]], y[first : first + between.shape[0]]
@@ -113,7 +113,7 @@ def _product(weights: Weights, *, backward: bool) -> Kernel:
             middle, result = between[:count], out
             if wide:
                 xp.copyto(wide[taken][:count], image)
-                image, result = wide[taken][:count], wide[made][:count]
+                image, result = wide[taken][:count], wide[output][:count]
             if backward:
                 multiply(xp, rows.T, image, middle)
                 multiply(xp, middle.reshape(-1, middle.shape[2]), columns, result.reshape(-1, result.shape[2]))
@@ -138,14 +138,14 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 def _resized_shape(name: str, data: Shape | None, out: Shape | None, size: tuple[int, int]) -> tuple[Shape, Shape]:
-    """Data and output (batch, channels, height, width), the output of ``size`` where that is not 0."""
+    """Infer data and output (batch, channels, height, width); a nonzero ``size`` is the output's."""
     image = merge_shape((0, 0, 0, 0), data, f"{name}: data (batch, channels, height, width)")
-    made = merge_shape((0, 0, *size), out, f"{name}: output of this size, and given")
+    resized = merge_shape((0, 0, *size), out, f"{name}: output of this size, and given")
     assert image is not None
-    assert made is not None
-    lead = merge_shape(image[:2], made[:2], f"{name}: batch and channels of data and output")
+    assert resized is not None
+    lead = merge_shape(image[:2], resized[:2], f"{name}: batch and channels of data and output")
     assert lead is not None
-    return (*lead, *image[2:]), (*lead, *made[2:])
+    return (*lead, *image[2:]), (*lead, *resized[2:])
 
 
 _MODES = ("size", "odd_scale", "like", "to_even_down", "to_even_up", "to_odd_down", "to_odd_up")
@@ -160,7 +160,7 @@ _RESIZE = (
 
 
 def _side(params: Params, old: int, side: str) -> int:
-    """One side of the output; 0 where that of data is needed and unknown."""
+    """Return one side of the output; 0 if it depends on the data's unknown side."""
     mode, scale = params["mode"], params[f"scale_{side}"]
     if scale is not None and not 0 < scale < math.inf:
         raise ParameterError(f"BilinearResize2D: scale_{side}={scale}: expected a positive number")
@@ -204,8 +204,8 @@ def _resize_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DT
 
 
 def _resize_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    made = builder.node("_backward_contrib_BilinearResize2D", [builder.ograd()])
-    return [*made, *[None] * (builder.num_inputs - 1)]
+    gradient = builder.node("_backward_contrib_BilinearResize2D", [builder.ograd()])
+    return [*gradient, *[None] * (builder.num_inputs - 1)]
 
 
 def _resize_weights(params: Params, old: int, new: int) -> RawArray:

@@ -1,8 +1,8 @@
 """RNN: multi-layer recurrent networks in one or both directions (lstm, gru, rnn_relu, rnn_tanh).
 
-Forward keeps the gates of every step in a hidden output, ``reserve``, and what dropout kept between layers in another,
-``mask``; outside training nobody wants them, and the gates of a few steps at a time lie in workspace. Sequence lengths
-mean what cuDNN says: outputs are zero where a sequence is over, and the backward direction starts at its last step
+Forward keeps the gates of every step in a hidden output, ``reserve``, and dropout's masks between layers in another,
+``mask``. Outside training both are unwanted, and workspace holds the gates of a few steps at a time. Sequence lengths
+have cuDNN's meaning: outputs are zero after the end of a sequence, and the backward direction starts at its last step
 (MXNet 1.9.1 does so on GPUs; on a CPU it ignores them). A projection can be differentiated here, not in MXNet on a CPU.
 """
 
@@ -116,11 +116,11 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     if params["use_sequence_length"] and ins[-1] is not None and len(ins[-1]) == 1:
         batch = merge_dim(batch, ins[-1][0], "RNN: batch of data and sequence_length")
     depth = params["num_layers"] * directions
-    found: Shapes = [(depth, batch, size) for size in (units, params["state_size"])[:states]]
+    state_shapes: Shapes = [(depth, batch, size) for size in (units, params["state_size"])[:states]]
     new_outs: Shapes = [(steps, batch, directions * units)]
-    for k, state in enumerate(found):
+    for k, state in enumerate(state_shapes):
         state = merge_shape(ins[2 + k], state, f"RNN: {_inputs(params)[2 + k]} (layers · directions, batch, size)")
-        found[k] = state
+        state_shapes[k] = state
         if visible > 1:
             new_outs.append(merge_shape(outs[1 + k], state, f"RNN: {_outputs(params)[1 + k]}"))
     data = (steps, batch, data[2])
@@ -133,7 +133,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
         mask = (params["num_layers"] - 1, steps, batch, directions * units)
     new_outs += [reserve, mask] if _drops(params) else [reserve]
     lengths: Shapes = [merge_shape(ins[-1], (batch,), "RNN: sequence_length")] if params["use_sequence_length"] else []
-    return [data, vector, *found, *lengths], new_outs
+    return [data, vector, *state_shapes, *lengths], new_outs
 
 
 def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -173,7 +173,7 @@ def _active(ctx: Workspace, plan: Layout, lengths: object) -> Any:
 
 
 def _side(wide: Any, direction: int, units: int) -> Any:
-    """The part of (steps, batch, directions · units) that one direction writes."""
+    """Return the part of (steps, batch, directions · units) that a direction writes."""
     return wide[:, :, direction * units : (direction + 1) * units]
 
 
@@ -235,9 +235,9 @@ def _forward(ctx: OpContext, params: Params, *arrays: Any) -> None:
                 direction == 1,
                 active,
             )
-            for given, found in zip(outputs[1:visible], (one.state, one.cell), strict=False):
-                if given is not None:
-                    xp.copyto(given[k], found)
+            for output, found in zip(outputs[1:visible], (one.state, one.cell), strict=False):
+                if output is not None:
+                    xp.copyto(output[k], found)
         if last:
             break
         x = target
@@ -270,7 +270,7 @@ def _backward_grads(params: Params) -> tuple[int, ...]:
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
     params = builder.params
     visible, count = _visible(params), len(_outputs(params))
-    made = builder.node(
+    gradients = builder.node(
         "_backward_RNN",
         [
             *(builder.ograd(k) for k in range(visible)),
@@ -279,7 +279,7 @@ def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
             *(builder.output(k) for k in range(visible, count)),
         ],
     )
-    return [*made, *[None] * (builder.num_inputs - len(made))]
+    return [*gradients, *[None] * (builder.num_inputs - len(gradients))]
 
 
 def _dropped_buffer(params: Params, plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
@@ -328,9 +328,9 @@ def _backward(ctx: OpContext, params: Params, *arrays: Any) -> None:
                 direction == 1,
                 active,
             )
-            for target, found in zip(outputs[2:], (one.d_state, one.d_cell), strict=False):
+            for target, gradient in zip(outputs[2:], (one.d_state, one.d_cell), strict=False):
                 if target is not None:
-                    xp.copyto(target[k], found)
+                    xp.copyto(target[k], gradient)
             if d_x is not None:
                 one.input_gradient(weights[k], d_x, direction == 1)
             if d_weights is not None:

@@ -39,7 +39,7 @@ def _slope_tanh(xp: Any, y: Any, target: Any, spare: Any) -> None:
 
 
 class Cell:
-    """A step forwards: ``state`` and ``cell`` (batch rows) become the next ones, in ``next_state``, ``next_cell``.
+    """A forward step: it computes ``next_state`` and ``next_cell`` from ``state`` and ``cell`` (batch rows).
 
     Scratch: ``product`` (batch, gates), ``spare`` (batch, state_size).
     """
@@ -189,7 +189,7 @@ class CellGradient:
         xp, n, product = self.xp, self.plan.size, self.product
         spare, kept = self.spare
         if fused(xp, gates, share, d_state, d_gates, product, next_d_state):
-            if not state.flags.c_contiguous:  # rows of two directions lie beside each other
+            if not state.flags.c_contiguous:  # rows of two directions alternate
                 xp.copyto(spare, state)
                 state = spare
             # Added to by the product itself where cuBLAS is called directly.

@@ -123,7 +123,7 @@ def gru_step(xp: Any, gates: Any, product: Any, bias: Any, state: Any, next_stat
 def gru_back(
     xp: Any, gates: Any, share: object, state: Any, d_state: object, d_gates: object, product: Any, kept: object
 ) -> None:
-    """Gradients of the gates, and of the state's products into ``product``; ``kept``, which may be ``d_state``, gets
-    what goes back to the state before the step beside those."""
+    """Compute the gradients of the gates, and of the state's products into ``product``. ``kept``, which may be
+    ``d_state``, gets the direct part of the previous state's gradient."""
     args = (gates, share, state, d_state, d_gates, product, kept, state.shape[1])
     each(xp, _SOURCE, "gru_back", state.size, args, T=gates.dtype)

@@ -57,7 +57,7 @@ class Layout:
         self.lengths: bool = params["use_sequence_length"]
         self.projected = params["projection_size"] is not None
         self.wide: Shape = (self.steps, self.batch, self.directions * self.units)
-        """Shape of what a layer hands to the next."""
+        """Shape of a layer's output."""
 
     def fan_in(self, layer: int) -> int:
         """Columns of the input weights of ``layer``."""
@@ -81,16 +81,16 @@ class Layout:
                 shapes = [(self.gates, self.fan_in(layer)), (self.gates, self.units)]
                 if self.projected:
                     shapes.append((self.units, self.size))
-                made: list[Any] = []
+                layers: list[Any] = []
                 for shape in shapes:
-                    made.append(vector[at : at + math.prod(shape)].reshape(shape))
+                    layers.append(vector[at : at + math.prod(shape)].reshape(shape))
                     at += math.prod(shape)
-                matrices.append((made[0], made[1], made[2] if self.projected else None))
-        found = []
+                matrices.append((layers[0], layers[1], layers[2] if self.projected else None))
+        parts = []
         for each in matrices:
-            found.append(Weights(*each, vector[at : at + self.gates], vector[at + self.gates : at + 2 * self.gates]))
+            parts.append(Weights(*each, vector[at : at + self.gates], vector[at + self.gates : at + 2 * self.gates]))
             at += 2 * self.gates
-        return found
+        return parts
 
     def _kept_shapes(self) -> tuple[Shape | None, ...]:
         here = (self.steps, self.batch)
@@ -107,14 +107,14 @@ class Layout:
         return self.layers * self.directions * each + (self.layers - 1) * math.prod(self.wide)
 
     def between(self, reserve: Any) -> list[Any]:
-        """Views of what each layer but the last hands on, of shape :attr:`wide`, before dropout."""
+        """Return views of the outputs, before dropout, of all layers but the last; each has shape :attr:`wide`."""
         size = math.prod(self.wide)
         return [reserve[k * size : (k + 1) * size].reshape(self.wide) for k in range(self.layers - 1)]
 
     def kept(self, reserve: Any) -> list[Kept]:
         """Views of ``reserve`` for each layer and direction, in the order of :meth:`weights`."""
         at = (self.layers - 1) * math.prod(self.wide)
-        found = []
+        kept_views = []
         for _ in range(self.layers * self.directions):
             views: list[Any] = []
             for shape in self._kept_shapes():
@@ -123,8 +123,8 @@ class Layout:
                     continue
                 views.append(reserve[at : at + math.prod(shape)].reshape(shape))
                 at += math.prod(shape)
-            found.append(Kept(*views))
-        return found
+            kept_views.append(Kept(*views))
+        return kept_views
 
 
 @lru_cache(maxsize=256)

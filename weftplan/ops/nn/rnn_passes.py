@@ -39,10 +39,10 @@ class ForwardPass:
     def __init__(self, ctx: Workspace, plan: Layout, dtype: DType) -> None:
         self.xp = ctx.xp
         self.plan = plan
-        self.room, self.product, self.spare, self.state, self.cell, *rest = (
+        self.room, self.product, self.spare, self.state, self.cell, *buffers = (
             ctx.take(*spec) for spec in forward_scratch(plan, dtype)
         )
-        self.next = tuple(rest) if plan.lengths else (self.state, self.cell)
+        self.next = tuple(buffers) if plan.lengths else (self.state, self.cell)
 
     def _spans(self, reverse: bool) -> Iterator[range]:
         """The steps in the order of the pass, in runs of at most :func:`span`."""
@@ -63,7 +63,8 @@ class ForwardPass:
         reverse: bool,
         active: Any,
     ) -> None:
-        """``out`` (steps, batch, units) or None gets every state; :attr:`state` and :attr:`cell` hold the last ones.
+        """Run all steps. ``out`` (steps, batch, units) or None gets every state, :attr:`state` and :attr:`cell` the
+        last.
 
         ``active`` (steps, batch, 1) says which samples still run at each step, or is None: all of them.
         """
@@ -145,11 +146,11 @@ class BackwardPass:
         """``states`` (steps, batch, units): after each step. Afterwards :attr:`d_state`, :attr:`d_cell` hold the
         gradients of ``initial``, and :attr:`d_gates` those of the gates before their activation."""
         xp, plan = self.xp, self.plan
-        for target, given in zip((self.d_state, self.d_cell), d_last, strict=True):
-            if given is None:
+        for target, gradient in zip((self.d_state, self.d_cell), d_last, strict=True):
+            if gradient is None:
                 target.fill(0)
             else:
-                xp.copyto(target, given)
+                xp.copyto(target, gradient)
         one = CellGradient(xp, plan, weights, self.product, self.spare)
         d_before, c_before = self.before if active is not None else (self.d_state, self.d_cell)
         if d_weights is not None and plan.projected:

@@ -1,8 +1,8 @@
 """ROIPooling: the maxima over a grid of cells of each region of interest.
 
-A region is (image, x1, y1, x2, y2), corners included, in units of which ``spatial_scale`` makes pixels; it is rounded
-to whole pixels, at least one each way, and cut into cells that may overlap by a pixel. Cells outside of the image, and
-regions of an image that is not there, give 0. The first of equal values is the maximum. Girshick, "Fast R-CNN" (2015).
+A region is (image, x1, y1, x2, y2), corners included; ``spatial_scale`` converts its units to pixels. It is rounded to
+whole pixels, at least one each way, and cut into cells that may overlap by a pixel. Cells outside of the image, and
+regions of a missing image, give 0. The first of equal values is the maximum. Girshick, "Fast R-CNN" (2015).
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ def away(value: RawArray) -> int:
 
 
 def _cells(start: int, end: int, cells: int, extent: int, kind: Any) -> list[tuple[int, int]]:
-    """Where the cells of a region from pixel ``start`` to ``end`` begin and end within ``extent``.
+    """Return the range within ``extent`` of each cell of a region from pixel ``start`` to ``end``.
 
-    Sizes of cells are divided in the data's float dtype, as MXNet 1.9.1 does, since it decides about borders.
+    The division runs in the data's float dtype, as in MXNet 1.9.1, since rounding decides about borders.
     """
     size = kind(max(end - start + 1, 1)) / kind(cells)
-    found = []
+    ranges = []
     for cell in range(cells):
         first = math.floor(kind(cell) * size) + start
         last = math.ceil(kind(cell + 1) * size) + start
-        found.append((min(max(first, 0), extent), min(max(last, 0), extent)))
-    return found
+        ranges.append((min(max(first, 0), extent), min(max(last, 0), extent)))
+    return ranges
 
 
 def _regions(params: Params, rois: Any, data: Shape, kind: Any) -> Iterator[tuple[int, int, int, int, slice, slice]]:
@@ -93,7 +93,7 @@ def _regions(params: Params, rois: Any, data: Shape, kind: Any) -> Iterator[tupl
 
 @kernel
 def _forward(xp: Any, p: Params, data: Any, rois: Any, out: Any, places: Any) -> None:
-    """Output 1: the place (row · width + column) of each maximum, -1 where there is none."""
+    """Pool the regions; output 1 is the position (row · width + column) of each maximum, -1 for an empty cell."""
     if out is not None:
         out.fill(0)
     if places is not None:

@@ -1,6 +1,6 @@
 """Bilinear image sampling at points, forward and backward, and sampling grids of affine maps.
 
-Coordinates run from -1 (centre of the first pixel) to 1 (centre of the last one), or count pixels from 0; outside of
+Coordinates run from -1 (centre of the first pixel) to 1 (centre of the last pixel), or count pixels from 0; outside of
 the image everything is 0. A sample is a point's four neighbours, weighted by nearness: Jaderberg et al., "Spatial
 Transformer Networks" (2015).
 """

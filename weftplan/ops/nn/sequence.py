@@ -53,7 +53,7 @@ def _check(name: str, params: Params, data: Shape) -> int:
 
 
 def _lengths(name: str, ins: Shapes, data: Shape | None, batch: int) -> tuple[Shape | None, Shape | None]:
-    """(data, lengths) where the extent of the batch is known of either."""
+    """Infer (data, lengths); the batch's extent of either completes the other."""
     if len(ins) == 1:
         return data, None
     lengths = ins[1]
@@ -85,8 +85,10 @@ def _last_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
         assert data is not None
     data, lengths = _lengths("SequenceLast", ins, data, 1 - axis)
     assert data is not None
-    rest = (*data[:axis], *data[axis + 1 :])
-    return [data, lengths][: len(ins)], [merge_shape(outs[0], rest, f"SequenceLast: output for data {data}, and given")]
+    remaining = (*data[:axis], *data[axis + 1 :])
+    return [data, lengths][: len(ins)], [
+        merge_shape(outs[0], remaining, f"SequenceLast: output for data {data}, and given")
+    ]
 
 
 def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -193,8 +195,8 @@ def _batch_bytes(position: int) -> Callable[[Params, Sequence[TensorSpec], Seque
 def _gradient(name: str) -> Callable[[GradientBuilder], Sequence[EntryRef | None]]:
     def rule(builder: GradientBuilder) -> Sequence[EntryRef | None]:
         lengths = [builder.input(1)] if builder.params["use_sequence_length"] else []
-        made = builder.node(f"_backward_{name}", [builder.ograd(), *lengths])
-        return [*made, *[None] * len(lengths)]
+        gradient = builder.node(f"_backward_{name}", [builder.ograd(), *lengths])
+        return [*gradient, *[None] * len(lengths)]
 
     return rule
 

@@ -64,10 +64,10 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     axis = normalize_axis(params["axis"], len(data), "softmax: axis")
     if len(ins) == 1:
         return [data], [data]
-    rest = merge_shape((*data[:axis], *data[axis + 1 :]), ins[1], "softmax: data without its axis, and length")
-    assert rest is not None
-    data = (*rest[:axis], data[axis], *rest[axis:])
-    return [data, rest], [data]
+    lengths = merge_shape((*data[:axis], *data[axis + 1 :]), ins[1], "softmax: data without its axis, and length")
+    assert lengths is not None
+    data = (*lengths[:axis], data[axis], *lengths[axis:])
+    return [data, lengths], [data]
 
 
 def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -123,8 +123,8 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
         return backward_bytes(rows, inputs[1].dtype, outputs[0].dtype)
 
     def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-        made = builder.node(f"_backward_{name}", [builder.ograd(), builder.output(0)])
-        return [*made, *[None] * (builder.num_inputs - 1)]
+        gradient = builder.node(f"_backward_{name}", [builder.ograd(), builder.output(0)])
+        return [*gradient, *[None] * (builder.num_inputs - 1)]
 
     register(
         Op(

@@ -19,9 +19,9 @@ from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
 FEW = 1 << 19
-"""Elements of one part, and of one block of it, which take about a millisecond. A thread needs the interpreter between
-two calls of NumPy, and who finds it taken sleeps: with blocks of 60,000 elements two threads take 0.9 of the time of
-one, with these 0.55, and one takes the same."""
+"""Elements of a part, and of a block of it, which take about a millisecond. Between two NumPy calls a thread needs the
+interpreter lock, and sleeps if another holds it: with blocks of 60,000 elements two threads take 0.9 of one thread's
+time, with these 0.55; one thread takes the same."""
 
 
 def as_rows(shape: Shape, axis: int) -> Shape:
@@ -35,7 +35,7 @@ def as_rows(shape: Shape, axis: int) -> Shape:
 
 
 def compute_dtype(source: DType, target: DType) -> DType:
-    """What softmax of ``source`` into ``target`` is computed in: never float16."""
+    """Return the dtype for computing softmax of ``source`` into ``target``: never float16."""
     return accumulator(np.promote_types(source, target))
 
 

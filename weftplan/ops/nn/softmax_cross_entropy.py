@@ -1,7 +1,7 @@
 """softmax_cross_entropy: the sum over all rows of -log(softmax(row)[label]).
 
-Probabilities below 1e-8 count as 1e-8, as in MXNet 1.9.1; the gradient does not know of that limit there or here.
-Labels that are no class are clipped to the first or last one.
+Probabilities below 1e-8 count as 1e-8, as in MXNet 1.9.1; the gradient ignores that limit, there and here. Labels
+outside the classes are clipped to the first or last class.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """SoftmaxOutput: softmax with the gradient of cross entropy, regardless of the incoming gradient.
 
 Three layouts of data, as (outer, classes, inner): ``multi_output``: classes on axis 1; ``preserve_shape``: on the last
-axis; neither: all axes but the first together, of which the labels' first ``outer`` numbers are used. Labels of the
-data's own shape are probabilities: the gradient is then ``grad_scale · (output - label)``, not normalised otherwise.
-A label that is no class gives the gradient of no class being right. As in MXNet 1.9.1, ``smooth_alpha`` does nothing
-with ``multi_output``. Unlike there, ``out_grad`` multiplies by the incoming gradient (there, by the output).
+axis; neither: all axes but the first are flattened, and the labels' first ``outer`` numbers are used. Labels of the
+data's own shape are probabilities: the gradient is then ``grad_scale · (output - label)``, not normalised otherwise. A
+label outside the classes gives the gradient for which no class is right. As in MXNet 1.9.1, ``smooth_alpha`` does
+nothing with ``multi_output``. Unlike there, ``out_grad`` multiplies by the incoming gradient (there, by the output).
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def _label_shapes(params: Params, data: Shape) -> list[Shape]:
     """Shapes that labels may have, the default first; ``data`` may have unknown dimensions."""
     if not params["multi_output"]:
         return [data[:-1], data[:1], data]
-    rest = data[2:]
-    flat = 0 if 0 in rest else math.prod(rest)
-    return [(data[0], flat), (data[0], *rest), (data[0], 1, *rest), data]
+    inner = data[2:]
+    flat = 0 if 0 in inner else math.prod(inner)
+    return [(data[0], flat), (data[0], *inner), (data[0], 1, *inner), data]
 
 
 def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -139,7 +139,7 @@ def _backward(ctx: Workspace, p: Params, *arrays: Any) -> None:
 
 
 def _scaled(xp: Any, out: Any, scale: float) -> None:
-    """``out *= scale``, on a host on several cores where that pays."""
+    """Compute ``out *= scale``, on several cores of a host if that pays."""
     parts = min(MOST, out.size // FEW)
     if xp is not np or parts < 2:
         xp.multiply(out, scale, out=out)
@@ -162,12 +162,12 @@ def _subtract_labels(ctx: Workspace, params: Params, output: Any, label: Any, ou
     index = ctx.take((min(label.size, _LABELS),), INDEX)
     place = ctx.take((min(label.size, _LABELS),), INDEX)
     alpha = 0.0 if params["multi_output"] else params["smooth_alpha"]
-    rest = alpha / (classes - 1) if alpha and classes > 1 else 0.0
+    smoothed = alpha / (classes - 1) if alpha and classes > 1 else 0.0
     ignore = int(params["ignore_label"])
-    if rest:
-        xp.subtract(output, rest, out=out)
+    if smoothed:
+        xp.subtract(output, smoothed, out=out)
     else:
-        xp.copyto(out, output)  # nothing where they are the same memory
+        xp.copyto(out, output)  # no copy if they share memory
     flat = out.reshape(-1)
     columns = out.reshape(outer, classes, inner)
     for first, part in _label_blocks(label, size, index):
@@ -181,7 +181,7 @@ def _subtract_labels(ctx: Workspace, params: Params, output: Any, label: Any, ou
             position = xp.arange(first, first + part.size)
             xp.multiply(where, inner, out=where)
             xp.add(where, position // inner * (classes * inner) + position % inner, out=where)
-        flat[where] -= hit * out.dtype.type(1.0 - alpha - rest)
+        flat[where] -= hit * out.dtype.type(1.0 - alpha - smoothed)
         if params["use_ignore"]:
             ignored = first + xp.flatnonzero(part == ignore)
             columns[ignored // inner, :, ignored % inner] = 0

@@ -130,8 +130,8 @@ def _sample_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     grid = merge_shape((0, 2, 0, 0), ins[1], "BilinearSampler: grid (batch, 2, height, width)")
     assert grid is not None
     batch = [shape[0] for shape in (data, grid, out) if shape is not None and shape[0]]
-    for other in batch[1:]:
-        if other != batch[0]:
+    for size in batch[1:]:
+        if size != batch[0]:
             raise ShapeError(f"BilinearSampler: data {data} and grid {grid} differ in batch")
     first = batch[0] if batch else 0
     grid = (first, *grid[1:])

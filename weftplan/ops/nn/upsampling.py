@@ -1,8 +1,8 @@
 """UpSampling: enlargement by an integer factor, by repetition or a learnt (bilinear) filter.
 
-``nearest`` takes any number of inputs, all enlarged to ``scale`` times the extents of the first one, and joins their
-channels or adds them up. ``bilinear`` is a Deconvolution with one filter for each channel, whose weight is initialised
-to linear interpolation.
+``nearest`` takes any number of inputs, enlarges each to ``scale`` times the extents of the first input, and
+concatenates their channels or adds them. ``bilinear`` is a Deconvolution with one filter per channel, whose weight is
+initialised to linear interpolation.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _bilinear_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, 
     if channels < 1:
         raise ParameterError(f"UpSampling: num_filter={channels}: expected the number of channels, for bilinear")
     data = merge_shape((0, channels, 0, 0), ins[0], f"UpSampling: data with num_filter={channels} channels, and given")
-    found = registry.get("Deconvolution").infer_shape(_deconvolution(params, channels), [data, ins[1]], outs)
-    return list(found[0]), list(found[1])
+    shapes = registry.get("Deconvolution").infer_shape(_deconvolution(params, channels), [data, ins[1]], outs)
+    return list(shapes[0]), list(shapes[1])
 
 
 # -------------------------------------------------------------------------------------------------------------- nearest
@@ -114,7 +114,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 def _parts(params: Params, out: Any, inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
     """For each input (its part of ``out`` as (batch, channels, height, rows, width, columns), itself likewise)."""
-    found = []
+    parts = []
     first = 0
     for array in inputs:
         if params["multi_input_mode"] == "sum":
@@ -122,9 +122,9 @@ def _parts(params: Params, out: Any, inputs: Sequence[Any]) -> list[tuple[Any, A
         batch, channels, height, width = array.shape
         factors = out.shape[2] // height, out.shape[3] // width
         part = out[:, first : first + channels].reshape(batch, channels, height, factors[0], width, factors[1])
-        found.append((part, array.reshape(batch, channels, height, 1, width, 1)))
+        parts.append((part, array.reshape(batch, channels, height, 1, width, 1)))
         first += channels
-    return found
+    return parts
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels

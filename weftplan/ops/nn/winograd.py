@@ -2,15 +2,15 @@
 
 Windows of 4x4 elements overlap by 2, and each gives a tile of 2x2. With B, G and A of Winograd's algorithm, a window d
 and a kernel g: tile = Aᵀ [(G g Gᵀ) · (Bᵀ d B)] A, where · is a product of matrices (filters by channels, channels by
-tiles) at each of the 16 places. So a pass makes *u* of the weight, *v* of the source and *m*, their products, and adds
-those up.
+tiles) at each of the 16 places. A pass transforms the weight to *u* and the source to *v*, multiplies them to *m*, and
+transforms m back.
 
-How it is fast in NumPy. The source is copied apart by even and odd rows and columns first (*phases*), so that each
-step of a transform is one addition of long runs. The images of a block are the innermost axis, which makes runs longer,
-and makes of a block's tiles the columns of one product. Of the 16 places a row of 4 is made, multiplied and added at a
-time, so a block's arrays stay in a core's cache. u is one product with a matrix of 16 by 9.
+Three choices make it fast in NumPy. The source is first split into even and odd rows and columns (*phases*), so that
+each step of a transform is one addition of long runs. The images of a block are the innermost axis, which lengthens the
+runs and turns a block's tiles into the columns of one product. The 16 places are computed in rows of 4, so a block's
+arrays stay in a core's cache. u is one product with a matrix of 16 by 9.
 
-Errors are those of the plain products, within a factor of two, and an infinity may make NaN of what reads it.
+Errors are those of the plain products, within a factor of two; an infinity may turn into NaN.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weftplan.support.core_sharing import split_in_rooms
 F32 = np.dtype(np.float32)
 _G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], F32)
 KERNEL = np.kron(_G, _G)
-"""What makes of the 9 elements of a kernel the 16 of u."""
+"""The matrix that maps the 9 elements of a kernel to the 16 of u."""
 _TURNED = np.ascontiguousarray(KERNEL[:, ::-1])
 """The same for a kernel that is turned by half."""
 
@@ -46,17 +46,17 @@ def convolve(ctx: Workspace, p: Pass, source: Any, weight: Any, bias: Any, out: 
         multiply(np, _TURNED if p.back else KERNEL, weight.reshape(-1, 9).T, kept)
         kept = kept.reshape(PLACES, *weight.shape[:2])
         kept = kept.swapaxes(1, 2) if p.back else kept
-    found = parts(p)
-    room = max(p.room_nbytes(part.filters.stop - part.filters.start) for part in found)
-    rooms = ctx.take((len(found), room), np.uint8)
+    pieces = parts(p)
+    room = max(p.room_nbytes(part.filters.stop - part.filters.start) for part in pieces)
+    rooms = ctx.take((len(pieces), room), np.uint8)
 
     def work(number: int, room: int) -> None:
-        part = found[number]
+        part = pieces[number]
         block = _Block(Workspace(ctx.xp, rooms[room]), p, part, weight, kept)
         some = None if bias is None else bias[part.filters].reshape(-1, 1, 1)
         block.run(source[part.images], some, out[part.images, part.filters])
 
-    split_in_rooms(work, len(found))
+    split_in_rooms(work, len(pieces))
 
 
 class Windows:
@@ -112,7 +112,7 @@ def view(flat: Any, *shape: int) -> Any:
 
 
 def blocks(p: Pass, images: int) -> Iterator[tuple[slice, int, int]]:
-    """Images, first row of tiles and number of rows of each block of so many images."""
+    """Yield the images, the first row of tiles and the number of rows of each block of ``images`` images."""
     for first in range(0, images, p.images):
         for top in range(0, p.grid[0], p.rows):
             yield slice(first, min(first + p.images, images)), top, min(p.rows, p.grid[0] - top)

@@ -20,27 +20,27 @@ ROW = 4
 ITEM = 4
 """Bytes of a float32."""
 LEAST = 64
-"""Channels and filters from which it is faster: with fewer, transforming costs more than is saved."""
+"""Least channels and filters at which it is faster: with fewer, transforming costs more than it saves."""
 LEAST_TILES = 64
-"""Tiles of a batch from which it is faster: with fewer, transforming the weight costs more than is saved."""
+"""Least tiles of a batch at which it is faster: with fewer, transforming the weight costs more than it saves."""
 WHOLE = 1 << 22
 """Bytes of a transformed weight that is kept whole and made once. A larger one is made in pieces, again for each block.
 """
 TILES = 256
 """Tiles of a block at most: products of more are no faster."""
 TILES_IN_TRAINING = 512
-"""The same of gradients, beside which a plan has so much that their scratch is no matter: two cores that hand each
-other the interpreter less often take 34 in place of 41 ms for those of 64 channels of 32x32 at batch 32."""
+"""The same for gradients. A training plan is large, so their scratch hardly counts, and larger blocks hand over the
+interpreter lock less often: with two cores, 64 channels of 32x32 at batch 32 take 34 ms instead of 41."""
 MANY = 4
-"""How many times larger blocks may be where the weight is not kept."""
+"""Factor by which blocks may be larger if the transformed weight is not kept."""
 RUN = 32
 """Elements of one run of a copy or a sum. Where exact rows of tiles are shorter, each has a column that is no tile, so
 that all rows of a channel are one run."""
 SOME = 64
-"""Channels of which rows are combined at a time, and filters whose weight is transformed at a time where it is not kept
-whole."""
+"""Channels whose rows are combined at a time; also filters whose weight is transformed at a time, if the transformed
+weight is not kept."""
 BEHIND = 16
-"""Elements behind each row of v, so that no other operand of a product has its strides."""
+"""Padding elements after each row of v, so that no other operand of a product has its strides."""
 APART = 48
 """Elements between rows of the transformed weight, which lie a power of two apart otherwise and meet in the caches."""
 
@@ -110,7 +110,7 @@ class Pass:
 
     @property
     def kept_nbytes(self) -> int:
-        """Scratch that all parts share: the transformed weight, where it is kept."""
+        """Scratch bytes that all parts share: the transformed weight, if it is kept."""
         return aligned(PLACES * (self.channels * self.filters + APART) * ITEM) if self.whole else 0
 
     @property
@@ -126,7 +126,7 @@ class Pass:
         return [phases, combined, ROW * self.channels * (self.tiles_of_block + BEHIND)]
 
     def room_nbytes(self, filters: int) -> int:
-        """Scratch of one part of so many filters."""
+        """Return the scratch bytes of a part of ``filters`` filters."""
         some, tiles = min(self.some, filters), self.tiles_of_block
         sizes = [*self.window_sizes, ROW * some * tiles, 2 * ROW * filters * tiles, 2 * some * tiles]
         if not self.whole:
@@ -156,9 +156,9 @@ class Pass:
     @property
     def nbytes(self) -> int:
         """Scratch of the pass."""
-        found = parts(self)
-        return self.kept_nbytes + len(found) * max(
-            self.room_nbytes(part.filters.stop - part.filters.start) for part in found
+        pieces = parts(self)
+        return self.kept_nbytes + len(pieces) * max(
+            self.room_nbytes(part.filters.stop - part.filters.start) for part in pieces
         )
 
     @property
@@ -183,8 +183,8 @@ def _fitting(p: Pass) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=1024)
 def parts(p: Pass) -> tuple[Part, ...]:
-    """The parts of a pass, for idle cores: ranges of images where the weight is transformed once for all of them, else
-    of filters, so that each transforms its own."""
+    """Return the parts of a pass, for idle cores: ranges of images if all share the transformed weight, else ranges of
+    filters, each of which transforms its own weights."""
     units = p.batch if p.whole else p.filters // SOME
     most = min(MOST, max(2, p.arrays // (SHARE * p.room_nbytes(p.filters))))
     count = min(PLACES * p.tiles * p.channels * p.filters // FEW, most, units)

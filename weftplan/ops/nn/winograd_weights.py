@@ -20,20 +20,20 @@ from weftplan.support.core_sharing import split_in_rooms
 
 _SIGNS = np.array([1, 1, 1, -1], F32)
 _BACK = KERNEL * np.kron(_SIGNS, _SIGNS)[:, None]
-"""What makes of the sums at 16 places the 9 elements of a kernel."""
+"""The matrix that maps the sums at 16 places to the 9 elements of a kernel."""
 
 
 def sum_up(ctx: Workspace, p: Pass, data: Any, ograd: Any, wgrad: Any) -> None:
     """``wgrad`` = the sum over images and tiles; ``p`` is the pass forward."""
-    found = weight_parts(p)
-    sums = ctx.take((len(found), PLACES, p.filters * p.channels + APART), F32)[:, :, : p.filters * p.channels]
-    rooms = ctx.take((len(found), p.weight_room_nbytes - sums.strides[0]), np.uint8)
+    pieces = weight_parts(p)
+    sums = ctx.take((len(pieces), PLACES, p.filters * p.channels + APART), F32)[:, :, : p.filters * p.channels]
+    rooms = ctx.take((len(pieces), p.weight_room_nbytes - sums.strides[0]), np.uint8)
 
     def work(number: int, room: int) -> None:
-        some = found[number]
+        some = pieces[number]
         _Sums(Workspace(ctx.xp, rooms[room]), p).run(data[some], ograd[some], sums[number])
 
-    split_in_rooms(work, len(found))
+    split_in_rooms(work, len(pieces))
     for one in sums[1:]:
         np.add(sums[0], one, out=sums[0])
     multiply(np, sums[0].T, _BACK, wgrad.reshape(-1, 9))

@@ -67,10 +67,11 @@ def derive(
     aliases: tuple[str, ...] = (),
     doc: str = "",
 ) -> Op:
-    """Register ``name``, the operator ``base`` with what is given in place of its own.
+    """Register ``name``: the operator ``base`` with the fields passed here in place of its own.
 
     Args:
-        params: with ``translate``; the rules given then get these parameters, the base's own rules the translated ones.
+        params: needs ``translate``. Rules passed here get these parameters, the base's own rules the translated
+            parameters.
     """
     op = registry.get(base)
     changed = replace(op, name=name, aliases=aliases, doc=doc or f"{op.doc} As {base}.")
@@ -87,12 +88,12 @@ def derive(
 
 
 def _with_parameters(op: Op, params: tuple[Param, ...], translate: Translate) -> Op:
-    """``op`` declaring ``params``; every function of it gets the translated ones."""
+    """Return ``op`` declaring ``params``; each of its functions gets the translated parameters."""
 
     def first(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda values, *rest: function(translate(values), *rest)
 
-    found: dict[str, Any] = {
+    changes: dict[str, Any] = {
         name: first(value)
         for name in (
             "infer_shape",
@@ -112,5 +113,5 @@ def _with_parameters(op: Op, params: tuple[Param, ...], translate: Translate) ->
         params=params,
         forward=ChosenKernel(lambda values: (op.forward, translate(values))),
         gradient=gradient,
-        **found,
+        **changes,
     )

@@ -53,8 +53,8 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     source = ins[0]
     if source is None:
         return ins, outs
-    made = _reduced(source, params, "a reduction")
-    return ins, [merge_shape(out, made, f"output of reducing {source}") for out in outs]
+    reduced = _reduced(source, params, "a reduction")
+    return ins, [merge_shape(out, reduced, f"output of reducing {source}") for out in outs]
 
 
 def _own_dtype(name: str, rule: DTypeRule) -> DTypeRule:
@@ -62,9 +62,9 @@ def _own_dtype(name: str, rule: DTypeRule) -> DTypeRule:
 
     def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
         new_ins, new_outs = rule(params, ins, outs)
-        wanted, found = params.get("dtype"), new_ins[0]
-        if wanted is not None and found is not None and wanted != found:
-            raise DTypeError(f"{name} of {found} gives {found}, not dtype={wanted}: cast its input (Cast)")
+        wanted, source = params.get("dtype"), new_ins[0]
+        if wanted is not None and source is not None and wanted != source:
+            raise DTypeError(f"{name} of {source} gives {source}, not dtype={wanted}: cast its input (Cast)")
         return [*new_ins], [*new_outs]
 
     return infer
@@ -99,8 +99,8 @@ def _position_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, 
         return ins, outs
     axis = params["axis"]
     axes = None if axis is None else (normalize_axis(axis, len(source), "axis of argmax"),)
-    made = _reduced(source, {**params, "axis": axes}, "argmax")
-    return ins, [merge_shape(outs[0], made, f"output of argmax or argmin of {source}")]
+    reduced = _reduced(source, {**params, "axis": axes}, "argmax")
+    return ins, [merge_shape(outs[0], reduced, f"output of argmax or argmin of {source}")]
 
 
 def _position_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:

@@ -76,16 +76,16 @@ def _plain(params: Params) -> Mapping[str, Any]:
 
 def _coded(params: Params) -> Mapping[str, Any]:
     codes: list[int] = []
-    given = params["newshape"]
+    newshape = params["newshape"]
     position = 0
-    while position < len(given):
-        code = given[position]
+    while position < len(newshape):
+        code = newshape[position]
         if code == -6:
-            codes += [-4, *given[position + 1 : position + 3]]
+            codes += [-4, *newshape[position + 1 : position + 3]]
             position += 2
         elif code == -3 or code < -6 or code == 0:
             raise ParameterError(
-                f"_npx_reshape: newshape={given}: code {code} is not supported, expected positive sizes, -1, -2, "
+                f"_npx_reshape: newshape={newshape}: code {code} is not supported, expected positive sizes, -1, -2, "
                 f"-4, -5, or -6 with two sizes"
             )
         else:
@@ -117,7 +117,7 @@ derive(
 
 
 def _product_shape(name: str, base: str, ranks: Sequence[int], options: Mapping[str, Any]) -> Any:
-    """The base's rule for tensors of these ranks; other ones are refused."""
+    """Apply the base's rule to tensors of these ranks; refuse other ranks."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         for shape in ins:

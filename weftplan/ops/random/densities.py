@@ -1,9 +1,9 @@
 """random_pdf_*: densities of samples, or their logarithms, with gradients for samples and parameters.
 
 Each element of the parameters belongs to a block of samples, as ``_sample_*`` draws them: the shape of the parameters
-is that of the samples without its last dimensions. Of a Dirichlet distribution the last dimension of both is the
-vector. As in MXNet 1.9.1 nobody checks that a sample is possible (a uniform density does not look at it), and samples
-of distributions of whole numbers have no gradient.
+is that of the samples without its last dimensions. For a Dirichlet distribution the last dimension of both is the
+vector. As in MXNet 1.9.1, samples outside the support are not detected (a uniform density ignores the sample), and
+samples of discrete distributions have no gradient.
 
 Everything is computed in float64, a few thousand elements at a time, so that no temporary grows with the samples; sums
 run in one fixed order.
@@ -138,8 +138,8 @@ def _forward(density: _Density) -> Callable[..., None]:
         samples, out = inputs[0].reshape(rows, -1), out.reshape(rows, -1)
         values = [value.reshape(rows, 1) for value in inputs[1:]]
         for row, column in _tiles(*samples.shape):
-            found = density.log(xp, _wide(samples[row, column]), *(_wide(value[row]) for value in values))
-            out[row, column] = found if p["is_log"] else xp.exp(found)
+            densities = density.log(xp, _wide(samples[row, column]), *(_wide(value[row]) for value in values))
+            out[row, column] = densities if p["is_log"] else xp.exp(densities)
 
     return compute
 
@@ -238,8 +238,8 @@ def _dirichlet(xp: ModuleType, p: Params, sample: RawArray, parameter: RawArray,
     samples, alpha = _dirichlet_parts(sample, parameter)
     out = out.reshape(samples.shape[:2])
     for row, column in _dirichlet_tiles(samples.shape):
-        found = _dirichlet_log(xp, _wide(samples[row, column]), _wide(alpha[row]))
-        out[row, column] = found if p["is_log"] else xp.exp(found)
+        densities = _dirichlet_log(xp, _wide(samples[row, column]), _wide(alpha[row]))
+        out[row, column] = densities if p["is_log"] else xp.exp(densities)
 
 
 @kernel(scratch=lambda p, ograd, sample, parameter, *outputs: _sums([parameter]))

@@ -36,7 +36,7 @@ _AT_ONCE = 4096
 """Elements drawn at a time."""
 
 Draw = Callable[..., Any]
-"""``draw(generator, xp, count, *parameters)``: so many numbers; parameters are numbers or arrays of ``count``."""
+"""``draw(generator, xp, count, *parameters)``: ``count`` numbers; parameters are numbers or arrays of ``count``."""
 
 
 def _uniform(g: Any, xp: ModuleType, n: int, low: RawArray, high: RawArray) -> Any:
@@ -100,7 +100,7 @@ _KINDS = {
 
 
 def _check(name: str, kind: _Kind, values: Sequence[RawArray]) -> None:
-    """Raise ParameterError for what makes no distribution."""
+    """Raise ParameterError for parameters that define no distribution."""
     for key, value in zip(kind.bounds, values, strict=True):
         words, fits = _BOUNDS[kind.bounds[key]]
         if not bool(np.all(np.asarray(fits(value).get() if hasattr(value, "get") else fits(value)))):
@@ -288,12 +288,12 @@ def _classes_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     if ins[0] is None:
         return ins, outs
     out = (*ins[0][:-1], *(params["shape"] or ())) or (1,)
-    return ins, [merge_shape(found, out, "output of _sample_multinomial") for found in outs]
+    return ins, [merge_shape(classes, out, "output of _sample_multinomial") for classes in outs]
 
 
 def _classes_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    found = [merge_dtype(outs[0], params["dtype"], "output and dtype")]
-    return ins, found if len(outs) == 1 else [*found, ins[0]]
+    dtypes = [merge_dtype(outs[0], params["dtype"], "output and dtype")]
+    return ins, dtypes if len(outs) == 1 else [*dtypes, ins[0]]
 
 
 @context_kernel

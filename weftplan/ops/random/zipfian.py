@@ -1,7 +1,7 @@
 """_sample_unique_zipfian: classes drawn without replacement from a Zipfian distribution.
 
-One draw is the whole part of exp(u · log(range_max + 1)) - 1, u uniform on [0, 1); what has come before is drawn again.
-That is decided on the host, a few thousand draws at a time.
+One draw is the integer part of exp(u · log(range_max + 1)) - 1, u uniform on [0, 1); duplicates are rejected. This runs
+on the host, a few thousand draws at a time.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _draw(generator: Any, count: int, range_max: int) -> tuple[Any, int]:
-    """(``count`` different classes in the order in which they came, draws that it took)."""
-    found, tries = np.empty(0, np.int64), 0
+    """Return ``count`` distinct classes in order of their draws, and the number of draws."""
+    distinct, tries = np.empty(0, np.int64), 0
     while True:
         u = generator.random(_AT_ONCE)
         u = u.get() if hasattr(u, "get") else u
         drawn = np.minimum(np.exp(u * math.log(range_max + 1)).astype(np.int64) - 1, range_max - 1)
         classes, first = np.unique(drawn, return_index=True)
-        new = np.sort(first[~np.isin(classes, found)])[: count - len(found)]
-        found = np.concatenate([found, drawn[new]])
-        if len(found) == count:
-            return found, tries + int(new[-1]) + 1
+        new = np.sort(first[~np.isin(classes, distinct)])[: count - len(distinct)]
+        distinct = np.concatenate([distinct, drawn[new]])
+        if len(distinct) == count:
+            return distinct, tries + int(new[-1]) + 1
         tries += _AT_ONCE
 
 

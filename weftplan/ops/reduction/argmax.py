@@ -31,7 +31,7 @@ def _arg_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 
 
 def _scratch(params: Params, data: Any, out: Any) -> Room:
-    """The places, and one outer slice with the axis at its end where it is not there."""
+    """Return the scratch: positions, and one outer slice with the axis last if it is not last already."""
     outer, size, inner = _arg_plan(data.shape, params["axis"])
     slab = (inner, size) if inner != 1 else (0,)
     return [((outer * inner,), INDEX), (slab, data.dtype)]
@@ -42,14 +42,14 @@ def _arg(function: str) -> Kernel:
     def compute(xp: Any, p: Params, data: Any, out: Any, places: Any, slab: object) -> None:
         outer, size, inner = _arg_plan(data.shape, p["axis"])
         x = data.reshape(outer, size, inner)
-        found = places.reshape(outer, inner)
+        positions = places.reshape(outer, inner)
         if inner == 1:
-            getattr(xp, function)(x.reshape(outer, size), axis=1, out=found.reshape(outer))
+            getattr(xp, function)(x.reshape(outer, size), axis=1, out=positions.reshape(outer))
         else:  # NumPy would copy all of x to bring the axis to the end: one outer slice at a time instead
             for k in range(outer):
                 xp.copyto(slab, x[k].T)
-                getattr(xp, function)(slab, axis=1, out=found[k])
-        xp.copyto(out.reshape(outer, inner), found, casting="unsafe")
+                getattr(xp, function)(slab, axis=1, out=positions[k])
+        xp.copyto(out.reshape(outer, inner), positions, casting="unsafe")
 
     return compute
 

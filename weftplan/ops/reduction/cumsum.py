@@ -55,13 +55,13 @@ def _sums(ctx: Workspace, params: Params, source: RawArray, target: RawArray, st
 
 
 def _around(array: RawArray, axis: int) -> RawArray:
-    """(outer, size, inner): the axis with what comes before and after it joined."""
+    """Return the view (outer, size, inner): the axes before and after ``axis`` are merged."""
     axis %= array.ndim
     return array.reshape(math.prod(array.shape[:axis]), array.shape[axis], math.prod(array.shape[axis + 1 :]))
 
 
 def _wide_block(shape: Shape) -> tuple[int, int, int]:
-    """Shape of the scratch block: whole rows of the axis where they are short, else a piece of one."""
+    """Return the shape of the scratch block: whole rows of the axis if they are short, else a piece of a row."""
     outer, size, inner = shape
     width = min(inner, tiling.block())
     length = min(size, max(1, tiling.block() // max(1, width)))

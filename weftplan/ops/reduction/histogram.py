@@ -36,8 +36,8 @@ def _shapes(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         if edges is not None and (len(edges) != 1 or edges[0] == 1):
             raise ParameterError(f"_histogram: bins must be a vector of two edges or more, got shape {edges}")
     counts = None if edges is None or edges[0] == 0 else (edges[0] - 1,)
-    found: Shapes = [merge_shape(outs[0], counts, "counts of _histogram"), merge_shape(outs[1], edges, "edges")]
-    return [ins[0], edges][: len(ins)], found
+    shapes: Shapes = [merge_shape(outs[0], counts, "counts of _histogram"), merge_shape(outs[1], edges, "edges")]
+    return [ins[0], edges][: len(ins)], shapes
 
 
 def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:

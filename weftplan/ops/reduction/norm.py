@@ -47,14 +47,14 @@ def _norm_plan(source: Shape, params: Params) -> tuple[Shape, Shape, int]:
 
 
 def _working(params: Params, data: DType, out: DType) -> DType:
-    """In which sums run: squares leave the range of float32 and of integers long before their root does."""
+    """Return the accumulator dtype: squares overflow float32 and integers long before their root does."""
     if params["ord"] == 1 or is_half(data):
         return np.result_type(accumulator(data), accumulator(out))
     return np.dtype(np.float64)
 
 
 def _scratch(params: Params, data: Any, out: Any) -> Room:
-    """A block of powers, the sums, and a block's share of them where they run over blocks."""
+    """Return the scratch: a block of powers, the sums, and a block's partial sums if they run over blocks."""
     shape, small, rows = _norm_plan(data.shape, params)
     part: Shape = small if rows < shape[0] and small[0] == 1 else (0,)
     return [(one, _working(params, data.dtype, out.dtype)) for one in ((rows, *shape[1:]), small, part)]

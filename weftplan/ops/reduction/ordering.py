@@ -74,7 +74,7 @@ def _orders(
             xp.copyto(part, rows[where])
             if ascending:
                 yield where, xp.argsort(part, axis=1, kind="stable")
-            else:  # from behind, so that equal elements keep their order
+            else:  # reversed, so that equal elements keep their order
                 yield where, part.shape[1] - 1 - xp.argsort(part[:, ::-1], axis=1, kind="stable")[:, ::-1]
 
 
@@ -119,7 +119,7 @@ def _gives_values(params: Params) -> bool:
 
 
 def _positions_dtype(params: Params) -> DType:
-    """Of positions that only the gradient needs: exact ones."""
+    """Return the dtype of positions that only the gradient reads: an exact integer."""
     return INDEX if params["ret_typ"] == "value" else params["dtype"]
 
 
@@ -139,7 +139,7 @@ def _topk_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     if params["ret_typ"] != "value":
         _check_positions(params, size, "topk")
     out = _sized(source, params["axis"], k)
-    return ins, [merge_shape(given, out, f"output of topk of {source}") for given in outs]
+    return ins, [merge_shape(shape, out, f"output of topk of {source}") for shape in outs]
 
 
 def _topk_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -149,8 +149,8 @@ def _topk_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     data = merge_dtype(ins[0], outs[0], "topk: data and output")
     if params["ret_typ"] == "mask":
         return [data], [data]
-    rest = [merge_dtype(given, positions, "positions of topk and its dtype") for given in outs[1:]]
-    return [data], [data, *rest]
+    positions_dtypes = [merge_dtype(dtype, positions, "positions of topk and its dtype") for dtype in outs[1:]]
+    return [data], [data, *positions_dtypes]
 
 
 @workspace_kernel
@@ -177,7 +177,7 @@ def _topk(ctx: Workspace, p: Params, data: RawArray, *outputs: RawArray) -> None
 
 @kernel
 def _backward_order(xp: ModuleType, p: Params, g: RawArray, positions: RawArray, out: RawArray) -> None:
-    """The incoming gradient, at the positions where the values came from."""
+    """Scatter the incoming gradient to the original positions of the values."""
     extents = _extents(out.shape, p["axis"])
     out.fill(0)
     target, g, positions = (_as_rows(array, extents) for array in (out, g, positions))
@@ -234,7 +234,7 @@ def _sort_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     if ins[0] is None:
         return ins, outs
     out = _sorted_shape(params, ins[0], "sort")
-    return ins, [merge_shape(given, out, f"output of sort of {ins[0]}") for given in outs]
+    return ins, [merge_shape(shape, out, f"output of sort of {ins[0]}") for shape in outs]
 
 
 def _sort_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:

@@ -39,11 +39,11 @@ AXES = (
 
 def reduced_axes(params: Params, rank: int, what: str) -> tuple[int, ...]:
     """The axes that a reduction removes, in order, under parameters axis and exclude."""
-    given = params["axis"]
-    axes = set(range(rank)) if not given else {normalize_axis(axis, rank, f"axis of {what}") for axis in given}
-    if given and len(axes) != len(given):
-        raise ShapeError(f"{what}: axis {given} names an axis twice")
-    if params.get("exclude") and given:
+    listed = params["axis"]
+    axes = set(range(rank)) if not listed else {normalize_axis(axis, rank, f"axis of {what}") for axis in listed}
+    if listed and len(axes) != len(listed):
+        raise ShapeError(f"{what}: axis {listed} names an axis twice")
+    if params.get("exclude") and listed:
         axes = set(range(rank)) - axes
     return tuple(sorted(axes))
 
@@ -94,7 +94,7 @@ def _reduction(function: str) -> KernelWithBare:
 
 
 _UFUNCS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
-"""What NumPy's functions reduce with."""
+"""Ufuncs of NumPy's reductions."""
 
 
 _sum = _reduction("sum")

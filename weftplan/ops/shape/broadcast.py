@@ -68,8 +68,8 @@ def _axis_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     if len(axes) != len(sizes):
         raise ShapeError(f"broadcast_axis: axis {axes} and size {sizes} differ in length")
     dims = list(source)
-    for given, size in zip(axes, sizes, strict=True):
-        axis = normalize_axis(given, len(source), "axis of broadcast_axis")
+    for position, size in zip(axes, sizes, strict=True):
+        axis = normalize_axis(position, len(source), "axis of broadcast_axis")
         if source[axis] not in (0, 1):
             raise ShapeError(f"broadcast_axis: dimension {axis} of {source} is not 1")
         dims[axis] = size
@@ -219,7 +219,7 @@ backward("repeat", _backward_repeat, ("ograd",), params=_REPEAT)
 
 
 def _tile_dims(source: Shape, reps: Shape) -> tuple[list[int], list[int]]:
-    """``source`` and ``reps`` padded with leading ones to one rank."""
+    """Pad ``source`` and ``reps`` with leading 1s to one rank."""
     rank = max(len(source), len(reps))
     return [1] * (rank - len(source)) + list(source), [1] * (rank - len(reps)) + list(reps)
 

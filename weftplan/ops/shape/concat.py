@@ -75,8 +75,8 @@ def _concat_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _parameters_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """As Concat, and several unknown inputs have equal parts of what is left: they are the weights of the two
-    directions of the first layer, which read the same input."""
+    """Infer as Concat, but split the remaining size equally over several unknown inputs: they are the weights of the
+    two directions of the first layer, which read the same input."""
     ins, outs = _concat_shape(params, ins, outs)
     total = outs[0][0] if outs[0] is not None and len(outs[0]) == 1 else 0
     sizes = [0 if shape is None else shape[0] for shape in ins]

@@ -65,14 +65,14 @@ def _unravel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
 def _unravel(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
     xp = ctx.xp
     shape = p["shape"]
-    for x, *coordinates, rest, part, scratch in blocks(ctx, (data, *out), (INDEX,) * 3):
-        xp.copyto(rest, x, casting="unsafe")
+    for x, *coordinates, remainder, part, scratch in blocks(ctx, (data, *out), (INDEX,) * 3):
+        xp.copyto(remainder, x, casting="unsafe")
         for axis in range(len(shape) - 1, 0, -1):
-            xp.fmod(rest, shape[axis], out=part)
+            xp.fmod(remainder, shape[axis], out=part)
             xp.copyto(coordinates[axis], part, casting="unsafe")
             part.fill(shape[axis])
-            divide_integers(xp, rest, part, rest, scratch)
-        xp.copyto(coordinates[0], rest, casting="unsafe")
+            divide_integers(xp, remainder, part, remainder, scratch)
+        xp.copyto(coordinates[0], remainder, casting="unsafe")
 
 
 def _bytes(count: int) -> Any:

@@ -52,10 +52,10 @@ def _solve_one(partial: Shape, size: int, what: str) -> Shape:
     """``partial`` with its only unknown dimension chosen to make ``size`` elements (unchanged with more than one)."""
     if partial.count(0) != 1:
         return partial
-    rest = math.prod(dim for dim in partial if dim)
-    if size % rest:
+    known = math.prod(dim for dim in partial if dim)
+    if size % known:
         raise ShapeError(f"{what}: {size} elements do not fit a tensor of shape {partial}")
-    return tuple(dim or size // rest for dim in partial)
+    return tuple(dim or size // known for dim in partial)
 
 
 def _reshape_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -285,7 +285,7 @@ class CastKernel:
             _convert(ctx.xp, *block)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The conversion bound to the views of every block, or the whole call where there are very many."""
+        """Return the conversion bound to the views of every block, or the whole call if there are very many blocks."""
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         return replayed(partial(_convert, ctx.xp), self._blocks(ctx, inputs[0], outputs[0])) or whole
 

@@ -13,19 +13,18 @@ from weftplan.ops.core.schema import Shape
 
 
 def reshaped(source: Shape, codes: Sequence[int], *, reverse: bool = False) -> Shape:
-    """The shape that ``Reshape(shape=codes)`` gives to a tensor of shape ``source``.
+    """Return the shape that ``Reshape(shape=codes)`` gives to a tensor of shape ``source``.
 
     ====  ==========================================================
     0     the same dimension of the input
-    -1    whatever makes the sizes agree (at most once)
+    -1    inferred from the total size (at most once)
     -2    all remaining dimensions of the input
     -3    the product of the next two dimensions of the input
     -4    the next dimension of the input split into the two that follow (one of which may be -1)
     ====  ==========================================================
 
-    ``reverse`` matches the codes with the input from the right; the two sizes of -4 then stand before it, as in MXNet
-    1.9.1, or after it where that has no meaning. A dimension 0 of ``source`` is unknown, and so is
-    what depends on it.
+    ``reverse`` matches the codes with the input from the right; the two sizes of -4 then precede it, as in MXNet 1.9.1,
+    or follow it if that has no meaning. A dimension 0 of ``source`` is unknown, and so are dimensions computed from it.
 
     >>> reshaped((2, 3, 4), (-4, 1, 2, -2)), reshaped((10, 5, 4), (-1, 0), reverse=True)
     ((1, 2, 3, 4), (50, 4))

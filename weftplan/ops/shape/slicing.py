@@ -83,8 +83,8 @@ def _slice_region(params: Params, shape: Shape, part: Shape) -> tuple[slice, ...
     steps = step or (None,) * len(begin)
     if 0 in steps:
         raise ShapeError(f"slice of {shape}: step {step} must not hold 0")
-    given = tuple(slice(*bounds) for bounds in zip(begin, end, steps, strict=True))
-    return given + (slice(None),) * (len(shape) - len(given))
+    slices = tuple(slice(*bounds) for bounds in zip(begin, end, steps, strict=True))
+    return slices + (slice(None),) * (len(shape) - len(slices))
 
 
 def _axis_region(params: Params, shape: Shape, part: Shape) -> tuple[slice, ...]:
@@ -110,9 +110,9 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     if not axes and len(like) != len(source):
         raise ShapeError(f"slice_like: {source} and {like} differ in rank; name the axes to slice")
     dims = list(source)
-    for given in axes or range(len(source)):
-        axis = normalize_axis(given, len(source), "axes of slice_like")
-        wanted = like[normalize_axis(given, len(like), "axes of slice_like")]
+    for position in axes or range(len(source)):
+        axis = normalize_axis(position, len(source), "axes of slice_like")
+        wanted = like[normalize_axis(position, len(like), "axes of slice_like")]
         if dims[axis] and wanted > dims[axis]:
             raise ShapeError(f"slice_like: dimension {axis} of {source} is smaller than that of {like}")
         dims[axis] = wanted
@@ -179,7 +179,7 @@ def _assign(xp: Any, p: Params, *arrays: Any) -> None:
 
 @kernel
 def _assign_backward(xp: Any, p: Params, g: Any, *outputs: Any) -> None:
-    """The region's gradient goes to what was assigned, the rest to the input."""
+    """Route the region's gradient to the assigned value, and the remainder to the input."""
     region = _slice_region(p, g.shape, ())
     if len(outputs) == 2 and outputs[1] is not None:
         xp.copyto(outputs[1], g[region])

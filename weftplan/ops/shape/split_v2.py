@@ -57,13 +57,13 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     if source[axis] == 0:
         return ins, outs
     pieces = []
-    for given, part in zip(outs, _bounds(params, source[axis]), strict=True):
+    for shape, part in zip(outs, _bounds(params, source[axis]), strict=True):
         size = part.stop - part.start
         if params["squeeze_axis"] and size != 1:
             raise ShapeError(f"_split_v2: squeeze_axis needs pieces of size 1 of {source}, axis {axis}, got {size}")
         middle = () if params["squeeze_axis"] else (size,)
-        rest = (*source[:axis], *middle, *source[axis + 1 :])
-        pieces.append(merge_shape(given, rest or (1,), f"output of _split_v2 of {source}"))
+        remaining = (*source[:axis], *middle, *source[axis + 1 :])
+        pieces.append(merge_shape(shape, remaining or (1,), f"output of _split_v2 of {source}"))
     return ins, pieces
 
 

@@ -1,7 +1,7 @@
 """Compiled implementation of BatchNorm, forward and backward.
 
-Channels are independent, and idle cores may take some of them. :class:`Pass` is a pass that has been settled, for who
-calls the kernels among others.
+Channels are independent, and idle cores may take some of them. :class:`Pass` is a prepared pass, for fusions that call
+the kernels together with others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from weftplan.ops.fusion.normalize import NORMALIZE
 from weftplan.support.array_types import RawArray
 
 FEW = 1 << 17
-"""Elements of one part, in which channels are handed to idle cores."""
+"""Elements of one part of the channels for an idle core."""
 LEAST_PLANE = 2
 """A plane of one element is no range of memory to loop over, and NumPy works on all channels of an image at once."""
 
@@ -76,17 +76,19 @@ def _address(array: Any) -> int:
 
 
 def fetching(when: str, at: int, image: int, channel: int, plane: int, *, behind: int = 0) -> dict[str, int]:
-    """Words of a pass over planes of ``plane`` bytes, that it fetches the same channel of another array meanwhile, or
-    the one so many ``behind`` it; the array begins ``at`` an address, 0 for none, and its images and channels are so
-    many bytes apart."""
+    """Return the words for prefetching during a pass over planes of ``plane`` bytes.
+
+    The pass prefetches the same channel of another array, or the channel ``behind`` channels later. That array starts
+    ``at`` an address (0: none); ``image`` and ``channel`` are the bytes between its images and channels.
+    """
     lines = -(-channel * STRETCH // (LINE * plane)) if at else 0
     values = {"at": at + behind * channel, "image": image, "channel": channel, "lines": lines}
     return {f"{when}_{name}": value for name, value in values.items()}
 
 
 def scaling(params: Params, statistics: Arrays, scale: RawArray, shift: RawArray) -> Call:
-    """What computes by what each channel is multiplied, and what is added then, where ``statistics`` are given: gamma,
-    beta, mean and variance."""
+    """Return a call that computes scale and shift of each channel from ``statistics``: gamma, beta, mean and
+    variance."""
     gamma, beta, mean, var = statistics
     constants = np.array([params["eps"]], scale.dtype)
     values = {
@@ -100,7 +102,7 @@ def scaling(params: Params, statistics: Arrays, scale: RawArray, shift: RawArray
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A pass over the channels of a BatchNorm that has been settled: its words, and what is done around it."""
+    """A prepared pass over the channels of a BatchNorm: its words, and the work before and after it."""
 
     words: dict[str, int]
     """By name; ``last`` is left to the caller."""
@@ -116,25 +118,25 @@ def moves_statistics(ctx: OpContext, params: Params) -> bool:
 
 
 def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Pass:
-    """What computes a BatchNorm, with ``relu`` the same with a relu behind it; ``outputs[0]`` may be the data."""
+    """Return the pass of a BatchNorm, followed by a relu if ``relu``; ``outputs[0]`` may be the data."""
     data, gamma, beta, moving_mean, moving_var = inputs
     images, channels, plane = _extents(params, data.shape)
     mean, var, inverse = (ctx.take((channels,), data.dtype) for _ in range(3))
-    given = not ctx.is_train or params["use_global_stats"]
+    fixed_statistics = not ctx.is_train or params["use_global_stats"]
     moves = moves_statistics(ctx, params)
     constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
     nbytes = plane * data.itemsize
     words = {
         "x": address(data), "y": _address(outputs[0]), "gamma": 0 if params["fix_gamma"] else address(gamma),
         "beta": address(beta), "mean": address(mean), "var": address(var), "inverse": address(inverse),
-        "images": images, "channels": channels, "plane": plane, "given": int(given), "relu": int(relu),
+        "images": images, "channels": channels, "plane": plane, "given": int(fixed_statistics), "relu": int(relu),
         "constants": address(constants),
         **fetching(EARLY, _address(outputs[0]), channels * nbytes, nbytes, nbytes),
         **fetching(LATE, address(data), channels * nbytes, nbytes, nbytes, behind=1),
     }  # fmt: skip
 
     def before() -> None:
-        if given:
+        if fixed_statistics:
             mean[...] = moving_mean
             var[...] = moving_var
 
@@ -152,7 +154,7 @@ def forward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays
 
 
 def _normalize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-    """What writes the result of a batch norm again, whose statistics are known."""
+    """Return a call that recomputes a batch norm from known statistics."""
     data, gamma, beta, mean, inverse = inputs
     images, channels, plane = _extents({"axis": 1}, data.shape)
     nbytes = plane * data.itemsize
@@ -183,7 +185,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
 
 
 def backward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, beta: Any = None) -> Pass:
-    """What computes the gradients of a BatchNorm; with ``beta`` those behind a relu."""
+    """Return the pass of a BatchNorm's gradients; with ``beta`` a relu follows the batch norm."""
     ograd, data, gamma, mean, inverse = inputs
     images, channels, plane = _extents(params, data.shape)
     ggrad, bgrad = (ctx.take((channels,), data.dtype) for _ in range(2))
@@ -210,9 +212,9 @@ def backward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Array
 
 def refusal(params: Params, data: TensorSpec, vector: DType) -> str:
     """Why these kernels do not compute it, of such data and statistics of dtype ``vector``; empty when they do."""
-    found = host()
-    if isinstance(found, str):
-        return found
+    target = host()
+    if isinstance(target, str):
+        return target
     if data.dtype not in (np.float32, np.float64) or vector != data.dtype:
         return f"compiled kernels are written for float32 and float64, not {data.dtype}"
     return "planes of few elements" if _extents(params, data.shape)[2] < LEAST_PLANE else ""

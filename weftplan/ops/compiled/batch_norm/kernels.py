@@ -15,21 +15,21 @@ EARLY, LATE = "early", "late"
 """When a pass fetches: while it makes the sums that decide what it writes, or while it writes."""
 _FETCH = ("at", "image", "channel", "lines")
 FETCHED = tuple(f"{when}_{what}" for when in (EARLY, LATE) for what in _FETCH)
-"""What is fetched into the second cache meanwhile, channel for channel: where the first lies, bytes between images and
-between channels, and lines for each :data:`STRETCH` of the channel that is worked on; 0 for nothing. Without it memory
-rests while a channel is in a cache, and the passes wait while it is not."""
+"""Words of the prefetch into the second cache, channel by channel: address of the first, bytes between images and
+between channels, and lines for each :data:`STRETCH` of the current channel; 0 for none. Without it memory is idle while
+a channel is in a cache, and the passes wait while it is not."""
 
 FORWARD = ("x", "y", "gamma", "beta", "mean", "var", "inverse", "constants", "images", "channels", "plane", "given",
            "first", "last", "relu", *FETCHED)  # fmt: skip
 BACKWARD = ("dy", "x", "dx", "gamma", "mean", "inverse", "dgamma", "dbeta", "constants", "beta", "images", "channels",
             "plane", "given", "first", "last", "dx_image", "dx_channel", *FETCHED)  # fmt: skip
 """Words of the two functions. ``constants``: eps, then 1 / number of elements of a channel. ``given``: the statistics
-are given, and the gradient does not flow through them. ``y``, ``dx`` and ``gamma`` (ones) may be null. ``relu``:
-whether ``y`` is that of a relu behind. The gradient has ``beta`` where there is a relu, else null: what the relu let
-pass follows from the data, as it did forward, in fewer bytes than its output has. ``dx_image`` and ``dx_channel``:
-bytes between images of ``dx``, and between its channels."""
+are inputs, and the gradient does not flow through them. ``y``, ``dx`` and ``gamma`` (null: 1) may be null. ``relu``:
+whether a relu computes ``y`` from the normalised data. The gradient has ``beta`` if there is a relu, else null: the
+sign of the relu's input is recomputed from the data, which reads fewer bytes than the relu's output. ``dx_image`` and
+``dx_channel``: bytes between images of ``dx``, and between its channels."""
 SCALES = ("gamma", "beta", "mean", "var", "scale", "shift", "constants", "channels")
-"""Words of the function that makes of given statistics what each channel is multiplied by, and what is added then."""
+"""Words of the function that computes each channel's scale and shift from known statistics."""
 
 KNOWN = 2
 """The word ``given`` of a forward pass whose ``inverse`` is given, too: that of a batch norm that ran before."""
@@ -53,10 +53,10 @@ class _Channel:
         self.wide = f.lanes * f.size
         self.four = f.mul(f.value(f"sdiv i64 {self.plane}, {CHAINS * self.wide}"), CHAINS * self.wide)
         self.whole = f.mul(f.value(f"sdiv i64 {self.plane}, {self.wide}"), self.wide)
-        rest = f.value(f"sdiv exact i64 {f.sub(self.plane, self.whole)}, {f.size}")
-        self.mask = f.mask_below(rest)
-        self.rest = rest
-        self.has_rest = f.compare("ne", rest, 0)
+        remainder = f.value(f"sdiv exact i64 {f.sub(self.plane, self.whole)}, {f.size}")
+        self.mask = f.mask_below(remainder)
+        self.rest = remainder
+        self.has_rest = f.compare("ne", remainder, 0)
         self.result = ""
 
     def each(
@@ -91,7 +91,7 @@ class _Channel:
                 body(f.add(begin, self.whole), 1, self.mask)
 
     def _fetching(self, when: str, image: str, channel: str) -> Callable[[str], None]:
-        """What is called with a place in a plane, to fetch what :data:`FETCHED` says."""
+        """Return a function of a position in a plane that emits the prefetches of :data:`FETCHED`."""
         f = self.f
         at, image_step, channel_step, lines = (self.words[f"{when}_{what}"] for what in _FETCH)
         begin = f.add(at, f.add(f.mul(image, image_step), f.mul(channel, channel_step)))
@@ -104,13 +104,13 @@ class _Channel:
         return fetch
 
     def load(self, pointer: str, offset: Value, mask: str | None) -> str:
-        """A vector of the channel, zero behind a plane's end."""
+        """Load a vector of the channel; it is zero after a plane's end."""
         f = self.f
         place = f.at(pointer, offset)
         return f.load(place) if mask is None else f.load_masked(place, mask)
 
     def store(self, value: str, pointer: str, offset: Value, mask: str | None) -> None:
-        """The same, stored; behind a plane's end nothing is."""
+        """Store a vector; nothing is stored after a plane's end."""
         f = self.f
         place = f.at(pointer, offset)
         if mask is None:
@@ -119,7 +119,7 @@ class _Channel:
             f.store_masked(value, place, mask)
 
     def kept(self, value: str, mask: str | None) -> str:
-        """``value`` with zeros behind a plane's end."""
+        """Return ``value`` with zeros after a plane's end."""
         return value if mask is None else self.f.chosen(mask, value, "zeroinitializer")
 
 
@@ -152,22 +152,22 @@ def _scalars(f: Function) -> Callable[[str, str, str], str]:
 
 def _or_one(f: Function, pointer: str, offset: Value) -> str:
     """The element there, 1 for a null pointer."""
-    found = f.local(f.scalar)
-    f.put_scalar("1.0", found)
+    value = f.local(f.scalar)
+    f.put_scalar("1.0", value)
     with f.when(f.value(f"icmp ne ptr {pointer}, null")):
-        f.put_scalar(f.scalar_at(f.at(pointer, offset)), found)
-    return f.scalar_at(found)
+        f.put_scalar(f.scalar_at(f.at(pointer, offset)), value)
+    return f.scalar_at(value)
 
 
 def scale_and_shift(f: Function, of: Mapping[str, str], place: Value, mean: str, inverse: str) -> tuple[str, str]:
-    """What a channel is multiplied by, and what is added then; ``of`` has pointers to gamma and beta."""
+    """Return a channel's scale and shift; ``of`` has pointers to gamma and beta."""
     op = _scalars(f)
     scale = op("fmul", inverse, _or_one(f, of["gamma"], place))
     return scale, op("fsub", f.scalar_at(f.at(of["beta"], place)), op("fmul", mean, scale))
 
 
 def _block(f: Function, names: Sequence[str], pointers: int) -> dict[str, str]:
-    """The words, of which the first ``pointers`` are pointers."""
+    """Return the words; the first ``pointers`` are pointers."""
     return {
         name: f.pointer("%words", index) if index < pointers else f.word("%words", index)
         for index, name in enumerate(names)

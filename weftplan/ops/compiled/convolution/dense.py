@@ -1,7 +1,6 @@
 """Dense convolutions by compiled products on caller-provided buffers: forward and both gradients.
 
-Each pass is cut into the parts of ``scratch.py``, with which idle cores help; a buffer holds the rooms of all parts,
-one behind the other.
+Each pass is cut into the parts of ``scratch.py`` for idle cores; a buffer holds the rooms of all parts in sequence.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ def entries(dtype: DType, target: Target) -> dict[str, Entry]:
 
 
 def _target(target: Target | None) -> Target:
-    found = host() if target is None else target
-    assert isinstance(found, Target)
-    return found
+    machine = host() if target is None else target
+    assert isinstance(machine, Target)
+    return machine
 
 
 _Slice = tuple[Sizes, int]
@@ -66,7 +65,7 @@ _Slice = tuple[Sizes, int]
 
 @functools.lru_cache(maxsize=1024)
 def _slices(s: Sizes, some: int, *, forward: bool) -> list[_Slice]:
-    """The slices in which the channels of a result are computed: those of ``some`` channels, and the rest."""
+    """Return the slices of a result's channels: slices of ``some`` channels, and a smaller last slice."""
     every = s.filters if forward else s.channels
     if some == every:
         return [(s, 0)]
@@ -82,7 +81,7 @@ def _gather(
     together: int, cut: Cut, scratch: Scratch, steps: Mapping[str, int], target: Target | None, *, relu: bool = False,
     **arrays: Any,
 ) -> Call:  # fmt: skip
-    """Calls of ``gather`` for each slice, which takes so many images ``together``; ``steps``: bytes of weight, result
+    """Return the calls of ``gather`` for each slice, with ``together`` images each; ``steps``: bytes of weight, result
     and bias from one channel to the next."""
     target = _target(target)
     entry = entries(arrays["x"].dtype, target)["gather"]
@@ -109,7 +108,7 @@ def _gather(
             calls.append(in_parts(entry, computes, s.batch, cut.images, unit=together, moves={"padded": padded}))
         return holding(one_after_other(*calls), *arrays.values())
     each = -(-len(slices) // cut.channels)
-    made: dict[tuple[int, int], Call] = {}
+    by_slice: dict[tuple[int, int], Call] = {}
 
     def prepared(number: int, room: int) -> Call:
         calls = []
@@ -121,9 +120,9 @@ def _gather(
         return one_after_other(*calls)
 
     def work(number: int, room: int) -> None:
-        call = made.get((number, room))
+        call = by_slice.get((number, room))
         if call is None:
-            call = made[number, room] = prepared(number, room)
+            call = by_slice[number, room] = prepared(number, room)
         call()
 
     return holding(partial(split_in_rooms, work, -(-len(slices) // each)), *arrays.values())
@@ -132,7 +131,7 @@ def _gather(
 def _packing(
     entry: Entry, here: offset_tables.KernelArguments, s: Sizes, nbytes: int, row_bytes: int, lanes: int
 ) -> Call:
-    """What packs the weights of a slice, ``nbytes`` of them, in parts where that is worth it."""
+    """Return a call that packs a slice's weights (``nbytes`` bytes), in parts if that pays."""
     rows = here.rows_packed
     parts = count(nbytes, FEW_PACKED, rows // tile(s)) if s.groups == 1 else 1
     if parts == 1:
@@ -149,7 +148,8 @@ def forward(
     s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: object, padded: Any, target: Target | None = None, *,
     widened: Any = None, after: offset_tables.After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
-    """What makes ``y`` windows of ``x`` times ``weight`` plus ``bias`` unless None, with ``relu`` nothing below 0."""
+    """Return a call that convolves ``x`` with ``weight`` into ``y``, adds ``bias`` unless None, and applies the
+    relu."""
     of_filter = dict.fromkeys(("bias", "scale", "shift"), s.itemsize)
     steps = {"w": s.channels * s.taps * s.stored, "y": s.pixels * s.stored, **of_filter}
     scale, shift = (None, None) if after is None else after
@@ -165,7 +165,7 @@ def forward(
 def data_gradient(
     s: Sizes, ograd: Any, weight: Any, dgrad: Any, packed: object, padded: Any, target: Target | None = None
 ) -> Call:
-    """What computes ``dgrad``, the gradient with respect to the image."""
+    """Return a call that computes ``dgrad``, the gradient with respect to the image."""
     steps = {"w": s.taps * s.stored, "y": math.prod(s.image) * s.stored}
     slices = _slices(s, channels_at_once(s), forward=False)
     call = _gather(offset_tables.data, s, slices, data_bands(s), s.data_side_by_side, data_cut(s), data_scratch(s),
@@ -178,10 +178,10 @@ def weight_gradient(
     s: Sizes, data: Any, ograd: Any, wgrad: Any, packed: object, padded: Any, target: Target | None = None, *,
     widened: Any = None,
 ) -> Call:  # fmt: skip
-    """What computes ``wgrad``, the gradient with respect to the weight."""
+    """Return a call that computes ``wgrad``, the gradient with respect to the weight."""
     target = _target(target)
-    found = entries(data.dtype, target)
-    entry = found["weights"]
+    kernels = entries(data.dtype, target)
+    entry = kernels["weights"]
     slices = _slices(s, weight_rows(s), forward=True)
     need = weight_scratch(s)
     packs, copies = need.packed // len(slices), need.padded // len(slices)
@@ -195,10 +195,10 @@ def weight_gradient(
         # Of no group anything is computed. Rows overwrite what those before them wrote too far, so one thread copies.
         copy = offset_tables.weight(s, target.lanes(s.itemsize)).filled(x=x, padded=image, groups=0).ready(entry)
         x, copies, once = image, 0, {"copies": 0}
-    made: dict[tuple[int, int], Call] = {}
+    calls: dict[tuple[int, int], Call] = {}
 
     def work(number: int, room: int) -> None:
-        call = made.get((number, room))
+        call = calls.get((number, room))
         if call is None:
             part, first = slices[number]
             plan = offset_tables.weight(part, target.lanes(s.itemsize))
@@ -211,8 +211,8 @@ def weight_gradient(
                 rounds = offset_tables.narrow(
                     here, address(wgrad) + first * row * s.stored, part.groups * part.filters * row
                 )
-                call = one_after_other(call, rounds.ready(found["narrow"]))
-            made[number, room] = call
+                call = one_after_other(call, rounds.ready(kernels["narrow"]))
+            calls[number, room] = call
         call()
 
     compute = partial(split_in_rooms, work, len(slices))

@@ -43,13 +43,13 @@ _T = TypeVar("_T")
 
 def _refusal(spec: TensorSpec, geo: Geometry) -> str:
     """Why these kernels cannot compute it; empty when they can."""
-    found = host()
-    if isinstance(found, str):
-        return found
+    target = host()
+    if isinstance(target, str):
+        return target
     if spec.dtype not in (np.float16, np.float32, np.float64):
         return f"compiled kernels are written for float16, float32 and float64, not {spec.dtype}"
-    if spec.dtype == np.float16 and not found.halves:
-        return f"the processor ({found.cpu}) has no instructions for float16"
+    if spec.dtype == np.float16 and not target.halves:
+        return f"the processor ({target.cpu}) has no instructions for float16"
     return ""
 
 
@@ -75,7 +75,7 @@ def _room(ctx: OpContext, s: Sizes, *scratches: Scratch) -> Any:
 
 
 def _buffers(room: Any, need: Scratch) -> tuple[Any, Any, Any]:
-    """The buffers of a dense pass, packed, padded and widened; None where it needs none."""
+    """Return the buffers of a dense pass, packed, padded and widened; None for buffers that it does not need."""
     begin = aligned(need.packed)
     end = begin + aligned(need.padded)
     return (
@@ -201,14 +201,14 @@ def _forward(
 def _normalized(
     ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False, fast: bool = False
 ) -> Call:
-    """A convolution and the batch norm behind it: in one pass where the statistics are given."""
+    """Compute a convolution followed by a batch norm, in one pass if the statistics are known."""
     norm, own, statistics = _apart(params, inputs)
     if outputs[0] is None and not batch_norm.moves_statistics(ctx, norm):
         return nothing
     outputs = [ctx.memory_of(outputs, 0, inputs[0].dtype)]
     out = outputs[0]
-    given = not ctx.is_train or norm["use_global_stats"]
-    if not given or batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
+    fixed_statistics = not ctx.is_train or norm["use_global_stats"]
+    if not fixed_statistics or batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
         return _and_norm(_forward(ctx, params, own, outputs, fast=fast), ctx, norm, out, statistics, relu=relu)
     scale, shift = (ctx.take((out.shape[1],), out.dtype) for _ in range(2))
     scaling = batch_norm.scaling(norm, statistics, scale, shift)
@@ -221,29 +221,29 @@ def _apart(params: Params, inputs: Sequence[_T]) -> tuple[Params, Sequence[_T], 
 
 
 def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: RawArray, statistics: Arrays, *, relu: bool) -> Call:
-    """``convolve``, and then the batch norm in place, computed by who would compute it as a node of its own."""
-    # In the same scratch: the one is done with it before the other begins.
-    again = OpContext(np, is_train=ctx.is_train, recompute=ctx.recompute, workspace=ctx.flat[0])
-    given, made = [out, *statistics], [out, None, None]
+    """Call ``convolve``, then the batch norm in place, by the implementation that a separate node would use."""
+    # Both use the same scratch, one after the other.
+    norm_ctx = OpContext(np, is_train=ctx.is_train, recompute=ctx.recompute, workspace=ctx.flat[0])
+    norm_inputs, norm_outputs = [out, *statistics], [out, None, None]
     if not batch_norm.refusal(norm, _spec(out), statistics[1].dtype):
-        return one_after_other(convolve, batch_norm.normalization(again, norm, given, made, relu=relu))
+        return one_after_other(convolve, batch_norm.normalization(norm_ctx, norm, norm_inputs, norm_outputs, relu=relu))
     kernel = joined.norm_of(joined.RELU * relu).forward
-    return one_after_other(convolve, again.repeated(bound(kernel, again, norm, given, made)))
+    return one_after_other(convolve, norm_ctx.repeated(bound(kernel, norm_ctx, norm, norm_inputs, norm_outputs)))
 
 
 def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu: str) -> int:
     """Scratch of a convolution that has ``nbytes``, and a batch norm."""
-    norm, _, given = _apart(params, inputs)
+    norm, _, statistics = _apart(params, inputs)
     out = outputs[0]
-    if batch_norm.refusal(norm, out, given[1].dtype):
-        made = [out, given[1], given[1]]
-        return max(nbytes, joined.norm_of(relu).workspace_bytes(norm, [out, *given], made))
+    if batch_norm.refusal(norm, out, statistics[1].dtype):
+        specs = [out, statistics[1], statistics[1]]
+        return max(nbytes, joined.norm_of(relu).workspace_bytes(norm, [out, *statistics], specs))
     vector = take_bytes(((out.shape[1],), out.dtype))
     return max(nbytes + 2 * vector, 3 * vector)
 
 
 def _plain_normalized(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
-    """NumPy's convolution and the batch norm behind it."""
+    """Compute NumPy's convolution followed by the batch norm."""
     norm, own, statistics = _apart(params, inputs)
     if outputs[0] is None and not batch_norm.moves_statistics(ctx, norm):
         return nothing
@@ -303,8 +303,8 @@ def _provide(
     op: str, make: Maker, geometry: Callable[[Params, Specs, Specs], Geometry], data: int,
     scratch: Callable[[Sizes], Sequence[Scratch]], fast: tuple[Maker, Callable[[Sizes], int]] | None = None,
 ) -> None:  # fmt: skip
-    """Offer what ``make`` says for ``op``, whose input number ``data`` has the dtype that counts; where Winograd's way
-    is faster, what ``fast`` says, with so many bytes of scratch."""
+    """Register the kernel that ``make`` returns for ``op``; the dtype of input ``data`` decides. If Winograd's products
+    are faster, ``fast`` returns the kernel and its scratch bytes."""
     relu = joined.RELU * op.endswith(joined.RELU)
 
     def needed(nbytes: int, params: Params, inputs: Specs, outputs: Specs) -> int:

@@ -85,8 +85,8 @@ class _Driver:
         self.f.call(kernel, self._begins[block])
 
     def normalizes(self, channel: str, layer: str, room: str) -> None:
-        """Say how the first batch norm changes a channel whose statistics are there, for what the kernel of block
-        ``layer`` reads; the two numbers lie in ``room``."""
+        """Store the first batch norm's scale and shift of a channel with known statistics in ``room``, and pass them
+        to the kernel of block ``layer``."""
         f = self.f
         place = f.mul(channel, f.size)
         of = {name: self.pointer(f"first.{name}") for name in ("gamma", "beta", "mean", "inverse")}
@@ -160,7 +160,7 @@ def _room(s: Sizes) -> int:
 
 
 class _Words:
-    """The words of all kernels of a call, and what they point to."""
+    """The words of all kernels of a call, and the tables that they point to."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._names = _names(blocks)
@@ -181,7 +181,7 @@ class _Words:
         self._values |= {f"{block}.{name}": value for name, value in values.items()}
 
     def call(self, entry: Entry, s: Sizes, room: Any, layers: Mapping[str, KernelArguments], *, weighs: bool) -> Call:
-        """What runs ``entry`` on all channels, in parts; ``layers``: the plans of the blocks that need scratch."""
+        """Return a call that runs ``entry`` on all channels, in parts; ``layers``: the plans of blocks with scratch."""
         moves = {}
         begin, nbytes = address(room), depthwise_tables.scratch(s) // depthwise_tables.parts(s)
         for block, plan in layers.items():
@@ -235,7 +235,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
             ctx, params[name], [ograd, data, gamma, *kept], outputs, beta=beta if relu else None
         )
 
-    # The gradient of the convolution's output lies where that of its image, which is no smaller, will be written.
+    # The gradient of the convolution's output shares the memory of its image's gradient, which is no smaller.
     (image, channel), (small_image, small_channel) = dgrad.strides[:2], inner.strides[:2]
     to_dgrad = batch_norm.fetching(EARLY, address(dgrad), image, channel, small_channel)
     to_data = batch_norm.fetching(LATE, address(data), image, channel, small_channel)

@@ -1,10 +1,10 @@
 """Kernels of depthwise convolutions (one filter for each channel) as LLVM IR: vectors run along rows.
 
-A plane of one channel is copied into a small buffer whose padding is cleared once for all planes; where columns are
-taken two by two, even and odd columns lie apart, so that every load is a whole vector. Each output is one chain over
-the taps; each tap's gradient is a chain in every lane of a vector of 32 bytes, on every machine, whose lanes are added
-by halves at the end. Kernels of 3x3 have functions of their own, in which the nine weights, or sums, stay in registers:
-on small planes the loop over taps took most of the time.
+A plane of one channel is copied into a small buffer whose padding is cleared once for all planes. With stride 2, even
+and odd columns are separated, so that every load is a whole vector. Each output is one chain over the taps. Each tap's
+gradient is a chain in every lane of a vector of 32 bytes, on every machine, whose lanes are added by halves at the end.
+Kernels of 3x3 have functions of their own that keep the nine weights, or sums, in registers: on small planes the loop
+over taps took most of the time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weftplan.ops.compiled.ir import Function, Value
 
 VECTOR_BYTES = 32
 SLACK = 2 * VECTOR_BYTES
-"""Bytes behind a copy of a plane that loads of whole vectors may reach."""
+"""Bytes after a copy of a plane that loads of whole vectors may reach."""
 ROWS = 4
 """Rows of outputs that are computed together, so that a tap's weight is loaded once for all."""
 NINE = 9
@@ -33,11 +33,11 @@ PASS = ("x", "w", "y", "buffer", "second", "images", "first", "last", "x_image",
         "counts", "sums", "bias", "relu", "scale", "shift", "before")  # fmt: skip
 """``x_image``, ``x_channel``: bytes between images of ``x``, and between its channels. ``tap_table``: pairs (offset in
 the buffer, offset in w) in bytes. ``row_step``: bytes in the buffer between rows of outputs. ``apart``: whether even
-and odd columns are laid apart, ``phase`` bytes from each other, in rows of ``pitch``. Of a data gradient of stride 2,
-``counts`` says where the taps of its four phases begin, and where the last ends; ``sums`` has room for a vector for
-each tap of a weight's gradient. Outputs begin with ``bias`` unless that is null, are multiplied by ``scale`` and added
-to ``shift`` unless those are, and with ``relu`` not 0 none is below 0. Functions for one channel behind a batch norm
-and a relu find in ``before`` by what an element of ``x`` is multiplied, and what is added then."""
+and odd columns are separated, ``phase`` bytes from each other, in rows of ``pitch``. For a data gradient of stride 2,
+``counts`` has the first tap of each of its four phases, and the end of the last; ``sums`` has room for a vector for
+each tap of a weight's gradient. Outputs start with ``bias``, are multiplied by ``scale``, and ``shift`` is added; each
+may be null. A nonzero ``relu`` applies the relu. Functions for one channel after a batch norm and a relu find the scale
+and shift of ``x`` in ``before``."""
 
 
 def _lanes(scalar: str) -> int:
@@ -74,10 +74,10 @@ class _Planes:
         f.emit(f"call void @llvm.memset.p0.i64(ptr {self.buffer}, i8 0, i64 {nbytes}, i1 false)")
 
     def copy(self, plane: str) -> str:
-        """Lay out the plane; returns where it is.
+        """Copy the plane into the buffer and return its address there.
 
-        A row is copied in whole vectors: what is behind it in the last one is zeros, and either padding, which is zeros
-        anyway, or the beginning of later rows, which are copied later.
+        A row is copied in whole vectors. The excess of its last vector is zeros, and falls on padding, which is zero,
+        or on later rows, which are copied later.
         """
         f, get = self.f, self.get
         n, wide = f.lanes, f.lanes * f.size
@@ -101,12 +101,12 @@ class _Planes:
         return f.value(f"select i1 {self.apart}, ptr {self.second}, ptr {self.buffer}")
 
     def _given(self, value: str, mask: str | None = None) -> str:
-        """What is convolved where an element is ``value``; zeros where a mask is off."""
+        """Return the convolved value of an element ``value``; zeros in lanes whose mask is off."""
         if self.before is None:
             return value
         f = self.f
-        found = f.floored(f.fma(value, *self.before))
-        return found if mask is None else f.chosen(mask, found, "zeroinitializer")
+        normalized = f.floored(f.fma(value, *self.before))
+        return normalized if mask is None else f.chosen(mask, normalized, "zeroinitializer")
 
 
 def _words(f: Function, names: Sequence[str]) -> dict[str, str]:
@@ -118,8 +118,8 @@ _NUMBERS = ("images", "first", "last", "x_image", "x_channel", "y_image", "y_cha
 
 
 def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None:
-    """A vector of outputs, of which ``left`` belong to the row. What it writes too far is the beginning of later rows,
-    or planes, which are written later; behind ``end`` nothing is written."""
+    """Store a vector of outputs; ``left`` of them belong to the row. The excess falls on later rows or planes, which
+    are written later; nothing is written after ``end``."""
     behind = f.value(f"ptrtoint ptr {f.at(place, f.lanes * f.size)} to i64")
     inside = f.compare("sle", behind, end)
     with f.when(inside):
@@ -132,7 +132,8 @@ def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None
 def _each_plane(
     f: Function, get: dict[str, str], x: str, y: str, *, after_norm: bool = False
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Loops over images and channels: (channel, its plane's copy, its place in ``y``, where the last of them ends)."""
+    """Loop over images and channels: yield (channel, its plane's copy, its position in ``y``, end of the last
+    plane)."""
     planes = _Planes(f, get, after_norm=after_norm)
     with f.loop(0, get["images"]) as image:
         to = f.at(y, f.mul(image, get["y_image"]))
@@ -148,8 +149,8 @@ def _columns(f: Function, get: dict[str, str], by: int) -> list[Value]:
 
 
 def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
-    """``forward(how)``: outputs from padded planes; also a data gradient of stride 1, whose taps are turned. With
-    ``by``, a stride, for kernels of 3x3 without dilation alone; ``after_norm``: for one channel behind a norm."""
+    """``forward(how)``: outputs from padded planes; also a data gradient of stride 1, with reversed taps. With a stride
+    ``by``, only for kernels of 3x3 without dilation; ``after_norm``: for one channel after a batch norm."""
     f = Function(f"forward{by or ''}{'_after_norm' * after_norm}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)
     x, w, y, table = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table"))
@@ -158,8 +159,8 @@ def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
     by_four = f.value(f"and i64 {get['rows']}, {-ROWS}")
     taps_bytes = f.mul(get["taps"], size)
     row_bytes = f.mul(get["columns"], size)
-    given = {name: pointer(f, "%how", PASS, name) for name in ("bias", "scale", "shift")}
-    biased, scaled = (f.value(f"icmp ne ptr {given[name]}, null") for name in ("bias", "scale"))
+    optional = {name: pointer(f, "%how", PASS, name) for name in ("bias", "scale", "shift")}
+    biased, scaled = (f.value(f"icmp ne ptr {optional[name]}, null") for name in ("bias", "scale"))
     behind = f.compare("ne", word(f, "%how", PASS, "relu"), 0)
     least = f.splat(f.value(f"select i1 {behind}, {scalar} 0.0, {scalar} 0xFFF0000000000000"))
     zero, one_, less = (f.local(scalar) for _ in range(3))
@@ -167,7 +168,7 @@ def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
         f.put_scalar(number, place)
 
     def chosen(condition: str, name: str, channel: str, otherwise: str) -> str:
-        there = f.at(given[name], f.mul(channel, size))
+        there = f.at(optional[name], f.mul(channel, size))
         return f.broadcast(f.value(f"select i1 {condition}, ptr {there}, ptr {otherwise}"))
 
     weights_at = [f.word(table, 2 * tap + 1) for tap in range(NINE)] if by else []
@@ -285,7 +286,7 @@ def data_by_two(scalar: str, taps: Sequence[int] = ()) -> Function:
 
 def weights(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
     """``weights(how)``: the gradient of the weight; ``x`` is the image, ``y`` the output gradient, ``w`` the result.
-    With ``by``, a stride, for kernels of 3x3 without dilation alone; ``after_norm``: for one channel behind a norm."""
+    With a stride ``by``, only for kernels of 3x3 without dilation; ``after_norm``: for one channel after a norm."""
     f = Function(f"weights{by or ''}{'_after_norm' * after_norm}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)
     x, w, y, table = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table"))
@@ -293,9 +294,9 @@ def weights(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
     taps_bytes = f.mul(get["taps"], size)
     row_bytes = f.mul(get["columns"], size)
     whole = f.value(f"and i64 {get['columns']}, {-n}")
-    rest = f.sub(get["columns"], whole)
-    mask = f.mask_below(rest)
-    has_rest = f.compare("ne", rest, 0)
+    remainder = f.sub(get["columns"], whole)
+    mask = f.mask_below(remainder)
+    has_rest = f.compare("ne", remainder, 0)
     done = f.local("i64")
     room = pointer(f, "%how", PASS, "sums")
     planes = _Planes(f, get, after_norm=after_norm)

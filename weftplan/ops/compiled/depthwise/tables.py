@@ -72,7 +72,7 @@ def plan_bytes(plan: KernelArguments) -> tuple[int, int, int]:
     pad = plan.tables[0]
     get = {name: int(value) for name, value in zip(PASS, plan.words, strict=True)}
     rows, columns = int(pad[PAD.index("to_height")]), int(pad[PAD.index("to_width")])
-    size = int(plan.tables[1][-1])  # the entry behind the last tap holds the bytes of an element
+    size = int(plan.tables[1][-1])  # the entry after the last tap holds the bytes of an element
     first = -(-rows * columns * size // VECTOR_BYTES) * VECTOR_BYTES + SLACK
     second = 2 * get["phase"] + SLACK if get["apart"] else 0
     return first, second, get["taps"] * VECTOR_BYTES
@@ -124,7 +124,7 @@ def forward(s: Sizes) -> KernelArguments:
 
 
 def _between(plan: KernelArguments, channels: int, x: int, y: int) -> KernelArguments:
-    """``plan`` for images of so many channels, whose planes have so many bytes."""
+    """Return ``plan`` for images of ``channels`` channels, whose planes have ``x`` and ``y`` bytes."""
     return plan.filled(x_image=channels * x, x_channel=x, y_image=channels * y, y_channel=y)
 
 
@@ -192,7 +192,7 @@ def run(
     name: str, s: Sizes, plan: KernelArguments, x: Any, w: Any, y: Any, room: Any, target: Target | None = None,
     **more: int,
 ) -> Call:  # fmt: skip
-    """What computes one pass: ``x`` is the side that is padded, ``y`` the other one; ``more`` words."""
+    """Return a call of one pass: ``x`` is the padded side, ``y`` the other side; ``more`` words."""
     if s.kernel[1:] == (3, 3) and s.dilate[1:] == (1, 1):
         if name != "data_by_two":
             name += str(s.stride[1])
@@ -218,18 +218,19 @@ def forward_call(
     s: Sizes, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
     after: After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
-    """What makes ``y`` each channel of ``x`` with its filter, plus ``bias`` unless None; with ``relu`` at least 0."""
+    """Return a call that convolves each channel of ``x`` with its filter into ``y``, with optional ``bias`` and
+    ``relu``."""
     more = {"bias": 0 if bias is None else address(bias), "relu": int(relu), **places_of(after)}
     return holding(run("forward", s, forward(_level(s)), x, weight, y, room, target, **more), bias, after)
 
 
 def data_call(s: Sizes, ograd: Any, weight: Any, dgrad: Any, room: Any, target: Target | None = None) -> Call:
-    """What computes the gradient of the image."""
+    """Return a call that computes the gradient of the image."""
     s = _level(s)
     name = "forward" if s.stride[1:] == (1, 1) else "data_by_two"
     return run(name, s, data(s), ograd, weight, dgrad, room, target)
 
 
 def weight_call(s: Sizes, x: Any, ograd: Any, wgrad: Any, room: Any, target: Target | None = None) -> Call:
-    """What computes the gradient of the weight."""
+    """Return a call that computes the gradient of the weight."""
     return run("weights", s, weight(_level(s)), x, wgrad, ograd, room, target)

@@ -1,9 +1,8 @@
 """Gradient compression as compiled loops, bit-compatible with ``kvstore/compression.py``.
 
-A step is sixteen elements, which become whole bytes; what is left at the end is for the caller. Codes are made in the
-lanes of a vector, each shifted to its place in its byte, and the lanes of a byte are added by one multiplication. What
-a code of two bits stands for is looked up in a register, where the processor can do that. Any thread may call; nothing
-is kept but the functions.
+A step is sixteen elements, which become whole bytes; the caller handles the remainder. Codes are made in the lanes of a
+vector, each shifted to its position in its byte, and one multiplication adds the lanes of a byte. The value of a
+two-bit code is looked up in a register if the processor can do that. Any thread may call; only functions are cached.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ STEP = 16
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Work = Callable[[int, int], None]
-"""Called with the first element and the one behind the last, both multiples of :data:`STEP`."""
+"""Called with the first and the end element, both multiples of :data:`STEP`."""
 
 
 def compiled_pack(gradient: Array, residual: Array, packed: Array, bits: int, threshold: float) -> Work | None:
-    """What packs elements ``first:last``; None where there is no compiled kernel for it.
+    """Return a function that packs elements ``first:last``; None if there is no compiled kernel for it.
 
     Args:
         gradient, residual: contiguous float32 arrays of one dimension.
-        packed: the bytes that they become.
+        packed: the packed bytes.
         bits: 1 or 2 for each element.
     """
     if not _fits(gradient, residual):
@@ -42,7 +41,8 @@ def compiled_pack(gradient: Array, residual: Array, packed: Array, bits: int, th
 
 
 def compiled_unpack(packed: Sequence[Array], out: Array, bits: int, threshold: float) -> Work | None:
-    """What makes ``out[first:last]`` the sum of what was packed, from left to right; None as :func:`compiled_pack`."""
+    """Return a function that writes the sum of the unpacked arrays, from left to right, to ``out[first:last]``; None as
+    :func:`compiled_pack`."""
     count = len(packed)
     if not _fits(out) or not 1 <= count <= MOST:
         return None
@@ -77,8 +77,8 @@ _FLAGS = f"<{STEP} x i1>"
 
 
 def _begin(name: str) -> tuple[Function, str, str, str, str]:
-    """A function of (first element, the one behind the last, threshold, addresses…), and the first three of them with
-    the negative threshold."""
+    """Return a function of (first element, end element, threshold, addresses…), and values of the first three arguments
+    and of the negative threshold."""
     f = Function(name, (("ptr", "words"),), "float", STEP)
     up = f.broadcast(f.at("%words", 16))
     return f, f.word("%words", 0), f.word("%words", 1), up, f.value(f"fneg {f.vector} {up}")
@@ -108,20 +108,22 @@ def _pack(bits: int) -> Function:
     with f.loop(first, last, STEP) as index:
         offset = f.mul(index, 4)
         place = f.at(residual, offset)
-        rest = f.binary("fadd", f.load(place), f.load(f.at(gradient, offset)))
+        residue = f.binary("fadd", f.load(place), f.load(f.at(gradient, offset)))
         if bits == 2:
-            above = f.value(f"fcmp oge {f.vector} {rest}, {up}")
-            below = f.value(f"fcmp ole {f.vector} {rest}, {down}")
+            above = f.value(f"fcmp oge {f.vector} {residue}, {up}")
+            below = f.value(f"fcmp ole {f.vector} {residue}, {down}")
             for flags, sent, nothing in ((above, up, "0.0"), (below, down, "-0.0")):  # zeros as NumPy's products have
                 taken = f.value(f"select {_FLAGS} {flags}, {f.vector} {sent}, {f.vector} {_same(f, nothing)}")
-                rest = f.binary("fsub", rest, taken)
+                residue = f.binary("fsub", residue, taken)
             codes = coded(above, 3, coded(below, 2, "zeroinitializer"))
         else:
-            above = f.value(f"fcmp ogt {f.vector} {rest}, {up}")
-            given = f.value(f"select {_FLAGS} {above}, {f.vector} {_same(f, '-1.0')}, {f.vector} {_same(f, '1.0')}")
-            rest = f.binary("fadd", rest, given)
+            above = f.value(f"fcmp ogt {f.vector} {residue}, {up}")
+            correction = f.value(
+                f"select {_FLAGS} {above}, {f.vector} {_same(f, '-1.0')}, {f.vector} {_same(f, '1.0')}"
+            )
+            residue = f.binary("fadd", residue, correction)
             codes = coded(above, 1, "zeroinitializer")
-        f.store(rest, place)
+        f.store(residue, place)
         # The lanes of a byte lie in one word, whose highest byte the multiplication makes their sum.
         small = f.value(f"trunc {_INTS} {codes} to <{STEP} x i8>")
         share = 8 // bits
@@ -130,14 +132,14 @@ def _pack(bits: int) -> Function:
         ones = int("01" * share, 16)
         summed = f.value(f"mul <{count} x {word}> {words}, {_numbers([ones] * count, word)}")
         high = f.value(f"lshr <{count} x {word}> {summed}, {_numbers([8 * share - 8] * count, word)}")
-        found = f.value(f"trunc <{count} x {word}> {high} to <{count} x i8>")
+        packed_bytes = f.value(f"trunc <{count} x {word}> {high} to <{count} x i8>")
         target = f.at(packed, f.value(f"lshr exact i64 {index}, {3 if bits == 1 else 2}"))
-        f.emit(f"store <{count} x i8> {found}, ptr {target}, align 1")
+        f.emit(f"store <{count} x i8> {packed_bytes}, ptr {target}, align 1")
     return f
 
 
 def _looks_up(target: Target) -> int:
-    """Bits of a register of which the processor takes one of four numbers for each lane; 0: it cannot."""
+    """Return the bits of a register that can look up one of four numbers per lane; 0 if the processor has none."""
     return target.bits if target.bits in _LOOK_UP and target.register else 0
 
 
@@ -171,7 +173,7 @@ def _unpack(bits: int, count: int, register_bits: int, *, past: bool) -> Functio
     share = 8 // bits
     places = [8 * (lane // share) + shift for lane, shift in enumerate(_shifts(bits))]
     lanes, table = register_bits // 32, ""
-    if bits == 2 and register_bits:  # by the number of a code, of which 1 is never sent
+    if bits == 2 and register_bits:  # by the code's number; code 1 is never sent
         pair = f.shuffle(down, up, [0, STEP] * (STEP // 2))
         numbers = _numbers([0, 0, STEP, STEP + 1] * (lanes // 4))
         table = f.value(f"shufflevector {f.vector} zeroinitializer, {f.vector} {pair}, <{lanes} x i32> {numbers}")

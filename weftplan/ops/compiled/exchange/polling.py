@@ -1,13 +1,13 @@
 """Polling of a memory word without the interpreter, and work handed to polling threads.
 
-A thread that sleeps until another one wakes it goes on some 40 microseconds later; who looks goes on at once. Others
-may have the core between looks, so that little is taken from a thread that has something to do.
+A thread that sleeps until another thread wakes it continues some 40 microseconds later; a polling thread continues at
+once. It yields the core between polls, so that it takes little from a thread with work.
 
-Who looks can be handed parts of a compiled function (:class:`Shared`), which it does without the interpreter. Its words
-are a box with a state: it is away, looks, has been handed parts, or is at work on them. Only its own thread goes away,
-and leaves *handed* for *works*; only who has the box for itself hands parts over, and takes back what has not been
-begun. So who waits for it waits no longer than for a part that runs. ``tests/ops/compiled/test_looking_model.py`` walks
-through all interleavings.
+An owner of work can hand parts of a compiled function (:class:`Shared`) to a polling thread, which does them without
+the interpreter. The polling thread's words are a box with a state: *away*, *looks*, *handed* or *works*. Only the
+polling thread itself enters *away*, and changes *handed* to *works*. Only the owner that holds the box hands parts
+over, and takes back parts that have not begun. An owner therefore waits for at most one running part.
+``tests/ops/compiled/test_looking_model.py`` walks through all interleavings.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.target import host
 
 _OLD, _TURNS, _PAUSES = range(1, 4)
-"""Words of a call, behind the one that is looked at: what it was; turns of :data:`_LOOKS` looks, after each of which
-others may have the core; pauses after a change."""
+"""Words of a call, after the polled word: its old value; the number of turns of :data:`_LOOKS` polls, with a yield of
+the core after each turn; pauses after a change."""
 _LOOKS = 32
 _STATE, _JOB, _ROOM = range(4, 7)
-"""Words of a box: its state, what has been handed over, and for which room."""
+"""Words of a box: its state, the parts that were handed over, and their scratch room."""
 _AWAY, _LOOKS_ON, _HANDED, _WORKS = range(4)
 _NEXT, _COUNT, _FUNCTION, _BOXES, _FIRST_BOX = range(5)
 """Words of shared work: the number of the next part, how many there are, the function, how many boxes are told, and
@@ -41,8 +41,10 @@ _ENDLESS = 1 << 62
 
 
 def look() -> Entry | None:
-    """What returns when a word has changed and some pauses are over, or when its turns are over; None while nobody has
-    asked for a compiler, which takes a while to import, or where there is none."""
+    """Return the function that polls until a word has changed and some pauses are over, or until its turns are over.
+
+    None if no compiler is available, or if none has been used yet, since importing it takes a while.
+    """
     if not host.cache_info().currsize:
         return None
     entries = _entries()
@@ -58,7 +60,7 @@ def _entries() -> dict[str, Entry] | None:
 
 
 class Shared:
-    """Parts of one function, for the calling thread and who looks; one thread at a time may run them.
+    """Parts of one function, for the calling thread and polling threads; one thread at a time may run them.
 
     Args:
         entry: the function.
@@ -76,8 +78,8 @@ class Shared:
         self._start = address(self._words)
 
     def run(self, boxes: Sequence[int]) -> None:
-        """Do all parts, with the help of those who look at ``boxes`` (:data:`MOST_BOXES` at most), which nobody else
-        has. This thread has the first room, the others one each."""
+        """Do all parts, with the help of the threads that poll ``boxes`` (:data:`MOST_BOXES` at most), which only this
+        caller holds. This thread has the first room, each other thread one of the next."""
         entries = _entries()
         assert entries is not None
         count = len(boxes)
@@ -87,7 +89,7 @@ class Shared:
 
 
 def available() -> bool:
-    """Whether who looks can be handed anything."""
+    """Return whether polling threads can take parts."""
     return _entries() is not None
 
 
@@ -116,14 +118,14 @@ def _looking() -> Function:
             f.value("call i32 @sched_yield()")
             f.keep(f.add(f.word(count), 1), count)
             f.leave(f.compare("sge", f.word(count), turns))
-        _tell(f, _AWAY, state)  # what was handed over just now is left to who did so
+        _tell(f, _AWAY, state)  # the owner takes back parts that it has just handed over
         with f.loop(0, pauses):
             f.emit("call void @llvm.x86.sse2.pause()")
     return f
 
 
 def _take(f: Function, state: str) -> None:
-    """Do parts of what has been handed over, unless it has been taken back."""
+    """Do parts of the work that was handed over, unless it has been taken back."""
     with f.when(_changed(f, state, _HANDED, _WORKS)):
         f.call(_parts(), f.pointer("%words", _JOB), f.word("%words", _ROOM))
         _tell(f, _LOOKS_ON, state)
@@ -142,7 +144,7 @@ def _parts() -> Function:
 
 
 def _sharing() -> Function:
-    """Hand over, help, take back, and wait for who has begun."""
+    """Hand over, help, take back, and wait for threads that have begun."""
     f = _function("sharing")
     boxes = f.word("%words", _BOXES)
     f.keep(0, "%words", _NEXT)
@@ -150,7 +152,7 @@ def _sharing() -> Function:
         box = _box(f, number)
         f.emit(f"store ptr %words, ptr {f.at(box, 8 * _JOB)}, align 8")
         f.keep(f.add(number, 1), box, _ROOM)
-        _changed(f, f.at(box, 8 * _STATE), _LOOKS_ON, _HANDED)  # or it has gone away, and nobody helps
+        _changed(f, f.at(box, 8 * _STATE), _LOOKS_ON, _HANDED)  # fails if the thread is away, and then no thread helps
     f.call(_parts(), "%words", 0)
     with f.loop(0, boxes) as number:
         state = f.at(_box(f, number), 8 * _STATE)
@@ -178,5 +180,5 @@ def _tell(f: Function, value: int, place: str) -> None:
 
 def _changed(f: Function, place: str, old: int, new: int) -> str:
     """Whether a word that was ``old`` is ``new`` now."""
-    found = f.value(f"cmpxchg ptr {place}, i64 {old}, i64 {new} acq_rel acquire, align 8")
-    return f.value(f"extractvalue {{ i64, i1 }} {found}, 1")
+    swapped = f.value(f"cmpxchg ptr {place}, i64 {old}, i64 {new} acq_rel acquire, align 8")
+    return f.value(f"extractvalue {{ i64, i1 }} {swapped}, 1")

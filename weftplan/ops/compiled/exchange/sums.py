@@ -1,8 +1,8 @@
 """Compiled loops that sum several arrays or copy one to several in a single pass over memory.
 
-An element's additions are those of the order that is asked for, so bits are NumPy's. Results too large for the caches
-are written past them, which saves the memory one read of what is overwritten anyway. Any thread may call; nothing is
-kept but the functions. A kernel is compiled for one number of arrays, when that is first needed.
+An element's additions follow the requested order, so bits are NumPy's. Results too large for the caches are written
+past them, which saves one read of the overwritten memory. Any thread may call; only functions are cached. A kernel is
+compiled for one number of arrays, on first use.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _SCALARS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Work = Callable[[int, int], None]
-"""Called with the first element and the one behind the last."""
+"""Called with the first and the end element."""
 
 
 def compiled_sum(sources: Sequence[Array], out: Array, *, grouped: bool) -> Work | None:
-    """What makes ``out[first:last]`` the sum of the sources; None where there is no compiled kernel for it.
+    """Return a function that writes the sum of the sources to ``out[first:last]``; None if there is no compiled kernel.
 
     Args:
         sources: contiguous arrays of one dimension, one size and one dtype.
-        out: another one, or ``sources[0]`` itself, and no other source.
+        out: another such array, or ``sources[0]`` itself, but no other source.
         grouped: ``x0 + (((x1 + x2) + x3) + x4) + …``, four in each bracket; else from left to right.
     """
     scalar = _SCALARS.get(out.dtype)
@@ -61,11 +61,11 @@ def compiled_sum(sources: Sequence[Array], out: Array, *, grouped: bool) -> Work
 
 
 def compiled_spread(source: Array, targets: Sequence[Array]) -> Work | None:
-    """What copies ``source[first:last]`` to every target; None where there is no compiled kernel for it.
+    """Return a function that copies ``source[first:last]`` to every target; None if there is no compiled kernel.
 
     Args:
         source: a contiguous array of one dimension.
-        targets: arrays like it, none of which shares memory with it or another one.
+        targets: similar arrays; none shares memory with the source or another target.
     """
     if source.dtype not in _SCALARS or not 1 <= len(targets) <= MOST or isinstance(host(), str):
         return None
@@ -115,16 +115,16 @@ class Pieces:
 
 
 def compiled_pieces(pieces: Sequence[Sequence[int]], terms: int, dtype: np.dtype[Any]) -> Pieces | None:
-    """What makes, piece by piece, every target the sum of its terms from left to right; None where there is no compiled
-    kernel for it.
+    """Return a call that writes, piece by piece, the sum of its terms, from left to right, to every target; None if
+    there is no compiled kernel for it.
 
-    One call moves many pieces: where they are small, calls for each of them take longer than they do themselves.
+    One call moves many pieces, since separate calls for small pieces take longer than moving them.
 
     Args:
         pieces: of each (bytes, address of each term, address of each target), the same number of targets in all. A
             target is one of the terms itself or shares no memory with them. The arrays must live as long as the result
             is called.
-        terms: how many; with one of them it is a copy.
+        terms: number of terms; one term is a copy.
     """
     scalar = _SCALARS.get(dtype)
     if scalar is None or not pieces or isinstance(host(), str):
@@ -168,14 +168,14 @@ def _sum(scalar: str, count: int, *, grouped: bool, past: bool) -> Function:
 
 def _total(f: Function, sources: Sequence[str], bracketed: int) -> Callable[[Callable[[str], str]], str]:
     def total(load: Callable[[str], str]) -> str:
-        found, rest = load(sources[0]), sources[1:]
+        partial, rest = load(sources[0]), sources[1:]
         for start in range(0, len(rest), bracketed):
             share, *more = rest[start : start + bracketed]
             bracket = load(share)
             for term in more:
                 bracket = f.binary("fadd", bracket, load(term))
-            found = f.binary("fadd", found, bracket)
-        return found
+            partial = f.binary("fadd", partial, bracket)
+        return partial
 
     return total
 
@@ -185,7 +185,7 @@ def pieces_function(
 ) -> Function:
     """The first word is the number of pieces, each of which has (bytes, addresses…).
 
-    ``past``: what the first target gets goes past the caches; it begins anywhere.
+    ``past``: the first target is written past the caches; it may have any alignment.
     """
     f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8), local=local)
     width = 1 + terms + targets
@@ -215,9 +215,9 @@ def _spread(scalar: str, count: int, *, past: bool) -> Function:
         f.fence()
     else:
         with f.loop(first, whole, LINE) as offset:
-            found = f.load(f.at(source, offset))
+            line = f.load(f.at(source, offset))
             for target in targets:
-                f.store(found, f.at(target, offset))
+                f.store(line, f.at(target, offset))
     with f.when(f.compare("sgt", left, 0)):
         mask = f.mask_below(left)
         for target in targets:
@@ -226,14 +226,14 @@ def _spread(scalar: str, count: int, *, past: bool) -> Function:
 
 
 def _lines(f: Function, first: Value, last: str) -> tuple[str, str]:
-    """Where the last whole line of a range of bytes ends, and how many elements are left behind it."""
+    """Return the end of the last whole line of a range of bytes, and the number of elements after it."""
     length = f.sub(last, first)
     whole = f.add(first, f.value(f"and i64 {length}, {-LINE}"))
     return str(whole), f.value(f"sdiv exact i64 {f.sub(last, whole)}, {f.size}")
 
 
 def _begin(name: str, scalar: str) -> tuple[Function, str, str]:
-    """A function of (first byte, byte behind the last, addresses…)."""
+    """Return a function of (first byte, end byte, addresses…)."""
     f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
     return f, f.word("%words", 0), f.word("%words", 1)
 
@@ -247,13 +247,13 @@ def _each_line(
     *,
     past: bool,
 ) -> None:
-    """Store ``value`` of every line to all ``outs``, with ``past`` to the first one past the caches; the rest of a line
-    goes through a mask."""
+    """Store ``value`` of every line to all ``outs``, with ``past`` to the first past the caches; a partial line is
+    masked."""
     whole, left = _lines(f, first, last)
     with f.loop(first, whole, LINE) as offset:
-        found = value(lambda pointer: f.load(f.at(pointer, offset)))
+        line = value(lambda pointer: f.load(f.at(pointer, offset)))
         for out in outs:
-            (f.store_past if past and out == outs[0] else f.store)(found, f.at(out, offset))
+            (f.store_past if past and out == outs[0] else f.store)(line, f.at(out, offset))
     _masked(f, whole, left, value, outs)
     if past:
         f.fence()
@@ -265,6 +265,6 @@ def _masked(
     """Store ``value`` of less than a line to all ``outs``."""
     with f.when(f.compare("sgt", count, 0)):
         mask = f.mask_below(count)
-        found = value(lambda pointer: f.load_masked(f.at(pointer, offset), mask))
+        line = value(lambda pointer: f.load_masked(f.at(pointer, offset), mask))
         for out in outs:
-            f.store_masked(found, f.at(out, offset), mask)
+            f.store_masked(line, f.at(out, offset), mask)

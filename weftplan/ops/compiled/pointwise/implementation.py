@@ -1,8 +1,8 @@
 """1x1 convolutions as dedicated products: eligibility, partition of passes, scratch.
 
-The kernel is that of ``kernels.py``. It serves the forward pass and, with the weight's axes exchanged, the
-gradient of the data. Parts are ranges of an image's pixels, or of filters where there are few pixels. Everything but
-how many channels are summed at a time follows from shapes and is the same on every machine.
+The kernel is that of ``kernels.py``. It serves the forward pass and, with the weight's axes exchanged, the gradient of
+the data. Parts are ranges of an image's pixels, or of filters if there are few pixels. Except for the number of
+channels that are summed at a time, everything follows from shapes and is the same on every machine.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import DType, aligned
 
 LEAST_PIXELS = 8
-"""Pixels of an image from which it is at least as fast as a product of matrices: fewer do not fill a vector."""
+"""Least pixels of an image at which it is as fast as a matrix product: fewer do not fill a vector."""
 ROOM = 48 << 10
-"""Bytes of pixels that are laid close together: they stay near, and the more channels pass at once the longer are the
-stretches in which weights are read."""
+"""Bytes of packed pixels: they stay in the nearest cache, and more channels at once read weights in longer
+stretches."""
 W_ROOM = 512 << 10
 """Bytes of weights that are gathered for a gradient of the data, where those of one filter lie apart; they stay in the
 second cache while all pixels pass."""
@@ -41,15 +41,15 @@ UNIT = 48
 ROWS = 8
 """Filters: ranges of them begin at multiples, which are whole blocks of registers on every machine."""
 LEAST_FILTERS = 32
-"""Filters of a range at least, since each lays pixels close together anew."""
+"""Least filters of a range, since each range packs the pixels again."""
 ALIKE = 3
-"""Ranges of pixels are alike where as many of the longest have no more pixels than there are and this share of them.
-Two cores take 149 GFLOP/s for a gradient of 1,120 rows of 200 columns where one has 144 of them, 190 with 560 rows
-each."""
+"""Excess up to which ranges of pixels count as equal: the longest range times their number exceeds the pixels by at
+most this share. For a gradient of 1,120 rows of 200 columns two cores reach 149 GFLOP/s if one has 144 of the columns,
+and 190 with 560 rows each."""
 MOST_SPANNED = 256
 """Pixels of an image below which a vector that is not full costs more than results of several images side by side."""
 SHARE = 64
-"""What share of images and results the rooms of more than two parts may be."""
+"""Largest scratch of more than two parts, as a share of images and results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Pass:
     back: bool
     """Whether the weight has a row for each channel, not for each filter."""
     most_gathered: int = W_ROOM
-    """Bytes of weights that are gathered at a time, where they are."""
+    """Bytes of weights that are gathered at a time, if they are gathered."""
     little: bool = False
-    """Whether parts may be so small that only who is awake takes them."""
+    """Whether parts may be light: only for awake helpers."""
 
     @property
     def work(self) -> int:
@@ -86,7 +86,7 @@ class Pass:
 
     @property
     def units(self) -> int:
-        """Ranges into which the pixels of an image may be cut, or of all images where they are one row."""
+        """Ranges into which the pixels of an image may be cut, or those of all images if they form one row."""
         return -(-self.pixels * (self.batch if self.spans else 1) // UNIT)
 
     @property
@@ -103,8 +103,8 @@ class Pass:
         return wanted if self.by_pixels(wanted) else count(wanted, 1, self.filters // self.least_filters)
 
     def by_pixels(self, parts: int) -> bool:
-        """Whether so many parts are ranges of pixels, not of filters: there are two units for each, and parts are about
-        alike. Parts of filters gather each weight once."""
+        """Return whether ``parts`` parts are ranges of pixels, not of filters: each has at least two units, and their
+        sizes are about equal. Parts of filters gather each weight once."""
         if self.filters >= parts * self.least_filters:
             if self.back:
                 return False
@@ -140,12 +140,12 @@ class Pass:
 
 
 def forward_pass(s: Sizes) -> Pass | None:
-    """From the image to the output; None where it is not computed so."""
+    """Return the pass from the image to the output; None if it is not eligible."""
     return _pass(s, s.channels, s.filters, back=False)
 
 
 def data_pass(s: Sizes) -> Pass | None:
-    """From the output's gradient to the image's; None where it is not computed so."""
+    """Return the pass from the output's gradient to the image's; None if it is not eligible."""
     return _pass(s, s.filters, s.channels, back=True)
 
 
@@ -182,14 +182,14 @@ def call(
     p: Pass, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
     after: After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
-    """What computes ``y`` of ``x``, in scratch of :attr:`Pass.nbytes`; with ``relu`` nothing below 0."""
-    found = host() if target is None else target
-    assert isinstance(found, Target)
-    here = _arguments(p, found.bits).filled(
+    """Return a call that computes ``y`` from ``x``, in scratch of :attr:`Pass.nbytes`; ``relu`` applies the relu."""
+    machine = host() if target is None else target
+    assert isinstance(machine, Target)
+    here = _arguments(p, machine.bits).filled(
         x=address(x), w=address(weight), y=address(y), bias=0 if bias is None else address(bias), relu=int(relu),
         room=address(room) if p.near else 0, w_room=address(room) + p.near if p.gathers else 0, **places_of(after),
     )  # fmt: skip
-    parts, function = p.parts, entry(x.dtype, found)
+    parts, function = p.parts, entry(x.dtype, machine)
     moves = {name: p.room for name in ("room", "w_room") if here[name]}  # null stays null
     light = scratch.light(p.work, parts)
     if p.by_pixels(parts):

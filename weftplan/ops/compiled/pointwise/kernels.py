@@ -1,10 +1,10 @@
 """The product of a 1x1 convolution as LLVM IR: vectors run along an image's pixels.
 
-A few vectors of pixels of some channels are laid close together, and stay near while all filters pass;
-what filters have summed so far waits in the result meanwhile, which changes none of its bits. Forward, the weights are
-read as they are; back, where those of one filter lie apart, they are gathered before. Nothing is transposed on the way
-to the result. Every sum is one chain of fused multiply-adds over the
-channels, so bits depend neither on the width of vectors nor on how a pass is cut.
+A few vectors of pixels of some channels are packed, and stay in the nearest cache while all filters pass. The filters'
+partial sums are kept in the result meanwhile, which changes none of their bits. Forward, the weights are read in place;
+backward, where the weights of a filter are not contiguous, they are gathered first. Nothing is transposed on the way to
+the result. Every sum is one chain of fused multiply-adds over the channels, so bits depend neither on the width of
+vectors nor on the partition of a pass.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from weftplan.ops.compiled.target import Target
 from weftplan.ops.compiled.winograd.kernels import VECTORS, runs
 
 NEAR = 128
-"""Channels of which the pixels that are laid close together find room on the stack, in 12 KB or 24: scratch of the plan
-for the first layers of a network, whose images are its largest, would raise the plan's peak."""
+"""Most channels whose packed pixels are kept on the stack, in 12 or 24 KB. Planned scratch for a network's first
+layers, whose images are its largest, would raise the plan's peak."""
 
 POINTWISE = ("x", "w", "y", "bias", "scale", "shift", "room", "w_room", "first", "last", "first_out", "last_out",
              "units", "block", "unit", "pixels", "plane", "channels", "some", "x_image", "x_plane", "y_image",
              "y_plane", "w_out", "w_in", "relu")  # fmt: skip
 """How a call runs, in bytes and counts.
 
-Images of ``pixels`` are cut into ``units`` of ``unit`` pixels, of which those from ``first`` to ``last`` are computed,
-for the filters ``first_out`` to ``last_out``; ``some`` channels are summed at a time. ``bias`` may be null, and so may
-``scale`` and ``shift``: a whole sum is multiplied by the one and added to the other. With ``relu`` not 0 nothing is
-below 0. ``room`` is null for at most :data:`NEAR` channels. Unless ``w_room`` is null, the weights of ``block``
-filters at a time are gathered there, of which those of one channel lie side by side.
+Images of ``pixels`` are cut into ``units`` of ``unit`` pixels; units ``first`` to ``last`` are computed for the filters
+``first_out`` to ``last_out``; ``some`` channels are summed at a time. ``bias`` may be null, and so may ``scale`` and
+``shift``: a whole sum is multiplied by ``scale``, then ``shift`` is added. A nonzero ``relu`` applies the relu.
+``room`` is null for at most :data:`NEAR` channels. Unless ``w_room`` is null, the weights of ``block`` filters at a
+time are gathered there; those of one channel are contiguous.
 """
 POINTERS = ("x", "w", "y", "bias", "scale", "shift", "room", "w_room")
 
@@ -52,9 +52,9 @@ class _Block:
         behind = f.compare("ne", get["relu"], 0)
         self.changed = f.value(f"or i1 {self.scaled}, {behind}")
         self.least = f.splat(f.value(f"select i1 {behind}, {f.scalar} 0.0, {f.scalar} 0xFFF0000000000000"))
-        given = f.value(f"icmp ne ptr {get['room']}, null")
+        has_room = f.value(f"icmp ne ptr {get['room']}, null")
         near = f.local(f.vector, (NEAR + 1) * VECTORS)
-        self.room = f.value(f"select i1 {given}, ptr {get['room']}, ptr {near}")
+        self.room = f.value(f"select i1 {has_room}, ptr {get['room']}, ptr {near}")
 
     def compute(
         self,
@@ -68,8 +68,8 @@ class _Block:
         first: str,
         count: str,
     ) -> None:
-        """``count`` channels from ``first`` on, for filters from ``out`` on; ``y`` is where the pixels are of filter
-        0, ``left`` how many of them there are. ``weights`` of each filter are ``w_in`` bytes apart."""
+        """Add ``count`` channels from ``first`` on, for filters from ``out`` on. ``y`` has the ``left`` pixels of
+        filter 0; ``weights`` of each filter are ``w_in`` bytes apart."""
         f, get = self.f, self.get
         n, size = f.lanes, f.size
         most = f.sub(get["last_out"], 1)
@@ -123,7 +123,8 @@ class _Block:
             self._change(out, y, y_plane, vectors, whole, partly, mask)
 
     def _change(self, out: str, y: str, y_plane: str, vectors: int, whole: str, partly: str, mask: str) -> None:
-        """Scale and floor whole sums, which are in the nearest cache: in registers it would cost those who do not."""
+        """Scale whole sums and apply the relu in the nearest cache: in registers it would slow down passes without
+        it."""
         f, get = self.f, self.get
         n, size = f.lanes, f.size
         with f.loop(out, f.smaller(f.add(out, self.rows), get["last_out"])) as number:
@@ -132,8 +133,8 @@ class _Block:
             f.store(f.constant("1.0"), factor)
             f.store(f.constant("-0.0"), shift)  # x * 1 - 0 is x, also where x is -0
             with f.when(self.scaled):
-                for given, name in ((factor, "scale"), (shift, "shift")):
-                    f.store(f.broadcast(f.at(get[name], f.mul(number, size))), given)
+                for pointer, name in ((factor, "scale"), (shift, "shift")):
+                    f.store(f.broadcast(f.at(get[name], f.mul(number, size))), pointer)
 
             def changed(value: str) -> str:
                 return f.floored(f.fma(value, f.load(factor), f.load(shift)), self.least)
@@ -149,8 +150,8 @@ class _Block:
 
 
 def _gather_weights(f: Function, get: dict[str, str], rows: int, w: str, first: str, last: str, channels: str) -> None:
-    """Lay the weights of filters ``first`` to ``last``, of which those of one channel lie side by side in ``w``, such
-    that those of one block of registers do, channel by channel."""
+    """Gather the weights of filters ``first`` to ``last``, so that those of one block of registers are contiguous,
+    channel by channel; in ``w`` those of one channel are contiguous."""
     size = f.size
     kind = f"<{rows} x {f.scalar}>"
     step = f.mul(channels, rows * size)
@@ -214,8 +215,8 @@ def _panel_of_several(
     f: Function, get: dict[str, str], room: str, x: str, image: Value, offset: Value, wanted: Value, vectors: int,
     channels: str,
 ) -> None:  # fmt: skip
-    """The same of pixels of several images. What is written behind those of one image is overwritten by the next, or by
-    the next channel; the room has space for it."""
+    """Pack the pixels of several images. The excess after one image is overwritten by the next image or the next
+    channel; the room has space for it."""
     n, size = f.lanes, f.size
     with f.loop(0, channels) as channel:
         plane = f.at(x, f.mul(channel, get["x_plane"]))

@@ -32,15 +32,15 @@ CHUNK = 256
 def _turn(
     f: Function, get: dict[str, str], room: str, x: str, left: Value, vectors: int, length: Value, images: Value
 ) -> None:  # fmt: skip
-    """Lay ``length`` pixels of some images in the room, pixel by pixel; of ``left`` channels from ``x`` on.
+    """Transpose ``length`` pixels of some images into the room, pixel by pixel, for ``left`` channels from ``x`` on.
 
-    What is written behind the last pixel of an image is overwritten by the next image's; the room has space for it.
+    The excess after an image's last pixel is overwritten by the next image; the room has space for it.
     """
     n, size = f.lanes, f.size
     step = vectors * n * size
     whole = f.value(f"and i64 {length}, {-n}")
-    rest = f.sub(length, whole)
-    mask = f.mask_below(rest)
+    remainder = f.sub(length, whole)
+    mask = f.mask_below(remainder)
     most = f.sub(left, 1)
     with f.loop(0, images) as image:
         source = f.at(x, f.mul(image, get["x_image"]))
@@ -56,7 +56,7 @@ def _turn(
             with f.loop(0, whole, n) as pixel:
                 moved = f.mul(pixel, size)
                 put(f.transposed([f.load(f.at(plane, moved)) for plane in planes]), pixel)
-            with f.when(f.compare("sgt", rest, 0)):
+            with f.when(f.compare("sgt", remainder, 0)):
                 moved = f.mul(whole, size)
                 put(f.transposed([f.load_masked(f.at(plane, moved), mask) for plane in planes]), whole)
 
@@ -65,7 +65,7 @@ def _block(
     f: Function, get: dict[str, str], rows: int, near: str, dy: str, dw: str, bias: str, out: str, left: Value,
     vectors: int, length: Value, images: Value, goes_on: str,
 ) -> None:  # fmt: skip
-    """The sum of one chunk in registers, for filters from ``out`` on, added to what is there if it ``goes_on``."""
+    """Sum one chunk in registers, for filters from ``out`` on; if it ``goes_on``, add to the result so far."""
     n, size = f.lanes, f.size
     most = f.sub(get["last_out"], 1)
     numbers = [f.smaller(f.add(out, r), most) for r in range(rows)]
@@ -82,17 +82,17 @@ def _block(
     with f.loop(0, images) as image:
         room = f.at(near, f.mul(f.mul(image, length), vectors * n * size))
         moved_image = f.mul(image, get["dy_image"])
-        given = [f.at(plane, moved_image) for plane in planes]
+        sources = [f.at(plane, moved_image) for plane in planes]
         with f.loop(0, length) as pixel:
             here = f.at(room, f.mul(pixel, vectors * n * size))
             values = [f.load(f.at(here, vector * n * size)) for vector in range(vectors)]
             moved = f.mul(pixel, size)
-            for row, plane in zip(sums, given, strict=True):
+            for row, plane in zip(sums, sources, strict=True):
                 factor = f.broadcast(f.at(plane, moved))
                 for one, value in zip(row, values, strict=True):
                     f.store(f.fma(factor, value, f.load(one)), one)
     results = [f.at(dw, f.mul(number, get["dw_row"])) for number in numbers]
-    # Rows that are there twice, behind the last filter, are read before any is written.
+    # Duplicate rows, after the last filter, are read before any row is written.
     with f.when(goes_on):
         for row, place in zip(sums, results, strict=True):
             for vector, one in enumerate(row[:-1]):

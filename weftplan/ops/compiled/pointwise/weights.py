@@ -24,9 +24,9 @@ from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import DType
 
 LEAST_CHANNELS = 16
-"""Channels of the image from which vectors along them are worth it."""
+"""Least channels of the image at which vectors along them pay."""
 LEAST_FILTERS = 8
-"""Filters from which it is worth to turn pixels for them."""
+"""Least filters at which transposing the pixels pays."""
 UNIT = 48
 """Channels: ranges of them begin at multiples, which are whole blocks of registers on every machine."""
 ROWS = 8
@@ -43,7 +43,7 @@ class Pass:
     pixels: int
     itemsize: int
     little: bool = False
-    """Whether parts may be so small that only who is awake takes them."""
+    """Whether parts may be light: only for awake helpers."""
 
     @property
     def work(self) -> int:
@@ -69,7 +69,7 @@ class Pass:
 
 
 def weight_pass(s: Sizes) -> Pass | None:
-    """The gradient of the weight; None where it is not computed so."""
+    """Return the pass of the weight's gradient; None if it is not eligible."""
     if not s.pointwise or s.groups > 1 or s.halves or s.channels < LEAST_CHANNELS or s.filters < LEAST_FILTERS:
         return None
     return Pass(s.batch, s.channels, s.filters, s.pixels, s.itemsize)
@@ -97,14 +97,14 @@ def _arguments(p: Pass) -> KernelArguments:
 def call(
     p: Pass, x: Any, dy: object, dw: object, target: Target | None = None, *, bias: Any = None
 ) -> Call:  # fmt: skip
-    """What computes ``dw`` of images ``x`` and output gradients ``dy``.
+    """Return a call that computes ``dw`` from images ``x`` and output gradients ``dy``.
 
     For a single image these are matrices: ``dw`` is ``dy`` times the transpose of ``x``, and ``bias`` to each row.
     """
-    found = host() if target is None else target
-    assert isinstance(found, Target)
+    machine = host() if target is None else target
+    assert isinstance(machine, Target)
     here = _arguments(p).filled(x=address(x), dy=address(dy), dw=address(dw), bias=0 if bias is None else address(bias))
-    function, parts = entry(x.dtype, found), p.parts
+    function, parts = entry(x.dtype, machine), p.parts
     light = scratch.light(p.work, parts)
     if p.channels >= parts * UNIT:
         work = in_parts(function, here, p.channels, parts, unit=UNIT, light=light)

@@ -24,11 +24,11 @@ from weftplan.ops.nn.pooling import grid_of, window
 from weftplan.ops.nn.pooling_windows import divisors, lowest
 
 FEW = 1 << 17
-"""Elements of one part, in which planes are handed to idle cores."""
+"""Elements of one part of the planes for an idle core."""
 
 
 class _Triple(NamedTuple):
-    """Extents, kernel, step and padding of three axes, of which those that are not there have one element."""
+    """Extents, kernel, step and padding of three axes; missing axes have one element."""
 
     image: Shape
     grid: Shape
@@ -77,7 +77,7 @@ def entries(dtype: DType, step: int, target: Target | None = None) -> dict[str, 
 def _compute(
     ctx: OpContext, params: Params, name: str, start: float, padding: float, *, scales: Any = None, **arrays: Any
 ) -> Call:  # fmt: skip
-    """What calls ``name``; ``arrays`` are x, y and for a gradient dy and dx, ``scales`` those of sums."""
+    """Return a call of ``name``; ``arrays`` are x, y and for a gradient dy and dx, ``scales`` the factors of sums."""
     data, out = arrays["x"], arrays["y"]
     of = _triple(params, data.shape[2:], out.shape[2:])
     planes = data.shape[0] * data.shape[1]
@@ -105,9 +105,9 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     grid = grid_of(params, data.shape[2:], out.shape[2:])
     kind = params["pool_type"]
     if kind != "max":
-        found = divisors(np, grid, data.dtype) if kind == "avg" else 1.0
+        factors = divisors(np, grid, data.dtype) if kind == "avg" else 1.0
         # Windows that are alike share one row; else the table of all, which is kept like those of a convolution.
-        scales = np.full(out.shape[-1], found, data.dtype) if isinstance(found, float) else found
+        scales = np.full(out.shape[-1], factors, data.dtype) if isinstance(factors, float) else factors
         return _compute(ctx, params, "sums", 0.0, -0.0, scales=scales, x=data, y=out)
     covers = grid.covering[0]
     start = -math.inf if covers else lowest(data.dtype)
@@ -123,9 +123,9 @@ def _provide(op: str, make: Maker, *, gradient: bool) -> None:
     """Offer what ``make`` says, whose first input has the dtype that counts."""
 
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
-        found = host()
-        if isinstance(found, str):
-            return found
+        target = host()
+        if isinstance(target, str):
+            return target
         dtype = inputs[0].dtype
         if params["global_pool"]:
             return "all pixels of an image, which NumPy reduces at once"

@@ -17,14 +17,14 @@ VECTOR_BYTES = 32
 WORDS = ("x", "y", "dy", "dx", "buffer", "constants", "scales", "depth", "height", "width", "out_depth", "out_height",
          "out_width", "kernel_depth", "kernel_height", "kernel_width", "step_depth", "step_height", "step",
          "pad_depth", "pad_height", "pad_width", "pitch", "first", "last", "scale_row")  # fmt: skip
-"""``constants``: the padding, and what a maximum or a sum begins with. ``scales``: for each window of a plane, what its
-sum is multiplied by, rows ``scale_row`` bytes apart, 0 where they are alike. ``pitch``: bytes of a row of the buffer.
+"""``constants``: the padding, and the initial value of a maximum or a sum. ``scales``: for each window of a plane, the
+factor of its sum; rows are ``scale_row`` bytes apart, 0 if all are equal. ``pitch``: bytes of a row of the buffer.
 ``first`` and ``last`` are planes; all extents are elements."""
 _POINTERS = 7
 
 
 class _Pooling:
-    """What both directions share: planes, rows of windows, and the buffer."""
+    """The common part of both directions: planes, rows of windows, and the buffer."""
 
     def __init__(self, name: str, scalar: str, step: int) -> None:
         self.f = f = Function(name, (("ptr", "words"),), scalar, VECTOR_BYTES // (4 if scalar == "float" else 8))
@@ -50,33 +50,33 @@ class _Pooling:
         """Copy the rows of the plane at ``source`` that windows beginning in this row read."""
         f, of = self.f, self.of
         whole = f.mul(self.whole(of["width"]), f.size)
-        rest = f.sub(of["width"], self.whole(of["width"]))
-        mask = f.mask_below(rest)
+        remainder = f.sub(of["width"], self.whole(of["width"]))
+        mask = f.mask_below(remainder)
         begin = f.at(of["buffer"], f.mul(of["pad_width"], f.size))
         with f.loop(0, of["kernel_depth"]) as a, f.loop(0, of["kernel_height"]) as b:
             d = f.sub(f.add(f.mul(depth, of["step_depth"]), a), of["pad_depth"])
             h = f.sub(f.add(f.mul(height, of["step_height"]), b), of["pad_height"])
             target = f.at(begin, f.mul(f.add(f.mul(a, of["kernel_height"]), b), of["pitch"]))
-            # Compared without sign, what lies before the image is far behind it.
+            # As unsigned numbers, positions before the image are far after its end.
             inside = f.value(f"and i1 {f.compare('ult', d, of['depth'])}, {f.compare('ult', h, of['height'])}")
             with f.when(inside):
                 row = f.at(source, f.mul(f.add(f.mul(d, of["height"]), h), self.row_bytes))
                 with f.loop(0, whole, self.wide) as i:
                     f.store(f.load(f.at(row, i)), f.at(target, i))
-                with f.when(f.compare("ne", rest, 0)):
+                with f.when(f.compare("ne", remainder, 0)):
                     f.store_masked(f.load_masked(f.at(row, whole), mask), f.at(target, whole), mask)
             with f.when(f.value(f"xor i1 {inside}, true")), f.loop(0, self.row_bytes, self.wide) as i:
                 f.store(self.padding, f.at(target, i))
 
     def each_vector(self, body: Callable[[Value, str | None], None], *, turned: bool = False) -> None:
-        """``body(first window, mask)`` for the vectors of a row of windows, of which the last may be masked."""
+        """Emit ``body(first window, mask)`` for the vectors of a row of windows; the last may be masked."""
         f, count = self.f, self.of["out_width"]
         whole = self.whole(count)
-        rest = f.sub(count, whole)
+        remainder = f.sub(count, whole)
 
         def tail() -> None:
-            with f.when(f.compare("ne", rest, 0)):
-                body(whole, f.mask_below(rest))
+            with f.when(f.compare("ne", remainder, 0)):
+                body(whole, f.mask_below(remainder))
 
         if turned:
             tail()
@@ -86,7 +86,7 @@ class _Pooling:
             tail()
 
     def elements(self, place: str) -> str:
-        """The elements at ``place`` that one step lies between."""
+        """Load the elements from ``place`` on that are a step apart."""
         f = self.f
         if self.static_step == 1:
             return f.load(place)
@@ -128,7 +128,7 @@ def sums(scalar: str, step: int) -> Function:
 
 
 def _reduce(p: _Pooling, joined: Callable[[str, str], str], *, scaled: bool) -> None:
-    """``y`` = ``joined`` of what is there so far and the next element, over all elements of each window."""
+    """Reduce each window into ``y``: ``joined`` combines the partial result and the next element."""
     f, of = p.f, p.of
     start = f.broadcast(f.at(of["constants"], f.size))
     out_row = f.mul(of["out_width"], f.size)
@@ -148,14 +148,14 @@ def _reduce(p: _Pooling, joined: Callable[[str, str], str], *, scaled: bool) -> 
                 with f.loop(0, p.rows) as r, f.loop(0, of["kernel_width"]) as t:
                     b = p.elements(f.at(begin, f.add(f.mul(r, of["pitch"]), f.mul(t, f.size))))
                     f.store(joined(f.load(so_far), b), so_far)
-                place, found = f.at(target, f.mul(first, f.size)), f.load(so_far)
+                place, total = f.at(target, f.mul(first, f.size)), f.load(so_far)
                 if scaled:
                     there = f.at(scales, f.mul(first, f.size))
-                    found = f.binary("fmul", found, f.load(there) if mask is None else f.load_masked(there, mask))
+                    total = f.binary("fmul", total, f.load(there) if mask is None else f.load_masked(there, mask))
                 if mask is None:
-                    f.store(found, place)
+                    f.store(total, place)
                 else:
-                    f.store_masked(found, place, mask)
+                    f.store_masked(total, place, mask)
 
             p.each_vector(windows)
 
@@ -179,7 +179,7 @@ def backward(scalar: str, step: int) -> Function:
             p.fill(source, depth, height)
             row = f.add(f.mul(f.add(f.mul(plane, of["out_depth"]), depth), of["out_height"]), height)
             outs, grads = (f.at(of[name], f.mul(row, out_row)) for name in ("y", "dy"))
-            # Where the first window of the row begins, which may be in the padding.
+            # Start of the row's first window, which may be in the padding.
             begins = f.mul(f.sub(f.mul(depth, of["step_depth"]), of["pad_depth"]), of["height"])
             begins = f.add(begins, f.sub(f.mul(height, of["step_height"]), of["pad_height"]))
             corner = f.sub(f.mul(begins, of["width"]), of["pad_width"])
@@ -218,10 +218,10 @@ def backward(scalar: str, step: int) -> Function:
                     old = f.value(f"load {numbers}, ptr {where}, align 64")
                     new = f.value(f"select <{f.lanes} x i1> {equal}, {numbers} {every}, {numbers} {old}")
                     f.emit(f"store {numbers} {new}, ptr {where}, align 64")
-                found = f.value(f"load {numbers}, ptr {where}, align 64")
+                gradient = f.value(f"load {numbers}, ptr {where}, align 64")
                 origin = f.add(corner, f.mul(first, p.step))
                 for lane in reversed(range(f.lanes)):
-                    tap = f.value(f"sext i32 {f.value(f'extractelement {numbers} {found}, i64 {lane}')} to i64")
+                    tap = f.value(f"sext i32 {f.value(f'extractelement {numbers} {gradient}, i64 {lane}')} to i64")
                     with f.when(f.compare("sge", tap, 0)):
                         moved = f.mul(f.add(f.add(origin, f.mul(p.step, lane)), tap), f.size)
                         to = f.at(target, moved)
@@ -233,10 +233,10 @@ def backward(scalar: str, step: int) -> Function:
 
 
 def backward_of_pairs(scalar: str) -> Function:
-    """``dx`` as :func:`backward` has it, for windows without padding that lie side by side and are two elements wide.
+    """``dx`` as in :func:`backward`, for adjacent windows without padding that are two elements wide.
 
-    No two windows share an element, so each is written once, and from the image itself: a window's gradient goes to the
-    first element that equals its maximum, and there is nothing left for those behind it.
+    No two windows share an element, so each is written once, directly from the image: a window's gradient goes to the
+    first element that equals its maximum, and later elements get 0.
     """
     p = _Pooling("backward_of_pairs", scalar, 2)
     f, of = p.f, p.of
@@ -266,8 +266,8 @@ def backward_of_pairs(scalar: str) -> Function:
                 begin = f.add(corner, f.mul(offset, 2))
                 masks: tuple[str, str] | None = None
                 if mask is not None:
-                    rest = f.mul(f.sub(of["out_width"], first), 2)
-                    masks = f.mask_below(rest), f.mask_below(f.sub(rest, n))
+                    unclaimed = f.mul(f.sub(of["out_width"], first), 2)
+                    masks = f.mask_below(unclaimed), f.mask_below(f.sub(unclaimed, n))
 
                 def load(pointer: str, given: str | None) -> str:
                     return f.load(pointer) if given is None else f.load_masked(pointer, given)
@@ -284,9 +284,9 @@ def backward_of_pairs(scalar: str) -> Function:
                     for lanes in (even, odd):
                         one = f.shuffle(pair[0], pair[1], lanes)
                         hit = f.value(f"fcmp oeq {f.vector} {one}, {greatest}")
-                        rest = f.load(left)
-                        given.append(f.chosen(hit, rest, "zeroinitializer"))
-                        f.store(f.chosen(hit, "zeroinitializer", rest), left)
+                        unclaimed = f.load(left)
+                        given.append(f.chosen(hit, unclaimed, "zeroinitializer"))
+                        f.store(f.chosen(hit, "zeroinitializer", unclaimed), left)
                     for side in range(2):
                         to = f.at(f.at(target, place), side * p.wide)
                         value = f.shuffle(given[0], given[1], woven[side * n : (side + 1) * n])

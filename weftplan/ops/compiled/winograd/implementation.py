@@ -1,9 +1,9 @@
 """Winograd 3x3 convolutions: eligibility, partition of passes, scratch.
 
-The kernels are those of ``kernels.py``. A pass makes *u* of the weight, *v* of the image and *m*, their
-products, for one block of tiles after the other. Where all of u is small it is made once, and idle cores take ranges of
-tiles, each with its own v and m. Else u would be up to 16 MB, and v would not stay in a cache: then the cores share a
-block's m of all filters and its v of some channels after the others, and each makes u of some filters after the others.
+The kernels are those of ``kernels.py``. A pass computes *u* from the weight, *v* from the image and *m*, their
+products, block of tiles by block. If u is small, it is computed once, and idle cores take ranges of tiles, each with
+its own v and m. Otherwise u would be up to 16 MB, and v would not stay in a cache. The cores then share a block's m of
+all filters and its v of some channels at a time, and each computes u of some filters at a time.
 
 Everything but the tiles of a block follows from shapes and is the same on every machine.
 """
@@ -31,20 +31,20 @@ from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import aligned
 
 LEAST_CHANNELS = 32
-"""Channels and filters from which it is faster: with fewer, making v and y costs more than is saved. Where rows of
-tiles fill vectors half as many are enough."""
+"""Least channels and filters at which it is faster: with fewer, computing v and y costs more than it saves. If rows of
+tiles fill vectors, half as many suffice."""
 FULL = 8
 """Tiles of a row that fill vectors."""
 LEAST_TILES = 32
-"""Tiles of a batch from which it is faster: with fewer, making u costs more than is saved."""
+"""Least tiles of a batch at which it is faster: with fewer, computing u costs more than it saves."""
 WHOLE = 5 << 18
 """Bytes of u that are kept whole."""
 CHANNELS = 256
-"""Channels of which v is kept whole where u is."""
+"""Most channels for which v is kept whole, if u is."""
 CHUNK = 128
 """Channels that are summed at a time elsewhere: their v stays in the second cache while filters pass."""
 MOST_BYTES = 3 << 20
-"""Bytes of scratch that more than two parts may have, who may have no more than a quarter of images and results."""
+"""Most scratch bytes of more than two parts; they may also have at most a quarter of images and results."""
 SOME = 32
 """Filters that are multiplied together where u is kept whole, to read v less often."""
 SOME_TURNED = 16
@@ -163,8 +163,8 @@ class Layout:
     @property
     def own(self) -> int:
         """Bytes that each part has."""
-        rest = aligned(PLACES * self.v) + aligned(PLACES * self.m) if self.whole else aligned(PLACES * self.u)
-        return self.line + rest
+        buffers = aligned(PLACES * self.v) + aligned(PLACES * self.m) if self.whole else aligned(PLACES * self.u)
+        return self.line + buffers
 
     @property
     def nbytes(self) -> int:
@@ -173,7 +173,7 @@ class Layout:
 
 
 def _lines(number: int) -> int:
-    """So many elements, rounded up to whole vectors of the widest machine."""
+    """Round a number of elements up to whole vectors of the widest machine."""
     return -(-number // LANES) * LANES
 
 
@@ -236,10 +236,10 @@ def call(
     p: Pass, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
     after: After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
-    """What computes ``y`` of ``x``, in scratch of :attr:`Layout.nbytes`; with ``relu`` nothing below 0."""
-    found = host() if target is None else target
-    assert isinstance(found, Target)
-    entry = functions(found)
+    """Return a call that computes ``y`` from ``x``, in scratch of :attr:`Layout.nbytes`; ``relu`` applies the relu."""
+    machine = host() if target is None else target
+    assert isinstance(machine, Target)
+    entry = functions(machine)
     at = layout(p)
     begin = address(room)
     line = begin + at.shared

@@ -1,7 +1,7 @@
 """Winograd's convolution F(2x2, 3x3) as LLVM IR: 16 matrix products instead of 36 multiplications.
 
 After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). An output is cut into *tiles* of 2x2
-pixels, each of which reads 4x4 places of every channel. With d those places and g a filter's 3x3 taps ::
+pixels; a tile reads 4x4 places of every channel. With d those places and g a filter's 3x3 taps ::
 
     u = G g G^T        v = B^T d B        m[p] = sum over channels of u[p] * v[p]        y = A^T m A
 
@@ -30,12 +30,12 @@ WINOGRAD = ("x", "w", "y", "bias", "u", "v", "m", "line", "first", "last", "bloc
             "m_out", "adds", "ends", "relu", "scale", "shift")  # fmt: skip
 """How a call runs, in bytes and counts.
 
-Tiles ``first`` to ``last``, in blocks of ``block``; channels ``first_in`` to ``last_in`` are made v of; filters
-``first_out`` to ``last_out`` are multiplied, ``some`` at a time, and made u of before where ``turns`` is not 0. Their m
-lies ``m_out`` from filter to filter, 0 where all have the same; with ``adds`` the sums in it go on, and with ``ends``
-they are whole, so that y is made of them.
-``order`` points to where u of each position lies. A line has a row's even columns, then from ``odd`` on the odd ones.
-Results are multiplied by ``scale`` and added to ``shift`` unless those are null, before the relu.
+Tiles ``first`` to ``last`` run in blocks of ``block``. v is computed for channels ``first_in`` to ``last_in``. Filters
+``first_out`` to ``last_out`` are multiplied, ``some`` at a time; a nonzero ``turns`` computes their u first. Their m is
+``m_out`` bytes from filter to filter, 0 if all share it; with ``adds`` its sums continue, and with ``ends`` they are
+complete, so that y is computed from them.
+``order`` points to the offsets of u for each position. A line has a row's even columns, then from ``odd`` on its odd
+columns. Results are multiplied by ``scale`` and added to ``shift`` unless those are null, before the relu.
 """
 PLACES = 16
 """Positions of a tile: products of matrices."""
@@ -44,15 +44,15 @@ ROWS = 4
 VECTORS = 3
 """Vectors of one block of registers, where a processor has 16."""
 CHAIN = 64
-"""Channels that are summed before the next block of registers: what they take of u and v stays in the nearest cache.
-Between such stretches a sum waits in m, which changes none of its bits."""
+"""Channels that are summed before the next block of registers: their u and v stay in the nearest cache. Between these
+stretches a partial sum is kept in m, which changes none of its bits."""
 
 
 POINTERS = ("x", "w", "y", "bias", "u", "v", "m", "line", "order", "scale", "shift")
 
 
 def block_vectors(target: Target) -> int:
-    """Vectors of one block of registers, as many as fit beside those that they are made from."""
+    """Return the vectors of one block of registers, as many as fit next to their operands."""
     return 4 if target.registers > 16 else VECTORS
 
 
@@ -68,8 +68,8 @@ class Words:
 
 @contextlib.contextmanager
 def images(f: Function, get: Words, begin: Value, end: Value) -> Iterator[tuple[str, str, str, str, str, Value]]:
-    """For each image with tiles in the range: (its number, its first row of tiles, the one behind its last, its first
-    tile, the one behind its last, where its tile 0 would be in the range)."""
+    """Loop over the images with tiles in the range: yield (number, first row of tiles, end row, first tile, end tile,
+    position of its tile 0 relative to the range)."""
     first = f.value(f"udiv i64 {begin}, {get['tiles']}")
     last = f.value(f"udiv i64 {f.add(end, f.sub(get['tiles'], 1))}, {get['tiles']}")
     with f.loop(first, last) as image:
@@ -83,7 +83,7 @@ def images(f: Function, get: Words, begin: Value, end: Value) -> Iterator[tuple[
 
 @contextlib.contextmanager
 def _tiles(f: Function, get: Words, row: str, low: str, high: str) -> Iterator[tuple[str, str]]:
-    """For each vector of tiles of a row: (its first column of tiles, the one behind the row's last)."""
+    """Loop over the vectors of tiles of a row: yield (first column of tiles, end column of the row)."""
     here = f.mul(row, get["columns"])
     begin = f.larger(f.sub(low, here), 0)
     end = f.smaller(f.sub(high, here), get["columns"])
@@ -192,8 +192,8 @@ def filters(scalar: str, lanes: int) -> Function:
             sources = [f.at(row, moved) for row in rows]
             taps: list[str] = []
             for start in range(0, 8, taken):
-                found = [f.load_first(f.at(source, start * size), taken) for source in sources]
-                taps += f.transposed(found)[:taken]
+                vectors = [f.load_first(f.at(source, start * size), taken) for source in sources]
+                taps += f.transposed(vectors)[:taken]
             last = "poison"
             for lane, source in enumerate(sources):
                 one = f.scalar_at(f.at(source, 8 * size))
@@ -214,24 +214,24 @@ def filters(scalar: str, lanes: int) -> Function:
 
 
 def runs(f: Function, count: Value, most: int = VECTORS) -> list[tuple[int, Value]]:
-    """How so many elements are cut into blocks of registers: (vectors of a block, where blocks of as many end).
+    """Cut ``count`` elements into blocks of registers: return (vectors of a block, end of the blocks of that size).
 
-    A block of one vector takes as long as one of two, so there is one only where nothing else is.
+    A block of one vector takes as long as a block of two, so it is only used alone.
     """
     every = f.value(f"udiv i64 {f.add(count, f.lanes - 1)}, {f.lanes}")
-    rest = f.value(f"urem i64 {every}, {most}")
+    remainder = f.value(f"urem i64 {every}, {most}")
     single = f.compare("eq", every, 1)
-    alone = f.value(f"and i1 {f.compare('eq', rest, 1)}, {f.value(f'xor i1 {single}, true')}")
-    end = f.sub(every, f.choose(alone, most + 1, rest))
-    found = [(most, f.mul(end, f.lanes))]
+    alone = f.value(f"and i1 {f.compare('eq', remainder, 1)}, {f.value(f'xor i1 {single}, true')}")
+    end = f.sub(every, f.choose(alone, most + 1, remainder))
+    blocks = [(most, f.mul(end, f.lanes))]
     for vectors in range(most - 1, 1, -1):  # after the largest blocks, of one kind or two: less than twice as many
         left = f.sub(every, end)
         takes = f.compare("sge", left, vectors)
-        if vectors > 2:  # not where one vector would be left
+        if vectors > 2:  # not if a single vector would remain
             takes = f.value(f"and i1 {takes}, {f.compare('ne', left, vectors + 1)}")
         end = f.add(end, f.choose(takes, vectors, 0)) if vectors > 2 else f.choose(single, 0, every)
-        found.append((vectors, f.mul(end, f.lanes)))
-    return [*found, (1, f.mul(every, f.lanes))]
+        blocks.append((vectors, f.mul(end, f.lanes)))
+    return [*blocks, (1, f.mul(every, f.lanes))]
 
 
 def multiply(scalar: str, lanes: int, most: int) -> Function:
@@ -326,8 +326,8 @@ def results(scalar: str, lanes: int) -> Function:
                 with f.when(f.compare("ne", bit, 0)):
                     kind = f"<{piece} x {f.scalar}>"
                     moved = f.mul(done, size)
-                    found = f.value(f"load {kind}, ptr {f.at(slot, moved)}, align {size}")
-                    f.emit(f"store {kind} {found}, ptr {f.at(to, moved)}, align {size}")
+                    pixels = f.value(f"load {kind}, ptr {f.at(slot, moved)}, align {size}")
+                    f.emit(f"store {kind} {pixels}, ptr {f.at(to, moved)}, align {size}")
                 done = f.add(done, bit)
                 piece //= 2
 
@@ -369,7 +369,7 @@ def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
                               "last_out", "some", "turns", "channels", "m", "m_out", "ends"), POINTERS)  # fmt: skip
     turns, ends = (f.compare("ne", get[name], 0) for name in ("turns", "ends"))
     u_row = f.mul(get["channels"], f.size)
-    # What is never copied into a line is the padding in front of a row, and behind it.
+    # The padding before and after a row is never copied into a line, so it is cleared here.
     f.emit(f"call void @llvm.memset.p0.i64(ptr {get['line']}, i8 0, i64 {get['lines_bytes']}, i1 false)")
     with f.loop(get["first"], get["last"], get["block"]) as begin:
         end = f.smaller(f.add(begin, get["block"]), get["last"])

@@ -31,8 +31,8 @@ POINTERS = ("x", "dy", "dw", "v", "e", "m", "line", "images", "outputs")
 
 
 def lines(lanes: int) -> Function:
-    """``lines(from, to, how, first, count, left)``: rows of planes, with their padding, for each place a vector of as
-    many channels; of ``left`` that there are the last stands for those behind it."""
+    """``lines(from, to, how, first, count, left)``: copy rows of planes, with their padding; each place is a vector of
+    channels. The last of the ``left`` channels fills the remaining lanes."""
     arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "first"), ("i64", "count"), ("i64", "left"))
     f = Function("lines", arguments, "float", lanes, local=True)
     plane, height, width, lead, line = (

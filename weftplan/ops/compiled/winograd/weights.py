@@ -36,7 +36,7 @@ SOME_OUT = 128
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What each part has in its scratch, in bytes."""
+    """Layout of each part's scratch, in bytes."""
 
     some_in: int
     some_out: int
@@ -69,7 +69,7 @@ class Layout:
 
 
 def _row(elements: int) -> int:
-    """Bytes of a row of so many elements: an odd number of lines, so that rows spread over the nearest cache."""
+    """Return the bytes of a row of ``elements``: an odd number of lines, so that rows spread over the nearest cache."""
     lines = -(-elements // LANES)
     return (lines + 1 - lines % 2) * 64
 
@@ -82,7 +82,7 @@ def layout(p: Pass) -> Layout:
 
 
 def _cut(p: Pass, parts: int) -> Layout:
-    """That of so many parts."""
+    """Return the layout for ``parts`` parts."""
     some_in, some_out = (-(-size // LANES) * LANES for size in (-(-p.channels // parts), p.filters))
     some_in, some_out = min(SOME_IN, some_in), min(SOME_OUT, some_out)
     block = min(BLOCK, p.all_tiles)
@@ -123,9 +123,9 @@ def _arguments(p: Pass, at: Layout) -> KernelArguments:
 
 
 def call(p: Pass, x: Any, dy: object, dw: object, room: Any, target: Target | None = None) -> Call:
-    """What computes ``dw``, in scratch of :attr:`Layout.nbytes`; ``p`` is the forward pass."""
-    found = host() if target is None else target
-    assert isinstance(found, Target)
+    """Return a call that computes ``dw``, in scratch of :attr:`Layout.nbytes`; ``p`` is the forward pass."""
+    machine = host() if target is None else target
+    assert isinstance(machine, Target)
     at = layout(p)
     line = address(room)
     v = line + aligned(at.line)
@@ -134,5 +134,5 @@ def call(p: Pass, x: Any, dy: object, dw: object, room: Any, target: Target | No
         x=address(x), dy=address(dy), dw=address(dw), line=line, v=v, e=e, m=e + PLACES * at.e_place
     )
     moves = dict.fromkeys(("line", "v", "e", "m"), at.own)
-    parts = in_parts(functions(found)["weights"], here, p.channels, at.parts, unit=LANES, moves=moves)
+    parts = in_parts(functions(machine)["weights"], here, p.channels, at.parts, unit=LANES, moves=moves)
     return holding(parts, x, dy, dw, room)
