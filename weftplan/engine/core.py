@@ -302,13 +302,6 @@ class Engine(Waiting):
         """
         return None
 
-    def write_too(self, fn: object, var: Var, writes: Sequence[Var], every: Collection[Var] | None = None) -> bool:
-        """Let a pending asynchronous operation of the package, which is to write ``var``, write idle vars, too.
-
-        False: what writes them is to be pushed. See ``edges/at_once.py``.
-        """
-        return False
-
     def _make_room(self) -> None:
         """Wait until fewer than WEFTPLAN_ENGINE_MAX_PENDING operations are pending; then until half of them are gone.
 

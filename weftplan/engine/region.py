@@ -309,43 +309,6 @@ class Region:
                 self.apply(driver)
         return done
 
-    def widen(self, driver: Driver, op: OprBlock, writes: Sequence[Var], every: Collection[Var]) -> bool:
-        """Let ``op``, which is pending, write these vars, too: as if it had been pushed with them.
-
-        That makes no difference where all of them are idle, since nobody has used them meanwhile. Ctrl-C must be held
-        back.
-
-        Args:
-            op: cannot be completed before this returns; the caller sees to that.
-            writes: no var twice.
-            every: what it writes then, all of it, searchable.
-
-        Returns:
-            False, and nothing is done: somebody else is inside, a request comes first, an operation waits for ``op``,
-            or a var is not idle, or not one of ``driver`` on a host.
-        """
-        requests, token = self.requests, self.token
-        done = False
-        try:
-            del token[0]
-        except KeyError:
-            return False
-        try:
-            if not requests and self.gate is None and not driver._any_failure and op.seq:
-                if self.seq != self.completed + 1 and any(map(_waiting, op.writes)):
-                    return False  # who waits for it may have written what they are to get
-                if _used(writes) or not _ours(driver, writes):
-                    return False
-                for var in writes:
-                    var.write = op
-                op.writes = every
-                done = True
-        finally:
-            token[0] = 1
-            if requests:  # they came while nobody else could get in
-                self.apply(driver)
-        return done
-
     def end(self, driver: Driver, op: OprBlock) -> bool:
         """Complete ``op``, which has not failed, where nobody waits for it. Ctrl-C must be held back.
 
@@ -558,5 +521,5 @@ def _release(reads: Iterator[Var], writes: Iterator[Var]) -> None:
 
 
 _INSIDE = tuple(
-    method.__code__ for method in (Region.apply, Region.write_alone, Region.begin, Region.widen, Region.end)
+    method.__code__ for method in (Region.apply, Region.write_alone, Region.begin, Region.end)
 )

@@ -23,11 +23,10 @@ from weftplan.engine.var import Var
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.base import K
 from weftplan.kvstore.buckets import BucketRule
-from weftplan.kvstore.copies import copy, copy_to_all
 from weftplan.kvstore.keys import Key, KeyTable, check_fits, group_pairs
 from weftplan.kvstore.reduce import BlockSum, sum_grouped_block
 from weftplan.kvstore.rows import copy_rows, with_rows, without_rows
-from weftplan.kvstore.stages import HOST, Stage, has_failed, launch
+from weftplan.kvstore.stages import HOST, Stage, copy, copy_to_all, has_failed, launch
 from weftplan.kvstore.summing import Item, Lot, Near, Way, reads
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdaterFunction, UpdatingStore

@@ -129,6 +129,27 @@ def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> No
     )
 
 
+def copy(source: NDArray, target: NDArray, priority: int) -> None:
+    """Push ``target[...] = source`` as an operation of its own; a copy onto itself is nothing."""
+    if source.var is target.var:
+        return
+    if source.context.device_type not in HOST or target.context.device_type not in HOST:
+        source.copyto(target, priority=priority)
+        return
+
+    def fill(source: RawArray, target: RawArray) -> None:
+        target[...] = source
+
+    variables = (source.var,), (target.var,)
+    push_kernel(fill, [source, target], *variables, target.context, priority=priority, name="KVStoreCopy")
+
+
+def copy_to_all(source: NDArray, targets: Sequence[NDArray], priority: int) -> None:
+    """Copy to every target in an operation of its own: a target that has failed shares its fate with none."""
+    for target in targets:
+        copy(source, target, priority)
+
+
 def _run(steps: Sequence[tuple[Work, int]], *raws: RawArray) -> None:
     end = 0
     for run, count in steps:

@@ -129,25 +129,3 @@ def begin(
             engine._complete(op, None if error is None else Failure.of(op, error))
 
     return on_complete
-
-
-def write_too(
-    engine: Threads, fn: object, var: Var, writes: Sequence[Var], every: Collection[Var] | None = None
-) -> bool:
-    """Let the operation of a function ``start`` of ``fn``, which is to write ``var``, write idle vars, too.
-
-    For one that was pushed by ``push_async(fn.start, …)``. The caller sees to it that it is not completed before this
-    returns; see :meth:`Region.widen`.
-
-    Args:
-        every: all that it writes then, in a form that :func:`searchable` has given; None: to be found out.
-
-    Returns:
-        False: nothing is done, and what writes them is to be pushed.
-    """
-    if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
-        return False
-    op = var.write
-    if op is None or getattr(op.fn, "__self__", None) is not fn:
-        return False
-    return engine._region.widen(engine, op, writes, every or searchable((*op.writes, *writes)))

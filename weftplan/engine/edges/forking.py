@@ -27,7 +27,6 @@ from weftplan.engine.shield import NEVER, clock, shield, shielded
 from weftplan.engine.types import Core
 from weftplan.errors import EngineError
 from weftplan.locks import members
-from weftplan.support import slots
 
 _GATE_S = 1.0
 in_child = False
@@ -193,8 +192,6 @@ def _before_fork() -> None:
         clock.since = 0  # while it waits, an interrupt comes at once
         _enter_all(held)
         clock.since = NEVER
-        for work in slots.BEFORE_FORK.get():
-            work()
     except BaseException as error:  # Ctrl-C; or this thread is inside, interrupted by a destructor that forks
         _fork.error = error
         if shielded() is shield:  # it came before the shield was up

@@ -23,7 +23,6 @@ from weftplan.device.context import cpu
 from weftplan.engine import FnProperty, Var
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.copies import copy_to_all
 from weftplan.kvstore.distributed.base import EXIT_S, FAILED_S, KVStoreDist
 from weftplan.kvstore.distributed.exchange.sequencer import wait_driving
 from weftplan.kvstore.distributed.exchange.tickets import Exchange, OnComplete, Part, Ticket
@@ -36,6 +35,7 @@ from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import Groups
 from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.stages import copy_to_all
 from weftplan.kvstore.summing import Item
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray

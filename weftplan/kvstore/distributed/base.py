@@ -12,7 +12,6 @@ from weftplan import config
 from weftplan.device.context import cpu_pinned
 from weftplan.engine.shield import shielded, unbroken
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.copies import HOST, SMALL, copy
 from weftplan.kvstore.distributed.arrays.piece_copies import Mover
 from weftplan.kvstore.distributed.exchange.bucket_operation import BucketPart
 from weftplan.kvstore.distributed.exchange.sequencer import Sequencer
@@ -24,6 +23,7 @@ from weftplan.kvstore.distributed.transport.shutdown import note_loss
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import Groups, KVStoreLocal
 from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.stages import HOST, copy
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdaterFunction
 from weftplan.ndarray import NDArray, empty
@@ -38,7 +38,8 @@ FAILED_S = 2.0
 class KVStoreDist(KVStoreLocal):
     """A member of a job: its place, its thread for exchanges, initial values of rank 0, barriers."""
 
-    _inline = SMALL
+    _inline = 1 << 19
+    """Processes share the cores, and to hand a copy of so many bytes to a worker takes longer than the copy."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

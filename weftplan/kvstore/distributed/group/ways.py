@@ -8,7 +8,7 @@ messages of MPI. :class:`Alone` is for a process without others.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -246,7 +246,8 @@ def choose(
 
 def as_bytes(array: Array) -> memoryview:
     """Return the bytes of a contiguous array."""
-    return memoryview(array.reshape(-1).view(np.uint8))
+    flat: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(flat)
 
 
 def _place(room: Array, turn: int, length: int, dtype: DType) -> Array:
