@@ -33,7 +33,7 @@ from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, place
 from weftplan.kvstore.distributed.server_states import ServerStates
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import Groups
+from weftplan.kvstore.local import Groups, Layout
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import copy_to_all
 from weftplan.kvstore.summing import Item
@@ -78,22 +78,30 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
                 self._versions[k] = [0] * len(self._ranges(k))
             self._meet("begin with these keys")
 
-    def _exchange(self, pushed: Groups, pulled: Groups, priority: int) -> None:
-        with self._turn:
-            self._sequencer.check()
-            if pushed and self._optimizer is None:
-                raise KVStoreError("dist_async needs an optimizer: call set_optimizer on every rank before push")
-            for key, arrays in pushed:
-                rate = _rate(self._optimizer)
-                total = self._merge_buffer(key, arrays)
-                for lot in self._by_way([Item(key, arrays, total, total, ())], updates=False):
-                    self._launch(lot, (), priority)
-                # It writes the stored value's var, too: a pull of this key that comes later waits for the push.
-                self._ask(key, Verb.PUSH, total, (total.var,), priority, rate)
-            for key, arrays in pulled:
-                stored = self._stored[key]
-                self._ask(key, Verb.PULL, stored, (), priority, None)
-                copy_to_all(stored, arrays, priority)
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
+        del priority
+        return Layout(pushed, pulled, (), (), False, self._version)  # servers update each key by itself
+
+    def _run(self, layout: Layout, priority: int) -> None:
+        self._sequencer.check()
+        if self._optimizer is None:
+            raise KVStoreError("dist_async needs an optimizer: call set_optimizer on every rank before push")
+        rate = _rate(self._optimizer)
+        for key, arrays in layout.pushed:
+            total = self._merge_buffer(key, arrays)
+            for lot in self._by_way([Item(key, arrays, total, total, ())], updates=False):
+                self._launch(lot, (), priority)
+            # It writes the stored value's var, too: a pull of this key that comes later waits for the push.
+            self._ask(key, Verb.PUSH, total, (total.var,), priority, rate)
+        self._copy_out(layout.pulled, priority, apart=True)
+
+    def _copy_out(self, pulled: Groups, priority: int, *, apart: bool) -> None:
+        del apart
+        self._sequencer.check()
+        for key, arrays in pulled:
+            stored = self._stored[key]
+            self._ask(key, Verb.PULL, stored, (), priority, None)
+            copy_to_all(stored, arrays, priority)
 
     def _ask(
         self, key: Key, verb: Verb, values: NDArray, reads: tuple[Var, ...], priority: int, rate: float | None
