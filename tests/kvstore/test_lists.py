@@ -217,9 +217,8 @@ def test_a_prepared_exchange_follows_the_store() -> None:
 
     engine.get().push(fail, (), (gradients[1][0].var,))
     exchange()
-    with pytest.raises(ValueError, match="no gradient"):
-        mx.nd.waitall()
-    assert outs[0][0].asnumpy().shape == SHAPES[0]  # a key of the same bucket
+    with pytest.raises(ValueError, match="no gradient"):  # the keys of a bucket share its fate
+        outs[0][0].asnumpy()
 
 
 def trained(kind: str | None) -> mx.mod.Module:
@@ -245,12 +244,17 @@ def trained(kind: str | None) -> mx.mod.Module:
 @pytest.mark.parametrize("kind", ["local", "device"])
 def test_an_update_makes_few_python_calls(kind: str) -> None:
     """Six parameters on two devices: a few calls for each parameter, most of them the optimizer's."""
-    module, calls = trained(kind), [0]
+    calls = [0]
 
     def count(frame: FrameType, event: str, given: object) -> None:
         calls[0] += event == "call"
 
-    sys.setprofile(count)
-    module.update()
-    sys.setprofile(None)
+    own = engine.create("ThreadedEnginePerDevice")  # on one that has seen failures arrays are looked at for them
+    with engine.using(own):
+        module = trained(kind)
+        sys.setprofile(count)
+        module.update()
+        sys.setprofile(None)
+        own.wait_for_all()
+    own.stop()
     assert calls[0] <= 350, calls
