@@ -520,6 +520,4 @@ def _release(reads: Iterator[Var], writes: Iterator[Var]) -> None:
         var.write = None
 
 
-_INSIDE = tuple(
-    method.__code__ for method in (Region.apply, Region.write_alone, Region.begin, Region.end)
-)
+_INSIDE = tuple(method.__code__ for method in (Region.apply, Region.write_alone, Region.begin, Region.end))

@@ -12,7 +12,7 @@ change what is pulled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weftplan import config
@@ -26,7 +26,7 @@ from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.keys import Key, KeyTable, check_fits, group_pairs
 from weftplan.kvstore.reduce import BlockSum, sum_grouped_block
 from weftplan.kvstore.rows import copy_rows, with_rows, without_rows
-from weftplan.kvstore.stages import HOST, Stage, copy, copy_to_all, has_failed, launch
+from weftplan.kvstore.stages import HOST, Repeated, Stage, copy, copy_to_all, has_failed, launch
 from weftplan.kvstore.summing import Item, Lot, Near, Way, reads
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdaterFunction, UpdatingStore
@@ -98,6 +98,9 @@ class KVStoreLocal(UpdatingStore):
         self._ways: dict[Context, Way] = {}
         """The way of summing on each device."""
         self._rule = BucketRule.from_environment()
+        self._pushes: dict[Key, Repeated] = {}
+        self._pulls: dict[Key, Repeated] = {}
+        """The last push and the last pull of each key, if they ran inline."""
         self._version = 0
         """Counts changes after which a layout no longer holds: of stored arrays, of ways of summing, of the updater."""
 
@@ -132,7 +135,8 @@ class KVStoreLocal(UpdatingStore):
         Raises:
             KVStoreError: unknown key, or shapes or dtypes that differ from the stored value's.
         """
-        self._exchange(self._checked(key, value, "value", "push"), [], priority)
+        if priority or not self._repeat(self._pushes, key, value):
+            self._exchange(self._checked(key, value, "value", "push"), [], priority)
 
     def pull(self, key: object, out: object = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy the stored value of each key into every array of ``out``.
@@ -142,12 +146,23 @@ class KVStoreLocal(UpdatingStore):
         Raises:
             KVStoreError: unknown key, ``out`` missing, or shapes or dtypes that differ from the stored value's.
         """
+        if not priority and self._repeat(self._pulls, key, out):
+            return
         if out is None:
             raise KVStoreError("pull needs out=: the array or arrays to fill")
         groups = self._checked(key, out, "out", "pull")
         if ignore_sparse:
             groups = [(k, dense) for k, arrays in groups if (dense := without_rows(arrays))]
         self._exchange([], groups, priority)
+
+    def _repeat(self, calls: Mapping[Key, Repeated], key: object, arrays: object) -> bool:
+        """Run a call of one key inline that has the arrays of the last one; False: nothing is done."""
+        if key.__class__ is list and len(key) == 1 and arrays.__class__ is list and len(arrays) == 1:  # type: ignore[arg-type]
+            key, arrays = key[0], arrays[0]  # type: ignore[index]
+        if key.__class__ is not str and key.__class__ is not int:
+            return False
+        call = calls.get(key)  # type: ignore[call-overload]
+        return call is not None and call.version == self._version and call.run(arrays)
 
     def row_sparse_pull(self, key: object, out: object = None, priority: int = 0, row_ids: object = None) -> None:
         """Copy rows of the stored value of each key into arrays of storage type ``row_sparse``; other rows become 0.
@@ -333,10 +348,13 @@ class KVStoreLocal(UpdatingStore):
     def _exchange(self, pushed: Groups, pulled: Groups, priority: int) -> None:
         """Sum, update and copy out: for each bucket one operation, unless its keys need operations of their own."""
         with self._turn:
-            if pushed:
-                self._run(self._lay(pushed, pulled, priority), priority)
-            else:
+            if not pushed:
                 self._copy_out(pulled, priority, apart=self._apart(pushed, pulled))
+                return
+            layout = self._lay(pushed, pulled, priority)
+            self._run(layout, priority)
+            if len(pushed) == 1 and not pulled and self._updater is None:
+                self._keep(self._pushes, layout.buckets[0].lots[0], pushed[0])
 
     def _run(self, layout: Layout, priority: int) -> None:
         apart = self._apart(layout.pushed, layout.pulled)
@@ -480,6 +498,19 @@ class KVStoreLocal(UpdatingStore):
                 continue
             for lot in self._by_way(bucket, updates=False):
                 self._launch(lot, (), priority)
+                if len(pulled) == 1:
+                    self._keep(self._pulls, lot, pulled[0])
+
+    def _keep(self, calls: dict[Key, Repeated], lot: Lot, group: tuple[Key, list[NDArray]]) -> None:
+        """Keep a call of one key whose stages are small and always the same."""
+        key, arrays = group
+        if lot.fixed and not lot.later and all(array.__class__ is NDArray for array in arrays):
+            stages = lot.stages((), 0)
+            call = Repeated(stages, arrays, self._version) if stages else None
+            if call is not None and call.small:
+                calls[key] = call
+                return
+        calls.pop(key, None)
 
     def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
         """Return whether the sum of ``arrays`` can be made in the stored value itself."""

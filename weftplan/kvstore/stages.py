@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import repeat
+from operator import is_
+from weakref import ref
 
 from weftplan import device
 from weftplan.device.context import HOST_MEMORY, Context
@@ -43,9 +46,10 @@ class Stage:
         reads, writes: arrays.
         context: the device where it runs.
         repeatable: running it twice gives the same result.
+        urgent: other devices wait for it; a worker with priority runs it, unless it is small.
     """
 
-    __slots__ = ("context", "name", "nbytes", "operands", "read_vars", "repeatable", "run", "write_vars")
+    __slots__ = ("context", "name", "nbytes", "operands", "read_vars", "repeatable", "run", "urgent", "write_vars")
 
     def __init__(
         self,
@@ -56,12 +60,92 @@ class Stage:
         context: Context,
         *,
         repeatable: bool = True,
+        urgent: bool = True,
     ) -> None:
+        self.urgent = urgent
         self.name, self.run, self.context, self.repeatable = name, run, context, repeatable
         self.operands = [*reads, *writes]
         self.read_vars = dict.fromkeys([array.chunk.var for array in reads])
         self.write_vars = dict.fromkeys([array.chunk.var for array in writes])
         self.nbytes = sum([array.chunk.nbytes for array in writes])
+
+
+class Joint:
+    """Stages as one operation.
+
+    Attributes:
+        repeatable: running all of them twice gives the same result.
+    """
+
+    __slots__ = ("nbytes", "operands", "reads", "repeatable", "steps", "writes")
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self.operands: list[NDArray] = []
+        self.nbytes, self.repeatable = 0, True
+        reads: dict[Var, None] = {}
+        writes: dict[Var, None] = {}
+        for stage in stages:
+            self.operands += stage.operands
+            self.nbytes += stage.nbytes
+            reads |= stage.read_vars
+            self.repeatable = self.repeatable and stage.repeatable and reads.keys().isdisjoint(stage.write_vars)
+            writes |= stage.write_vars
+        if not reads.keys().isdisjoint(writes):
+            reads = {var: None for var in reads if var not in writes}
+        self.steps = [(stage.run, len(stage.operands)) for stage in stages]
+        self.reads, self.writes = tuple(reads), tuple(writes)
+
+    def is_small(self) -> bool:
+        """Return whether this is a few microseconds of work on the host that may run twice."""
+        if not self.repeatable:
+            return False
+        size = 0
+        for array in self.operands:
+            raw = array.ready
+            if raw is None or array.chunk.context.device_type not in HOST:
+                return False
+            size += raw.nbytes
+            if size > INLINE:
+                return False
+        return True
+
+    def run_inline(self, operands: Sequence[NDArray]) -> bool:
+        """Run small stages on this thread if no operation uses their arrays; False: nothing is done.
+
+        Args:
+            operands: the arrays, in the order of :attr:`operands`.
+        """
+        if MAKE_ROOM.value is not None:
+            return False
+        return get_engine().write_at_once(partial(_run_ready, self.steps, operands), self.reads, self.writes)
+
+
+class Repeated:
+    """A call whose stages have run inline. It runs them again with the same arrays, and keeps none of them alive."""
+
+    __slots__ = ("_joint", "_own", "_places", "_refs", "small", "version")
+
+    def __init__(self, stages: Sequence[Stage], arrays: Sequence[NDArray], version: int) -> None:
+        places = {id(array): place for place, array in enumerate(arrays)}
+        self._joint, self.version = Joint(stages), version
+        self.small = self._joint.is_small()
+        self._own = [None if id(array) in places else array for array in self._joint.operands]
+        self._places = [places.get(id(array), 0) for array in self._joint.operands]
+        self._joint.operands = []
+        self._refs = [ref(array) for array in arrays]
+
+    def run(self, arrays: object) -> bool:
+        """Run the stages if these, of a user, are its arrays; False: nothing is done."""
+        if arrays.__class__ is not list and arrays.__class__ is not tuple:
+            arrays = (arrays,)
+        given: Sequence[NDArray] = arrays  # type: ignore[assignment]
+        if len(given) != len(self._refs):
+            return False
+        for one, array in zip(self._refs, given, strict=True):
+            if one() is not array:
+                return False
+        operands = [given[place] if own is None else own for own, place in zip(self._own, self._places, strict=True)]
+        return self._joint.run_inline(operands)
 
 
 def on_device(context: Context, kernel: Work) -> Work:
@@ -93,38 +177,26 @@ def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> No
         for stage in stages:
             launch([stage], priority, inline=inline)
         return
-    operands: list[NDArray] = []
-    reads: dict[Var, None] = {}
-    writes: dict[Var, None] = {}
-    written, again = 0, True
-    for stage in stages:
-        operands += stage.operands
-        written += stage.nbytes
-        reads |= stage.read_vars
-        again = again and stage.repeatable and reads.keys().isdisjoint(stage.write_vars)
-        writes |= stage.write_vars
-    if not reads.keys().isdisjoint(writes):
-        reads = {var: None for var in reads if var not in writes}
-    steps = [(stage.run, len(stage.operands)) for stage in stages]
-    where, name = stages[0].context, stages[0].name
-    host = where.device_type in HOST
-    if host and not priority and again and _run_inline(steps, operands, reads, writes):
+    joint = Joint(stages)
+    where, host = stages[0].context, stages[0].context.device_type in HOST
+    if host and not priority and joint.is_small() and joint.run_inline(joint.operands):
         return
+    written = joint.nbytes
     if not host:
         prop = FnProperty.GPU_PRIORITIZED
     elif written <= inline:
         prop = FnProperty.ASYNC
     else:
-        prop = FnProperty.NORMAL if written <= SMALL and not priority else FnProperty.CPU_PRIORITIZED
+        prop = FnProperty.CPU_PRIORITIZED if stages[0].urgent and (priority or written > SMALL) else FnProperty.NORMAL
     push_kernel(
-        partial(_run, steps),
-        operands,
-        tuple(reads),
-        tuple(writes),
+        partial(_run, joint.steps),
+        joint.operands,
+        joint.reads,
+        joint.writes,
         where,
         prop=prop,
         priority=priority,
-        name=name,
+        name=stages[0].name,
         enqueues=True,
     )
 
@@ -150,33 +222,16 @@ def copy_to_all(source: NDArray, targets: Sequence[NDArray], priority: int) -> N
         copy(source, target, priority)
 
 
+def _run_ready(steps: Sequence[tuple[Work, int]], operands: Sequence[NDArray]) -> None:
+    # Only now can no thread move or free the bytes. Without bytes this is an error, and the operation is pushed.
+    raws = [array.ready for array in operands]
+    if any(map(is_, raws, repeat(None))):
+        raise KVStoreError("an array has no bytes now")
+    _run(steps, *raws)
+
+
 def _run(steps: Sequence[tuple[Work, int]], *raws: RawArray) -> None:
     end = 0
     for run, count in steps:
         begin, end = end, end + count
         run(raws[begin:end])
-
-
-def _run_inline(
-    steps: Sequence[tuple[Work, int]], operands: Sequence[NDArray], reads: dict[Var, None], writes: dict[Var, None]
-) -> bool:
-    """Run small stages on this thread if no operation uses their arrays; False: nothing is done."""
-    if MAKE_ROOM.value is not None:
-        return False
-    size = 0
-    for array in operands:
-        raw = array.ready
-        if raw is None or array.chunk.context.device_type not in HOST:
-            return False
-        size += raw.nbytes
-        if size > INLINE:
-            return False
-
-    def work() -> None:
-        # Only now can no thread move or free the bytes. Without bytes this is an error, and the operation is pushed.
-        raws = [array.ready for array in operands]
-        if any(raw is None for raw in raws):
-            raise KVStoreError("an array has no bytes now")
-        _run(steps, *raws)
-
-    return get_engine().write_at_once(work, tuple(reads), tuple(writes))

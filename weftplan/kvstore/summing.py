@@ -73,6 +73,11 @@ class Lot:
         self.totals, self.stored = [item.total for item in items], [item.stored for item in items]
         self._fixed = way.fixed(items, updates=updates) if isinstance(way, Near) else None
 
+    @property
+    def fixed(self) -> bool:
+        """Whether the stages are the same for every call, but for the optimizer's."""
+        return self._fixed is not None
+
     def stages(self, steps: Sequence[Stage], priority: int) -> Sequence[Stage]:
         """Return the stages of these keys; ``steps``: the optimizer's."""
         if self._fixed is None:
@@ -183,7 +188,7 @@ class Near:
                     for target in some:
                         target[...] = source
 
-        return [Stage("KVStoreCopy", on_device(self.where, kernel), sources, targets, self.where)]
+        return [Stage("KVStoreCopy", on_device(self.where, kernel), sources, targets, self.where, urgent=False)]
 
 
 def reads(where: Context, context: Context) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -21,9 +21,9 @@ from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.distributed.transport.shutdown import note_loss
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import Groups, KVStoreLocal
+from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.reduce import Array
-from weftplan.kvstore.stages import HOST, copy
+from weftplan.kvstore.stages import HOST, Repeated, copy
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdaterFunction
 from weftplan.ndarray import NDArray, empty
@@ -80,9 +80,11 @@ class KVStoreDist(KVStoreLocal):
         except KVStoreError as error:
             raise KVStoreError(f"rank {self.rank}: {error}") from None
 
-    def _copy_out(self, pulled: Groups, priority: int, *, apart: bool) -> None:
+    def _repeat(self, calls: Mapping[Key, Repeated], key: object, arrays: object) -> bool:
+        if calls is not self._pulls:
+            return False
         self._sequencer.hurry()  # small exchanges that are ready are made now, so that the sums can be copied inline
-        super()._copy_out(pulled, priority, apart=apart)
+        return super()._repeat(calls, key, arrays)
 
     def _exchange_bucket(
         self,
