@@ -699,14 +699,14 @@ _KVSTORE = (
         -1,
         "Gradients exchanged together; -1 is no limit.",
         low=-1,
-        effect="gradients that a store sums, updates and copies as one bucket",
+        effect="gradients that local, device, nccl and dist_sync sum, update and copy as one bucket",
         group="kvstore",
     ),
     _flag(
         "fuse_parameter_memory_size",
         8.0,
         "MiB of gradients exchanged together; below 0 is no limit.",
-        effect="bytes that a store sums, updates and copies as one bucket",
+        effect="bytes that local, device, nccl and dist_sync sum, update and copy as one bucket",
         group="kvstore",
     ),
 )
