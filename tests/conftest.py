@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Configuration and fixtures of all tests."""
 
 import contextlib
 import gc
@@ -17,32 +17,32 @@ from tests.support.seeds import FRESH
 share_checkout(Path(__file__).resolve().parents[1], os.environ)
 
 if sys.dont_write_bytecode:
-    # Nothing is to be written beside the sources. But the tests start hundreds of processes, and each would compile the
-    # package again, so all of them keep what they have compiled in pytest's own folder.
+    # Nothing may be written next to the sources. But the tests start hundreds of processes, and each would compile the
+    # package again, so all of them share pytest's own folder for bytecode.
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(
         Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
     )
     sys.dont_write_bytecode = False
     os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
-os.environ.setdefault("WEFTPLAN_PROGRESS", "0")  # on a busy machine a loop of a child could take long enough to tell
+os.environ.setdefault("WEFTPLAN_PROGRESS", "0")  # on a loaded machine a loop of a child could be long enough for a line
 
 settings.register_profile(
     "weftplan", deadline=None, derandomize=not FRESH, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("weftplan")
-"""No limit of time for one example: on a loaded machine a test must not fail for being slow."""
+"""No time limit per example: on a loaded machine a test must not fail for being slow."""
 
 if "forkserver" in multiprocessing.get_all_start_methods():
-    # What every child would import again, as its parent's main module or for the tests' datasets.
+    # Modules that every child would import again, as its parent's main module or for the tests' datasets.
     multiprocessing.set_forkserver_preload(["pytest", "weftplan.training.data.iterators"])
 
 collect_ignore_glob = ["golden/*.py", "*/golden/*.py"]
-"""Scripts that make golden files; they run with MXNet's interpreter, not under pytest."""
+"""Scripts that write golden files; they run with MXNet's interpreter, not under pytest."""
 
 
 def pytest_addoption(parser):
-    """``--first-contact``: of the tests of a GPU those of the first minutes with a card, in their order."""
+    """Add ``--first-contact``: only the GPU tests for the first minutes with a card, in their order."""
     parser.addoption(
         "--first-contact",
         action="store_true",
@@ -51,7 +51,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """With ``--first-contact``, leave everything else out."""
+    """Deselect all other tests with ``--first-contact``."""
     if config.getoption("--first-contact"):
         chosen = [item for item in items if item.path.name == "test_first_contact.py"]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
@@ -59,19 +59,19 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection(session):
-    """Collecting twenty thousand tests makes no garbage worth looking for."""
+    """Disable garbage collection while twenty thousand tests are collected, which leave no garbage."""
     gc.disable()
 
 
 def pytest_collection_finish(session):
-    """The tests themselves are no garbage: a test that collects garbage need not look through all the others."""
+    """Exclude the tests from later garbage collections."""
     set_aside()
     gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """Nor through what the files before it keep: plans, networks, results that fixtures hold."""
+    """Exclude objects kept by earlier files, such as plans, networks and fixture results, from later collections."""
     if nextitem is None or nextitem.path != item.path:
         if "weftplan.device.simulated_device" in sys.modules:
             put_back()
@@ -80,8 +80,10 @@ def pytest_runtest_teardown(item, nextitem):
 
 @pytest.fixture(autouse=True, scope="session")
 def short_searches():
-    """What to compute again is searched for with few prices: what the tests say of plans, budgets and curves holds
-    however well was searched. Who says how well asks for `whole_searches`."""
+    """Limit the search for recomputation to few prices.
+
+    Tests of plans, budgets and curves hold for any search effort. Tests of the search itself request `whole_searches`.
+    """
     from weftplan.planner.recompute import archive, trade_off
 
     whole = archive.MOST_PRICES, trade_off.EXHAUSTIVE
@@ -92,13 +94,13 @@ def short_searches():
 
 @pytest.fixture(autouse=True)
 def numpy_without_a_seed():
-    """A test that seeds NumPy's global generator decides the orders of its own iterators alone."""
+    """Reset NumPy's global generator, so that a test's seed affects only its own iterators."""
     np.random.set_bit_generator(np.random.MT19937(0))
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_plans_from_before():
-    """The tests of this process plan; what an earlier run has kept would test that run."""
+    """Ignore cached plans of earlier runs, so that the tests plan themselves."""
     from weftplan.executor import plan_files
 
     plan_files._CODE = ""
@@ -106,7 +108,7 @@ def no_plans_from_before():
 
 @pytest.fixture
 def whole_searches(short_searches, monkeypatch):
-    """Searches as long as for a user."""
+    """Search with the effort of a normal run."""
     from weftplan.planner.recompute import archive, trade_off
 
     monkeypatch.setattr(archive, "MOST_PRICES", short_searches[0])
@@ -115,7 +117,7 @@ def whole_searches(short_searches, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of the test, of which ``file(0)`` is the memory."""
+    """A folder of the test, which is the memory of ``file(0)``."""
     from weftplan import device, storage
     from weftplan.device import registry
     from weftplan.device.file_device import FileDevice
@@ -134,7 +136,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def no_links():
-    """No links between devices once the test is over."""
+    """Remove all links between devices after the test."""
     from weftplan.device.links import connect
 
     yield
@@ -143,7 +145,7 @@ def no_links():
 
 @pytest.fixture
 def clean_environment(monkeypatch):
-    """No variable of ours set, nothing remembered, before and after the test."""
+    """Unset all variables of this package and clear their cache, before and after the test."""
     from weftplan import config
 
     for name in list(os.environ):
@@ -156,7 +158,7 @@ def clean_environment(monkeypatch):
 
 @pytest.fixture
 def four_cores(monkeypatch):
-    """As on a machine with four cores, with no variable that speaks of threads."""
+    """Simulate a machine with four cores and no variables for thread counts."""
     from weftplan import config
     from weftplan.support import blas_threads, core_sharing
 
@@ -169,8 +171,10 @@ def four_cores(monkeypatch):
 
 
 def put_back():
-    """What a file's tests have left in the whole process ends with the file, or another file could depend on it: work
-    that nobody has waited for, links between devices, the hardware that simulated devices stand for, the profiler."""
+    """Reset process-wide state after a file's tests, so that no other file depends on it.
+
+    This is unfinished work, links between devices, the hardware of simulated devices, and the profiler.
+    """
     from weftplan import profiler
     from weftplan.device import registry
     from weftplan.device.interconnect import declare
@@ -184,7 +188,7 @@ def put_back():
     declare(None)
     for place in list(registry._devices.values()):
         if isinstance(place, SimDevice):
-            with contextlib.suppress(Exception):  # of work that failed on purpose
+            with contextlib.suppress(Exception):  # raised by work that failed on purpose
                 place.synchronize()
             place.configure(
                 cost=CostModel(), order="lazy", seed=0, capacity=max(place.used, SimDevice(place.context).capacity)
@@ -195,6 +199,6 @@ def put_back():
 
 
 def set_aside():
-    """Let the collector forget whatever is alive."""
+    """Exclude all live objects from later garbage collections."""
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
 """MXNet's execution core for today's Python: dependency engine, static memory planner and kvstore on NumPy and CuPy.
 
-``import weftplan as mx`` gives MXNet's names. A layer is imported when its name is first used, so a script that only
-plans memory never starts a thread, and an optional package that is missing breaks only what needs it.
+``import weftplan as mx`` provides MXNet's names. Each layer is imported on first use of its name. A script that only
+plans memory thus starts no thread, and a missing optional package breaks only its users.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _LAZY = {
     **{name: f"compat.util:{name}" for name in "is_np_array is_np_shape np_shape set_np_shape use_np_shape".split()},  # noqa: SIM905
     **{name: name for name in "engine executor kvstore models ndarray planner profiler storage symbol".split()},  # noqa: SIM905
 }
-"""Public name -> where it is, below ``weftplan``: ``module`` or ``module:attribute``."""
+"""Public names with their location below ``weftplan``: ``module`` or ``module:attribute``."""
 _ABSENT = {
     "autograd": "bind a symbol and call executor.backward()",
     "gluon": "write the network with mx.sym and train it with mx.mod.Module; one that Gluon exported is loaded by "
@@ -99,7 +99,7 @@ _ABSENT = {
     "np": "use NumPy itself, or mx.nd for arrays whose operations run on the engine",
     "npx": "use the operators of mx.nd and mx.sym",
 }
-"""Modules of MXNet 1.9.1 that are absent on purpose -> what to use instead."""
+"""Modules of MXNet 1.9.1 that are absent on purpose, with their replacement."""
 
 
 _DEEPER = {
@@ -117,7 +117,7 @@ _DEEPER = {
     "rnn.rnn": "rnn.checkpoints",
     "rnn.rnn_cell": "rnn",
 }  # fmt: skip
-"""Further modules of MXNet 1.9.1 by name -> where their classes are, both below ``weftplan``."""
+"""Further modules of MXNet 1.9.1, with the location of their classes, both below ``weftplan``."""
 _ABSENT_MODULES = {
     "error": "every exception class is in weftplan.errors",
     "executor_manager": "mx.mod.Module splits batches over contexts",
@@ -130,7 +130,7 @@ _ABSENT_MODULES = {
     "rtc": "kernels in CUDA C are compiled with CuPy: cupy.RawKernel, in an operator of mx.operator",
     "torch": "functions of PyTorch are called in an operator of mx.operator",
 }
-"""Modules that no script reads as attributes -> what to use instead."""
+"""Modules that no script reads as attributes, with their replacement."""
 
 
 def _attribute(name: str) -> Any:
@@ -145,7 +145,7 @@ def _attribute(name: str) -> Any:
     return value
 
 
-if not TYPE_CHECKING:  # for a type checker a name that is not there is an error
+if not TYPE_CHECKING:  # a type checker must report an unknown name as an error
     __getattr__ = _attribute
 
 
@@ -154,7 +154,7 @@ def __dir__() -> list[str]:
 
 
 def _listing(module: Any) -> Any:
-    """The module, whose ``dir()`` from now on shows what is meant for users: no imports, nothing private."""
+    """Return the module, with a ``dir()`` of public names only: no imports, nothing private."""
     if "__dir__" not in vars(module):
         names = getattr(module, "__all__", None)
         module.__dir__ = lambda: sorted(filter(partial(_own, module), vars(module)) if names is None else names)
@@ -162,11 +162,11 @@ def _listing(module: Any) -> Any:
 
 
 def _own(module: Any, name: str) -> bool:
-    """Whether a public name of a module is its own and no import from elsewhere."""
+    """Return whether a public name is defined in the module rather than imported."""
     return not name.startswith("_") and getattr(vars(module)[name], "__module__", "") == module.__name__
 
 
-# As in ``from weftplan.io import DataBatch``; names that are files of their own are found without it, or are missing.
+# For `from weftplan.io import DataBatch`. Names that are files of their own need no alias.
 _ALIASES = {name for name, place in _LAZY.items() if ":" not in place and place != name}
 Aliases(__name__, _ALIASES, _DEEPER, _ABSENT | _ABSENT_MODULES).install()
 config.check_environment()

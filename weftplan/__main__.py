@@ -1,7 +1,4 @@
-"""``python -m weftplan`` is the command ``weftplan``.
-
-It owns nothing and calls :func:`weftplan.cli.main` on the main thread.
-"""
+"""``python -m weftplan``: the command ``weftplan``."""
 
 from weftplan.cli import main
 

@@ -1,9 +1,9 @@
-"""The table of environment variables: data only; :mod:`weftplan.config` reads it.
+"""Table of environment variables: data only; :mod:`weftplan.config` reads it.
 
-One :class:`Variable` per row (which is why this file is long). Where the sources disagree on a default, MXNet's
-documentation wins over its newest source (``MXNET_EXEC_MATCH_RANGE`` 10, not 16; ``MXNET_GPU_COPY_NTHREADS`` 1, not 2).
-``effect`` is what the variable does *here*: it starts with "no effect yet" until a layer reads it, and the row is
-changed in the commit that adds the reader.
+The file is long because each variable is one row. If the sources disagree on a default, MXNet's documentation wins over
+its newest source (``MXNET_EXEC_MATCH_RANGE`` 10, not 16; ``MXNET_GPU_COPY_NTHREADS`` 1, not 2). ``effect`` describes
+the effect *here*. It starts with "no effect yet" until a layer reads the variable; the commit that adds the reader
+changes the row.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import overload
 
 
 class When(Enum):
-    """When a variable is read, hence until when a change counts."""
+    """When a variable is read; later changes have no effect."""
 
     PROCESS = "process"
-    """Once, when the process-wide object that it shapes is first made; later changes warn."""
+    """Once, when the process-wide object that it configures is created; later changes warn."""
     BIND = "bind"
     """At every bind (or every plan)."""
     CONSTRUCT = "construct"
-    """Whenever an object that it shapes is made."""
+    """Whenever an object that it configures is created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registered(Sequence[str]):
-    """The names in a registry of a higher layer: its module has ``registered()``, and is imported on first use."""
+    """The names in a registry of a higher layer, whose module has ``registered()`` and is imported on first use."""
 
     module: str
 
@@ -51,8 +51,8 @@ class Registered(Sequence[str]):
 class Variable:
     """One row of the table.
 
-    ``low`` and ``high`` are inclusive, None where there is no limit; a ``str`` is one of ``choices``. ``default_from``
-    names the variable whose value is the default, if any.
+    ``low`` and ``high`` are inclusive, None without a limit. A ``str`` is one of ``choices``. ``default_from`` names
+    the variable whose value is the default, if any.
     """
 
     name: str
@@ -67,22 +67,22 @@ class Variable:
     aliases: tuple[str, ...] = ()
     power_of_two: bool = False
     form: str = ""
-    """The legal values of a ``str`` without ``choices``, in words; who reads it checks it."""
+    """Legal values of a ``str`` without ``choices``, as text; the reader checks them."""
     default_from: str | None = None
 
     @property
     def kind(self) -> type:
-        """``bool``, ``int``, ``float`` or ``str``: the type of the default, and of every legal value."""
+        """Type of the default and of every legal value: ``bool``, ``int``, ``float`` or ``str``."""
         return type(self.default)
 
     @property
     def effective(self) -> bool:
-        """False while the row says "no effect yet"."""
+        """Whether the variable has an effect here."""
         return not self.effect.startswith("no effect")
 
     @property
     def legal(self) -> str:
-        """The legal values, in words: ``an integer from 1 to 1024``."""
+        """Legal values as text: ``an integer from 1 to 1024``."""
         if self.kind is bool:
             return "true, false, 1 or 0"
         if self.form:
@@ -114,14 +114,14 @@ _ENGINE = (
         name="MXNET_ENGINE_TYPE",
         default="ThreadedEnginePerDevice",
         choices=Registered("weftplan.engine.registry"),
-        meaning="Which engine: at the push itself, one pool, pools per device, or one seeded thread.",
+        meaning="Engine type: inline at the push, one pool, pools per device, or one seeded thread.",
         effect="kind of the process-wide engine",
     ),
     _threads(
         "MXNET_CPU_WORKER_NTHREADS",
         1,
         "Worker threads per CPU context.",
-        "size of the FIFO pool of each cpu(i); ThreadedEngine has 16 workers whatever it says",
+        "size of the FIFO pool of each cpu(i); ThreadedEngine has 16 workers regardless",
     ),
     _threads(
         "MXNET_CPU_PRIORITY_NTHREADS",
@@ -133,7 +133,7 @@ _ENGINE = (
         "MXNET_GPU_WORKER_NTHREADS",
         2,
         "Worker threads per GPU, and streams for its computation.",
-        "size of each worker pool of gpu(i) and sim(i); ThreadedEngine has 16 workers whatever it says",
+        "size of each worker pool of gpu(i) and sim(i); ThreadedEngine has 16 workers regardless",
     ),
     _threads(
         "MXNET_GPU_COPY_NTHREADS",
@@ -183,15 +183,15 @@ _ENGINE = (
         name="WEFTPLAN_ENGINE_WAITERS_HELP",
         default="1",
         choices=("0", "1", "all"),
-        meaning="Let a thread that waits run operations itself while all workers of their queue are asleep: none (0), "
-        "those that weftplan pushes for itself (1), or a user's functions, too (all).",
+        meaning="Let a waiting thread run operations while all workers of their queue are asleep: none (0), those that "
+        "weftplan pushes for itself (1), or user functions, too (all).",
         effect="latency of waits on threaded engines",
     ),
     _engine(
         name="WEFTPLAN_ENGINE_MAX_PENDING",
         default=0,
         low=0,
-        meaning="A push waits while so many operations are pending, until half of them are done; 0 is no bound.",
+        meaning="Number of pending operations at which a push waits, until half of them are done; 0 is no limit.",
         effect="memory of pending operations; pushes inside operations never wait",
     ),
     _engine(
@@ -210,7 +210,7 @@ _PLANNER = (
         name="WEFTPLAN_PLANNER_STRATEGY",
         default="auto",
         choices=Registered("weftplan.planner.strategies"),
-        meaning="How buffers share memory: match range, offsets in a slab (arena), or whichever needs less.",
+        meaning="How buffers share memory: match range, offsets in a slab (arena), or the smaller of the two.",
         effect=_BIND_NOW,
     ),
     _planner(
@@ -241,7 +241,7 @@ _PLANNER = (
         aliases=("NNVM_EXEC_NUM_TEMP",),
         meaning="Temporary workspaces per device: fewer need less memory and allow less parallelism.",
         effect="in force at every bind: above 1, operations wait less for memory of other branches, and memory "
-        "may grow to what so many groups of branches need apart",
+        "may grow to the total of that number of groups of branches",
     ),
     _planner(
         name="MXNET_EXEC_INPLACE_GRAD_SUM_CAP",
@@ -259,18 +259,18 @@ _PLANNER = (
     _planner(
         name="MXNET_USE_FUSION",
         default=True,
-        meaning="Compute several nodes as one: those that follow one another, and gradients of a shared weight.",
+        meaning="Fuse nodes: consecutive nodes, and gradients of a shared weight.",
         effect="read at each bind, on a host: a relu in the Convolution or BatchNorm before it, and its gradient in "
         "that of the BatchNorm; a BatchNorm without gradient in the Convolution before it; in training, a depthwise "
         "Convolution of 3x3 with the BatchNorms around it, where kernels are compiled; "
         "same bits. Gradients of a FullyConnected weight that 8 layers "
-        "or more share, several layers at a time: their sum is rounded in another order. Plans say what was joined; a "
-        "monitor sees the joined node's outputs",
+        "or more share, several layers at a time: their sum is rounded in another order. Plans list the fused nodes; a "
+        "monitor sees their outputs",
     ),
     _planner(
         name="WEFTPLAN_DROP_DEAD_OUTPUTS",
         default=True,
-        meaning="Leave out outputs of nodes that nobody reads: they have no memory and are not computed.",
+        meaning="Drop node outputs without a reader: they have no memory and are not computed.",
         effect=_BIND_NOW,
     ),
     _planner(
@@ -294,7 +294,7 @@ _EXECUTOR = (
         name="WEFTPLAN_EXECUTOR_STRATEGY",
         default="static",
         choices=("static", "dynamic"),
-        meaning="Whether an executor holds the memory of its plan, or takes and gives back each result's as it runs.",
+        meaning="Whether an executor holds the memory of its plan, or allocates and frees each result as it runs.",
         effect=_BIND_NOW,
     ),
     _executor(
@@ -331,21 +331,21 @@ _EXECUTOR = (
         name="WEFTPLAN_KERNELS",
         default="auto",
         choices=("auto", "numpy", "native"),
-        meaning="Who computes: auto takes compiled kernels where they are expected to be faster, native wherever they "
-        "can, numpy never. Without llvmlite (extra fast) all three mean numpy.",
+        meaning="Compiled kernels: auto uses them if they are expected to be faster, native whenever possible, numpy "
+        "never. Without llvmlite all three mean numpy.",
         effect=_BIND_NOW,
     ),
     _executor(
         name="WEFTPLAN_KERNEL_CACHE",
         default=True,
-        meaning="Keep compiled kernels in the user's cache folder, where nobody else can write.",
+        meaning="Keep compiled kernels in the user's private cache folder.",
         effect="in force for kernels that a later bind is the first to need",
     ),
     _executor(
         name="WEFTPLAN_PLAN_CACHE",
         default=True,
-        meaning="Keep plans in the user's cache folder, where nobody else can write, so that a later process need not "
-        "plan the same network again.",
+        meaning="Keep plans in the user's private cache folder, so that a later process need not plan the same network "
+        "again.",
         effect=_BIND_NOW,
     ),
     _executor(
@@ -353,9 +353,9 @@ _EXECUTOR = (
         default=0,
         low=0,
         high=2,
-        meaning="Who computes, by which algorithm: 0 heuristic, 1 the fastest within the workspace limit, 2 fastest.",
-        effect="on a host with WEFTPLAN_KERNELS=auto each kind of call is measured once, and that is kept in the cache "
-        "folder of the user; on a GPU with cuDNN a measured choice may vary from run to run, and so may the last bits "
+        meaning="Choice of algorithm: 0 heuristic, 1 the fastest within the workspace limit, 2 the fastest.",
+        effect="on a host with WEFTPLAN_KERNELS=auto each kind of call is measured once and the result cached in the "
+        "user's cache folder; on a GPU with cuDNN a measured choice may vary from run to run, and so may the last bits "
         "of results",
     ),
     _executor(
@@ -364,13 +364,13 @@ _EXECUTOR = (
         when=When.CONSTRUCT,
         meaning="Capture segments as CUDA graphs.",
         effect="segments on gpu(i) are captured at their second run, then replayed with one launch; "
-        "Executor.cuda_graphs() says which, and why others are not",
+        "Executor.cuda_graphs() lists them, and the reason for the others",
     ),
 )
 
 
 def _mxnet_pool(device: str, context: str) -> tuple[Variable, ...]:
-    """The five pool variables of one device type, ``device`` in their names and ``context`` in Python."""
+    """Return the five pool variables of one device type: ``device`` in their names, ``context`` in Python."""
     applies = f"pool of each {context}" + (" and sim(i)" if device == "GPU" else "")
     return (
         _storage(
@@ -427,7 +427,7 @@ def _flag(
     effect: str,
     group: str = "storage",
 ) -> Variable:
-    """One of Paddle's flags; its type is that of the default."""
+    """Return one of Paddle's flags, typed by its default."""
     return Variable(
         name=f"FLAGS_{name}",
         default=default,
@@ -519,7 +519,7 @@ _STORAGE = (
     _flag(
         "free_when_no_cache_hit",
         False,
-        "Give chunks in which nothing is in use back before a pool grows.",
+        "Return unused chunks to the device before a pool grows.",
         effect="pools of every device, with auto_growth",
     ),
     _flag(
@@ -533,29 +533,29 @@ _STORAGE = (
         default="true",
         form="true, false, or homes such as host:8GB,file:/tmp:50GB,peer",
         aliases=("WEFTPLAN_PLANNER_SPILL",),
-        meaning="Where bytes wait that a device has no room for: host, file:FOLDER, peer, each with :SIZE; true: host.",
-        effect="results of a plan with a budget wait there, those of gpu(i) and sim(i) with true (read at every bind); "
-        "where homes are listed, arrays of every device do so in these when memory runs out",
+        meaning="Offload targets when device memory runs out: host, file:FOLDER, peer, each with :SIZE; true: host.",
+        effect="results of a plan with a budget are offloaded there, those of gpu(i) and sim(i) with true (read at "
+        "every bind); if targets are listed, arrays of every device are spilled to them when memory runs out",
     ),
     _storage(
         name="WEFTPLAN_MEASURE_LINKS",
         default=True,
-        meaning="Measure once how fast each GPU copies to where results wait, when a bind with a budget first asks.",
-        effect="which results wait elsewhere under a budget follows the speeds of gpu(i) (read at every bind); off: "
+        meaning="Measure the copy speed from each GPU to its offload targets once, at the first bind with a budget.",
+        effect="the speeds of gpu(i) decide which results are offloaded under a budget (read at every bind); off: "
         "constants are assumed, so plans depend on no measurement",
     ),
     _storage(
         name="WEFTPLAN_STORAGE_COMPACT",
         default=False,
-        meaning="Let arrays move within pools that cut chunks, so that free bytes lie together.",
+        meaning="Let arrays move within pools that cut chunks, so that free bytes become contiguous.",
         effect="arrays of every device with auto_growth and naive_best_fit: moved when memory runs out, and by "
         "mx.storage.compact()",
     ),
     _storage(
         name="WEFTPLAN_STORAGE_GUARD",
         default=False,
-        meaning="Put margins around all memory, and look whether an operation has written to them.",
-        effect="memory of every device: looked at as it comes back, and in mx.storage.check_guards()",
+        meaning="Put margins around all memory, and check whether an operation has written to them.",
+        effect="memory of every device: checked when it is freed, and in mx.storage.check_guards()",
     ),
     _storage(
         name="WEFTPLAN_STORAGE_COMPAT",
@@ -567,9 +567,9 @@ _STORAGE = (
     _flag(
         "eager_delete_tensor_gb",
         0.0,
-        "GiB of dead results that are given back together; below 0 none within a run.",
+        "GiB of dead results that are freed together; below 0 none within a run.",
         effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic; for arrays, from the first that dies: "
-        "below 0 they go back when memory runs out",
+        "below 0 they are freed when memory runs out",
         group="executor",
     ),
     _flag(
@@ -585,14 +585,14 @@ _STORAGE = (
         "fast_eager_deletion_mode",
         True,
         "Free GPU memory before the kernels that use it end.",
-        effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic, on gpu(i) and sim(i): memory goes back "
-        "when the kernels that use it are enqueued, for what is enqueued behind them; 0: when they are over",
+        effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic, on gpu(i) and sim(i): memory is freed "
+        "when the kernels that use it are enqueued, for kernels enqueued after them; 0: when they have finished",
         group="executor",
     ),
     _flag(
         "eager_delete_scope",
         True,
-        "Give what was not collected back at the end of each run; else it stays for the next.",
+        "Free uncollected temporaries at the end of each run; otherwise they stay for the next.",
         effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic",
         group="executor",
     ),
@@ -638,20 +638,20 @@ _KVSTORE = (
         name="MXNET_ENABLE_GPU_P2P",
         default=True,
         meaning="Copy between GPUs directly where the hardware can.",
-        effect="each pair of gpu(i) is asked, enabled and checked with known bytes before its first copy; without peer "
-        "access copies pass through page-locked host memory, as all do when it is off; doctor and traces say which",
+        effect="each pair of gpu(i) is queried, enabled and checked with known bytes before its first copy; without "
+        "peer access, or if this is off, copies pass through page-locked host memory; doctor and traces show the route",
     ),
     _kvstore(
         name="MXNET_KVSTORE_USETREE",
         default=False,
         meaning="Reduce and broadcast over trees that follow the links between GPUs.",
-        effect="the store device takes trees; otherwise it takes what is fastest on the links, trees included",
+        effect="the store device uses trees; otherwise it uses the fastest algorithm for the links, trees included",
     ),
     _kvstore(
         name="MXNET_KVSTORE_LOGTREE",
         default=False,
         meaning="Log the trees.",
-        effect="a warning in the log for each range of a tree that the store device takes",
+        effect="a warning in the log for each range of a tree that the store device uses",
     ),
     _kvstore(
         name="MXNET_KVSTORE_TREE_ARRAY_BOUND",
@@ -678,14 +678,14 @@ _KVSTORE = (
         name="WEFTPLAN_KVSTORE_STALL",
         default=60.0,
         low=0,
-        meaning="Seconds after which a process that waits for others says for which ranks and what.",
+        meaning="Seconds after which a process that waits for others logs the ranks and the reason.",
         effect="one warning for each exchange of a distributed store that is late",
     ),
     _kvstore(
         name="WEFTPLAN_KVSTORE_SHARED_MEMORY",
         default=True,
-        meaning="Let processes of one host exchange gradients in memory that they share; otherwise MPI carries all.",
-        effect="the way of messages and sums of dist_sync where all processes run on one host",
+        meaning="Let processes of one host exchange gradients in shared memory; otherwise MPI carries all.",
+        effect="transport of messages and sums of dist_sync if all processes run on one host",
     ),
     _kvstore(
         name="WEFTPLAN_KVSTORE_TIMEOUT",
@@ -697,15 +697,15 @@ _KVSTORE = (
     _flag(
         "fuse_parameter_groups_size",
         -1,
-        "Gradients exchanged together; -1 is no limit.",
+        "Gradients exchanged in one bucket; -1 is no limit.",
         low=-1,
-        effect="gradients that local, device, nccl and dist_sync sum, update and copy as one bucket",
+        effect="number of gradients that local, device, nccl and dist_sync sum, update and copy as one bucket",
         group="kvstore",
     ),
     _flag(
         "fuse_parameter_memory_size",
         8.0,
-        "MiB of gradients exchanged together; below 0 is no limit.",
+        "MiB of gradients exchanged in one bucket; below 0 is no limit.",
         effect="bytes that local, device, nccl and dist_sync sum, update and copy as one bucket",
         group="kvstore",
     ),
@@ -717,7 +717,7 @@ _TRAINING = (
         default=True,
         group="training",
         when=When.CONSTRUCT,
-        meaning="Show how far a long loop is (fit, score, predict, plan searches, conversions, data scans): a live "
+        meaning="Show the progress of long loops (fit, score, predict, plan searches, conversions, data scans): a live "
         "line on a terminal or in a notebook, a line every ten seconds in a pipe.",
         effect="in force for loops that begin later; progress=True or False of a call wins",
     ),
@@ -736,4 +736,4 @@ PROFILER_AUTOSTART PROFILER_MODE SAFE_ACCUMULATION STORAGE_FALLBACK_LOG_VERBOSE 
 UPDATE_AGGREGATION_SIZE USE_NAIVE_STORAGE_MANAGER USE_OPERATOR_TUNING USE_SIGNAL_HANDLER
 """
 UNUSED_HERE = frozenset("MXNET_" + name for name in _ELSEWHERE.split())
-"""Names that MXNet 1.9.1 or 2.0 reads and weftplan does not: spelled right, so they are no misspellings of ours."""
+"""Names that MXNet 1.9.1 or 2.0 reads and weftplan does not. They are not misspellings of ours."""

@@ -1,8 +1,8 @@
-"""Every environment variable, read through one typed table (:mod:`weftplan._variables`).
+"""Typed access to every environment variable, through one table (:mod:`weftplan._variables`).
 
-What shapes a process-wide object (engine, pools, thread counts) is read with :func:`process`: once, when the object is
-first made. What shapes a plan or an executor is read with :func:`get` at every bind. Unset or empty means the default.
-Any thread may call anything here; the environment itself is the caller's to guard.
+Settings of process-wide objects (engine, pools, thread counts) are read with :func:`process`: once, when the object is
+created. Settings of a plan or an executor are read with :func:`get` at every bind. An unset or empty variable has its
+default. Any thread may call these functions; the caller guards the environment itself.
 
 >>> import os
 >>> os.environ["MXNET_EXEC_MATCH_RANGE"] = "16"
@@ -58,10 +58,10 @@ for _variable in TABLE:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one variable is set to now.
+    """Present setting of one variable.
 
-    ``origin`` is ``"default"``, ``"environment"``, ``"alias NAME"``, or ``"default (as NAME)"`` where another
-    variable's value is the default; ``text`` is the raw text, None for a default.
+    ``origin`` is ``"default"``, ``"environment"``, ``"alias NAME"``, or ``"default (as NAME)"`` if another variable's
+    value is the default. ``text`` is the raw text, None for a default.
     """
 
     variable: Variable
@@ -72,18 +72,18 @@ class Setting:
 
 _lock = whole_in_children(Lock())
 _first: dict[str, Setting] = {}
-"""The settings that :func:`process` handed out, by canonical name. Guarded by ``_lock``."""
+"""Settings returned by :func:`process`, by canonical name. Guarded by ``_lock``."""
 _where: dict[str, str] = {}
-"""The lines outside the package that led to these first readings. Guarded by ``_lock``."""
+"""Lines outside the package that caused these first readings. Guarded by ``_lock``."""
 _warned: set[tuple[str, str]] = set()
-"""(canonical name, text) pairs already told. Guarded by ``_lock``."""
+"""(canonical name, text) pairs of warnings already issued. Guarded by ``_lock``."""
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class _Read:
-    """What has been read of the environment as it was at one moment.
+    """Cache of settings for one state of the environment.
 
-    Python translates every name and text anew, a bind reads some forty, and they hardly ever change.
+    A bind reads about forty variables, and Python decodes name and text each time, although they rarely change.
     """
 
     __slots__ = ("environment", "in_force", "settings", "texts", "unchanged")
@@ -91,39 +91,39 @@ class _Read:
     def __init__(self, environment: Mapping[Any, Any]) -> None:
         self.environment = dict(environment)
         self.settings: dict[str, Setting] = {}
-        """By the name that was asked for."""
+        """Settings by requested name."""
         self.texts: dict[str, tuple[str, str | None]] = {}
-        """By canonical name, what :func:`_raw` found."""
+        """Results of :func:`_raw` by canonical name."""
         self.in_force: tuple[tuple[str, str], ...] | None = None
         self.unchanged: dict[str, int] = {}
-        """By group, how many settings :func:`process` had handed out when all of them were seen to be as they were."""
+        """Per group, the number of settings from :func:`process` when all were last found unchanged."""
 
 
 _read = _Read({})
 
 
-def _what_was_read() -> _Read:
-    """What has been read since the environment changed last."""
-    global _read  # replaced as a whole: a thread that comes too late adds to one that is nobody's any more
+def _current_read() -> _Read:
+    """Return the cache for the present environment, a new one if the environment has changed."""
+    global _read  # replaced as a whole: a slower thread fills an abandoned cache
     environment = getattr(os.environ, "_data", None)
-    if not isinstance(environment, dict):  # somebody has put another mapping there: nothing is kept
+    if not isinstance(environment, dict):  # os.environ was replaced by another mapping: do not cache
         return _Read({})
-    found = _read
-    if found.environment != environment:
-        found = _read = _Read(environment)
-    return found
+    current = _read
+    if current.environment != environment:
+        current = _read = _Read(environment)
+    return current
 
 
 def table() -> tuple[Variable, ...]:
-    """Every variable, grouped by layer."""
+    """Return every variable, grouped by layer."""
     return TABLE
 
 
 def get(name: str) -> Any:
-    """The value of a variable (by name or alias) in the environment as it is now.
+    """Return the present value of a variable, by name or alias.
 
     Returns:
-        A bool, int, float or str, as the table says.
+        A bool, int, float or str, according to the table.
 
     Raises:
         ConfigError: the value is not legal, or no variable has this name.
@@ -132,9 +132,8 @@ def get(name: str) -> Any:
 
 
 def in_force() -> tuple[tuple[str, str], ...]:
-    """Names and texts of all variables of the environment that :func:`get` may read: what depends on settings is as it
-    was while this is. It takes a tenth of the time of reading all values."""
-    read = _what_was_read()
+    """Return names and texts of all variables that :func:`get` may read, as a cheap key for caches."""
+    read = _current_read()
     if read.in_force is None:
         environment = os.environ
         read.in_force = tuple(
@@ -144,13 +143,13 @@ def in_force() -> tuple[tuple[str, str], ...]:
 
 
 def process(name: str) -> Any:
-    """The value as it was when first asked for in this process.
+    """Return the value that the variable had on first use in this process.
 
-    Warns (:class:`~weftplan.errors.ConfigWarning`), once per new value, when the environment has changed since: the
-    object that the variable shapes exists already.
+    Warns (:class:`~weftplan.errors.ConfigWarning`) once per new value if the environment has changed since: the object
+    it configures already exists.
 
     Raises:
-        ConfigError: at the first call, as :func:`get`; nothing is remembered then.
+        ConfigError: at the first call, as :func:`get`; nothing is cached then.
     """
     variable = _find(name)
     with _lock:
@@ -158,7 +157,7 @@ def process(name: str) -> Any:
     if first is None:
         now = lookup(name)
         with _lock:
-            # Two first callers may race to here; the one that stores first decides for both.
+            # Two threads may race to the first call; `setdefault` gives both the value stored first.
             first = _first.setdefault(variable.name, now)
             _where.setdefault(variable.name, _caller())
     _warn_if_late(variable, first)
@@ -166,9 +165,9 @@ def process(name: str) -> Any:
 
 
 def warn_of_late_changes(group: str) -> None:
-    """Warn of every variable of a group that :func:`process` has handed out and that has another value now."""
-    read = _what_was_read()
-    if read.unchanged.get(group) == len(_first):  # they are added only
+    """Warn of every variable of a group whose value has changed since :func:`process` returned it."""
+    read = _current_read()
+    if read.unchanged.get(group) == len(_first):  # settings are only added
         return
     with _lock:
         known = list(_first.values())
@@ -190,7 +189,7 @@ def _warn_if_late(variable: Variable, first: Setting) -> None:
 
 
 def warn_once(name: str, text: str) -> None:
-    """Warn (:class:`~weftplan.errors.ConfigWarning`) about a variable; the same text is told once in a process."""
+    """Issue a :class:`~weftplan.errors.ConfigWarning` about a variable, once per text and process."""
     with _lock:
         new = (name, text) not in _warned
         _warned.add((name, text))
@@ -199,7 +198,7 @@ def warn_once(name: str, text: str) -> None:
 
 
 def _caller() -> str:
-    """``file:line`` of the innermost frame outside this package."""
+    """Return ``file:line`` of the innermost frame outside this package."""
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
@@ -207,12 +206,12 @@ def _caller() -> str:
 
 
 def lookup(name: str) -> Setting:
-    """As :func:`get`, with where the value comes from."""
-    settings = _what_was_read().settings
-    found = settings.get(name)
-    if found is None:
-        found = settings[name] = _looked_up(_find(name))
-    return found
+    """Return the setting of a variable: its value as in :func:`get`, and its origin."""
+    settings = _current_read().settings
+    setting = settings.get(name)
+    if setting is None:
+        setting = settings[name] = _looked_up(_find(name))
+    return setting
 
 
 def _looked_up(variable: Variable) -> Setting:
@@ -221,18 +220,17 @@ def _looked_up(variable: Variable) -> Setting:
         origin = "environment" if source == variable.name else f"alias {source}"
         return Setting(variable, _parse(variable, source, text), origin, text)
     if variable.default_from is not None:
-        other = lookup(variable.default_from)
-        if other.text is not None:
-            return Setting(variable, other.value, f"default (as {variable.default_from})", None)
+        source_setting = lookup(variable.default_from)
+        if source_setting.text is not None:
+            return Setting(variable, source_setting.value, f"default (as {variable.default_from})", None)
     return Setting(variable, variable.default, "default", None)
 
 
 def check_environment() -> None:
-    """Warn about variables that are misspelt or do nothing here, and about aliases that contradict each other.
+    """Warn about variables that are misspelt or have no effect, and about contradictory aliases.
 
-    Called at ``import weftplan``, and the warnings name the line of that import.
-
-    Values are not judged here: a bad value is an error of whoever reads it, so that ``weftplan doctor`` still runs.
+    Called at ``import weftplan``; the warnings name the line of that import. Values are not checked here: a bad value
+    is an error of its reader, so ``weftplan doctor`` still runs.
     """
     for name in strangers():
         near = nearest(name)
@@ -260,9 +258,9 @@ def check_environment() -> None:
                     )
         texts = {n: os.environ[n] for n in (variable.name, *variable.aliases) if os.environ.get(n, "").strip()}
         if len(set(texts.values())) > 1:
-            told = ", ".join(f"{n}={text}" for n, text in texts.items())
+            assignments = ", ".join(f"{n}={text}" for n, text in texts.items())
             warnings.warn(
-                f"{told} contradict each other: they are names of one variable, and {next(iter(texts))} wins; "
+                f"{assignments} contradict each other: they are names of one variable, and {next(iter(texts))} wins; "
                 "unset the others",
                 ConfigWarning,
                 stacklevel=3,
@@ -270,7 +268,7 @@ def check_environment() -> None:
 
 
 def strangers() -> list[str]:
-    """Names in the environment that begin like ours but are neither in the table nor known from MXNet, sorted."""
+    """Return unknown names in the environment with one of our prefixes, sorted. Names of MXNet are known."""
     return sorted(
         name
         for name in os.environ
@@ -279,12 +277,12 @@ def strangers() -> list[str]:
 
 
 def without_effect() -> list[str]:
-    """Names in the environment that MXNet reads and weftplan does not, sorted."""
+    """Return names in the environment that MXNet reads and weftplan does not, sorted."""
     return sorted(UNUSED_HERE.intersection(os.environ))
 
 
 def nearest(name: str) -> str | None:
-    """The variable that a misspelt name most likely means, if any.
+    """Return the variable that a misspelt name most likely means, if any.
 
     >>> nearest("MXNET_CPU_WORKER_NTHREAD"), nearest("MXNET_SOMETHING_ELSE")
     ('MXNET_CPU_WORKER_NTHREADS', None)
@@ -303,12 +301,12 @@ def _find(name: str) -> Variable:
 
 
 def _raw(variable: Variable) -> tuple[str, str | None]:
-    """(name that is set, its text); the variable's own name goes before its aliases. Text None: unset or empty."""
-    texts = _what_was_read().texts
-    found = texts.get(variable.name)
-    if found is None:
-        found = texts[variable.name] = _text_of(variable)
-    return found
+    """Return (name that is set, its text or None). The variable's own name precedes its aliases."""
+    texts = _current_read().texts
+    named_text = texts.get(variable.name)
+    if named_text is None:
+        named_text = texts[variable.name] = _text_of(variable)
+    return named_text
 
 
 def _text_of(variable: Variable) -> tuple[str, str | None]:
@@ -345,14 +343,14 @@ def _parse(variable: Variable, source: str, text: str) -> bool | int | float | s
 
 
 def _integer(text: str) -> int | None:
-    """The integer that ``text`` spells, ``1e6`` included, None where it is not one.
+    """Return the integer that ``text`` spells, ``1e6`` included, or None.
 
     MXNet documents ``MXNET_KVSTORE_BIGARRAY_BOUND`` as ``1e6``, and reads that as 1.
 
     >>> _integer("1e6"), _integer("2.5e3"), _integer("1.5e0"), _integer("1_000")
     (1000000, 2500, None, None)
     """
-    # int() would also take "1_000", and digits of other scripts.
+    # int() would also accept "1_000" and digits of other scripts.
     if re.fullmatch(r"[+-]?[0-9]+", text):
         return int(text)
     if not re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?[eE]\+?[0-9]{1,2}", text):
@@ -376,8 +374,8 @@ def _shown(text: str | None) -> str:
 
 
 def _reset_for_tests() -> None:
-    """Forget what :func:`process` has handed out."""
-    _what_was_read().unchanged.clear()
+    """Forget the settings that :func:`process` has returned."""
+    _current_read().unchanged.clear()
     with _lock:
         _first.clear()
         _where.clear()

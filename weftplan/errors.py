@@ -1,8 +1,8 @@
-"""Every exception class that weftplan raises, and how messages show names.
+"""Exception classes of weftplan, and formatting of names in messages.
 
-All of them derive from :class:`MXNetError` (a ``RuntimeError``, as in MXNet), so ``except mx.MXNetError`` in an old
-script still catches them; each also derives from the built-in class that a Python reader would expect.
-Messages say what was expected, what came (operator, variable, shape, device) and what to do.
+All classes derive from :class:`MXNetError` (a ``RuntimeError``, as in MXNet), so ``except mx.MXNetError`` in an old
+script still catches them. Each also derives from the built-in class that a Python reader expects. Messages state the
+expected value, the received value (operator, variable, shape, device) and the remedy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LISTED = 8
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names as a message shows them: all, or the first eight and how many more there are.
+    """Return names as a message shows them: all, or the first eight and the number of the others.
 
     >>> print(listed(["data", "weight"]), listed(range(160)))
     ['data', 'weight'] [0, 1, 2, 3, 4, 5, 6, 7, … 152 more]
@@ -26,7 +26,7 @@ def listed(names: Iterable[object]) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """``did you mean 'weight'? `` with the nearest name, and a space for what follows; nothing when none is near.
+    """Return ``did you mean 'weight'? `` with the nearest name and a trailing space, or nothing if no name is near.
 
     >>> did_you_mean("wieght", ["data", "weight"]), did_you_mean("x", ["data", "weight"])
     ("did you mean 'weight'? ", '')
@@ -34,12 +34,16 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     every = list(known)
     near = [same for same in _SAME.get(str(name), ()) if same in every]
     near = near or difflib.get_close_matches(str(name), every, n=1)
-    near = near or [one for one in every if min(len(one), len(str(name))) > 2 and _begin_alike(str(name), one)]
+    near = near or [
+        candidate
+        for candidate in every
+        if min(len(candidate), len(str(name))) > 2 and _begin_alike(str(name), candidate)
+    ]
     return f"did you mean {near[0]!r}? " if near else ""
 
 
-def _begin_alike(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)
+def _begin_alike(name: str, candidate: str) -> bool:
+    return name.startswith(candidate) or candidate.startswith(name)
 
 
 _SAME = {
@@ -83,11 +87,11 @@ _SAME = {
     "weight_decay": ("wd",),
     "workers": ("task_workers",),
 }
-"""What other libraries, or other functions here, call an argument."""
+"""Names of arguments in other libraries or other functions here, with ours."""
 
 
 def shape_text(shape: Iterable[int] | None) -> str:
-    """A shape as a message shows it, ``?`` for a dimension that is not known.
+    """Return a shape as a message shows it, with ``?`` for an unknown dimension.
 
     >>> shape_text((32, 0, 3)), shape_text((0,)), shape_text(None)
     ('(32, ?, 3)', '(?,)', 'unknown')
@@ -99,9 +103,9 @@ def shape_text(shape: Iterable[int] | None) -> str:
 
 
 def own(error: Exception) -> Exception | None:
-    """The cause of an error that repeats the whole message of ``error``: none where weftplan raised that on purpose.
+    """Return the ``__cause__`` for an error that repeats the whole message of ``error``: None if weftplan raised it.
 
-    One failure is then one traceback. What somebody else's code raised keeps its own, which says where.
+    One failure then shows one traceback. An error from foreign code keeps its own, which tells its origin.
     """
     return None if isinstance(error, MXNetError) else error
 
@@ -115,11 +119,11 @@ class ConfigError(MXNetError, ValueError):
 
 
 class UndeclaredAccessWarning(UserWarning):
-    """Debug mode: a task reaches an array that other tasks use, and has not declared it."""
+    """Debug mode: a task accesses an array that other tasks use, without declaring it."""
 
 
 class ConfigWarning(UserWarning):
-    """A misspelt environment variable, or one that changed too late to matter."""
+    """An environment variable is misspelt, or changed too late to have an effect."""
 
 
 class DeviceError(MXNetError):
@@ -131,11 +135,11 @@ class OutOfMemoryError(MXNetError, MemoryError):
 
 
 class GuardError(MXNetError):
-    """Guard mode has found that an operation wrote outside of its memory."""
+    """Guard mode: an operation wrote outside its memory."""
 
 
 class EngineError(MXNetError):
-    """The engine was used in a way that it forbids."""
+    """The engine was used in a forbidden way."""
 
 
 class DuplicateVarError(EngineError, ValueError):
@@ -155,7 +159,7 @@ class ShapeError(MXNetError, ValueError):
 
 
 class ShapeTypeError(ShapeError, TypeError):
-    """What should be a shape, or a list of names and shapes, is something else."""
+    """A shape, or a list of names and shapes, has another type."""
 
 
 class DTypeError(MXNetError, TypeError):
@@ -163,11 +167,11 @@ class DTypeError(MXNetError, TypeError):
 
 
 class IndexRangeError(MXNetError, IndexError):
-    """An index names an element that is not there."""
+    """An index is out of range."""
 
 
 class UnknownOperatorError(MXNetError, AttributeError):
-    """No operator has this name; the message lists near names."""
+    """No operator has this name; the message lists similar names."""
 
 
 class ParameterError(MXNetError, ValueError):
@@ -175,7 +179,7 @@ class ParameterError(MXNetError, ValueError):
 
 
 class KeywordError(ParameterError, TypeError):
-    """A function or class does not have the keyword argument that it got; the message names the nearest and all."""
+    """A function or class does not accept a keyword argument; the message names the nearest and all."""
 
 
 class ScheduledRateError(ParameterError, UserWarning):
@@ -187,41 +191,43 @@ class FormatError(MXNetError, ValueError):
 
 
 class BindError(MXNetError, ValueError):
-    """Arrays given to bind do not fit the symbol."""
+    """Arrays passed to bind do not fit the symbol."""
 
 
 class PlanError(MXNetError):
-    """A memory plan is impossible or failed validation; names the entries that clash."""
+    """A memory plan is impossible or failed validation; the message names the entries in conflict."""
 
 
 class BudgetError(PlanError, ValueError):
-    """No plan fits the memory budget; the message names the smallest that would, and so does :attr:`smallest`."""
+    """No plan fits the memory budget; the message and :attr:`smallest` name the smallest budget that would."""
 
     def __init__(self, message: str, *, smallest: int | None = None) -> None:
         super().__init__(message)
         self.smallest = smallest
-        """Bytes of the smallest budget found that works; None where it is not known. Alone among a message's numbers it
-        has no separators: it is there to be pasted as the next budget."""
+        """Bytes of the smallest known budget that works, or None.
+
+        The message repeats it without separators, for pasting.
+        """
 
 
 class KVStoreError(MXNetError):
-    """A key or value given to a kvstore is not acceptable, or an exchange between processes failed."""
+    """A kvstore does not accept a key or value, or an exchange between processes failed."""
 
 
 class WorkerLostError(KVStoreError):
-    """A process that shares a distributed kvstore died, or cannot be reached any more."""
+    """A process that shares a distributed kvstore died or is unreachable."""
 
 
 class DataError(MXNetError):
-    """A sample cannot be read or is unlike the others, or a source of data has changed."""
+    """A sample is unreadable or unlike the others, or a data source has changed."""
 
 
 class DataWorkerError(DataError):
-    """A process that reads samples died, could not begin, or missed its deadline."""
+    """A data worker process died, failed to start, or missed its deadline."""
 
 
 class NotResumableError(MXNetError, NotImplementedError):
-    """An iterator cannot say where it stands, so that nobody can go on from there."""
+    """An iterator cannot report its position, so it cannot be resumed."""
 
 
 class NotImplementedForSymbol(MXNetError, NotImplementedError):

@@ -1,14 +1,14 @@
-"""Locks whose ``with`` Ctrl-C cannot break off halfway.
+"""Locks that are safe against Ctrl-C in a ``with`` statement.
 
-The interpreter looks for signals after a call. Since CPython 3.14 ``with lock`` calls ``__enter__`` like anything else,
-so an interrupt may come when the lock is taken and the block that would let it go has not begun: nobody ever gets it
-again. Up to 3.13 entering was one step, but never ``if lock.acquire(blocking=False)`` with a ``try`` behind it. Only
-the main thread is interrupted, but all wait for the lock.
+CPython checks for signals after a call. Since 3.14, ``with lock`` calls ``__enter__`` like any function. An interrupt
+can then arrive after the lock is taken but before the block that releases it, and the lock is never released. The same
+holds in all versions for ``if lock.acquire(blocking=False)`` with a ``try`` after it. Only the main thread is
+interrupted, but all threads wait for the lock.
 """
 
 from __future__ import annotations
 
-import logging  # noqa: F401  # has hooks of forks, which must be there before a fork waits for an import
+import logging  # noqa: F401  # its fork hooks must be registered before a fork can wait for an import
 import os
 import threading
 import time
@@ -20,15 +20,15 @@ _SOON_S = 0.1
 
 
 class _Safe:
-    """What both kinds share."""
+    """Common base class of both kinds."""
 
     __slots__ = ("__exit__", "__weakref__", "_taking", "_trying", "_waiting", "release")
-    # A slot, because an `__exit__` written in Python could be interrupted when it begins, before it lets go.
+    # `__exit__` is a slot: a Python method could be interrupted at its start, before the release.
 
     def __init__(self, lock: Any) -> None:
         self.__exit__ = lock.__exit__
         self.release = lock.release
-        # A loop calls them without looking for signals afterwards; nor does the interpreter when a function returns.
+        # A `for` loop calls these without checking for signals afterwards; so does a function return.
         self._taking = iter(lock.acquire, None)
         self._trying = iter(partial(lock.acquire, False), None)
         self._waiting = iter(partial(lock.acquire, True, _SOON_S), None)
@@ -38,14 +38,14 @@ class _Safe:
             break
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Take it; without ``blocking`` only if that is possible at once. A ``try`` is to follow directly."""
+        """Take the lock; without ``blocking`` only if it is free. A ``try`` must follow directly."""
         taken: bool
         for taken in self._taking if blocking else self._trying:
             return taken
         raise AssertionError("unreachable: a lock returns True or False, never None")
 
     def acquire_soon(self) -> bool:
-        """Take it if that is possible within a tenth of a second. A ``try`` is to follow directly."""
+        """Take the lock if it becomes free within a tenth of a second. A ``try`` must follow directly."""
         taken: bool
         for taken in self._waiting:
             return taken
@@ -53,7 +53,7 @@ class _Safe:
 
 
 class Lock(_Safe):
-    """As ``threading.Lock``: not re-entrant, any thread may release it."""
+    """Like ``threading.Lock``: not re-entrant, any thread may release it."""
 
     __slots__ = ("locked",)
 
@@ -64,9 +64,9 @@ class Lock(_Safe):
 
 
 class ReentrantLock(_Safe):
-    """As ``threading.RLock``: its thread may take it again, and releases it as often.
+    """Like ``threading.RLock``: re-entrant.
 
-    ``owned()`` is true on the thread that has it: in a signal handler or finalizer that runs in the middle of a change.
+    ``owned()`` returns whether this thread holds it, for a signal handler or finalizer that interrupts a change.
     """
 
     __slots__ = ("owned",)
@@ -78,15 +78,15 @@ class ReentrantLock(_Safe):
 
 
 def free_in_children(lock: AnySafe) -> AnySafe:
-    """``lock`` itself; in a forked child it is free, though another thread may have held it."""
+    """Return ``lock``, registered to be free in a forked child even if another thread held it."""
     _freed.add(lock)
     return lock
 
 
 def whole_in_children(lock: AnySafe) -> AnySafe:
-    """``lock`` itself; whoever forks holds it meanwhile, so that a child finds what it guards unharmed, and it free.
+    """Return ``lock``, registered to be held across forks: the child sees the guarded state intact and the lock free.
 
-    Only for locks whose holders wait for nobody: neither for operations nor for what a forking thread may hold.
+    Holders of such a lock must not wait for operations, nor for anything that a forking thread may hold.
     """
     _whole.add(lock)
     return lock
@@ -100,7 +100,7 @@ _PATIENCE_S = 1.0
 
 
 class _Fork(threading.local):
-    """The fork that this thread is in the middle of; others may fork at the same time."""
+    """Fork in progress on this thread; other threads may fork at the same time."""
 
     def __init__(self) -> None:
         self.held: list[_Safe] = []
@@ -109,23 +109,23 @@ class _Fork(threading.local):
 _fork = _Fork()
 
 
-def members(found: weakref.WeakSet[Member]) -> list[Member]:
-    """What is in a weak set now; one that another thread changes meanwhile is read again."""
+def members(weak_set: weakref.WeakSet[Member]) -> list[Member]:
+    """Return the members of a weak set; retry if another thread changes it meanwhile."""
     while True:
         try:
-            return list(found)
+            return list(weak_set)
         except RuntimeError:
             continue
 
 
 def _take_all() -> None:
-    """Before a fork: all or none, so that threads that hold one and want another can go on.
+    """Before a fork: take all locks or none, so that threads that hold one and want another can go on.
 
-    The one that was not to be had is waited for while holding none, and taken first the next time.
+    If a lock is busy, release all, wait for it, and take it first in the next attempt.
     """
     end = time.monotonic() + _PATIENCE_S
     first: list[_Safe] = []
-    while time.monotonic() < end:  # for ever if this very thread has one, below in its stack
+    while time.monotonic() < end:  # limited, because this thread may itself hold one further up its stack
         for lock in first:
             if lock.acquire_soon():
                 _fork.held.append(lock)
@@ -147,12 +147,12 @@ def _let_all_go() -> None:
 
 
 def _renew() -> None:
-    """In a forked child: free, whoever held it, and whoever waited for it."""
+    """In a forked child: reset every lock, whatever its holder and waiters."""
     _fork.held.clear()
     for lock in [*members(_freed), *members(_whole)]:
         type(lock).__init__(lock)  # type: ignore[call-arg]
 
 
 if hasattr(os, "register_at_fork"):
-    # What is registered later, as the engine's wait for its operations, comes first before a fork.
+    # Hooks registered later, such as the engine's wait for its operations, run earlier before a fork.
     os.register_at_fork(before=_take_all, after_in_parent=_let_all_go, after_in_child=_renew)

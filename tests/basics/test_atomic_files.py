@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, with every writer of the package."""
+"""Atomic files: they appear whole or not at all, with every writer of the package."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ def write(request):
 
 @pytest.fixture
 def umask():
-    """Files may be read by the group and by nobody else."""
+    """A umask that lets only the group read files."""
     before = os.umask(0o027)
     yield
     os.umask(before)
 
 
 def mode(path: Path) -> int:
-    """Permissions of a file."""
+    """Return the permissions of a file."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_new_file_has_what_the_umask_allows(write, tmp_path, umask):
-    """As any program's files, not for their owner only."""
+def test_new_file_follows_the_umask(write, tmp_path, umask):
+    """Like files of any program, not only for their owner."""
     write(tmp_path / "new")
     assert mode(tmp_path / "new") == 0o640
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_a_file_keeps_its_permissions(write, tmp_path):
-    """A second write changes the contents only."""
+    """A second write changes only the contents."""
     path = tmp_path / "old"
     path.write_text("before")
     path.chmod(0o604)
@@ -74,7 +74,7 @@ def test_a_file_keeps_its_permissions(write, tmp_path):
 
 
 def test_a_link_stays_a_link(write, tmp_path):
-    """What it leads to is replaced, and made where it leads to nothing."""
+    """Its target is replaced, or created if missing."""
     (tmp_path / "folder").mkdir()
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "folder" / "real")
@@ -86,13 +86,13 @@ def test_a_link_stays_a_link(write, tmp_path):
 
 
 def test_the_longest_name(write, tmp_path):
-    """A name that the file system allows is not too long."""
+    """The longest name that the file system allows works."""
     write(tmp_path / ("n" * 255))
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_pipe_is_written_and_stays(write, tmp_path):
-    """As with ``open``; a rename would put a file in its place, and do so even to /dev/null."""
+    """As with ``open``; a rename would replace it by a file, even /dev/null."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read = []
@@ -113,8 +113,8 @@ def test_errors_name_the_path(write, tmp_path, where, error):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_protected_file_is_not_replaced(write, tmp_path, monkeypatch):
-    """Taking away the right to write protects contents, as it does from ``open``; root has it always."""
+def test_read_only_file_is_not_replaced(write, tmp_path, monkeypatch):
+    """A missing write permission protects the contents, as it does with ``open``; root may always write."""
     path = tmp_path / "kept"
     path.write_text("mine")
     monkeypatch.setattr(os, "access", lambda path, how: how != os.W_OK)
@@ -139,8 +139,8 @@ def test_an_error_while_writing_leaves_the_old_contents(tmp_path):
     assert [found.name for found in tmp_path.iterdir()] == ["x"]
 
 
-def test_writers_at_once(tmp_path):
-    """Threads that write one file do not meet: it is always one of theirs, whole."""
+def test_concurrent_writers(tmp_path):
+    """Concurrent writers of one file: it is always the whole output of one of them."""
     path, wrong = tmp_path / "x", []
 
     def work(number: int) -> None:
@@ -160,8 +160,8 @@ def test_writers_at_once(tmp_path):
     assert [found.name for found in tmp_path.iterdir()] == ["x"]
 
 
-def test_what_is_put_is_the_users_own(tmp_path, umask, monkeypatch):
-    """Nobody else may read it, a link in its place is no way to another file, and a full disk leaves what was there."""
+def test_cached_file_is_private(tmp_path, umask, monkeypatch):
+    """No other user may read it, a symbolic link in its place is not followed, and a full disk leaves the old file."""
     path, other = tmp_path / "put", tmp_path / "other"
     other.write_bytes(b"not to be touched")
     path.symlink_to(other)

@@ -1,4 +1,4 @@
-"""The table of variables and its reader: every legal spelling, every kind of bad input, and what warns."""
+"""The table of variables and its reader: every legal spelling, every kind of bad input, and all warnings."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
 
 @functools.cache
 def named_by_modules() -> set[str]:
-    """Variables whose name is a string of some module, whole or put together (f-string, or ``prefix + "REST"``)."""
-    found = set()
+    """Return variables named by a string in some module, whole or composed (f-string, or ``prefix + "REST"``)."""
+    named = set()
     for path in Path(config.__file__).parent.rglob("*.py"):
         if path.name in {"config.py", "_variables.py"} or path.parent.name == "cli":
             continue
@@ -49,11 +49,11 @@ def named_by_modules() -> set[str]:
             else:
                 continue
             if len(parts) == 1:
-                found |= BY_NAME.keys() & {parts[0]}
+                named |= BY_NAME.keys() & {parts[0]}
             elif re.search(r"[A-Z]{3}", "".join(str(part) for part in parts if part is not None)):
                 pattern = "".join(".*" if part is None else re.escape(str(part)) for part in parts)
-                found |= {name for name in BY_NAME if re.fullmatch(pattern, name)}
-    return found
+                named |= {name for name in BY_NAME if re.fullmatch(pattern, name)}
+    return named
 
 
 class TestTable:
@@ -62,7 +62,7 @@ class TestTable:
     @together()
     @pytest.mark.parametrize("variable", TABLE, ids=lambda variable: variable.name)
     def test_row_is_sound(self, variable: Variable, monkeypatch: pytest.MonkeyPatch):
-        """A default is legal for its own row, survives a round trip through text, and the row says what it does."""
+        """A default is legal for its row and survives a round trip through text; the row describes its effect."""
         assert config.get(variable.name) == variable.default
         assert type(config.get(variable.name)) is variable.kind
         monkeypatch.setenv(variable.name, str(variable.default))
@@ -73,13 +73,13 @@ class TestTable:
         assert (variable.kind is str) == bool(variable.choices or variable.form)
 
     def test_names_are_unique(self):
-        """No name or alias is used twice, nor declared and listed as unused."""
+        """No name or alias is used twice, nor both declared and listed as unused."""
         names = [name for variable in TABLE for name in (variable.name, *variable.aliases)]
         assert len(names) == len(set(names))
         assert not UNUSED_HERE & set(names)
 
     def test_documented_defaults(self):
-        """Where MXNet's sources disagree on a default, the documented value stands."""
+        """If MXNet's sources disagree on a default, the documented value wins."""
         expected = {
             "MXNET_CPU_WORKER_NTHREADS": 1,
             "MXNET_CPU_PRIORITY_NTHREADS": 4,
@@ -100,7 +100,7 @@ class TestTable:
         assert {name: config.get(name) for name in expected} == expected
 
     def test_pool_variables_exist_for_each_device(self):
-        """MXNet's five pool variables come in three forms, the page size in both of its spellings."""
+        """MXNet's five pool variables exist for three devices, the page size in both spellings."""
         for device in ("GPU", "CPU", "CPU_PINNED"):
             for rest in ("POOL_TYPE", "POOL_RESERVE", "POOL_PAGE_SIZE", "LARGE_ALLOC_ROUND_SIZE"):
                 assert config.lookup(f"MXNET_{device}_MEM_{rest}").variable.when is When.PROCESS
@@ -111,17 +111,17 @@ class TestTable:
     @together()
     @pytest.mark.parametrize("variable", TABLE, ids=lambda variable: variable.name)
     def test_effect_is_honest(self, variable: Variable):
-        """A variable is named by some module outside the table exactly when its row claims an effect."""
+        """A module outside the table names a variable exactly if its row claims an effect."""
         assert (variable.name in named_by_modules()) == variable.effective
 
     def test_thread_counts_shape_the_process(self):
-        """What an engine is built from is read once; what a plan is built from is read at each bind."""
+        """Settings of an engine are read once; settings of a plan are read at each bind."""
         assert BY_NAME["MXNET_CPU_WORKER_NTHREADS"].when is When.PROCESS
         assert BY_NAME["MXNET_EXEC_MATCH_RANGE"].when is When.BIND
 
 
 class TestGet:
-    """Reading the environment as it is now."""
+    """Reading the present environment."""
 
     @together()
     @pytest.mark.parametrize("name", BOOLS)
@@ -135,7 +135,7 @@ class TestGet:
 
     @pytest.mark.parametrize("text", ["yes", "2", "on", "-1", "tru"])
     def test_bad_bool(self, monkeypatch: pytest.MonkeyPatch, text: str):
-        """Anything else is refused, naming variable, value and what is legal."""
+        """Anything else is refused with variable, value and legal values."""
         monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", text)
         with pytest.raises(ConfigError, match=f"MXNET_BACKWARD_DO_MIRROR='{text}'.*expected true, false, 1 or 0"):
             config.get("MXNET_BACKWARD_DO_MIRROR")
@@ -144,7 +144,7 @@ class TestGet:
         ("text", "value"), [("1e6", 1_000_000), ("1E6", 1_000_000), ("2.5e+3", 2500), ("+1e0", 1), ("1.0e1", 10)]
     )
     def test_integers_with_exponents(self, monkeypatch: pytest.MonkeyPatch, text: str, value: int):
-        """MXNet's documents write the bound of large arrays as 1e6: that is a million, and an int."""
+        """MXNet's documents write the bound of large arrays as 1e6: that is a million, as an int."""
         monkeypatch.setenv("MXNET_KVSTORE_BIGARRAY_BOUND", text)
         got = config.get("MXNET_KVSTORE_BIGARRAY_BOUND")
         assert (got, type(got)) == (value, int)
@@ -153,7 +153,7 @@ class TestGet:
     @pytest.mark.parametrize("name", THREAD_COUNTS)
     @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "1e-3", "1_000", "1025", "0x2", "٣"])
     def test_bad_thread_count(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str):
-        """A thread count of 0, below 0 or that is no decimal integer names variable, value, range and default."""
+        """A count that is 0, negative or no decimal integer is refused with variable, value, range and default."""
         monkeypatch.setenv(name, text)
         with pytest.raises(ConfigError) as caught:
             config.get(name)
@@ -164,7 +164,7 @@ class TestGet:
     @together()
     @pytest.mark.parametrize("name", INTS)
     def test_int_limits(self, monkeypatch: pytest.MonkeyPatch, name: str):
-        """The limits of a range are legal, the integers just outside are not."""
+        """The bounds of a range are legal, the integers just outside are not."""
         variable = BY_NAME[name]
         for limit, step in ((variable.low, -1), (variable.high, 1)):
             if limit is not None:
@@ -178,7 +178,7 @@ class TestGet:
     @pytest.mark.parametrize("name", FLOATS)
     @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999", "half", "0,5"])
     def test_bad_float(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str):
-        """A number that is not finite, or no number, is refused."""
+        """A value that is no finite number is refused."""
         monkeypatch.setenv(name, text)
         with pytest.raises(ConfigError, match=f"{name}='{text}' is not legal: expected a number"):
             config.get(name)
@@ -193,7 +193,7 @@ class TestGet:
 
     @pytest.mark.parametrize("name", CHOICES)
     def test_bad_choice(self, monkeypatch: pytest.MonkeyPatch, name: str):
-        """An unknown word is answered with every legal one."""
+        """An unknown word is refused with every legal word."""
         monkeypatch.setenv(name, "nonsense")
         with pytest.raises(ConfigError) as caught:
             config.get(name)
@@ -202,13 +202,13 @@ class TestGet:
             assert choice in str(caught.value)
 
     def test_unknown_engine_type(self, monkeypatch: pytest.MonkeyPatch):
-        """A misspelt engine names the one that was meant, whatever its case."""
+        """A misspelt engine is refused with the nearest name, whatever its case."""
         monkeypatch.setenv("MXNET_ENGINE_TYPE", "threadedengine")
         with pytest.raises(ConfigError, match=r"MXNET_ENGINE_TYPE='threadedengine'.*did you mean ThreadedEngine\?"):
             config.get("MXNET_ENGINE_TYPE")
 
     def test_page_size_is_a_power_of_two(self, monkeypatch: pytest.MonkeyPatch):
-        """MXNet's round pool needs a power of two; 4095 is refused, by the name under which it was set."""
+        """MXNet's round pool needs a power of two; 4095 is refused under the name that was set."""
         monkeypatch.setenv("MXNET_GPU_POOL_PAGE_SIZE", "4095")
         with pytest.raises(ConfigError, match=r"MXNET_GPU_POOL_PAGE_SIZE='4095'.*a power of two from 32"):
             config.get("MXNET_GPU_MEM_POOL_PAGE_SIZE")
@@ -226,7 +226,7 @@ class TestGet:
             assert config.get("MXNET_EXEC_MATCH_RANGE") == int(text)
 
     def test_unknown_name(self):
-        """Asking for a variable that is not in the table is a mistake in the program, and names the nearest."""
+        """Reading an unknown variable is a programming error, and names the nearest."""
         with pytest.raises(
             ConfigError, match=r"no variable is named 'MXNET_ENGINE_TYP': did you mean MXNET_ENGINE_TYPE\?"
         ):
@@ -238,8 +238,8 @@ class TestGet:
         assert issubclass(ConfigError, ValueError)
 
     @given(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=12))
-    def test_any_text_is_a_legal_value_or_a_config_error(self, text: str):
-        """No text makes the reader fail otherwise, and what it accepts is in range."""
+    def test_any_text_is_legal_or_an_error(self, text: str):
+        """No text makes the reader fail in another way, and accepted values are in range."""
         for name in ("MXNET_CPU_WORKER_NTHREADS", "FLAGS_fraction_of_gpu_memory_to_use", "MXNET_ENGINE_TYPE"):
             os.environ[name] = text
             try:
@@ -266,13 +266,13 @@ class TestAliases:
         ],
     )
     def test_alias(self, monkeypatch: pytest.MonkeyPatch, alias: str, name: str, text: str, value: object):
-        """Setting the alias sets the variable, and the origin says so; asking by either name gives the same."""
+        """Setting the alias sets the variable, and the origin says so; both names return the same."""
         monkeypatch.setenv(alias, text)
         assert config.get(name) == config.get(alias) == value
         assert config.lookup(name).origin == f"alias {alias}"
 
     def test_name_wins_over_alias(self, monkeypatch: pytest.MonkeyPatch):
-        """With both set and different, the variable's own name wins and the check warns."""
+        """If both are set and differ, the variable's own name wins and the check warns."""
         monkeypatch.setenv("NNVM_EXEC_MATCH_RANGE", "16")
         monkeypatch.setenv("MXNET_EXEC_MATCH_RANGE", "2")
         assert config.get("MXNET_EXEC_MATCH_RANGE") == 2
@@ -280,7 +280,7 @@ class TestAliases:
             config.check_environment()
 
     def test_a_warning_names_the_line_of_the_import(self, tmp_path: Path):
-        """Of the script that imports the package, not a line of the package."""
+        """The line of the importing script, not a line of the package."""
         script = tmp_path / "script.py"
         script.write_text("\nimport weftplan.config\n")
         environment = {**os.environ, "MXNET_ENGIN_TYPE": "NaiveEngine"}
@@ -288,7 +288,7 @@ class TestAliases:
         assert f"{script}:2: ConfigWarning: unknown environment variable MXNET_ENGIN_TYPE" in ended.stderr
 
     def test_default_from_another(self, monkeypatch: pytest.MonkeyPatch):
-        """The segment size per direction is the common one until it is set itself."""
+        """The segment size per direction is the common size until it is set itself."""
         monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN", "7")
         assert config.get("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD") == 7
         origin = config.lookup("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD").origin
@@ -299,10 +299,10 @@ class TestAliases:
 
 
 class TestProcess:
-    """Values that are fixed once something was built from them."""
+    """Values that are fixed after their first use."""
 
     def test_late_change_warns_once_per_value(self, monkeypatch: pytest.MonkeyPatch):
-        """A change after the first reading keeps the first value and warns, once for each new text."""
+        """A change after the first reading keeps the first value and warns, once per new text."""
         assert config.process("MXNET_CPU_WORKER_NTHREADS") == 1
         monkeypatch.setenv("MXNET_CPU_WORKER_NTHREADS", "4")
         with pytest.warns(
@@ -323,7 +323,7 @@ class TestProcess:
             assert config.process("MXNET_CPU_WORKER_NTHREADS") == 2
 
     def test_bad_value_is_not_remembered(self, monkeypatch: pytest.MonkeyPatch):
-        """After an error the variable can be put right and read."""
+        """After an error the variable can be corrected and read."""
         monkeypatch.setenv("MXNET_CPU_WORKER_NTHREADS", "0")
         with pytest.raises(ConfigError, match="MXNET_CPU_WORKER_NTHREADS='0'"):
             config.process("MXNET_CPU_WORKER_NTHREADS")
@@ -331,14 +331,14 @@ class TestProcess:
         assert config.process("MXNET_CPU_WORKER_NTHREADS") == 3
 
     def test_alias_counts_as_the_variable(self, monkeypatch: pytest.MonkeyPatch):
-        """First asked for by one name and then by the other: one value, one memory."""
+        """Read first by one name and then by the other: one cached value."""
         assert config.process("MXNET_GPU_POOL_PAGE_SIZE") == 4096
         monkeypatch.setenv("MXNET_GPU_MEM_POOL_PAGE_SIZE", "8192")
         with pytest.warns(ConfigWarning, match="MXNET_GPU_MEM_POOL_PAGE_SIZE changed"):
             assert config.process("MXNET_GPU_POOL_PAGE_SIZE") == 4096
 
-    def test_first_callers_agree(self):
-        """Threads that ask first at the same time get one answer."""
+    def test_concurrent_first_readers_agree(self):
+        """Threads that read concurrently for the first time get one value."""
         barrier, seen = threading.Barrier(8), []
 
         def ask() -> None:
@@ -353,8 +353,8 @@ class TestProcess:
         assert seen == ["ThreadedEnginePerDevice"] * 8
 
 
-def test_what_was_read_is_of_the_environment_as_it_is(monkeypatch):
-    """Values are kept as long as the environment stays the same, however it is changed: also in another mapping."""
+def test_cache_follows_the_environment(monkeypatch):
+    """The cache is valid while the environment is unchanged, by whatever means it changes: also another mapping."""
     name, alias = "MXNET_EXEC_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE"
     monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv(alias, raising=False)
@@ -368,7 +368,7 @@ def test_what_was_read_is_of_the_environment_as_it_is(monkeypatch):
     monkeypatch.setenv(name, "4")
     assert (config.get(name), config.lookup(name).origin) == (4, "environment")
     monkeypatch.setenv(name, "many")
-    for _ in range(2):  # what is not legal is not kept, either
+    for _ in range(2):  # an illegal value is not cached, either
         with pytest.raises(ConfigError, match="many"):
             config.get(name)
     monkeypatch.delenv(name)

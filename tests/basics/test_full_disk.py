@@ -1,4 +1,4 @@
-"""A full disk: results are printed first, errors name the file, and no file is cut."""
+"""A full disk: results are printed first, errors name the file, and no file is truncated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder with room for 64 KB, almost all of it used."""
+    """A folder with 64 KB of space, almost all of it used."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
@@ -45,7 +45,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def network() -> mx.sym.Symbol:
-    """A network whose weights alone are larger than the disk."""
+    """A network whose weights are larger than the disk."""
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=300), name="softmax")
 
 
@@ -55,7 +55,7 @@ def plan() -> MemoryPlan:
 
 
 def trained() -> mx.mod.Module:
-    """A module with parameters and momenta that are larger than the disk."""
+    """A module with parameters and momenta larger than the disk."""
     module = mx.mod.Module(network())
     data = mx.io.NDArrayIter(np.zeros((4, 200), np.float32), np.zeros(4), 4)
     module.fit(data, num_epoch=1, optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
@@ -71,7 +71,7 @@ def deep() -> mx.sym.Symbol:
 
 
 def index(path: Path) -> None:
-    """Write records, whose index is larger than the disk."""
+    """Write records whose index is larger than the disk."""
     record = mx.recordio.MXIndexedRecordIO(path, os.devnull, "w", key_type=str)
     for number in range(200):
         record.write_idx(f"{number:0400}", b"x")
@@ -96,7 +96,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("present", [False, True])
 @pytest.mark.parametrize("case", WRITERS)
 def test_a_file_is_whole_or_as_before(case: str, present: bool, disk: Path):
-    """The error names the file; a file that was there keeps its content, a new one does not appear."""
+    """The error names the file; an existing file keeps its content, a new file does not appear."""
     path = disk / "target.svg"
     if present:
         path.write_bytes(b"as before")
@@ -108,7 +108,7 @@ def test_a_file_is_whole_or_as_before(case: str, present: bool, disk: Path):
 
 
 def test_errors_name_the_file():
-    """Also of what is no regular file; an error that names another file, or is none of the system's, stays as it is."""
+    """Also for special files; an error that names another file, or is not the system's, is unchanged."""
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"), replacing("/dev/full") as file:
         file.write(b"x")
     for error in (FileNotFoundError(2, "gone", "other"), OSError("words alone")):
@@ -117,8 +117,8 @@ def test_errors_name_the_file():
         assert caught.value is error
 
 
-def test_one_way_to_write():
-    """No module writes a file in a way of its own: those that append, and the index of a record file, are known."""
+def test_every_writer_is_atomic():
+    """No module has a file writer of its own, except appending writers and the index of a record file."""
     appending = {
         "training/data/recordio.py",
         "training/fit/events.py",
@@ -128,16 +128,16 @@ def test_one_way_to_write():
     ways = re.compile(
         r"\.write_(text|bytes)\(|\bopen\([^)]*[\"'][wax]b?[\"']|np\.save\w*\((?!held|buffer)|savefig\((?!file)"
     )
-    other = {
+    writers = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
         if ways.search(path.read_text(encoding="utf-8"))
     }
-    assert other == {*appending, "support/atomic_files.py", "compat/test_utils.py"}
+    assert writers == {*appending, "support/atomic_files.py", "compat/test_utils.py"}
 
 
 def command(*args: object) -> tuple[str, int]:
-    """What a command prints on both streams, and its exit code."""
+    """Return a command's output on both streams, and its exit code."""
     done = CliRunner().invoke(main, [str(arg) for arg in args])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.output, done.exit_code
@@ -152,7 +152,7 @@ def model(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("option", ["--html", "--save", "--picture"])
 def test_a_plan_is_printed_first(option: str, disk: Path):
-    """The figures are there, the error names the file, and nothing is left of it."""
+    """The figures are printed, the error names the file, and no partial file remains."""
     output, code = command("plan", "resnet18", option, disk / "plan.svg")
     assert code == 1
     assert re.search(rf"planned.*\n[^$]*Error: cannot write {re.escape(str(disk))}/plan\.svg: No space left", output)
@@ -160,7 +160,7 @@ def test_a_plan_is_printed_first(option: str, disk: Path):
 
 
 def test_other_commands_print_first(disk: Path, tmp_path: Path, model: tuple[Path, Path]):
-    """inspect, run, convert and pack end with the file's name after their results."""
+    """inspect, run, convert and pack print the file's name after their results."""
     (tmp_path / "buffers.csv").write_text(
         "id,lower,upper,size\n" + "".join(f"{'b' * 100}{n},{n},{n + 2},8\n" for n in range(900))
     )
@@ -182,8 +182,8 @@ def test_other_commands_print_first(disk: Path, tmp_path: Path, model: tuple[Pat
         assert os.listdir(disk) == ["filler"]
 
 
-def test_training_goes_on_and_its_result_is_printed(disk: Path, caplog: pytest.LogCaptureFixture):
-    """Checkpoints and events that find no room are told in the log; the accuracy is printed before the last error."""
+def test_training_continues_and_prints_its_result(disk: Path, caplog: pytest.LogCaptureFixture):
+    """Checkpoints and events without space are logged; the accuracy is printed before the final error."""
     output, code = command("train", "--network", "mlp", "--epochs", 2, "--checkpoint", disk / "run", "--every", 20)
     before, _, after = output.partition("Error: ")
     assert code == 1
@@ -199,8 +199,8 @@ def test_training_goes_on_and_its_result_is_printed(disk: Path, caplog: pytest.L
         assert path.suffix != ".html"
 
 
-def test_the_output_itself():
-    """Where standard output is a full disk the message says so."""
+def test_full_disk_of_standard_output():
+    """If standard output is on a full disk, the message says so."""
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "weftplan", "plan", "lenet"], stdout=full, stderr=subprocess.PIPE,
                               text=True, timeout=200)  # fmt: skip
@@ -208,13 +208,12 @@ def test_the_output_itself():
     assert done.stderr == "Error: cannot write the output: No space left on device\n"
 
 
-def test_a_failed_end_is_told_once(disk: Path):
-    """A record file that cannot be closed, and a profile that cannot be written at exit, print no traceback of their
-    own."""
+def test_failed_close_is_reported_once(disk: Path):
+    """A record file that cannot be closed, and a profile that cannot be written at exit, print no second traceback."""
     code = f"""
 import weftplan as mx
-other = mx.recordio.MXRecordIO({str(disk / "b.rec")!r}, "w")
-other.write(bytes(7000))
+second = mx.recordio.MXRecordIO({str(disk / "b.rec")!r}, "w")
+second.write(bytes(7000))
 record = mx.recordio.MXRecordIO({str(disk / "a.rec")!r}, "w")
 try: record.write(bytes(9000))
 except OSError as error: print(error)
@@ -224,7 +223,7 @@ for _ in range(100): mx.nd.zeros((3,)) + 1
 mx.profiler.set_state("stop")
 try: record.close()
 except OSError as error: print(error)
-del record, other
+del record, second
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""Python's collector of cycles rests while graphs are read and bound, and only then."""
+"""Pause of Python's cycle collector while graphs are loaded and bound, and only then."""
 
 import gc
 import os
@@ -24,25 +24,25 @@ def chain(length):
 
 @pytest.fixture
 def eager():
-    """A collector that starts after every ten objects; the code objects in the midst of which it started."""
-    found = set()
+    """A collector that starts after every ten objects; yields the code objects interrupted by it."""
+    interrupted = set()
 
     def started(phase, _):
         frame = sys._getframe(1)
         while phase == "start" and frame is not None:
-            found.add(frame.f_code)
+            interrupted.add(frame.f_code)
             frame = frame.f_back
 
     before = gc.get_threshold()
     gc.callbacks.append(started)
     gc.set_threshold(10, 5, 5)
-    yield found
+    yield interrupted
     gc.set_threshold(*before)
     gc.callbacks.remove(started)
 
 
-def test_no_collection_starts_while_a_graph_is_read_or_bound(eager):
-    """However many objects a file or a bind makes, the collector does not look through them meanwhile."""
+def test_no_collection_during_load_and_bind(eager):
+    """However many objects a file or a bind creates, the collector does not scan them meanwhile."""
     text = chain(60).tojson()
     mx.sym.load_json(text).simple_bind(mx.cpu(), data=(2, 3))
     assert eager, "the collector starts elsewhere"
@@ -51,15 +51,15 @@ def test_no_collection_starts_while_a_graph_is_read_or_bound(eager):
     assert gc.isenabled()
 
 
-def test_the_collector_wakes_after_an_error():
-    """A bind that fails leaves the collector on."""
+def test_collector_resumes_after_an_error():
+    """A failing bind leaves the collector enabled."""
     with pytest.raises(mx.MXNetError):
         chain(2).simple_bind(mx.cpu())
     assert gc.isenabled()
 
 
-def test_a_collector_that_is_off_stays_off():
-    """Who has switched the collector off finds it off after a bind."""
+def test_disabled_collector_stays_disabled():
+    """A collector disabled by the user is disabled after a bind."""
     gc.disable()
     try:
         chain(2).simple_bind(mx.cpu(), data=(2, 3))
@@ -68,8 +68,8 @@ def test_a_collector_that_is_off_stays_off():
         gc.enable()
 
 
-def test_calls_of_two_threads_end_with_the_collector_on():
-    """The call that began first may end last, or first: the collector is on after both."""
+def test_collector_resumes_after_concurrent_calls():
+    """The call that began first may end last, or first: the collector is enabled after both."""
     for first_ends_first in (True, False):
         begun, may_end = threading.Event(), threading.Event()
 
@@ -95,8 +95,8 @@ def test_calls_of_two_threads_end_with_the_collector_on():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_child_of_a_fork_has_the_collector_on():
-    """A thread forks while another one binds: nobody in the child would wake the collector."""
+def test_forked_child_has_the_collector_enabled():
+    """A thread forks while another binds: no thread in the child would enable it."""
     script = (
         "import gc, os\n"
         "from weftplan.support.gc_pause import resting\n"

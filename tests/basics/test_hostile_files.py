@@ -1,4 +1,7 @@
-"""Files that declare more than they hold, and folders given for files: an error, little memory, nothing half done."""
+"""Hostile files: files that declare more than they contain, and folders in place of files.
+
+Each gives an error quickly.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def load_states(path: Path) -> None:
 
 
 def packed_zeros(head: bytes = b"") -> bytes:
-    """A gzip file that holds :data:`MUCH` zeros after its first bytes, made in little memory."""
+    """Write a gzip file with :data:`MUCH` zeros after its first bytes, using little memory."""
     held = io.BytesIO()
     with gzip.GzipFile(fileobj=held, mode="wb", compresslevel=1) as file:
         file.write(head)
@@ -49,7 +52,7 @@ def packed_zeros(head: bytes = b"") -> bytes:
 
 
 def states(layout: Any, save: Callable[..., None] = np.savez, **arrays: Any) -> bytes:
-    """An archive of optimizer states with a layout of one's own."""
+    """Write an archive of optimizer states with a custom layout."""
     texts = {"__version__": 2, "__layout__": layout, "__counts__": []}
     held = io.BytesIO()
     save(held, **{name: np.frombuffer(json.dumps(text).encode(), np.uint8) for name, text in texts.items()}, **arrays)
@@ -57,28 +60,28 @@ def states(layout: Any, save: Callable[..., None] = np.savez, **arrays: Any) -> 
 
 
 def packed_npz() -> bytes:
-    """An npz file with one compressed array of :data:`MUCH` zeros."""
+    """Write an npz file with one compressed array of :data:`MUCH` zeros."""
     held = io.BytesIO()
     np.savez_compressed(held, x=np.broadcast_to(np.float32(0), (MUCH // 4,)))
     return held.getvalue()
 
 
 def npy_header() -> bytes:
-    """An npy file that declares 10**13 numbers and ends there."""
+    """Write an npy file that declares 10**13 numbers and ends there."""
     held = io.BytesIO()
     np.lib.format.write_array_header_1_0(held, {"descr": "<f4", "fortran_order": False, "shape": (10**13,)})
     return held.getvalue()
 
 
 def shared_bytes() -> bytes:
-    """A safetensors file with 600 arrays in the same half million bytes."""
+    """Write a safetensors file with 600 arrays in the same half million bytes."""
     entry = {"dtype": "U8", "shape": [500_000], "data_offsets": [0, 500_000]}
     header = json.dumps({f"a{k}": entry for k in range(600)}).encode()
     return len(header).to_bytes(8, "little") + header + bytes(500_000)
 
 
 def shared_values(levels: int) -> bytes:
-    """A pickle of a state that is a pair of one pair twice, and so on."""
+    """Write a pickle of a pair of one pair twice, nested repeatedly."""
     value: Any = (None, None)
     for _ in range(levels):
         value = (value, value)
@@ -86,7 +89,7 @@ def shared_values(levels: int) -> bytes:
 
 
 def onnx_file(build: Callable[[Any], tuple[list[Any], list[Any]]]) -> bytes:
-    """An ONNX file with the nodes and initializers that ``build`` gives, before one node that needs none of them."""
+    """Write an ONNX file with the nodes and initializers of ``build``, before a node that needs none of them."""
     onnx = pytest.importorskip("onnx")
     nodes, initializers = build(onnx)
     one = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in ("x", "y")]
@@ -124,7 +127,7 @@ def gathered(onnx: Any) -> tuple[list[Any], list[Any]]:
 
 
 def doubled(onnx: Any) -> tuple[list[Any], list[Any]]:
-    """An array joined to itself, again and again."""
+    """An array concatenated with itself repeatedly."""
     names = ["a", *(f"c{k}" for k in range(20))]
     joins = [onnx.helper.make_node("Concat", [one, one], [two], axis=0)
              for one, two in itertools.pairwise(names)]  # fmt: skip
@@ -165,8 +168,8 @@ CASES: dict[str, tuple[str, Callable[[], bytes], Load]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sizes_inside_a_file_are_not_believed(case: str, tmp_path: Path):
-    """A small file that declares much is refused before as much memory is taken."""
+def test_declared_sizes_are_not_trusted(case: str, tmp_path: Path):
+    """A small file with large declared sizes is refused before that memory is allocated."""
     name, make, load = CASES[case]
     path = tmp_path / name
     path.write_bytes(make())
@@ -182,7 +185,7 @@ def test_sizes_inside_a_file_are_not_believed(case: str, tmp_path: Path):
 
 
 def test_large_images_are_refused(tmp_path: Path):
-    """The command that reads an image refuses one of more pixels than Pillow lets pass without a warning."""
+    """The command that reads images refuses one beyond Pillow's warning limit."""
     pillow = pytest.importorskip("PIL.Image")
     pillow.new("1", (10_000, 9_500)).save(tmp_path / "a.png")
     with pytest.raises(FormatError, match="exceeds limit"):
@@ -190,7 +193,7 @@ def test_large_images_are_refused(tmp_path: Path):
 
 
 def test_compressible_data_is_read(tmp_path: Path):
-    """What shrinks to less than a hundredth is read as long as it is small, and large data that shrinks less."""
+    """Data that compresses below a hundredth is read if small, and large data that compresses less."""
     np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros(1_000_000, np.float32))
     assert _read(tmp_path / "zeros.npz", None, None, None)["x"].shape == (1_000_000,)
     (tmp_path / "images").write_bytes(gzip.compress(struct.pack(">IIII", 0x803, 1000, 28, 28) + bytes(784_000)))
@@ -199,7 +202,7 @@ def test_compressible_data_is_read(tmp_path: Path):
 
 
 def record_file(path: Path) -> Path:
-    """A file of records with one record."""
+    """A record file with one record."""
     record = mx.recordio.MXRecordIO(path, "w")
     record.write(b"one")
     record.close()
@@ -228,7 +231,7 @@ FOLDERS: dict[str, Load] = {
 
 @pytest.mark.parametrize("case", FOLDERS)
 def test_a_folder_is_no_file(case: str, tmp_path: Path):
-    """Every reader of files says that it was given a folder, and which."""
+    """Every reader of files names the folder in its error."""
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(FormatError, match=f"{tmp_path}.* is a folder|{tmp_path}.*[Ii]s a directory"):
         FOLDERS[case](tmp_path)
@@ -248,14 +251,14 @@ def test_a_folder_is_no_file(case: str, tmp_path: Path):
     ],
 )
 def test_hostile_indices(index: bytes, tmp_path: Path):
-    """A place beyond the records, or a line that is none, names the file and the line; the files are closed."""
+    """A position beyond the records, or an invalid line, names the file and the line; the files are closed."""
     (tmp_path / "a.idx").write_bytes(index)
     with pytest.raises(FormatError, match=r"a\.idx: line \d"):
         mx.recordio.MXIndexedRecordIO(tmp_path / "a.idx", record_file(tmp_path / "a.rec"), "r")
 
 
 def test_deep_nesting(tmp_path: Path):
-    """Text nested beyond what a parser can follow is a FormatError in every format that holds JSON, and in a pickle."""
+    """Text nested beyond a parser's limit is a FormatError in every JSON format and in a pickle."""
     deep = "[" * 200_000
     (tmp_path / "a.json").write_text(deep)
     for load in (mx.sym.load, lambda path: MemoryPlan.from_json(path.read_text())):

@@ -1,4 +1,4 @@
-"""A keyword argument that a function does not have is an error that names the right one."""
+"""Unknown keyword arguments: the error names the right keyword."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ NEAR: dict[str, tuple[Callable[[], object], str]] = {
 
 @together()
 @pytest.mark.parametrize("case", NEAR)
-def test_the_right_name_is_told(case: str) -> None:
-    """What somebody is likely to write gets an error that says what it is called here."""
+def test_error_names_the_right_keyword(case: str) -> None:
+    """A likely wrong name gets an error with the name used here."""
     call, right = NEAR[case]
     with pytest.raises(MXNetError, match=f"did you mean '{right}'"):
         call()
@@ -92,18 +92,18 @@ def test_the_right_name_is_told(case: str) -> None:
     ("name", "told"),
     [("learning_rate", "optimizer_params"), ("batch_size", "NDArrayIter"), ("context", r"Module\(symbol, context=")],
 )
-def test_fit_says_who_takes_what_it_does_not_take(name: str, told: str) -> None:
-    """An argument of the optimizer, the iterator or the module is sent there."""
+def test_fit_redirects_foreign_keywords(name: str, told: str) -> None:
+    """An argument of the optimizer, the iterator or the module is redirected there."""
     with pytest.raises(KeywordError, match=told):
         module().fit(batches(), num_epoch=1, **{name: 1})
 
 
-def test_it_is_a_type_error_as_any_unknown_keyword_is() -> None:
-    """Code that catches Python's own error goes on to work, and nothing has happened before."""
-    found = module()
+def test_unknown_keyword_is_a_type_error() -> None:
+    """Code that catches Python's own error keeps working, and the call has no effect."""
+    fitted = module()
     with pytest.raises(TypeError):
-        found.fit(batches(), num_epoch=1, epochs=1)
-    assert not found.binded
+        fitted.fit(batches(), num_epoch=1, epochs=1)
+    assert not fitted.binded
 
 
 def test_signatures_and_types_are_those_of_the_function() -> None:
@@ -114,8 +114,8 @@ def test_signatures_and_types_are_those_of_the_function() -> None:
     assert pickle.loads(pickle.dumps(mx.init.Xavier(magnitude=2))).magnitude == 2
 
 
-def test_a_users_own_classes_work_as_before() -> None:
-    """A class that takes a setting out of its keywords, and hands on the others, is not refused."""
+def test_user_classes_keep_working() -> None:
+    """A class that takes a setting out of its keywords and passes on the others is not refused."""
 
     class Mine(mx.optimizer.SGD):
         def __init__(self, **settings: Any) -> None:
@@ -127,8 +127,8 @@ def test_a_users_own_classes_work_as_before() -> None:
         Mine(mine=3, lr=0.5)
 
 
-def test_a_function_that_takes_any_keyword_is_left_alone() -> None:
-    """There is nothing to check, and no call more."""
+def test_function_with_any_keyword_is_unchecked() -> None:
+    """There is nothing to check, and no additional call."""
 
     def any_keyword(**options: int) -> dict[str, int]:
         return options
@@ -136,8 +136,8 @@ def test_a_function_that_takes_any_keyword_is_left_alone() -> None:
     assert known_keywords()(any_keyword) is any_keyword
 
 
-def test_the_settings_of_a_class_without_a_constructor_are_its_base() -> None:
-    """The message names the class that was called, and what its base takes."""
+def test_class_without_constructor_uses_its_base() -> None:
+    """The message names the called class, and the keywords of its base."""
 
     class Base(Constructed):
         def __init__(self, size: int = 0) -> None:
@@ -152,7 +152,7 @@ def test_the_settings_of_a_class_without_a_constructor_are_its_base() -> None:
 
 
 def test_names_that_other_libraries_use() -> None:
-    """They count where the function has the argument, and only there."""
+    """They count only if the function has the argument."""
     assert did_you_mean("lr", ["left", "learning_rate"]) == "did you mean 'learning_rate'? "
     assert did_you_mean("lr", ["left"]) == ""
     assert did_you_mean("init", ["x", "initializer"]) == "did you mean 'initializer'? "

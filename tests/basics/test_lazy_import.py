@@ -1,4 +1,4 @@
-"""Imports on first use: whole, whatever signals come meanwhile."""
+"""Imports on first use are complete, whatever signals arrive meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "weftplan"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package ``interrupted_`` whose module ``child`` is hit by Ctrl-C before its package knows it."""
+    """A package ``interrupted_`` whose module ``child`` gets Ctrl-C before its package has it."""
     package = tmp_path / "interrupted_"
     package.mkdir()
     (package / "__init__.py").write_text("from interrupted_ import first\nassert first.child.value == 1\n")
@@ -33,8 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_an_interrupt_comes_after_the_whole_import(folder: Path):
-    """Ctrl-C in the middle is raised once, and the package is then complete."""
+def test_interrupt_is_raised_after_the_import(folder: Path):
+    """Ctrl-C during the import is raised once, and the package is then complete."""
     with pytest.raises(KeyboardInterrupt):
         late_import("interrupted_")
     assert sys.modules["interrupted_"].child.value == 1
@@ -42,7 +42,7 @@ def test_an_interrupt_comes_after_the_whole_import(folder: Path):
     late_import("interrupted_")
 
 
-def test_the_handler_of_the_user_is_called_once(folder: Path):
+def test_user_handler_is_called_once(folder: Path):
     """A handler that raises nothing sees the signal, and the import succeeds."""
     seen: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
@@ -50,8 +50,8 @@ def test_the_handler_of_the_user_is_called_once(folder: Path):
     assert seen == [signal.SIGINT]
 
 
-def test_one_late_import_within_another(folder: Path):
-    """The interrupt that comes in the inner one waits for the end of the outer one."""
+def test_nested_lazy_import(folder: Path):
+    """An interrupt in the inner import waits for the end of the outer import."""
     (folder / "outer.py").write_text(
         textwrap.dedent("""
         from weftplan.support.lazy_import import late_import
@@ -67,14 +67,14 @@ def test_one_late_import_within_another(folder: Path):
 
 
 def test_a_handler_that_the_import_installs_stays(folder: Path):
-    """What a module does to signals when it is imported is not undone."""
+    """Signal handlers installed by the imported module stay."""
     (folder / "__init__.py").write_text("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n")
     late_import("interrupted_")
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_a_failed_import_leaves_the_handler(folder: Path):
-    """The error is the import's own, and the handler is what it was."""
+    """The error is the import's own, and the handler is restored."""
     (folder / "__init__.py").write_text("raise ImportError('no such luck')\n")
     with pytest.raises(ImportError, match="no such luck"):
         late_import("interrupted_")
@@ -82,17 +82,17 @@ def test_a_failed_import_leaves_the_handler(folder: Path):
 
 
 def test_other_threads_do_not_touch_the_handler(folder: Path):
-    """Only the main thread may install handlers, so another one imports as usual."""
+    """Only the main thread may install handlers, so another thread imports as usual."""
     (folder / "child.py").write_text("value = 1\n")
-    found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(late_import("interrupted_").child.value))
+    handlers: list[int] = []
+    thread = threading.Thread(target=lambda: handlers.append(late_import("interrupted_").child.value))
     thread.start()
     thread.join()
-    assert found == [1]
+    assert handlers == [1]
 
 
 def test_parts_of_the_package_are_imported_wholly():
-    """No module but the command line's own imports a part of the package by name in another way."""
+    """Only the command line imports a part of the package by name in another way."""
     direct = re.compile(r"import_module\(\s*f?[\"']weftplan")
     files = [path for path in PACKAGE.rglob("*.py") if "cli" not in path.parts]
     assert len(files) > 100

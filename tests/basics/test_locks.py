@@ -1,4 +1,4 @@
-"""The lock of the package under signals: whoever is interrupted leaves it free."""
+"""Signal-safe locks: an interrupted thread leaves the lock free."""
 
 import os
 import signal
@@ -15,8 +15,8 @@ from weftplan import locks
 from weftplan.locks import Lock, ReentrantLock, free_in_children, whole_in_children
 
 
-def test_it_excludes_and_is_not_reentrant():
-    """As a lock does: taken by ``with`` or ``acquire``, free afterwards, also after an error."""
+def test_lock_excludes_and_is_not_reentrant():
+    """Like a lock: taken by ``with`` or ``acquire``, free afterwards, also after an error."""
     lock = Lock()
     with lock:
         assert lock.locked()
@@ -31,8 +31,8 @@ def test_it_excludes_and_is_not_reentrant():
     assert not lock.locked()
 
 
-def test_its_thread_may_take_the_reentrant_one_again():
-    """Others get it when it has been released as often."""
+def test_reentrant_lock_is_reentrant():
+    """Other threads get it after the same number of releases."""
     lock, got = ReentrantLock(), []
 
     def other():
@@ -56,8 +56,8 @@ def test_its_thread_may_take_the_reentrant_one_again():
 
 
 @pytest.mark.parametrize("make", [Lock, ReentrantLock])
-def test_threads_take_turns(make):
-    """Four threads count to 20,000 together; each reads, gives way, writes."""
+def test_lock_excludes_threads(make):
+    """Four threads count to 20,000 together; each reads, yields, writes."""
     lock, count = make(), [0]
 
     def work():
@@ -136,17 +136,17 @@ for number in range(2000):
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that send signals")
 @pytest.mark.parametrize("make", ["Lock", "ReentrantLock"])
 @pytest.mark.parametrize("work", WORK)
-def test_an_interrupt_leaves_it_free(work, make):
-    """2,000 signals anywhere in a loop that does little but take the lock and let it go, in a process of its own."""
+def test_interrupt_leaves_the_lock_free(work, make):
+    """2,000 signals at any point of a loop that takes and releases the lock, in its own process."""
     command = [sys.executable, "-c", SCRIPT.replace("WORK", WORK[work]).replace("MAKE", make)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
 
 
 def in_child(check):
-    """What ``check()`` gives in a forked child, as a number below 128; None where the child hangs."""
+    """Return the result of ``check()`` in a forked child, a number below 128; None if the child hangs."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks of processes with threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forks of multi-threaded processes
         pid = os.fork()
     if pid == 0:
         signal.alarm(60)
@@ -156,7 +156,7 @@ def in_child(check):
 
 
 class Holder(threading.Thread):
-    """A thread in the middle of a change of two steps, under a lock, until told."""
+    """A thread in the middle of a two-step change under a lock, until notified."""
 
     def __init__(self, lock):
         super().__init__()
@@ -177,7 +177,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @needs_fork
 @pytest.mark.parametrize("make", [Lock, ReentrantLock])
 def test_a_fork_waits_for_the_holder(make):
-    """The child of a fork in the middle of a change sees it whole, and has the lock free; so has the parent."""
+    """The child of a fork during a change sees the complete change and a free lock; so does the parent."""
     holder = Holder(whole_in_children(make()))
     holder.start()
     assert holder.halfway.wait(60)
@@ -189,8 +189,8 @@ def test_a_fork_waits_for_the_holder(make):
 
 @needs_fork
 @pytest.mark.parametrize("keep", [free_in_children, whole_in_children])
-def test_a_holder_that_does_not_end_hangs_no_child(keep):
-    """It is waited for a second at most; the child has the lock free, and the parent's stays taken."""
+def test_endless_holder_does_not_hang_a_child(keep):
+    """It is waited for at most one second; the child has the lock free, the parent's stays taken."""
     holder = Holder(keep(Lock()))
     holder.start()
     assert holder.halfway.wait(60)
@@ -203,7 +203,7 @@ def test_a_holder_that_does_not_end_hangs_no_child(keep):
 
 @needs_fork
 def test_a_fork_under_its_own_lock():
-    """A thread may fork while it holds such locks itself, whatever their kind."""
+    """A thread may fork while it holds such locks, of any kind."""
     plain, again = whole_in_children(Lock()), whole_in_children(ReentrantLock())
     with plain, again:
         assert in_child(lambda: plain.acquire(blocking=False) and again.acquire(blocking=False)) == 1
@@ -212,8 +212,8 @@ def test_a_fork_under_its_own_lock():
 
 
 @needs_fork
-def test_a_fork_and_a_thread_that_takes_two():
-    """A thread has one lock and wants the other, which the forking thread could have: both come to their end."""
+def test_fork_and_a_thread_with_two_locks():
+    """A thread holds one lock and wants the other, which the forking thread could hold: both finish."""
     one, two = whole_in_children(Lock()), whole_in_children(Lock())
     stop, rounds = threading.Event(), [0]
 
@@ -240,8 +240,8 @@ def test_a_fork_and_a_thread_that_takes_two():
 
 
 @needs_fork
-def test_two_threads_that_fork():
-    """Each lets go of its own only."""
+def test_two_threads_fork_concurrently():
+    """Each releases only its own locks."""
     lock, seen = whole_in_children(Lock()), []
     threads = [
         threading.Thread(target=lambda: seen.extend(in_child(lambda: lock.acquire(blocking=False)) for _ in range(10)))
@@ -255,8 +255,8 @@ def test_two_threads_that_fork():
     assert not lock.locked()
 
 
-def test_a_lock_that_goes_is_forgotten():
-    """Resources come and go; what is done before a fork does not grow with them."""
+def test_dropped_lock_is_forgotten():
+    """The work before a fork does not grow with resources that were dropped."""
     lock = whole_in_children(Lock())
     assert lock in locks._whole
     before = len(locks._whole)
@@ -265,7 +265,7 @@ def test_a_lock_that_goes_is_forgotten():
 
 
 def test_members_of_a_set_that_another_thread_changes():
-    """A set that grows while it is read is read again."""
+    """A set that grows during iteration is read again."""
 
     class Item:
         pass
@@ -283,7 +283,7 @@ def test_members_of_a_set_that_another_thread_changes():
                     self.data.add(weakref.ref(held[-1]))
                 yield item
 
-    found = locks.members(Growing(held))
+    items = locks.members(Growing(held))
     assert Growing.reads == 2
-    assert set(found) == set(held)
+    assert set(items) == set(held)
     assert len(held) == 3

@@ -1,4 +1,4 @@
-"""One failure is one traceback, unknown dimensions are question marks, and messages say what to type next."""
+"""Error messages: one traceback per failure, question marks for unknown dimensions, and the next command."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ MISTAKES: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_traceback(name: str) -> None:
-    """An error that repeats the message of another does not show that one too."""
+    """An error that repeats the message of another does not show that traceback."""
     with pytest.raises(MXNetError) as caught:
         MISTAKES[name]()
     assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
 
-def test_what_a_users_rule_raised_is_shown() -> None:
-    """Where the fault is in somebody else's code, its traceback stays."""
+def test_traceback_of_a_user_rule_is_shown() -> None:
+    """If the fault is in foreign code, its traceback is shown."""
     from weftplan.errors import own
 
     assert own(BudgetError("ours")) is None
@@ -52,7 +52,7 @@ def test_what_a_users_rule_raised_is_shown() -> None:
 
 
 def test_unknown_dimensions_are_question_marks() -> None:
-    """No zero stands for what is not known."""
+    """Zero is never used for an unknown dimension."""
     with pytest.raises(MXNetError, match=r"shapes \(\?, \?, \?, \?\) and \(3, 4\) differ in rank"):
         network().plan(data=(3, 4))
     with pytest.raises(MXNetError, match=r"shape of argument 'data' is \(\?, 3, 8, 8\)"):
@@ -60,8 +60,8 @@ def test_unknown_dimensions_are_question_marks() -> None:
 
 
 @pytest.mark.parametrize(("name", "advice"), [("lenet", "--shape data=N,C,H,W"), ("mlp", "--shape data=N,FEATURES")])
-def test_the_command_says_which_shape_to_type(name: str, advice: str, tmp_path: Any) -> None:
-    """A symbol file without shapes: the option is spelt out."""
+def test_command_spells_out_the_shape_option(name: str, advice: str, tmp_path: Any) -> None:
+    """For a symbol file without shapes the message spells out the option."""
     path = tmp_path / "net-symbol.json"
     models.get(name).save(path)
     result = CliRunner().invoke(main, ["plan", str(path)])
@@ -70,7 +70,7 @@ def test_the_command_says_which_shape_to_type(name: str, advice: str, tmp_path: 
 
 
 def test_a_variable_without_effect_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set, it warns when weftplan is imported; unset or empty, nothing is said."""
+    """Set, it warns at the import of weftplan; unset or empty, it does not."""
     known = next(variable for variable in TABLE if variable.default is False)
     variable = dataclasses.replace(known, name="MXNET_PLANNED_FOR_LATER", effect="no effect yet", aliases=())
     monkeypatch.setattr(config, "TABLE", (*TABLE, variable))

@@ -1,4 +1,4 @@
-"""Variables of the environment that look like a misspelt one: a warning names the nearest name."""
+"""Misspelt environment variables: a warning with the nearest name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
     ],
 )
 def test_names_the_nearest(monkeypatch: pytest.MonkeyPatch, wrong: str, right: str):
-    """The warning names the wrong and the nearest right spelling."""
+    """The warning contains the wrong and the nearest right spelling."""
     monkeypatch.setenv(wrong, "1")
     with pytest.warns(ConfigWarning, match=rf"{wrong}, which is ignored: did you mean {right}\?"):
         config.check_environment()
@@ -47,14 +47,14 @@ def test_silent(monkeypatch: pytest.MonkeyPatch, name: str):
 
 
 def test_our_own_prefix_always_warns(monkeypatch: pytest.MonkeyPatch):
-    """Nobody else uses WEFTPLAN_, so an unknown name warns even when none is near."""
+    """The prefix WEFTPLAN_ is ours, so an unknown name always warns."""
     monkeypatch.setenv("WEFTPLAN_XYZ", "1")
     with pytest.warns(ConfigWarning, match="unknown environment variable WEFTPLAN_XYZ"):
         config.check_environment()
 
 
 def test_at_import():
-    """`import weftplan` checks, and a bad value does not stop it."""
+    """`import weftplan` checks, and a bad value does not prevent it."""
     environment = os.environ | {"MXNET_CPU_WORKER_NTHREAD": "2", "MXNET_CPU_WORKER_NTHREADS": "0"}
     done = subprocess.run(
         [sys.executable, "-c", "import weftplan"], env=environment, capture_output=True, text=True, timeout=100

@@ -1,4 +1,4 @@
-"""Depth-first order, deepest input first, and what the gradient pass makes of it."""
+"""Depth-first order, deepest input first, and its effect on the gradient pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weftplan.support.post_order import deepest_first
 
 
 def recurrent(steps):
-    """h = tanh(W x_t + U h) from inputs of their own, the projected input first."""
+    """h = tanh(W x_t + U h) from separate inputs, the projected input first."""
     h = mx.sym.Variable("h")
     w, u, b = (mx.sym.Variable(name) for name in ("w", "u", "b"))
     for t in range(steps):
@@ -21,15 +21,15 @@ def recurrent(steps):
     return mx.sym.sum(h), {"h": (16, 64), **{f"x{t}": (16, 64) for t in range(steps)}}
 
 
-def test_inputs_follow_just_before_they_are_needed():
-    """0 1 2 feed 4 5 6 (a chain from 3), one each: they run beside their readers, not in front of all."""
+def test_inputs_come_directly_before_their_reader():
+    """0 1 2 feed 4 5 6 (a chain from 3), one each: they run next to their readers, not before all."""
     before = [[], [], [], [], [0, 3], [1, 4], [2, 5]]
     assert deepest_first(range(7), before) == [0, 3, 4, 1, 5, 2, 6]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_order_is_legal_and_complete(seed):
-    """Each node comes once and after what it needs, whatever the graph."""
+    """Each node appears once and after its inputs, in any graph."""
     rng = random.Random(seed)
     count = rng.randint(1, 60)
     before = [[rng.randrange(n) for _ in range(rng.randint(0, 3))] if n else [] for n in range(count)]
@@ -39,8 +39,8 @@ def test_every_order_is_legal_and_complete(seed):
     assert all(place[m] < place[n] for n in range(count) for m in before[n])
 
 
-def test_numbers_outside_the_nodes_are_passed_over():
-    """A part of a graph is sorted alone: what it needs from elsewhere does not appear."""
+def test_outside_nodes_are_skipped():
+    """Sorting part of a graph omits inputs from outside."""
     assert deepest_first([5, 6, 9], {5: [1], 6: [5, 2], 9: [6, 5]}) == [5, 6, 9]
 
 
@@ -51,10 +51,10 @@ def test_a_deep_chain_does_not_recurse():
 
 
 def test_sums_of_shared_weights_follow_the_steps_backwards():
-    """The gradient of an input's weight is accumulated from the last step to the first, as its terms come up.
+    """The gradient of an input's weight is accumulated from the last step to the first, as its terms become available.
 
-    In the order in which depth-first search meets the projections (last step first) the first term would come from
-    step 0, whose gradient is known last: all other steps' gradients would wait for it.
+    In the order in which depth-first search meets the projections (last step first) the first term would come from step
+    0, whose gradient is known last: the gradients of all other steps would wait for it.
     """
     symbol, shapes = recurrent(12)
     planned = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions())

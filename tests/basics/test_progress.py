@@ -26,14 +26,14 @@ from weftplan.training.fit.display import Display
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 class Cell(io.StringIO):
-    """A stream as a kernel of Jupyter has it."""
+    """A stream like that of a Jupyter kernel."""
 
 
 Cell.__module__ = "ipykernel.iostream"
@@ -41,7 +41,7 @@ Cell.__module__ = "ipykernel.iostream"
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that the test moves; progress is shown as it is outside of tests."""
+    """A clock controlled by the test; progress is shown as outside tests."""
     seconds = [1000.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: seconds[0])
     monkeypatch.setenv("WEFTPLAN_PROGRESS", "1")
@@ -50,7 +50,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def run(stream: Any, now: list[float], monkeypatch: pytest.MonkeyPatch, steps: int = 40, **settings: Any) -> str:
-    """What a loop of steps of half a second writes."""
+    """Return the output of a loop with half-second steps."""
     monkeypatch.setattr(sys, "stderr", stream)
     with progress.Progress("score", steps, **settings) as shown:
         for _ in range(steps):
@@ -61,7 +61,7 @@ def run(stream: Any, now: list[float], monkeypatch: pytest.MonkeyPatch, steps: i
 
 
 def test_a_terminal_has_a_live_line(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It appears after a second, says how much is left, fits, and is wiped at the end."""
+    """It appears after a second, shows the remaining time, fits the width, and is wiped at the end."""
     text = run(Terminal(), now, monkeypatch)
     lines = text.split("\r\x1b[K")
     assert lines[0] == "score: 2 of 40 batches, 2.0/s, 19 s left"
@@ -71,7 +71,7 @@ def test_a_terminal_has_a_live_line(now: list[float], monkeypatch: pytest.Monkey
 
 
 def test_a_notebook_has_a_live_line(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell knows how to begin a line again, and no code of terminals."""
+    """A cell supports carriage returns but no terminal codes."""
     text = run(Cell(), now, monkeypatch)
     assert "\x1b" not in text
     lines = [line for line in text.split("\r") if line.strip()]
@@ -80,7 +80,7 @@ def test_a_notebook_has_a_live_line(now: list[float], monkeypatch: pytest.Monkey
 
 
 def test_a_pipe_gets_a_line_every_ten_seconds(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain lines, none for a loop that ends before."""
+    """Plain lines, none for a shorter loop."""
     assert run(io.StringIO(), now, monkeypatch, 50).splitlines() == [
         "score: 20 of 50 batches, 2.0/s, 15 s left",
         "score: 40 of 50 batches, 2.0/s, 5 s left",
@@ -89,15 +89,15 @@ def test_a_pipe_gets_a_line_every_ten_seconds(now: list[float], monkeypatch: pyt
 
 
 def test_a_short_loop_shows_nothing(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that ends within a second leaves a terminal alone."""
+    """A loop shorter than a second prints nothing on a terminal."""
     assert run(Terminal(), now, monkeypatch, 1) == ""
 
 
 @pytest.mark.shows("WEFTPLAN_PROGRESS")
 def test_switches(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable, the call and the process turn it off; the call wins over the variable, the process over both."""
+    """The variable, the call and the process disable it; the call overrides the variable, the process both."""
     assert run(Terminal(), now, monkeypatch, show=False) == ""
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")  # of several processes the first one speaks
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")  # among several processes only the first prints
     assert run(Terminal(), now, monkeypatch) == ""
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     assert run(Terminal(), now, monkeypatch)
@@ -111,8 +111,8 @@ def test_switches(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
         progress.turn_on()
 
 
-def test_a_log_on_the_screen_takes_its_place(now: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Messages would cut through a live line; a log file does not."""
+def test_log_on_the_screen_replaces_progress(now: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Log messages would break a live line; a log file does not."""
     monkeypatch.setattr(log, "propagate", False)
     before = log.level
     log.setLevel(logging.INFO)
@@ -133,7 +133,7 @@ def test_a_log_on_the_screen_takes_its_place(now: list[float], monkeypatch: pyte
 
 
 def test_one_line_at_a_time(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop within a loop says nothing, also when the outer one is left in the middle."""
+    """An inner loop prints nothing, also if the outer loop is left early."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
 
@@ -150,8 +150,8 @@ def test_one_line_at_a_time(now: list[float], monkeypatch: pytest.MonkeyPatch) -
     assert "inner" in run(stream, now, monkeypatch) or "score" in stream.getvalue()
 
 
-def test_a_closed_stream_ends_nothing(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop goes on when what it writes to has gone."""
+def test_closed_stream_does_not_end_a_loop(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop continues after its output stream is closed."""
     stream = Terminal()
     stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -167,12 +167,12 @@ def batches() -> mx.io.NDArrayIter:
 
 
 def module() -> mx.mod.Module:
-    """One layer, bound."""
+    """A bound module with one layer."""
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
-    made = mx.mod.Module(net)
-    made.bind([("data", (4, 3))], [("softmax_label", (4,))])
-    made.init_params()
-    return made
+    bound_module = mx.mod.Module(net)
+    bound_module.bind([("data", (4, 3))], [("softmax_label", (4,))])
+    bound_module.init_params()
+    return bound_module
 
 
 LOOPS: dict[str, tuple[Callable[..., Any], str]] = {
@@ -185,7 +185,7 @@ LOOPS: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("case", LOOPS)
 def test_loops_of_a_module(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fit, score and predict show a line by default, wipe it, and take progress=False."""
+    """fit, score and predict show a line by default, wipe it, and accept progress=False."""
     loop, begins = LOOPS[case]
     monkeypatch.setenv("WEFTPLAN_PROGRESS", "1")
     monkeypatch.setenv("COLUMNS", "100")
@@ -202,7 +202,7 @@ def test_loops_of_a_module(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_training_in_a_pipe(now: list[float]) -> None:
-    """By default a line every ten seconds with epoch, batch and metric, and none that stays for an epoch."""
+    """By default a line every ten seconds with epoch, batch and metric, and none per epoch."""
     stream = io.StringIO()
     shown = Display(2, 30, stream=stream, passing=True)
     for epoch in range(2):
@@ -220,7 +220,7 @@ def test_training_in_a_pipe(now: list[float]) -> None:
 
 
 def on_a_terminal(*args: str) -> tuple[str, str]:
-    """(standard output, what a terminal behind stderr gets) of a command."""
+    """Return (standard output, terminal output on stderr) of a command."""
     leader, follower = pty.openpty()
     env = {**os.environ, "WEFTPLAN_PROGRESS": "1", "COLUMNS": "90", "TERM": "xterm"}
     done = subprocess.Popen(
@@ -245,7 +245,7 @@ def on_a_terminal(*args: str) -> tuple[str, str]:
 
 
 def test_quiet_commands() -> None:
-    """A search that takes seconds shows a line on a terminal, and with -q none; the result is the same."""
+    """A search of several seconds shows a line on a terminal, none with -q; the result is the same."""
     args = ("plan", "resnet101", "--batch", "64", "--budget", "3GB")
     output, shown = on_a_terminal(*args)
     assert re.match(r"fitting resnet101 .* … \d+ s\r", shown)
@@ -256,7 +256,7 @@ def test_quiet_commands() -> None:
 
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_every_command_has_the_options(name: str) -> None:
-    """-v, -q and --log-file, once each, however often a command is asked for."""
+    """-v, -q and --log-file, once each, however often a command is created."""
     for _ in range(2):
         done = CliRunner().invoke(main, [name, "--help"])
         assert done.exit_code == 0
@@ -265,7 +265,7 @@ def test_every_command_has_the_options(name: str) -> None:
 
 
 def test_log_of_a_command(tmp_path: Path) -> None:
-    """-v shows what happens, --log-file keeps it, -q shows less; all of it ends with the command."""
+    """-v shows events, --log-file stores them, -q shows less; the effect ends with the command."""
     level = log.level
     train = ["train", "--network", "mlp", "--epochs", "1"]
     for more, on_screen in (([], False), (["-v"], True), (["-q"], False), (["-v", "--log-file"], True),

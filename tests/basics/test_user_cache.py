@@ -1,4 +1,4 @@
-"""Files in the user's cache folder: found again, and never trusted when others could have written them."""
+"""Files in the user's cache folder: loaded again, but never trusted if other users could have written them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 
 @posix
 def test_folders_that_others_can_write_are_refused(tmp_path: Path):
-    """Permissions of the folder, a link in its place, and a writable folder above it are each a reason."""
+    """Permissions of the folder, a link in its place, and a writable parent folder are each a reason."""
     place = tmp_path.resolve() / "above" / "kernels"
     place.mkdir(parents=True, mode=0o700)
     assert user_cache.refusal(place) is None
@@ -30,7 +30,7 @@ def test_folders_that_others_can_write_are_refused(tmp_path: Path):
     place.parent.chmod(0o777)
     assert "can be written by others" in str(user_cache.refusal(place))
     assert user_cache.load(place, "one") is None
-    place.parent.chmod(0o1777)  # as /tmp: others cannot rename what is not theirs
+    place.parent.chmod(0o1777)  # as /tmp: others cannot rename files of this user
     assert user_cache.load(place, "one") == b"content"
     place.parent.chmod(0o755)
     link = place.parent / "link"
@@ -42,8 +42,8 @@ def test_folders_that_others_can_write_are_refused(tmp_path: Path):
 
 
 @posix
-def test_folders_behind_a_link_are_looked_at(tmp_path: Path):
-    """Where a link leads is above a folder as well as what the path names, and a pipe is not waited for."""
+def test_targets_of_links_are_checked(tmp_path: Path):
+    """A link's target is checked like the path itself, and a pipe does not block."""
     real = tmp_path.resolve() / "shared" / "real"
     real.mkdir(parents=True)
     link = tmp_path.resolve() / "link"
@@ -60,8 +60,8 @@ def test_folders_behind_a_link_are_looked_at(tmp_path: Path):
 
 
 @posix
-def test_what_keeps_files_away_is_said_before_there_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A file on the way, a place without permission to write, a refused folder; a folder that can be made is none."""
+def test_reason_is_known_before_the_folder_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file in the path, no write permission, a refused folder; a folder that can be created is no reason."""
     place = tmp_path.resolve() / "home" / "weftplan" / "kernels"
     assert user_cache.obstacle(place) is None
     place.parent.parent.write_text("a file")
@@ -73,14 +73,14 @@ def test_what_keeps_files_away_is_said_before_there_is_a_folder(tmp_path: Path, 
     place.chmod(0o755)
     assert "permissions for others" in str(user_cache.obstacle(place))
     place.chmod(0o700)
-    monkeypatch.setattr(os, "access", lambda *_: False)  # as for a file system that is read-only
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as on a read-only file system
     assert user_cache.obstacle(place) == f"{place} cannot be written"
 
 
 @posix
 @pytest.mark.skipif(os.name == "posix" and os.geteuid() != 0, reason="only root can give folders away")
 def test_folders_of_other_users_are_refused(tmp_path: Path):
-    """A folder or an object that belongs to somebody else is not loaded from, whatever its permissions."""
+    """A folder or object of another user is not loaded, whatever its permissions."""
     place = tmp_path.resolve() / "kernels"
     place.mkdir(mode=0o700)
     assert user_cache.keep(place, "one", b"content")
@@ -93,8 +93,8 @@ def test_folders_of_other_users_are_refused(tmp_path: Path):
 
 
 @posix
-def test_where_objects_are_kept(monkeypatch: pytest.MonkeyPatch):
-    """XDG's cache folder where it is absolute, else the home folder's, else nowhere."""
+def test_location_of_the_cache(monkeypatch: pytest.MonkeyPatch):
+    """XDG's cache folder if it is absolute, else the home folder's, else none."""
     monkeypatch.setattr(sys, "platform", "linux")
     assert user_cache.folder("kernels", {"XDG_CACHE_HOME": "/a", "HOME": "/h"}) == Path("/a/weftplan/kernels")
     assert user_cache.folder("kernels", {"XDG_CACHE_HOME": "a", "HOME": "/h"}) == Path("/h/.cache/weftplan/kernels")
@@ -106,9 +106,8 @@ def test_where_objects_are_kept(monkeypatch: pytest.MonkeyPatch):
 
 @posix
 @pytest.mark.parametrize("limit", ["MOST", "MOST_FILES"])
-def test_the_eldest_go(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Every sub-folder keeps its share of the bytes and of the files: those written last; and none of the files that
-    lie directly in the folder."""
+def test_oldest_files_are_removed(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every sub-folder keeps its latest files within the limits; files directly in the folder stay."""
     for kind in user_cache.KINDS:
         place = tmp_path.resolve() / kind
         for k in range(6):
@@ -130,8 +129,8 @@ def test_the_eldest_go(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @posix
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
 @pytest.mark.parametrize("present", [None, 0o775, 0o755, 0o700])
-def test_files_are_kept_under_every_umask(umask: int, present: int | None, tmp_path: Path):
-    """New folders are this user's alone; an open folder of ours, as an earlier release made it, is closed."""
+def test_files_are_cached_under_every_umask(umask: int, present: int | None, tmp_path: Path):
+    """New folders belong to this user alone; an open folder of ours, created by an earlier release, is closed."""
     place = tmp_path.resolve() / "caches" / "weftplan" / "plans"
     if present is not None:
         place.parent.parent.mkdir(mode=0o700)
@@ -148,7 +147,7 @@ def test_files_are_kept_under_every_umask(umask: int, present: int | None, tmp_p
 
 @posix
 def test_a_refused_folder_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """When nothing can be kept because others could write there, the log says so once, with the folder."""
+    """If nothing can be cached because others could write there, one log message names the folder."""
     shared = tmp_path.resolve() / "shared"
     shared.mkdir()
     shared.chmod(0o777)
@@ -162,8 +161,7 @@ def test_a_refused_folder_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptu
 
 @posix
 def test_every_folder_and_link_on_the_way_counts(tmp_path: Path):
-    """A link that lies in a folder which others can write is refused wherever on the way it is: others can lead it
-    elsewhere."""
+    """A link in a folder that others can write is refused anywhere in the path: it can be redirected."""
     base = tmp_path.resolve()
     (base / "real").mkdir()
     (base / "open").mkdir()

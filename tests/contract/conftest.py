@@ -10,32 +10,32 @@ from weftplan import engine
 
 @pytest.fixture(params=DRIVERS)
 def eng(request):
-    """An engine of each kind, stopped afterwards; no failure may be left unseen."""
-    made = DRIVERS[request.param]()
-    yield made
-    made.stop()
-    made.wait_for_all()
+    """An engine of each kind, stopped afterwards; no unobserved failure may remain."""
+    eng = DRIVERS[request.param]()
+    yield eng
+    eng.stop()
+    eng.wait_for_all()
 
 
 @pytest.fixture(params=[name for name in DRIVERS if name != "naive"])
 def deferred(request):
-    """Engines on which a push does not raise (all but the naive one)."""
-    made = DRIVERS[request.param]()
-    yield made
-    made.stop()
-    made.wait_for_all()
+    """Engines whose pushes do not raise (all but the naive engine)."""
+    eng = DRIVERS[request.param]()
+    yield eng
+    eng.stop()
+    eng.wait_for_all()
 
 
 @pytest.fixture(params=[name for name in DRIVERS if name != "per_device_1"])
 def kinds(request):
-    """An engine of each kind as that of the process."""
-    made = DRIVERS[request.param]()
-    with engine.using(made):
-        yield made
-    made.stop()
+    """An engine of each kind as the process-wide engine."""
+    eng = DRIVERS[request.param]()
+    with engine.using(eng):
+        yield eng
+    eng.stop()
 
 
 @pytest.fixture(params=STORES)
 def kv(request, kinds):
-    """A fresh store of each kind, on an engine of each kind."""
+    """A new store of each kind, on an engine of each kind."""
     return mx.kv.create(request.param)

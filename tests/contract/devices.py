@@ -1,4 +1,4 @@
-"""Where the contracts of memory, streams, arrays, operators, executors, stores and training are run."""
+"""Devices for the contracts of memory, streams, arrays, operators, executors, stores and training."""
 
 import contextlib
 
@@ -9,18 +9,18 @@ from tests import standin_cupy
 from weftplan import device, engine
 
 PLACES = ["cpu", "sim", "standin", pytest.param("gpu", marks=pytest.mark.gpu)]
-"""The host, the simulated device, the real code for GPUs on a stand-in for CuPy, and a real GPU."""
+"""The host, the simulated device, the GPU code on a stand-in for CuPy, and a real GPU."""
 
 
 GPUS = ["standin", pytest.param("gpu", marks=pytest.mark.gpu)]
-"""The real code for GPUs alone: on the stand-in, and on a real GPU."""
+"""The GPU code only: on the stand-in, and on a real GPU."""
 
 
 @contextlib.contextmanager
 def place(where, **engine_settings):
-    """The function that makes contexts of one kind: ``context(i)`` for devices 0 to 3.
+    """Return the function that creates contexts of one kind: ``context(i)`` for devices 0 to 3.
 
-    A machine with one GPU gives it for both.
+    On a machine with one GPU both contexts are on it.
     """
     if where == "standin":
         with standin_cupy.installed(**engine_settings):

@@ -1,4 +1,4 @@
-"""What the contract of engines is run on, and what failing operations raise."""
+"""Engines for the contract, and the error of failing operations."""
 
 import threading
 from functools import partial
@@ -21,7 +21,7 @@ for _kind in registered():
 
 
 class Boom(Exception):
-    """What failing operations raise here."""
+    """Error of failing operations."""
 
 
 def boom():
@@ -30,7 +30,7 @@ def boom():
 
 
 def pushed(eng, *args, **options):
-    """Push what fails here or upstream: the naive engine raises at once, the others later."""
+    """Push an operation that fails or depends on a failure: the naive engine raises immediately, the others later."""
     if eng.kind == "NaiveEngine":
         with pytest.raises(Boom):
             eng.push(*args, **options)
@@ -39,7 +39,7 @@ def pushed(eng, *args, **options):
 
 
 def together(work, count):
-    """Run ``work()`` on ``count`` threads at once; returns when all are done."""
+    """Run ``work()`` on ``count`` threads concurrently; return when all are done."""
     threads = [threading.Thread(target=work) for _ in range(count)]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""Every data iterator of the package, made anew for one test: the list that the contract of iterators runs over."""
+"""Every data iterator of the package, newly created for one test: the list for the contract of iterators."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def table(folder: Path, **settings: Any) -> mx.io.DataIter:
 
 
 def few_features(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """The rows from a file in the format of LIBSVM."""
+    """The rows from a file in LIBSVM format."""
     path = folder / "rows.t"
     path.write_text("".join(f"{k} 0:{a} 1:{b}\n" for k, (a, b) in enumerate(ROWS)))
     return mx.io.LibSVMIter(path, (2,), batch_size=4, **settings)
 
 
 def images(folder: Path) -> mx.io.DataIter:
-    """Eleven images of 2x2 pixels, as MNIST's files, in a random order that stays."""
+    """Eleven images of 2x2 pixels in MNIST's format, in a fixed random order."""
     pixels, labels = np.arange(44, dtype="u1").reshape(11, 2, 2), np.arange(11, dtype="u1")
     for name, values in (("im", pixels), ("lb", labels)):
         head = struct.pack(f">I{values.ndim}I", 0x800 | values.ndim, *values.shape)
@@ -46,7 +46,7 @@ def images(folder: Path) -> mx.io.DataIter:
 
 
 def records(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """Eleven images of 6x6 pixels from a file of records, cropped and mirrored at random."""
+    """Eleven images of 6x6 pixels from a record file, cropped and mirrored at random."""
     path = folder / "images.rec"
     file = mx.recordio.MXRecordIO(path, "w")
     for number in range(11):
@@ -62,7 +62,7 @@ def sentences(folder: Path) -> mx.io.DataIter:
 
 
 def dataset(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """The rows one by one, with numbers that depend on the sample's seed."""
+    """Single rows, with numbers that depend on the sample's seed."""
     return mx.io.DatasetIter(list(zip(ROWS, LABELS, strict=True)), 4, transform=shaken, **settings)
 
 
@@ -73,12 +73,12 @@ def shaken(sample: Any) -> Any:
 
 
 def stream(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """The rows as they come."""
+    """The rows in order."""
     return mx.io.DatasetIter(dict(enumerate(ROWS)).values(), 4, label_names=(), **settings)
 
 
 def batches(folder: Path) -> mx.io.DataIter:
-    """Batches that come ready, the last one shorter."""
+    """Ready-made batches, the last batch shorter."""
     return mx.io.DatasetIter(
         [{"a": ROWS[k : k + 4], "b": LABELS[k : k + 4]} for k in (0, 4, 8)],
         None,
@@ -88,9 +88,9 @@ def batches(folder: Path) -> mx.io.DataIter:
 
 
 def sides(folder: Path) -> mx.io.DataIter:
-    """Two iterators side by side, one of them in a random order."""
-    other = mx.io.NDArrayIter({"more": ROWS}, {"more_label": LABELS}, batch_size=4, shuffle=True)
-    return mx.io.PrefetchingIter([arrays(), other], depth=2)
+    """Two combined iterators, one of them in random order."""
+    second = mx.io.NDArrayIter({"more": ROWS}, {"more_label": LABELS}, batch_size=4, shuffle=True)
+    return mx.io.PrefetchingIter([arrays(), second], depth=2)
 
 
 ITERATORS: dict[str, Callable[[Path], mx.io.DataIter]] = {

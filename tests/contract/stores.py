@@ -1,6 +1,6 @@
-"""The stores that the contract runs on: those of one process, and plug-ins."""
+"""Stores for the contract: those of one process, and plug-ins."""
 
 from weftplan.kvstore.base import registered
 
 STORES = ["local", "device", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device"]
-STORES += [name for name in registered() if name != "teststore"]  # which keeps nothing, as MXNet's
+STORES += [name for name in registered() if name != "teststore"]  # it stores nothing, like MXNet's

@@ -1,4 +1,4 @@
-"""The engine's contract: several pushes as one operation. On every driver."""
+"""Engine contract: several pushes as one operation, on every driver."""
 
 import threading
 
@@ -19,11 +19,11 @@ def test_bulk_runs_everything_in_order(eng):
     eng.wait_for_all()
     assert log == list(range(25))
     assert eng.set_bulk_size(0) == 0
-    assert not eng._any_failure  # or every operation from here on would look for failures
+    assert not eng._any_failure  # otherwise every later operation would check for failures
 
 
 def test_bulk_member_fails_alone(deferred):
-    """One member fails: what depends on it is skipped, everything else of the bulk runs."""
+    """One member fails: its dependants are skipped, all other members run."""
     a, b, c, log = *(deferred.new_variable() for _ in range(3)), []
     with deferred.bulk(15):
         deferred.push(boom, (), [a], name="bad member")
@@ -39,7 +39,7 @@ def test_bulk_member_fails_alone(deferred):
 
 
 def test_waiting_flushes_the_bulk(eng):
-    """A wait inside a bulk does not wait for ever."""
+    """A wait inside a bulk does not hang."""
     var, log = eng.new_variable(), []
     with eng.bulk(100):
         eng.push(lambda: log.append(1), (), [var])
@@ -49,9 +49,10 @@ def test_waiting_flushes_the_bulk(eng):
         eng.set_bulk_size(-1)
 
 
-def test_what_ends_a_bulk(deferred):
-    """Reaching the size, another context, a priority, another kind of work, an asynchronous operation, a delete, a
-    smaller size, the end of the block: each pushes what was collected, and nothing else does."""
+def test_events_that_flush_a_bulk(deferred):
+    """A full bulk and every unusual push, delete, size change or end of the block push the members; nothing else
+    does.
+    """
     var = deferred.new_variable()
 
     def member(**options):
@@ -70,9 +71,9 @@ def test_what_ends_a_bulk(deferred):
     member(ctx=cpu(0))  # the default
     assert pushed() == 1
     member(ctx=cpu(1))
-    assert pushed() == 2  # the two on cpu(0)
+    assert pushed() == 2  # both on cpu(0)
     member(priority=1)
-    assert pushed() == 4  # the one on cpu(1), then itself
+    assert pushed() == 4  # the member on cpu(1), then the push itself
     member()
     member(prop=FnProperty.CPU_PRIORITIZED)
     assert pushed() == 6
@@ -97,7 +98,7 @@ def test_what_ends_a_bulk(deferred):
     assert var.version == 16
 
 
-def test_the_function_of_an_operator_is_a_member_too(eng):
+def test_stored_operator_joins_a_bulk(eng):
     """A stored operator pushed inside a bulk runs in order with the others."""
     var, log = eng.new_variable(), []
     operator = eng.new_operator(lambda: log.append("stored"), (), [var])
@@ -110,8 +111,7 @@ def test_the_function_of_an_operator_is_a_member_too(eng):
 
 
 def test_a_bulk_belongs_to_its_thread(deferred):
-    """What one thread has collected and not pushed is unknown to all others: their waits do not wait for it, and
-    their own pushes are not collected."""
+    """Other threads do not wait for a thread's collected members, and their own pushes are not collected."""
     if deferred.kind == "Simulator":
         pytest.skip("the simulator belongs to one thread")
     var, log, seen = deferred.new_variable(), [], []
@@ -135,7 +135,7 @@ def test_a_bulk_belongs_to_its_thread(deferred):
 
 
 def test_a_bulk_is_one_operation(deferred):
-    """It runs without anything in between, reads and writes what its members do."""
+    """Nothing runs between its members; it reads and writes what they do."""
     a, b, c, log = *(deferred.new_variable() for _ in range(3)), []
     with deferred.bulk(10):
         deferred.push(lambda: log.append(1), [a], [b], name="one")
@@ -148,8 +148,8 @@ def test_a_bulk_is_one_operation(deferred):
     assert deferred.statistics().pushed == 3
 
 
-def test_nothing_is_collected_while_there_is_a_tracer(deferred):
-    """It sees every operation; what was collected before it came is one, and comes first."""
+def test_tracer_disables_bulks(deferred):
+    """It sees every operation; members collected before it was installed are one operation, and come first."""
     var, names, log = deferred.new_variable(), [], []
     with deferred.bulk(10):
         deferred.push(lambda: log.append(1), (), [var], name="before")
@@ -158,14 +158,17 @@ def test_nothing_is_collected_while_there_is_a_tracer(deferred):
         deferred.push(lambda: log.append(3), (), [var], name="one")
         deferred.push(lambda: log.append(4), (), [var], name="two")
     deferred.wait_for_all()
-    deferred.stop()  # a wait may come back before the tracer was told
+    deferred.stop()  # a wait may return before the tracer is called
     assert log == [1, 2, 3, 4]
     assert names == ["ImperativeBulk", "one", "two"]
 
 
-def test_members_after_a_failed_one(deferred):
-    """The second write of what a member failed to write is held back, too: nobody has been told; a bulk after the wait
-    heals it, and inside one bulk a good write does not hide an earlier failure from what comes behind."""
+def test_members_after_a_failed_member(deferred):
+    """The second write of a failed output is skipped, too, because no wait has raised the failure.
+
+    A bulk after the wait heals it. Inside one bulk a successful write does not hide an earlier failure from later
+    members.
+    """
     a, b, log = deferred.new_variable(), deferred.new_variable(), []
     with deferred.bulk(10):
         deferred.push(boom, (), [a])
@@ -185,7 +188,7 @@ def test_members_after_a_failed_one(deferred):
 
 
 def test_a_failed_operation_before_a_bulk(deferred):
-    """Members that need it are skipped, the others of the bulk run."""
+    """Dependent members are skipped, the other members run."""
     a, b, c, log = *(deferred.new_variable() for _ in range(3)), []
     deferred.push(boom, (), [a])
     with deferred.bulk(10):
@@ -197,8 +200,8 @@ def test_a_failed_operation_before_a_bulk(deferred):
     assert log == ["does not"]
 
 
-def test_the_size_comes_back_after_an_error(eng):
-    """The block ends with an exception: members pushed, the old size restored."""
+def test_size_is_restored_after_an_error(eng):
+    """The block ends with an exception: the members are pushed, and the old size is restored."""
     var, log = eng.new_variable(), []
     eng.set_bulk_size(7)
 
@@ -218,7 +221,7 @@ def test_the_size_comes_back_after_an_error(eng):
 
 
 def test_a_future_flushes_the_bulk(deferred):
-    """Of a var that a collected member writes: it is done after that."""
+    """A future of a var that a collected member writes completes after that member."""
     if deferred.kind == "Simulator":
         pytest.skip("nobody would run the simulator while the future is waited for")
     var = deferred.new_variable()
@@ -227,29 +230,29 @@ def test_a_future_flushes_the_bulk(deferred):
         assert deferred.future(var).result(60).version == 1
 
 
-def test_a_tracer_that_changes_while_a_thread_begins_to_collect(deferred):
-    """
-    1. another thread changes the tracer and sees that nobody collects  2. this one begins to collect  3. the other
-    writes down what it saw: pushes are still collected, or they would overtake those that are.
+def test_tracer_change_while_a_bulk_begins(deferred):
+    """A tracer change that misses a new bulk must not disable it: pushes would overtake the members.
+
+    (1) A thread changes the tracer and sees no bulk. (2) This thread begins one. (3) The other stores what it saw.
     """
     var, log, looked, go = deferred.new_variable(), [], threading.Event(), threading.Event()
 
     class Collecting(list):
         def __bool__(self):
-            found = len(self) > 0
-            if threading.current_thread() is other:
+            is_collecting = len(self) > 0
+            if threading.current_thread() is other_thread:
                 looked.set()
                 go.wait(0.2)
-            return found
+            return is_collecting
 
     deferred._bulking = Collecting()
-    other = threading.Thread(target=lambda: setattr(deferred, "tracer", None))
-    other.start()
+    other_thread = threading.Thread(target=lambda: setattr(deferred, "tracer", None))
+    other_thread.start()
     assert looked.wait(60)
     with deferred.bulk(10):
         deferred.push(lambda: log.append(1), (), [var])
         go.set()
-        other.join(60)
+        other_thread.join(60)
         deferred.push(lambda: log.append(2), (), [var])
     deferred.wait_for_var(var)
     assert log == [1, 2]

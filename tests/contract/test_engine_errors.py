@@ -1,4 +1,4 @@
-"""The engine's contract: failures spread, are raised, stay and heal; deletes run all the same. On every driver."""
+"""Engine contract: failures spread, are raised, persist and heal; deletes always run. On every driver."""
 
 import gc
 
@@ -11,7 +11,7 @@ from weftplan.errors import EngineError
 
 
 def test_failure_is_raised_with_name_and_line(deferred):
-    """The wait raises the original exception; its note names the operation and the line that pushed it."""
+    """The wait raises the original exception; its note names the operation and the line of its push."""
     var = deferred.new_variable()
     deferred.push(boom, (), [var], name="the culprit")
     with pytest.raises(Boom) as caught:
@@ -37,7 +37,7 @@ def test_naive_raises_at_the_push():
 
 
 def test_dependants_are_skipped_and_fail_alike(deferred):
-    """An operation that reads a failed var does not run; what it should have written fails with the same error."""
+    """An operation that reads a failed var does not run; its outputs fail with the same error."""
     a, b, c, ran = *(deferred.new_variable() for _ in range(3)), []
     deferred.push(boom, (), [a])
     deferred.push(lambda: ran.append(1), [a], [b])
@@ -52,7 +52,7 @@ def test_dependants_are_skipped_and_fail_alike(deferred):
 
 
 def test_failed_stays_failed_until_rewritten(deferred):
-    """Reading twice raises twice; a later write heals; one pushed before the wait does not."""
+    """Reading twice raises twice; a later write heals; a write pushed before the wait does not."""
     var, ran = deferred.new_variable(), []
     deferred.push(boom, (), [var])
     deferred.push(lambda: ran.append("too early"), (), [var])
@@ -65,7 +65,7 @@ def test_failed_stays_failed_until_rewritten(deferred):
 
 
 def test_wait_for_all_raises_everything_once(deferred):
-    """The first failure in push order is raised, the others are in its notes; a second wait is silent."""
+    """The first failure in push order is raised, with the others in its notes; a second wait is silent."""
     one, two = deferred.new_variable(), deferred.new_variable()
 
     def other():
@@ -81,8 +81,8 @@ def test_wait_for_all_raises_everything_once(deferred):
         deferred.wait_for_var(two)
 
 
-def test_failure_without_vars_is_raised_by_wait_for_all(deferred):
-    """An operation that writes nothing cannot lose its error."""
+def test_wait_for_all_raises_failure_without_vars(deferred):
+    """The error of an operation without outputs is not lost."""
     deferred.push(boom)
     with pytest.raises(Boom):
         deferred.wait_for_all()
@@ -99,7 +99,7 @@ def test_no_skip_runs_on_failed_vars(deferred):
 
 
 def test_an_order_carries_no_failure(deferred):
-    """Who writes an order may fail; who reads it waits for that, and runs all the same."""
+    """A writer of an order may fail; its readers wait for that and run all the same."""
     order, var, after, ran = deferred.new_order("order"), deferred.new_variable(), deferred.new_variable(), []
     deferred.push(boom, (), [var])
     deferred.push(lambda: ran.append("skipped"), [var], [order])
@@ -111,7 +111,7 @@ def test_an_order_carries_no_failure(deferred):
     deferred.wait_for_var(after)
 
 
-def test_the_engine_goes_on_after_failures(deferred):
+def test_engine_continues_after_failures(deferred):
     """A hundred failures, then ordinary work."""
     for _ in range(100):
         deferred.push(boom, (), [deferred.new_variable()])
@@ -138,8 +138,8 @@ def test_delete_runs_last_even_after_a_failure(deferred):
         deferred.delete_variable(var)
 
 
-def test_what_passes_a_failed_var_with_the_property_of_deletes_leaves_it_to_be_healed(deferred):
-    """An operation with that property, on a var that stays, keeps the failure; a later write heals it."""
+def test_delete_property_keeps_the_failure(deferred):
+    """A delete-property operation on a surviving var keeps the failure; a later write heals it."""
     var = deferred.new_variable()
     deferred.push(boom, (), [var])
     with pytest.raises(Boom):
@@ -152,7 +152,7 @@ def test_what_passes_a_failed_var_with_the_property_of_deletes_leaves_it_to_be_h
 
 
 def test_versions_count_failed_and_skipped_writes(eng):
-    """A write that failed, one that was skipped and one that ran: three versions, on every engine."""
+    """A failed, a skipped and a successful write: three versions, on every engine."""
     a, b = eng.new_variable(), eng.new_variable()
     pushed(eng, boom, (), [a])
     pushed(eng, lambda: None, [a], [b])
@@ -164,13 +164,13 @@ def test_versions_count_failed_and_skipped_writes(eng):
 
 
 def assert_raises(eng, var):
-    """The wait for ``var`` raises."""
+    """Assert that the wait for ``var`` raises."""
     with pytest.raises(Boom):
         eng.wait_for_var(var)
 
 
 def test_readers_do_not_spread_a_failure(eng):
-    """An operation that reads a failed and a good var is skipped; what it writes fails, the good var does not."""
+    """An operation that reads a failed and a good var is skipped; its output fails, the good var does not."""
     bad, good, out = (eng.new_variable() for _ in range(3))
     pushed(eng, boom, (), [bad])
     pushed(eng, boom, [good, bad], [out])
@@ -181,8 +181,8 @@ def test_readers_do_not_spread_a_failure(eng):
     eng.wait_for_var(out)
 
 
-def test_the_first_failure_in_the_order_of_the_list(deferred):
-    """An operation that reads two failed vars takes on the failure of the first."""
+def test_first_listed_failure_is_taken(deferred):
+    """An operation that reads two failed vars takes the failure of the first."""
     one, two, out = (deferred.new_variable() for _ in range(3))
 
     def other():
@@ -198,7 +198,7 @@ def test_the_first_failure_in_the_order_of_the_list(deferred):
 
 
 def test_a_stored_operator_is_skipped_and_runs_again(deferred):
-    """It keeps no failure: skipped while its input has failed, it runs once the input is written again."""
+    """It stores no failure: skipped while its input has failed, it runs after the input is written again."""
     a, b, runs = deferred.new_variable(), deferred.new_variable(), []
     operator = deferred.new_operator(lambda: runs.append(1), [a], [b], name="stored")
     deferred.push(boom, (), [a])
@@ -224,8 +224,8 @@ def test_a_failing_operator_fails_each_time(deferred):
         assert deferred.statistics().failed == count
 
 
-def test_no_skip_spreads_nothing(eng):
-    """What it writes is good although an input has failed, and it may heal what nobody was told of."""
+def test_no_skip_spreads_no_failure(eng):
+    """Its output is good although an input has failed, and it may heal an unraised failure."""
     bad, out, ran = eng.new_variable(), eng.new_variable(), []
     pushed(eng, boom, (), [bad])
     eng.push(lambda: ran.append("reads"), [bad], [out], prop=FnProperty.NO_SKIP)
@@ -235,11 +235,11 @@ def test_no_skip_spreads_nothing(eng):
     assert ran == ["reads", "writes"]
     if eng.kind != "NaiveEngine":
         with pytest.raises(Boom):
-            eng.wait_for_all()  # healed, but not told
+            eng.wait_for_all()  # healed, but not raised
 
 
-def test_a_delete_function_that_raises(deferred):
-    """The var is gone, so only wait_for_all can tell."""
+def test_raising_delete_function(deferred):
+    """The var is gone, so only wait_for_all can raise it."""
     var = deferred.new_variable()
     deferred.delete_variable(var, boom)
     with pytest.raises(Boom) as caught:
@@ -248,7 +248,7 @@ def test_a_delete_function_that_raises(deferred):
 
 
 def test_waits_that_raise_in_push_order(deferred):
-    """Of thirty failures wait_for_all raises the first pushed; the notes tell of the others, in order, once each."""
+    """Of thirty failures wait_for_all raises the first pushed; its notes list the others in order, once each."""
     for i in range(30):
 
         def fail(i=i):
@@ -263,8 +263,8 @@ def test_waits_that_raise_in_push_order(deferred):
 
 
 @pytest.mark.parametrize("how", ["healed", "dropped", "deleted", "no var"])
-def test_after_a_failure_nothing_costs_more_for_good(deferred, how):
-    """Once no var holds a failure, operations are run as if there had never been one."""
+def test_fast_path_returns_after_failures(deferred, how):
+    """Once no var holds a failure, operations return to the fast path."""
     var, other = deferred.new_variable(), deferred.new_variable()
     deferred.push(boom, (), [] if how == "no var" else [var])
     with pytest.raises(Boom):
@@ -275,7 +275,7 @@ def test_after_a_failure_nothing_costs_more_for_good(deferred, how):
     elif how == "healed":
         deferred.push(lambda: None, (), [var])
     del var
-    gc.collect()  # the error's traceback may hold the operation, and that the var
+    gc.collect()  # the error's traceback may hold the operation, which holds the var
     for _ in range(2):
         deferred.push(lambda: None, (), [other])
         deferred.wait_for_all()

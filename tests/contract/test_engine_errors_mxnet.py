@@ -1,4 +1,4 @@
-"""The engine's contract under WEFTPLAN_ERRORS=mxnet: a failure is raised once, as MXNet 1.9.1 does."""
+"""Engine contract under WEFTPLAN_ERRORS=mxnet: a failure is raised once, as in MXNet 1.9.1."""
 
 import pytest
 
@@ -21,27 +21,27 @@ def test_mxnet_error_mode(monkeypatch):
 
 
 class TestMxnetRule:
-    """WEFTPLAN_ERRORS=mxnet: a failure is raised once, and that heals everything."""
+    """WEFTPLAN_ERRORS=mxnet: a failure is raised once, which heals everything."""
 
     @pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
     def mxnet(self, request, monkeypatch):
-        """An engine that was made under that rule."""
+        """An engine created under that rule."""
         monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
-        made = engine.create(request.param)
-        yield made
-        made.stop()
-        made.wait_for_all()
+        eng = engine.create(request.param)
+        yield eng
+        eng.stop()
+        eng.wait_for_all()
 
     def test_waiting_for_all_heals_everything(self, mxnet):
         """The second wait is silent, and so are waits for the vars."""
-        made = [mxnet.new_variable() for _ in range(3)]
-        mxnet.push(boom, (), [made[0]])
-        mxnet.push(boom, (), [made[1]])
-        mxnet.push(lambda: None, [made[0]], [made[2]])
+        variables = [mxnet.new_variable() for _ in range(3)]
+        mxnet.push(boom, (), [variables[0]])
+        mxnet.push(boom, (), [variables[1]])
+        mxnet.push(lambda: None, [variables[0]], [variables[2]])
         with pytest.raises(Boom):
             mxnet.wait_for_all()
         mxnet.wait_for_all()
-        for var in made:
+        for var in variables:
             mxnet.wait_for_var(var)
 
     def test_success_does_not_heal(self, mxnet):
@@ -58,7 +58,7 @@ class TestMxnetRule:
         assert ran == ["runs"]
 
     def test_another_failure_stays(self, mxnet):
-        """The raise of one heals its own holders only."""
+        """Raising one failure heals only its own holders."""
         a, b = mxnet.new_variable(), mxnet.new_variable()
         mxnet.push(boom, (), [a])
         mxnet.push(boom, (), [b])
@@ -69,7 +69,7 @@ class TestMxnetRule:
         mxnet.wait_for_all()
 
     def test_a_healed_var_and_a_new_failure(self, mxnet):
-        """The old failure, raised again through another holder, does not heal the new one."""
+        """The old failure, raised again through another holder, does not heal the new failure."""
         a, b = mxnet.new_variable(), mxnet.new_variable()
         mxnet.push(boom, (), [a, b])
         with pytest.raises(Boom):
@@ -82,6 +82,6 @@ class TestMxnetRule:
 
 
 def _settled(eng, var):
-    """``var``, when everything has run."""
+    """Return ``var`` after everything has run."""
     eng.stop()
     return var

@@ -1,4 +1,4 @@
-"""The engine's contract: stop and start, threads, futures, repr. On every driver."""
+"""Engine contract: stop and start, threads, futures, repr. On every driver."""
 
 import re
 import threading
@@ -12,7 +12,7 @@ from weftplan.device.context import cpu
 
 
 def test_stop_and_start(eng):
-    """Stop ends all threads after all work; pushing afterwards starts them again."""
+    """Stop ends all threads after all work; a later push starts them again."""
     var = eng.new_variable()
     for _ in range(3):
         for _ in range(10):
@@ -25,7 +25,7 @@ def test_stop_and_start(eng):
 
 
 def test_many_engines_leave_no_thread():
-    """A hundred engines made, used and stopped: no thread is left."""
+    """A hundred engines created, used and stopped: no thread is left."""
     threads = set()
     for i in range(100):
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
@@ -49,8 +49,8 @@ def test_future(deferred):
     deferred.wait_for_all()
 
 
-def test_repr_tells_the_state():
-    """States and counts in words."""
+def test_repr_shows_the_state():
+    """States and counts as text."""
     eng = engine.create("Simulator")
     var = eng.new_variable("x")
     assert repr(var) == "<Var 'x' version 0: IDLE>"
@@ -64,8 +64,8 @@ def test_repr_tells_the_state():
     assert repr(var) == "<Var 'x' version 1: IDLE>"
 
 
-def test_repr_counts_who_still_waits():
-    """Operations that were granted behind a write do not count any more, before and after the list of them is cut."""
+def test_repr_counts_waiting_operations():
+    """Granted operations are no longer counted, before and after the list of waiting operations is cut."""
     eng = engine.create("Simulator")
     var, heads = eng.new_variable(), []
     for _ in range(100):
@@ -76,14 +76,14 @@ def test_repr_counts_who_still_waits():
         assert len(var.waiting) <= 99 - done + var.head
         assert var.head <= 50
         heads.append(var.head)
-    assert max(heads) >= 32  # cutting it each time would cost the square of what waits
+    assert max(heads) >= 32  # cutting it each time would cost quadratic time
     eng.wait_for_all()
     assert (var.waiting, var.head) == ([], 0)
     assert repr(var) == "<Var version 100: IDLE>"
 
 
 def test_repr_of_failed_and_deleted_vars(deferred):
-    """Both are told."""
+    """Both are shown."""
     var = deferred.new_variable("x")
     deferred.push(boom, (), [var], name="culprit")
     with pytest.raises(Boom):
@@ -97,8 +97,10 @@ def test_repr_of_failed_and_deleted_vars(deferred):
 
 
 def test_using_an_engine_for_a_while(deferred):
-    """Inside the block it is the process-wide one; at the end its work is finished, its failures are raised, and the
-    one before is back, whatever happened."""
+    """Inside the block it is the process-wide engine.
+
+    At the end its work has finished, its failures are raised, and the previous engine is restored in any case.
+    """
     before, var = engine.get(), deferred.new_variable()
     with engine.using(deferred) as inside:
         assert inside is engine.get() is deferred

@@ -1,4 +1,4 @@
-"""The engine's contract: a failure names the operation and the very line that pushed it, however it was pushed."""
+"""Engine contract: a failure names the operation and the exact line of its push, for every kind of push."""
 
 import inspect
 import re
@@ -15,13 +15,13 @@ from weftplan.engine.sites import site_text
 
 
 def here(further=0):
-    """The place of the caller's line, or so many further down, as a failure tells it."""
+    """Return the caller's line, or a line further down, in the form of a failure's note."""
     frame = inspect.currentframe().f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno + further}"
 
 
 def bulk(eng, var):
-    """One member."""
+    """A bulk with one member."""
     with eng.bulk(5):
         line = here(1)
         eng.push(boom, (), [var], name="culprit")
@@ -29,7 +29,7 @@ def bulk(eng, var):
 
 
 def operator(eng, var):
-    """The line that pushed it counts, not the one that made it."""
+    """The line of the push counts, not that of the creation."""
     stored = eng.new_operator(boom, (), [var], name="culprit")
     line = here(1)
     eng.push(stored)
@@ -37,7 +37,7 @@ def operator(eng, var):
 
 
 def several_lines(eng, var):
-    """The line where the call begins."""
+    """The first line of the call counts."""
     line = here(1)
     eng.push(
         boom,
@@ -67,7 +67,7 @@ WAYS = {
 @pytest.mark.parametrize("traced", [False, True], ids=["", "traced"])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_line_of_the_push(deferred, way, traced):
-    """Name and line stand in the note of what the wait raises, at the var itself and at what depends on it."""
+    """Name and line are in the note of the raised error, at the var itself and at its dependants."""
     if traced:
         deferred.tracer = lambda *record: None
     var, after = deferred.new_variable(), deferred.new_variable()
@@ -90,7 +90,7 @@ def test_the_line_of_a_delete(deferred):
 
 
 def test_the_line_is_the_users(deferred):
-    """What the package pushes on behalf of a user is told with the user's line: tasks, futures, operators on arrays."""
+    """Pushes by the package for a user show the user's line: tasks, futures, operators on arrays."""
     out = np.zeros(1)
     with engine.using(deferred):
         line = here(1)
@@ -101,7 +101,7 @@ def test_the_line_is_the_users(deferred):
 
 
 def test_names_of_operations_without_one(deferred):
-    """A function's own name, with its class or enclosing function; of a callable object the class."""
+    """A function's own name, with its class or enclosing function; for a callable object its class."""
 
     class Callable:
         def __call__(self):
@@ -123,14 +123,14 @@ def test_names_of_operations_without_one(deferred):
 
 
 def test_a_site_without_a_line():
-    """Unknown code, or an offset that no line covers: the function's first line."""
+    """Unknown code, or an offset without a line: the function's first line."""
     assert site_text(None) == "an unknown line"
     code = test_a_site_without_a_line.__code__
     assert site_text((code, 10**6)) == f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def test_one_exception_object_of_many_operations(deferred):
-    """Its notes tell of each operation once, of a hundred at most; every one of them has failed."""
+    """Its notes list each operation once, a hundred at most; every operation has failed."""
     error, made = Boom("shared"), []
 
     def fail():

@@ -1,4 +1,4 @@
-"""The engine's contract: misuse (a var twice, foreign things, a wait inside) is an error that shows the fix."""
+"""Engine contract: misuse (duplicate vars, foreign objects, nested waits) raises an error that shows the fix."""
 
 import copy
 import itertools
@@ -29,10 +29,10 @@ def test_duplicate_declarations(eng):
 
 
 def test_foreign_vars_and_no_function(eng):
-    """A var of another engine, something that is no var, something that cannot be called."""
-    other = engine.create("NaiveEngine")
+    """A var of another engine, an object that is no var, an object that is not callable."""
+    other_engine = engine.create("NaiveEngine")
     with pytest.raises(EngineError, match="belongs to <NaiveEngine"):
-        eng.push(lambda: None, [other.new_variable()])
+        eng.push(lambda: None, [other_engine.new_variable()])
     with pytest.raises(EngineError, match=r"made by engine.new_variable\(\), got str"):
         eng.push_async(lambda done: done(), ["x"])
     with pytest.raises(EngineError, match="needs a function"):
@@ -41,7 +41,7 @@ def test_foreign_vars_and_no_function(eng):
 
 
 def test_errors_name_the_operation(eng):
-    """By the name that the push gave, if it gave one."""
+    """By the name of the push, if it has one."""
     a, gone = eng.new_variable("a"), eng.new_variable("gone")
     eng.delete_variable(gone)
     for push in (eng.push, eng.push_async, eng.new_operator):
@@ -54,18 +54,18 @@ def test_errors_name_the_operation(eng):
 
 
 def test_operators_of_another_engine(eng):
-    """Refused with both engines' names; its own engine still takes it."""
-    other = engine.create("NaiveEngine")
-    theirs = other.new_variable()
-    operator = other.new_operator(lambda: None, (), [theirs], name="stored")
+    """Refused with both engines' names; its own engine still accepts it."""
+    other_engine = engine.create("NaiveEngine")
+    theirs = other_engine.new_variable()
+    operator = other_engine.new_operator(lambda: None, (), [theirs], name="stored")
     with pytest.raises(EngineError, match="<Operator 'stored': 0 reads, 1 writes> belongs to <NaiveEngine"):
         eng.push(operator)
-    other.push(operator)
+    other_engine.push(operator)
     assert (theirs.version, eng.statistics().pushed) == (1, 0)
 
 
-def test_wait_for_all_inside_an_operation_of_the_naive_engine():
-    """It would wait for the operation that calls it; a wait for a var that nobody writes comes back."""
+def test_wait_for_all_inside_a_naive_operation():
+    """It would wait for the calling operation; a wait for an unwritten var returns."""
     naive = engine.create("NaiveEngine")
     idle, ran = naive.new_variable(), []
 
@@ -82,7 +82,7 @@ def test_wait_for_all_inside_an_operation_of_the_naive_engine():
 
 @pytest.mark.parametrize("what", ["var", "all"])
 def test_wait_inside_an_operation(what):
-    """A worker that would wait for itself raises, with the fix; the engine works on."""
+    """A worker that would wait for itself raises, with the fix; the engine continues."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     a, b = eng.new_variable(), eng.new_variable()
 
@@ -98,7 +98,7 @@ def test_wait_inside_an_operation(what):
 
 
 def test_unknown_kind_and_bad_counts():
-    """The message names what is legal."""
+    """The message lists the legal values."""
     with pytest.raises(ConfigError, match=r"did you mean 'NaiveEngine'\?.*ThreadedEnginePerDevice"):
         engine.create("NaivEngine")
     for bad in (0, -1, True, "2"):
@@ -108,9 +108,7 @@ def test_unknown_kind_and_bad_counts():
 
 @pytest.mark.parametrize("how", ["push", "push with priority", "push_async", "new_operator"])
 def test_every_small_declaration(how):
-    """
-    Up to three reads and up to three writes, drawn with repetition from three good vars, one of another engine, one
-    that was deleted and something that is no var: what is wrong is an error and leaves the vars alone, all else is
+    """Up to three reads and three writes of good, foreign, deleted and non-vars: errors change nothing, the rest is
     accepted.
     """
     sim, other = engine.create("Simulator"), engine.create("NaiveEngine")
@@ -152,14 +150,14 @@ def _error_of(push, reads, writes):
 
 
 @pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_var_has_no_twin(eng, twin):
-    """Operations that declared the twin would not wait for those that declared the var."""
+def test_var_cannot_be_copied(eng, twin):
+    """Operations on the copy would not wait for those on the var."""
     with pytest.raises(EngineError, match=r"<Var 'a' .* cannot be copied; make another with new_variable"):
         twin(eng.new_variable("a"))
 
 
 class Compared(Var):
-    """Counts how often it is compared with another."""
+    """Counts its comparisons."""
 
     __slots__ = ()
     count = 0
@@ -171,8 +169,8 @@ class Compared(Var):
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_many_vars_cost_each_a_fixed_price(deferred, behind):
-    """A thousand read and a thousand written: none is looked for among the others, when all is free or all waits."""
+def test_cost_is_linear_in_the_number_of_vars(deferred, behind):
+    """A thousand reads and a thousand writes, idle or waiting: no linear search per var."""
     reads, writes = ([Compared(deferred) for _ in range(1000)] for _ in range(2))
     if behind:
         for var in (*reads, *writes):

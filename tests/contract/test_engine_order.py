@@ -1,4 +1,4 @@
-"""The engine's contract: reads and writes in push order, versions, stored operators, completion. On every driver."""
+"""Engine contract: reads and writes in push order, versions, stored operators, completion. On every driver."""
 
 import random
 import threading
@@ -34,7 +34,7 @@ def test_readers_see_the_write_before_them(eng):
 
 
 def test_reads_run_concurrently():
-    """Two readers meet at a barrier: they are running at the same time."""
+    """Two readers meet at a barrier: they run at the same time."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
     var, barrier = eng.new_variable(), threading.Barrier(2)
     for _ in range(2):
@@ -83,13 +83,13 @@ def test_random_programs_equal_serial_execution(eng, seed):
     for i, (reads, target) in enumerate(program):
         apply(want, reads, target, i)
     got = list(range(100))
-    made = [eng.new_variable() for _ in range(100)]
+    variables = [eng.new_variable() for _ in range(100)]
     for i, (reads, target) in enumerate(program):
-        eng.push(lambda r=reads, t=target, i=i: apply(got, r, t, i), [made[r] for r in reads], [made[target]])
+        eng.push(lambda r=reads, t=target, i=i: apply(got, r, t, i), [variables[r] for r in reads], [variables[target]])
     eng.wait_for_all()
     assert got == want
     counts = [sum(t == k for _, t in program) for k in range(100)]
-    assert [v.version for v in made] == counts
+    assert [v.version for v in variables] == counts
 
 
 def test_version_scenario(eng):
@@ -106,7 +106,7 @@ def test_version_scenario(eng):
 
 
 def test_operators_are_reused(eng):
-    """A stored operator runs as often as it is pushed; its deletion lets scheduled runs finish and forbids new ones."""
+    """A stored operator runs once per push; its deletion lets scheduled runs finish and forbids new pushes."""
     var, runs = eng.new_variable(), []
     operator = eng.new_operator(lambda: runs.append(1), (), [var], name="again")
     for _ in range(20):
@@ -120,7 +120,7 @@ def test_operators_are_reused(eng):
 
 
 def test_async_operations(eng):
-    """The operation is over when on_complete is called, from another thread; an error given there is its failure."""
+    """The operation is over when on_complete is called, from another thread; an error passed to it is its failure."""
     if eng.kind == "Simulator":
         pytest.skip("the simulator has one thread: nobody else could call on_complete")
     var, order = eng.new_variable(), []
@@ -142,7 +142,7 @@ def test_async_operations(eng):
 
 
 def test_on_complete_twice_is_an_error(eng):
-    """The second call raises where it is made, and changes nothing."""
+    """The second call raises at its caller, and changes nothing."""
     var, errors, over = eng.new_variable(), [], threading.Event()
 
     def start(on_complete):

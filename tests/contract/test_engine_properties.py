@@ -1,4 +1,4 @@
-"""The engine's contract: the queue of each kind of work (FnProperty) on each engine, and how many threads it has."""
+"""Engine contract: the queue of each kind of work (FnProperty) on each engine, and its number of threads."""
 
 import os
 import subprocess
@@ -16,11 +16,11 @@ MAIN = threading.main_thread().name
 POOLED = dict.fromkeys(FnProperty, "weftplan worker 0") | dict.fromkeys(
     (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU), "weftplan copy 0"
 )
-"""ThreadedEngine: one pool, and one thread for copies, whatever the context."""
+"""ThreadedEngine: one pool, and one thread for copies, for all contexts."""
 
 
 def of_cpu(index):
-    """ThreadedEnginePerDevice: one queue per CPU, a priority queue for the process; short ones run where pushed."""
+    """ThreadedEnginePerDevice: one queue per CPU, a priority queue for the process; short operations run inline."""
     return dict.fromkeys(FnProperty, f"weftplan cpu({index}) worker 0") | {
         FnProperty.CPU_PRIORITIZED: "weftplan priority 0",
         FnProperty.ASYNC: MAIN,
@@ -35,7 +35,7 @@ OF_DEVICE = dict.fromkeys(FnProperty, "weftplan sim(0) worker 0") | {
     FnProperty.CPU_PRIORITIZED: "weftplan sim(0) priority 0",
     FnProperty.GPU_PRIORITIZED: "weftplan sim(0) priority 0",
 }
-"""ThreadedEnginePerDevice, once streams are in use: three queues a device, and nothing runs on the pushing thread."""
+"""ThreadedEnginePerDevice with streams in use: three queues per device, and nothing runs inline."""
 
 
 def here(thread):
@@ -60,12 +60,12 @@ def here(thread):
     ids=lambda value: None if isinstance(value, dict) else str(value),
 )
 @pytest.mark.parametrize("prop", FnProperty)
-def test_the_thread_of_each_kind_of_work(monkeypatch, kind, ctx, want, prop):
-    """What runs it says its thread's name, which names device and queue."""
-    monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "0")  # or a waiting thread may be the one
+def test_thread_of_each_property(monkeypatch, kind, ctx, want, prop):
+    """An operation reports its thread's name, which contains device and queue."""
+    monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "0")  # otherwise a waiting thread may run it
     eng = engine.create(kind, cpu_workers=1, priority_workers=1, gpu_workers=1, copy_workers=1)
     if want is OF_DEVICE:
-        eng.push(lambda: None, (), [eng.new_variable()], ctx)  # the first operation on it makes its stream
+        eng.push(lambda: None, (), [eng.new_variable()], ctx)  # the first operation on it creates its stream
         eng.wait_for_all()
     ran = []
     eng.push(lambda: ran.append(threading.current_thread().name), (), [eng.new_variable()], ctx, prop=prop)
@@ -76,7 +76,7 @@ def test_the_thread_of_each_kind_of_work(monkeypatch, kind, ctx, want, prop):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_deletes_jump_the_queue(kind):
-    """What is queued when a delete comes runs after it; a delete of a var in use comes after its uses all the same."""
+    """Operations queued before a delete run after it; a delete of a var in use still runs after its uses."""
     eng = engine.create(kind, cpu_workers=1, gpu_workers=1)
     ctx = sim(0) if kind == "ThreadedEnginePerDevice" else cpu(0)  # on a CPU it would run on this thread
     begun, gate, order = threading.Event(), threading.Event(), []
@@ -94,8 +94,8 @@ def test_deletes_jump_the_queue(kind):
 
 
 @pytest.mark.parametrize("prop", [FnProperty.COPY_TO_GPU, FnProperty.COPY_FROM_GPU, FnProperty.GPU_PRIORITIZED])
-def test_copies_and_prioritized_work_of_a_device_honour_priority(prop):
-    """Larger first, equal ones in push order; the worker queue of the same device ignores it."""
+def test_device_queues_honour_priority(prop):
+    """Larger priority first, equal priorities in push order; the worker queue of the device ignores it."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1, copy_workers=1)
     for kind, want in ((prop, [9, 9, 5, 1, -3]), (FnProperty.NORMAL, [1, 9, -3, 5, 9])):
         gate, order = threading.Event(), []
@@ -109,7 +109,7 @@ def test_copies_and_prioritized_work_of_a_device_honour_priority(prop):
 
 
 def test_copies_overlap_with_compute():
-    """A copy and an operation of one device run at the same time: each waits for the other to have begun."""
+    """A copy and an operation of one device run concurrently: each waits for the other to have begun."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1, copy_workers=1)
     meet = threading.Barrier(3, timeout=60)
     for prop in (FnProperty.NORMAL, FnProperty.COPY_TO_GPU, FnProperty.GPU_PRIORITIZED):
@@ -119,7 +119,7 @@ def test_copies_overlap_with_compute():
 
 
 def script(text, **environment):
-    """The words that a program prints in a process of its own."""
+    """Return the words that a program prints in its own process."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text)],
         capture_output=True,
@@ -158,7 +158,7 @@ THREADS = """
     "MXNET_ENGINE_TYPE",
 )
 def test_variables_set_the_threads():
-    """Each MXNET_..._NTHREADS is the number of threads that work at a time in its queues; 1, 4, 2 and 1 by default."""
+    """Each MXNET_..._NTHREADS is the number of threads of its queues; 1, 4, 2 and 1 by default."""
     assert script(THREADS) == [
         "cpu(0)/worker=1",
         "cpu(2)/worker=1",
@@ -186,8 +186,8 @@ def test_variables_set_the_threads():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.shows("MXNET_MP_WORKER_NTHREADS")
-def test_forked_children_have_threads_of_their_own_number():
-    """MXNET_MP_WORKER_NTHREADS, for the engine that the child inherits and for those that it makes."""
+def test_forked_children_use_their_thread_count():
+    """MXNET_MP_WORKER_NTHREADS, for the inherited engine and for engines that the child creates."""
     text = """
         import os, threading, warnings
         import weftplan as mx
@@ -216,8 +216,8 @@ def test_forked_children_have_threads_of_their_own_number():
 
 
 @pytest.mark.shows("WEFTPLAN_TASK_WORKERS")
-def test_a_variable_sets_the_threads_of_tasks():
-    """As many tasks run at a time, on the first CPU; three that wait for each other end with three threads."""
+def test_variable_sets_the_task_threads():
+    """That number of tasks runs concurrently on the first CPU; three that need each other need three threads."""
     text = """
         import threading
         import weftplan as mx

@@ -1,4 +1,4 @@
-"""The engine's contract: pushes from inside and from many threads, priorities, contexts. On every driver."""
+"""Engine contract: pushes from inside and from many threads, priorities, contexts. On every driver."""
 
 import threading
 from contextlib import suppress
@@ -47,7 +47,7 @@ def test_pushes_from_many_threads(eng):
 
 
 def test_priority_queue_order():
-    """The CPU priority queue runs larger priorities first, equal ones in push order; the plain queue ignores them."""
+    """The CPU priority queue runs larger priorities first, equal ones in push order; plain queues ignore them."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1, priority_workers=1)
     for prop, want in ((FnProperty.CPU_PRIORITIZED, [9, 9, 5, 1, 0]), (FnProperty.NORMAL, [1, 9, 5, 9, 0])):
         gate, order = threading.Event(), []
@@ -61,7 +61,7 @@ def test_priority_queue_order():
 
 
 def test_contexts_have_pools_of_their_own():
-    """cpu(0) and cpu(1) run at the same time although each has one worker; statistics name the queues."""
+    """cpu(0) and cpu(1) run concurrently although each has one worker; statistics name the queues."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     barrier = threading.Barrier(2)
     for i in range(2):
@@ -74,7 +74,7 @@ def test_contexts_have_pools_of_their_own():
 
 
 def test_statistics_of_engines_without_threads():
-    """The naive engine counts per context where operations were run; the simulator has no queues."""
+    """The naive engine counts operations per context; the simulator has no queues."""
     naive, simulator = engine.create("NaiveEngine"), engine.create("Simulator")
     for eng in (naive, simulator):
         for ctx in (cpu(0), None, cpu(1)):
@@ -86,7 +86,7 @@ def test_statistics_of_engines_without_threads():
 
 
 def test_a_tracer_sees_every_operation_once(eng):
-    """Plain, prioritized, asynchronous, short and both, deletes, on two contexts, failed ones and skipped ones."""
+    """Plain, prioritized, asynchronous, short, deleting, failed and skipped operations, on two contexts."""
     records, expected, numbers = [], [], set()
     bad, after = eng.new_variable(), eng.new_variable()
     eng.tracer = lambda *record: records.append(record)
@@ -100,12 +100,12 @@ def test_a_tracer_sees_every_operation_once(eng):
                     eng.push(lambda: None, (), [], ctx, prop=prop, name=expected[-1])
     for fn, reads, writes, name in ((boom, [], [bad], "failed"), (int, [bad], [after], "skipped")):
         expected.append(name)
-        with suppress(Boom):  # the naive engine's pushes
+        with suppress(Boom):  # raised by the naive engine's pushes
             eng.push(fn, reads, writes, name=name)
     eng.delete_variable(eng.new_variable())
     with suppress(Boom):
         eng.wait_for_all()
-    eng.stop()  # a wait may come back before the tracer was told
+    eng.stop()  # a wait may return before the tracer is called
     eng.tracer = None
     assert sorted(name for name, *_ in records) == sorted([*expected, "DeleteVariable"])
     for name, ctx, queue, worker, push_ns, start_ns, end_ns, number in records:

@@ -1,4 +1,4 @@
-"""The engine's contract: what a wait waits for, from threads, futures and coroutines, and what it leaves alone."""
+"""Engine contract: the effect of waits, from threads, futures and coroutines. On every driver."""
 
 import asyncio
 import concurrent.futures
@@ -16,15 +16,15 @@ THREADED = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 @pytest.fixture(params=THREADED)
 def threaded(request):
-    """Engines on which something may be held back while the test goes on."""
-    made = engine.create(request.param, cpu_workers=2)
-    yield made
-    made.stop()
-    made.wait_for_all()
+    """Engines whose operations may block while the test continues."""
+    eng = engine.create(request.param, cpu_workers=2)
+    yield eng
+    eng.stop()
+    eng.wait_for_all()
 
 
 def test_a_wait_for_a_var_ignores_its_readers(threaded):
-    """It returns while a read of the var is held; an operation that writes the var does wait for that read."""
+    """It returns while a read of the var is blocked; an operation that writes the var waits for that read."""
     var, gate, seen = threaded.new_variable(), threading.Event(), []
     threaded.push(lambda: None, (), [var])
     threaded.push(lambda: (gate.wait(60), seen.append("read")), [var])
@@ -37,7 +37,7 @@ def test_a_wait_for_a_var_ignores_its_readers(threaded):
 
 
 def test_a_wait_for_a_var_ignores_everything_else(threaded):
-    """Operations on other vars are still held when it returns, and wait_for_all waits for them."""
+    """Operations on other vars are still blocked when it returns; wait_for_all waits for them."""
     held, free, gate = threaded.new_variable(), threaded.new_variable(), threading.Event()
     threaded.push(lambda: gate.wait(60), (), [held])
     threaded.push(lambda: None, (), [free])
@@ -49,8 +49,8 @@ def test_a_wait_for_a_var_ignores_everything_else(threaded):
     assert held.version == 1
 
 
-def test_several_threads_wait_for_one_var_and_for_all(threaded):
-    """Six threads that wait for the same held write all come back after it, with its failure."""
+def test_several_threads_wait(threaded):
+    """Six threads that wait for the same blocked write all return after it, with its failure."""
     var, gate, found = threaded.new_variable(), threading.Event(), []
     threaded.push(lambda: (gate.wait(60), boom()), (), [var])
 
@@ -74,8 +74,7 @@ def test_several_threads_wait_for_one_var_and_for_all(threaded):
 
 
 def test_throw_does_not_wait(deferred):
-    """It raises what the var has now, as often as it is called, and nothing on a var without a failure; the failure
-    counts as told."""
+    """It raises the var's failure on every call, and nothing without a failure; the failure is observed."""
     good, bad = deferred.new_variable(), deferred.new_variable()
     deferred.push(boom, (), [bad])
     deferred.throw(good)
@@ -90,8 +89,8 @@ def test_throw_does_not_wait(deferred):
     deferred.wait_for_all()
 
 
-def test_throw_tells_a_failure(deferred):
-    """What throw has raised is not raised by wait_for_all again, and a later write heals it."""
+def test_throw_observes_a_failure(deferred):
+    """A failure raised by throw is not raised again by wait_for_all, and a later write heals it."""
     var = deferred.new_variable()
     deferred.push(boom, (), [var])
     deferred.stop()
@@ -104,8 +103,8 @@ def test_throw_tells_a_failure(deferred):
     deferred.throw(var)
 
 
-def test_throw_while_a_write_is_held(threaded):
-    """It returns at once."""
+def test_throw_during_a_blocked_write(threaded):
+    """It returns immediately."""
     var, gate = threaded.new_variable(), threading.Event()
     threaded.push(gate.wait, (), [var])
     threaded.throw(var)
@@ -115,7 +114,7 @@ def test_throw_while_a_write_is_held(threaded):
 
 
 def test_futures_in_a_pool(threaded):
-    """``concurrent.futures.wait`` and ``as_completed`` take futures of vars beside those of an executor."""
+    """``concurrent.futures.wait`` and ``as_completed`` accept futures of vars together with those of an executor."""
     fast, slow, gate = threaded.new_variable("fast"), threaded.new_variable("slow"), threading.Event()
     threaded.push(gate.wait, (), [slow])
     threaded.push(lambda: None, (), [fast])
@@ -128,8 +127,8 @@ def test_futures_in_a_pool(threaded):
     assert set(results) == {fast, slow, "pool"}
 
 
-def test_an_executor_ends_an_operation(threaded):
-    """push_async hands work to an executor of the user's; its future's end is the operation's."""
+def test_executor_completes_an_operation(threaded):
+    """push_async passes work to a user's executor; its future's completion is the operation's."""
     var, order = threaded.new_variable(), []
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
 
@@ -148,8 +147,8 @@ def test_an_executor_ends_an_operation(threaded):
     assert var.version == 2
 
 
-def test_a_future_that_was_cancelled_in_time(threaded):
-    """Nobody is told of the failure by it, so a wait still raises it; the callbacks of a future run once."""
+def test_cancelled_future(threaded):
+    """It raises the failure nowhere, so a wait still does; the callbacks of a future run once."""
     var, gate, called = threaded.new_variable(), threading.Event(), []
     threaded.push(lambda: (gate.wait(60), boom()), (), [var])
     cancelled, kept = threaded.future(var), threaded.future(var)
@@ -163,7 +162,7 @@ def test_a_future_that_was_cancelled_in_time(threaded):
     assert cancelled.cancelled()
 
 
-def test_the_failure_of_a_cancelled_future_stays_untold(threaded):
+def test_failure_of_a_cancelled_future_stays_unobserved(threaded):
     """wait_for_all raises it."""
     var, gate = threaded.new_variable(), threading.Event()
     threaded.push(lambda: (gate.wait(60), boom()), (), [var])
@@ -174,38 +173,37 @@ def test_the_failure_of_a_cancelled_future_stays_untold(threaded):
 
 
 def test_await_many(threaded):
-    """``await var`` gives the loop to other tasks; gathered vars come back in order; a failure goes to its task only;
-    awaiting again raises again."""
+    """``await var`` lets other tasks run; gathered vars keep their order; a failure reaches only its task."""
 
     async def main():
-        made = [threaded.new_variable(str(i)) for i in range(20)]
+        variables = [threaded.new_variable(str(i)) for i in range(20)]
         gate = threading.Event()
-        threaded.push(gate.wait, (), [made[0]])
-        for before, after in itertools.pairwise(made):
+        threaded.push(gate.wait, (), [variables[0]])
+        for before, after in itertools.pairwise(variables):
             threaded.push(lambda: None, [before], [after])
         bad = threaded.new_variable()
-        threaded.push(boom, [made[19]], [bad])
-        waiting = asyncio.gather(*map(_await, made), _await(bad), return_exceptions=True)
+        threaded.push(boom, [variables[19]], [bad])
+        waiting = asyncio.gather(*map(_await, variables), _await(bad), return_exceptions=True)
         await asyncio.sleep(0)
         assert not waiting.done()
         gate.set()
         *good, error = await waiting
-        assert good == made
+        assert good == variables
         assert isinstance(error, Boom)
         for _ in range(2):
             with pytest.raises(Boom):
                 await bad
 
     asyncio.run(main())
-    threaded.wait_for_all()  # the failure was told in the coroutine
+    threaded.wait_for_all()  # the failure was raised in the coroutine
 
 
 async def _await(var):
     return await var
 
 
-def test_await_of_an_idle_var_and_of_a_deleted_one(eng):
-    """The first ends at once; the second is an error, or nothing would ever wake the task."""
+def test_await_of_idle_and_deleted_vars(eng):
+    """The first returns immediately; the second is an error, because nothing would ever wake the task."""
     if eng.kind == "Simulator":
         pytest.skip("nobody would run the simulator while the loop waits")
     idle, gone = eng.new_variable(), eng.new_variable("gone")
@@ -215,8 +213,8 @@ def test_await_of_an_idle_var_and_of_a_deleted_one(eng):
         asyncio.run(_await(gone))
 
 
-def test_waits_of_a_deleted_var_and_of_no_var(eng):
-    """Errors that name it, from every way to wait."""
+def test_waits_for_deleted_and_non_vars(eng):
+    """Errors that name it, from every kind of wait."""
     gone = eng.new_variable("gone")
     eng.delete_variable(gone)
     for wait in (eng.wait_for_var, eng.future):
@@ -228,7 +226,7 @@ def test_waits_of_a_deleted_var_and_of_no_var(eng):
 
 
 def test_waits_in_callbacks_of_other_threads(threaded):
-    """A thread that an operation has started is no worker: it may wait."""
+    """A thread started by an operation is no worker: it may wait."""
     a, b, gate, seen = threaded.new_variable(), threaded.new_variable(), threading.Event(), []
 
     def start(on_complete):
@@ -248,7 +246,7 @@ def test_waits_in_callbacks_of_other_threads(threaded):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_every_wait_inside_is_refused(threaded, asynchronous):
-    """wait_for_var (also of an idle var), wait_for_all; in plain and asynchronous operations; each with the fix."""
+    """wait_for_var (also for an idle var) and wait_for_all, in plain and asynchronous operations; each with the fix."""
     var, idle, errors = threaded.new_variable(), threaded.new_variable(), []
 
     def waits(on_complete=lambda: None):

@@ -1,4 +1,4 @@
-"""What every data iterator does: epochs, ends, and states from which another one goes on."""
+"""Contract of data iterators: epochs, ends, and resumption from states."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Seen = list[tuple[Any, ...]]
 
 
 def facts(batch: mx.io.DataBatch) -> tuple[Any, ...]:
-    """All that a batch says, as plain values."""
+    """Return the contents of a batch as plain values."""
     index = None if batch.index is None else batch.index.tolist()
     return ([a.tolist() for a in batch.data], [a.tolist() for a in batch.label], batch.pad, index, batch.bucket_key)
 
 
 def rest(it: mx.io.DataIter, most: int | None = None) -> Seen:
-    """The batches until the end of the epoch, or so many."""
-    found: Seen = []
-    while most is None or len(found) < most:
+    """Return the batches until the end of the epoch, or a limited number."""
+    batches: Seen = []
+    while most is None or len(batches) < most:
         try:
-            found.append(facts(it.next()))
+            batches.append(facts(it.next()))
         except StopIteration:
             break
-    return found
+    return batches
 
 
 @pytest.fixture(params=ITERATORS, ids=lambda name: name.replace(" ", "_"))
 def make(request, tmp_path):
-    """Makes equal iterators; those that can be closed are, at the end."""
+    """Factory of equal iterators; closable iterators are closed at the end."""
     with contextlib.ExitStack() as made:
 
         def fresh() -> mx.io.DataIter:
@@ -47,7 +47,7 @@ def make(request, tmp_path):
 
 
 def test_an_epoch(make):
-    """Batches have the shapes and dtypes that the iterator promises, or that they say themselves; an end stays."""
+    """Batches have the promised or declared shapes and dtypes; an exhausted iterator stays exhausted."""
     mx.random.seed(1)
     it = make()
     for _ in range(3):
@@ -66,7 +66,7 @@ def test_an_epoch(make):
 
 
 def test_the_seed_decides(make):
-    """Equal iterators give equal epochs under equal seeds."""
+    """Equal iterators with equal seeds give equal epochs."""
     runs = []
     for _ in range(2):
         mx.random.seed(5)
@@ -78,9 +78,11 @@ def test_the_seed_decides(make):
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_another_one_goes_on(make, epoch):
-    """From every place of an epoch a new iterator with the state gives what would come, and the next epoch, too; the
-    state is plain, looking changes nothing, and going there draws nothing."""
+def test_another_iterator_continues(make, epoch):
+    """From every position of an epoch, a new iterator with the state yields the remaining batches and the next epoch.
+
+    The state is plain; reading it changes nothing, and seeking draws no random numbers.
+    """
     mx.random.seed(7)
     it = make()
     for _ in range(epoch):
@@ -95,20 +97,20 @@ def test_another_one_goes_on(make, epoch):
     following = rest(it)
     for place, state in enumerate(states):
         mx.random.seed(99)
-        other = make()
-        rest(other, place % 2)
+        resumed = make()
+        rest(resumed, place % 2)
         key = mx.random.next_key(mx.cpu())
-        other.set_state(json.loads(json.dumps(state)))
+        resumed.set_state(json.loads(json.dumps(state)))
         assert mx.random.next_key(mx.cpu()) == (key[0], key[1] + 1)
-        assert other.state() == state
-        assert rest(other) == batches[place:]
+        assert resumed.state() == state
+        assert rest(resumed) == batches[place:]
         mx.random.seed(8)
-        other.reset()
-        assert rest(other) == following
+        resumed.reset()
+        assert rest(resumed) == following
 
 
-def test_states_of_others_are_refused(make):
-    """A state of another class, of other settings or of no form is refused, and the iterator stays where it is."""
+def test_foreign_states_are_refused(make):
+    """A state of another class, other settings or no form is refused, and the iterator's position is unchanged."""
     mx.random.seed(3)
     it, twin = make(), None
     mx.random.seed(3)
@@ -117,7 +119,7 @@ def test_states_of_others_are_refused(make):
     own = it.state()
 
     def changed(value: Any) -> Any:
-        """The state with one fact, deep down, that is not the iterator's."""
+        """Return the state with one nested fact that is not the iterator's."""
         if value.get("of"):
             name = next(iter(value["of"]))
             return {**value, "of": {**value["of"], name: [value["of"][name], 17]}}
@@ -142,7 +144,7 @@ def test_states_of_others_are_refused(make):
 
 
 def test_differences_are_listed():
-    """The message says what was and what is, for every fact that differs."""
+    """The message lists the old and new value of every differing fact."""
     state = arrays(shuffle=True).state()
     with pytest.raises(
         ParameterError, match=r"shuffle: True then, False now; last_batch_handle: 'pad' then, 'discard'"
@@ -154,7 +156,7 @@ def test_differences_are_listed():
 
 
 class Plain(mx.io.DataIter):
-    """One's own iterator, without states: it fails at the third batch."""
+    """A user's iterator without states: it fails at the third batch."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -174,8 +176,8 @@ class Plain(mx.io.DataIter):
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
-def test_ones_own_iterator(depth):
-    """One without states says so, ahead or not; its error comes in the place of its batch, and the others follow."""
+def test_user_iterator(depth):
+    """An iterator without states says so, prefetched or not; its error replaces its batch, and the others follow."""
     plain = Plain()
     it = mx.io.PrefetchingIter(plain, depth=depth) if depth else plain
     for use in (it.state, lambda: it.set_state({}) if depth == 0 else it.state()):

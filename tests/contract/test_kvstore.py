@@ -1,4 +1,4 @@
-"""The contract of every store of one process: keys, values, order, errors, updaters."""
+"""Contract of every single-process store: keys, values, order, errors, updaters."""
 
 import sys
 import threading
@@ -16,12 +16,12 @@ from weftplan.storage import LimitResource, RawResource
 
 
 def arrays(values, shape=(3, 4)):
-    """One array per value, each on its own CPU context."""
+    """Return one array per value, each on its own CPU context."""
     return [mx.nd.full(shape, v, ctx=mx.cpu(i)) for i, v in enumerate(values)]
 
 
 def test_init_push_pull(kv):
-    """A pull gives the initial value, then the sum of the last push (which replaces, not adds)."""
+    """A pull returns the initial value, then the sum of the last push (which replaces, not adds)."""
     kv.init(3, mx.nd.ones((3, 4)))
     out = mx.nd.empty((3, 4))
     kv.pull(3, out=out)
@@ -68,8 +68,8 @@ def test_pushpull_and_broadcast(kv):
 
 
 @pytest.mark.parametrize("keys", ["w", ["w", "v"]], ids=["one key", "two keys"])
-def test_a_bad_out_leaves_nothing_half_done(kv, keys):
-    """broadcast makes no key, and pushpull pushes nothing, when an out has the wrong shape, dtype or number."""
+def test_bad_out_leaves_nothing_half_done(kv, keys):
+    """broadcast creates no key, and pushpull pushes nothing, if an out has the wrong shape, dtype or number."""
     several = isinstance(keys, list)
     good, bad = mx.nd.ones((3,)), mx.nd.ones((4,))
     for out in (bad, [good, bad], mx.nd.ones((3,), dtype="float64"), [], None):
@@ -86,7 +86,7 @@ def test_a_bad_out_leaves_nothing_half_done(kv, keys):
 
 
 def test_the_store_does_not_alias_pushed_arrays(kv):
-    """Changing a gradient after the push does not change what is pulled."""
+    """Changing a gradient after the push does not change the pulled value."""
     kv.init(0, mx.nd.zeros((2,)))
     gradient = mx.nd.ones((2,))
     kv.push(0, gradient)
@@ -97,7 +97,7 @@ def test_the_store_does_not_alias_pushed_arrays(kv):
 
 
 def test_more_sources_than_before(kv):
-    """A later push may come from more devices than an earlier one."""
+    """A later push may come from more devices than an earlier push."""
     kv.init(0, mx.nd.zeros((3, 4)))
     out = mx.nd.empty((3, 4))
     for count in (1, 2, 5, 3):
@@ -107,7 +107,7 @@ def test_more_sources_than_before(kv):
 
 
 def test_updater_sees_sum_and_changes_stored(kv):
-    """An updater replaces the rule "store the sum"; it is called with the user's key."""
+    """An updater replaces the rule "store the sum"; it receives the user's key."""
     seen = []
 
     def update(key, merged, stored):
@@ -125,7 +125,7 @@ def test_updater_sees_sum_and_changes_stored(kv):
 
 
 def test_updater_that_raises_reaches_the_caller(kv):
-    """An exception in an updater is raised by push and the weight keeps its value."""
+    """An exception in an updater is raised by push, and the weight keeps its value."""
     kv.init(0, mx.nd.ones((2,)))
 
     def bad(key, merged, stored):
@@ -164,7 +164,7 @@ def test_updater_that_raises_reaches_the_caller(kv):
     ],
 )
 def test_bad_input(kv, call, message):
-    """Every misuse names what is wrong, and the stored value survives."""
+    """Every misuse names the error, and the stored value survives."""
     kv.init("a", mx.nd.ones((2,)))
     with pytest.raises(KVStoreError, match=message):
         call(kv)
@@ -179,7 +179,7 @@ def test_bad_input(kv, call, message):
     st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(-9, 9), min_size=1, max_size=5)), max_size=12),
 )
 def test_against_a_dictionary(kind, program):
-    """Any program of pushes leaves what a plain dictionary of sums holds."""
+    """Any program of pushes leaves the contents of a plain dictionary of sums."""
     kv = mx.kv.create(kind)
     model = dict.fromkeys("abc", 0)
     kv.init(list("abc"), [mx.nd.zeros((2,))] * 3)
@@ -195,7 +195,7 @@ def test_against_a_dictionary(kind, program):
 @pytest.mark.parametrize("kind", ["local", "device"])
 @pytest.mark.shows("MXNET_KVSTORE_REDUCTION_NTHREADS", "MXNET_KVSTORE_BIGARRAY_BOUND")
 def test_same_bits_with_any_number_of_reduction_threads(kind, monkeypatch):
-    """Large arrays are cut over threads without a change of bits."""
+    """Large arrays are split over threads without a change of bits."""
     rng = np.random.default_rng(3)
     values = [rng.standard_normal(300_000).astype("float32") for _ in range(4)]
     results = []
@@ -213,8 +213,8 @@ def test_same_bits_with_any_number_of_reduction_threads(kind, monkeypatch):
 
 @pytest.mark.parametrize("engine_kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 @pytest.mark.parametrize("kind", STORES)
-def test_push_then_pull_needs_no_barrier_on_any_engine(kind, engine_kind):
-    """Fifty rounds of push, update on the store and pull, read once at the end, equal the serial sum."""
+def test_push_then_pull_needs_no_barrier(kind, engine_kind):
+    """Fifty rounds of push, update and pull, read once at the end, equal the serial sum."""
     with engine.using(engine.create(engine_kind)) as chosen:
         kv = mx.kv.create(kind)
         kv.init("w", mx.nd.zeros((5,)))
@@ -242,8 +242,8 @@ def test_dtypes(kv, dtype):
 
 
 @pytest.mark.parametrize("place", [mx.cpu, mx.sim])
-def test_sums_that_overflow_say_nothing(kv, place):
-    """Gradients that explode give inf and nan, on every device and thread, as arithmetic on arrays does: no warning."""
+def test_overflowing_sums_are_silent(kv, place):
+    """Overflowing gradients give inf and nan without a warning, on every device and thread."""
     kv.init(0, mx.nd.zeros((3,), dtype="float16"))
     values = [[6e4, np.inf, np.nan], [6e4, -np.inf, 1], [1, 1, 1]]
     kv.push(0, [mx.nd.array(value, ctx=place(i), dtype="float16") for i, value in enumerate(values)])
@@ -252,8 +252,8 @@ def test_sums_that_overflow_say_nothing(kv, place):
     np.testing.assert_array_equal(out.asnumpy(), np.float16([np.inf, np.nan, np.nan]))
 
 
-def test_facts(kv):
-    """Of one process: nothing to wait for, one worker, an optimizer of its own; it is called what it was asked for."""
+def test_properties_of_a_single_process_store(kv):
+    """One process: no waiting, one worker, its own optimizer, and the requested type name."""
     assert (kv.rank, kv.num_workers, kv.barrier(), kv._barrier()) == (0, 1, None, None)
     assert kv.is_capable("optimizer") is kv.is_capable(kv.OPTIMIZER.upper()) is True
     assert mx.kv.create(kv.type.upper()).type == kv.type
@@ -261,7 +261,7 @@ def test_facts(kv):
 
 
 def test_one_array_pushed_twice_counts_twice(kv):
-    """The same NDArray in two places of a list is two sources."""
+    """The same NDArray twice in a list is two sources."""
     one = mx.nd.ones((3,))
     kv.init(0, mx.nd.zeros((3,)))
     kv.push(0, [one, one, one])
@@ -279,8 +279,8 @@ def test_empty_arrays(kv):
     assert out.asnumpy().shape == (0, 3)
 
 
-def test_a_failed_gradient_fails_the_pull_once_and_the_next_push_heals(kv):
-    """push(failed) -> pull -> read raises the operation's error; a good push afterwards is what is pulled."""
+def test_failed_gradient_fails_the_pull_until_healed(kv):
+    """push(failed) -> pull -> read raises the operation's error; a later successful push is pulled."""
     bad = mx.nd.ones((3,))
 
     def broken():
@@ -291,7 +291,7 @@ def test_a_failed_gradient_fails_the_pull_once_and_the_next_push_heals(kv):
 
     def use_it():
         engine.get().push(broken, [], [bad.var], mx.cpu(), name="broken gradient")
-        assert engine.get().kind != "NaiveEngine"  # which raises at the push itself, the others at the read
+        assert engine.get().kind != "NaiveEngine"  # the push itself raises there, on other engines the read
         kv.push("w", [bad, mx.nd.ones((3,))])
         kv.pull("w", out=out)
         out.asnumpy()
@@ -303,8 +303,8 @@ def test_a_failed_gradient_fails_the_pull_once_and_the_next_push_heals(kv):
     assert out.asnumpy().tolist() == [2, 2, 2]
 
 
-def test_bad_calls_leave_no_trace_on_a_new_store(kv):
-    """Neither the type of the keys nor their numbering is fixed by a call that failed."""
+def test_bad_calls_leave_a_store_unchanged(kv):
+    """A failed call fixes neither the type of the keys nor their numbering."""
     for call in (
         lambda: kv.push(3, mx.nd.ones((2,))),
         lambda: kv.pull("zz", out=mx.nd.ones((2,))),
@@ -318,8 +318,8 @@ def test_bad_calls_leave_no_trace_on_a_new_store(kv):
     kv.init("w", mx.nd.ones((2,)))
 
 
-def test_replace_goes_past_the_updater(kv):
-    """New weights for the store; a key that it does not have is left alone."""
+def test_replace_bypasses_the_updater(kv):
+    """New weights for the store; an unknown key is ignored."""
     kv.init("w", mx.nd.zeros((2,)))
     kv.set_optimizer(mx.optimizer.create("test"))
     kv.replace("w", mx.nd.full((2,), 9))
@@ -332,13 +332,13 @@ def test_replace_goes_past_the_updater(kv):
 
 
 def test_set_optimizer_wants_an_optimizer(kv):
-    """A name is not enough; the updater that was there stays."""
+    """A name is not accepted; the previous updater remains."""
     with pytest.raises(KVStoreError, match=r"needs an optimizer such as mx.optimizer.create\(.* got 'sgd'"):
         kv.set_optimizer("sgd")
 
 
 def test_threads_may_push_different_keys(kv):
-    """Eight threads, a key each, many rounds: every key ends as its own thread left it."""
+    """Eight threads with a key each, many rounds: every key ends with its own thread's value."""
     if engine.get().kind == "Simulator":
         pytest.skip("one thread drives the simulator")
     kv.init(list(range(8)), [mx.nd.zeros((64,))] * 8)
@@ -362,8 +362,8 @@ def test_threads_may_push_different_keys(kv):
     assert not failures
 
 
-def test_an_init_that_runs_out_of_memory_makes_no_key(kv):
-    """Of two keys the second does not fit: neither exists afterwards, and the type of keys is still open."""
+def test_failed_init_creates_no_key(kv):
+    """The second of two keys does not fit: neither exists afterwards, and the type of keys is still open."""
     small, large = mx.nd.ones((4,)), mx.nd.ones((4000,))
     mx.nd.waitall()
     with storage.using(LimitResource(RawResource(device.get(mx.cpu())), 1000)):

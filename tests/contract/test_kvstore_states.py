@@ -1,4 +1,4 @@
-"""The contract of every store of one process: states of the optimizer on the store, saved and loaded."""
+"""Contract of every single-process store: optimizer states in the store, saved and loaded."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from weftplan.training.optimizers import optimizer as optimizers
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_optimizer_on_the_store_and_its_states(kv, name, tmp_path):
-    """States saved and loaded continue exactly as if nothing had happened."""
+    """Training with saved and loaded states continues with the same bits."""
     rng = np.random.default_rng(0)
     gradients = [rng.standard_normal((3, 4)).astype("float32") for _ in range(6)]
     settings_ = {"sgd": {"momentum": 0.9}, "adam": {}}[name]
@@ -48,7 +48,7 @@ def test_optimizer_on_the_store_and_its_states(kv, name, tmp_path):
 
 
 def test_damaged_states_change_nothing(kv, tmp_path):
-    """A truncated states file is an error that names the problem; the states stay."""
+    """A truncated states file is an error that names the problem; the states are unchanged."""
     kv.init("w", mx.nd.ones((2,)))
     kv.set_optimizer(optimizers.create("sgd", momentum=0.9))
     kv.push("w", mx.nd.ones((2,)))
@@ -77,14 +77,14 @@ SETTINGS = {"plain": ("sgd", {}), "momentum": ("sgd", {"momentum": 0.9}), "adam"
     ],
 )
 def test_states_of_another_optimizer_or_network(kv, tmp_path, saved, shape, loaded):
-    """They are refused when they are loaded, by name and with the expected state; the store trains on without them."""
-    other = mx.kv.create("local")
-    for store, of, how in ((other, shape, saved), (kv, (2,), loaded)):
+    """They are refused at load, by name and with the expected state; the store continues without them."""
+    other_store = mx.kv.create("local")
+    for store, of, how in ((other_store, shape, saved), (kv, (2,), loaded)):
         store.init("w", mx.nd.ones(of))
         name, settings_ = SETTINGS[how]
         store.set_optimizer(optimizers.create(name, **settings_))
-    other.push("w", mx.nd.ones(shape))
-    other.save_optimizer_states(tmp_path / "s")
+    other_store.push("w", mx.nd.ones(shape))
+    other_store.save_optimizer_states(tmp_path / "s")
     for _ in range(2):
         with pytest.raises(FormatError, match=r"state of 'w' is .* needs .* for a weight \(2,\) float32"):
             kv.load_optimizer_states(tmp_path / "s")
@@ -98,10 +98,10 @@ def test_states_of_another_optimizer_or_network(kv, tmp_path, saved, shape, load
 
 @pytest.mark.parametrize("state", [{"mean": 0}, 1.5, "text", (None, [np.ones(2)])], ids=repr)
 def test_states_that_cannot_be_saved(kv, tmp_path, state):
-    """An optimizer of the user's may have any state; saving says what can be saved and leaves no file."""
+    """A user's optimizer may have any state; saving lists the supported types and leaves no file."""
 
     class Own:
-        """Keeps something."""
+        """Keeps an unsupported state."""
 
         def create_state_multi_precision(self, index, weight):
             return state

@@ -1,4 +1,4 @@
-"""What every way of planning promises: each strategy, order, recomputation policy and dtype gives a correct plan."""
+"""Contract of planning: every strategy, order, recomputation policy and dtype gives a correct plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weftplan.planner.recompute import trade_off
 
 @cache
 def branches() -> tuple[Any, dict[str, tuple[int, ...]]]:
-    """Uneven branches from one entry, views, several outputs, a shared weight, and entries that ignore their input."""
+    """Uneven branches from one entry, views, several outputs, a shared weight, and entries without input use."""
     x, w = sym.Variable("x"), sym.Variable("w")
     wide = sym.FullyConnected(x, num_hidden=64, no_bias=True, name="wide")
     left = sym.tanh(sym.FullyConnected(wide, w, num_hidden=16, no_bias=True, name="left"), name="left_tanh")
@@ -33,7 +33,7 @@ def branches() -> tuple[Any, dict[str, tuple[int, ...]]]:
 
 @cache
 def chain() -> tuple[Any, dict[str, tuple[int, ...]]]:
-    """Nine equal layers, where recomputation has something to gain."""
+    """Nine equal layers, which profit from recomputation."""
     net = sym.Variable("x")
     for k in range(9):
         net = sym.tanh(sym.FullyConnected(net, num_hidden=24, name=f"fc{k}"), name=f"act{k}")
@@ -57,7 +57,7 @@ GRAD_REQS = ("null", "write", "add")
 
 @pytest.fixture(params=NETWORKS)
 def network(request: pytest.FixtureRequest) -> str:
-    """The name of a network."""
+    """Name of a network."""
     return str(request.param)
 
 
@@ -68,7 +68,7 @@ EACH = [o for o in EVERY if o.strategy == "auto" or (o.recompute == "off" and no
 
 
 def named(case: object) -> str:
-    """A short name of a parameter: for options what the plan is made by."""
+    """Return a short name of a parameter."""
     if isinstance(case, PlanOptions):
         return "-".join([case.strategy, *["reorder"] * case.reorder, case.recompute])
     return str(case)
@@ -76,12 +76,12 @@ def named(case: object) -> str:
 
 @pytest.fixture(params=EACH, ids=named)
 def options(request: pytest.FixtureRequest) -> PlanOptions:
-    """Options to plan with."""
+    """Planning options."""
     assert isinstance(request.param, PlanOptions)
     return request.param
 
 
-# All options where networks are trained, each of them where gradients are added or not wanted.
+# All options for trained networks, each of them with added or unwanted gradients.
 with_every_option = pytest.mark.parametrize(
     ("chosen", "grad_req"),
     [*((o, "write") for o in EVERY), *((o, g) for o in EACH for g in GRAD_REQS if g != "write")],
@@ -90,19 +90,19 @@ with_every_option = pytest.mark.parametrize(
 
 
 def make_anew(network: str, options: PlanOptions, grad_req: str, dtype: str = "float32") -> PlannedGraph:
-    """The plan of a network with all variables of one dtype."""
+    """Return the plan of a network with all variables of one dtype."""
     net, shapes = NETWORKS[network]()
     names = [*net.list_arguments(), *net.list_auxiliary_states()]
     return plan_symbol(net, shapes, dict.fromkeys(names, dtype), grad_req=grad_req, options=options)
 
 
-# Plans are frozen, so the tests may share them.
+# Plans are frozen, so tests may share them.
 make = cache(make_anew)
 
 
 @with_every_option
 def test_plans_are_valid_and_within_their_bounds(network: str, chosen: PlanOptions, grad_req: str) -> None:
-    """The validator agrees; lower bound <= peak <= a buffer per entry; the devices' bytes add up to the peak."""
+    """The validator accepts; lower bound <= peak <= a buffer per entry; the devices' bytes add up to the peak."""
     planned = make(network, chosen, grad_req)
     validate(planned)
     memory = planned.memory
@@ -114,7 +114,7 @@ def test_plans_are_valid_and_within_their_bounds(network: str, chosen: PlanOptio
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("chosen", [o for o in EACH if not o.reorder], ids=named)
 def test_sizes_follow_the_dtype(network: str, chosen: PlanOptions, dtype: str) -> None:
-    """Each entry has its elements times its dtype's bytes, and the plan is valid."""
+    """Each entry has its elements times the dtype's bytes, and the plan is valid."""
     planned = make(network, chosen, "write", dtype)
     validate(planned)
     for eid, (shape, kind) in enumerate(zip(planned.shapes, planned.dtypes, strict=True)):
@@ -123,15 +123,14 @@ def test_sizes_follow_the_dtype(network: str, chosen: PlanOptions, dtype: str) -
 
 
 @pytest.mark.parametrize("reorder", [False, True])
-def test_the_search_finds_what_all_choices_give(reorder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Branches planned with all 4,096 choices tried, which the other tests do not (`short_searches`): the same order
-    and the same text."""
+def test_search_agrees_with_all_choices(reorder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Branches planned with all 4,096 choices (other tests have `short_searches`): the same order and text."""
     chosen = PlanOptions(strategy="auto", reorder=reorder, recompute="cheap")
-    found = make("branches", chosen, "write")
+    searched = make("branches", chosen, "write")
     monkeypatch.setattr(trade_off, "EXHAUSTIVE", 12)
     tried = make_anew("branches", chosen, "write")
-    assert tried.order == found.order
-    assert tried.memory.to_json() == found.memory.to_json()
+    assert tried.order == searched.order
+    assert tried.memory.to_json() == searched.memory.to_json()
 
 
 def test_same_input_same_plan(network: str, options: PlanOptions) -> None:
@@ -142,7 +141,7 @@ def test_same_input_same_plan(network: str, options: PlanOptions) -> None:
 
 
 def test_plans_survive_json(network: str, options: PlanOptions) -> None:
-    """What is read back is valid by itself, writes the same text and has the same figures."""
+    """A loaded plan is valid by itself, writes the same text and has the same figures."""
     memory = make(network, options, "write").memory
     text = memory.to_json()
     back = MemoryPlan.from_json(text)
@@ -158,8 +157,8 @@ def test_plans_survive_json(network: str, options: PlanOptions) -> None:
 
 @together()
 @with_every_option
-def test_nothing_that_is_switched_on_raises_the_peak(network: str, chosen: PlanOptions, grad_req: str) -> None:
-    """Order and recomputation give a peak that is at most that of the same strategy without them."""
+def test_no_option_raises_the_peak(network: str, chosen: PlanOptions, grad_req: str) -> None:
+    """Order and recomputation give at most the peak of the same strategy without them."""
     plain = make(network, chosen.replace(reorder=False, recompute="off"), grad_req)
     assert make(network, chosen, grad_req).memory.peak <= plain.memory.peak
 
@@ -167,7 +166,7 @@ def test_nothing_that_is_switched_on_raises_the_peak(network: str, chosen: PlanO
 @together()
 @with_every_option
 def test_every_forward_node_runs_before_every_backward_node(network: str, chosen: PlanOptions, grad_req: str) -> None:
-    """The forward part is the same set of nodes in front, whatever the order; each node runs once, after its needs."""
+    """The forward part is the same set of nodes at the front in any order; each node runs once, after its inputs."""
     planned = make(network, chosen, grad_req)
     graph, front = planned.graph, planned.order[: planned.num_forward_nodes]
     plain = make(network, chosen.replace(reorder=False, recompute="off"), grad_req)
@@ -181,7 +180,7 @@ def test_every_forward_node_runs_before_every_backward_node(network: str, chosen
 
 
 def test_sharing_orders_the_strategies(network: str) -> None:
-    """auto is the smallest of all strategies; whole blocks are at most what no sharing needs."""
+    """auto is the smallest of all strategies; whole blocks need at most the bytes without sharing."""
     peaks = {s: make(network, PlanOptions(strategy=s), "write").memory.peak for s in STRATEGIES}
     assert peaks["auto"] == min(peaks.values())
     assert peaks["match_range"] <= peaks["none"]
@@ -190,7 +189,7 @@ def test_sharing_orders_the_strategies(network: str) -> None:
 @pytest.mark.parametrize("reorder", [False, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_several_devices(strategy: str, reorder: bool) -> None:
-    """Branches on two devices: copies between them keep their places, and every entry is where its maker runs."""
+    """Branches on two devices: copies keep their positions, and every entry is on its producer's device."""
     from weftplan.device.context import cpu
 
     x = sym.Variable("x")
@@ -227,7 +226,7 @@ def test_several_devices(strategy: str, reorder: bool) -> None:
 def test_options_come_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, variable: str, text: str, field: str, value: Any
 ) -> None:
-    """Each variable sets its option at the next plan and no other; a keyword wins over it; the plan remembers it."""
+    """Each variable sets its own option at the next plan; a keyword overrides it; the plan records it."""
     before = PlanOptions.from_environment()
     monkeypatch.setenv(variable, text)
     now = PlanOptions.from_environment()
@@ -240,7 +239,7 @@ def test_options_come_from_the_environment(
 
 
 def test_bad_options_name_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unknown values say what is legal; nothing is planned."""
+    """Unknown values list the legal values; nothing is planned."""
     with pytest.raises(PlanError, match="strategy must be one of auto, arena"):
         PlanOptions(strategy="best")
     with pytest.raises(PlanError, match="did you mean 'reorder'"):

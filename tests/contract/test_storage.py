@@ -1,4 +1,4 @@
-"""What every storage resource promises, run on every one of them."""
+"""Contract of every storage resource."""
 
 import gc
 import threading
@@ -46,7 +46,7 @@ DEVICES = {"cpu": device.cpu(0), "cpu_pinned": device.cpu_pinned(0), "sim": devi
 
 
 class FailingDevice:
-    """A device whose allocations after the first ``allowed`` fail; counts what is out."""
+    """A device whose allocations after the first ``allowed`` fail; counts live allocations."""
 
     def __init__(self, allowed=None, context=None):
         self._host = device.get(context or device.cpu())
@@ -84,7 +84,7 @@ def resource(make):
 
 @pytest.mark.parametrize("kind", [*DEVICES, pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_every_resource_on_every_kind_of_device(make, kind):
-    """Contents stay apart, the device gets everything back, and a second free is refused, wherever the memory is."""
+    """Contents stay separate, all memory returns to the device, and a second free is refused, on every device."""
     place = FailingDevice(context=DEVICES.get(kind) or device.gpu(0))
     resource = make(place)
     for turn in range(3):
@@ -104,8 +104,8 @@ def test_every_resource_on_every_kind_of_device(make, kind):
     assert (place.out, resource.statistics().reserved_bytes) == (0, 0)
 
 
-def test_gives_exactly_the_bytes_and_keeps_them_apart(resource):
-    """Two live allocations never share a byte, and each has as many as were asked for."""
+def test_allocations_are_exact_and_disjoint(resource):
+    """Two live allocations never share a byte, and each has the requested size."""
     held = [resource.allocate(n) for n in (1, 63, 64, 4096, 4097, 100_000)]
     for value, allocation in enumerate(held):
         assert allocation.raw.dtype == "uint8"
@@ -118,8 +118,8 @@ def test_gives_exactly_the_bytes_and_keeps_them_apart(resource):
         assert (allocation.raw == value).all()
 
 
-def test_zero_bytes_are_legal_and_take_nothing(resource):
-    """An empty allocation needs no memory, and is freed like any other."""
+def test_zero_bytes_take_no_memory(resource):
+    """An empty allocation needs no memory and is freed like any other."""
     empty = resource.allocate(0)
     assert empty.raw.size == 0
     assert resource.statistics().allocated_bytes == 0
@@ -127,8 +127,8 @@ def test_zero_bytes_are_legal_and_take_nothing(resource):
     assert resource.statistics().live == 0
 
 
-def test_statistics_follow_what_is_live(resource):
-    """Requested and allocated bytes rise and fall with the allocations; peaks stay."""
+def test_statistics_follow_live_allocations(resource):
+    """Requested and allocated bytes follow the allocations; peaks stay."""
     first, second = resource.allocate(1000), resource.allocate(5000)
     now = resource.statistics()
     assert (now.live, now.requested_bytes, now.allocations) == (2, 6000, 2)
@@ -146,14 +146,14 @@ def test_statistics_follow_what_is_live(resource):
 
 @pytest.mark.parametrize("size", [-1, 1.5, "8", None, True])
 def test_a_bad_size_is_refused_and_changes_nothing(resource, size):
-    """Sizes are integers from 0 up; anything else names the value."""
+    """Sizes are non-negative integers; anything else names the value."""
     with pytest.raises(MXNetError, match="integer >= 0"):
         resource.allocate(size)
     assert resource.statistics().live == 0
 
 
 def test_freeing_twice_is_an_error(resource):
-    """The second free raises and takes nothing back a second time."""
+    """The second free raises and takes nothing back."""
     allocation = resource.allocate(10)
     resource.free(allocation)
     with pytest.raises(MXNetError, match="freed before"):
@@ -162,7 +162,7 @@ def test_freeing_twice_is_an_error(resource):
 
 
 def test_memory_of_another_resource_is_refused(make):
-    """An allocation goes back to where it came from, and a refusal leaves its contents alone."""
+    """An allocation can be freed only to its own resource, and a refusal leaves its contents unchanged."""
     ours, theirs = make(FailingDevice()), make(FailingDevice())
     allocation = theirs.allocate(10)
     allocation.raw.fill(7)
@@ -172,8 +172,8 @@ def test_memory_of_another_resource_is_refused(make):
     theirs.free(allocation)
 
 
-def test_sizes_beyond_every_address_are_out_of_memory(make):
-    """What no machine could hold is refused by the report like any other size that does not fit."""
+def test_impossible_sizes_are_out_of_memory(make):
+    """A size beyond any machine is refused by a report like any other."""
     resource = make(FailingDevice())
     for nbytes in (1 << 62, 1 << 63, 1 << 80):
         with pytest.raises(OutOfMemoryError, match=f"{nbytes:,} bytes requested"):
@@ -183,10 +183,10 @@ def test_sizes_beyond_every_address_are_out_of_memory(make):
 
 
 def test_free_never_waits_for_the_lock(resource):
-    """Free succeeds at once while another thread is inside allocate and holds the lock.
+    """Free succeeds immediately while another thread holds the lock inside allocate.
 
-    thread 1:  [lock ............ unlock]
-    this one:        free -> deque           the next call takes it back
+    thread 1:    [lock ............ unlock]
+    this thread:        free -> deque           the next call takes it back
     """
     bottom = resource
     while hasattr(bottom, "upstream"):
@@ -202,14 +202,14 @@ def test_free_never_waits_for_the_lock(resource):
 
 
 def test_a_finalizer_inside_allocate_may_free(make):
-    """A free that runs inside the device's allocate, lock held by this very thread, does not hang."""
+    """A free inside the device's allocate, with the lock held by the same thread, does not hang."""
     place = FailingDevice()
     resource = make(place)
     old = resource.allocate(100)
     inner = place.allocate
 
     def allocate(nbytes):
-        resource.free(old)  # as a finalizer would, at the worst moment
+        resource.free(old)  # like a finalizer at the worst moment
         place.allocate = inner
         return inner(nbytes)
 
@@ -221,7 +221,7 @@ def test_a_finalizer_inside_allocate_may_free(make):
 
 
 def interrupted(place, call):
-    """Let ``call`` run once inside the device's next allocate, as a signal handler would, on the same thread."""
+    """Run ``call`` once inside the device's next allocate, like a signal handler on the same thread."""
     inner = place.allocate
 
     def allocate(nbytes):
@@ -232,8 +232,8 @@ def interrupted(place, call):
     place.allocate = allocate
 
 
-def test_a_signal_handler_inside_allocate_may_use_the_resource(make):
-    """It allocates, frees, asks and empties in the middle of another allocation: nobody waits, all is counted."""
+def test_signal_handler_inside_allocate_may_allocate(make):
+    """It allocates, frees, queries and empties in the middle of another allocation: no deadlock, all is counted."""
     place = FailingDevice()
     resource = make(place)
     cached, old = resource.allocate(5000), resource.allocate(100)
@@ -267,8 +267,8 @@ def test_a_signal_handler_inside_allocate_may_use_the_resource(make):
         resource.free(kept[0])
 
 
-def test_a_signal_handler_that_finds_no_memory(make):
-    """It gets the report, and the allocation that it broke into goes on."""
+def test_signal_handler_without_memory(make):
+    """It gets the report, and the interrupted allocation continues."""
     place = FailingDevice()
     resource = make(place)
 
@@ -284,8 +284,8 @@ def test_a_signal_handler_that_finds_no_memory(make):
     assert resource.statistics().live == 0
 
 
-def test_memory_that_comes_back_during_a_refusal_is_used(make):
-    """A free that finds the lock taken, while the device says no, makes room: the request fits and is served.
+def test_memory_freed_during_a_refusal_is_used(make):
+    """A free that finds the lock taken while the device refuses makes room: the request is served.
 
     allocate:      [lock, nothing returned yet ... device refuses ......... served, unlock]
     finalizer:                                    free(old) -> deque
@@ -309,8 +309,8 @@ def test_memory_that_comes_back_during_a_refusal_is_used(make):
 
 
 @pytest.mark.parametrize("allowed", range(5))
-def test_failing_anywhere_leaves_no_leak_and_a_usable_resource(make, allowed):
-    """The nth system allocation fails: earlier memory is intact, the report says what was asked, and all comes back."""
+def test_failure_leaves_no_leak(make, allowed):
+    """The nth system allocation fails: earlier memory is intact, the report shows the request, nothing leaks."""
     place = FailingDevice(allowed)
     resource = make(place)
     held = [resource.allocate(70_000 + step, name=f"array {step}") for step in range(allowed)]
@@ -329,7 +329,7 @@ def test_failing_anywhere_leaves_no_leak_and_a_usable_resource(make, allowed):
 
 
 def test_peaks_can_be_reset(resource):
-    """From then on they are the most since; what is live stays counted."""
+    """Later peaks start from the present; live memory stays counted."""
     kept, gone = resource.allocate(3000), resource.allocate(50_000)
     resource.free(gone)
     resource.reset_peaks()
@@ -342,8 +342,8 @@ def test_peaks_can_be_reset(resource):
     resource.free(kept)
 
 
-def test_an_empty_cache_gives_nothing_back(resource):
-    """Neither a new resource nor one whose memory is all in use has bytes to give."""
+def test_empty_cache_releases_nothing(resource):
+    """Neither a new resource nor one with all memory in use has bytes to release."""
     assert resource.empty_cache() == 0
     held = resource.allocate(5000)
     assert resource.empty_cache() == 0
@@ -353,7 +353,7 @@ def test_an_empty_cache_gives_nothing_back(resource):
 
 
 def test_system_counts_are_those_of_the_device(make):
-    """At the bottom of a stack every block from the device and every one given back is counted once."""
+    """At the bottom of a stack every block from and to the device is counted once."""
     place = FailingDevice()
     resource = bottom = make(place)
     while hasattr(bottom, "upstream"):
@@ -372,7 +372,7 @@ def test_system_counts_are_those_of_the_device(make):
 
 
 def test_many_threads_never_share_memory(resource):
-    """Threads allocate, mark, check and free at once; every mark survives until its owner frees."""
+    """Threads allocate, mark, check and free concurrently; every mark survives until its owner frees."""
     wrong = []
 
     def work(mark):

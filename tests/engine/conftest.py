@@ -7,27 +7,27 @@ from weftplan import engine
 
 @pytest.fixture(params=["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 def driver(request: pytest.FixtureRequest):
-    """Each kind of engine, as the process-wide one."""
-    made = engine.create(request.param)
-    before = engine.set_engine(made)
-    yield made
+    """Each kind of engine as the process-wide engine."""
+    eng = engine.create(request.param)
+    before = engine.set_engine(eng)
+    yield eng
     engine.set_engine(before)
-    made.stop()
+    eng.stop()
 
 
 @pytest.fixture
 def threaded():
-    """Two worker threads."""
-    made = engine.create("ThreadedEngine", cpu_workers=2)
-    before = engine.set_engine(made)
-    yield made
+    """A threaded engine with two workers."""
+    eng = engine.create("ThreadedEngine", cpu_workers=2)
+    before = engine.set_engine(eng)
+    yield eng
     engine.set_engine(before)
-    made.stop()
+    eng.stop()
 
 
 @pytest.fixture
 def eng():
-    """The default engine with one worker for each CPU context."""
-    made = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
-    yield made
-    made.stop()
+    """The default engine with one worker per CPU context."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    yield eng
+    eng.stop()

@@ -1,9 +1,9 @@
-"""A small explicit-state model checker for protocols between threads.
+"""Explicit-state model checker for protocols between threads.
 
-An actor is a generator that yields one operation on shared state at a time and is sent what it returned. Every
-operation is atomic; between two of them any other actor may go on. :func:`explore` walks through all interleavings: a
-state is the shared fields and, for each actor, where it stands and what its local variables hold (so all that matters
-must be in local variables: an iterator hides how far it is).
+An actor is a generator that yields one operation on shared state at a time and receives its result. Every operation is
+atomic; any other actor may run between two of them. :func:`explore` visits all interleavings. A state is the shared
+fields and, per actor, its position and local variables. Everything relevant must be a local variable: an iterator hides
+its position.
 """
 
 from collections import deque
@@ -16,11 +16,11 @@ BLOCKED = object()
 
 
 class Violation(AssertionError):
-    """A property does not hold; the text is the interleaving that leads there."""
+    """A property is violated; the text is the interleaving that leads there."""
 
 
 class Actor:
-    """A generator function as an automaton that is discovered step by step: generators cannot be copied."""
+    """A generator function as an automaton that is discovered step by step, because generators cannot be copied."""
 
     def __init__(self, name: str, make: Callable[[], Steps]) -> None:
         self.name = name
@@ -28,7 +28,7 @@ class Actor:
         self._numbers: dict[Any, int] = {}
         self._histories: list[tuple[Any, ...]] = []
         self.pending: list[Op | None] = []
-        """By number of the local state: the operation that is done next; None at the end."""
+        """Next operation by number of the local state; None at the end."""
         self._next: dict[tuple[int, Any], int] = {}
         self.first = self._reach((None,))
 
@@ -48,11 +48,11 @@ class Actor:
         return number
 
     def advance(self, number: int, response: Any) -> int:
-        """The local state after ``response``."""
-        found = self._next.get((number, response))
-        if found is None:
-            found = self._next[number, response] = self._reach((*self._histories[number], response))
-        return found
+        """Return the local state after ``response``."""
+        successor = self._next.get((number, response))
+        if successor is None:
+            successor = self._next[number, response] = self._reach((*self._histories[number], response))
+        return successor
 
 
 def _frames(steps: Any) -> Generator[Any, None, None]:
@@ -63,12 +63,12 @@ def _frames(steps: Any) -> Generator[Any, None, None]:
 
 
 def perform(fields: dict[str, int], shared: tuple[Any, ...], op: Op) -> tuple[Any, tuple[Any, ...]]:
-    """What ``op`` returns and the shared state after it; (BLOCKED, ...) when it has to wait.
+    """Return the result of ``op`` and the shared state after it; (BLOCKED, ...) if it has to wait.
 
-    ``get f``, ``set f v``, ``add f n``, ``take a number f`` (adds 1; what it was), ``change f v w`` (to w if it was v;
-    whether it was), ``unless f v`` (until it is not v); of tuples ``append f v``, ``first f`` and ``last f`` (removed;
-    None: empty), ``remove f v`` (whether it was there), ``await f v`` (until it is there); of locks (0 closed, 1 open)
-    ``acquire f``, ``release f``.
+    Fields: ``get f``, ``set f v``, ``add f n``, ``take a number f`` (add 1, return the old value), ``change f v w``
+    (compare and swap, return whether it did), ``unless f v`` (wait until it is not v). Tuples: ``append f v``, ``first
+    f`` and ``last f`` (remove and return; None if empty), ``remove f v`` (return whether it was there), ``await f v``
+    (wait until it is there). Locks (0 closed, 1 open): ``acquire f``, ``release f``.
     """
     kind, name = op[0], op[1]
     at = fields[name]
@@ -113,7 +113,7 @@ def perform(fields: dict[str, int], shared: tuple[Any, ...], op: Op) -> tuple[An
 
 
 class Found(NamedTuple):
-    """What an exploration saw."""
+    """Result of an exploration."""
 
     states: int
     ends: int
@@ -127,16 +127,16 @@ def explore(
     busy: str = "",
     if_busy: Callable[[dict[str, Any]], str | None] = lambda _: None,
 ) -> Found:
-    """All interleavings.
+    """Visit all interleavings.
 
     Args:
-        always: a complaint about a reachable state, or None.
-        at_end: the same for states in which no actor can go on.
-        busy: an operation of this name ends something that may take long, so states count in which every actor that
-            can go on stands before it; ``if_busy`` judges those.
+        always: returns a complaint about a reachable state, or None.
+        at_end: the same for states in which no actor can continue.
+        busy: name of an operation that may take long. ``if_busy`` judges states when every actor that can continue
+            stands before it.
 
     Raises:
-        Violation: a complaint, or a state from which no end can be reached; with the shortest interleaving.
+        Violation: a complaint, or a state without a reachable end; with the shortest interleaving.
     """
     fields = {name: i for i, name in enumerate(shared)}
     start = (tuple(shared.values()), tuple(actor.first for actor in actors))

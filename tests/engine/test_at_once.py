@@ -1,4 +1,4 @@
-"""Small work on the calling thread: it happens only where no order can be seen, and leaves nothing when it does not."""
+"""Inline execution on the calling thread: it must not be observable, and a failed attempt must have no effect."""
 
 import threading
 
@@ -8,8 +8,8 @@ from weftplan import engine
 from weftplan.errors import EngineError
 
 
-def test_it_runs_on_the_calling_thread_and_counts_as_an_operation(eng):
-    """Work on idle vars runs here, and statistics count it as pushed and completed."""
+def test_inline_work_counts_as_an_operation(eng):
+    """Work on idle vars runs on the calling thread; statistics count it as pushed and completed."""
     var = eng.new_variable()
     before = eng.statistics()
     threads = []
@@ -19,8 +19,8 @@ def test_it_runs_on_the_calling_thread_and_counts_as_an_operation(eng):
     assert (after.pushed, after.completed, after.pending) == (before.pushed + 1, before.completed + 1, 0)
 
 
-def test_it_does_not_pass_a_write_that_was_pushed_before(eng):
-    """While a write of what it reads is pending, nothing runs here."""
+def test_inline_work_waits_for_pending_write(eng):
+    """Nothing runs inline while a write of an input is pending."""
     var, gate, ran = eng.new_variable(), threading.Event(), []
     eng.push(gate.wait, (), (var,))
     assert not eng.at_once((var,), lambda: ran.append(1) or True)
@@ -30,8 +30,8 @@ def test_it_does_not_pass_a_write_that_was_pushed_before(eng):
     assert eng.at_once((var,), lambda: ran.append(1) or True)
 
 
-def test_a_write_in_the_middle_undoes_it(eng):
-    """Work during which what it reads was written does not count: it has to be pushed."""
+def test_concurrent_write_cancels_inline_work(eng):
+    """If an input is written during the work, the attempt does not count and must be pushed."""
     var = eng.new_variable()
 
     def work():
@@ -41,19 +41,19 @@ def test_a_write_in_the_middle_undoes_it(eng):
 
     pushed = eng.statistics().pushed
     assert not eng.at_once((var,), work)
-    assert eng.statistics().pushed == pushed + 1  # the write alone
+    assert eng.statistics().pushed == pushed + 1  # only the write
 
 
-def test_a_write_that_is_still_pending_undoes_it(eng):
-    """So does one that has not ended yet."""
+def test_pending_concurrent_write_cancels_inline_work(eng):
+    """The same for a concurrent write that has not finished."""
     var, gate = eng.new_variable(), threading.Event()
     assert not eng.at_once((var,), lambda: eng.push(gate.wait, (), (var,)) or True)
     gate.set()
     eng.wait_for_all()
 
 
-def test_errors_leave_nothing(eng):
-    """Work that raises has not happened: no failure is kept, and the var can be used."""
+def test_inline_error_leaves_no_failure(eng):
+    """Work that raises has no effect: no failure is stored, and the var remains usable."""
     var = eng.new_variable()
 
     def work():
@@ -64,8 +64,8 @@ def test_errors_leave_nothing(eng):
     eng.wait_for_all()
 
 
-def test_an_interrupt_comes_through_and_leaves_nothing(eng):
-    """KeyboardInterrupt in the work is the caller's, and nothing is pending afterwards."""
+def test_interrupt_in_inline_work_reaches_the_caller(eng):
+    """KeyboardInterrupt in the work reaches the caller, and nothing is pending afterwards."""
     var = eng.new_variable()
 
     def work():
@@ -77,8 +77,8 @@ def test_an_interrupt_comes_through_and_leaves_nothing(eng):
     assert eng.at_once((var,), lambda: True)
 
 
-def test_a_wait_in_the_middle_ends(eng):
-    """What interrupts the work (a signal handler, a destructor) may push and wait as anywhere else."""
+def test_push_and_wait_inside_inline_work(eng):
+    """A signal handler or destructor that interrupts the work may push and wait."""
     var, other = eng.new_variable(), eng.new_variable()
     seen = []
 
@@ -92,8 +92,8 @@ def test_a_wait_in_the_middle_ends(eng):
     assert seen == [1]
 
 
-def test_it_leaves_to_the_queues_what_somebody_watches(eng):
-    """With a tracer, in a bulk, or where something has failed, work is pushed as ever."""
+def test_tracer_bulk_and_failure_disable_inline_work(eng):
+    """With a tracer, in a bulk, or after a failure, work is pushed as usual."""
     var = eng.new_variable()
     eng.tracer = lambda *args: None
     assert not eng.at_once((var,), lambda: True)
@@ -105,18 +105,18 @@ def test_it_leaves_to_the_queues_what_somebody_watches(eng):
         eng.wait_for_all()
 
 
-def test_vars_of_others_and_deleted_ones_are_left_to_push(eng):
-    """The push that follows explains what is wrong with them."""
-    other = engine.create("NaiveEngine")
-    assert not eng.at_once((other.new_variable(),), lambda: True)
+def test_foreign_and_deleted_vars_are_not_inlined(eng):
+    """The push that follows explains the error."""
+    other_engine = engine.create("NaiveEngine")
+    assert not eng.at_once((other_engine.new_variable(),), lambda: True)
     gone = eng.new_variable()
     eng.delete_variable(gone)
     assert not eng.at_once((gone,), lambda: True)
-    assert not other.at_once((other.new_variable(),), lambda: True)
+    assert not other_engine.at_once((other_engine.new_variable(),), lambda: True)
 
 
-def test_requests_that_come_meanwhile_are_carried_out(eng):
-    """Pushes of other threads while work is made at once are not left lying."""
+def test_requests_during_inline_work_are_served(eng):
+    """Pushes of other threads during an inline step are served."""
     var, count, ran = eng.new_variable(), 300, []
     others = [eng.new_variable() for _ in range(4)]
 
@@ -136,8 +136,8 @@ def test_requests_that_come_meanwhile_are_carried_out(eng):
     assert eng.statistics().pending == 0
 
 
-def test_writing_runs_here_and_counts_as_an_operation(eng):
-    """Work that writes runs on the calling thread where all vars are idle; versions and statistics say so."""
+def test_inline_write_counts_as_an_operation(eng):
+    """Writing work runs on the calling thread if all vars are idle; versions and statistics include it."""
     source, target = eng.new_variable(), eng.new_variable()
     before, threads = eng.statistics(), []
     assert eng.write_at_once(lambda: threads.append(threading.get_ident()), (source,), (target,))
@@ -148,8 +148,8 @@ def test_writing_runs_here_and_counts_as_an_operation(eng):
 
 
 @pytest.mark.parametrize("role", ["reads what is read", "reads what is written", "writes what is read", "writes"])
-def test_writing_passes_nothing_that_uses_its_vars(eng, role):
-    """What is written must have no reader and no writer, what is read no writer; two readers are no conflict."""
+def test_inline_write_needs_idle_vars(eng, role):
+    """A written var must have no reader and no writer, a read var no writer; two readers do not conflict."""
     source, target = eng.new_variable(), eng.new_variable()
     gate, ran = threading.Event(), []
     var = target if role.endswith(("what is written", "writes")) else source
@@ -163,8 +163,8 @@ def test_writing_passes_nothing_that_uses_its_vars(eng, role):
     assert eng.write_at_once(lambda: ran.append(1), (source,), (target,))
 
 
-def test_nobody_reads_in_the_middle_of_a_write(eng):
-    """A read that is pushed during the work sees all of it: other threads wait for the end of the step."""
+def test_reader_sees_complete_inline_write(eng):
+    """A read pushed during the write sees all of it: other threads wait for the end of the step."""
     target, seen, values = eng.new_variable(), [], [0, 0]
     begun, pushed = threading.Event(), threading.Event()
 
@@ -187,8 +187,8 @@ def test_nobody_reads_in_the_middle_of_a_write(eng):
     assert seen == [(1, 1)]
 
 
-def test_writing_that_raises_leaves_the_vars_idle(eng):
-    """An error says that the work is to be pushed. Nothing stays pending."""
+def test_failed_inline_write_leaves_vars_idle(eng):
+    """After an error the work must be pushed; nothing stays pending."""
     target = eng.new_variable()
 
     def work():
@@ -201,8 +201,8 @@ def test_writing_that_raises_leaves_the_vars_idle(eng):
     assert target.version == 1
 
 
-def test_an_interrupted_write_is_made_again(eng):
-    """Ctrl-C in the middle leaves half of it written; an operation writes all of it, and the interrupt goes on."""
+def test_interrupted_inline_write_is_repeated(eng):
+    """Ctrl-C leaves a half-done write; an operation then writes all of it, and the interrupt propagates."""
     source, target = eng.new_variable(), eng.new_variable()
     values, interrupts = [0, 0], [KeyboardInterrupt()]
 
@@ -219,8 +219,8 @@ def test_an_interrupted_write_is_made_again(eng):
     assert (source.version, target.version, target.state) == (0, 1, "IDLE")
 
 
-def test_what_interrupts_a_write_may_push_but_not_wait(eng):
-    """As in the middle of any change of the engine's state: a wait would be for itself."""
+def test_interrupt_of_write_may_push_not_wait(eng):
+    """As inside the region in general: the thread would wait for itself."""
     target, other, seen = eng.new_variable(), eng.new_variable(), []
 
     def work():
@@ -233,30 +233,30 @@ def test_what_interrupts_a_write_may_push_but_not_wait(eng):
     assert seen == [1]
 
 
-def test_writing_is_left_to_the_queues_where_somebody_watches(eng):
-    """With a tracer, in a bulk, on an engine without workers, and for vars of others."""
+def test_tracer_bulk_and_foreign_vars_disable_inline_write(eng):
+    """The same on an engine without workers."""
     var = eng.new_variable()
     eng.tracer = lambda *args: None
     assert not eng.write_at_once(lambda: None, (), (var,))
     eng.tracer = None
     with eng.bulk(4):
         assert not eng.write_at_once(lambda: None, (), (var,))
-    other = engine.create("NaiveEngine")
-    assert not eng.write_at_once(lambda: None, (), (other.new_variable(),))
-    assert not other.write_at_once(lambda: None, (), (other.new_variable(),))
+    other_engine = engine.create("NaiveEngine")
+    assert not eng.write_at_once(lambda: None, (), (other_engine.new_variable(),))
+    assert not other_engine.write_at_once(lambda: None, (), (other_engine.new_variable(),))
     gone = eng.new_variable()
     eng.delete_variable(gone)
     assert not eng.write_at_once(lambda: None, (gone,), (var,))
 
 
 def begun(eng, reads=(), writes=()):
-    """What ends an operation of this thread, or None where it is to be pushed."""
+    """Return the completion callback of an inline operation, or None if it must be pushed."""
     return eng.begin(lambda on_complete: None, tuple(reads), tuple(writes), "begun")
 
 
 @pytest.mark.parametrize("count", [1, 12])
-def test_an_operation_begins_on_the_calling_thread(eng, count):
-    """As if it had been pushed: what comes later waits until it is told to end, and its failure is raised there."""
+def test_operation_begins_inline(eng, count):
+    """As if pushed: later operations wait for its completion, and its failure is raised there."""
     reads, writes, order = [eng.new_variable() for _ in range(2)], [eng.new_variable() for _ in range(count)], []
     before = eng.statistics()
     end = begun(eng, reads, writes)
@@ -278,11 +278,11 @@ def test_an_operation_begins_on_the_calling_thread(eng, count):
     for var in writes:
         with pytest.raises(ValueError, match="lost"):
             eng.wait_for_var(var)
-    assert begun(eng, (), [eng.new_variable()]) is None  # as long as something has failed
+    assert begun(eng, (), [eng.new_variable()]) is None  # while a failure exists
 
 
-def test_an_operation_begins_only_where_nobody_uses_its_vars(eng):
-    """One that is written, or read where it writes, a tracer, a bulk, an engine without workers: it is to be pushed."""
+def test_begin_needs_idle_vars(eng):
+    """A written var, a var read and then written, a tracer, a bulk or an engine without workers: it must be pushed."""
     gate, read, written, idle = threading.Event(), eng.new_variable(), eng.new_variable(), eng.new_variable()
     eng.push(gate.wait, (read,), (written,))
     assert begun(eng, (written,), (idle,)) is None
@@ -300,13 +300,13 @@ def test_an_operation_begins_only_where_nobody_uses_its_vars(eng):
     eng.tracer = None
     with eng.bulk(4):
         assert begun(eng, (), (idle,)) is None
-    other = engine.create("NaiveEngine")
-    assert begun(other, (), (other.new_variable(),)) is None
-    assert begun(eng, (), (other.new_variable(),)) is None
+    other_engine = engine.create("NaiveEngine")
+    assert begun(other_engine, (), (other_engine.new_variable(),)) is None
+    assert begun(eng, (), (other_engine.new_variable(),)) is None
 
 
-def test_the_end_of_what_has_begun_is_made_at_once(eng):
-    """Where nobody waits for it, whether or not others are pending: all its vars are idle then, by no request."""
+def test_begun_operation_completes_inline(eng):
+    """Without waiting successors its vars are idle after it, without a request, whatever else is pending."""
     gate, busy = threading.Event(), eng.new_variable()
     reads, writes = ([eng.new_variable() for _ in range(3)] for _ in range(2))
     for round in range(2):
@@ -324,8 +324,8 @@ def test_the_end_of_what_has_begun_is_made_at_once(eng):
 
 
 @pytest.mark.parametrize("stage", ["begin", "end"])
-def test_a_signal_handler_that_waits_in_the_middle_is_refused(eng, monkeypatch, stage):
-    """It would wait for itself; the operation goes on."""
+def test_waiting_signal_handler_is_refused_inside(eng, monkeypatch, stage):
+    """It would wait for itself; the operation continues."""
     from weftplan.engine import region
 
     read, write, found = eng.new_variable(), eng.new_variable(), []
@@ -346,8 +346,8 @@ def test_a_signal_handler_that_waits_in_the_middle_is_refused(eng, monkeypatch, 
     assert (write.version, read.readers) == (1, 0)
 
 
-def test_a_signal_handler_that_raises_leaves_no_half_of_an_end(eng, monkeypatch):
-    """At the end of a turn some vars are released: the others are, too, before it is raised."""
+def test_raising_signal_handler_leaves_complete_release(eng, monkeypatch):
+    """Some vars are already released at the loop end: the others are released before it is raised."""
     from weftplan.engine import region
 
     reads, writes = ([eng.new_variable() for _ in range(3)] for _ in range(2))

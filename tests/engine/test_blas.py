@@ -1,4 +1,4 @@
-"""The thread policy of BLAS: when it applies, to what, and that results do not depend on workers."""
+"""Thread policy of BLAS: when it applies, to which libraries, and that results do not depend on workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print(before, threads())
 
 
 def run(code: str, **variables: str) -> list[int]:
-    """The numbers that ``code`` prints in a process with no variable of BLAS or ours but ``variables``."""
+    """Return the numbers that ``code`` prints in a process with no BLAS or weftplan variables except ``variables``."""
     clean = {
         k: v
         for k, v in os.environ.items()
@@ -36,7 +36,7 @@ def run(code: str, **variables: str) -> list[int]:
 
 
 class Library:
-    """A double for a BLAS that counts per thread."""
+    """Test double of a BLAS that counts threads per calling thread."""
 
     threading_layer = "openmp"
 
@@ -49,7 +49,7 @@ class Library:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch):
-    """As before the first engine, without variables; nothing is limited for real."""
+    """The state before the first engine, without variables and without real limits."""
     for name in (*blas_threads.NATIVE, blas_threads.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     config._reset_for_tests()
@@ -74,29 +74,29 @@ class TestInAProcess:
     """The real BLAS."""
 
     @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
-    def test_the_first_engine_limits(self, kind):
-        """Importing changes nothing; the first engine of any kind makes it one thread."""
+    def test_first_engine_limits_blas_threads(self, kind):
+        """An import changes nothing; the first engine of any kind limits BLAS to one thread."""
         before, after = run(PROBE.format(kind=kind))
         assert after == 1
         assert before == run("from threadpoolctl import *; import numpy; print(threadpool_info()[0]['num_threads'])")[0]
 
     @pytest.mark.shows("WEFTPLAN_BLAS_NTHREADS")
-    def test_our_variable(self):
-        """WEFTPLAN_BLAS_NTHREADS is the number, whatever BLAS's own variables say."""
+    def test_own_variable_wins(self):
+        """WEFTPLAN_BLAS_NTHREADS sets the count, whatever BLAS's own variables say."""
         assert run(PROBE.format(kind="ThreadedEngine"), WEFTPLAN_BLAS_NTHREADS="2", OMP_NUM_THREADS="1")[1] == 2
 
-    def test_a_variable_of_blas_stands(self):
-        """Who has set OPENBLAS_NUM_THREADS has decided."""
+    def test_blas_variable_is_respected(self):
+        """OPENBLAS_NUM_THREADS set by the user is not changed."""
         before, after = run(PROBE.format(kind="ThreadedEngine"), OPENBLAS_NUM_THREADS="2")
         assert before == after == 2
 
-    def test_same_bits_whatever_the_workers(self):
+    def test_same_bits_for_every_worker_count(self):
         """Products of odd sizes give one digest on every engine and worker count."""
         code = """
 import hashlib, numpy as np, weftplan as mx
 rng = np.random.default_rng(0)
 a, b = rng.random((301, 517), dtype=np.float32), rng.random((517, 203), dtype=np.float32)
-found = set()
+digests = set()
 for kind, options in [("NaiveEngine", {}), ("ThreadedEngine", {"cpu_workers": 1}),
                       ("ThreadedEngine", {"cpu_workers": 5}),
                       ("ThreadedEnginePerDevice", {"cpu_workers": 3})]:
@@ -107,22 +107,22 @@ for kind, options in [("NaiveEngine", {}), ("ThreadedEngine", {"cpu_workers": 1}
             mx.engine.submit(np.matmul, a, b, out=out)
         mx.engine.wait()
     engine.stop()
-    found |= {hashlib.sha256(out.tobytes()).hexdigest() for out in outs}
-print(len(found))
+    digests |= {hashlib.sha256(out.tobytes()).hexdigest() for out in outs}
+print(len(digests))
 """
         assert run(code) == [1]
 
 
 class TestRule:
-    """Doubles for BLAS."""
+    """Rules of the policy, with test doubles."""
 
-    def test_once(self, fresh):
-        """The first call limits, later ones do not fight with whoever changed it since."""
+    def test_limit_is_set_once(self, fresh):
+        """The first call limits; later calls do not override a later change."""
         blas_threads.limit()
         blas_threads.limit()
         assert fresh.set_to == [1]
 
-    def test_workers_repeat_it(self, fresh):
+    def test_workers_limit_per_thread_libraries(self, fresh):
         """A library that counts per thread is limited again by each worker."""
         blas_threads.enter_worker()
         assert fresh.set_to == []
@@ -131,23 +131,23 @@ class TestRule:
         blas_threads.enter_worker()
         assert fresh.set_to == [1, 1, 1]
 
-    def test_a_library_of_the_process_is_set_once(self, fresh):
-        """One that counts for the process is left alone by workers."""
+    def test_per_process_library_is_set_once(self, fresh):
+        """Workers leave a library that counts per process alone."""
         fresh.threading_layer = "pthreads"
         blas_threads.limit()
         blas_threads.enter_worker()
         assert fresh.set_to == [1]
 
-    def test_a_variable_of_everything_decides_nothing(self, fresh, monkeypatch: pytest.MonkeyPatch):
-        """OMP_NUM_THREADS, which containers and scripts for MXNet set, leaves the limit where it is."""
+    def test_omp_num_threads_is_ignored(self, fresh, monkeypatch: pytest.MonkeyPatch):
+        """OMP_NUM_THREADS, which containers and MXNet scripts set, leaves the limit unchanged."""
         monkeypatch.setenv("OMP_NUM_THREADS", "4")
         assert blas_threads.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
         blas_threads.limit()
         assert fresh.set_to == [1]
 
     @pytest.mark.parametrize("name", blas_threads.DECIDING)
-    def test_planned(self, fresh, monkeypatch: pytest.MonkeyPatch, name: str):
-        """What would happen, and because of which variable; an empty variable is none."""
+    def test_planned_limit_names_its_variable(self, fresh, monkeypatch: pytest.MonkeyPatch, name: str):
+        """The planned limit, with the deciding variable; an empty variable counts as unset."""
         assert blas_threads.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
         monkeypatch.setenv(name, "")
         assert blas_threads.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
@@ -156,8 +156,8 @@ class TestRule:
         blas_threads.limit()
         assert fresh.set_to == []
 
-    def test_bad_value(self, fresh, monkeypatch: pytest.MonkeyPatch):
-        """A bad count limits nothing, and is met again by the next engine."""
+    def test_bad_count_limits_nothing(self, fresh, monkeypatch: pytest.MonkeyPatch):
+        """A bad count limits nothing; the next engine reports it again."""
         monkeypatch.setenv("WEFTPLAN_BLAS_NTHREADS", "many")
         for _ in range(2):
             with pytest.raises(ConfigError, match="WEFTPLAN_BLAS_NTHREADS='many'"):
@@ -165,9 +165,11 @@ class TestRule:
         assert fresh.set_to == []
 
 
-def test_a_step_with_omp_threads():
-    """OMP_NUM_THREADS=2, as containers set it, leaves every BLAS call on one thread while a step of training runs (two
-    that spin beside the workers made a step ten times slower), and changes no bit of it."""
+def test_training_step_ignores_omp_threads():
+    """With OMP_NUM_THREADS=2 every BLAS call of a training step uses one thread, and the bits do not change.
+
+    Two spinning BLAS threads next to the workers made a step ten times slower.
+    """
     code = """
 import hashlib, threading, numpy as np, weftplan as mx
 from threadpoolctl import threadpool_info

@@ -1,4 +1,4 @@
-"""Parts of one operation on idle cores: who may split, that all parts run once, and that bits do not depend on it."""
+"""Splitting an operation over idle cores: permission to split, each part runs once, and the bits do not change."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ pytestmark = pytest.mark.usefixtures("four_cores")
 
 
 def on_worker(work, **options):
-    """What ``work()`` gives as an operation of a new engine."""
+    """Return the result of ``work()`` as an operation of a new engine."""
     engine = mx.engine.create(**{"kind": "ThreadedEnginePerDevice", **options})
-    found = []
-    engine.push(lambda: found.append(work()), [], [engine.new_variable()])
+    results = []
+    engine.push(lambda: results.append(work()), [], [engine.new_variable()])
     engine.wait_for_all()
     engine.stop()
-    return found[0]
+    return results[0]
 
 
 class TestIdle:
-    """How many cores may help."""
+    """Number of cores that may help."""
 
-    def test_a_worker_alone_has_all_others(self):
-        """Its own core is at work."""
+    def test_single_worker_gets_all_idle_cores(self):
+        """The worker's own core is busy."""
         assert on_worker(core_sharing.idle_cores) == 3
 
-    def test_other_workers_are_at_work(self):
-        """Two operations at once leave two cores."""
+    def test_busy_workers_reduce_idle_cores(self):
+        """Two concurrent operations leave two cores."""
         engine = mx.engine.create("ThreadedEngine", cpu_workers=2)
         both, found = threading.Barrier(2), []
 
@@ -52,8 +52,8 @@ class TestIdle:
         engine.stop()
         assert found == [2, 2]
 
-    def test_helpers_are_at_work(self):
-        """Inside a split that has taken all idle cores none is left, and afterwards they are there again."""
+    def test_nested_split_finds_no_idle_core(self):
+        """A split that uses all idle cores leaves none for a nested split; afterwards they are idle again."""
 
         def work() -> tuple[set[int], int]:
             seen: set[int] = set()
@@ -63,14 +63,14 @@ class TestIdle:
         assert on_worker(work) == ({0}, 3)
 
     @pytest.mark.parametrize("kind", ["NaiveEngine", "Simulator"])
-    def test_one_thread_stays_one(self, kind):
-        """Engines that run everything on the calling thread split nothing; nor does that thread itself."""
+    def test_inline_engines_do_not_split(self, kind):
+        """Engines that run everything inline split nothing; nor does the calling thread."""
         assert on_worker(core_sharing.idle_cores, kind=kind) == 0
         assert core_sharing.idle_cores() == 0
 
     @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
-    def test_one_worker_by_wish(self, kind):
-        """Who makes an engine with one worker gets one thread."""
+    def test_single_worker_engine_does_not_split(self, kind):
+        """An engine created with one worker uses one thread."""
         assert on_worker(core_sharing.idle_cores, kind=kind, cpu_workers=1) == 0
 
     @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ class TestIdle:
         ids=["one", "levels", "more-than-there-are", "nonsense", "ours", "ours-first"],
     )  # fmt: skip
     @pytest.mark.shows("WEFTPLAN_KERNEL_CORES")
-    def test_variables(self, monkeypatch, variables, idle):
-        """OMP_NUM_THREADS limits an operation as in MXNet, WEFTPLAN_KERNEL_CORES overrides it, the machine both."""
+    def test_variables_limit_cores(self, monkeypatch, variables, idle):
+        """OMP_NUM_THREADS limits an operation as in MXNet; WEFTPLAN_KERNEL_CORES overrides it, the machine both."""
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         config._reset_for_tests()
@@ -90,10 +90,10 @@ class TestIdle:
 
 
 class TestSplit:
-    """All parts, each once, on whatever threads."""
+    """Each part runs once, on any thread."""
 
     @pytest.mark.parametrize("parts", [0, 1, 2, 3, 8, 100])
-    def test_each_part_once(self, parts):
+    def test_each_part_runs_once(self, parts):
         """On a worker with idle cores, and on a thread that may not split."""
 
         def work() -> list[int]:
@@ -103,14 +103,13 @@ class TestSplit:
 
         assert on_worker(work) == work() == list(range(parts))
 
-    def test_helpers_help(self):
-        """Parts run side by side: three that wait for each other end."""
+    def test_parts_run_concurrently(self):
+        """Three parts that wait for each other all finish."""
         together = threading.Barrier(3, timeout=60)
         on_worker(lambda: core_sharing.split(lambda part: together.wait(), 3))
 
-    def test_helpers_help_the_next_job_at_once(self):
-        """Who has just done a part is there for the next job, before it has gone to sleep; helpers that came too late
-        for one are there for the next, too."""
+    def test_idle_helpers_take_the_next_job(self):
+        """A helper that just finished a part takes the next job before it sleeps, even if it came too late before."""
         together = threading.Barrier(3, timeout=60)
 
         def work() -> None:
@@ -121,8 +120,8 @@ class TestSplit:
 
         on_worker(work)
 
-    def test_who_waits_looks_first(self, monkeypatch):
-        """Helpers see the next job, and owners that a helper has ended, where something can look at memory."""
+    def test_spinning_threads_see_memory_from_python(self, monkeypatch):
+        """A wait checks from Python code, so the other side's memory writes become visible."""
         seen: dict[str, list[bool]] = {"helper": [], "owner": []}
 
         def look(start: int) -> None:
@@ -157,8 +156,8 @@ class TestSplit:
         assert len(seen["helper"]) >= 19
         assert all(seen["helper"][:19])
 
-    def test_parts_that_nobody_takes(self, monkeypatch):
-        """A helper that never comes: the caller does all."""
+    def test_caller_runs_parts_without_helpers(self, monkeypatch):
+        """A helper that never starts: the caller runs all parts."""
 
         class Sleepy:
             def give(self, *work: object) -> None: ...
@@ -170,8 +169,8 @@ class TestSplit:
         assert len(seen) == 5
         assert len(set(seen)) == 1
 
-    def test_no_thread_to_be_had(self, monkeypatch):
-        """Where the system gives no thread the caller does all."""
+    def test_caller_runs_parts_if_no_thread_starts(self, monkeypatch):
+        """If the system refuses a thread, the caller runs all parts."""
 
         def refuse(wanted: int) -> None:
             raise RuntimeError("can't start new thread")
@@ -181,21 +180,21 @@ class TestSplit:
         on_worker(lambda: core_sharing.split(seen.append, 5))
         assert sorted(seen) == list(range(5))
 
-    def test_helpers_serve_again(self):
+    def test_helpers_are_reused(self):
         """A hundred splits start no more helpers than one."""
 
         def work() -> None:
             for _ in range(100):
                 core_sharing.split(lambda part: None, 4)
 
-        before = set(threading.enumerate())  # with helpers that other tests have needed
+        before = set(threading.enumerate())  # includes helpers started by other tests
         on_worker(work)
         started = set(threading.enumerate()) - before
         assert sum(thread.name.startswith("weftplan helper") for thread in started) <= 3
 
     @pytest.mark.parametrize("bad", [0, 5])
-    def test_errors(self, bad):
-        """What a part raises is raised by the split, after all that run have ended; the helpers serve on."""
+    def test_error_of_a_part_is_raised(self, bad):
+        """The error of a part is raised by the split after all running parts have ended; the helpers remain usable."""
 
         def part(number: int) -> None:
             if number == bad:
@@ -208,16 +207,16 @@ class TestSplit:
 
         assert on_worker(work) == (f"part {bad}", 3)
 
-    def test_a_late_helper_holds_nothing(self):
-        """What the parts use is let go when the split is over, though a helper that never came is still asked."""
+    def test_late_helper_holds_no_reference(self):
+        """Objects used by the parts are released at the end of the split, even if a helper never came."""
         job = core_sharing._Job(lambda lo, hi: None, [(0, 1)])
         late = job._help
         job._finish()
         assert job._work is core_sharing._nothing
         late(core_sharing._Word())
 
-    def test_numpy_is_as_quiet_as_for_the_caller(self):
-        """A helper treats overflow as the thread that splits does."""
+    def test_helpers_use_the_callers_errstate(self):
+        """A helper treats overflow like the splitting thread."""
         together = threading.Barrier(2, timeout=60)
         modes: list[str] = []
 
@@ -233,8 +232,8 @@ class TestSplit:
         assert modes == ["ignore", "ignore"]
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-    def test_fork(self):
-        """A child has none of the helpers, and gets its own."""
+    def test_forked_child_starts_new_helpers(self):
+        """A child has no helpers of its parent and starts its own."""
         code = """
 import os, threading, weftplan as mx
 from weftplan.support import blas_threads as blas, core_sharing as cores
@@ -255,41 +254,41 @@ assert os.waitpid(child, 0)[1] == 0 and both()
 
 
 class Awake:
-    """A helper who looks, or does not."""
+    """Test double of a helper that spins or sleeps."""
 
     def __init__(self, looks: bool, words: int = 0):
         self.looks, self.words, self.given = looks, words, 0
 
     def give(self, *work: object) -> None:
-        """Note it."""
+        """Record the call."""
         self.given += 1
 
 
 class TestLookers:
-    """Helpers who look are handed work without being woken."""
+    """Work reaches spinning helpers without a wake-up."""
 
     @pytest.fixture
     def free(self, monkeypatch):
-        """Of three helpers two look."""
-        found = [Awake(True, 1), Awake(False, 2), Awake(True, 3)]
-        monkeypatch.setattr(core_sharing, "_free", list(found))
+        """Three helpers of which two spin."""
+        helpers = [Awake(True, 1), Awake(False, 2), Awake(True, 3)]
+        monkeypatch.setattr(core_sharing, "_free", list(helpers))
         monkeypatch.setattr(core_sharing, "_started", 3)
         monkeypatch.setattr(core_sharing._Calls, "missed", 0.0)
         monkeypatch.setattr(core_sharing._Calls, "woken", 0.0)
-        return found
+        return helpers
 
     @pytest.mark.parametrize(("most", "all_or_none", "told"), [
         (1, True, [1]), (2, True, [1, 3]), (3, True, None), (3, False, [1, 3]), (1, False, [1]),
     ])  # fmt: skip
-    def test_who_is_told(self, free, most, all_or_none, told):
-        """Those who look, as many as are wanted; where that is too few, nobody."""
+    def test_spinning_helpers_are_notified(self, free, most, all_or_none, told):
+        """The requested number of spinning helpers is notified; if too few spin, none."""
         seen = []
         assert core_sharing.with_lookers(seen.append, most, all_or_none=all_or_none) is (told is not None)
         assert seen == ([] if told is None else [told])
         assert set(core_sharing._free) == set(free)
 
-    def test_they_are_at_work_meanwhile(self, free):
-        """Their cores are not idle until the work is over, also where that fails."""
+    def test_notified_helpers_count_as_busy(self, free):
+        """Their cores are busy until the work is done, also if it fails."""
 
         def run(boxes):
             idle.append(core_sharing.idle_cores())
@@ -306,13 +305,13 @@ class TestLookers:
         assert idle == [1]
         assert set(core_sharing._free) == set(free)
 
-    def test_nobody_looks(self, monkeypatch):
-        """Nothing is called."""
+    def test_no_spinning_helper_means_no_call(self, monkeypatch):
+        """No helper is woken."""
         monkeypatch.setattr(core_sharing, "_free", [])
         assert not core_sharing.with_lookers(pytest.fail, 1, all_or_none=False)
 
-    def test_a_sleeper_is_called_when_that_is_asked_for_again(self, monkeypatch, free):
-        """Twice within a millisecond, and not again within five."""
+    def test_repeated_request_wakes_a_sleeping_helper(self, monkeypatch, free):
+        """A second request within a millisecond wakes one; a third within five milliseconds does not."""
         now = [10.0]
         monkeypatch.setattr(core_sharing.time, "monotonic", lambda: now[0])
         woken = []
@@ -323,8 +322,8 @@ class TestLookers:
         assert woken == [0, 0, 1, 1, 1, 2]
         assert set(core_sharing._free) == set(free)
 
-    def test_a_helper_who_was_called_looks(self, monkeypatch):
-        """It comes back to its looks, and can be told something."""
+    def test_woken_helper_spins_again(self, monkeypatch):
+        """It spins again and can be notified."""
         monkeypatch.setattr(core_sharing, "_free", [])
         monkeypatch.setattr(core_sharing, "_started", 0)
         looked = threading.Event()

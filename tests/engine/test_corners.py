@@ -1,4 +1,4 @@
-"""Corners of the engine that once hung, lost something or gave a wrong answer."""
+"""Corner cases of the engine that once hung, lost work or gave a wrong result."""
 
 import asyncio
 import threading
@@ -16,11 +16,11 @@ KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"
 
 
 def nothing():
-    """Succeed."""
+    """Do nothing."""
 
 
 def test_the_caller_may_reuse_its_lists(eng):
-    """A list changed after the push changes nothing."""
+    """Changing a list after the push has no effect."""
     a, b, gate = eng.new_variable(), eng.new_variable(), threading.Event()
     eng.push(gate.wait, (), [a])
     writes = [a]
@@ -32,8 +32,8 @@ def test_the_caller_may_reuse_its_lists(eng):
 
 
 @pytest.mark.parametrize("options", [{"ctx": "cpu"}, {"priority": "high"}, {"prop": 99}])
-def test_bad_places_leave_nothing_half_done(eng, options):
-    """A bad context, priority or property is refused before any var is touched."""
+def test_bad_arguments_leave_nothing_half_done(eng, options):
+    """A bad context, priority or property is refused before any var is changed."""
     var = eng.new_variable()
     with pytest.raises((EngineError, ValueError)):
         eng.push(nothing, (), [var], **options)
@@ -42,8 +42,8 @@ def test_bad_places_leave_nothing_half_done(eng, options):
     assert eng.statistics().pushed == 1
 
 
-def test_what_is_no_var(eng):
-    """A var instead of a list, and things that are no vars, are explained."""
+def test_non_vars_are_explained(eng):
+    """A var instead of a list, and objects that are no vars, are explained."""
     var = eng.new_variable()
     for reads, writes in ((["x"], ()), ((), ["x"]), (var, ()), ((), var)):
         with pytest.raises(EngineError):
@@ -53,16 +53,16 @@ def test_what_is_no_var(eng):
 
 
 def test_versions_agree_on_every_engine_in_a_bulk():
-    """Five writes are five versions, bulk or not."""
+    """Five writes are five versions, in a bulk or not."""
     for kind in KINDS:
-        made = engine.create(kind)
-        var = made.new_variable()
-        with made.bulk(10):
+        eng = engine.create(kind)
+        var = eng.new_variable()
+        with eng.bulk(10):
             for _ in range(5):
-                made.push(nothing, (), [var])
-        made.wait_for_all()
+                eng.push(nothing, (), [var])
+        eng.wait_for_all()
         assert var.version == 5
-        made.stop()
+        eng.stop()
 
 
 def test_a_traceback_does_not_grow(eng):
@@ -77,7 +77,7 @@ def test_a_traceback_does_not_grow(eng):
 
 
 def test_errors_of_asynchronous_operations(eng):
-    """It may raise after it said that it was done, or say something that is no exception: no worker dies."""
+    """It may raise after completion, or complete with a value that is no exception: no worker dies."""
     var = eng.new_variable()
 
     def late(done):
@@ -96,8 +96,8 @@ def test_errors_of_asynchronous_operations(eng):
     eng.wait_for_var(var)
 
 
-def test_odd_exceptions(eng):
-    """One whose text and notes raise, and those that are no Exception."""
+def test_exceptions_with_broken_methods(eng):
+    """Exceptions whose text and notes raise, and exceptions not derived from Exception."""
 
     class Odd(Exception):
         def __str__(self):
@@ -122,8 +122,8 @@ def test_odd_exceptions(eng):
             eng.wait_for_var(var)
 
 
-def test_destructors_push(eng):
-    """The function that was run is destroyed outside the lock; its destructor may push."""
+def test_destructor_of_a_function_may_push(eng):
+    """The function is destroyed outside the lock; its destructor may push."""
     var, log = eng.new_variable(), []
 
     class Last:
@@ -141,8 +141,8 @@ def test_destructors_push(eng):
     assert log == ["run", "destroyed"]
 
 
-def test_a_wait_that_could_not_end_on_the_naive_engine():
-    """Inside an operation, for its own var: an error that shows the fix, not a hang."""
+def test_endless_wait_on_naive_engine_raises():
+    """A wait inside an operation for its own var raises an error with the fix instead of hanging."""
     naive = engine.create("NaiveEngine")
     var = naive.new_variable()
 
@@ -156,9 +156,8 @@ def test_a_wait_that_could_not_end_on_the_naive_engine():
         naive.wait_for_all()
 
 
-def test_failures_of_pushes_inside_an_operation_on_the_naive_engine():
-    """Operations that have to wait for the one that pushed them fail when it is over: its push raises the first, the
-    other is left for a wait."""
+def test_nested_push_failures_on_naive_engine():
+    """Operations that wait for their pushing operation fail after it: its push raises the first, a wait the other."""
     naive = engine.create("NaiveEngine")
     a, b, c, log = *(naive.new_variable() for _ in range(3)), []
 
@@ -166,7 +165,7 @@ def test_failures_of_pushes_inside_an_operation_on_the_naive_engine():
         for number, var in enumerate((a, b)):
             naive.push(lambda number=number: log.append(number) or {}[number], (), [var], name=f"inner {number}")
         with pytest.raises(KeyError, match="9"):
-            naive.push(lambda: {}[9], (), [c])  # it waits for nothing, so it is run, and raises, here
+            naive.push(lambda: {}[9], (), [c])  # it waits for nothing, so it runs and raises here
         log.append("outer")
 
     with pytest.raises(KeyError, match="0"):
@@ -179,21 +178,21 @@ def test_failures_of_pushes_inside_an_operation_on_the_naive_engine():
     assert naive.statistics().failed == 3
 
 
-def test_an_operation_may_wait_on_another_engine(eng):
-    """Only the own engine's workers may be what a wait needs."""
-    other = engine.create("ThreadedEnginePerDevice")
-    a, b = eng.new_variable(), other.new_variable()
-    other.push(nothing, (), [b])
-    eng.push(lambda: other.wait_for_var(b), (), [a])
+def test_operation_may_wait_on_another_engine(eng):
+    """A wait is refused only for the engine whose worker is waiting."""
+    other_engine = engine.create("ThreadedEnginePerDevice")
+    a, b = eng.new_variable(), other_engine.new_variable()
+    other_engine.push(nothing, (), [b])
+    eng.push(lambda: other_engine.wait_for_var(b), (), [a])
     eng.wait_for_var(a)
-    other.stop()
+    other_engine.stop()
 
 
 @pytest.mark.parametrize(
     "kinds", [("NaiveEngine", "NaiveEngine"), ("NaiveEngine", "Simulator"), ("Simulator", "NaiveEngine")]
 )
-def test_an_operation_of_an_inline_engine_may_wait_on_another(kinds):
-    """What is inside an operation of one engine is outside those of the other."""
+def test_inline_operation_may_wait_on_another_engine(kinds):
+    """Being inside an operation of one engine does not count for another."""
     eng, other = (engine.create(kind) for kind in kinds)
     a, b, log = eng.new_variable(), other.new_variable(), []
 
@@ -209,7 +208,7 @@ def test_an_operation_of_an_inline_engine_may_wait_on_another(kinds):
 
 
 def test_short_operations_run_at_the_push(eng):
-    """ASYNC operations and deletes that are ready run on the pushing thread."""
+    """Ready ASYNC operations and deletes run on the pushing thread."""
     where = []
     note = lambda: where.append(threading.current_thread())  # noqa: E731
     eng.push(note, prop=FnProperty.ASYNC)
@@ -219,7 +218,7 @@ def test_short_operations_run_at_the_push(eng):
 
 
 def test_the_simulator_waits_for_other_threads():
-    """An asynchronous operation that another thread ends; what depends on it runs."""
+    """Dependants of an asynchronous operation run after another thread completes it."""
     sim = engine.create("Simulator")
     var, log = sim.new_variable(), []
     sim.push_async(lambda done: threading.Timer(0.05, done).start(), (), [var])
@@ -228,8 +227,8 @@ def test_the_simulator_waits_for_other_threads():
     assert log == [1]
 
 
-def test_a_bulk_is_not_lost_with_its_thread(eng):
-    """A thread that ends with members collected: they run."""
+def test_bulk_survives_its_thread(eng):
+    """Collected members run after their thread has ended."""
     log = []
 
     def work():
@@ -243,8 +242,8 @@ def test_a_bulk_is_not_lost_with_its_thread(eng):
     assert log == [1]
 
 
-def test_a_failing_bulk_member_without_writes_is_raised(eng):
-    """It is stored on no var, and still not lost."""
+def test_bulk_member_failure_without_writes_is_raised(eng):
+    """The failure is on no var and is still raised."""
     with eng.bulk(5):
         eng.push(boom)
         eng.push(nothing, (), [eng.new_variable()])
@@ -253,23 +252,23 @@ def test_a_failing_bulk_member_without_writes_is_raised(eng):
 
 
 @pytest.mark.shows("WEFTPLAN_ERRORS")
-def test_raise_once(monkeypatch):
-    """WEFTPLAN_ERRORS=mxnet: one raise heals every array that holds the failure, as MXNet 1.9.1 does."""
+def test_one_raise_heals_all_arrays(monkeypatch):
+    """WEFTPLAN_ERRORS=mxnet: one raise heals every array that holds the failure, as in MXNet 1.9.1."""
     monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
-    made = engine.create("ThreadedEnginePerDevice")
-    a, b = made.new_variable(), made.new_variable()
-    made.push(boom, (), [a])
-    made.push(nothing, [a], [b])
+    eng = engine.create("ThreadedEnginePerDevice")
+    a, b = eng.new_variable(), eng.new_variable()
+    eng.push(boom, (), [a])
+    eng.push(nothing, [a], [b])
     with pytest.raises(Boom):
-        made.wait_for_var(b)
-    made.wait_for_var(a)
-    made.wait_for_var(b)
-    made.wait_for_all()
-    made.stop()
+        eng.wait_for_var(b)
+    eng.wait_for_var(a)
+    eng.wait_for_var(b)
+    eng.wait_for_all()
+    eng.stop()
 
 
 def test_await_and_futures(eng):
-    """``await var`` suspends the task; a cancelled future harms nobody."""
+    """``await var`` suspends the task; a cancelled future has no effect on others."""
 
     async def main():
         a, b, gate = eng.new_variable(), eng.new_variable(), threading.Event()
@@ -290,15 +289,15 @@ def test_await_and_futures(eng):
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
-def test_a_tracer_that_raises_is_taken_away(eng, monkeypatch, error):
-    """It is told of once, and the engine goes on; no worker ends with an operation that it has not completed."""
+def test_raising_tracer_is_removed(eng, monkeypatch, error):
+    """Its error is reported once, and the engine continues; every operation completes."""
     told = []
 
     def tracer(*record):
         raise error
 
     monkeypatch.setattr(threading, "excepthook", told.append)
-    monkeypatch.setattr(eng, "_waiters_help", "0")  # on the main thread SystemExit would be raised by the wait
+    monkeypatch.setattr(eng, "_waiters_help", "0")  # on the main thread the wait would raise SystemExit
     eng.tracer = tracer
     for _ in range(3):
         eng.push(nothing)

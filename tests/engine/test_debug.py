@@ -1,4 +1,4 @@
-"""Debug mode: the watchdog, complete dumps, read-only views of what is only read, stale declarations."""
+"""Debug mode: the watchdog, complete dumps, read-only views of inputs, stale declarations."""
 
 import threading
 import time
@@ -15,26 +15,26 @@ from weftplan.errors import EngineError, UndeclaredWriteError
 
 @pytest.fixture
 def debug(monkeypatch):
-    """Debug mode, with a quarter of a second of patience."""
+    """Debug mode, with a watchdog patience of a quarter of a second."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
     monkeypatch.setenv("WEFTPLAN_ENGINE_WATCHDOG_S", "0.25")
 
 
 def stuck_here(gate):
-    """The line that the watchdog has to show."""
+    """The line that the watchdog must report."""
     gate.wait(60)
 
 
 def until(condition):
-    """Wait for another thread; a minute at most."""
+    """Wait for another thread, a minute at most."""
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def test_the_watchdog_names_what_is_stuck(debug, capfd):
-    """Operations that wait, for which var, held by whom, and where its thread is; told once for one standstill."""
+def test_watchdog_names_stuck_operations(debug, capfd):
+    """It lists waiting operations, their vars, the holders and the thread's stack; once per standstill."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     a, gate, told = eng.new_variable("weights"), threading.Event(), []
     eng.push(lambda: stuck_here(gate), (), [a], name="slow load")
@@ -64,8 +64,8 @@ def test_the_watchdog_names_what_is_stuck(debug, capfd):
     ids=str,
 )
 @pytest.mark.shows("WEFTPLAN_ENGINE_WATCHDOG_S")
-def test_who_is_watched(monkeypatch, variables, watched):
-    """Engines in debug mode, and all where the variable is set; 0 seconds is nobody."""
+def test_watched_engines(monkeypatch, variables, watched):
+    """Engines in debug mode, and all engines if the variable is set; 0 seconds disables it."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     before = set(threading.enumerate())
@@ -75,8 +75,8 @@ def test_who_is_watched(monkeypatch, variables, watched):
     del eng
 
 
-def test_the_watchdog_tells_of_each_standstill(debug, capfd):
-    """Twice stuck is told twice; progress in between, or nothing pending, makes it patient again."""
+def test_watchdog_reports_each_standstill(debug, capfd):
+    """Two standstills give two reports; progress or idleness resets the patience."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     told = []
     for round in range(2):
@@ -91,22 +91,21 @@ def test_the_watchdog_tells_of_each_standstill(debug, capfd):
 
 
 class Looks:
-    """Stands for the event that ends a watchdog: before each of its looks it does what the script says."""
+    """Replaces the watchdog's event: before each check it runs the next step of a script."""
 
     def __init__(self, script):
         self.script = iter(script)
 
     def wait(self, seconds):
-        """True when the script is over."""
+        """Return whether the script has ended."""
         step = next(self.script, None)
         if step is not None:
             step()
         return step is None
 
 
-def test_slow_progress_is_no_standstill(monkeypatch, capsys):
-    """An operation that ends between every fourth look and the next: silence. Four looks without an end: one report,
-    however many follow; and one more after the next end."""
+def test_slow_progress_is_not_reported(monkeypatch, capsys):
+    """An end between the fourth check and the next gives no report; four checks without an end give exactly one."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
     monkeypatch.setenv("WEFTPLAN_ENGINE_WATCHDOG_S", "0")
     sim = engine.create("Simulator")
@@ -128,8 +127,8 @@ def test_slow_progress_is_no_standstill(monkeypatch, capsys):
     assert told(*[nothing] * 50) == 0  # nothing is pending
 
 
-def test_the_watchdog_is_silent_about_an_idle_engine(debug, capfd):
-    """Nothing pending is no standstill."""
+def test_watchdog_ignores_idle_engine(debug, capfd):
+    """An idle engine is no standstill."""
     eng = engine.create("ThreadedEnginePerDevice")
     eng.push(lambda: None)
     eng.wait_for_all()
@@ -138,8 +137,8 @@ def test_the_watchdog_is_silent_about_an_idle_engine(debug, capfd):
     eng.stop()
 
 
-def test_the_watchdog_ends_with_its_engine(debug):
-    """No thread is left of a dropped engine."""
+def test_watchdog_ends_with_its_engine(debug):
+    """A dropped engine leaves no watchdog thread."""
     before = set(threading.enumerate())
     eng = engine.create("NaiveEngine")
     (watchdog,) = (t for t in set(threading.enumerate()) - before if t.name == "weftplan-engine-watchdog")
@@ -148,7 +147,7 @@ def test_the_watchdog_ends_with_its_engine(debug):
 
 
 def test_the_report_of_a_thread_that_has_ended(debug):
-    """An asynchronous operation that never says that it is done."""
+    """An asynchronous operation that never completes."""
     eng = engine.create("ThreadedEnginePerDevice")
     kept, var = [], eng.new_variable("x")
     eng.push_async(kept.append, (), [var], name="forgetful")
@@ -161,7 +160,7 @@ def test_the_report_of_a_thread_that_has_ended(debug):
 
 
 def test_dumps_as_text_and_graph(debug):
-    """Every pending operation, and who waits for whom; an unknown format is refused."""
+    """They show every pending operation and its blockers; an unknown format is refused."""
     eng = engine.create("Simulator")
     a, b = eng.new_variable("a"), eng.new_variable("b")
     eng.push(lambda: None, (), [a], name="first")
@@ -178,10 +177,9 @@ def test_dumps_as_text_and_graph(debug):
 
 
 def test_dumps_name_every_holder(debug):
-    """
-    readers r1, r2 of a, b free --> writer w of a and b, reader of c --> last, reader of b
+    """Readers r1, r2 of a, b; a free --> writer w of a and b, reader of c --> last, reader of b.
 
-    w waits for both readers and nobody else; r1 and r2 wait for nothing; what was pushed behind w waits for w.
+    w waits for both readers only; r1 and r2 wait for nothing; operations pushed after w wait for w.
     """
     eng = engine.create("Simulator")
     a, b, c = (eng.new_variable(name) for name in "abc")
@@ -214,8 +212,8 @@ def test_dumps_name_every_holder(debug):
     assert (eng._region.in_flight, eng._running_on) == ({}, {})
 
 
-def test_a_dump_without_debug_mode_says_how_to_see_more():
-    """And only when something is pending."""
+def test_dump_mentions_debug_mode():
+    """Only if something is pending."""
     eng = engine.create("Simulator")
     assert eng.dump() == "<Simulator: 0 pushed, 0 pending>\n"
     eng.push(lambda: None)
@@ -224,8 +222,8 @@ def test_a_dump_without_debug_mode_says_how_to_see_more():
     eng.wait_for_all()
 
 
-def test_a_stale_operator(debug):
-    """A stored operator whose var has been deleted since is refused."""
+def test_stale_operator_is_refused(debug):
+    """A stored operator whose var has been deleted is refused."""
     eng = engine.create("ThreadedEnginePerDevice")
     var = eng.new_variable("gone")
     operator = eng.new_operator(lambda: None, [var], name="stale")
@@ -235,7 +233,7 @@ def test_a_stale_operator(debug):
     eng.stop()
 
 
-def test_an_undeclared_write_is_found_where_it_happens(debug):
+def test_undeclared_write_names_its_line(debug):
     """An operation that writes to a read-only view fails with its name, the array's name and the line."""
     eng = engine.create("ThreadedEnginePerDevice")
     data, var = np.zeros(3), eng.new_variable()
@@ -255,7 +253,7 @@ def test_an_undeclared_write_is_found_where_it_happens(debug):
 
 @pytest.mark.shows("WEFTPLAN_ENGINE_DEBUG")
 def test_arrays_are_locked_only_in_debug_mode(monkeypatch):
-    """ndarray asks the engine, made with or without debug mode: without, operators get writable arrays."""
+    """With debug mode off, operators receive writable arrays."""
     assert not engine.debug_enabled()
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
     with engine.using(engine.create("ThreadedEnginePerDevice")) as eng:
@@ -267,7 +265,7 @@ def test_arrays_are_locked_only_in_debug_mode(monkeypatch):
 
 @pytest.mark.parametrize("size", [0, 5])
 def test_an_undeclared_write_in_a_bulk(debug, size):
-    """It is told with the member that wrote, as alone."""
+    """It names the member that wrote, as for a single push."""
     eng, fixed = engine.create("ThreadedEngine", cpu_workers=1), np.zeros(3)
     fixed.flags.writeable = False
     var = eng.new_variable()
@@ -288,8 +286,8 @@ def test_an_undeclared_write_in_a_bulk(debug, size):
 
 
 @pytest.mark.parametrize("size", [0, 5])
-def test_objects_that_cannot_be_looked_at(debug, size):
-    """Neither an error that cannot be shown nor a local that has no attributes ends a worker."""
+def test_objects_with_broken_attributes(debug, size):
+    """Neither an error without text nor a local without attributes ends a worker."""
 
     class Odd(ValueError):
         def __str__(self):

@@ -1,4 +1,4 @@
-"""Debug mode of arrays and executors: an operator that writes to its input is caught, with debug mode off it is not."""
+"""Debug mode of arrays and executors: an operator that writes to its input is caught only in debug mode."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from weftplan.ops.core.schema import Op
 
 
 def careless(ctx, params, inputs, outputs):
-    """Doubles its input by the way."""
+    """Double the input as a side effect."""
     data = inputs[0]
     data *= 2
     outputs[0][...] = data
@@ -35,7 +35,7 @@ def debug(monkeypatch):
 
 
 def test_an_operator_on_arrays(debug, kind):
-    """The wait names the operator and what it calls the array, at its line; the array is as it was."""
+    """The wait names the operator, the array's name and its line; the array is unchanged."""
     with engine.using(engine.create(kind)) as eng:
         a = mx.nd.ones((3,))
         (out,) = invoke(CARELESS, [a], {})
@@ -46,7 +46,7 @@ def test_an_operator_on_arrays(debug, kind):
 
 
 def test_an_operator_in_an_executor(debug, kind, monkeypatch):
-    """A bound graph gives its operators read-only inputs, too."""
+    """Operators of a bound graph also receive read-only inputs."""
     monkeypatch.setitem(registry._OPS, CARELESS.name, CARELESS)
     with engine.using(engine.create(kind)) as eng:
         net = mx.sym.exp(mx.sym.careless_double(mx.sym.Variable("x"), name="bad"))
@@ -59,7 +59,7 @@ def test_an_operator_in_an_executor(debug, kind, monkeypatch):
     eng.stop()
 
 
-def test_off_nobody_notices(kind):
+def test_undeclared_write_passes_without_debug_mode(kind):
     """The tests above can fail: without debug mode the same operator changes its input."""
     with engine.using(engine.create(kind)) as eng:
         a = mx.nd.ones((3,))
@@ -69,8 +69,8 @@ def test_off_nobody_notices(kind):
     eng.stop()
 
 
-def test_what_may_be_written_is_writable(debug, kind):
-    """In place: ``a += b`` and ``out=a`` write to arrays that are read, too; moving statistics are written."""
+def test_declared_outputs_are_writable(debug, kind):
+    """In place: ``a += b`` and ``out=a`` write to arrays that are also read; moving statistics are written."""
     with engine.using(engine.create(kind)) as eng:
         a, b = mx.nd.ones((3,)), mx.nd.ones((3,))
         a += b

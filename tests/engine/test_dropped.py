@@ -1,4 +1,4 @@
-"""Engines that nobody holds any more: their threads end, and destructors of the same garbage may still push."""
+"""Unreferenced engines: their threads end, and destructors in the same garbage may still push."""
 
 import gc
 import threading
@@ -19,7 +19,7 @@ def kind(request):
 
 
 def ended(threads):
-    """True once none of ``threads`` lives; a minute at most."""
+    """Return whether none of ``threads`` is alive, within a minute."""
     end = time.monotonic() + 60
     while any(thread.is_alive() for thread in threads) and time.monotonic() < end:
         gc.collect()
@@ -28,9 +28,9 @@ def ended(threads):
 
 
 def used(kind):
-    """An engine with sleeping workers, and they.
+    """Return an engine with sleeping workers, and these threads.
 
-    Each is asked who it is: other engines that are garbage by now may start threads of their own at any time.
+    Workers report themselves, because other collected engines may start threads at any time.
     """
     eng, threads = engine.create(kind, cpu_workers=2), set()
     meet = threading.Barrier(3)
@@ -50,7 +50,7 @@ def test_threads_end_with_the_engine(kind):
 
 
 def test_threads_end_with_a_busy_engine(kind):
-    """An operation that runs keeps the engine until it is done; then everything goes."""
+    """A running operation keeps the engine alive until it is done; then everything is collected."""
     eng, threads = used(kind)
     gate, ran = threading.Event(), []
     eng.push(lambda: (gate.wait(60), ran.append(1)))
@@ -63,13 +63,11 @@ def test_threads_end_with_a_busy_engine(kind):
 
 
 @pytest.mark.parametrize("how", ["push", "delete", "on another context"])
-def test_a_destructor_brings_the_engine_back(kind, how):
-    """
-    garbage:  engine <-- object with a destructor that pushes <--> itself
+def test_destructor_resurrects_engine(kind, how):
+    """Garbage: engine <-- object with a destructor that pushes <--> itself.
 
-    The engine's end is noticed first (weak references are cleared before destructors run), its workers are told to go.
-    The destructor's push starts new ones, which run it, or an old one does that has not gone yet; the engine ends a
-    second time.
+    The engine's finalizer runs first (weak references are cleared before destructors) and stops its workers. The
+    destructor's push starts new workers, or an old one runs it. Then the engine ends a second time.
     """
     eng, threads = used(kind)
     ran = []

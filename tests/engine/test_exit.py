@@ -1,4 +1,4 @@
-"""The end of the process: what is said, what still runs, and that it comes."""
+"""Process exit: its messages, the work that still runs, and that it terminates."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 
 def script(text, **environment):
-    """Run a program in a process of its own; (exit status, output, errors)."""
+    """Run a program in its own process; return (exit status, output, errors)."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MXNET_", "WEFTPLAN_"))}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text)],
@@ -30,9 +30,8 @@ def kind(request):
     return request.param
 
 
-def test_an_operation_that_never_ends(kind):
-    """The end waits for it as for any other, and now and then names the engine and, in debug mode, the operation; with
-    Ctrl-C the process ends."""
+def test_exit_waits_for_endless_operation(kind):
+    """Exit waits for it and regularly names the engine and, in debug mode, the operation; Ctrl-C ends the process."""
     text = """
         import signal, threading
         from weftplan import engine
@@ -59,8 +58,8 @@ def test_an_operation_that_never_ends(kind):
         assert tells in told
 
 
-def test_what_was_pushed_and_submitted_runs(kind):
-    """Operations of the user's and tasks, of every engine of the process, with those of arrays that they read."""
+def test_pushed_and_submitted_work_runs_at_exit(kind):
+    """User operations and tasks of every engine of the process run, with the array operations that they depend on."""
     code, out, err = script(
         """
         import time, weakref
@@ -73,8 +72,8 @@ def test_what_was_pushed_and_submitted_runs(kind):
 
         proxy = weakref.proxy(Gone())  # asking it for its class raises
         a, b, x = np.zeros(2), np.zeros(2), mx.nd.zeros((2,))
-        other = engine.create("ThreadedEngine")
-        other.push(lambda: (time.sleep(0.3), print("pushed", flush=True)), (), [other.new_variable()])
+        other_engine = engine.create("ThreadedEngine")
+        other_engine.push(lambda: (time.sleep(0.3), print("pushed", flush=True)), (), [other_engine.new_variable()])
         engine.submit(time.sleep, 0.2, writes=[a])
         for _ in range(100):
             engine.submit(np.add, a, 1, out=a)
@@ -87,8 +86,8 @@ def test_what_was_pushed_and_submitted_runs(kind):
     assert sorted(out.splitlines()) == ["[100. 100.] [100. 100.]", "pushed"]
 
 
-def test_ctrl_c_during_the_end(kind):
-    """The user does not want to wait: what runs may end, what has not begun is counted and does not run."""
+def test_ctrl_c_during_exit(kind):
+    """Running operations may end; those that have not begun are counted and dropped."""
     text = """
         import os, signal, threading
         import numpy as np
@@ -97,9 +96,9 @@ def test_ctrl_c_during_the_end(kind):
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         a, waits, told = np.zeros(2), threading.Event(), threading.Event()
-        finish, tell_busy = factory._finish, factory._tell_busy
+        finish, tell_busy = factory._finish, factory._print_busy
         factory._finish = lambda eng: (waits.set(), finish(eng))
-        factory._tell_busy = lambda eng: (tell_busy(eng), told.set())
+        factory._print_busy = lambda eng: (tell_busy(eng), told.set())
 
         def first(out):
             waits.wait()  # from here on the end is interrupted where it waits
@@ -115,8 +114,8 @@ def test_ctrl_c_during_the_end(kind):
     assert "still busy" in err
 
 
-def test_nothing_is_said_when_all_is_well(kind):
-    """Work waited for, a failure told by a wait and one told by a future: silence."""
+def test_silent_exit_without_failures(kind):
+    """Awaited work, and failures raised by a wait or a future: no message."""
     code, out, err = script(
         """
         from weftplan import engine
@@ -136,8 +135,8 @@ def test_nothing_is_said_when_all_is_well(kind):
     assert (code, out.split(), err) == (0, ["told", "ZeroDivisionError"], "")
 
 
-def test_operations_that_use_arrays_of_their_own(kind):
-    """A custom operator that is pending when the script ends works with arrays as before; nothing is said."""
+def test_pending_custom_operator_may_use_arrays(kind):
+    """A custom operator pending at the end of the script can still use arrays; no message."""
     text = """
         import threading, time
 
@@ -170,8 +169,8 @@ def test_operations_that_use_arrays_of_their_own(kind):
     assert script(text, MXNET_ENGINE_TYPE=kind) == (0, "computed\n", "")
 
 
-def test_members_of_a_bulk_run(kind):
-    """What the main thread collected and never flushed is pushed at the end, like what was pushed by itself."""
+def test_bulk_members_run_at_exit(kind):
+    """Unflushed bulk members of the main thread are pushed at exit like ordinary pushes."""
     code, out, err = script(
         """
         import time
@@ -194,15 +193,15 @@ def test_members_of_a_bulk_run(kind):
     assert (code, out, err) == (0, "ran\n", "")
 
 
-def test_every_engine_of_the_process(kind):
-    """Not only the process-wide one: deletes of each run, failures of each are told, with operation and line."""
+def test_exit_covers_every_engine(kind):
+    """On all engines, deletes run and failures are reported with operation and line."""
     code, out, err = script(
         """
         import time
         from weftplan import engine
 
-        made = [engine.create(KIND), engine.create("ThreadedEnginePerDevice"), engine.get()]
-        for i, eng in enumerate(made):
+        engines = [engine.create(KIND), engine.create("ThreadedEnginePerDevice"), engine.get()]
+        for i, eng in enumerate(engines):
             var = eng.new_variable()
             eng.push(lambda: 1 / 0, (), [eng.new_variable()], name=f"lost {i}")
             eng.delete_variable(var, lambda i=i: print("deleted", i, flush=True))
@@ -217,8 +216,8 @@ def test_every_engine_of_the_process(kind):
 
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", *KINDS, "Simulator"])
-def test_a_destructor_after_the_end(kind):
-    """What it pushes would never run, and what it waits for might never come: it is told so, and the process ends."""
+def test_destructor_after_exit_is_refused(kind):
+    """Its pushes and waits raise an error that explains the exit, and the process ends."""
     code, out, err = script(
         """
         import sys
@@ -254,8 +253,8 @@ def test_a_destructor_after_the_end(kind):
     ] * 4
 
 
-def test_arrays_that_die_after_the_end():
-    """Their finalizers say nothing, and no engine is made for them."""
+def test_arrays_dying_after_exit_are_silent():
+    """Their finalizers print nothing and create no engine."""
     code, out, err = script(
         """
         import sys
@@ -267,8 +266,8 @@ def test_arrays_that_die_after_the_end():
     assert (code, out, err) == (0, "", "")
 
 
-def test_results_that_nobody_wanted(kind):
-    """A script that ends with operations on arrays pending has lost nothing that anybody could see: silence."""
+def test_unread_results_are_dropped_silently(kind):
+    """Pending array operations without a reader are dropped without a message."""
     code, out, err = script(
         """
         import threading, time
@@ -286,8 +285,8 @@ def test_results_that_nobody_wanted(kind):
     assert (code, out, err) == (0, "", "")
 
 
-def test_daemon_threads_that_go_on_pushing(kind):
-    """They are told that the interpreter ends; the end does not wait for what they would push."""
+def test_pushing_daemon_threads_are_refused_at_exit(kind):
+    """Their pushes raise an error; exit does not wait for them."""
     code, out, err = script(
         """
         import atexit, threading, time

@@ -1,4 +1,4 @@
-"""What failures keep: no locals of the calls that failed, a bounded number, and one summary at exit."""
+"""Memory of failures: no locals of failed calls, a bounded number, and one summary at exit."""
 
 import contextlib
 import gc
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from weftplan import engine
-from weftplan.engine.failure import MOST_UNTOLD
+from weftplan.engine.failure import MOST_UNOBSERVED
 
 
 class Large:
@@ -20,7 +20,7 @@ class Large:
 
 @pytest.fixture
 def without_collector():
-    """What is released is released by counting references alone."""
+    """Disable the cycle collector, so that reference counts alone release objects."""
     gc.collect()
     gc.disable()
     yield
@@ -91,8 +91,8 @@ def told_of_a_push(alive):
 @pytest.mark.parametrize(
     "told", [told_by_result, told_by_exception, told_by_wait, told_by_map, told_of_a_push], ids=lambda f: f.__name__
 )
-def test_failures_that_were_raised_keep_nothing(eng, without_collector, told):
-    """When the error was caught and the handle dropped, neither the call's locals nor the caller's are alive."""
+def test_raised_failures_release_locals(eng, without_collector, told):
+    """Once the error is caught and the handle dropped, no locals of the call or its caller are alive."""
     alive: list[weakref.ref[Large]] = []
 
     def caller():
@@ -100,15 +100,15 @@ def test_failures_that_were_raised_keep_nothing(eng, without_collector, told):
         alive.append(weakref.ref(local))
         told(alive)
 
-    caller()  # twice, and a good task last: a worker's own variables hold the last operation
+    caller()  # twice, and a successful task last: a worker's variables hold its last operation
     caller()
     engine.submit(int).result()
     assert len(alive) >= 4
     assert [one for one in alive if one() is not None] == []
 
 
-def test_failures_of_which_no_wait_has_raised_keep_no_locals(eng, without_collector):
-    """They wait to be told without the locals of their calls."""
+def test_unobserved_failures_hold_no_locals(eng, without_collector):
+    """They hold no locals of their calls while they wait to be reported."""
     alive: list[weakref.ref[Large]] = []
     for _ in range(5):
         engine.submit(failing, alive)
@@ -120,11 +120,13 @@ def test_failures_of_which_no_wait_has_raised_keep_no_locals(eng, without_collec
         eng.wait_for_all()
 
 
-def test_the_number_kept_is_bounded(eng):
-    """The first in push order is raised; the notes tell of the others up to the bound, and of how many more. What
-    failed and was not kept can be overwritten then, too."""
+def test_number_of_recorded_failures_is_bounded(eng):
+    """The first failure is raised; its notes describe others up to the bound, then their number.
+
+    Dropped ones heal, too.
+    """
     last = np.zeros(2)
-    for number in range(MOST_UNTOLD + 50):
+    for number in range(MOST_UNOBSERVED + 50):
         engine.submit(failing, [], number)
 
     def spoil(out):
@@ -132,7 +134,7 @@ def test_the_number_kept_is_bounded(eng):
 
     engine.submit(spoil, out=last)
     eng.settle(60)
-    assert len(eng.unobserved_failures()) == MOST_UNTOLD
+    assert len(eng.unobserved_failures()) == MOST_UNOBSERVED
     with pytest.raises(ValueError, match="0") as caught:
         eng.wait_for_all()
     assert caught.value.args == (0,)
@@ -143,7 +145,7 @@ def test_the_number_kept_is_bounded(eng):
 
 
 def test_one_summary_at_exit():
-    """Many failures that no wait has raised end in a few lines: their number, and the kinds."""
+    """Many unobserved failures give a few lines: their number and kinds."""
     program = (
         "from weftplan import engine\n"
         "def bad(x): raise ValueError('many\\nlines')\n"
@@ -157,8 +159,8 @@ def test_one_summary_at_exit():
     assert len(ran.stderr.splitlines()) <= 8
 
 
-def test_frames_of_living_generators_stay(eng):
-    """A generator that has caught the error, and is suspended, goes on afterwards."""
+def test_suspended_generators_survive_clearing(eng):
+    """A suspended generator that has caught the error can be resumed."""
 
     def numbers():
         try:

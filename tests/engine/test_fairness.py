@@ -1,4 +1,4 @@
-"""No thread serves all the others for long, and a bound keeps pushes from running away from the workers."""
+"""Fairness: no thread serves all others for long, and a pending limit throttles pushes."""
 
 import threading
 
@@ -14,15 +14,15 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_region_is_left_in_the_middle_of_a_storm(kind, monkeypatch):
-    """
-    1. the thread inside finds a new request after each that it carries out, for ever
-    2. after so many it gives the token back and lets others run
-    3. one of them comes, finds the token, and the first has nothing more to do
+def test_region_is_left_during_a_request_storm(kind, monkeypatch):
+    """A request storm: each served request adds another. The thread inside must hand the token over after a limit.
+
+    1. The thread inside finds a new request after each one it serves. 2. After the limit it puts the token back. 3.
+    Another thread takes the token, and the first has nothing more to do.
     """
     eng = engine.create(kind, cpu_workers=1)
     busy, gate = threading.Event(), threading.Event()
-    eng.push(lambda: (busy.set(), gate.wait(60)))  # or the worker's requests count, too
+    eng.push(lambda: (busy.set(), gate.wait(60)))  # otherwise the worker's requests count, too
     assert busy.wait(60)
     monkeypatch.setattr(eng, "_dispatch", dispatch := Storm(eng))
     pauses = []
@@ -40,7 +40,7 @@ def test_the_region_is_left_in_the_middle_of_a_storm(kind, monkeypatch):
 
 
 class Storm:
-    """Dispatches, and pushes one more each time, as other threads would."""
+    """Dispatches, and pushes one more operation each time, as other threads would."""
 
     def __init__(self, eng):
         self.engine = eng
@@ -56,15 +56,15 @@ class Storm:
 
 @pytest.fixture
 def bounded(monkeypatch):
-    """Makes engines with at most eight pending operations."""
+    """Factory of engines with at most eight pending operations."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_MAX_PENDING", "8")
     return lambda kind, **options: engine.create(kind, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.shows("WEFTPLAN_ENGINE_MAX_PENDING")
-def test_a_push_waits_while_too_many_are_pending(bounded, kind):
-    """From one thread and from four; the bound is that of each thread's push, so a push of each may come on top."""
+def test_push_waits_at_the_pending_limit(bounded, kind):
+    """From one thread and from four; the limit applies to each thread's push, so each may exceed it by one."""
     eng = bounded(kind, cpu_workers=1)
     var, most = eng.new_variable(), []
 
@@ -84,12 +84,12 @@ def test_a_push_waits_while_too_many_are_pending(bounded, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pushes_wait_while_the_thread_inside_is_held_up(bounded, kind, monkeypatch):
-    """What nobody has carried out counts as pending: the bound holds although nothing is admitted meanwhile."""
-    monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)  # until they look again for what nobody has carried out
+def test_unserved_requests_count_towards_the_limit(bounded, kind, monkeypatch):
+    """Unserved requests count as pending: the limit holds although nothing is admitted meanwhile."""
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)  # shorter time until they check again for unserved requests
     eng = bounded(kind, cpu_workers=1)
     var, ran = eng.new_variable(), []
-    forking.seize(eng)  # as if the system had taken the processor away from a thread that is inside
+    forking.seize(eng)  # as if the system had descheduled a thread inside
     pushing = [
         threading.Thread(target=lambda: [eng.push(lambda: ran.append(1), (), [var]) for _ in range(200)])
         for _ in range(4)
@@ -97,7 +97,7 @@ def test_pushes_wait_while_the_thread_inside_is_held_up(bounded, kind, monkeypat
     for thread in pushing:
         thread.start()
     for thread in pushing:
-        thread.join(0.05)  # too little for what must wait, enough for what would not
+        thread.join(0.05)  # too short for the waiting push, enough for one that would not wait
     left = len(eng._region.requests)
     forking.leave(eng)
     for thread in pushing:
@@ -109,9 +109,11 @@ def test_pushes_wait_while_the_thread_inside_is_held_up(bounded, kind, monkeypat
 
 
 @pytest.mark.parametrize("wait", ["settle", "_wait_idle"])
-def test_a_wait_with_a_limit_looks_again_as_one_without(wait, monkeypatch):
-    """It is in pieces, too: here the operation ends only when the wait has looked a second time. So Ctrl-C that comes
-    just before Python blocks, and does not wake it, is noticed after a piece and not at the end of the limit."""
+def test_timed_wait_checks_repeatedly(wait, monkeypatch):
+    """Both waits are split: the operation here ends only at the wait's second check.
+
+    Ctrl-C just before Python blocks is thus noticed after one piece instead of at the time limit.
+    """
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)
     eng, go, looks = engine.create("ThreadedEngine", cpu_workers=1), threading.Event(), []
 
@@ -129,7 +131,7 @@ def test_a_wait_with_a_limit_looks_again_as_one_without(wait, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pushes_inside_operations_never_wait(bounded, kind):
-    """The operation itself is pending, so it might wait for ever."""
+    """The operation itself is pending, so a wait might never end."""
     eng = bounded(kind, cpu_workers=1)
     var, ran = eng.new_variable(), []
 
@@ -144,7 +146,7 @@ def test_pushes_inside_operations_never_wait(bounded, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_bound_nobody_waits(kind):
+def test_without_a_limit_no_push_waits(kind):
     """The default."""
     eng = engine.create(kind, cpu_workers=1)
     gate = threading.Event()
@@ -158,7 +160,7 @@ def test_without_a_bound_nobody_waits(kind):
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", *KINDS, "Simulator"])
 def test_a_push_inside_the_region_does_not_wait(bounded, kind, monkeypatch):
-    """A destructor's, which would wait for the thread that it has interrupted."""
+    """A destructor's push would wait for the thread that it has interrupted."""
     eng = bounded(kind)
     dispatch, ran = eng._dispatch, []
 

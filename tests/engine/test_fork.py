@@ -1,6 +1,6 @@
-"""Forks: while a push is on its way, from inside an operation, and with work behind them.
+"""Forks during a push, inside an operation, and with pending work.
 
-The file is long because each case is a program of its own, written out as text, which a child runs.
+The file is long because each case is a separate program, written as text, that a child runs.
 """
 
 import os
@@ -24,7 +24,7 @@ from weftplan.tasks.registry import registry
 
 
 def in_child(check):
-    """Fork; ``check()`` is true in the child, which ends within half a minute."""
+    """Fork; return whether ``check()`` is true in the child, which ends within half a minute."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
@@ -47,10 +47,10 @@ def in_child(check):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_queue_made_between_stop_and_fork():
-    """A push that passed the gate makes a queue after stop(): the child does not wake its worker, which is not there.
+def test_queue_created_between_stop_and_fork():
+    """(1) stop() removes the queues. (2) A late push creates one, whose worker parks. (3) The fork happens.
 
-    1. stop() takes the queues away  2. a late push makes a new one, whose worker runs it and parks  3. the fork
+    The child must not wake the missing worker.
     """
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, stop = eng.new_variable(), eng.stop
@@ -78,10 +78,10 @@ def test_a_queue_made_between_stop_and_fork():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
-def test_work_that_comes_between_stop_and_fork(kind):
-    """
-    1. stop() waits for everything  2. a late push, whose operation is held  3. the fork finds it pending and stops once
-    more, during which the operation ends: the child sees it done, and one thread at a time inside.
+def test_push_between_stop_and_fork_completes(kind):
+    """(1) stop() waits for everything. (2) A late push adds an operation that blocks. (3) The fork finds it pending.
+
+    The fork stops again, during which the operation ends; the child sees it completed, and no thread inside.
     """
     eng = engine.create(kind, cpu_workers=1)
     var, stop, gate, stops = eng.new_variable(), eng.stop, threading.Event(), []
@@ -112,7 +112,7 @@ def test_work_that_comes_between_stop_and_fork(kind):
 
 
 def forked(text):
-    """Run a program that forks, in a process of its own; what it prints."""
+    """Run a forking program in its own process and return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(text)],
         capture_output=True,
@@ -126,8 +126,11 @@ def forked(text):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_a_fork_from_inside_an_operation(kind):
-    """The fork comes back at once in both; the child's copy of that engine refuses every verb and says why, other
-    engines of the child work; the parent goes on."""
+    """The fork returns immediately in both processes.
+
+    The child's copy of that engine refuses every verb with the reason, its other engines work, and the parent
+    continues.
+    """
     text = """
         import os
         from weftplan import engine
@@ -172,7 +175,7 @@ def test_a_fork_from_inside_an_operation(kind):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 def test_both_sides_go_on(kind):
-    """A fork waits for what is pending; child and parent have the same versions and failures, and each its own life."""
+    """A fork waits for pending work; child and parent have equal versions and failures, then run independently."""
     text = """
         import os
         from weftplan import engine
@@ -212,9 +215,8 @@ def test_both_sides_go_on(kind):
     assert forked(text.replace("KIND", repr(kind))) == "0\n"
 
 
-def test_who_waits_at_the_gate(monkeypatch):
-    """While a process forks, pushes of other threads wait; the forking thread's own do not, nor do those of operations,
-    for which the fork waits."""
+def test_gate_blocks_only_other_threads(monkeypatch):
+    """During a fork, pushes of other threads wait; those of the forking thread and of operations do not."""
     monkeypatch.setattr(forking, "_GATE_S", 3600)
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     mine, theirs, inner = (eng.new_variable() for _ in range(3))
@@ -238,8 +240,8 @@ def test_who_waits_at_the_gate(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 @pytest.mark.parametrize("begun", [False, True])
-def test_an_end_from_another_thread_passes_the_gate(monkeypatch, kind, begun):
-    """A fork waits for asynchronous operations that have begun, so whoever ends one must not wait for the fork."""
+def test_completion_from_another_thread_passes_the_gate(monkeypatch, kind, begun):
+    """A fork waits for started asynchronous operations, so the thread that completes one must not wait for the fork."""
     monkeypatch.setattr(forking, "_GATE_S", 3600)
     eng = engine.create(kind, cpu_workers=1)
     var, ends = eng.new_variable(), []
@@ -250,12 +252,12 @@ def test_an_end_from_another_thread_passes_the_gate(monkeypatch, kind, begun):
         while not ends:
             time.sleep(0.001)
     forking.hold_pushes(eng)
-    other = threading.Thread(target=ends[0], daemon=True)
-    other.start()
-    other.join(20)
-    passed = not other.is_alive()
+    other_thread = threading.Thread(target=ends[0], daemon=True)
+    other_thread.start()
+    other_thread.join(20)
+    passed = not other_thread.is_alive()
     forking.let_pushes_go(eng)
-    other.join(20)
+    other_thread.join(20)
     eng.stop()
     assert passed
 
@@ -264,8 +266,8 @@ def test_an_end_from_another_thread_passes_the_gate(monkeypatch, kind, begun):
 @pytest.mark.parametrize(
     "lock", [core._delete_lock, factory._lock, streams._lock, blas_threads._lock, failure._note_lock]
 )
-def test_a_lock_that_another_thread_holds(lock):
-    """The thread that would give it back does not exist in the child, where it is free; in the parent it is held on."""
+def test_foreign_lock_is_free_in_child(lock):
+    """In the child, where its owner does not exist, the lock is free; in the parent it stays held."""
     held, go = threading.Event(), threading.Event()
 
     def hold():
@@ -285,8 +287,8 @@ def test_a_lock_that_another_thread_holds(lock):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_thread_that_looks_for_an_arrays_var():
-    """The fork waits until it has found it: the child can look for others."""
+def test_fork_during_lookup_of_a_var():
+    """The fork waits for the lookup: the child can look up other arrays."""
     held, taking = threading.Event(), threading.Event()
 
     def hold():
@@ -303,10 +305,10 @@ def test_a_thread_that_looks_for_an_arrays_var():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_collecting_thread_and_one_that_changes_what_pushes_look_at():
-    """
-    1. a thread has collected members of a bulk  2. another is about to note that it collects, too  3. the fork: in the
-    child the first one's members go with it, which is noted as well.
+def test_fork_during_change_of_bulk_registration():
+    """(1) A thread has collected bulk members. (2) Another is about to register as collecting. (3) The fork happens.
+
+    In the child the first thread's members are gone, and it is unregistered.
     """
     eng, collected, held, go = engine.create("ThreadedEngine", cpu_workers=1), *(threading.Event() for _ in range(3))
 
@@ -342,11 +344,8 @@ def test_a_collecting_thread_and_one_that_changes_what_pushes_look_at():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_thread_on_its_way_into_the_gate():
-    """
-    1. a push finds the gate of a fork and has its lock  2. the fork  3. in the child nobody gives that lock back, and
-    nobody needs it.
-    """
+def test_fork_while_a_thread_enters_the_gate():
+    """1. A push holds the lock of a fork's gate. 2. The fork happens. 3. In the child no code needs that lock."""
     eng = engine.create("ThreadedEngine", cpu_workers=1)
     var, stop, held = eng.new_variable(), eng.stop, threading.Event()
 
@@ -357,7 +356,7 @@ def test_a_thread_on_its_way_into_the_gate():
 
     thread = threading.Thread(target=enter)
 
-    def stop_with_somebody_at_the_gate():
+    def stop_with_a_thread_at_the_gate():
         stop()
         thread.start()
         assert held.wait(60)
@@ -367,7 +366,7 @@ def test_a_thread_on_its_way_into_the_gate():
         eng.wait_for_all()
         return var.version == 1
 
-    eng.stop = stop_with_somebody_at_the_gate
+    eng.stop = stop_with_a_thread_at_the_gate
     in_child(goes_on)
     thread.join(60)
     del eng.stop
@@ -378,8 +377,8 @@ def test_a_thread_on_its_way_into_the_gate():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_naive_engines_with_pushing_threads():
-    """The requests that other threads leave while the forking one is inside are carried out; both sides go on."""
+def test_fork_of_naive_engines_under_load():
+    """Requests of other threads during the fork are served; both processes continue."""
     eng = engine.create("NaiveEngine")
     stop = threading.Event()
 
@@ -409,11 +408,10 @@ def test_naive_engines_with_pushing_threads():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_thread_that_imports_a_layer_for_the_first_time():
-    """
-    1. a thread asks for ``mx.nd``, which is imported then  2. another forks  3. the child asks for ``mx.nd``, too
+def test_fork_during_a_lazy_import():
+    """(1) A thread imports ``mx.nd``. (2) Another forks.
 
-    Without the fork's wait it would find the lock of the import taken by a thread that it does not have.
+    (3) The child uses ``mx.nd``, whose import lock must be free.
     """
     program = """
         import os, signal, sys, threading, time

@@ -1,4 +1,4 @@
-"""Forks that do not find the process at rest: bulks, engines made meanwhile, other forks, Ctrl-C in the wait."""
+"""Forks of busy processes: bulks, engines created meanwhile, concurrent forks, Ctrl-C during the wait."""
 
 import os
 import threading
@@ -15,8 +15,8 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "Simulator"])
-def test_what_a_bulk_has_collected_runs_once(kind):
-    """In the parent, before the fork; not once on either side. Another thread's is pushed by the parent."""
+def test_bulk_members_run_once_across_fork(kind):
+    """They run in the parent before the fork, not in both processes. Another thread's bulk is pushed by the parent."""
     eng = engine.create(kind)
     var, (read, write) = eng.new_variable(), os.pipe()
     collected, go = threading.Event(), threading.Event()
@@ -49,10 +49,10 @@ def test_what_a_bulk_has_collected_runs_once(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_engine_made_meanwhile(kind):
-    """
-    1. a fork waits for one engine  2. another thread makes one more and uses it  3. the fork: the child does not count
-    on threads of the new one either.
+def test_engine_created_during_fork(kind):
+    """(1) A fork waits for one engine. (2) Another thread creates and uses a second engine. (3) The fork happens.
+
+    The child does not rely on threads of the second engine either.
     """
     eng, made = engine.create(kind, cpu_workers=1), []
     stop = eng.stop
@@ -86,8 +86,8 @@ def test_an_engine_made_meanwhile(kind):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_an_engine_that_the_fork_has_not_seen(monkeypatch, busy):
-    """Made after the last look: in the child it works if it was idle, and else refuses instead of hanging."""
+def test_engine_missed_by_the_fork(monkeypatch, busy):
+    """Created after the last check: in the child it works if it was idle, otherwise it refuses instead of hanging."""
     eng, gate = engine.create("ThreadedEngine", cpu_workers=1), threading.Event()
     var, real = eng.new_variable(), forking.engines
     eng.push(lambda: None, (), [var])
@@ -114,9 +114,11 @@ def test_an_engine_that_the_fork_has_not_seen(monkeypatch, busy):
     eng.stop()
 
 
-def test_ctrl_c_ends_the_wait():
-    """The interrupt is raised when the fork is over; the child's copy of the busy engine refuses, others work; in the
-    parent nothing is held back any more."""
+def test_ctrl_c_ends_the_wait_before_fork():
+    """The interrupt is raised after the fork.
+
+    The child's copy of the busy engine refuses, others work; the parent's pushes are unblocked.
+    """
     assert forked("""
         import os, signal, threading, time
         from weftplan import engine
@@ -167,16 +169,15 @@ def test_ctrl_c_ends_the_wait():
     """).split() == ["interrupted", "0", "2", "3", "2"]
 
 
-def test_two_threads_fork_at_once(monkeypatch):
-    """Each child finds idle engines, whoever else was about to fork; no thread waits at the gate of one that waits for
-    it."""
+def test_two_threads_fork_concurrently(monkeypatch):
+    """Each child finds idle engines; no thread blocks at the gate of a thread that waits for it."""
     monkeypatch.setattr(forking, "_GATE_S", 3600)
-    made = [engine.create(kind, cpu_workers=1) for kind in KINDS for _ in range(2)]
-    variables = [eng.new_variable() for eng in made]
+    engines = [engine.create(kind, cpu_workers=1) for kind in KINDS for _ in range(2)]
+    variables = [eng.new_variable() for eng in engines]
     failures = []
 
     def goes_on():
-        for eng, var in zip(made, variables, strict=True):
+        for eng, var in zip(engines, variables, strict=True):
             eng._waiters_help = "0"
             before = var.version
             eng.push(lambda: None, (), [var])
@@ -187,7 +188,7 @@ def test_two_threads_fork_at_once(monkeypatch):
     def work():
         try:
             for _ in range(10):
-                for eng, var in zip(made, variables, strict=True):
+                for eng, var in zip(engines, variables, strict=True):
                     eng.push(lambda: None, (), [var])
                 in_child(goes_on)
         except BaseException as error:
@@ -200,7 +201,7 @@ def test_two_threads_fork_at_once(monkeypatch):
         thread.join(120)
     assert not failures
     assert not any(thread.is_alive() for thread in threads)
-    for eng, var in zip(made, variables, strict=True):
+    for eng, var in zip(engines, variables, strict=True):
         eng.wait_for_all()
         assert (var.version, len(eng._region.token), eng._fork.gate) == (20, 1, None)
         eng.stop()

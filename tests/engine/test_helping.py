@@ -1,4 +1,4 @@
-"""A thread that waits stands in for a sleeping worker: when, how many at a time, and what Ctrl-C does to it."""
+"""Waiting threads that stand in for workers: when, how many at a time, and the effect of Ctrl-C."""
 
 import subprocess
 import sys
@@ -20,19 +20,19 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 
 def warm(eng, var):
-    """Until the engine has seen a short operation on a worker: then waits may help."""
+    """Run operations until the engine has measured a short one; then waits may help."""
     for _ in range(3):
         eng.push(lambda: None, (), [var])
         eng.wait_for_var(var)
 
 
 def plain_queue(eng):
-    """That of operations pushed without options; there is one once there was one of these."""
+    """Return the queue of pushes without options; it exists after the first of them."""
     return eng._plain_queues[OprBlock]
 
 
 def thread_of_next(eng, var, **options):
-    """The thread on which an operation runs that is waited for at once."""
+    """Return the thread that runs an operation with an immediate wait."""
     ran = []
     eng.push(lambda: ran.append(threading.get_ident()), (), [var], **options)
     eng.wait_for_var(var)
@@ -41,28 +41,28 @@ def thread_of_next(eng, var, **options):
 
 @pytest.fixture(autouse=True)
 def all_functions(monkeypatch):
-    """What is pushed here are a user's functions."""
+    """Pushes in this file are user functions."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "all")
 
 
 @pytest.fixture(params=KINDS)
 def eng(request):
     """A threaded engine with one worker."""
-    made = engine.create(request.param, cpu_workers=1)
-    yield made
-    made.stop()
+    eng = engine.create(request.param, cpu_workers=1)
+    yield eng
+    eng.stop()
 
 
 def test_a_short_operation_runs_on_the_waiting_thread(eng):
-    """Often: a worker may be quicker."""
+    """Often, because a worker may be faster."""
     var = eng.new_variable()
     warm(eng, var)
     me = threading.get_ident()
     assert sum(thread_of_next(eng, var) == me for _ in range(200)) > 20
 
 
-def test_all_that_is_ready_in_wait_for_all(eng):
-    """Each of a chain of operations runs once, in order, whoever runs it; the counts include them."""
+def test_wait_for_all_runs_ready_operations(eng):
+    """Each operation of a chain runs once and in order on any thread; the counts include it."""
     var, ran = eng.new_variable(), []
     warm(eng, var)
     before = sum(q.completed for q in eng.statistics().queues)
@@ -73,8 +73,8 @@ def test_all_that_is_ready_in_wait_for_all(eng):
     assert sum(q.completed for q in eng.statistics().queues) == before + 1000
 
 
-def test_never_after_a_long_operation(eng):
-    """What took long last is left to the worker, where Ctrl-C does not reach it."""
+def test_no_help_after_a_long_operation(eng):
+    """After a long operation the worker runs the next, out of reach of Ctrl-C."""
     var = eng.new_variable()
     warm(eng, var)
     for _ in range(3):
@@ -84,8 +84,8 @@ def test_never_after_a_long_operation(eng):
     assert thread_of_next(eng, var) != threading.get_ident()
 
 
-def test_never_before_anything_was_measured(eng, monkeypatch):
-    """The first operation of an engine may be a long one: it is left to a worker, however late that one comes."""
+def test_no_help_before_the_first_measurement(eng, monkeypatch):
+    """The first operation of an engine may be long: it is left to a worker, however late that starts."""
     var, ran = eng.new_variable(), []
     with monkeypatch.context() as late:
         late.setattr(WorkerQueue, "wake", lambda queue, engine: None)
@@ -99,8 +99,8 @@ def test_never_before_anything_was_measured(eng, monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_what_stands_before_what_is_waited_for(workers, monkeypatch):
-    """With one worker it would be run first in any case, so it is; with more it is left to one of them."""
+def test_earlier_operations_run_with_one_worker(workers, monkeypatch):
+    """With one worker it would run first in any case, so it does; with more workers it is left to one of them."""
     eng = engine.create("ThreadedEngine", cpu_workers=workers)
     first, second, ran = eng.new_variable(), eng.new_variable(), []
     warm(eng, first)
@@ -120,13 +120,13 @@ def test_what_stands_before_what_is_waited_for(workers, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["var", "all"])
-def test_a_wait_beside_a_busy_worker_sleeps(eng, what):
-    """It does not ask again and again whether the worker has come to its end."""
+def test_wait_for_a_busy_worker_sleeps(eng, what):
+    """It does not poll for the worker's end."""
     var, begun = eng.new_variable(), threading.Event()
     warm(eng, var)
     eng.push(lambda: (begun.set(), time.sleep(0.2)), (), [var])
     assert begun.wait(60)
-    plain_queue(eng).quick = True  # as if what the worker runs had looked short
+    plain_queue(eng).quick = True  # as if the worker's operation had looked short
     eng.push(lambda: None)
     eng.push(lambda: None, (), [var])
     before = time.thread_time()
@@ -135,7 +135,7 @@ def test_a_wait_beside_a_busy_worker_sleeps(eng, what):
 
 
 @pytest.mark.shows("WEFTPLAN_ENGINE_WAITERS_HELP")
-def test_never_when_switched_off(monkeypatch):
+def test_no_help_when_switched_off(monkeypatch):
     """WEFTPLAN_ENGINE_WAITERS_HELP=0."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "0")
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
@@ -147,7 +147,7 @@ def test_never_when_switched_off(monkeypatch):
 
 
 def test_priorities_are_left_to_their_workers():
-    """A priority queue orders what is ready; a waiting thread does not take from it."""
+    """A priority queue orders ready operations; a waiting thread does not take from it."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var = eng.new_variable()
     warm(eng, var)
@@ -157,8 +157,8 @@ def test_priorities_are_left_to_their_workers():
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_never_more_at_a_time_than_workers(workers):
-    """Six threads push and wait; the operations of the queue overlap at most as often as it has workers."""
+def test_help_keeps_the_concurrency_limit(workers):
+    """Six threads push and wait; operations of the queue overlap at most as often as it has workers."""
     eng = engine.create("ThreadedEngine", cpu_workers=workers)
     guard, inside, most, count = threading.Lock(), [0], [0], [0]
 
@@ -166,7 +166,7 @@ def test_never_more_at_a_time_than_workers(workers):
         with guard:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
-        time.sleep(0)  # lets another thread come
+        time.sleep(0)  # lets another thread run
         with guard:
             inside[0] -= 1
             count[0] += 1
@@ -186,8 +186,8 @@ def test_never_more_at_a_time_than_workers(workers):
     assert most[0] <= workers
 
 
-def test_the_waiting_threads_context_does_not_reach_the_operation(eng):
-    """NumPy's errstate of the waiting thread stays with it, as if a worker ran the operation."""
+def test_operation_does_not_see_the_waiters_context(eng):
+    """NumPy's errstate of the waiting thread does not apply, as on a worker."""
     var, zero = eng.new_variable(), np.zeros(1)
     warm(eng, var)
     seen = []
@@ -200,8 +200,8 @@ def test_the_waiting_threads_context_does_not_reach_the_operation(eng):
     assert "raise" not in seen
 
 
-def test_a_wait_inside_is_refused_there_too(eng):
-    """An operation that waits for its engine is told so, on whatever thread it runs."""
+def test_nested_wait_is_refused_in_the_seat(eng):
+    """An operation that waits for its own engine gets an error on any thread."""
     var, other = eng.new_variable(), eng.new_variable()
     warm(eng, var)
     eng.push(lambda: eng.wait_for_var(other), (), [var])
@@ -209,27 +209,27 @@ def test_a_wait_inside_is_refused_there_too(eng):
         eng.wait_for_var(var)
 
 
-def test_an_operation_that_waits_for_another_engine(eng):
-    """It may run one of that engine's in its turn, on the same thread."""
-    other = engine.create("ThreadedEngine", cpu_workers=1)
-    outer, inner, ran = eng.new_variable(), other.new_variable(), []
+def test_operation_waits_for_another_engine(eng):
+    """It may run an operation of that engine on the same thread."""
+    other_engine = engine.create("ThreadedEngine", cpu_workers=1)
+    outer, inner, ran = eng.new_variable(), other_engine.new_variable(), []
     warm(eng, outer)
-    warm(other, inner)
+    warm(other_engine, inner)
 
     def work():
-        other.push(lambda: ran.append(threading.get_ident()), (), [inner])
-        other.wait_for_var(inner)
+        other_engine.push(lambda: ran.append(threading.get_ident()), (), [inner])
+        other_engine.wait_for_var(inner)
 
     for _ in range(200):
         eng.push(work, (), [outer])
         eng.wait_for_var(outer)
     assert len(ran) == 200
     assert ran.count(threading.get_ident()) > 20
-    other.stop()
+    other_engine.stop()
 
 
-def test_failures_are_as_on_a_worker(eng):
-    """The wait raises the failure; what depends on it is skipped; the failed var can be written again."""
+def test_failures_in_the_seat_match_a_worker(eng):
+    """The wait raises the failure; dependants are skipped; the failed var can be written again."""
     var, ran = eng.new_variable(), []
     warm(eng, var)
     for _ in range(20):
@@ -244,11 +244,11 @@ def test_failures_are_as_on_a_worker(eng):
 
 
 _HANDLER = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-"""Background jobs of a shell ignore SIGINT, and so do their children."""
+"""Background jobs of a shell, and their children, ignore SIGINT."""
 
 
 def script(text):
-    """Run a program in a process of its own; its output."""
+    """Run a program in its own process and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", _HANDLER + textwrap.dedent(text)],
         capture_output=True,
@@ -261,7 +261,7 @@ def script(text):
 
 
 def test_ctrl_c_waits_for_a_short_operation():
-    """It is not torn apart: its second half runs, then the wait raises KeyboardInterrupt, and the var is fine."""
+    """Its second half runs, then the wait raises KeyboardInterrupt, and the var is fine."""
     assert script("""
         import os, signal, threading
         from weftplan.support import core_sharing as cores
@@ -298,8 +298,8 @@ def test_ctrl_c_waits_for_a_short_operation():
     """) == ["50", "True"]
 
 
-def test_ctrl_c_ends_a_long_operation_after_a_short_one_within():
-    """The operation of another engine that it has run, while it waited, does not change that it takes long."""
+def test_ctrl_c_ends_operation_after_nested_operation():
+    """A nested operation of another engine does not reset the time of the long one."""
     assert script("""
         import os, signal, threading
         from weftplan.support import core_sharing as cores
@@ -333,8 +333,8 @@ def test_ctrl_c_ends_a_long_operation_after_a_short_one_within():
     """) == ["interrupted"]
 
 
-def test_ctrl_c_ends_a_long_operation_that_looked_short():
-    """It fails with KeyboardInterrupt; the wait raises that at once, and the var can be written again."""
+def test_ctrl_c_ends_an_unexpectedly_long_operation():
+    """It fails with KeyboardInterrupt; the wait raises that immediately, and the var can be written again."""
     assert script("""
         import os, signal, threading, time
         from weftplan.support import core_sharing as cores
@@ -371,8 +371,7 @@ def test_ctrl_c_ends_a_long_operation_that_looked_short():
 @pytest.mark.usefixtures("four_cores")
 @pytest.mark.parametrize(("options", "together"), [({}, 4), ({"cpu_workers": 1}, 1)])
 def test_idle_cores_help_in_the_seat(options, together):
-    """As they help the worker whose place it is: not where there is to be one thread. Afterwards the thread is the
-    user's again."""
+    """They help as on the worker, except on single-threaded engines. Afterwards the thread is the user's again."""
     eng = engine.create("ThreadedEnginePerDevice", **options)
     var, found = eng.new_variable(), []
     warm(eng, var)
@@ -393,8 +392,8 @@ def test_idle_cores_help_in_the_seat(options, together):
     eng.stop()
 
 
-def test_a_worker_that_has_been_woken_may_begin(eng, monkeypatch):
-    """The thread that has woken it lets go of the interpreter; not where no worker waits for that."""
+def test_give_way_lets_a_woken_worker_begin(eng, monkeypatch):
+    """The waking thread yields the interpreter, unless no worker needs it."""
     var, slept = eng.new_variable(), []
     warm(eng, var)
     queue = plain_queue(eng)
@@ -412,7 +411,7 @@ def test_a_worker_that_has_been_woken_may_begin(eng, monkeypatch):
 
 
 def test_operation_without_queue_is_waited_for():
-    """An operation that the pusher starts itself is in no queue: a waiting thread sleeps until it is done."""
+    """An operation started by its pusher is in no queue: a waiting thread sleeps until it is done."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, started = eng.new_variable(), []
     warm(eng, var)

@@ -1,4 +1,4 @@
-"""An operation that reads old values of a failed array, or leaves some of them, fails alike; a full overwrite heals."""
+"""Inherited failures: an operation that reads or keeps old values of a failed array fails; a full overwrite heals."""
 
 import functools
 
@@ -10,19 +10,19 @@ from weftplan import engine
 
 
 class Half(Exception):
-    """Raised by a task that has written a part of its array."""
+    """Raised by a task that has written part of its array."""
 
 
 @pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice"])
 def threads(request):
-    """An engine with workers; what is left failed at the end of a test is told here."""
+    """An engine with workers; leftover failures are reported here."""
     with engine.using(engine.create(request.param, cpu_workers=2)) as eng:
         yield eng
     eng.stop()
 
 
 def half_written(array):
-    """Let a task fail that has written the first element of ``array``, and have the failure raised."""
+    """Run a task that writes the first element of ``array`` and fails, and raise the failure."""
 
     def half(out):
         out[..., :1] = 9
@@ -55,7 +55,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_work_in_place_inherits(threads, name):
-    """It does not run, its result and later reads raise the failure, and the broken values stay as they are."""
+    """It does not run; its result and later reads raise the failure, and the broken values remain."""
     array = np.full(3, 5.0)
     half_written(array)
     with pytest.raises(Half):
@@ -67,7 +67,7 @@ def test_work_in_place_inherits(threads, name):
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_full_overwrite_heals(threads, name):
-    """It runs, and reads after it run again."""
+    """It runs, and later reads run again."""
     array = np.full(3, 5.0)
     half_written(array)
     WHOLE[name](array).result()
@@ -75,7 +75,7 @@ def test_a_full_overwrite_heals(threads, name):
 
 
 def test_tiles_heal_one_by_one(threads):
-    """A task that overwrites a whole tile heals that tile; one that writes a part of it, or another tile, does not."""
+    """Overwriting a whole tile heals that tile; a partial write, or another tile, does not."""
     field = np.zeros((4, 4))
     parts = engine.tiles(field, (2, 3))
     half_written(parts[0, 0])
@@ -109,7 +109,7 @@ def bulked(y):
 
 @pytest.mark.parametrize("name", ND_IN_PLACE)
 def test_arrays_of_the_library(threads, name):
-    """NDArrays keep the failure in place, too, and are healed by a full overwrite."""
+    """NDArrays inherit the failure in place, too, and a full overwrite heals them."""
     y = mx.nd.zeros((3,))
     y.wait_to_read()
     half_written(y)

@@ -1,4 +1,4 @@
-"""What destructors and signal handlers may do while their thread is inside the region: push, and not wait."""
+"""Destructors and signal handlers inside the region may push but not wait."""
 
 import sys
 import threading
@@ -23,7 +23,7 @@ WAITS = {
 
 
 def from_inside(eng, monkeypatch, call):
-    """Let ``call`` be made in the middle of the next change, as by a destructor; returns what it raised."""
+    """Call ``call`` in the middle of the next change, like a destructor; return the error it raised."""
     dispatch, found = eng._dispatch, []
 
     def interrupted():
@@ -41,41 +41,41 @@ def from_inside(eng, monkeypatch, call):
 @pytest.fixture(params=KINDS)
 def eng(request):
     """An engine of each kind."""
-    made = engine.create(request.param)
-    yield made
-    made.stop()
+    eng = engine.create(request.param)
+    yield eng
+    eng.stop()
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_waits_are_refused(eng, monkeypatch, name):
-    """They could only wait for themselves: an error says so, and the engine goes on as if nothing had been asked."""
+def test_waits_inside_are_refused(eng, monkeypatch, name):
+    """The thread would wait for itself: an error says so, and the engine continues unchanged."""
     if eng.kind in ("NaiveEngine", "Simulator") and name == "stop":
         pytest.skip("its stop waits for nothing that another thread does")
     var, ran = eng.new_variable(), []
-    found = from_inside(eng, monkeypatch, lambda: WAITS[name](eng, var))
+    raised = from_inside(eng, monkeypatch, lambda: WAITS[name](eng, var))
     eng.push(lambda: ran.append(1), (), [var])
     eng.wait_for_all()
-    assert [type(error) for error in found] == [EngineError]
-    assert "waited while the engine was in the middle of a change on this thread" in str(found[0])
+    assert [type(error) for error in raised] == [EngineError]
+    assert "waited while the engine was in the middle of a change on this thread" in str(raised[0])
     assert ran == [1]
     assert eng.statistics().pushed == 1
 
 
-def test_waits_on_another_engine_are_fine(eng, monkeypatch):
+def test_waits_on_another_engine_are_allowed(eng, monkeypatch):
     """Only this engine is in the middle of a change."""
-    other = engine.create("ThreadedEnginePerDevice")
-    theirs, var = other.new_variable(), eng.new_variable()
-    other.push(lambda: None, (), [theirs])
-    found = from_inside(eng, monkeypatch, lambda: (other.wait_for_var(theirs), other.wait_for_all()))
+    other_engine = engine.create("ThreadedEnginePerDevice")
+    theirs, var = other_engine.new_variable(), eng.new_variable()
+    other_engine.push(lambda: None, (), [theirs])
+    raised = from_inside(eng, monkeypatch, lambda: (other_engine.wait_for_var(theirs), other_engine.wait_for_all()))
     eng.push(lambda: None, (), [var])
     eng.wait_for_all()
-    assert found == []
+    assert raised == []
     assert theirs.version == 1
-    other.stop()
+    other_engine.stop()
 
 
-def test_pushes_are_taken(eng, monkeypatch):
-    """A push, an asynchronous one and a delete from inside run after the change, in order."""
+def test_pushes_from_inside_run(eng, monkeypatch):
+    """A push, an asynchronous push and a delete from inside run after the change, in order."""
     var, log = eng.new_variable(), []
 
     def destructor():
@@ -83,15 +83,15 @@ def test_pushes_are_taken(eng, monkeypatch):
         eng.push_async(lambda done: (log.append("async"), done()), (), [var])
         eng.delete_variable(var, lambda: log.append("delete"))
 
-    found = from_inside(eng, monkeypatch, destructor)
+    raised = from_inside(eng, monkeypatch, destructor)
     eng.push(lambda: log.append("first"), (), [var])
     eng.wait_for_all()
-    assert found == []
+    assert raised == []
     assert log == ["first", "push", "async", "delete"]
 
 
-def test_pushes_from_inside_a_question(eng, monkeypatch):
-    """The thread is inside for a wait or to count, not for a push: what comes from inside runs all the same."""
+def test_pushes_from_inside_a_request_run(eng, monkeypatch):
+    """The thread is inside for a wait or a count instead of a push: pushes from inside run all the same."""
     var, log = eng.new_variable(), []
     apply = eng._exclusively
 
@@ -108,8 +108,8 @@ def test_pushes_from_inside_a_question(eng, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
-def test_another_thread_may_wait_meanwhile(kind, monkeypatch):
-    """It is not inside: its questions are answered when the one inside has finished."""
+def test_another_thread_may_wait_while_one_is_inside(kind, monkeypatch):
+    """It is not inside: its request is served when the thread inside has finished."""
     eng = engine.create(kind, cpu_workers=1)
     var, inside, go, answers, dispatch = eng.new_variable(), threading.Event(), threading.Event(), [], eng._dispatch
 
@@ -140,8 +140,8 @@ def test_another_thread_may_wait_meanwhile(kind, monkeypatch):
     eng.stop()
 
 
-def test_a_change_that_raises(eng):
-    """Whoever asked for it gets the error, and nobody else; what is counted stays right."""
+def test_failed_change_raises_at_its_requester(eng):
+    """Only the requesting thread gets the error; the counts stay correct."""
 
     def change():
         raise KeyError("in there")
@@ -154,9 +154,9 @@ def test_a_change_that_raises(eng):
     assert (counts.pushed, counts.completed, counts.pending) == (0, 0, 0)
 
 
-def test_an_interrupt_just_after_a_change(eng):
-    """The change is made once, whoever asked gets the interrupt, and the next one gets an answer."""
-    made = []
+def test_interrupt_after_a_change_does_not_repeat_it(eng):
+    """The change is made once, the requesting thread gets the interrupt, and the next request is served."""
+    changes = []
 
     def interrupt(frame, event, called):
         if event == "c_return" and frame.f_code.co_name == "make" and called.__name__ == "extend":
@@ -167,20 +167,17 @@ def test_an_interrupt_just_after_a_change(eng):
     sys.setprofile(interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
-            eng._exclusively(lambda: made.append(1))
+            eng._exclusively(lambda: changes.append(1))
     finally:
         sys.setprofile(before)
-    assert made == [1]
+    assert changes == [1]
     assert eng._exclusively(lambda: "answer") == "answer"
     counts = eng.statistics()
     assert (counts.pushed, counts.completed, counts.pending) == (0, 0, 0)
 
 
-def test_what_is_counted_by_a_thread_that_has_just_been_woken(eng):
-    """
-    1. the thread inside wakes a waiting one  2. that one asks for counts  3. the thread inside goes on: the wait is
-    over before it answers, so that nothing is pending after a wait.
-    """
+def test_counts_after_a_wait_include_no_pending(eng):
+    """(1) The thread inside wakes a waiting thread, which (2) requests counts. (3) They are taken after the wait."""
     counts = []
     thread = threading.Thread(target=lambda: counts.append(eng.statistics()), daemon=True)
 

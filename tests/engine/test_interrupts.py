@@ -1,8 +1,7 @@
-"""Ctrl-C at every bytecode that the main thread runs in the engine: nothing hangs, nothing stays half done.
+"""Ctrl-C at every bytecode of the main thread in the engine: nothing hangs, nothing stays half done.
 
-A real SIGINT is made pending just before the k-th bytecode, for every second k in turn; the interpreter raises it where
-it would raise any other: at the next end of a loop, beginning of a function or return of a call, which is nearly always
-several bytecodes away.
+A real SIGINT becomes pending just before the k-th bytecode, for every second k. The interpreter raises it at its next
+check: a loop end, a function entry or a return from a call, usually several bytecodes later.
 """
 
 import os
@@ -230,7 +229,7 @@ CASES += [("NaiveEngine", name) for name in ("push", "wait_for_all", "delete_var
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="the places are those of this interpreter")
 @pytest.mark.parametrize(("kind", "work"), CASES)
 def test_an_interrupt_anywhere(kind, work):
-    """The interrupted call raises or counts; all later operations run, none runs twice, no delete is lost."""
+    """The interrupted call raises or counts; all later operations run, none twice, and no delete is lost."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", HARNESS, kind, work, "1", "2"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]

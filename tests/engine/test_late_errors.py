@@ -1,4 +1,4 @@
-"""Work of a simulated device that fails after it was enqueued: everybody whose data it spoils is told, nobody else."""
+"""Errors of enqueued device work: every dependant fails, and no other operation."""
 
 import gc
 import random
@@ -17,12 +17,12 @@ from weftplan.engine import FnProperty
 
 @pytest.fixture(params=["lazy", "random"])
 def eng(request):
-    """An engine with two workers everywhere, on simulated hardware in either order."""
+    """An engine with two workers per device, on simulated hardware in either order."""
     for i in range(2):
         configure(i, order=request.param, seed=5)
-    made = engine.create("ThreadedEnginePerDevice", cpu_workers=2, gpu_workers=2)
-    yield made
-    made.stop()
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2, gpu_workers=2)
+    yield eng
+    eng.stop()
     for i in range(2):
         configure(i, order="lazy")
 
@@ -34,7 +34,7 @@ def do(eng, where, fn, reads, writes, **options):
 
 
 def fails(eng, var):
-    """Whether waiting for ``var`` raises what the operations here raise."""
+    """Return whether waiting for ``var`` raises the error of this file's operations."""
     try:
         eng.wait_for_var(var)
     except ZeroDivisionError:
@@ -42,8 +42,8 @@ def fails(eng, var):
     return False
 
 
-def test_all_who_wait_at_once_are_told(eng, monkeypatch):
-    """Operations on several workers of the host and of the other device, and two threads of the user."""
+def test_all_concurrent_waiters_get_the_error(eng, monkeypatch):
+    """Operations on several workers of the host and another device, and two user threads."""
     before, ran = sys.getswitchinterval(), []
     sys.setswitchinterval(1e-5)
     try:
@@ -67,8 +67,8 @@ def test_all_who_wait_at_once_are_told(eng, monkeypatch):
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_what_was_made_of_it_has_failed_in_whatever_order_it_is_asked_for(eng, first):
-    """On the same stream, on the other device, and the thing itself; with one failure, counted once."""
+def test_dependants_fail_in_any_order_of_waits(eng, first):
+    """On the same stream, on the other device, and the var itself; one failure, counted once."""
     chain = [eng.new_variable() for _ in range(3)]
     do(eng, sim(0), lambda: 1 / 0, (), chain[:1], name="bad kernel")
     do(eng, sim(0), int, chain[:1], chain[1:2])
@@ -81,8 +81,8 @@ def test_what_was_made_of_it_has_failed_in_whatever_order_it_is_asked_for(eng, f
     assert eng.statistics().failed == 1
 
 
-def test_other_work_of_the_stream_has_not_failed(eng):
-    """Before and behind it, told before or after."""
+def test_unrelated_work_of_the_stream_succeeds(eng):
+    """Before and after it on the stream, awaited before or after it."""
     good = [eng.new_variable() for _ in range(4)]
     bad = eng.new_variable()
     for var in good[:2]:
@@ -98,8 +98,8 @@ def test_other_work_of_the_stream_has_not_failed(eng):
     eng.wait_for_all()
 
 
-def test_wait_for_all_tells_of_each_once_and_the_vars_stay_failed(eng):
-    """Several failures at once, one of an operation that writes nothing."""
+def test_wait_for_all_raises_each_failure_once(eng):
+    """Several simultaneous failures, one of an operation without outputs."""
     a, b = eng.new_variable(), eng.new_variable()
     do(eng, sim(0), lambda: 1 / 0, (), [a], name="first")
     do(eng, sim(1), lambda: 1 / 0, (), [b], name="second")
@@ -116,8 +116,8 @@ def test_wait_for_all_tells_of_each_once_and_the_vars_stay_failed(eng):
     assert eng.statistics().failed == 3
 
 
-def test_what_is_skipped_names_what_it_was_skipped_for(eng):
-    """It would have written over a later error of which nobody knows yet; who overwrites it heals what is known."""
+def test_skipped_operation_names_its_cause(eng):
+    """It would overwrite a later error that is not yet known. An overwriting operation heals known failures."""
     x, y, ran = eng.new_variable(), eng.new_variable(), []
     do(eng, cpu(0), lambda: 1 / 0, (), [x], name="known")
     eng._wait_idle()
@@ -134,8 +134,8 @@ def test_what_is_skipped_names_what_it_was_skipped_for(eng):
     assert "'late'" in caught.value.__notes__[0]
 
 
-def test_what_has_run_keeps_nothing_of_what_came_before(eng):
-    """A chain of operations on a var may be of any length: the last event holds none of the others."""
+def test_last_event_holds_no_earlier_events(eng):
+    """A chain of operations on a var may have any length: the last event holds no earlier one."""
     var = eng.new_variable()
 
     def events():
@@ -148,8 +148,8 @@ def test_what_has_run_keeps_nothing_of_what_came_before(eng):
     assert events() <= before + 2
 
 
-def test_work_that_a_thread_of_the_user_enqueues(eng):
-    """Of an asynchronous operation: whatever ends there next answers for it."""
+def test_work_enqueued_by_a_user_thread(eng):
+    """Work of an asynchronous operation is attributed to the next operation that ends on the stream."""
     bad, place = eng.new_variable(), device.get(sim(0))
 
     def start(on_complete):
@@ -167,8 +167,8 @@ def test_work_that_a_thread_of_the_user_enqueues(eng):
     assert fails(eng, bad)
 
 
-def test_the_one_raise_heals_everything(monkeypatch):
-    """WEFTPLAN_ERRORS=mxnet: also what nobody had looked at."""
+def test_raise_once_heals_everything(monkeypatch):
+    """WEFTPLAN_ERRORS=mxnet: including vars that were never awaited."""
     monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     a, b, ran = eng.new_variable(), eng.new_variable(), []
@@ -184,12 +184,14 @@ def test_the_one_raise_heals_everything(monkeypatch):
 
 
 def outcome(eng, seed, places):
-    """What the waits of a random program give: a value, or the name of the operation that failed. One at most does: of
-    several, those that come after more than one may name another, by what is known of them when they run."""
+    """Return the results of the waits of a random program: a value, or the name of the failed operation.
+
+    At most one operation fails. With several, a common dependant may name either, depending on timing.
+    """
 
     def waited(i):
         try:
-            eng.wait_for_var(made[i])
+            eng.wait_for_var(variables[i])
         except ZeroDivisionError as error:
             return str(error)
         return cells[i]
@@ -197,7 +199,7 @@ def outcome(eng, seed, places):
     rng = random.Random(seed)
     count = 5
     cells, seen = np.zeros(count), []
-    made = [eng.new_variable() for _ in range(count)]
+    variables = [eng.new_variable() for _ in range(count)]
     worst = rng.randrange(20)
     for step in range(40):
         if rng.random() < 0.2:
@@ -215,26 +217,34 @@ def outcome(eng, seed, places):
             cells[writes] = np.sum(cells[reads]) % 1000 * 3 + step
 
         where = rng.choice(places)
-        do(eng, where, work, [made[i] for i in reads], [made[i] for i in writes], name=f"step {step}", prop=prop)
+        do(
+            eng,
+            where,
+            work,
+            [variables[i] for i in reads],
+            [variables[i] for i in writes],
+            name=f"step {step}",
+            prop=prop,
+        )
     seen += [waited(i) for i in range(count)]
     try:
         eng.wait_for_all()
-    except ZeroDivisionError as error:  # of what was overwritten by work that may do so
+    except ZeroDivisionError as error:  # raised if work overwrote the failure
         seen.append(str(error))
     return seen
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_random_programs_fail_as_on_an_engine_without_streams(eng, block):
-    """The same waits give the same values and the same failures as where every operation has run when it is pushed."""
+def test_random_programs_fail_as_without_streams(eng, block):
+    """The waits give the same values and failures as on an engine that runs every operation at its push."""
     plain = engine.create("ThreadedEngine")
     for seed in range(block * 15, block * 15 + 15):
         assert outcome(eng, seed, [sim(0), sim(1), cpu(0)]) == outcome(plain, seed, [cpu(0)] * 3), seed
     plain.stop()
 
 
-def test_every_waiting_thread_is_told(eng):
-    """Four threads that wait for the same failed work of a device each get its error, however they are interleaved."""
+def test_every_waiting_thread_gets_the_error(eng):
+    """Four threads that wait for the same failed device work all get its error, in any interleaving."""
     interval = sys.getswitchinterval()
     try:
         for number in range(60):

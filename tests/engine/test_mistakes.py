@@ -1,4 +1,4 @@
-"""What people write by mistake, and what they are told."""
+"""Common mistakes of users, and their error messages."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from weftplan.errors import ConfigError, EngineError
 
 
 def bare_task():
-    """The decorator without parentheses."""
+    """Use the decorator without parentheses."""
 
     @engine.task
     def work(x):
@@ -23,7 +23,7 @@ def bare_task():
 
 
 def one_var():
-    """A var of the process-wide engine."""
+    """Return a var of the process-wide engine."""
     return engine.get().new_variable()
 
 
@@ -59,16 +59,16 @@ def one_var():
         (lambda: engine.get().throw("a"), "made by engine.new_variable.., got str"),
     ],
 )
-def test_the_error_says_what_to_write(mistake, told):
-    """And nothing has been scheduled."""
+def test_error_shows_the_correct_call(mistake, told):
+    """Nothing has been scheduled."""
     before = engine.get().statistics().pushed
     with pytest.raises((EngineError, ConfigError), match=told):
         mistake()
     assert engine.get().statistics().pushed == before
 
 
-def test_numpys_integers():
-    """Are taken like Python's, unsigned ones too, which have no negatives."""
+def test_numpy_integers_are_accepted():
+    """They are accepted like Python's, including unsigned integers."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=np.int64(1), priority_workers=np.uint8(1))
     ran, gate = [], threading.Event()
     eng.push(gate.wait, prop=FnProperty.CPU_PRIORITIZED)
@@ -81,8 +81,8 @@ def test_numpys_integers():
     eng.stop()
 
 
-def test_a_delete_function_that_looks_empty():
-    """It is called: whether it is true says nothing."""
+def test_falsy_delete_function_is_called():
+    """It is called regardless of its truth value."""
 
     class Empty(list):
         def __call__(self):
@@ -95,16 +95,16 @@ def test_a_delete_function_that_looks_empty():
     eng.stop()
 
 
-def test_mxnets_numbers_of_properties():
-    """Are taken."""
+def test_mxnet_property_numbers_are_accepted():
+    """MXNet's numbers are accepted."""
     var, ran = engine.get().new_variable(), []
     engine.get().push(lambda: ran.append(1), (), [var], prop=3)
     engine.get().wait_for_var(var)
     assert ran == [1]
 
 
-def test_a_simulator_ends_its_deletes_at_exit():
-    """Arrays that die after the last wait are no work that was forgotten."""
+def test_simulator_runs_deletes_at_exit():
+    """Deletes of arrays that die after the last wait are not reported as forgotten."""
     code = """
         import weftplan as mx
         a = mx.nd.zeros((4,)) + 1
@@ -117,10 +117,8 @@ def test_a_simulator_ends_its_deletes_at_exit():
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_one_exception_object_of_operations_that_fail_at_once():
-    """
-    Each text once, whoever else adds it: 1. A looks for the note  2. B looks for the note  3. both would add it.
-    """
+def test_shared_exception_gets_each_note_once():
+    """Each note appears once: (1) A looks for the note, (2) B looks for it, (3) both would add it."""
 
     class Shared(Exception):
         def add_note(self, note):
@@ -138,8 +136,8 @@ def test_one_exception_object_of_operations_that_fail_at_once():
     assert error.__notes__.count("raised in the same place") == 1
 
 
-def test_the_folder_shows_public_names_only():
-    """Those of ``__all__``, the tasks' verbs included; anything else is an error that names it."""
+def test_dir_lists_public_names_only():
+    """``dir()`` lists ``__all__`` with the task verbs; other names raise an error with the name."""
     assert dir(engine) == sorted(engine.__all__)
     assert all(getattr(engine, name) is not None for name in engine.__all__)
     with pytest.raises(AttributeError, match=r"'weftplan\.engine' has no attribute 'pushh'"):

@@ -1,6 +1,6 @@
-"""What MXNet's engine tests do, and what was seen to go wrong in MXNet 1.9.1, with the right outcome, on every engine.
+"""Scenarios of MXNet's engine tests and misbehaviour of MXNet 1.9.1, with the right outcome, on every engine.
 
-The scenarios are retold, not copied. Others are elsewhere: versions and longer programs in
+The scenarios are rewritten, not copied. Others are elsewhere: versions and longer programs in
 ``contract/test_engine_order.py``, deleters in ``test_release.py``, a raising updater in ``contract/test_kvstore.py``,
 sizes of other dtypes in ``planner/test_match_range.py``, a million pending operations in ``stress/``.
 """
@@ -25,17 +25,17 @@ from weftplan.errors import DuplicateVarError, EngineError
 @pytest.fixture(params=DRIVERS)
 def eng(request):
     """The process-wide engine for one test."""
-    made = DRIVERS[request.param]()
-    with engine.using(made):
-        yield made
-    made.stop()
+    eng = DRIVERS[request.param]()
+    with engine.using(eng):
+        yield eng
+    eng.stop()
 
 
 class TestScenarios:
     """MXNet's own engine tests."""
 
     def test_start_and_stop(self, eng):
-        """Ten rounds of start, work and stop; start and stop may come twice; nothing is lost over a stop."""
+        """Ten rounds of start, work and stop; both may be repeated; a stop loses nothing."""
         var, count = eng.new_variable(), [0]
         for done in range(10):
             eng.start()
@@ -43,7 +43,7 @@ class TestScenarios:
             for _ in range(20):
                 eng.push(lambda: count.__setitem__(0, count[0] + 1), (), [var])
             if eng.kind == "Simulator":
-                eng.wait_for_all()  # it has no threads that a stop would wait for: it runs operations in waits
+                eng.wait_for_all()  # it has no threads: operations run in waits
             eng.stop()
             eng.stop()
             assert count[0] == var.version == 20 * (done + 1)
@@ -51,7 +51,7 @@ class TestScenarios:
     @pytest.mark.parametrize("wait", [False, True])
     @pytest.mark.parametrize("reads", [2, 7, 19])
     def test_sums_of_random_operands(self, eng, reads, wait):
-        """Each of 300 operations adds ``reads`` cells, drawn with repetition, into one that it may also read from."""
+        """Each of 300 operations adds ``reads`` random cells, with repetition, into one that it may also read."""
         rng = random.Random(reads)
         want, got = list(range(50)), list(range(50))
         cells = [eng.new_variable() for _ in range(50)]
@@ -70,8 +70,9 @@ class TestScenarios:
         assert got == want
 
     def test_persistent_operators_in_a_chain(self, eng):
-        """Ten stored operators, each reads the cell that the one before writes: pushed in three rounds with waits of
-        every kind in between, then deleted with their vars."""
+        """Ten stored operators in a chain, pushed in three rounds with every kind of wait, then deleted with their
+        vars.
+        """
         cells, values, deleted = [eng.new_variable() for _ in range(11)], [1] + [0] * 10, []
 
         def step(i):
@@ -98,8 +99,8 @@ class TestScenarios:
             with pytest.raises(EngineError, match="was deleted"):
                 eng.push(operator)
 
-    def test_one_operator_many_times(self, eng):
-        """A stored operator that only reads runs as often as it is pushed and leaves its var's version."""
+    def test_stored_operator_runs_once_per_push(self, eng):
+        """A stored operator that only reads runs once per push and leaves its var's version unchanged."""
         var, lock, count = eng.new_variable(), threading.Lock(), [0]
 
         def add():
@@ -114,11 +115,11 @@ class TestScenarios:
 
 
 class TestMisbehaviour:
-    """Seen in MXNet 1.9.1; each with the outcome that it should have had."""
+    """Misbehaviour of MXNet 1.9.1, each with the right outcome."""
 
     @pytest.mark.parametrize("twice", ["read and written", "written twice"])
-    def test_one_array_twice(self, eng, twice):
-        """There: the push returns and waiting hangs for ever. Here: the push raises and nothing hangs."""
+    def test_duplicate_var_is_refused(self, eng, twice):
+        """MXNet: the push returns and waiting hangs. Here: the push raises and nothing hangs."""
         a, b = mx.nd.ones(3), mx.nd.ones(3)
         reads, writes = ([a.var], [a.var]) if twice == "read and written" else ([b.var], [a.var, a.var])
         with pytest.raises(DuplicateVarError):
@@ -127,9 +128,8 @@ class TestMisbehaviour:
         a += b
         assert a.asnumpy().tolist() == [2, 2, 2]
 
-    def test_a_callback_that_raises_has_failed(self, eng):
-        """There: it counts as done, and waits and reads succeed. Here: the wait raises; so does a read, and a later
-        write heals."""
+    def test_raising_callback_fails(self, eng):
+        """MXNet: it counts as done, waits and reads succeed. Here: wait and read raise, and a later write heals."""
         a = mx.nd.zeros(2)
         pushed(eng, boom, (), [a.var])
         with pytest.raises(Boom):
@@ -140,8 +140,8 @@ class TestMisbehaviour:
         assert a.asnumpy().tolist() == [5, 5]
         assert eng.statistics().failed == 1
 
-    def test_a_failed_result_read_twice(self, eng):
-        """There: the second read returns a buffer that was never computed. Here: it raises again, and again."""
+    def test_failed_result_raises_every_time(self, eng):
+        """MXNet: the second read returns an uncomputed buffer. Here: it raises every time."""
         a = mx.nd.zeros(2)
         pushed(eng, boom, (), [a.var])
         for _ in range(3):
@@ -149,7 +149,7 @@ class TestMisbehaviour:
                 a.asnumpy()
 
     def test_dependants_keep_their_failure(self, eng):
-        """There: one raise clears source and dependants alike. Here: each raises, also after the source was healed."""
+        """MXNet: one raise clears source and dependants. Here: each raises, even after the source was healed."""
         a = mx.nd.zeros(2)
         b, c = mx.nd.zeros(2), mx.nd.zeros(2)
         pushed(eng, boom, (), [a.var])
@@ -162,11 +162,13 @@ class TestMisbehaviour:
         for array in (b, c, b, c):
             with pytest.raises(Boom):
                 array.asnumpy()
-        eng.wait_for_all()  # the one failure has been told
+        eng.wait_for_all()  # the failure has been raised
 
-    def test_two_failures(self, eng):
-        """There: waiting for all raises the first, drops the second, and both results read fine. Here: the second is in
-        the note of the first, and both results raise."""
+    def test_two_failures_are_both_reported(self, eng):
+        """MXNet: wait_for_all raises the first, drops the second, and both results are readable.
+
+        Here: the first has a note of the second, and both results raise.
+        """
         if eng.kind == "NaiveEngine":
             pytest.skip("each push raises its own")
         a, b = mx.nd.zeros(2), mx.nd.zeros(2)
@@ -184,9 +186,11 @@ class TestMisbehaviour:
         with pytest.raises(ValueError, match="the second"):
             b.asnumpy()
 
-    def test_an_unrelated_member_of_a_bulk(self, eng):
-        """There: ``a += 1`` in a bulk with a failing operation is lost, and one of the two reads without an error.
-        Here: it is done, and the failed array raises."""
+    def test_unrelated_bulk_member_succeeds(self, eng):
+        """MXNet: ``a += 1`` in a bulk with a failing operation is lost, and one of two reads succeeds.
+
+        Here: it is done, and the failed array raises.
+        """
         a, b = mx.nd.zeros(2), mx.nd.zeros(2)
         a.wait_to_read()
         b.wait_to_read()
@@ -199,9 +203,11 @@ class TestMisbehaviour:
 
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
-def test_a_failure_that_nobody_waits_for(kind):
-    """There: the process ends with status 0 and says nothing. Here: it says which operation failed and where it was
-    pushed; on the naive engine the push raises."""
+def test_unobserved_failure_is_reported_at_exit(kind):
+    """MXNet: the process ends silently with status 0.
+
+    Here: it names the failed operation and its line; on the naive engine the push raises.
+    """
     text = """
         import sys, time
         from weftplan import engine
@@ -229,9 +235,11 @@ def test_a_failure_that_nobody_waits_for(kind):
         assert "'lost division', pushed at <string>:7" in done.stderr
 
 
-def test_the_text_of_an_executor_tells_the_planned_bytes():
-    """There: no line of any log tells the total of a plan. Here: the plan's summary does, in bytes, and ``debug_str``
-    in the whole megabytes that MXNet's text has room for."""
+def test_executor_text_shows_planned_bytes():
+    """MXNet: no log line shows the total of a plan.
+
+    Here: the plan's summary shows bytes, and ``debug_str`` MXNet's whole megabytes.
+    """
     net = mx.sym.FullyConnected(mx.sym.exp(mx.sym.Variable("x")), num_hidden=1024, name="fc")
     executor = net.simple_bind(mx.cpu(), x=(1024, 1024), grad_req="null")
     plan = executor.memory_plan

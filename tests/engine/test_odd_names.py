@@ -1,4 +1,4 @@
-"""Names, functions and errors whose own methods raise: no worker ends of them, the failure is raised as any other."""
+"""Names, functions and errors whose own methods raise: workers survive and the failure is raised as usual."""
 
 import pytest
 
@@ -10,12 +10,12 @@ KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"
 
 
 def raises(*_):
-    """Stands for any method that a class of the user's gets wrong."""
+    """A stand-in for any broken method of a user's class."""
     raise SystemExit("raised by a method")
 
 
 def failing(kind):
-    """A function that raises ``kind``."""
+    """Return a function that raises ``kind``."""
 
     def fail():
         raise kind("boom")
@@ -24,8 +24,7 @@ def failing(kind):
 
 
 def odd(what):
-    """A function that fails and the name that it is pushed with; classes are made here, or the collection of doctests
-    would ask them."""
+    """Return a failing function and its name. The classes are local, or doctest collection would call their methods."""
 
     class BadName:
         __str__ = __repr__ = raises
@@ -77,8 +76,8 @@ def odd(what):
     "what", ["name", "truth", "format", "function", "notes", "old notes", "traceback", "attributes"]
 )
 @pytest.mark.parametrize("size", [0, 5])
-def test_no_worker_ends(kind, what, size):
-    """The failure is raised, and the next operation runs, in bulks and alone."""
+def test_workers_survive_broken_names(kind, what, size):
+    """The failure is raised and the next operation runs, in bulks and alone."""
     fn, name = odd(what)
     eng = engine.create(kind, **({} if kind == "Simulator" else {"cpu_workers": 1}))
     var = eng.new_variable()

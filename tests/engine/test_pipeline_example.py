@@ -1,4 +1,4 @@
-"""The pipeline example: same bits, a trace in which lanes overlap, and a picture with every task."""
+"""The pipeline example: same bits, overlapping lanes in its trace, and a picture with every task."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "engine_pipeline.py"
 
 
 def test_trace_and_picture(tmp_path: Path):
-    """
-    read     0 1 2 3 ...      each file passes the lanes in order; while one file is converted or computed, the next
-    convert    0 1 2 ...      is being read (the wait for the store alone makes sure of that)
-    compute      0 1 ...
+    """Files pass the lanes in order; the next file is read while one is converted or computed.
+
+        read     0 1 2 3 ...
+        convert    0 1 2 ...
+        compute      0 1 ...
+
+    The wait for the store alone ensures the overlap.
     """
     trace = tmp_path / "trace.json"
     done = subprocess.run(

@@ -1,8 +1,8 @@
-"""All interleavings of the engine's lock-free protocols, and that each order of steps in them is needed.
+"""Model check of the engine's lock-free protocols: all interleavings, and the necessity of each order of steps.
 
-The actors do what ``region.py``, ``workers.py``, ``helping.py`` and ``waiting.py`` do, step by step in the order of
-that code, where each read or write of shared state is one step: finer than with the GIL. ``change`` names one deviation
-from it; what the README calls harmless must hold without, and each deviation must break something.
+The actors follow the code of ``region.py``, ``workers.py``, ``helping.py`` and ``waiting.py`` step by step. Each access
+to shared state is one step, finer than with the GIL. ``change`` names one deviation. Races that the README calls
+harmless must hold without deviation, and each deviation must break a property.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from tests.engine.model import Actor, Found, Steps, Violation, explore
 
 
 def apply(handle: Callable[[Any], Steps], change: str = "", most: int = 9, me: Any = 0) -> Steps:
-    """``Region.apply``; ``handle`` carries out one request, up to its ``del requests[0]``, and dispatches.
+    """``Region.apply``; ``handle`` serves one request up to its ``del requests[0]``, and dispatches.
 
-    After ``most`` requests the thread leaves a mark of its own and goes on unless another has been inside since.
+    After ``most`` requests the thread leaves its mark, and continues unless another has been inside since.
     """
     stay = 0
     while (yield "get", "requests"):
@@ -38,7 +38,7 @@ def apply(handle: Callable[[Any], Steps], change: str = "", most: int = 9, me: A
 
 
 def one_inside(state: dict[str, Any]) -> str | None:
-    """The region is held by one thread at a time."""
+    """At most one thread is inside the region."""
     return "two threads inside" if state.get("inside", 0) > 1 else None
 
 
@@ -46,7 +46,7 @@ def one_inside(state: dict[str, Any]) -> str | None:
 
 
 def requests_model(threads: int, each: int, change: str = "", most: int = 9) -> Found:
-    """Threads that put down requests and apply them if nobody does."""
+    """Threads that append requests and serve them if no other thread does."""
 
     def handle(_: Any) -> Steps:
         yield "add", "inside", 1
@@ -77,16 +77,16 @@ def requests_model(threads: int, each: int, change: str = "", most: int = 9) -> 
 
 
 @pytest.mark.parametrize(("threads", "each"), [(2, 2), (3, 1)])
-def test_no_request_stays_behind(threads, each):
-    """Nobody waits for the token, and yet everything is carried out, by one thread at a time."""
+def test_every_request_is_served(threads, each):
+    """No thread waits for the token; all requests are served, by one thread at a time."""
     assert requests_model(threads, each).states > 100
 
 
 @pytest.mark.parametrize(
     ("threads", "each", "most"), [(2, 2, 1), (2, 2, 2), pytest.param(3, 1, 1, marks=pytest.mark.stress)]
 )
-def test_nothing_stays_behind_where_a_thread_serves_only_some(threads, each, most):
-    """The last one to have been inside always looks once more."""
+def test_every_request_is_served_with_a_limit(threads, each, most):
+    """The last thread inside always checks again."""
     assert requests_model(threads, each, most=most).states > 100
 
 
@@ -97,8 +97,8 @@ def test_each_order_of_request_and_token_is_needed(change):
         requests_model(2, 1, change)
 
 
-def test_leaving_the_rest_to_whoever_comes_is_not_enough():
-    """README, race 1: nobody may come."""
+def test_leaving_requests_to_other_threads_is_wrong():
+    """README, race 1: no other thread may come."""
     with pytest.raises(Violation, match="stays behind"):
         requests_model(2, 2, "leave it to whoever comes next", most=1)
 
@@ -107,7 +107,7 @@ def test_leaving_the_rest_to_whoever_comes_is_not_enough():
 
 
 def waits_model(change: str = "", *, for_all: bool = False) -> Found:
-    """A thread pushes a write and waits for it (or for all); another applies requests; a worker runs what is ready."""
+    """A thread pushes a write and waits for it (or for all); others serve requests or run ready operations."""
 
     def handle(request: str) -> Steps:
         if request == "admit":
@@ -143,7 +143,7 @@ def waits_model(change: str = "", *, for_all: bool = False) -> Found:
             return
         lock = 0
         while True:
-            lock = (lock + 1) % 4  # a new one, closed; how often it goes round is not bounded
+            lock = (lock + 1) % 4  # a new, closed lock; the number of rounds is unbounded
             yield "remove", "opened", lock
             yield from apply(handle)
             order = ("pending", "requests") if change == "requests last" else ("requests", "pending")
@@ -187,7 +187,7 @@ def waits_model(change: str = "", *, for_all: bool = False) -> Found:
 
 
 @pytest.mark.parametrize("for_all", [False, True])
-def test_no_wait_returns_early_or_never(for_all):
+def test_waits_return_neither_early_nor_never(for_all):
     """``wait_for_var`` and ``wait_for_all`` while another thread is inside."""
     assert waits_model(for_all=for_all).states > 100
 

@@ -1,9 +1,8 @@
-"""Random programs against a serial oracle: the values, the deletes, and which push or wait raises what.
+"""Random programs against a serial oracle: values, deletes, and the failure that each push or wait raises.
 
-A program is a list of steps made from a seed. Every driver runs it, and a few lines of plain Python say what must come
-out: an operation runs unless something that it reads has failed, or something that it writes has failed and nobody was
-told; a failure reaches everything that should have been written; a wait raises what its var has; ``wait_for_all``
-raises the first failure, in push order, that nobody was told of.
+A program is a list of steps generated from a seed. Every driver runs it, and a short oracle predicts the result. An
+operation runs unless an input has failed, or an output has failed and the failure was not raised. A failure spreads to
+all outputs. A wait raises its var's failure; ``wait_for_all`` raises the first unraised failure in push order.
 """
 
 import random
@@ -30,12 +29,13 @@ CELLS = 6
 
 
 class Boom(Exception):
-    """What the operation with this number raises."""
+    """Error of the operation with this number."""
 
 
 def make_program(seed, steps=60):
-    """A list of ("op", reads, writes, fails, prop, priority, context, nested, asynchronous), ("wait", cell),
-    ("all",), ("delete", cell), ("bulk", size)."""
+    """Return a list of ("op", reads, writes, fails, prop, priority, context, nested, asynchronous), ("wait", cell),
+    ("all",), ("delete", cell), ("bulk", size).
+    """
     rng = random.Random(seed)
     program = []
     for _ in range(steps):
@@ -61,12 +61,12 @@ def make_program(seed, steps=60):
 
 
 def new_value(old, read, number):
-    """What an operation writes."""
+    """Return the value that an operation writes."""
     return (old * 31 + sum(read) * 7 + number) % 1_000_003
 
 
 class Oracle:
-    """Serial execution, with failures as [number of the operation, told at which step or None]."""
+    """Serial execution, with failures as [number of the operation, step that raised it or None]."""
 
     def __init__(self, raises_at_push):
         self.raises_at_push = raises_at_push
@@ -79,14 +79,14 @@ class Oracle:
         self.nested = []
 
     def run(self, program):
-        """Fill in everything."""
+        """Run all steps."""
         for number, step in enumerate(program):
             getattr(self, step[0])(number, *step[1:])
         self.all(len(program))
         return self
 
     def tell(self, number, failure):
-        """A wait (or, on the naive engine, a push) raises."""
+        """Mark a failure as raised, by a wait or (on the naive engine) a push."""
         if failure[1] is None:
             failure[1] = number
         if failure in self.untold:
@@ -94,7 +94,7 @@ class Oracle:
         self.raised.append((number, failure[0]))
 
     def op(self, number, reads, writes, fails, prop, priority, context, nested, asynchronous):
-        """One operation."""
+        """Execute one operation."""
         blocked = None
         if prop != FnProperty.NO_SKIP:
             blocked = next((self.failed[r] for r in reads if self.failed[r]), None)
@@ -116,12 +116,12 @@ class Oracle:
             self.tell(number, blocked)
 
     def wait(self, number, cell):
-        """wait_for_var."""
+        """Model wait_for_var."""
         if self.failed[cell]:
             self.tell(number, self.failed[cell])
 
     def all(self, number):
-        """wait_for_all."""
+        """Model wait_for_all."""
         if self.untold:
             first = self.untold[0][0]
             for failure in self.untold:
@@ -130,16 +130,16 @@ class Oracle:
             self.raised.append((number, first))
 
     def delete(self, number, cell):
-        """The var goes, a new one comes."""
+        """Replace the var by a new one."""
         self.deleted.append((number, self.values[cell]))
         self.values[cell], self.versions[cell], self.failed[cell] = 0, 0, None
 
     def bulk(self, number, size):
-        """Bulks change nothing."""
+        """Do nothing: bulks change no result."""
 
 
 class Run:
-    """The same on an engine."""
+    """The same program on an engine."""
 
     def __init__(self, eng, pool):
         self.eng, self.pool = eng, pool
@@ -148,7 +148,7 @@ class Run:
         self.deleted, self.raised, self.nested = [], [], []
 
     def run(self, program):
-        """Fill in everything."""
+        """Run all steps."""
         for number, step in enumerate([*program, ("all",)]):
             try:
                 getattr(self, step[0])(number, *step[1:])
@@ -161,7 +161,7 @@ class Run:
         return self
 
     def op(self, number, reads, writes, fails, prop, priority, context, nested, asynchronous):
-        """One push."""
+        """Push one operation."""
         eng, sources, targets = self.eng, [self.cells[r] for r in reads], [self.cells[w] for w in writes]
 
         def body():
@@ -189,21 +189,21 @@ class Run:
         push(fn, const_vars, mutable_vars, cpu(context), prop=prop, priority=priority, name=f"operation {number}")
 
     def wait(self, number, cell):
-        """wait_for_var."""
+        """Call wait_for_var."""
         self.eng.wait_for_var(self.vars[cell])
 
     def all(self, number):
-        """wait_for_all."""
+        """Call wait_for_all."""
         self.eng.wait_for_all()
 
     def delete(self, number, cell):
-        """delete_variable, and a fresh var in its place."""
+        """Call delete_variable and create a new var in its place."""
         box = self.cells[cell]
         self.eng.delete_variable(self.vars[cell], lambda: self.deleted.append((number, box[0])))
         self.cells[cell], self.vars[cell] = [0], self.eng.new_variable(f"cell {cell}")
 
     def bulk(self, number, size):
-        """set_bulk_size."""
+        """Call set_bulk_size."""
         self.eng.set_bulk_size(size)
 
 
@@ -234,7 +234,7 @@ def test_random_programs_agree_with_the_oracle(driver):
 @pytest.mark.stress
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_thousand_random_programs_agree_with_the_oracle(driver):
-    """1,000 seeds, a different length each."""
+    """1,000 seeds with different lengths."""
     for seed in range(1000):
         check(driver, seed + 1000, 20 + seed % 50)
 
@@ -242,7 +242,7 @@ def test_a_thousand_random_programs_agree_with_the_oracle(driver):
 @pytest.mark.stress
 @pytest.mark.parametrize("driver", ["threaded", "three workers"])
 def test_random_programs_with_a_tiny_switch_interval(driver):
-    """The interpreter changes threads every microsecond: 150 seeds."""
+    """Thread switches every microsecond: 150 seeds."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -252,19 +252,19 @@ def test_random_programs_with_a_tiny_switch_interval(driver):
         sys.setswitchinterval(before)
 
 
-def test_the_oracle_can_disagree():
-    """A driver that forgets to skip dependants is found out."""
+def test_oracle_detects_missing_skips():
+    """A driver that does not skip dependants is detected."""
     program = [("op", [], [0], True, FnProperty.NORMAL, 0, 0, False, False)]
     program.append(("op", [0], [1], False, FnProperty.NORMAL, 0, 0, False, False))
     eng = engine.create("Simulator")
-    eng._obstacle = lambda op: None
+    eng._blocking_failure = lambda op: None
     with ThreadPoolExecutor(1) as pool:
         got = Run(eng, pool).run(program)
     assert got.values != Oracle(False).run(program).values
 
 
 def orders(program_of, limit=5000):
-    """Run a program in every order that a simulator can choose; yields what it returns, with the order."""
+    """Run a program in every order that a simulator can choose; yield its result with the order."""
     script, count = [], 0
     while count < limit:
         taken, width = [], []
@@ -291,16 +291,16 @@ def test_every_order_of_a_small_program(seed):
     program = [step for step in make_program(seed, 14) if step[0] in ("op", "delete")][:8]
     program = [(*s[:7], s[7], False) if s[0] == "op" else s for s in program]
     want = Oracle(False).run(program)
-    found = set()
+    results = set()
     with ThreadPoolExecutor(1) as pool:
         for _, got in orders(lambda eng: Run(eng, pool).run(program)):
             assert (got.values, got.raised, got.versions) == (want.values, want.raised, want.versions)
-            found.add(tuple(got.eng.history))
-    assert found
+            results.add(tuple(got.eng.history))
+    assert results
 
 
 def test_the_number_of_orders_is_right():
-    """Four independent operations have 24 orders; diamonds have two; a chain has one."""
+    """Four independent operations have 24 orders, diamonds two, a chain one."""
 
     def independent(eng):
         for _ in range(4):
@@ -321,8 +321,8 @@ def test_the_number_of_orders_is_right():
     assert {history for _, history in orders(diamond)} == {(1, 2, 3, 4), (1, 3, 2, 4)}
 
 
-def test_pushes_from_many_threads_with_failures():
-    """Four threads, each with a program on cells of its own, on one engine: each agrees with its oracle."""
+def test_concurrent_programs_agree_with_their_oracles():
+    """Four threads run programs on their own cells of one engine: each agrees with its oracle."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
     wrong = []
 

@@ -1,4 +1,4 @@
-"""Pushes at the limit of recursion: RecursionError or not, nothing is lost and the engine goes on."""
+"""Pushes at the recursion limit: with or without RecursionError, nothing is lost and the engine continues."""
 
 import subprocess
 import sys
@@ -123,9 +123,10 @@ assert var.version == 3
 
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
-def test_every_act_happens_once_or_raises(kind):
-    """At each depth below the limit, busy or not: a RecursionError means that nothing has happened, none that all has;
-    afterwards nothing is pending, each var is idle, and the engine goes on."""
+def test_every_action_happens_once_or_raises(kind):
+    """At each depth below the limit: RecursionError means no effect, success a full effect, and the engine
+    continues.
+    """
     done = subprocess.run([sys.executable, "-c", ACTS, kind], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     told = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
@@ -180,8 +181,8 @@ for question in ("statistics", "wait_for_all", "wait_for_var", "stop", "dump"):
 
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
-def test_questions_of_other_threads_at_the_limit_of_recursion(kind):
-    """The thread inside has no room to answer, and does not come again: the asking thread gets its answer, no error."""
+def test_requests_of_other_threads_at_recursion_limit(kind):
+    """The thread inside has no stack to answer and does not return: the requester gets its answer without error."""
     done = subprocess.run(
         [sys.executable, "-c", OTHERS, kind], capture_output=True, text=True, timeout=100, check=False
     )
@@ -191,8 +192,8 @@ def test_questions_of_other_threads_at_the_limit_of_recursion(kind):
 
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
-def test_pushes_at_the_limit_of_recursion(kind):
-    """Some of 160 raise RecursionError: in the engine, where the call that has no room may be any."""
+def test_pushes_at_the_recursion_limit(kind):
+    """Some of 160 pushes raise RecursionError in the engine, at any of its calls."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, kind], capture_output=True, text=True, timeout=100, check=False
     )

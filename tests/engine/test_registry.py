@@ -1,4 +1,4 @@
-"""One registry of engine types, which ``create``, the variable and the command line read."""
+"""Registry of engine types, read by ``create``, the variable and the command line."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ assert "Simulator, Plain |" in environment_markdown()
 
 
 def test_registered_type_is_known_everywhere(monkeypatch):
-    """``create``, MXNET_ENGINE_TYPE, ``weftplan train --engine`` and the page of variables know a new type."""
+    """``create``, MXNET_ENGINE_TYPE, ``weftplan train --engine`` and the page of variables accept a new type."""
     monkeypatch.setenv("MXNET_ENGINE_TYPE", "Plain")
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
 
 
-def test_name_that_is_taken_is_refused():
-    """A second class of one name is an error, and the first one stays."""
+def test_duplicate_name_is_refused():
+    """A second class with the same name is an error; the first remains."""
     with pytest.raises(ConfigError, match="'NaiveEngine' is registered already"):
         register(type("Other", (NaiveEngine,), {}))
     assert registered()["NaiveEngine"] is NaiveEngine
@@ -52,6 +52,6 @@ def test_name_that_is_taken_is_refused():
 
 
 def test_option_of_another_type_is_refused():
-    """Only the options that a type declares reach it."""
+    """A type receives only the options that it declares."""
     with pytest.raises(EngineError, match=r"NaiveEngine has no options .'seed'"):
         engine.create("NaiveEngine", seed=1)

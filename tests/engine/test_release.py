@@ -1,7 +1,8 @@
-"""What an operation holds is let go exactly once, and never early: MXNet's tests of pushed functions with deleters.
+"""Release of operations: everything an operation holds is released exactly once and never early.
 
-There a deleter frees what a pushed function needs; here the function object and what it captures are destroyed. Each
-test says when: after the run, the failure or the skip, at shutdown, and when the push itself refuses.
+Modelled on MXNet's tests of functions with deleters. There a deleter frees the function's resources; here the function
+object and its captured objects are destroyed. Each test states the time: after the run, failure or skip, at shutdown,
+or when the push refuses.
 """
 
 import gc
@@ -24,21 +25,21 @@ PROPS = (FnProperty.NORMAL, FnProperty.CPU_PRIORITIZED, FnProperty.ASYNC, FnProp
 
 
 class Parcel:
-    """What a function captures; its log gets a word when it runs and a word when it is destroyed."""
+    """A captured object; its log records when it runs and when it is destroyed."""
 
     def __init__(self, log, fails=False):
         self.log, self.fails = log, fails
         weakref.finalize(self, log.append, "released").atexit = False
 
     def open(self):
-        """The work."""
+        """Run the work."""
         self.log.append("run")
         if self.fails:
             raise Boom("boom")
 
 
 def function(parcel):
-    """A function that holds a parcel, and nothing else does; its own end is logged, too."""
+    """Return a function that is the only holder of a parcel; the function's own end is logged, too."""
     log = parcel.log
 
     def run():
@@ -49,7 +50,7 @@ def function(parcel):
 
 
 def starter(parcel):
-    """The same for push_async: it is done when it returns."""
+    """The same for push_async: it completes when it returns."""
     log = parcel.log
 
     def start(on_complete):
@@ -61,7 +62,7 @@ def starter(parcel):
 
 
 def keeper(parcel, kept):
-    """The same, and it is done when somebody calls what it puts into ``kept``."""
+    """The same, but it completes when the caller calls the callback in ``kept``."""
 
     def start(on_complete):
         parcel.open()
@@ -71,10 +72,11 @@ def keeper(parcel, kept):
 
 
 def until(condition):
-    """A worker lets go of an operation after it has told whoever waits: a minute at most.
+    """Wait until the condition holds, at most a minute: a worker releases an operation after it has notified the
+    waiter.
 
-    Without the GIL, references that a thread gives back to objects of another, sleeping one are counted when that one
-    wakes up, or by a collection.
+    Without the GIL, references returned to objects of a sleeping thread are counted when that thread wakes up, or by a
+    collection.
     """
     end = time.monotonic() + 60
     while not condition():
@@ -85,7 +87,7 @@ def until(condition):
 
 
 def settled(log):
-    """The log, once it has both ends, which come in either order."""
+    """Return the log once it has both ends, in either order."""
     until(lambda: {"released", "function released"} <= set(log))
     return log
 
@@ -93,14 +95,14 @@ def settled(log):
 @pytest.fixture(params=DRIVERS)
 def eng(request):
     """An engine of each kind."""
-    made = DRIVERS[request.param]()
-    yield made
-    made.stop()
+    eng = DRIVERS[request.param]()
+    yield eng
+    eng.stop()
 
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Nothing is left to the garbage collector: what ends here ends because nobody holds it."""
+    """Disable the cycle collector: reference counts alone must release everything."""
     gc.collect()
     gc.disable()
     yield
@@ -109,14 +111,14 @@ def counted(monkeypatch):
 
 @pytest.mark.usefixtures("counted")
 class TestAfterTheRun:
-    """Without failures no cycle may hold anything: reference counts alone let go."""
+    """Without failures no reference cycle may exist."""
 
     @together()
     @pytest.mark.parametrize("prop", PROPS)
     @pytest.mark.parametrize("push", ["sync", "async"])
     @pytest.mark.parametrize(("reads", "writes"), [(0, 0), (1, 0), (0, 1), (3, 2), (19, 1)])
-    def test_pushed(self, eng, push, reads, writes, prop):
-        """Run, then released, once; with no vars, with reads, with writes, with both, with duplicate reads."""
+    def test_pushed_function_is_released_after_its_run(self, eng, push, reads, writes, prop):
+        """The function runs, then is released once: without vars, with reads, writes, both, and duplicate reads."""
         log = []
         const_vars = [eng.new_variable() for _ in range(reads)]
         mutable_vars = [eng.new_variable() for _ in range(writes)]
@@ -126,8 +128,8 @@ class TestAfterTheRun:
         assert sorted(settled(log)) == ["function released", "released", "run"]
         assert log[0] == "run"
 
-    def test_not_before_its_turn(self):
-        """Held back by a write, a function is neither run nor let go."""
+    def test_blocked_function_is_not_released(self):
+        """A function blocked by a write is neither run nor released."""
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
         gate, var, log = threading.Event(), eng.new_variable(), []
         eng.push(gate.wait, (), [var])
@@ -142,8 +144,8 @@ class TestAfterTheRun:
         assert sorted(log) == ["function released"] * 2 + ["released"] * 2 + ["run"] * 2
         eng.stop()
 
-    def test_asynchronous_work_that_ends_later(self, eng):
-        """The function lives at least until it has said that it is done, and goes when nobody can say so any more."""
+    def test_asynchronous_function_lives_until_completion(self, eng):
+        """The function lives until it has completed, and is released when its callback is unreachable."""
         if eng.kind in ("Simulator", "NaiveEngine"):
             pytest.skip("a wait is what runs the operation, so nothing can be looked at before its end")
         log, kept = [], []
@@ -155,8 +157,8 @@ class TestAfterTheRun:
         until(lambda: "released" in log)
         assert log == ["run", "released"]
 
-    def test_a_stored_operator(self, eng):
-        """It keeps its function through twenty runs, its deletion lets them finish, and then the function goes."""
+    def test_stored_operator_releases_after_deletion(self, eng):
+        """It keeps its function through twenty runs; its deletion lets them finish, then releases the function."""
         log = []
         operator = eng.new_operator(function(Parcel(log)), (), [eng.new_variable()], name="stored")
         for _ in range(10):
@@ -171,8 +173,8 @@ class TestAfterTheRun:
         assert settled(log)[:20] == ["run"] * 20
         assert sorted(log[20:]) == ["function released", "released"]
 
-    def test_the_function_of_a_delete(self, eng):
-        """delete_variable's function runs after every use, once, and is let go like any other."""
+    def test_delete_function_runs_and_is_released(self, eng):
+        """delete_variable's function runs once, after every use, and is released like any other."""
         log, var = [], eng.new_variable()
         for _ in range(5):
             eng.push(lambda: log.append("use"), [var])
@@ -181,8 +183,8 @@ class TestAfterTheRun:
         assert settled(log)[:6] == ["use"] * 5 + ["run"]
         assert sorted(log[6:]) == ["function released", "released"]
 
-    def test_pushed_from_inside(self, eng):
-        """An operation that pushes another: both go."""
+    def test_nested_push_is_released(self, eng):
+        """An operation that pushes another: both are released."""
         inner, outer, var = [], [], eng.new_variable()
 
         def both(parcel):
@@ -202,8 +204,8 @@ class TestAfterTheRun:
 
 
 @pytest.mark.parametrize("size", [1, 10, 100])
-def test_members_of_a_bulk(eng, size):
-    """25 functions in bulks of ten, of one, and in one that the wait flushes: each is let go once, after its run."""
+def test_bulk_members_are_released(eng, size):
+    """25 functions in bulks of ten, of one, and in one flushed by a wait: each is released once, after its run."""
     logs, var = [[] for _ in range(25)], eng.new_variable()
     with eng.bulk(size):
         for log in logs:
@@ -216,18 +218,18 @@ def test_members_of_a_bulk(eng, size):
 
 
 class TestWithFailures:
-    """A failure keeps what its traceback shows until it is healed or dropped; nothing keeps it longer."""
+    """A failure holds the objects in its traceback until it is healed or dropped, and nothing holds them longer."""
 
     def raised(self, eng, call):
-        """Call, then wait for all; swallow what is raised, with every frame of it."""
+        """Call, then wait for all; discard the error with all its frames."""
         with pytest.raises(Boom):  # noqa: PT012 - the naive engine raises at the push, the others at the wait
             call()
             eng.wait_for_all()
 
     @pytest.mark.parametrize("writes", [0, 1])
     @pytest.mark.parametrize("push", ["sync", "async"])
-    def test_after_a_failure(self, eng, push, writes):
-        """A later write heals the var, if there is one; then nobody holds the failed function."""
+    def test_failed_function_is_released_after_healing(self, eng, push, writes):
+        """A later write heals the var; then nothing holds the failed function."""
         log, writes = [], [eng.new_variable() for _ in range(writes)]
         call, make = (eng.push, function) if push == "sync" else (eng.push_async, starter)
         self.raised(eng, lambda: call(make(Parcel(log, fails=True)), (), writes))
@@ -237,8 +239,8 @@ class TestWithFailures:
         assert log[0] == "run"
         assert sorted(log) == ["function released", "released", "run"]
 
-    def test_what_a_failure_skips(self, eng):
-        """A dependant never runs, and is let go at once: the failure is another operation's."""
+    def test_skipped_function_is_released(self, eng):
+        """A dependant never runs and is released immediately, because the failure belongs to another operation."""
         if eng.kind == "NaiveEngine":
             pytest.skip("its push raises: the next test")
         log, source, target = [], eng.new_variable(), eng.new_variable()
@@ -253,7 +255,7 @@ class TestWithFailures:
         until(lambda: len(log) == 4)
         assert sorted(log) == ["function released"] * 2 + ["released"] * 2
 
-    def test_what_a_failure_skips_at_the_push(self):
+    def test_skipped_function_is_released_at_the_push(self):
         """On the naive engine the push raises, and its frames hold the function no longer than the error lives."""
         naive, log = engine.create("NaiveEngine"), []
         var = naive.new_variable()
@@ -267,8 +269,8 @@ class TestWithFailures:
         gc.collect()
         assert sorted(log) == ["function released", "released"]
 
-    def test_a_bulk_with_a_bad_member(self, eng):
-        """The bad one, the one that it blocks and the unrelated one: all three go."""
+    def test_bulk_with_failed_member_is_released(self, eng):
+        """The failing, the blocked and the unrelated member are all released."""
         bad, blocked, fine = [], [], []
         a, b, c = (eng.new_variable() for _ in range(3))
 
@@ -288,8 +290,8 @@ class TestWithFailures:
         assert (bad[0], fine[0]) == ("run", "run")
         assert "run" not in blocked
 
-    def test_a_deleted_var_lets_its_failure_go(self, eng):
-        """The var of a failed operation is deleted, failed or not: its function and the failed one both go."""
+    def test_deleted_var_releases_its_failure(self, eng):
+        """The var of a failed operation is deleted, failing or not: both functions are released."""
         failed, deleter = [], []
 
         def both(var):
@@ -305,10 +307,10 @@ class TestWithFailures:
 
 @pytest.mark.usefixtures("counted")
 class TestWithoutARun:
-    """Functions that never get their turn."""
+    """Functions that never run."""
 
-    def test_a_push_that_is_refused(self, eng):
-        """A var twice, a var of another engine, no context, a deleted operator: the function goes with the error."""
+    def test_refused_push_releases_its_function(self, eng):
+        """A duplicate var, a foreign var, a bad context, a deleted operator: the error releases the function."""
         log, var, other = [], eng.new_variable(), engine.create("NaiveEngine").new_variable()
 
         def push_a_deleted_operator():
@@ -334,8 +336,8 @@ class TestWithoutARun:
         eng.wait_for_all()
         assert var.version == 1
 
-    def test_shutdown(self, eng):
-        """After notify_shutdown functions are dropped without a run and let go; deletes still run."""
+    def test_shutdown_releases_unrun_functions(self, eng):
+        """After notify_shutdown functions are released without a run; deletes still run."""
         log, deleter, var = [], [], eng.new_variable()
         eng.notify_shutdown()
         for _ in range(10):
@@ -348,8 +350,8 @@ class TestWithoutARun:
         assert sorted(settled(deleter)) == ["function released", "released", "run"]
         assert deleter[0] == "run"
 
-    def test_shutdown_while_busy(self):
-        """The running operation ends, what stands behind it is dropped and let go."""
+    def test_shutdown_releases_queued_functions(self):
+        """The running operation ends; operations queued after it are released without a run."""
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
         started, gate, var, running, waiting = threading.Event(), threading.Event(), eng.new_variable(), [], []
 
@@ -370,8 +372,8 @@ class TestWithoutARun:
         assert "run" not in waiting
         eng.stop()
 
-    def test_a_simulator_that_is_dropped(self):
-        """Nobody will ever run its operations: they go with it."""
+    def test_dropped_simulator_releases_its_operations(self):
+        """Its operations can never run and are released with it."""
         sim, log = engine.create("Simulator"), []
         for _ in range(10):
             sim.push(function(Parcel(log)), (), [sim.new_variable()])
@@ -379,8 +381,8 @@ class TestWithoutARun:
         gc.collect()
         assert sorted(log) == ["function released"] * 10 + ["released"] * 10
 
-    def test_an_engine_that_is_dropped_while_busy(self):
-        """What it still has to do is done, then let go."""
+    def test_dropped_busy_engine_finishes_and_releases(self):
+        """Its pending work runs and is then released."""
         eng, log = engine.create("ThreadedEnginePerDevice", cpu_workers=2), []
         gate = threading.Event()
         eng.push(gate.wait)

@@ -1,7 +1,7 @@
-"""An interrupt at each end of a loop inside the region: the state afterwards is that of a run without it.
+"""Interrupts at each loop end inside the region: the final state equals that of a run without interrupt.
 
-``test_interrupts.py`` fires real signals, wherever the interpreter lets them through. Here each place has its turn in a
-crowd of readers and writers: the interrupt comes when a loop over an operation's vars goes on to the next one.
+``test_interrupts.py`` sends real signals wherever the interpreter allows them. Here each place is tested in turn, with
+many readers and writers: the interrupt comes when a loop over an operation's vars advances.
 """
 
 import random
@@ -18,11 +18,11 @@ CELLS = 5
 
 
 class Boom(Exception):
-    """What failing operations raise here."""
+    """Error of failing operations."""
 
 
 class Vars(tuple):
-    """The vars of an operation; going through them is interrupted once, before the one with number ``at``."""
+    """Vars of an operation; iteration is interrupted once, before the var with number ``at``."""
 
     at = None
 
@@ -37,7 +37,7 @@ class Vars(tuple):
 
 
 def make_program(seed, count=14):
-    """(reads, writes, fails) of operations that crowd a few vars."""
+    """Return (reads, writes, fails) of operations on few vars."""
     rng = random.Random(seed)
     program = []
     for _ in range(count):
@@ -48,7 +48,7 @@ def make_program(seed, count=14):
 
 
 def state(made):
-    """What the vars say, with operations by their names."""
+    """Return the state of the vars, with operations by name."""
     return [
         (
             var.version,
@@ -62,10 +62,9 @@ def state(made):
 
 
 def run(program, when=None, where=None, number=None, at=None, debug=False):
-    """Run it, the operation with this number interrupted; returns what was seen after every change, and the number of
-    interrupts."""
+    """Run it with this operation interrupted; return the states after each change and the number of interrupts."""
     sim, seen, interrupts = engine.create("Simulator", choose=lambda ready: len(ready) // 2), [], 0
-    made = [sim.new_variable() for _ in range(CELLS)]
+    variables = [sim.new_variable() for _ in range(CELLS)]
     ops = []
 
     def fire(change):
@@ -77,11 +76,11 @@ def run(program, when=None, where=None, number=None, at=None, debug=False):
         assert sim._region.token
         waits = [(op.name, op.wait, op.seq) for op in ops if op.fn is not None]
         counts = sim.statistics()
-        seen.append((state(made), waits, sorted(op.name for op in sim._dispatched), sorted(sim._region.in_flight)))
+        seen.append((state(variables), waits, sorted(op.name for op in sim._dispatched), sorted(sim._region.in_flight)))
         seen.append((counts.pushed, counts.completed, counts.pending, counts.failed, counts.skipped))
 
     for i, (reads, writes, fails) in enumerate(program):
-        read_vars, write_vars = Vars(made[r] for r in reads), Vars(made[w] for w in writes)
+        read_vars, write_vars = Vars(variables[r] for r in reads), Vars(variables[w] for w in writes)
         target = read_vars if where == "reads" else write_vars
 
         def work(i=i, fails=fails, target=target):
@@ -109,9 +108,8 @@ def run(program, when=None, where=None, number=None, at=None, debug=False):
 @pytest.mark.parametrize("debug", ["0", "1"])
 @pytest.mark.parametrize("when", ["admission", "completion"])
 @pytest.mark.parametrize("seed", range(3))
-def test_each_end_of_a_loop(monkeypatch, when, seed, debug):
-    """Every operation, its reads and its writes, before each var and after the last one: the same states, the same
-    counts, the same order afterwards as without the interrupt, which comes out exactly once."""
+def test_interrupt_at_each_loop_end(monkeypatch, when, seed, debug):
+    """Before each var of every operation and after the last: states, counts and order as without the interrupt."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", debug)
     program = make_program(seed)
     want_seen, want_history, _ = run(program)
@@ -128,8 +126,8 @@ def test_each_end_of_a_loop(monkeypatch, when, seed, debug):
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_in_the_handing_over(monkeypatch, before):
-    """Interrupted before or after the ready operations were handed over: each runs once, and waits come back."""
+def test_interrupt_around_dispatch(monkeypatch, before):
+    """Interrupted before or after dispatch: each operation runs once, and waits return."""
     sim = engine.create("Simulator")
     var, ran, dispatch, calls = sim.new_variable(), [], sim._dispatch, []
 
@@ -159,8 +157,8 @@ def test_in_the_handing_over(monkeypatch, before):
 
 
 @pytest.mark.parametrize("said", [False, True])
-def test_while_a_short_operation_is_started(monkeypatch, said):
-    """On the pushing thread, before or after the operation said that it was done: it ends once, as a failure or not."""
+def test_interrupt_around_a_short_operation(monkeypatch, said):
+    """On the pushing thread, before or after the operation has completed: it ends once, failed or not."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, start, ran = eng.new_variable(), eng._start_async, []
 

@@ -1,4 +1,4 @@
-"""Holding Ctrl-C back on the main thread: it comes afterwards, or at once when that takes long; handlers stay."""
+"""Deferred Ctrl-C on the main thread: raised after the block, or immediately if the block takes long."""
 
 import signal
 import threading
@@ -11,15 +11,15 @@ from weftplan.engine.shield import NEVER, PATIENCE_NS, clock, shield, shielded, 
 
 @pytest.fixture(autouse=True)
 def handler():
-    """Python's own, whatever the shell has set; it is there again afterwards."""
+    """Install Python's own handler, whatever the shell has set, and restore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_comes_after_the_block():
-    """And the block is finished."""
+def test_interrupt_is_raised_after_the_block():
+    """The block is finished first."""
     done = []
 
     def work():
@@ -34,15 +34,15 @@ def test_an_interrupt_comes_after_the_block():
 
 
 def test_without_an_interrupt_nothing_is_raised():
-    """Nor is one of an earlier block remembered."""
+    """Nor is an interrupt of an earlier block raised."""
     with pytest.raises(KeyboardInterrupt), shielded():
         signal.raise_signal(signal.SIGINT)
     with shielded():
         pass
 
 
-def test_what_takes_long_is_interrupted():
-    """A user's function that hangs must be stoppable; where ``since`` is NEVER, it is not a user's function."""
+def test_long_block_is_interrupted():
+    """A hanging user function must be interruptible; with ``since`` NEVER the code is no user function."""
     done = []
 
     def work():
@@ -57,12 +57,12 @@ def test_what_takes_long_is_interrupted():
     with pytest.raises(KeyboardInterrupt):
         work()
     assert done == [1]
-    with shielded():  # the one that was held back has been raised with it
+    with shielded():  # raises the deferred interrupt with it
         pass
 
 
-def test_other_threads_do_not_touch_the_clock():
-    """What they run while they wait, without a shield, does not change how long the main thread holds back."""
+def test_other_threads_do_not_change_the_clock():
+    """Unshielded operations of waiting threads do not change how long the main thread defers."""
     done = []
 
     def other():
@@ -83,8 +83,8 @@ def test_other_threads_do_not_touch_the_clock():
     assert done == []
 
 
-def test_an_inner_part_begins_anew():
-    """In what takes long already: the inner part holds back, at its end the interrupt comes, in the outer part."""
+def test_inner_section_restarts_the_time():
+    """In a section that already takes long, the inner section defers; then the outer raises the interrupt."""
     done = []
 
     def work():
@@ -102,15 +102,15 @@ def test_an_inner_part_begins_anew():
     with shielded():
         with shielded():
             signal.raise_signal(signal.SIGINT)
-        assert shield.held  # the outer part has not taken long: it is finished first
+        assert shield.held  # the outer section has not taken long: it is finished first
         shield.held = False
 
 
-def test_a_shield_that_was_put_back_shields_again():
-    """A shielded function that restores, later, what it found."""
+def test_restored_shield_works_again():
+    """A shielded function later restores the handler that it had replaced."""
     with shielded():
-        found = signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGINT, found)
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, previous)
     done = []
 
     def work():
@@ -124,8 +124,8 @@ def test_a_shield_that_was_put_back_shields_again():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_inside_another_and_on_other_threads_it_does_nothing():
-    """The outer one decides; other threads get no signals."""
+def test_nested_shield_and_other_threads_are_no_ops():
+    """The outer shield decides; other threads receive no signals."""
     inside = []
     with shielded():
         with shielded():
@@ -142,8 +142,8 @@ def test_inside_another_and_on_other_threads_it_does_nothing():
     assert inside == [signal.default_int_handler]
 
 
-def test_a_handler_that_is_installed_meanwhile_stays():
-    """The function under the shield may set its own."""
+def test_handler_installed_inside_stays():
+    """A shielded function may install a handler of its own."""
     seen = []
     with shielded():
         signal.signal(signal.SIGINT, lambda *_: seen.append(1))
@@ -152,8 +152,8 @@ def test_a_handler_that_is_installed_meanwhile_stays():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_a_shield_that_is_put_back_later_is_transparent():
-    """A function that saves and restores the handler may do so when the shield is down."""
+def test_shield_restored_later_is_transparent():
+    """A function that saves and restores the handler may do so after the shield has ended."""
     with shielded():
         saved = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, saved)
@@ -163,7 +163,7 @@ def test_a_shield_that_is_put_back_later_is_transparent():
 
 
 @pytest.mark.parametrize("disposition", [signal.SIG_IGN, signal.SIG_DFL])
-def test_handlers_of_the_system_are_left_alone(disposition):
+def test_system_handlers_are_not_replaced(disposition):
     """They raise nothing."""
     signal.signal(signal.SIGINT, disposition)
     with shielded():
@@ -171,8 +171,8 @@ def test_handlers_of_the_system_are_left_alone(disposition):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_what_must_not_be_broken_off_is_not():
-    """However long the whole has taken; the interrupt comes behind it."""
+def test_unbroken_section_is_never_interrupted():
+    """However long it takes; the interrupt comes after it."""
     done = []
 
     def work():

@@ -1,4 +1,4 @@
-"""Short operations (ASYNC, DELETE_VAR) of ThreadedEnginePerDevice, which run on the thread that finds them ready."""
+"""Short operations (ASYNC, DELETE_VAR) of ThreadedEnginePerDevice run on the thread that makes them ready."""
 
 import threading
 
@@ -11,8 +11,8 @@ from weftplan.errors import WaitInWorkerError
 SHORT = FnProperty.ASYNC
 
 
-def test_a_wait_inside_is_refused(eng):
-    """The pushing thread runs an operation then, whatever thread it is; outside it may wait again."""
+def test_wait_inside_is_refused(eng):
+    """Any pushing thread may run an operation then; outside it may wait again."""
     var, other, errors = eng.new_variable(), eng.new_variable(), []
 
     def waits():
@@ -29,25 +29,25 @@ def test_a_wait_inside_is_refused(eng):
     eng.wait_for_all()
 
 
-def test_a_wait_on_another_engine_is_fine(eng):
-    """Only the own engine's work could be what the wait needs."""
-    other = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
-    theirs, var, seen = other.new_variable(), eng.new_variable(), []
+def test_wait_on_another_engine_is_allowed(eng):
+    """Only work of the same engine could be what the wait needs."""
+    other_engine = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    theirs, var, seen = other_engine.new_variable(), eng.new_variable(), []
 
     def waits():
-        other.push(lambda: None, (), [theirs], prop=SHORT)
-        other.push(lambda: None, (), [theirs])
-        other.wait_for_var(theirs)
+        other_engine.push(lambda: None, (), [theirs], prop=SHORT)
+        other_engine.push(lambda: None, (), [theirs])
+        other_engine.wait_for_var(theirs)
         seen.append(theirs.version)
 
     eng.push(waits, (), [var], prop=SHORT)
     assert seen == [2]
     eng.wait_for_all()
-    other.stop()
+    other_engine.stop()
 
 
-def test_not_nested(eng):
-    """One that is pushed by another runs after it, on the same thread; a worker's frees are run by that worker."""
+def test_short_operations_do_not_nest(eng):
+    """A short operation pushed by another runs after it on the same thread; deletes released by a worker run there."""
     log = []
 
     def outer():
@@ -67,8 +67,8 @@ def test_not_nested(eng):
     assert len({ident for _, ident in log}) == 1
 
 
-def test_a_long_chain_is_no_deep_recursion(eng):
-    """20,000 of them, each of which frees the next, behind a held operation."""
+def test_long_chain_does_not_recurse(eng):
+    """20,000 operations, each releasing the next, after a blocked one."""
     var, gate, count = eng.new_variable(), threading.Event(), [0]
     eng.push(gate.wait, (), [var])
     for _ in range(20_000):
@@ -80,11 +80,10 @@ def test_a_long_chain_is_no_deep_recursion(eng):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_it_frees_runs(eng, asynchronous):
-    """
-    held on a worker --> short, run by that worker --> plain
+def test_successors_of_short_operations_run(eng, asynchronous):
+    """Blocked on a worker --> short, run by that worker --> plain.
 
-    Nobody waits, pushes or asks meanwhile: whoever ran the short one sees to what it frees.
+    No thread waits or pushes meanwhile: the thread that ran the short operation dispatches its successors.
     """
     a, b, gate, done = eng.new_variable(), eng.new_variable(), threading.Event(), threading.Event()
     eng.push(gate.wait, (), [a])
@@ -97,14 +96,14 @@ def test_what_it_frees_runs(eng, asynchronous):
     assert done.wait(60)
 
 
-def test_another_thread_took_the_last_one(eng):
-    """Whoever comes for it finds nothing to run, which is no error."""
+def test_late_thread_has_nothing_to_run(eng):
+    """A thread that comes too late has nothing to run, which is no error."""
     assert eng._run_short() is False
     eng._run_here()
 
 
-def test_a_failure_is_raised_at_the_wait(eng):
-    """Not by the push, though it ran there."""
+def test_failure_is_raised_at_the_wait(eng):
+    """Not by the push, although it ran there."""
     var, ran = eng.new_variable(), []
     eng.push(lambda: 1 / 0, (), [var], prop=SHORT, name="culprit")
     eng.push(lambda: ran.append(1), [var], prop=SHORT)
@@ -117,7 +116,7 @@ def test_a_failure_is_raised_at_the_wait(eng):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_tracer_sees_them(eng, asynchronous):
+def test_tracer_sees_short_operations(eng, asynchronous):
     """In a queue called ``inline``, with the thread that ran them."""
     records = []
     eng.tracer = lambda *record: records.append(record)

@@ -1,4 +1,4 @@
-"""The simulator's waits, where other threads end what it has started."""
+"""Waits of the simulator for operations that other threads complete."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from weftplan.engine import simulator
 
 
 def finishes(call):
-    """True when ``call`` comes back within a minute; else its thread stays behind, so the test fails and goes on."""
+    """Return whether ``call`` returns within a minute; otherwise its thread is abandoned."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(60)
@@ -22,11 +22,11 @@ def finishes(call):
 
 
 @pytest.mark.parametrize("what", ["var", "all"])
-def test_an_operation_ends_between_two_looks(what):
-    """What it frees is run, although the wait had just found nothing to run.
+def test_completion_between_two_checks(what):
+    """Its successor runs although the wait had just found nothing ready.
 
-    1. the wait finds nothing ready  2. another thread ends the asynchronous operation, which makes a second one ready
-    3. the wait finds that nothing is asynchronous any more: it must look again, or nobody runs the second one
+    1. The wait finds nothing ready. 2. Another thread completes the asynchronous operation, which makes a second one
+    ready. 3. The wait sees no asynchronous operation any more: it must check for ready operations again.
     """
     sim = engine.create("Simulator")
     var, kept, log = sim.new_variable(), [], []
@@ -36,12 +36,12 @@ def test_an_operation_ends_between_two_looks(what):
     step = sim.step
 
     def step_then_the_end_of_the_first():
-        found = step()
+        stepped = step()
         if kept:
             thread = threading.Thread(target=kept.pop())
             thread.start()
             thread.join()
-        return found
+        return stepped
 
     sim.step = step_then_the_end_of_the_first
     assert finishes(lambda: sim.wait_for_var(var) if what == "var" else sim.wait_for_all())
@@ -49,11 +49,11 @@ def test_an_operation_ends_between_two_looks(what):
     assert var.version == 2
 
 
-def test_a_push_that_another_thread_carries_out():
-    """The wait for a var whose write is still a request, since another thread is inside the engine, runs that write.
+def test_push_served_by_another_thread():
+    """A wait for a var runs its write, although that is still a request because another thread is inside.
 
-    1. a thread is inside, ending an asynchronous operation  2. a push leaves its request to it  3. a wait for the var
-    of that push begins before the request is carried out
+    1. A thread is inside, completing an asynchronous operation. 2. A push leaves its request to it. 3. A wait for that
+    push's var begins before the request is served.
     """
     sim = engine.create("Simulator")
     first, second, kept, log = sim.new_variable(), sim.new_variable(), [], []
@@ -88,8 +88,8 @@ def test_a_push_that_another_thread_carries_out():
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("where", ["append", "_execute", "_start_async", "once"])
-def test_an_interrupt_around_an_operation(monkeypatch, where, asynchronous):
-    """The operation that was taken ends, run or failed; none is lost, and waits come back."""
+def test_interrupt_around_a_simulated_operation(monkeypatch, where, asynchronous):
+    """The taken operation ends, run or failed; none is lost, and waits return."""
     sim = engine.create("Simulator")
     var, ran = sim.new_variable(), []
 
@@ -126,7 +126,7 @@ def test_an_interrupt_around_an_operation(monkeypatch, where, asynchronous):
 
 
 def test_an_awaited_task_is_run():
-    """An event loop waits for no thread: the await itself lets the simulator run what the task needs."""
+    """Awaiting blocks no thread: the await itself makes the simulator run the required operations."""
     with engine.using(engine.create("Simulator")):
         first = engine.submit(lambda: 4)
 
@@ -137,7 +137,7 @@ def test_an_awaited_task_is_run():
         assert engine.future(np.zeros(2)).done()
 
 
-def test_pushes_over_the_bound_run_what_is_pending(monkeypatch):
+def test_push_over_the_limit_runs_operations(monkeypatch):
     """A push that waits for room is a wait, too."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_MAX_PENDING", "4")
     sim, ran = engine.create("Simulator"), []
@@ -145,8 +145,8 @@ def test_pushes_over_the_bound_run_what_is_pending(monkeypatch):
     assert len(ran) > 10
 
 
-def test_the_process_ends_after_a_refused_wait():
-    """What a refused wait inside an operation leaves pending is run at exit."""
+def test_process_exits_after_a_refused_wait():
+    """Operations left by a refused wait inside an operation run at exit."""
     program = (
         "from weftplan import engine\n"
         "def nested(): engine.submit(int).result()\n"

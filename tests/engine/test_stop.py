@@ -1,4 +1,4 @@
-"""``stop`` while other threads push: it ends, what was pushed runs, and no thread stays."""
+"""``stop`` during pushes of other threads: it terminates, pushed operations run, and no thread remains."""
 
 import sys
 import threading
@@ -12,9 +12,8 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_push_that_comes_as_stop_takes_the_queues(kind, monkeypatch):
-    """Operations were put into a queue that is then taken away, where they were left to a worker that was about to
-    look: it may not bring the queue back to life, which ``stop`` would wait for."""
+def test_push_while_stop_removes_the_queues(kind, monkeypatch):
+    """A removed queue still holds operations for a worker about to check it. Dispatch must not revive it."""
     eng = engine.create(kind, cpu_workers=4)
     a, b, c = (eng.new_variable() for _ in range(3))
     begun, gate, ran = threading.Event(), threading.Event(), []
@@ -38,7 +37,7 @@ def test_a_push_that_comes_as_stop_takes_the_queues(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stop_under_load(kind, switch_often):
-    """Two threads push and wait, a third one stops the engine again and again."""
+    """Two threads push and wait while a third stops the engine repeatedly."""
     eng = engine.create(kind, cpu_workers=4)
     over, waited, begun = threading.Event(), [], threading.Barrier(3, timeout=60)
 
@@ -73,7 +72,7 @@ def test_stop_under_load(kind, switch_often):
 
 @pytest.fixture
 def switch_often():
-    """The interpreter changes threads more often than it usually does."""
+    """Switch threads more often than usual."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

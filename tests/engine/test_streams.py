@@ -1,4 +1,4 @@
-"""Order between streams, on simulated devices that run nothing early: a missing event is a wrong value."""
+"""Order between streams, on simulated devices that run nothing early: a missing event gives a wrong value."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ from weftplan.engine.streams import Mark, StreamWorker, VarEvents
 
 @pytest.fixture(params=["lazy", "random"])
 def eng(request):
-    """An engine with several workers, hence streams, per device; in both orders of the simulated hardware."""
+    """An engine with several workers, hence streams, per device; simulated hardware in both orders."""
     for i in range(2):
         configure(i, order=request.param, seed=3)
-    made = engine.create("ThreadedEnginePerDevice", cpu_workers=2, gpu_workers=2, copy_workers=1)
-    yield made
-    made.stop()
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2, gpu_workers=2, copy_workers=1)
+    yield eng
+    eng.stop()
     for i in range(2):
         configure(i, order="lazy")
 
@@ -31,7 +31,7 @@ def enqueue(eng, ctx, fn, reads, writes, **options):
 
 
 def chain_over_streams(eng, steps=40):
-    """One value goes through work on two devices, their copy queues and the host; returns what came out and should."""
+    """Pass one value through two devices, their copy queues and the host; return the actual and the expected result."""
     cell, var = np.zeros(1), eng.new_variable()
     want = 0.0
     for i in range(steps):
@@ -57,7 +57,7 @@ def test_streams_are_ordered_by_events(eng):
 
 
 def test_without_events_the_order_is_lost(monkeypatch):
-    """The test above can fail: take the wait for events away and the value is wrong."""
+    """The test above can fail: without event waits the value is wrong."""
     monkeypatch.setattr(StreamWorker, "_wait_for_others", lambda self, core, op, stream, before: None)
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     cell, out, a, b = np.zeros(1), np.zeros(1), eng.new_variable(), eng.new_variable()
@@ -69,7 +69,7 @@ def test_without_events_the_order_is_lost(monkeypatch):
 
 
 def test_a_writer_waits_for_readers_on_other_streams(eng):
-    """A later write on another device does not overtake a read that is only enqueued."""
+    """A later write on another device does not overtake an enqueued read."""
     cell, out, a, b = np.ones(1), np.zeros(1), eng.new_variable(), eng.new_variable()
     enqueue(eng, sim(0), lambda: np.copyto(out, cell), [a], [b])
     enqueue(eng, sim(1), lambda: cell.fill(9), (), [a])
@@ -78,8 +78,8 @@ def test_a_writer_waits_for_readers_on_other_streams(eng):
     eng.wait_for_var(b)
 
 
-def test_an_operation_is_dispatched_when_its_inputs_are_enqueued():
-    """Three dependent operations are all dispatched, and over for the engine, before the device has done anything."""
+def test_dispatch_follows_enqueued_inputs():
+    """Three dependent operations are dispatched and over for the engine before the device has run any."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     configure(0, order="lazy")
     log, var = [], eng.new_variable()
@@ -93,8 +93,8 @@ def test_an_operation_is_dispatched_when_its_inputs_are_enqueued():
     eng.stop()
 
 
-def test_the_host_waits_for_what_it_touches(eng):
-    """An operation on a CPU finds what a device was told to write; one that writes waits for devices that read."""
+def test_host_operations_wait_for_devices(eng):
+    """An operation on a CPU sees values written by devices; a writing operation waits for devices that read."""
     cell, seen, a, b = np.zeros(1), [], eng.new_variable(), eng.new_variable()
     enqueue(eng, sim(0), lambda: cell.fill(7), (), [a])
     eng.push(lambda: seen.append(cell[0]), [a], (), cpu(0))
@@ -106,8 +106,8 @@ def test_the_host_waits_for_what_it_touches(eng):
 
 
 @pytest.mark.parametrize("ctx", [sim(0), cpu(0)], ids=str)
-def test_memory_is_given_back_only_when_streams_have_passed(eng, ctx):
-    """A delete, wherever it is pushed to, runs after enqueued readers and writers of two devices."""
+def test_memory_is_freed_after_the_streams(eng, ctx):
+    """A delete on any device runs after enqueued readers and writers of two devices."""
     memory, out, a, b = np.full(4, 3.0), np.zeros(4), eng.new_variable(), eng.new_variable()
     log = []
     enqueue(eng, sim(0), lambda: (memory.fill(4), log.append("write")), (), [a])
@@ -119,12 +119,12 @@ def test_memory_is_given_back_only_when_streams_have_passed(eng, ctx):
 
 
 def test_streams_of_another_kind_of_device():
-    """They cannot wait for each other's events: the host does, before the work is enqueued."""
+    """They do not share events: the host waits before the work is enqueued."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     log, var = [], eng.new_variable()
 
     class Other:
-        """The stream and the event of a device of another make."""
+        """Stream and event of another kind of device."""
 
         def record(self):
             return self
@@ -143,9 +143,9 @@ def test_streams_of_another_kind_of_device():
 
 
 def test_statistics_count_deletes_once(eng):
-    """Also those that were held back until streams had passed."""
-    made = [eng.new_variable() for _ in range(5)]
-    for var in made:
+    """Including deletes deferred for streams."""
+    variables = [eng.new_variable() for _ in range(5)]
+    for var in variables:
         enqueue(eng, sim(0), lambda: None, (), [var])
         eng.delete_variable(var, ctx=sim(0))
     eng.wait_for_all()
@@ -157,19 +157,19 @@ def test_statistics_count_deletes_once(eng):
 def test_queues_count_deletes_once():
     """Each is one of the operations of its queue."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
-    made = [eng.new_variable() for _ in range(5)]
-    for var in made:
+    variables = [eng.new_variable() for _ in range(5)]
+    for var in variables:
         enqueue(eng, sim(0), lambda: None, (), [var])
     eng._wait_idle()
-    for var in made:
+    for var in variables:
         eng.delete_variable(var, ctx=sim(0))
     eng.wait_for_all()
     assert [(q.queue, q.completed) for q in eng.statistics().queues] == [("worker", 10)]
     eng.stop()
 
 
-def test_an_error_of_the_device_reaches_whoever_waits():
-    """Work that fails after it was enqueued: the wait raises, with the operation's name; the engine works on."""
+def test_device_error_is_raised_at_the_wait():
+    """Work that fails after it was enqueued: the wait raises with the operation's name, and the engine continues."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     var = eng.new_variable()
     enqueue(eng, sim(0), lambda: 1 / 0, (), [var], name="bad kernel")
@@ -184,9 +184,11 @@ def test_an_error_of_the_device_reaches_whoever_waits():
     eng.stop()
 
 
-def test_an_error_of_the_device_reaches_the_host(eng):
-    """An operation on a CPU that reads what the device failed to write is skipped and fails alike; NO_SKIP runs it; one
-    that writes over it, pushed before anybody was told, is skipped, too."""
+def test_device_error_reaches_host_operations(eng):
+    """A CPU operation that reads the failed result is skipped and fails alike; NO_SKIP runs it.
+
+    An overwriting operation pushed before the error was raised is skipped, too.
+    """
     a, b, ran = eng.new_variable(), eng.new_variable(), []
     enqueue(eng, sim(0), lambda: 1 / 0, (), [a], name="bad kernel")
     eng.push(lambda: ran.append("no skip"), [a], (), cpu(0), prop=FnProperty.NO_SKIP)
@@ -203,8 +205,8 @@ def test_an_error_of_the_device_reaches_the_host(eng):
     assert ran == ["no skip", "heals", "heals, too"]
 
 
-def test_what_failed_work_read_and_wrote_can_be_written_again(eng):
-    """Once the user has been told, operations on a CPU and on another stream write over both, and nothing fails."""
+def test_vars_of_failed_work_can_be_overwritten(eng):
+    """After the error was raised, operations on a CPU and on another stream overwrite both without a failure."""
     x, y, ran = eng.new_variable(), eng.new_variable(), []
     for where in (cpu(0), sim(1), cpu(0)):
         enqueue(eng, sim(0), lambda: None, (), [x])
@@ -219,8 +221,8 @@ def test_what_failed_work_read_and_wrote_can_be_written_again(eng):
     assert ran == [where for where in (cpu(0), sim(1), cpu(0)) for _ in "xy"]
 
 
-def test_an_error_of_the_device_that_only_wait_for_all_can_tell(eng):
-    """What met it ran all the same (NO_SKIP), and nobody waited for the var: it is told once; the var has failed."""
+def test_wait_for_all_raises_unattributed_device_error(eng):
+    """NO_SKIP operations ran all the same, and no wait named the var: it is reported once, and the var has failed."""
     a = eng.new_variable()
     enqueue(eng, sim(0), lambda: 1 / 0, (), [a], name="bad kernel")
     eng.push(lambda: None, [a], (), cpu(0), prop=FnProperty.NO_SKIP)
@@ -233,7 +235,7 @@ def test_an_error_of_the_device_that_only_wait_for_all_can_tell(eng):
 
 
 def test_asynchronous_operations_on_a_device(eng):
-    """push_async: what was enqueued when the operation says that it is done counts as its work."""
+    """push_async: work enqueued before its completion counts as its work."""
     cell, var, place = np.zeros(1), eng.new_variable(), device.get(sim(0))
 
     def start(on_complete):
@@ -246,8 +248,8 @@ def test_asynchronous_operations_on_a_device(eng):
     assert cell[0] == 12
 
 
-def test_an_asynchronous_operation_is_dispatched_when_its_inputs_are_enqueued():
-    """Its stream waits for the other device's, the host does not."""
+def test_asynchronous_dispatch_follows_enqueued_inputs():
+    """Its stream waits for the other device's stream; the host does not."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     for i in range(2):
         configure(i, order="lazy")
@@ -266,8 +268,8 @@ def test_an_asynchronous_operation_is_dispatched_when_its_inputs_are_enqueued():
     eng.stop()
 
 
-def test_a_device_that_cannot_be_used_fails_its_operations(monkeypatch):
-    """No worker dies: the wait says why, and deletes run."""
+def test_unusable_device_fails_its_operations(monkeypatch):
+    """No worker dies: the wait gives the reason, and deletes run."""
     from weftplan.errors import DeviceError
 
     def broken(ctx):
@@ -286,7 +288,7 @@ def test_a_device_that_cannot_be_used_fails_its_operations(monkeypatch):
 
 
 def test_arrays_on_simulated_devices(eng):
-    """Arithmetic and copies between the host and two devices equal NumPy, though freed memory is poisoned."""
+    """Arithmetic and copies between the host and two devices equal NumPy, although freed memory is poisoned."""
     with engine.using(eng):
         rng = np.random.default_rng(0)
         x = rng.standard_normal((5, 3)).astype(np.float32)
@@ -303,7 +305,7 @@ def test_arrays_on_simulated_devices(eng):
 
 
 def branches(monkeypatch, workers, count=4, steps=3):
-    """Virtual seconds of independent chains on one device, each of ``steps`` pieces of a second."""
+    """Return the virtual seconds of independent chains on one device, each of ``steps`` one-second pieces."""
     place = SimDevice(sim(30 + workers))
     monkeypatch.setitem(device.registry._devices, place.context, place)
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=workers)
@@ -323,8 +325,8 @@ def branches(monkeypatch, workers, count=4, steps=3):
     return place.clock, seen
 
 
-def test_independent_chains_run_side_by_side(monkeypatch):
-    """Four chains use both of two streams, in less time than on one (half of it when the workers take turns)."""
+def test_independent_chains_overlap(monkeypatch):
+    """Four chains use both streams, in less time than on one (half of it if the workers alternate)."""
     one, _ = branches(monkeypatch, 1)
     two, seen = branches(monkeypatch, 2)
     assert one == 12.0
@@ -332,27 +334,27 @@ def test_independent_chains_run_side_by_side(monkeypatch):
     assert len(set().union(*seen)) == 2
 
 
-def test_a_chain_continues_the_stream_of_its_results():
-    """An operation goes to the stream of what it takes while that is the last there, else to the next."""
+def test_chain_continues_the_stream_of_its_inputs():
+    """An operation continues its input's stream if the input is the last work there, else takes the next."""
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=3)
     a, b, c = (eng.new_variable() for _ in range(3))
     where = {}
 
     def note(name, reads, writes):
         eng.push(lambda: where.__setitem__(name, device.current_stream()), reads, writes, sim(0), name=name)
-        eng.wait_for_all()  # one at a time: the workers must not decide who comes first
+        eng.wait_for_all()  # one at a time: the order must not depend on the workers
 
     note("first", (), [a])
     note("continues", [a], [b])
-    note("branches off", [a], [c])  # behind `continues` it would wait for nothing it needs
+    note("branches off", [a], [c])  # after `continues` it would wait for unrelated work
     note("joins", [b], [c])
     eng.stop()
     assert where["continues"] is where["first"] is not where["branches off"]
     assert where["joins"] in (where["continues"], where["branches off"])
 
 
-def test_copies_in_and_out_go_beside_the_computation(monkeypatch):
-    """Copies to and from a device have streams of their own, whose times overlap with each other and with work."""
+def test_copies_overlap_with_compute(monkeypatch):
+    """Copies to and from a device have their own streams, which overlap with each other and with compute."""
     place = SimDevice(sim(33))
     monkeypatch.setitem(device.registry._devices, place.context, place)
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)

@@ -1,4 +1,4 @@
-"""Which var stands for which memory: views, foreign buffers, dead arrays, other engines."""
+"""Vars of memory: views, foreign buffers, dead arrays, other engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weftplan.tasks.registry import registry
 
 
 class TestVarOf:
-    """Which var stands for which memory."""
+    """The mapping from memory to vars."""
 
     def test_views_share_a_var(self, driver):
         """A slice, a transpose, a reinterpretation and the whole are one buffer; a copy is another."""
@@ -28,8 +28,8 @@ class TestVarOf:
         assert engine.var_of(whole.copy()) is not var
         assert var.engine is driver
 
-    def test_buffers_of_others(self, driver, tmp_path: Path):
-        """Arrays made apart over one bytearray, memoryview or map share its var."""
+    def test_foreign_buffers_share_a_var(self, driver, tmp_path: Path):
+        """Arrays created separately over one bytearray, memoryview or map share its var."""
         text = bytearray(64)
         first, second = np.frombuffer(text, np.uint8), np.frombuffer(text, np.float64)
         assert engine.var_of(first) is engine.var_of(second[2:])
@@ -43,12 +43,11 @@ class TestVarOf:
         one, other = np.frombuffer(mapped, np.uint8), np.frombuffer(mapped, np.uint8, 8)
         assert engine.var_of(one) is engine.var_of(other)
 
-    def test_views_of_other_classes(self, driver, tmp_path: Path):
-        """A view of a subclass, matrices and maps share the var of what they look at, also when only the other lives
-        on."""
+    def test_subclass_views_share_a_var(self, driver, tmp_path: Path):
+        """Subclass views, matrices and maps share the var of their memory, even if only the other array is alive."""
 
         class Special(np.ndarray):
-            """An array class of the user's."""
+            """A user's array class."""
 
         whole = np.zeros(8)
         view = whole.view(Special)[1:]
@@ -67,11 +66,11 @@ class TestVarOf:
         mapped = np.memmap(tmp_path / "map", np.uint8, "w+", shape=(16,))
         assert engine.var_of(mapped[4:]) is engine.var_of(np.asarray(mapped)) is engine.var_of(mapped)
 
-    def test_objects_that_have_a_base(self, driver):
-        """What is called so need not be memory: an object that is its own base, or one with a number for base."""
+    def test_unusual_base_attributes(self, driver):
+        """An object called ``base`` need not be memory: an object that is its own base, or with a number for base."""
 
         class Exporter:
-            """Something that NumPy makes arrays of."""
+            """An exporter of the array interface."""
 
             def __init__(self, array, base) -> None:
                 self.__array_interface__, self.array = array.__array_interface__, array
@@ -84,15 +83,15 @@ class TestVarOf:
         assert engine.var_of(np.lib.stride_tricks.as_strided(whole[2:], (2,), (16,))) is engine.var_of(whole)
         assert engine.var_of(np.broadcast_to(whole[2:], (3, 6))) is engine.var_of(whole)
 
-    def test_ndarrays_and_vars_bring_their_own(self, driver):
-        """An NDArray has a var already; a var stands for itself."""
+    def test_ndarrays_and_vars_have_their_own(self, driver):
+        """An NDArray has its own var; a var represents itself."""
         array = mx.nd.zeros((2,))
         assert engine.var_of(array) is array.var
         var = driver.new_variable()
         assert engine.var_of(var) is var
 
     def test_entries_die_with_their_arrays(self, driver):
-        """The registry keeps no array alive, and forgets an owner with the last array over it."""
+        """The registry keeps no array alive, and forgets an owner with its last array."""
         gc.collect()
         before = len(registry)
         whole = np.zeros(100)
@@ -104,7 +103,7 @@ class TestVarOf:
         assert len(registry) == before
 
     def test_a_reused_address_gets_a_fresh_var(self, driver):
-        """Thousands of short-lived arrays land on the same few addresses; none inherits a dead one's var."""
+        """Thousands of short-lived arrays reuse a few addresses; none inherits a dead array's var."""
         seen = []
         for _ in range(3000):
             var = engine.var_of(np.empty(16))
@@ -113,8 +112,8 @@ class TestVarOf:
             seen.append(var)
         assert len(set(map(id, seen))) == 3000
 
-    def test_one_var_whoever_asks(self, driver):
-        """Eight threads asking for the same new array at once get one var."""
+    def test_concurrent_lookups_give_one_var(self, driver):
+        """Eight threads that look up the same new array concurrently get one var."""
         for _ in range(50):
             whole, found, gate = np.zeros(8), [], threading.Barrier(8)
 
@@ -130,9 +129,10 @@ class TestVarOf:
             assert len(found) == 8
             assert len(set(map(id, found))) == 1
 
-    def test_finalizers_may_ask_too(self, driver):
-        """Arrays that die in reference cycles, whose finalizers ask for vars, while eight threads make and drop views:
-        nothing hangs, nothing is forgotten that lives, and nothing stays that died."""
+    def test_finalizers_may_look_up_vars(self, driver):
+        """Finalizers in reference cycles look up vars while eight threads create and drop views: no hang, no wrong
+        entry.
+        """
         gc.collect()
         kept = [np.zeros(4) for _ in range(4)]
         before, variables, errors = len(registry), [engine.var_of(array) for array in kept], []
@@ -166,8 +166,8 @@ class TestVarOf:
         gc.collect()
         assert len(registry) == before + 4
 
-    def test_no_array(self, driver):
-        """Something else is refused with its type."""
+    def test_non_arrays_are_refused(self, driver):
+        """Other objects are refused with their type."""
         with pytest.raises(EngineError, match=r"NumPy or CuPy array.*got list"):
             engine.var_of([1, 2])
 
@@ -179,8 +179,8 @@ class TestVarOf:
         with pytest.raises(EngineError, match="got Thing"):
             engine.var_of(Thing())
 
-    def test_another_engine(self, threaded):
-        """An idle array moves to the engine that is asked; a busy one is an error: nothing would order the two."""
+    def test_idle_array_moves_to_another_engine(self, threaded):
+        """An idle array moves to the requesting engine; a busy array is an error, as nothing orders the two."""
         array, hold = np.zeros(2), threading.Event()
         engine.submit(lambda out: hold.wait(60), out=array)
         second = engine.create("NaiveEngine")

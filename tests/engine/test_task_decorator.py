@@ -1,4 +1,4 @@
-"""The decorator of tasks, and debug mode: declared names, undeclared writes."""
+"""Task decorator and debug mode: declared names, undeclared writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TestTask:
     """The decorator."""
 
     def test_declared_by_name(self, driver):
-        """Positions, keywords and defaults are all found by parameter name."""
+        """Positional, keyword and default arguments are matched by parameter name."""
 
         @engine.task(reads=["a", "b"], writes=["out"])
         def weighted(a, b, out, *, scale=1.0):
@@ -29,8 +29,8 @@ class TestTask:
         assert out.tolist() == [4.0, 4.0]
         assert weighted.__name__ == "weighted"
 
-    def test_arrays_that_are_defaults(self, driver):
-        """They order the task like those that are passed; a default that is none asks for nothing."""
+    def test_default_arrays_order_the_task(self, driver):
+        """They order the task like passed arrays; a default that is no array has no effect."""
         total, other, extra = np.zeros(2), np.zeros(2), mx.nd.ones((2,))
 
         @engine.task(writes=["out", "more"])
@@ -70,9 +70,11 @@ class TestTask:
         engine.wait(out)
         assert out.tolist() == [4.0, 4.0]
 
-    def test_every_kind_of_parameter(self, driver):
-        """Positional-only, keyword-only, starred ones: their arrays are found, and a call that does not fit is refused
-        at once, as by the function itself."""
+    def test_every_parameter_kind_is_matched(self, driver):
+        """Positional-only, keyword-only and starred parameters: their arrays are matched.
+
+        A call that does not fit is refused immediately, as by the function itself.
+        """
 
         @engine.task(reads=["a", "more", "named"], writes=["out"])
         def gather(a, /, *more, out, **named):
@@ -104,16 +106,16 @@ class TestTask:
             ("a", ["out"], r"reads must be a sequence of names, such as \['a'\]"),
         ],
     )
-    def test_stale_declarations(self, reads, writes, message):
-        """A name that the function does not have is found when it is decorated."""
+    def test_unknown_declared_name_is_refused(self, reads, writes, message):
+        """An unknown parameter name raises at decoration."""
         with pytest.raises(EngineError, match=message):
 
             @engine.task(reads=reads, writes=writes)
             def work(a, out):
                 """Never runs."""
 
-    def test_undeclared_array(self, driver):
-        """With reads given, an array in another parameter is refused, and nothing is scheduled."""
+    def test_undeclared_array_is_refused(self, driver):
+        """With ``reads`` declared, an array in another parameter is refused, and nothing is scheduled."""
 
         @engine.task(reads=["a"], writes=["out"])
         def work(a, b, out):
@@ -139,14 +141,14 @@ class TestDebugMode:
     def debug(self, monkeypatch: pytest.MonkeyPatch):
         """A threaded engine in debug mode."""
         monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
-        made = engine.create("ThreadedEngine", cpu_workers=1)
-        before = engine.set_engine(made)
+        eng = engine.create("ThreadedEngine", cpu_workers=1)
+        before = engine.set_engine(eng)
         yield
         engine.set_engine(before)
-        made.stop()
+        eng.stop()
 
     def test_undeclared_write_names_task_and_array(self):
-        """Of two arrays read, the one that the failing line writes is named, as the function calls it."""
+        """Of two arrays read, the error names the array on the failing line, as the function calls it."""
 
         @engine.task(reads=["left", "right"], writes=["out"])
         def careless(left, right, out):
@@ -163,8 +165,8 @@ class TestDebugMode:
         engine.submit(np.copyto, out, 1, writes=[out])
         engine.wait()
 
-    def test_the_other_of_two_arrays(self):
-        """Each is described as what it is, whichever was written."""
+    def test_error_describes_the_written_array(self):
+        """The error describes whichever array was written."""
 
         @engine.task(reads=["left", "right"], writes=["out"])
         def careless(left, right, out):
@@ -177,8 +179,8 @@ class TestDebugMode:
         engine.submit(np.copyto, out, 1, writes=[out])
         engine.wait()
 
-    def test_lifting_the_protection(self):
-        """A function that makes memory writable which never was, such as that of bytes, writes what it only reads."""
+    def test_unprotected_write_is_detected(self):
+        """A function that makes never-writable memory (such as bytes) writable writes a read-only input."""
         text, out = np.frombuffer(b"12345678", np.uint8), np.zeros(1)
 
         @engine.task(reads=["x"], writes=["out"])
@@ -193,7 +195,7 @@ class TestDebugMode:
         engine.wait()
 
     def test_undeclared_write_in_compiled_code(self):
-        """A NumPy function submitted as it is names what it got to read."""
+        """A NumPy function submitted directly: the error names its inputs."""
         a, b = np.zeros(4), np.zeros(4)
         engine.submit(np.cumsum, b, 0, None, a)
         with pytest.raises(UndeclaredWriteError, match=r"'cumsum'.*shape \(4,\)"):
@@ -201,15 +203,15 @@ class TestDebugMode:
         assert a.tolist() == [0.0] * 4
 
     def test_declared_writes_pass(self):
-        """Written arrays, also when they are among the arguments or views of one, stay writable."""
+        """Written arrays stay writable, also among the arguments or as views of one."""
         a = np.zeros(4)
         engine.submit(np.add, a[1:], 1, out=a[1:])
         engine.submit(lambda x: x.fill(3), a[:1], writes=[a])
         engine.wait(a)
         assert a.tolist() == [3.0, 1.0, 1.0, 1.0]
 
-    def test_other_errors_stay_what_they_are(self):
-        """A ValueError of the task's own is not explained away."""
+    def test_other_errors_are_unchanged(self):
+        """A ValueError of the task itself is not reinterpreted."""
         a = np.zeros(4)
         engine.submit(np.add, np.zeros(3), np.zeros(2), out=a)
         with pytest.raises(ValueError, match="broadcast"):

@@ -1,4 +1,4 @@
-"""Tasks among futures, coroutines, context variables and arrays, and the ways to take them apart."""
+"""Tasks with futures, coroutines, context variables and arrays, and unpacking of results."""
 
 import asyncio
 import concurrent.futures
@@ -37,7 +37,7 @@ def fail():
 
 
 def test_wait_takes_collections(eng):
-    """Lists, tuples, sets, generators and nested ones of arrays and tasks; a failure in them is raised."""
+    """Lists, tuples, sets, generators and nested collections of arrays and tasks; a failure in them is raised."""
     a, b = np.zeros(2), np.zeros(2)
     engine.submit(np.add, a, 1, out=a)
     engine.submit(np.add, b, 2, out=b)
@@ -55,7 +55,7 @@ def test_wait_takes_collections(eng):
 
 
 def test_results_are_unpacked_and_indexed(eng):
-    """Items are tasks, which other tasks take as arguments and which fail as the whole does."""
+    """Items are tasks: other tasks accept them as arguments, and they fail with the whole."""
     quotient, rest = engine.submit(divmod, 17, 5, nout=2)
     assert engine.submit(pow, quotient, rest).result() == 9
     table = engine.submit(lambda: {"key": [4, 5]})
@@ -76,15 +76,15 @@ def test_results_are_unpacked_and_indexed(eng):
     assert (up.result(), down.result()) == (3, -3)
 
 
-def test_an_array_of_a_task(eng):
-    """NumPy waits for the result, as an array of the wanted dtype."""
+def test_numpy_array_of_a_task_waits(eng):
+    """NumPy waits for the result and converts it to the requested dtype."""
     task = engine.submit(np.arange, 3)
     assert np.asarray(task, dtype="f4").tolist() == [0, 1, 2]
     assert np.add(task, 1).tolist() == [1, 2, 3]
 
 
 def test_done_callbacks(eng):
-    """Each is called once with the task, failed or not; one that was removed is not; an error of one hurts no other."""
+    """Each is called once with the task, failed or not, unless removed; an error of one affects no other."""
     seen, reported, done = [], [], threading.Event()
     task, bad = engine.submit(int, 3), engine.submit(fail)
     hook = threading.excepthook
@@ -107,7 +107,7 @@ def test_done_callbacks(eng):
 
 
 def test_futures_of_tasks(eng):
-    """A future of the result, for functions that know no other handle; without it the message names the cures."""
+    """A future of the result, for APIs without task support; without it the message names the alternatives."""
     tasks = [engine.submit(int, n) for n in range(3)]
     futures = [task.future() for task in tasks]
     assert concurrent.futures.wait(futures, timeout=60).not_done == set()
@@ -141,8 +141,8 @@ def test_coroutines(eng):
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_the_context_of_the_submitter(threads):
-    """A task sees the context variables and NumPy's error state of its submitter; what it sets is seen by no other."""
+def test_task_runs_in_the_submitters_context(threads):
+    """A task sees the context variables and NumPy error state of its submitter; its own changes stay invisible."""
     token = color.set("red")
     first = engine.submit(lambda: (color.get(), color.set("blue"))[0])
     color.reset(token)
@@ -154,8 +154,8 @@ def test_the_context_of_the_submitter(threads):
         task.result()
 
 
-def test_a_coroutine_is_no_result(threads):
-    """A function that makes a coroutine is refused before or when it runs, since none of its work would run."""
+def test_coroutine_functions_are_refused(threads):
+    """A function that returns a coroutine is refused before or when it runs, because none of its work would run."""
 
     async def work():
         return 1
@@ -170,7 +170,7 @@ def test_a_coroutine_is_no_result(threads):
         engine.submit(lambda: work()).result()
 
 
-def test_a_timeout_is_a_number(threads):
-    """One that is not a number is refused, as a negative one is."""
+def test_invalid_timeout_is_refused(threads):
+    """A non-number is refused, like a negative number."""
     with pytest.raises(EngineError, match="timeout"):
         engine.submit(int).result(float("nan"))

@@ -1,4 +1,4 @@
-"""What ``submit`` returns: results, waits with a limit, coroutines, cancelling, the order of endings."""
+"""Task handles: results, timed waits, coroutines, cancelling, completion order."""
 
 import asyncio
 import gc
@@ -19,20 +19,20 @@ from weftplan.tasks.handle import _in_turn
 
 @pytest.fixture
 def crowd():
-    """Four threads for tasks."""
-    made = engine.create("ThreadedEnginePerDevice", task_workers=4)
-    with engine.using(made):
-        yield made
-    made.stop()
+    """An engine with four task threads."""
+    eng = engine.create("ThreadedEnginePerDevice", task_workers=4)
+    with engine.using(eng):
+        yield eng
+    eng.stop()
 
 
 def fails(*_, **__):
-    """A task's function that raises."""
+    """A task function that raises."""
     raise ValueError("no")
 
 
-def test_result(driver):
-    """What the function returned; of one with ``out`` the array, as NumPy returns it."""
+def test_result_is_the_return_value(driver):
+    """The function's return value; with ``out`` the array, as NumPy returns it."""
     a = np.ones(3)
     task = engine.submit(np.add, a, 1, out=a)
     assert task.result() is a
@@ -44,8 +44,8 @@ def test_result(driver):
     assert repr(task) == "<Task 'add': done>"
 
 
-def test_keyword_arguments_of_the_function(driver):
-    """Are passed on; those with the name of a parameter of submit go through ``kwargs``, and none may come twice."""
+def test_keyword_arguments_are_passed_on(driver):
+    """They are passed on; names of parameters of submit go through ``kwargs``, and none may appear twice."""
     assert engine.submit(int, "11", base=2).result() == 3
     assert engine.submit(dict, one=1, kwargs={"name": 2}).result() == {"one": 1, "name": 2}
     with pytest.raises(EngineError, match="'base' is given twice"):
@@ -56,13 +56,13 @@ def test_keyword_arguments_of_the_function(driver):
     assert engine.submit(lambda *, values: values.sum(), values=a).result() == 10
 
 
-def test_a_failure_is_raised_by_result_and_what_read_it(driver):
-    """With its own type; a task that was to read what it writes fails alike; nothing is left to tell."""
+def test_failure_is_raised_by_result_and_dependants(driver):
+    """With its original type; a task that reads its output fails alike; nothing is left unreported."""
     a, b = np.zeros(2), np.zeros(2)
     try:
         first = engine.submit(fails, out=a, name="first")
         second = engine.submit(np.add, a, 1, out=b)
-    except ValueError:  # the naive engine's
+    except ValueError:  # raised by the naive engine
         return
     for task in (first, second):
         with pytest.raises(ValueError, match="no"):
@@ -75,8 +75,8 @@ def test_a_failure_is_raised_by_result_and_what_read_it(driver):
     engine.wait()
 
 
-def test_a_failure_without_outputs_is_seen_by_a_wait(threaded):
-    """``wait()`` raises it, and so does a wait for the task; told once, it is not told again."""
+def test_failure_without_outputs_is_raised_by_wait(threaded):
+    """``wait()`` raises it, and so does a wait for the task; once raised, it is not raised again."""
     engine.submit(fails)
     with pytest.raises(ValueError, match="no"):
         engine.wait()
@@ -86,16 +86,16 @@ def test_a_failure_without_outputs_is_seen_by_a_wait(threaded):
     engine.wait()
 
 
-def test_a_task_orders_others(driver):
-    """Given as ``reads``, though they share no array."""
+def test_task_as_reads_orders_others(driver):
+    """Passed as ``reads``, although they share no array."""
     ran = []
     first = engine.submit(lambda: (time.sleep(0.02), ran.append(1)))
     engine.submit(lambda: ran.append(2), reads=[first]).result()
     assert ran == [1, 2]
 
 
-def test_waits_with_a_limit(threaded):
-    """``wait`` says whether it was enough, ``result`` raises; both leave the task alone."""
+def test_timed_waits(threaded):
+    """``wait`` returns whether the time sufficed, ``result`` raises; both leave the task running."""
     door = threading.Event()
     task = engine.submit(door.wait, 60)
     assert not task.wait(0.01)
@@ -112,8 +112,8 @@ def test_waits_with_a_limit(threaded):
     assert task.exception() is None
 
 
-def test_a_task_that_raises_timeout_error(threaded):
-    """Its own is its failure, not that of the wait."""
+def test_timeout_error_of_a_task_is_its_failure(threaded):
+    """Its own TimeoutError is its failure, not that of the wait."""
 
     def late():
         raise TimeoutError("mine")
@@ -122,8 +122,8 @@ def test_a_task_that_raises_timeout_error(threaded):
     assert str(task.exception(60)) == "mine"
 
 
-def test_await(threaded):
-    """A coroutine gets the result, or the failure."""
+def test_task_can_be_awaited(threaded):
+    """A coroutine receives the result or the failure."""
 
     async def main():
         good = await engine.submit(pow, 2, 5)
@@ -136,17 +136,19 @@ def test_await(threaded):
     assert asyncio.run(main()) == (32, "no")
 
 
-def test_a_wait_inside_a_task_is_refused(threaded):
+def test_wait_inside_a_task_is_refused(threaded):
     """It could wait for its own worker."""
-    other = engine.submit(int)
+    running_task = engine.submit(int)
     with pytest.raises(WaitInWorkerError):
-        engine.submit(other.wait).result()
-    assert engine.submit(lambda: other.exception()).exception().__class__ is WaitInWorkerError
+        engine.submit(running_task.wait).result()
+    assert engine.submit(lambda: running_task.exception()).exception().__class__ is WaitInWorkerError
 
 
 def test_cancel(threaded):
-    """What has not begun never runs; who reads its output is skipped, a wait for everything says nothing; writing the
-    array anew heals it."""
+    """A task that has not begun never runs, and readers of its output are skipped.
+
+    A wait for everything raises nothing. Overwriting the array heals it.
+    """
     a, b, door, begun = np.zeros(2), np.zeros(2), threading.Event(), threading.Event()
     first = engine.submit(lambda out: (begun.set(), door.wait(60)), out=a)
     second = engine.submit(np.add, a, 1, out=a)
@@ -172,7 +174,7 @@ def test_cancel(threaded):
 
 
 def test_cancel_races_with_the_start(threaded):
-    """Exactly one of the two: a task runs, or its cancel says that it does not."""
+    """Exactly one of the two: the task runs, or its cancel succeeds."""
     ran = []
     tasks = [engine.submit(ran.append, i) for i in range(300)]
     cancelled = {i for i, task in enumerate(tasks) if task.cancel()}
@@ -185,7 +187,7 @@ def test_cancel_races_with_the_start(threaded):
 
 
 def test_as_completed(crowd):
-    """In the order of their ends, failed ones too, each once; a limit for all together."""
+    """In completion order, failed tasks too, each once; one time limit for all."""
     doors = [threading.Event() for _ in range(2)]
     slow, fast = (engine.submit(door.wait, 60) for door in doors)
     bad = engine.submit(fails)
@@ -207,21 +209,21 @@ def test_as_completed(crowd):
 
 
 def test_as_completed_on_every_engine(driver):
-    """Also where nobody but the waiting thread runs operations."""
+    """Also if only the waiting thread runs operations."""
     tasks = [engine.submit(pow, 2, n) for n in range(5)]
     assert sorted(task.result() for task in engine.as_completed(tasks)) == [1, 2, 4, 8, 16]
 
 
-def test_a_task_that_is_told_twice_comes_once(crowd):
-    """After an interrupt the region may tell again."""
+def test_repeated_notification_yields_a_task_once(crowd):
+    """After an interrupt the region may notify again."""
     ended, tasks = queue.SimpleQueue(), [engine.submit(pow, 2, n) for n in range(2)]
     for task in (tasks[0], tasks[0], tasks[1]):
         ended.put(task)
     assert list(_in_turn(dict.fromkeys(tasks), ended, None)) == tasks
 
 
-def test_map(driver):
-    """Results in the order of the arguments; arrays among them order the calls."""
+def test_map_keeps_argument_order(driver):
+    """Results in argument order; arrays among the arguments order the calls."""
     assert list(engine.map(pow, [2, 3, 4], [1, 2, 3])) == [2, 9, 64]
     assert list(engine.map(pow, [], [])) == []
     a = np.zeros(2)
@@ -229,8 +231,8 @@ def test_map(driver):
     assert list(engine.map(np.sum, [a, a])) == [8, 8]
 
 
-def test_map_cancels_what_nobody_asks_for(crowd):
-    """After a failure, what has not begun never runs; nor when the iterator is dropped."""
+def test_map_cancels_unneeded_tasks(crowd):
+    """After a failure, tasks that have not begun never run; nor after the iterator is dropped."""
     door, ran = threading.Event(), []
 
     def act(n):
@@ -252,8 +254,8 @@ def test_map_cancels_what_nobody_asks_for(crowd):
     engine.wait()
 
 
-def test_nothing_is_kept(driver):
-    """When it is over, a task keeps what it returned and its output, not its arguments."""
+def test_finished_task_drops_its_arguments(driver):
+    """A finished task holds its result and output, not its arguments."""
 
     class Argument:
         pass
@@ -269,7 +271,7 @@ def test_nothing_is_kept(driver):
 
 
 def test_tasks_on_ndarrays(driver):
-    """They get raw arrays, whose memory is there by then."""
+    """They receive raw arrays, whose memory exists by then."""
     x = mx.nd.ones((3,)) + 1
     out = np.zeros(3)
     assert engine.submit(np.multiply, x, 2, out=out).result() is out

@@ -1,4 +1,4 @@
-"""Every way in which Python hands an array over to a call orders that call after the writer of the array."""
+"""Held arrays: every route by which an array reaches a call orders that call after the array's writer."""
 
 import collections
 import functools
@@ -26,7 +26,7 @@ class Plain:
 
 @dataclass(slots=True)
 class Slotted:
-    """A data object without one."""
+    """A data object with slots."""
 
     value: object
 
@@ -36,11 +36,11 @@ class Slotted:
 
 
 class Interface:
-    """Memory offered by __array_interface__ alone, with no reference that leads to the array's object."""
+    """Memory offered only by __array_interface__, without a reference to the array object."""
 
     def __init__(self, array):
         self.interface = dict(array.__array_interface__)
-        self.lifeline = lambda: array  # a function is not looked into
+        self.lifeline = lambda: array  # closures of functions are not searched
 
     @property
     def __array_interface__(self):
@@ -48,7 +48,7 @@ class Interface:
 
 
 class Tensor:
-    """Memory offered by __dlpack__ alone, as tensors of other libraries do."""
+    """Memory offered only by __dlpack__, like tensors of other libraries."""
 
     def __init__(self, array):
         self.lifeline = lambda: array
@@ -60,7 +60,7 @@ class Tensor:
         return self.lifeline().__dlpack_device__()
 
     def zero_(self):
-        """Write in place, named as libraries of tensors name it."""
+        """Write in place, named as in tensor libraries."""
         self.lifeline()[:] = 0
 
     def __iter__(self):
@@ -68,18 +68,18 @@ class Tensor:
 
 
 class TensorThatNeedsGradients(Tensor):
-    """Refuses to share its memory until it is detached."""
+    """Refuses to share its memory until detached."""
 
     def __dlpack__(self, **options):
         raise BufferError("detach first")
 
     def detach(self):
-        """The same memory."""
+        """Return a tensor over the same memory."""
         return Tensor(self.lifeline())
 
 
 class Frame:
-    """An array-like with blocks of arrays behind a manager, as table libraries have."""
+    """An array-like with blocks of arrays inside a manager, as in table libraries."""
 
     def __init__(self, array):
         self.manager = types.SimpleNamespace(blocks=(types.SimpleNamespace(values=array),))
@@ -89,14 +89,14 @@ class Frame:
 
 
 def boxed(array):
-    """An object array that holds ``array``."""
+    """Return an object array that holds ``array``."""
     box = np.empty(1, object)
     box[0] = array
     return box
 
 
 def total(values):
-    """The sum of whatever can be iterated over."""
+    """Return the sum of an iterable."""
     return sum(float(np.sum(value)) for value in values)
 
 
@@ -135,14 +135,14 @@ ROUTES = {
 
 @pytest.fixture
 def threads():
-    """An engine with workers, for the time of a test."""
+    """An engine with workers for one test."""
     with engine.using(engine.create("ThreadedEnginePerDevice", cpu_workers=3)) as eng:
         yield eng
     eng.stop()
 
 
 def behind_a_writer(array, route):
-    """The result of ``route``, whose task is submitted while a writer of ``array`` has not written."""
+    """Return the result of ``route``, whose task is submitted while a write of ``array`` is pending."""
     door = threading.Event()
 
     def write(out):
@@ -160,13 +160,13 @@ def behind_a_writer(array, route):
 
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
 def test_a_reader_waits_for_the_writer(threads, route):
-    """The task does not begin before the writer ends, and sees what it wrote."""
+    """The task begins after the writer has ended and sees its values."""
     assert np.sum(behind_a_writer(np.zeros(4), route)) == 28
 
 
 @pytest.mark.parametrize("library", ["torch", "pandas", "scipy.sparse"])
 def test_objects_of_libraries(threads, library):
-    """Tensors, tables and sparse matrices over an array are ordered as it is."""
+    """Tensors, tables and sparse matrices over an array are ordered like the array."""
     module = pytest.importorskip(library)
     routes = {
         "torch": [
@@ -182,13 +182,13 @@ def test_objects_of_libraries(threads, library):
 
 
 def test_one_tensor_imported_twice(threads):
-    """Two arrays over the memory of one tensor, and parts of them, are one buffer; another tensor is another."""
+    """Two arrays over the memory of one tensor, and parts of them, are one buffer; another tensor is another buffer."""
     memory = np.zeros(4)
     tensor = Tensor(memory)
     door = threading.Event()
     writer = engine.submit(lambda out: (door.wait(60), out.fill(7)), out=np.from_dlpack(tensor)[2:])
-    other = engine.submit(np.sum, np.from_dlpack(Tensor(np.ones(4))))
-    assert other.result() == 4
+    other_task = engine.submit(np.sum, np.from_dlpack(Tensor(np.ones(4))))
+    assert other_task.result() == 4
     reader = engine.submit(np.sum, np.from_dlpack(tensor)[1:3])
     assert not reader.wait(0.05)
     door.set()
@@ -217,8 +217,8 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_writes_waits_for_the_readers(threads, name):
-    """A method or function that changes its array is a write: readers before it end first, readers after it wait."""
+def test_writing_methods_wait_for_readers(threads, name):
+    """A method or function that changes its array counts as a write: earlier readers end first, later readers wait."""
     write, expected = WRITERS[name]
     array, door = np.array([3.0, 1.0, 2.0]), threading.Event()
     before = engine.submit(lambda x: (door.wait(60), x.tolist())[1], array)
@@ -235,16 +235,16 @@ def test_what_writes_waits_for_the_readers(threads, name):
 
 
 @pytest.mark.parametrize("verb", ["resize", "setflags"])
-def test_methods_that_change_the_array_object_are_refused(threads, verb):
-    """The message names the cure, and nothing has been scheduled."""
+def test_methods_that_replace_memory_are_refused(threads, verb):
+    """The message names the alternative, and nothing has been scheduled."""
     array = np.zeros(3)
     with pytest.raises(EngineError, match=r"engine\.wait\(array, readers=True\)"):
         engine.submit(getattr(array, verb), 3)
     assert engine.var_of(array).version == 0
 
 
-def test_a_method_that_declares_its_slice_keeps_its_parallelism(threads):
-    """What an object holds is not read where the caller says which part of that buffer the method writes."""
+def test_declared_slice_keeps_methods_parallel(threads):
+    """An object's arrays are not read if the caller declares which part of that buffer the method writes."""
 
     class Field:
         def __init__(self):
@@ -262,8 +262,8 @@ def test_a_method_that_declares_its_slice_keeps_its_parallelism(threads):
     assert field.cells.tolist() == [1, 1, 1, 1]
 
 
-def test_debug_mode_tells_of_what_cannot_be_seen(monkeypatch):
-    """An array in a closure or a default that another task uses is named; one that no task uses is not."""
+def test_debug_mode_names_hidden_arrays(monkeypatch):
+    """An array in a closure or default that another task uses is named; an array that no task uses is not."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
     shared, own = np.zeros(3), np.zeros(3)
     with engine.using(engine.create("ThreadedEngine", cpu_workers=2)):
@@ -279,7 +279,7 @@ def test_debug_mode_tells_of_what_cannot_be_seen(monkeypatch):
 
 
 def test_ranges_agree_with_a_list():
-    """Overlaps are those that comparing every range gives; an ended entry stays while it is pending."""
+    """Overlaps equal those of comparing every range; an ended entry stays while it is pending."""
     rng = random.Random(3)
     pending: set[str] = set()
     ranges = AddressRanges(pending.__contains__)
@@ -306,5 +306,5 @@ _names: dict[str, str] = {}
 
 
 def sys_intern(name):
-    """One object for each name, since entries are known by identity."""
+    """Return one object per name, because entries are compared by identity."""
     return _names.setdefault(name, name)

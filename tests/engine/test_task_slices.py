@@ -1,4 +1,4 @@
-"""Slices of one array: tasks on disjoint ones run side by side by themselves, all others in the order of submission."""
+"""Slices of one array: tasks on disjoint slices run concurrently, all others in submission order."""
 
 from __future__ import annotations
 
@@ -17,33 +17,32 @@ from weftplan.tasks.registry import in_flight
 
 MODEL = engine.create("NaiveEngine")
 access = st.tuples(st.integers(0, 24), st.integers(1, 12), st.booleans(), st.booleans())
-"""First byte, number of bytes, whether it writes, and whether what came before is over."""
+"""First byte, number of bytes, whether it writes, and whether earlier accesses have completed."""
 
 
 class Order:
-    """What the vars of operations order: operation -> all that come before it, by the rule of vars alone."""
+    """Order by vars: each operation with all its predecessors."""
 
     def __init__(self) -> None:
         self.before: list[set[int]] = []
         self.uses: list[tuple[set, set]] = []
 
     def push(self, reads, writes) -> int:
-        """Add an operation; it comes after those that write what it uses, or use what it writes."""
+        """Add an operation; it follows writers of the vars it uses, and users of the vars it writes."""
         reads, writes = set(reads), set(writes)
-        found: set[int] = set()
+        predecessors: set[int] = set()
         for number, (read, written) in enumerate(self.uses):
             if writes & (read | written) or reads & written:
-                found |= {number, *self.before[number]}
+                predecessors |= {number, *self.before[number]}
         self.uses.append((reads, writes))
-        self.before.append(found)
+        self.before.append(predecessors)
         return len(self.uses) - 1
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(access, max_size=14), st.integers(3, 40))
-def test_overlapping_accesses_are_ordered_whatever_is_pending(accesses, most):
-    """By ranges: of two accesses that share a byte, one of them writing, the later comes after the earlier, be it
-    through a fence; except that what is over needs no order. Each range lies in the vars that it is given."""
+def test_overlapping_accesses_are_ordered(accesses, most):
+    """Of two accesses that share a byte, one a write, the later follows the earlier unless that has completed."""
     order, parts, done, numbers = Order(), Parts([0], [MODEL.new_variable()]), 0, []
 
     def idle(var) -> bool:
@@ -61,8 +60,8 @@ def test_overlapping_accesses_are_ordered_whatever_is_pending(accesses, most):
                     order.push((), fence)
             assert list(parts.starts) == sorted(set(parts.starts))
             assert len(set(parts.vars)) == len(parts.vars) == len(parts.starts) <= most
-            found = parts.touched(low, high)
-            number = order.push(() if writes else found, found if writes else ())
+            variables = parts.touched(low, high)
+            number = order.push(() if writes else variables, variables if writes else ())
             numbers.append((number, low, high, writes, done))
         for (a, low, high, writes, _), (b, begin, end, also, over) in itertools.combinations(numbers, 2):
             if max(low, begin) < min(high, end) and (writes or also) and a >= over:
@@ -72,20 +71,20 @@ def test_overlapping_accesses_are_ordered_whatever_is_pending(accesses, most):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.randoms())
 def test_disjoint_writes_share_no_var(lengths, random):
-    """Slices side by side that are written in any order, nothing else pending, end with vars of their own."""
+    """Adjacent slices written in any order, with nothing else pending, end with separate vars."""
     ends = list(itertools.accumulate(lengths))
     slices = list(zip([0, *ends], ends, strict=False))
     parts = Parts([0], [MODEL.new_variable()])
     for low, high in random.sample(slices, len(slices)):
         parts, fences = parts.cut(low, high, MODEL.new_variable, lambda var: True)
         assert not fences
-    found = [parts.touched(low, high) for low, high in slices]
-    assert all(len(vars_) == 1 for vars_ in found)
-    assert len({vars_[0] for vars_ in found}) == len(slices)
+    variables = [parts.touched(low, high) for low, high in slices]
+    assert all(len(vars_) == 1 for vars_ in variables)
+    assert len({vars_[0] for vars_ in variables}) == len(slices)
 
 
-def test_parts_that_nobody_uses_are_joined():
-    """A buffer of many rows, each written once, has few parts in the end; where all are in use it stays coarse."""
+def test_unused_parts_are_merged():
+    """A buffer of many rows, each written once, ends with few parts; with all parts in use it stays coarse."""
     parts = Parts([0], [MODEL.new_variable()])
     for low in range(0, 8 * 3 * MOST_PARTS, 8):
         parts, _ = parts.cut(low, low + 8, MODEL.new_variable, lambda var: True)
@@ -102,10 +101,10 @@ def two_workers():
     return engine.create("ThreadedEnginePerDevice", task_workers=2)
 
 
-def test_two_halves_run_side_by_side():
-    """Two tasks that write the halves of an array meet at a barrier, which they could not one after the other."""
-    made = two_workers()
-    with engine.using(made):
+def test_two_halves_run_concurrently():
+    """Two tasks that write the halves of an array meet at a barrier, which requires concurrency."""
+    eng = two_workers()
+    with engine.using(eng):
         field = np.zeros((4, 4))
         meeting = threading.Barrier(2)
 
@@ -118,24 +117,24 @@ def test_two_halves_run_side_by_side():
             engine.submit(meet, out=field[2:])
         engine.wait(field)
         assert field.tolist() == [[3] * 4] * 4
-    made.stop()
+    eng.stop()
 
 
 def test_the_whole_and_slices_are_ordered(driver):
-    """A task on the whole comes after the slices before it and before those behind it, in every turn."""
+    """A task on the whole runs after earlier slices and before later ones, in every round."""
     field, log = np.zeros(12), []
     for turn in range(4):
         for low in range(0, 12, 3):
             engine.submit(np.add, field[low : low + 3], low + turn, out=field[low : low + 3])
         engine.submit(lambda out: log.append(out[::3].tolist()), out=field)
-        engine.submit(np.multiply, field[4:8], 1, out=field[4:8])  # touches two of them
+        engine.submit(np.multiply, field[4:8], 1, out=field[4:8])  # overlaps two of them
     engine.wait(field)
     assert log == [[low * (t + 1) + sum(range(t + 1)) for low in range(0, 12, 3)] for t in range(4)]
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_slices_equal_serial(driver, seed):
-    """300 operations on slices of two buffers, some strided or turned round, give the bits of running them in turn."""
+    """300 operations on slices of two buffers, some strided or reversed, give the bits of serial execution."""
 
     def program(run):
         choice = np.random.default_rng(seed)
@@ -163,11 +162,13 @@ def test_random_slices_equal_serial(driver, seed):
         assert left.tobytes() == right.tobytes()
 
 
-def test_threads_that_submit_at_once_exclude_each_other():
-    """Four threads add to overlapping slices of one array, five hundred times each, on four workers; while the first
-    cuts are made, too, nobody works on bytes that another works on, and none of the additions is lost."""
-    made = engine.create("ThreadedEnginePerDevice", task_workers=4)
-    with engine.using(made):
+def test_concurrent_submissions_exclude_each_other():
+    """Four threads each add to overlapping slices of one array five hundred times, on four workers.
+
+    Even while the first cuts are made, no two tasks share bytes, and no addition is lost.
+    """
+    eng = engine.create("ThreadedEnginePerDevice", task_workers=4)
+    with engine.using(eng):
         for _ in range(5):
             field, busy, clashes = np.zeros(16), [0] * 16, []
 
@@ -192,13 +193,15 @@ def test_threads_that_submit_at_once_exclude_each_other():
             engine.wait()
             assert clashes == []
             assert field.sum() == 4 * 100 * 4
-    made.stop()
+    eng.stop()
     assert not in_flight
 
 
 def test_a_failure_stays_in_its_slice(threaded):
-    """A task that reads the slice of a failed task is skipped, as is one that writes a part of it; the others run; a
-    task that overwrites the whole slice heals it."""
+    """A task that reads a failed slice is skipped, and so is one that writes part of it; others run.
+
+    A task that overwrites the whole slice heals it.
+    """
     field = np.zeros(8)
     engine.submit(np.add, field[4:], 1, out=field[4:])
     failed = engine.submit(lambda out: 1 / 0, out=field[:4])
@@ -216,8 +219,8 @@ def test_a_failure_stays_in_its_slice(threaded):
     assert engine.submit(np.sum, field).result() == 24
 
 
-def test_a_pending_failure_reaches_all_that_was_cut(threaded):
-    """A task on the whole that has not failed yet, and slices cut behind it: each of them holds the failure."""
+def test_pending_failure_reaches_later_slices(threaded):
+    """A pending task on the whole that will fail, and slices cut after it: each slice holds the failure."""
     field, door = np.zeros(8), threading.Event()
 
     def fail(out):
@@ -234,7 +237,7 @@ def test_a_pending_failure_reaches_all_that_was_cut(threaded):
 
 
 def test_the_var_of_an_array_orders_its_slices(threaded):
-    """Whoever asks for the var can order operations by it: slices come before and after as the whole does."""
+    """Operations ordered by the array's var run before and after its slices, as for the whole."""
     field, log, doors = np.zeros(8), [], [threading.Event(), threading.Event()]
     engine.submit(lambda out: doors[0].wait(60), out=field[:4])
     engine.submit(lambda out: doors[1].wait(60), out=field[4:])
@@ -250,7 +253,7 @@ def test_the_var_of_an_array_orders_its_slices(threaded):
 
 
 def test_waits_of_slices(threaded):
-    """A wait for one half is over while the other is being written; with readers, when its readers are done."""
+    """A wait for one half returns while the other is being written; with readers, after its readers are done."""
     field, door = np.zeros(8), threading.Event()
     engine.submit(np.add, field[:4], 1, out=field[:4])
     engine.submit(lambda out: door.wait(60), out=field[4:])
@@ -260,8 +263,8 @@ def test_waits_of_slices(threaded):
     engine.wait(field, readers=True)
 
 
-def test_another_engine_knows_nothing_of_slices(threaded):
-    """An idle array moves with all its parts; a busy part keeps it."""
+def test_array_moves_with_its_slices(threaded):
+    """An idle array moves with all its parts; a busy part prevents it."""
     field, door = np.zeros(8), threading.Event()
     engine.submit(lambda out: door.wait(60), out=field[4:])
     with engine.using(MODEL):
@@ -274,7 +277,7 @@ def test_another_engine_knows_nothing_of_slices(threaded):
 
 
 def test_reading_windows_cut_nothing(threaded):
-    """Windows that overlap are read side by side, before and after a slice was written: readers meet in pairs."""
+    """Overlapping windows are read concurrently, before and after a slice was written: readers meet in pairs."""
     field, meeting = np.zeros(16), threading.Barrier(2)
 
     def meet(window):

@@ -18,12 +18,10 @@ from weftplan.tasks.arrays import is_array
 
 
 class TestSubmit:
-    """Functions with their arrays as arguments."""
+    """Functions with arrays as arguments."""
 
     def test_reads_wait_for_writes(self, driver):
-        """
-        a --add--> b --multiply--> c, while a is overwritten behind: each step sees what program order says.
-        """
+        """a --add--> b --multiply--> c, while a is overwritten later: each step sees the values of program order."""
         a, b, c = np.arange(4.0), np.empty(4), np.empty(4)
         engine.submit(np.add, a, 1, out=b)
         engine.submit(np.multiply, b, 10, out=c)
@@ -36,7 +34,7 @@ class TestSubmit:
 
     @pytest.mark.parametrize("seed", range(6))
     def test_random_programs_equal_serial(self, driver, seed: int):
-        """200 random operations on overlapping views of four buffers give the bits of running them one by one."""
+        """200 random operations on overlapping views of four buffers give the bits of serial execution."""
 
         def program(run) -> list[np.ndarray]:
             choice = np.random.default_rng(seed + 1000)
@@ -53,7 +51,7 @@ class TestSubmit:
             assert left.tobytes() == right.tobytes()
 
     def test_a_task_among_the_arguments_is_its_result(self, driver):
-        """By itself, in containers and by keyword; the call runs after that task, and the caller's list stays."""
+        """Directly, in containers and by keyword; the call runs after that task, and the caller's list is unchanged."""
         started = threading.Event()
         if driver._inline:
             started.set()
@@ -71,8 +69,8 @@ class TestSubmit:
         assert largest.result() == 2.0 + 4.0 + 6.0
         assert held[0] is first
 
-    def test_what_takes_a_failed_task_is_skipped(self, threaded):
-        """Its result is the failure of the task that it takes."""
+    def test_dependant_of_a_failed_task_is_skipped(self, threaded):
+        """Its failure is that of the task it takes."""
         calls = []
         with engine.using(threaded):
             failed = engine.submit(divmod, 1, 0)
@@ -83,7 +81,7 @@ class TestSubmit:
         assert calls == []
 
     def test_arrays_in_containers(self, driver):
-        """Arrays in lists and dictionaries, and in keyword arguments, order the task like any other."""
+        """Arrays in lists, dictionaries and keyword arguments order the task like any other."""
         a, b, out, total = np.zeros(2), np.zeros(2), np.empty(4), np.zeros(1)
         engine.submit(np.copyto, a, 1, writes=[a])
         engine.submit(np.copyto, b, 2, writes=[b])
@@ -94,8 +92,8 @@ class TestSubmit:
         engine.wait(total)
         assert total.tolist() == [6.0]
 
-    def test_containers_are_the_callers_own(self, driver):
-        """What a task puts into a list or dictionary is there afterwards."""
+    def test_tasks_may_fill_the_callers_containers(self, driver):
+        """Objects that a task puts into a list or dictionary stay there."""
         a, found, named = np.ones(3), [], {}
         engine.submit(lambda result, x: result.append(x.sum()), found, a)
         engine.submit(lambda result, x: result.update(total=x.sum()), named, a)
@@ -103,14 +101,14 @@ class TestSubmit:
         engine.wait()
         assert (found, named) == ([3.0, 1.0], {"total": 3.0})
 
-    def test_ndarrays_in_containers_of_any_class(self, driver):
-        """They arrive as raw arrays, in a container of the same class with the rest as it was; the caller's stays."""
+    def test_ndarrays_in_custom_containers(self, driver):
+        """They arrive as raw arrays in a container of the same class; other items and the caller's are unchanged."""
         x, seen = mx.nd.ones((3,)), []
         pair = namedtuple("pair", "left right")
         counts = defaultdict(list, x=x, other=[1])
 
         class Stack(list):
-            """A list with something more."""
+            """A list with an extra attribute."""
 
         stack = Stack([x, 2])
         stack.label = "kept"
@@ -144,8 +142,8 @@ class TestSubmit:
         engine.wait(total, table)
         assert (total[0], table["n"].tolist()) == (5.0, [5, 7])
 
-    def test_an_output_that_nobody_wants(self, driver):
-        """NumPy's functions take None for it."""
+    def test_output_may_be_none(self, driver):
+        """NumPy's functions accept None for it."""
         whole = np.empty(2)
         engine.submit(np.modf, np.array([1.5, -2.25]), out=(None, whole))
         engine.wait(whole)
@@ -154,14 +152,14 @@ class TestSubmit:
     @together()
     @pytest.mark.parametrize("which", ["reads", "writes"])
     @pytest.mark.parametrize("what", [np.zeros(2), np.zeros((2, 2)), np.zeros(0), np.zeros(()), "ndarray", "var"])
-    def test_one_array_in_place_of_a_sequence(self, driver, which, what):
-        """It is refused, whatever a loop over it would have found."""
+    def test_single_array_for_a_sequence_is_refused(self, driver, which, what):
+        """It is refused, although it could be iterated over."""
         what = {"ndarray": lambda: mx.nd.ones((2,)), "var": driver.new_variable}.get(str(what), lambda: what)()
         with pytest.raises(EngineError, match=rf"write {which}=\[array\] for one"):
             engine.submit(print, **{which: what})
 
-    def test_functions_that_would_not_run(self, driver):
-        """A call of them makes a coroutine or a generator and nothing else."""
+    def test_functions_without_a_body_run_are_refused(self, driver):
+        """A call would only create a coroutine or a generator."""
 
         async def coroutine(x):
             x += 1
@@ -185,7 +183,7 @@ class TestSubmit:
                 engine.task()(fn)
         assert driver.statistics().pushed == 0
 
-    def test_two_outputs(self, driver):
+    def test_two_outputs_are_passed_as_a_tuple(self, driver):
         """A tuple of outputs is passed as it is."""
         whole, rest = np.empty(3), np.empty(3)
         engine.submit(np.divmod, np.array([7.0, 8.0, 9.0]), 4, out=(whole, rest))
@@ -204,7 +202,7 @@ class TestSubmit:
         assert plain.tolist() == [6.0] * 3
 
     def test_arrays_stay_alive_until_used(self, driver):
-        """The last reference may go right after the submission."""
+        """The last reference may be dropped right after the submission."""
         out = np.zeros(1000)
         engine.submit(np.add, np.ones(1000), np.full(1000, 2.0), out=out)
         gc.collect()
@@ -212,7 +210,7 @@ class TestSubmit:
         assert out.sum() == 3000
 
     def test_independent_tasks_overlap(self, threaded):
-        """Two tasks that share nothing run at the same time: each waits for the other to have begun."""
+        """Two independent tasks run concurrently: each waits for the other to have begun."""
         meet = threading.Barrier(2, timeout=60)
         a, b = np.zeros(1), np.zeros(1)
         for array in (a, b):
@@ -221,7 +219,7 @@ class TestSubmit:
         assert (a[0], b[0]) == (1.0, 1.0)
 
     def test_bad_output_schedules_nothing(self, driver):
-        """An output that is no array names the task; the arrays keep their versions."""
+        """An output that is no array raises with the task's name; the arrays keep their versions."""
         a = np.zeros(2)
         engine.submit(np.add, a, 1, out=a)
         engine.wait(a)
@@ -233,8 +231,8 @@ class TestSubmit:
         engine.wait()
         assert engine.var_of(a).version == version
 
-    def test_a_failure_reaches_whoever_waits(self, threaded):
-        """The original exception, with task and line; what depends on it fails alike, the rest does not."""
+    def test_failure_is_raised_at_the_wait(self, threaded):
+        """The original exception, with task and line; dependants fail alike, other tasks do not."""
         a, b, c = np.zeros(2), np.zeros(2), np.zeros(2)
 
         def broken(out) -> None:
@@ -254,7 +252,7 @@ class TestSubmit:
         threaded.wait_for_all()
 
     def test_context_from_the_arrays(self, threaded):
-        """Without ctx the task runs where its first written array is."""
+        """Without ctx the task runs on the device of its first written array."""
         seen: list[object] = []
         threaded.tracer = lambda *record: seen.append(record[1])
         x = mx.nd.zeros((2,), ctx=mx.cpu(3))
@@ -267,8 +265,8 @@ class TestSubmit:
         assert sorted(map(str, seen)).count("cpu(3)") >= 1
         assert {"cpu(0)", "cpu(3)", "cpu(7)"} <= set(map(str, seen))
 
-    def test_without_debug_mode_arrays_arrive_as_they_are(self, threaded):
-        """Off, a function gets the very array: no view, no cost."""
+    def test_arrays_are_passed_unchanged_without_debug_mode(self, threaded):
+        """In normal mode a function receives the original array object, not a view."""
         got: list[object] = []
         a = np.zeros(2)
         engine.submit(got.append, a)
@@ -277,16 +275,16 @@ class TestSubmit:
 
 
 class TestFirstMistakes:
-    """What somebody new to tasks gets wrong is one short error."""
+    """First mistakes of new users give one short error."""
 
-    def test_a_list_for_an_array(self, driver):
-        """One traceback, which names the task and what came."""
+    def test_list_for_an_array_is_explained(self, driver):
+        """One traceback with the task's name and the received type."""
         with pytest.raises(EngineError, match=r"task 'add': expected a NumPy or CuPy array.*got int") as caught:
             engine.submit(np.add, [1, 2], 1, out=[0, 0])
         assert caught.value.__suppress_context__
         assert caught.value.__cause__ is None
 
-    def test_a_call_for_a_function(self, driver):
-        """``submit(f(x))`` calls f at once: the error shows what was meant."""
+    def test_call_for_a_function_is_explained(self, driver):
+        """``submit(f(x))`` calls f immediately: the error shows the intended call."""
         with pytest.raises(EngineError, match=r"got NoneType: write submit\(fn, x\), not submit\(fn\(x\)\)"):
             engine.submit([].clear())

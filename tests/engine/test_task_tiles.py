@@ -1,4 +1,4 @@
-"""Tiles: which of them a view touches, and that tasks on disjoint ones run side by side while others are ordered."""
+"""Tiles: which of them a view overlaps; tasks on disjoint tiles run concurrently, others in order."""
 
 import itertools
 import threading
@@ -16,7 +16,7 @@ ENGINE = engine.create("NaiveEngine")
 
 
 def sharing(array, tile, view):
-    """Which tiles really share memory with a view, by NumPy's exact test."""
+    """Return the tiles that share memory with a view, by NumPy's exact test."""
     counts = [-(-n // t) for n, t in zip(array.shape, tile, strict=True)]
     places = itertools.product(*map(range, counts))
     return [
@@ -26,7 +26,7 @@ def sharing(array, tile, view):
 
 
 def touched(array, tile, view):
-    """Which tiles a grid says that a view touches, and whether it reaches beyond."""
+    """Return the tiles that a grid reports for a view, and whether the view extends beyond it."""
     grid = Grid(array, tile, ENGINE)
     found, beyond = grid.touched(view)
     return [var in set(found) for var in grid.vars], beyond
@@ -34,7 +34,7 @@ def touched(array, tile, view):
 
 @st.composite
 def views(draw):
-    """An array with a layout, a tile for it, and a view of it made by one or two steps."""
+    """Draw an array with a layout, a tile shape for it, and a view made by one or two steps."""
     shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
     array = np.zeros(shape, draw(st.sampled_from(["f4", "f8", "c16"])), order=draw(st.sampled_from("CF")))
     tile = tuple(draw(st.integers(1, n + 1)) for n in shape)
@@ -63,7 +63,7 @@ def views(draw):
 @settings(max_examples=150, deadline=None)
 @given(views())
 def test_no_tile_is_missed(case):
-    """A grid names every tile that shares memory with a view, and no other for a slice with steps of 1."""
+    """A grid reports every tile that shares memory with a view, and no other for a slice with step 1."""
     array, tile, view, plain = case
     named, beyond = touched(array, tile, view)
     shared = sharing(array, tile, view)
@@ -74,7 +74,7 @@ def test_no_tile_is_missed(case):
 
 
 def test_views_beyond_the_array():
-    """Of the same buffer, outside, across the border, and of nothing."""
+    """Views of the same buffer outside the array, across its border, and empty views."""
     buffer = np.zeros(100)
     array = buffer[20:60]
     assert touched(array, (10,), buffer[:20]) == ([False] * 4, True)
@@ -96,18 +96,18 @@ def test_views_beyond_the_array():
         ([1, 2], (1,), "got list"),
     ],
 )
-def test_what_cannot_be_divided(array, tile, message):
-    """Is refused with what was expected, and the array stays as it was."""
+def test_indivisible_objects_are_refused(array, tile, message):
+    """It is refused with the expected form, and the array is unchanged."""
     with pytest.raises(EngineError, match=message):
         engine.tiles(array, tile)
     if isinstance(array, np.ndarray) and array.size:
         assert engine.var_of(array) is engine.var_of(array[:1])
 
 
-def test_disjoint_tiles_run_side_by_side():
-    """Two tasks that write two tiles meet at a barrier, which they could not one after the other."""
-    made = engine.create("ThreadedEnginePerDevice", task_workers=2)
-    with engine.using(made):
+def test_disjoint_tiles_run_concurrently():
+    """Two tasks that write two tiles meet at a barrier, which requires concurrency."""
+    eng = engine.create("ThreadedEnginePerDevice", task_workers=2)
+    with engine.using(eng):
         field = np.zeros((4, 4))
         parts = engine.tiles(field, (2, 4))
         meeting = threading.Barrier(2)
@@ -120,11 +120,11 @@ def test_disjoint_tiles_run_side_by_side():
             engine.submit(meet, out=part)
         engine.wait(field)
         assert field.tolist() == [[1] * 4] * 4
-    made.stop()
+    eng.stop()
 
 
 def test_the_whole_and_parts_are_ordered(driver):
-    """What was submitted before the division comes first; a task on the whole waits for all tiles and they for it."""
+    """Tasks submitted before the division run first; a task on the whole waits for all tiles, and they for it."""
     field, log = np.zeros((6, 6)), []
     engine.submit(lambda out: log.append("before"), out=field)
     parts = engine.tiles(field, (3, 3))
@@ -132,7 +132,7 @@ def test_the_whole_and_parts_are_ordered(driver):
         for i, j in itertools.product(range(2), range(2)):
             engine.submit(np.add, parts[i, j], 10 * i + j, out=parts[i, j])
         engine.submit(lambda out: log.append(out[::3, ::3].tolist()), out=field)
-    engine.submit(np.multiply, field[2:4, 2:4], 0, out=field[2:4, 2:4])  # touches all four
+    engine.submit(np.multiply, field[2:4, 2:4], 0, out=field[2:4, 2:4])  # overlaps all four
     engine.wait(field)
     assert log == ["before"] + [[[0, n], [10 * n, 11 * n]] for n in (1, 2, 3)]
     assert field[2:4, 2:4].tolist() == [[0, 0], [0, 0]]
@@ -140,8 +140,8 @@ def test_the_whole_and_parts_are_ordered(driver):
     assert field[5, 5] == 33
 
 
-def test_a_stencil_in_two_buffers_has_the_bits_of_the_loop(driver):
-    """Each tile reads itself and its borders in one buffer and writes the other; ten steps, no wait in between."""
+def test_stencil_in_two_buffers_equals_the_loop(driver):
+    """Each tile reads itself and its borders in one buffer and writes the other; ten steps without a wait."""
     rng = np.random.default_rng(3)
     start = rng.random((32, 32))
 
@@ -169,7 +169,7 @@ def test_a_stencil_in_two_buffers_has_the_bits_of_the_loop(driver):
 
 
 def test_vars_of_tiles(driver):
-    """A view within a tile has that tile's var; one across several has none of its own, and says so."""
+    """A view within a tile has that tile's var; a view across several has none and says so."""
     field = np.zeros((4, 4))
     parts = engine.tiles(field, (2, 2))
     assert engine.var_of(field[:1, :1]) is engine.var_of(parts[0, 0])
@@ -186,13 +186,13 @@ def test_vars_of_tiles(driver):
         parts[1]
 
 
-def test_another_engine(threaded):
-    """An idle divided array moves to the engine that is asked; a busy one is an error."""
+def test_idle_tiled_array_moves_to_another_engine(threaded):
+    """An idle divided array moves to the requesting engine; a busy array is an error."""
     field, door = np.zeros(8), threading.Event()
     parts = engine.tiles(field, 4)
     engine.wait(field)
-    other = engine.create("ThreadedEngine")
-    before = engine.set_engine(other)
+    other_engine = engine.create("ThreadedEngine")
+    before = engine.set_engine(other_engine)
     try:
         engine.submit(lambda out: door.wait(60), out=parts[1])
     finally:
@@ -200,6 +200,6 @@ def test_another_engine(threaded):
     with pytest.raises(EngineError, match="still used by operations"):
         engine.submit(np.add, parts[0], 1, out=parts[0])
     door.set()
-    other.stop()
+    other_engine.stop()
     engine.submit(np.add, parts[0], 1, out=parts[0]).result()
     assert field.tolist() == [1] * 4 + [0] * 4

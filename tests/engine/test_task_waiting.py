@@ -38,7 +38,7 @@ class TestWait:
             engine.wait(b)
 
     def test_future(self, driver):
-        """A future of an array is done when it is written."""
+        """A future of an array is done when the array is written."""
         a = np.zeros(2)
         engine.submit(np.add, a, 1, out=a)
         done = engine.future(a)
@@ -47,7 +47,7 @@ class TestWait:
         assert a.tolist() == [1.0, 1.0]
 
     def test_future_with_a_failure(self, threaded):
-        """A future carries what the task raised, which then counts as seen."""
+        """A future carries the task's error, which then counts as observed."""
         a = np.zeros(2)
         engine.submit(lambda out: 1 / 0, out=a)
         with pytest.raises(ZeroDivisionError):
@@ -55,7 +55,7 @@ class TestWait:
         threaded.wait_for_all()
 
     def test_await(self, threaded):
-        """``await var`` gives the loop back while the task runs; a failure is raised in the coroutine."""
+        """``await var`` returns control to the loop while the task runs; a failure is raised in the coroutine."""
         a, order, hold = np.zeros(2), [], threading.Event()
 
         def slow(out) -> None:
@@ -81,8 +81,8 @@ class TestWait:
         assert order == ["the loop goes on", "version 1"]
         assert a.tolist() == [1.0, 1.0]
 
-    def test_await_what_raises_stop_iteration(self, threaded):
-        """No coroutine can be resumed with a StopIteration: it is the cause of what is raised, as in a generator."""
+    def test_awaited_stop_iteration_becomes_a_cause(self, threaded):
+        """A coroutine cannot be resumed with StopIteration: it becomes the cause of the error, as in a generator."""
         a, empty = np.zeros(1), iter(())
 
         async def main() -> None:
@@ -96,8 +96,8 @@ class TestWait:
         with pytest.raises(StopIteration):
             engine.wait(a)
 
-    def test_a_future_while_the_process_ends(self, driver):
-        """It is settled, though no function is run any more."""
+    def test_future_completes_at_exit(self, driver):
+        """It completes, although no function runs any more."""
         a, ran = np.zeros(1), []
         engine.wait(a)
         driver.notify_shutdown()
@@ -106,7 +106,7 @@ class TestWait:
         engine.wait()
         assert done.result(timeout=60) is a
         assert ran == []
-        driver._dropped.clear()  # or the end of the process would tell of it
+        driver._dropped.clear()  # or exit would report it
 
 
 async def _wait(var) -> None:

@@ -1,4 +1,4 @@
-"""A user's function runs on a worker, whoever waits: nothing of the waiting thread reaches it."""
+"""User functions run on workers, never on the waiting thread: they see none of its state."""
 
 import contextvars
 import sys
@@ -18,13 +18,13 @@ word = contextvars.ContextVar("word", default="nobody's")
 @pytest.fixture(params=KINDS)
 def eng(request):
     """A threaded engine with one worker, whose operations look short."""
-    made = engine.create(request.param, cpu_workers=1)
-    var = made.new_variable()
+    eng = engine.create(request.param, cpu_workers=1)
+    var = eng.new_variable()
     for _ in range(5):
-        made.push(lambda: None, (), [var])
-        made.wait_for_var(var)
-    yield made
-    made.stop()
+        eng.push(lambda: None, (), [var])
+        eng.wait_for_var(var)
+    yield eng
+    eng.stop()
 
 
 def rounds(eng, work, count=60):
@@ -35,16 +35,16 @@ def rounds(eng, work, count=60):
         eng.wait_for_var(var) if i % 2 else eng.wait_for_all()
 
 
-def test_never_on_the_waiting_thread(eng):
-    """Nor on any but the worker."""
+def test_user_function_runs_on_the_worker(eng):
+    """Only on the worker."""
     threads = set()
     rounds(eng, lambda: threads.add(threading.current_thread().name))
     assert len(threads) == 1
     assert threading.current_thread().name not in threads
 
 
-def test_nor_as_a_task(eng):
-    """What is submitted is a user's function, too."""
+def test_submitted_function_runs_on_the_worker(eng):
+    """A submitted function is a user function, too."""
     threads, a = set(), np.zeros(3)
 
     def work(out):
@@ -57,8 +57,8 @@ def test_nor_as_a_task(eng):
     assert threading.get_ident() not in threads
 
 
-def test_a_lock_of_the_waiting_thread_keeps_it_out(eng):
-    """An RLock would let a function in that runs on the thread that has it."""
+def test_lock_of_the_waiting_thread_excludes_functions(eng):
+    """On the thread that holds it, an RLock would admit the function."""
     lock, entered = threading.RLock(), []
 
     def work():
@@ -72,8 +72,8 @@ def test_a_lock_of_the_waiting_thread_keeps_it_out(eng):
     assert entered == [False] * 60
 
 
-def test_contexts_stay_where_they_are(eng):
-    """The device and the variables of the waiting thread are its own."""
+def test_functions_do_not_see_the_waiters_context(eng):
+    """The device and context variables of the waiting thread are its own."""
     seen = set()
     token = word.set("the waiting thread's")
     try:
@@ -84,8 +84,8 @@ def test_contexts_stay_where_they_are(eng):
     assert seen == {(mx.cpu(0), "nobody's")}
 
 
-def test_as_much_recursion_as_on_a_worker(eng):
-    """However deep the waiting thread is."""
+def test_functions_have_the_workers_recursion_depth(eng):
+    """However deep the waiting thread's stack is."""
 
     def down(frames):
         return down(frames - 1) if frames else 0
@@ -99,8 +99,8 @@ def test_as_much_recursion_as_on_a_worker(eng):
 
 
 @pytest.mark.parametrize("helping", ["1", "all"])
-def test_what_an_operation_pushes_is_waited_for(monkeypatch, helping):
-    """The waiting thread collects pushes into a bulk; the operation's own are not among them, wherever it runs."""
+def test_nested_push_is_waited_for(monkeypatch, helping):
+    """The waiting thread collects pushes into a bulk; the operation's own pushes never join it."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", helping)
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, other, ran = eng.new_variable(), eng.new_variable(), []
@@ -119,8 +119,8 @@ def test_what_an_operation_pushes_is_waited_for(monkeypatch, helping):
     eng.stop()
 
 
-def test_the_packages_own_operations_run_on_the_waiting_thread():
-    """Those of arrays that are too large to be written at once; so a wait costs no change of thread."""
+def test_own_operations_run_on_the_waiting_thread():
+    """Those of arrays too large for an inline write; the wait then needs no thread switch."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     with engine.using(eng):
         a = mx.nd.zeros((10000,))
@@ -132,8 +132,8 @@ def test_the_packages_own_operations_run_on_the_waiting_thread():
     eng.stop()
 
 
-def test_a_users_operation_before_the_packages_own():
-    """It is left to the worker, and what stands behind it with it."""
+def test_user_operation_before_an_own_operation():
+    """It is left to the worker, and so are the operations after it."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     threads = set()
     with engine.using(eng):
@@ -149,8 +149,8 @@ def test_a_users_operation_before_the_packages_own():
 @pytest.mark.parametrize(
     "options", [{}, {"priority": 1}, {"name": "named"}, {"prop": FnProperty.CPU_PRIORITIZED}], ids=str
 )
-def test_a_users_function_never_runs_on_the_waiting_thread(options):
-    """However it is pushed; operations with options take another way through ``push`` than those without."""
+def test_no_push_variant_runs_on_the_waiter(options):
+    """By every kind of push; operations with options take another path through ``push``."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, threads = eng.new_variable(), set()
     for _ in range(100):

@@ -1,7 +1,7 @@
-"""All interleavings of workers that sleep and wake, of threads that push, and of waiting threads in the seat.
+"""Model check of sleeping and waking workers, pushing threads and the seat: all interleavings.
 
-See ``test_protocol_model.py``: the same here for ``workers.py`` and ``helping.py``. An operation is a number: how many
-more become ready, one after the other, when it has run.
+See ``test_protocol_model.py``; here the code is ``workers.py`` and ``helping.py``. An operation is a number: how many
+more become ready, one after another, when it has run.
 """
 
 from typing import Any, NamedTuple
@@ -13,15 +13,15 @@ from tests.engine.test_protocol_model import apply
 
 
 class Setting(NamedTuple):
-    """One queue and who works with it."""
+    """One queue and its threads."""
 
     threads: int
     pushes: tuple[tuple[int, ...], ...]
-    """For each pushing thread its operations."""
+    """Operations of each pushing thread."""
     seats: tuple[int, ...] = ()
-    """For each waiting thread how many operations it runs at most."""
+    """Maximum number of operations per waiting thread."""
     asleep: int = 0
-    """Workers that have been started and sleep when all begins; the others may still be started."""
+    """Number of started, initially sleeping workers; the others may still be started."""
     change: str = ""
 
 
@@ -45,27 +45,27 @@ class Queue:
         if more < 0:
             return
         if self.change == "look for sleepers before the operation is there":
-            wake = yield from self.nobody_comes()
+            wake = yield from self.wake_needed()
             yield "append", "items", more
         else:
             yield "append", "items", more
-            wake = yield from self.nobody_comes()
+            wake = yield from self.wake_needed()
         if wake and ((yield "get", "idle") or (yield "get", "permits")):
             yield from self.wake()
 
-    def nobody_comes(self) -> Steps:
-        """Whether somebody has to be woken."""
+    def wake_needed(self) -> Steps:
+        """Return whether a worker must be woken."""
         return not (yield "get", "waking") and not (yield "get", "looking")
 
     def push(self, operations: tuple[int, ...]) -> Steps:
         """A pushing thread."""
-        for _, more in enumerate(operations):  # the number is part of the state: an iterator would not be
+        for _, more in enumerate(operations):  # the number is part of the state, which an iterator would hide
             yield "append", "requests", ("admit", more)
             if (yield "get", "token"):
                 yield from apply(self.handle)
 
     def complete(self, more: int) -> Steps:
-        """The end of an operation."""
+        """The completion of an operation."""
         yield "append", "requests", ("complete", more)
         if (yield "get", "token"):
             yield from apply(self.handle)
@@ -104,7 +104,7 @@ class Queue:
         return (yield "get", "started") - len((yield "get", "idle")) >= self.threads
 
     def woken(self) -> Steps:
-        """From sleep to the next look; returns whether there is no room beside the seat."""
+        """From wake-up to the next check; return whether the seat leaves no room."""
         if self.change == "look at the seat before waking is cleared":
             back = yield from self.standing_in()
             yield "set", "waking", 0
@@ -154,7 +154,7 @@ class Queue:
             yield from self.complete(more)
 
     def stay(self, back: bool) -> Steps:
-        """The last look before sleep."""
+        """The last check before sleep."""
         if not (yield "get", "items"):
             return False
         return not (back and not (yield "get", "seat"))
@@ -168,7 +168,7 @@ class Queue:
         started = yield "get", "started"
         idle = len((yield "get", "idle"))
         if started - idle - (yield "get", "waking") <= 0:
-            for _ in range(most):  # _ is part of the state
+            for _ in range(most):  # `_` is part of the state
                 if not (yield "get", "items"):
                     break
                 more = yield "first", "items"
@@ -192,7 +192,7 @@ class Queue:
             yield from self.wake()
 
     def leave_to_workers(self) -> Steps:
-        """Whether a worker is to be woken."""
+        """Return whether a worker must be woken."""
         return (
             (yield "get", "items")
             and not (yield "get", "waking")
@@ -201,7 +201,7 @@ class Queue:
 
 
 def check(setting: Setting, *, stalls: bool = False) -> Found:
-    """Explore ``setting``; ``stalls``: an operation may take long, then free workers must be at work on what is there.
+    """Explore ``setting``; with ``stalls`` an operation may take long, and free workers must run the other operations.
 
     Raises:
         Violation: a property does not hold.
@@ -245,14 +245,14 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_nothing_stays_behind_and_never_too_many_at_once(setting):
+def test_all_operations_run_within_the_limit(setting):
     """README, races 2, 3 and 11."""
     assert check(setting).ends >= 1
 
 
 @pytest.mark.parametrize("setting", [Setting(2, ((0, 0),), asleep=2), Setting(2, ((0, 0),), asleep=0)], ids=str)
-def test_no_operation_waits_for_a_long_one_while_a_worker_is_free(setting):
-    """README, race 3: who was woken wakes the next."""
+def test_free_worker_takes_operations_after_a_long_one(setting):
+    """README, race 3: a woken worker wakes the next."""
     assert check(setting, stalls=True).ends >= 1
 
 
@@ -278,7 +278,7 @@ def test_no_operation_waits_for_a_long_one_while_a_worker_is_free(setting):
     ids=str,
 )
 def test_each_order_of_steps_is_needed(setting, what):
-    """A deviation leaves an operation behind or lets too many run."""
+    """A deviation loses an operation or lets too many run."""
     with pytest.raises(Violation, match=what):
         check(setting)
 

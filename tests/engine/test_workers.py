@@ -1,4 +1,4 @@
-"""Worker threads: how many run at a time, that none sleeps beside work, and what happens when no thread can be had."""
+"""Worker threads: how many run at a time, none sleeps while work is queued, and a lack of threads."""
 
 import threading
 
@@ -21,15 +21,15 @@ def kind(request):
 
 @pytest.fixture(params=KINDS)
 def eng(request):
-    """Four workers; waiting threads do not stand in."""
-    made = engine.create(request.param, cpu_workers=MANY, priority_workers=MANY)
-    made._waiters_help = "0"
-    yield made
-    made.stop()
+    """An engine with four workers; waiting threads do not stand in."""
+    eng = engine.create(request.param, cpu_workers=MANY, priority_workers=MANY)
+    eng._waiters_help = "0"
+    yield eng
+    eng.stop()
 
 
 def asleep(eng, **options):
-    """All workers have been started, and sleep."""
+    """Return whether all workers have started and sleep."""
     meet = threading.Barrier(MANY, timeout=60)
     for _ in range(MANY):
         eng.push(meet.wait, **options)
@@ -41,9 +41,8 @@ def asleep(eng, **options):
 
 @pytest.mark.parametrize("prop", [FnProperty.NORMAL, FnProperty.CPU_PRIORITIZED])
 @pytest.mark.parametrize("started", [False, True], ids=["new threads", "sleeping threads"])
-def test_what_becomes_ready_together_runs_together(eng, started, prop):
-    """
-    gate --> four operations, each of which waits for all four to have begun
+def test_operations_ready_together_run_concurrently(eng, started, prop):
+    """Gate --> four operations, each of which waits for all four to have begun.
 
     The worker that ran the gate takes one and wakes (or starts) the next, which does the same.
     """
@@ -60,8 +59,8 @@ def test_what_becomes_ready_together_runs_together(eng, started, prop):
 
 
 @pytest.mark.parametrize("started", [False, True], ids=["new threads", "sleeping threads"])
-def test_what_is_pushed_in_a_row_runs_together(eng, started):
-    """The second push finds a worker on its way and wakes nobody: that worker wakes the next."""
+def test_consecutive_pushes_run_concurrently(eng, started):
+    """The second push finds a waking worker and wakes no other: that worker wakes the next."""
     if started:
         asleep(eng)
     meet = threading.Barrier(MANY, timeout=60)
@@ -70,8 +69,8 @@ def test_what_is_pushed_in_a_row_runs_together(eng, started):
     eng.wait_for_all()
 
 
-def test_a_free_worker_takes_what_a_busy_one_frees(eng):
-    """Operations become ready behind a long one's worker while others sleep: they do not wait for the long one."""
+def test_free_worker_takes_successors_of_a_busy_worker(eng):
+    """Operations become ready after a long one on its worker while others sleep: they do not wait for it."""
     asleep(eng)
     a, done, gate = eng.new_variable(), threading.Event(), threading.Event()
     eng.push(lambda: None, (), [a])
@@ -82,8 +81,8 @@ def test_a_free_worker_takes_what_a_busy_one_frees(eng):
     eng.wait_for_all()
 
 
-def test_never_more_than_asked_for(eng):
-    """Fifty operations, four at a time; the threads have the device and a number in their names."""
+def test_worker_count_is_never_exceeded(eng):
+    """Fifty operations, four at a time; thread names contain the device and a number."""
     guard, inside, most = threading.Lock(), [0], [0]
 
     def work():
@@ -106,11 +105,11 @@ def test_never_more_than_asked_for(eng):
 
 
 class TestNoThreadToBeHad:
-    """``Thread.start`` raises RuntimeError when the system has no more threads."""
+    """``Thread.start`` raises RuntimeError if the system has no more threads."""
 
     @pytest.fixture
     def refuse(self, monkeypatch):
-        """A function that lets the next so many starts fail."""
+        """Return a function that makes the next starts fail."""
         left, start = [0], threading.Thread.start
 
         def refused(thread):
@@ -122,8 +121,8 @@ class TestNoThreadToBeHad:
         monkeypatch.setattr(threading.Thread, "start", refused)
         return lambda count: left.__setitem__(0, count)
 
-    def test_the_others_do(self, eng, refuse):
-        """One worker runs; nobody is told, and all is done."""
+    def test_existing_workers_suffice(self, eng, refuse):
+        """One worker runs everything without an error."""
         var, gate, ran = eng.new_variable(), threading.Event(), []
         eng.push(gate.wait)
         refuse(1000)
@@ -137,11 +136,10 @@ class TestNoThreadToBeHad:
         meet = threading.Barrier(MANY, timeout=60)
         for _ in range(MANY):
             eng.push(meet.wait)
-        eng.wait_for_all()  # later there are threads again
+        eng.wait_for_all()  # threads are available again
 
-    def test_the_first_of_a_queue(self, eng, refuse):
-        """Without any worker the operation is in the queue; a wait says why it does not run, and the next push finds a
-        thread."""
+    def test_queue_without_any_worker(self, eng, refuse):
+        """Without any worker the operation stays queued; a wait gives the reason, and the next push finds a thread."""
         var, ran = eng.new_variable(), []
         refuse(1000)
         eng.push(lambda: ran.append("first"), (), [var])
@@ -157,8 +155,8 @@ class TestNoThreadToBeHad:
         assert var.version == 2
 
     @pytest.mark.parametrize("wait", ["wait_for_var", "wait_for_all"])
-    def test_a_wait_starts_what_could_not_be_started(self, eng, refuse, wait):
-        """No push comes any more; there are threads again, and the wait itself sees to it."""
+    def test_wait_starts_missing_workers(self, eng, refuse, wait):
+        """No further push comes, threads are available again, and the wait itself starts one."""
         var, ran = eng.new_variable(), []
         refuse(1)
         eng.push(lambda: ran.append("first"), (), [var])
@@ -168,8 +166,8 @@ class TestNoThreadToBeHad:
 
 
 @pytest.mark.parametrize("place", ["_dispatch", "_run_here"])
-def test_a_worker_outlives_whatever_comes_out_of_the_region(kind, monkeypatch, place):
-    """It is told where nobody catches it; the worker keeps its place, and everything goes on."""
+def test_worker_survives_errors_of_the_region(kind, monkeypatch, place):
+    """The error is reported through the thread hook; the worker survives, and everything continues."""
     eng, told, plain = engine.create(kind, cpu_workers=1), [], []
     eng._waiters_help = "0"
     method = getattr(eng, place)
@@ -195,7 +193,7 @@ def test_a_worker_outlives_whatever_comes_out_of_the_region(kind, monkeypatch, p
 
 
 def test_contexts_do_not_wait_for_each_other():
-    """A long operation on cpu(1) does not hold up cpu(0), cpu(2) or the priority queue."""
+    """A long operation on cpu(1) does not delay cpu(0), cpu(2) or the priority queue."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1, priority_workers=1)
     gate, ran = threading.Event(), []
     eng.push(lambda: gate.wait(60), (), [], cpu(1))

@@ -1,4 +1,4 @@
-"""Who lacks memory lets others go first: which operations it runs meanwhile, and what counts as progress."""
+"""Yielding of starved threads: which operations they run, and which events count as progress."""
 
 import threading
 
@@ -10,9 +10,10 @@ from weftplan.device.simulated import configure
 
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
-def test_looking_whether_anything_is_pending_is_no_progress(kind):
-    """An operation that lacks memory looks again and again whether somebody's memory is idle, which the engine answers
-    inside. It still runs what is ready behind it, since nothing has ended."""
+def test_idle_checks_are_no_progress(kind):
+    """A starved operation that repeatedly asks whether memory is idle still runs ready operations: none has
+    completed.
+    """
     with engine.using(engine.create(kind, cpu_workers=1)) as current:
         pushed, ran, var = threading.Event(), [], current.new_variable()
 
@@ -32,8 +33,8 @@ def test_looking_whether_anything_is_pending_is_no_progress(kind):
     current.stop()
 
 
-def test_who_is_alone_is_told_that_nobody_will_help():
-    """With nothing ready and nobody at work the others have been: after one more try it is over."""
+def test_lone_starved_thread_gives_up():
+    """With nothing ready and no busy worker, it gives up after one more attempt."""
     with engine.using(engine.create("ThreadedEngine", cpu_workers=1)) as current:
         tries, var = [], current.new_variable()
 
@@ -49,9 +50,11 @@ def test_who_is_alone_is_told_that_nobody_will_help():
 
 
 @pytest.mark.parametrize("wait", ["settle", "wait_for_all"])
-def test_nothing_is_pending_only_when_devices_have_done_what_is_enqueued(wait):
-    """An operation on a device ends when its work is enqueued. A device that runs nothing early has done none of that
-    until somebody waits for the stream; who hears that nothing is pending may use its memory."""
+def test_pending_includes_enqueued_device_work(wait):
+    """An operation on a device ends when its work is enqueued, long before it has run.
+
+    "Nothing pending" must include that work, because the caller may then use its memory.
+    """
     configure(0, order="lazy")
     with engine.using(engine.create("ThreadedEnginePerDevice", cpu_workers=1, gpu_workers=1)) as current:
         place, ran = device.get(mx.sim(0)), []

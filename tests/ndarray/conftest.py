@@ -1,4 +1,4 @@
-"""Every test of arrays runs on each engine, unless it asks for one."""
+"""Every array test runs on each engine, unless it requests one."""
 
 import pytest
 
@@ -10,35 +10,35 @@ KINDS = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
 
 @pytest.fixture(params=KINDS)
 def each_engine(request):
-    """A fresh engine of each kind as the process-wide one."""
-    made = engine.create(request.param)
-    with engine.using(made):
-        yield made
+    """A new engine of each kind as the process-wide engine."""
+    eng = engine.create(request.param)
+    with engine.using(eng):
+        yield eng
         drain()
-        made.wait_for_all()
-    made.stop()
+        eng.wait_for_all()
+    eng.stop()
 
 
 @pytest.fixture
 def gate():
-    """A threaded engine whose cpu(0) operations wait until the gate is opened: what runs early shows."""
+    """A threaded engine whose cpu(0) operations wait for the gate, so that early execution is visible."""
     import threading
 
-    made = engine.create("ThreadedEngine")
+    eng = engine.create("ThreadedEngine")
     opened = threading.Event()
 
     class Gate:
-        engine = made
+        engine = eng
         open = staticmethod(opened.set)
 
         @staticmethod
         def close(*arrays):
-            """Hold back everything that writes or reads ``arrays`` from now on."""
-            made.push(opened.wait, (), [array.var for array in arrays], arrays[0].context, name="gate")
+            """Block all later reads and writes of ``arrays``."""
+            eng.push(opened.wait, (), [array.var for array in arrays], arrays[0].context, name="gate")
 
-    with engine.using(made):
+    with engine.using(eng):
         yield Gate
         opened.set()
         drain()
-        made.wait_for_all()
-    made.stop()
+        eng.wait_for_all()
+    eng.stop()

@@ -1,4 +1,4 @@
-"""Operators on arrays against NumPy, and MXNet's rules where NumPy has others."""
+"""Operators on arrays against NumPy, and MXNet's rules when they differ."""
 
 import operator
 import threading
@@ -25,7 +25,7 @@ B = np.array([[2, -0.5, 3], [1.5, 3, -2]], np.float32)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_arrays_broadcast_as_in_numpy(name, other, dtype):
-    """Same shape, row, column, and an array without dimensions; the results are NumPy's to the bit."""
+    """Same shape, row, column, and a zero-dimensional array; the results equal NumPy's bits."""
     function = getattr(operator, name)
     a, b = A.astype(dtype), np.asarray(other).astype(dtype)
     result = function(nd.array(a, dtype=dtype), nd.array(b, dtype=dtype))
@@ -38,7 +38,7 @@ def test_arrays_broadcast_as_in_numpy(name, other, dtype):
 @pytest.mark.parametrize("value", [2, 2.5, -3, True, np.float64(1.5), np.int32(2)])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_numbers_take_the_dtype_of_the_array(name, value):
-    """Left and right, the result is float32 as the array is."""
+    """On the left and right, the result is float32 like the array."""
     function = getattr(operator, name)
     result, swapped = function(nd.array(A), value), function(value, nd.array(A))
     assert result.dtype == swapped.dtype == np.float32
@@ -51,7 +51,7 @@ def test_numbers_take_the_dtype_of_the_array(name, value):
 @pytest.mark.parametrize("other", [B, B[0], 3, 0.5], ids=["same", "row", "int", "float"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_in_place(name, other):
-    """The same array, the same var, the result of the plain operator; views see it."""
+    """The same array and var, with the result of the plain operator; views see it."""
     x = nd.array(A)
     view, var = x[1], x.var
     operand = nd.array(other) if isinstance(other, np.ndarray) else other
@@ -85,14 +85,14 @@ INTEGERS = [
 @together()
 @pytest.mark.parametrize(("formula", "expected"), INTEGERS)
 def test_integers_follow_mxnet(formula, expected):
-    """Numbers are cut before use, division goes towards zero, the dtype stays (division by zero gives 0 here)."""
+    """Numbers are truncated before use, division rounds towards zero, the dtype stays (x / 0 gives 0 here)."""
     result = formula(nd.array([1, 2, -7], dtype="int32"))
     assert result.dtype == np.int32
     np.testing.assert_array_equal(result.asnumpy(), expected)
 
 
 def test_small_integers_wrap():
-    """uint8 wraps around as in C, for numbers out of its range too."""
+    """uint8 wraps around as in C, for out-of-range numbers, too."""
     u = nd.array([1, 2, 3], dtype="uint8")
     np.testing.assert_array_equal((u + 300).asnumpy(), [45, 46, 47])
     np.testing.assert_array_equal((u - 5).asnumpy(), [252, 253, 254])
@@ -100,7 +100,7 @@ def test_small_integers_wrap():
     assert (nd.array([1, 0], dtype="bool") + 1).dtype == np.int64
 
 
-def test_numeric_accidents_are_silent():
+def test_numeric_exceptions_are_silent():
     """Division by zero and overflow give inf and nan without a warning (warnings are errors here)."""
     x = nd.array([1, 0, 3e38])
     np.testing.assert_array_equal((x / 0).asnumpy(), [np.inf, np.nan, np.inf])
@@ -111,7 +111,7 @@ def test_numeric_accidents_are_silent():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
 def test_a_remainder_by_zero_is_zero(dtype):
-    """MXNet 1.9.1 gives 0, in every form of the operator, where NumPy gives NaN for floats."""
+    """MXNet 1.9.1 gives 0 in every form of the operator; NumPy gives NaN for floats."""
     x, divisor = nd.array([7, -3, 5], dtype=dtype), nd.array([0, 2, 0], dtype=dtype)
     for result in (x % divisor, nd.modulo(x, divisor), nd.broadcast_mod(x, divisor)):
         np.testing.assert_array_equal(result.asnumpy(), [0, 1, 0])
@@ -123,7 +123,7 @@ def test_a_remainder_by_zero_is_zero(dtype):
 
 
 def test_unary_and_functions():
-    """Signs, and the functions that take a number on either side."""
+    """Signs, and the functions that accept a number on either side."""
     x = nd.array(A)
     np.testing.assert_array_equal((-x).asnumpy(), -A)
     np.testing.assert_array_equal(abs(x).asnumpy(), abs(A))
@@ -136,7 +136,7 @@ def test_unary_and_functions():
 
 
 def test_logic_of_arrays_and_numbers():
-    """logical_and, logical_or and logical_xor give 0 and 1 in the dtype of the arrays, numbers on either side."""
+    """logical_and, logical_or and logical_xor give 0 and 1 in the dtype of the arrays, with numbers on either side."""
     x, y = nd.array([[0, 2], [-1, 0]]), nd.array([1, 0])
     np.testing.assert_array_equal(nd.logical_and(x, y).asnumpy(), [[0, 0], [1, 0]])
     np.testing.assert_array_equal(nd.logical_or(x, y).asnumpy(), [[1, 1], [1, 0]])
@@ -148,7 +148,7 @@ def test_logic_of_arrays_and_numbers():
 
 
 def test_functions_of_two_numbers_give_numbers():
-    """As in MXNet, where comparisons give 1 and 0; what is neither is refused by name."""
+    """As in MXNet, comparisons give 1 and 0; other types are refused by name."""
     values = nd.add(1, 2), nd.power(2, 3), nd.divide(1, 2), nd.modulo(-5, 3), nd.maximum(2, 3.5), nd.minimum(2, 3.5)
     assert values == (3, 8, 0.5, 1, 3.5, 2)
     truths = nd.equal(1, 1.0), nd.lesser(1, 0), nd.logical_and(1, 2), nd.logical_xor(2, 3), nd.logical_or(0, 3)
@@ -159,7 +159,7 @@ def test_functions_of_two_numbers_give_numbers():
 
 @pytest.mark.parametrize("dtype", ["float64", "int32", "float16"])
 def test_dtypes_must_agree(dtype):
-    """Both are named, also in place, and nothing changes."""
+    """The message names both, also in place, and nothing changes."""
     x = nd.ones(3)
     with pytest.raises(DTypeError, match=f"float32 and {dtype} differ.*astype"):
         x + nd.ones(3, dtype=dtype)
@@ -169,7 +169,7 @@ def test_dtypes_must_agree(dtype):
 
 
 def test_shapes_must_broadcast():
-    """Both shapes are named; in place the left shape must not change."""
+    """The message names both shapes; in place the left shape must not change."""
     with pytest.raises(ShapeError, match=r"add: shapes \(2, 3\) and \(2,\) do not broadcast"):
         nd.ones((2, 3)) + nd.ones(2)
     x = nd.ones(3)
@@ -178,7 +178,7 @@ def test_shapes_must_broadcast():
 
 
 def test_contexts_must_agree():
-    """The message says which copy to make."""
+    """The message names the required copy."""
     with pytest.raises(DeviceError, match=r"cpu\(0\) and cpu\(1\); copy one with as_in_context\(cpu\(0\)\)"):
         nd.ones(2) + nd.ones(2, mx.cpu(1))
 
@@ -204,8 +204,8 @@ def test_not_a_number_for_integers():
         nd.ones(2, dtype="int32") + float("nan")
 
 
-def test_what_the_thread_wants_of_numpy_does_not_count():
-    """A caller who wants errors for 1 / 0 gets inf, on every engine, and has his own setting afterwards."""
+def test_errstate_of_the_thread_is_ignored():
+    """A caller with errstate "raise" gets inf for 1 / 0 on every engine, and keeps its setting."""
     with np.errstate(all="raise"):
         x = nd.array([1.0, -1.0])
         assert (x / 0).asnumpy().tolist() == [np.inf, -np.inf]
@@ -216,8 +216,8 @@ def test_what_the_thread_wants_of_numpy_does_not_count():
             np.divide(np.ones(1), 0)
 
 
-def test_quiet_calls_nest_and_run_beside_each_other():
-    """A call within a call, as a destructor makes one, and calls of several threads at once; errors get through."""
+def test_quiet_calls_nest_and_overlap():
+    """Nested calls, as from a destructor, and concurrent calls of several threads; errors get through."""
     barrier = threading.Barrier(4, timeout=60)
     inner = []
 
@@ -225,7 +225,7 @@ def test_quiet_calls_nest_and_run_beside_each_other():
         inner.append((a, b, out, np.geterr()["divide"]))
 
     def outer(a, b, out):
-        barrier.wait()  # all four are within a quiet call now
+        barrier.wait()  # all four are inside a quiet call now
         quietly(note, a, b, out)
         note(a, b, out)
 
@@ -241,8 +241,8 @@ def test_quiet_calls_nest_and_run_beside_each_other():
 
 @pytest.mark.parametrize("act", [lambda a, b: a + b, operator.iadd, lambda a, b: b * a])
 @pytest.mark.parametrize("power", [53, 1024])
-def test_integers_that_floats_hold_badly(act, power):
-    """One that a Python float holds is rounded; a larger one is refused at once, and the array stays as it was."""
+def test_integers_beyond_float_precision(act, power):
+    """An integer within a float's range is rounded; a larger one is refused, and the array is unchanged."""
     a = nd.ones((3,), dtype="float64")
     a.wait_to_read()
     if power < 1000:

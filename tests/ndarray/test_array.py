@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("each_engine")
 
 @pytest.mark.parametrize("dtype", "float16 float32 float64 uint8 int8 int32 int64 bool".split())  # noqa: SIM905
 def test_array_keeps_values_and_dtype(dtype):
-    """array() of a NumPy array with a named dtype gives the same values back."""
+    """array() of a NumPy array with a named dtype keeps its values."""
     values = np.array([[0, 1, 2], [3, 100, 1]]).astype(dtype)
     x = nd.array(values, dtype=dtype)
     assert (x.shape, x.size, x.ndim, x.dtype, x.stype) == ((2, 3), 6, 2, np.dtype(dtype), "default")
@@ -32,16 +32,15 @@ def test_array_keeps_values_and_dtype(dtype):
     np.testing.assert_array_equal(x.asnumpy(), values)
 
 
-def test_the_default_dtype_is_float32_whatever_comes():
-    """As in MXNet 1.9.1: lists, Python numbers, float64 and int64 NumPy arrays all become float32; NDArrays keep
-    theirs."""
+def test_default_dtype_is_float32():
+    """As in MXNet 1.9.1: lists, numbers, float64 and int64 arrays become float32; NDArrays keep their dtype."""
     for source in ([1, 2], 5.0, np.arange(3), np.ones(2), [True, False]):
         assert nd.array(source).dtype == np.float32
     assert nd.array(nd.ones(2, dtype="int8")).dtype == np.int8
 
 
 def test_the_source_may_change_after_the_call():
-    """array() and assignment take a copy, although work is asynchronous."""
+    """array() and assignment copy, although work is asynchronous."""
     values = np.ones(1000, np.float32)
     x, y = nd.array(values), nd.zeros(1000)
     y[:] = values
@@ -50,27 +49,27 @@ def test_the_source_may_change_after_the_call():
 
 
 @pytest.mark.parametrize("bad", ["text", [[1, 2], [3]], object(), [None], 1j])
-def test_array_refuses_what_is_no_array_of_numbers(bad):
-    """The message says what came."""
+def test_array_refuses_non_numbers(bad):
+    """The message names the received type."""
     with pytest.raises(DTypeError, match="array: expected numbers"):
         nd.array(bad)
 
 
 @pytest.mark.parametrize("bad", ["complex64", "float33", "datetime64[s]", object])
-def test_dtypes_that_do_not_exist_here(bad):
-    """Unknown dtypes and those of other kinds are refused at the call."""
+def test_unsupported_dtypes_are_refused(bad):
+    """Unknown dtypes and unsupported kinds are refused at the call."""
     with pytest.raises(DTypeError, match="dtype"):
         nd.zeros(2, dtype=bad)
 
 
 @pytest.mark.parametrize("bad", [-1, (2, -3), 1.5, (1.0, 2), "ab", None])
 def test_bad_shapes_are_refused(bad):
-    """Negative or fractional dimensions name the shape."""
+    """Negative or fractional dimensions; the message names the shape."""
     with pytest.raises(ShapeError, match="shape"):
         nd.empty(bad)
 
 
-def test_makers():
+def test_creation_functions():
     """zeros, ones, full, arange, linspace, eye agree with NumPy."""
     np.testing.assert_array_equal(nd.zeros((2, 3)).asnumpy(), np.zeros((2, 3)))
     np.testing.assert_array_equal(nd.ones(3, dtype="int32").asnumpy(), np.ones(3))
@@ -89,8 +88,8 @@ def test_makers():
     assert nd.array(5.0).shape == ()
 
 
-def test_joining():
-    """concatenate, stack and moveaxis agree with NumPy, and refuse what does not fit."""
+def test_concatenate_stack_and_moveaxis():
+    """concatenate, stack and moveaxis agree with NumPy, and refuse unfitting arrays."""
     a, b = np.arange(6.0).reshape(2, 3), np.ones((2, 3))
     x, y = nd.array(a), nd.array(b)
     np.testing.assert_array_equal(nd.concatenate([x, y], axis=1).asnumpy(), np.concatenate([a, b], 1))
@@ -126,8 +125,8 @@ def test_arguments_have_the_names_of_mxnet():
             bad()
 
 
-def test_a_context_is_a_context():
-    """Its name is not one, wherever a context is given."""
+def test_context_names_are_refused():
+    """The name of a context is not accepted in place of a context."""
     x = nd.ones(2)
     for call in (
         lambda: nd.ones(2, ctx="cpu"),
@@ -140,7 +139,7 @@ def test_a_context_is_a_context():
 
 
 def test_autograd_is_absent_on_purpose():
-    """The names that MXNet's users look for say where gradients are."""
+    """Names familiar to MXNet users raise an error that explains gradients."""
     for name in ("grad", "attach_grad", "backward"):
         assert not hasattr(nd.ones(1), name)
         with pytest.raises(AttributeError, match=r"absent on purpose; bind a symbol and call executor\.backward"):
@@ -163,7 +162,7 @@ def test_scalars():
 
 
 def test_numpy_sees_values():
-    """np.asarray copies; asking for no copy is refused; NumPy's operators leave the work to ours."""
+    """np.asarray copies; ``copy=False`` is refused; NumPy's operators defer to ours."""
     x = nd.array([1, 2])
     values = np.asarray(x)
     values[0] = 9
@@ -175,7 +174,7 @@ def test_numpy_sees_values():
 
 
 def test_views_share_memory_and_order():
-    """A write through a view is seen by the whole, in push order, and the other way round."""
+    """A write through a view is visible in the whole array in push order, and vice versa."""
     x = nd.zeros((2, 3))
     view = x.reshape((3, 2))
     x[:] = 1
@@ -186,7 +185,7 @@ def test_views_share_memory_and_order():
 
 
 def test_reshape_codes_and_errors():
-    """MXNet's codes; sizes that do not agree name both."""
+    """MXNet's codes; the message names both sizes if they disagree."""
     x = nd.zeros((2, 3, 4))
     assert x.reshape(-1).shape == (24,)
     assert x.reshape(4, 6).shape == (4, 6)
@@ -200,8 +199,8 @@ def test_reshape_codes_and_errors():
             x.reshape(bad)
 
 
-def test_renaming_in_place_gives_views():
-    """expand_dims, squeeze and flatten copy, and with inplace=True share the memory, as in MXNet."""
+def test_inplace_reshapes_give_views():
+    """expand_dims, squeeze and flatten copy; with inplace=True they share the memory, as in MXNet."""
     x = nd.zeros((2, 1, 3))
     for function, shape in (
         (lambda **kw: x.expand_dims(axis=-1, **kw), (2, 1, 3, 1)),
@@ -220,8 +219,8 @@ def test_renaming_in_place_gives_views():
         x.squeeze(0, inplace=True)
 
 
-def test_ways_to_transpose():
-    """Axes one by one, as a tuple, or by name."""
+def test_transpose_argument_forms():
+    """Axes separately, as a tuple, or by name."""
     x = nd.zeros((2, 3, 4))
     assert x.transpose().shape == x.transpose(None).shape == (4, 3, 2)
     for result in (x.transpose(1, 0, 2), x.transpose((1, 0, 2)), x.transpose([1, 0, 2]), x.transpose(axes=(1, 0, 2))):
@@ -229,7 +228,7 @@ def test_ways_to_transpose():
 
 
 def test_copies_are_independent():
-    """copy, copyto and astype give new memory; as_in_context on the same context does not."""
+    """copy, copyto and astype allocate new memory; as_in_context on the same context does not."""
     x = nd.array([1.5, -2.5])
     same, moved = x.copy(), x.copyto(mx.cpu(1))
     cast = x.astype("int32")
@@ -248,7 +247,7 @@ def test_copies_are_independent():
 
 
 def test_copyto_casts_and_checks():
-    """Equal shapes are needed, equal dtypes are not."""
+    """Shapes must be equal, dtypes need not."""
     target = nd.zeros(2, dtype="int32")
     assert nd.array([1.5, 2.5]).copyto(target) is target
     np.testing.assert_array_equal(target.asnumpy(), [1, 2])
@@ -263,7 +262,7 @@ def test_copyto_casts_and_checks():
 @pytest.mark.parametrize("target", [mx.cpu(0), mx.cpu(1), mx.sim(80), mx.sim(81)])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 def test_copies_between_all_kinds_of_context(source, target, dtype):
-    """Values survive every route, cast or not, and later operations see them."""
+    """Values survive every route, with or without a cast, and later operations see them."""
     x = nd.array(np.arange(8), ctx=source)
     x += 1
     y = nd.empty((8,), target, dtype)
@@ -274,7 +273,7 @@ def test_copies_between_all_kinds_of_context(source, target, dtype):
 
 
 def test_arithmetic_on_a_simulated_device():
-    """Arrays of sim(i) go through its streams and give what the host gives."""
+    """Arrays of sim(i) use its streams and give the host's results."""
     with mx.sim(82):
         x = nd.array([[1, 2], [3, 4]])
         y = (x * 2 + 1)[:, 1]
@@ -285,8 +284,8 @@ def test_arithmetic_on_a_simulated_device():
     np.testing.assert_array_equal(z.asnumpy(), [3, 1])
 
 
-def test_numpy_asks_whether_all_or_any_elements_are_true():
-    """numpy.all and numpy.any take arrays, along an axis too, and give NumPy's values."""
+def test_numpy_all_and_any():
+    """numpy.all and numpy.any accept arrays, also along an axis, and give NumPy's values."""
     x = mx.nd.array([[1, 0], [1, 1]])
     assert np.all(x == x)
     assert not np.all(x)
@@ -295,8 +294,8 @@ def test_numpy_asks_whether_all_or_any_elements_are_true():
     assert np.any(x, axis=1, keepdims=True).tolist() == [[True], [True]]
 
 
-def test_the_state_of_an_array_that_mxnet_has_pickled():
-    """It is one record of a parameter file, here of arange(3) on gpu(2): the array becomes that, maybe on a CPU."""
+def test_pickled_state_of_mxnet_is_loaded():
+    """It is one record of a parameter file, here of arange(3) on gpu(2); it may be loaded on a CPU."""
     record = struct.pack("<IiIqiii3f", 0xF993FAC9, 0, 1, 3, 2, 0, 0, 0, 1, 2)
     array = mx.nd.ones((2, 2), dtype="int32")
     array.__setstate__({"handle": bytearray(record)})
@@ -307,9 +306,9 @@ def test_the_state_of_an_array_that_mxnet_has_pickled():
         array.__setstate__({"handle": record[:-1]})
 
 
-def test_an_array_that_outlives_its_module(monkeypatch):
-    """When the interpreter ends it clears modules before objects that others hold: those go without a word."""
+def test_array_outlives_its_module_silently(monkeypatch):
+    """At exit the interpreter clears modules before objects held elsewhere: these are finalized silently."""
     array = mx.nd.from_numpy(np.ones(3, "f4"))
     array.wait_to_read()
     monkeypatch.setattr("weftplan.ndarray.memory.release.dead", None)
-    del array  # what a destructor raises here would be a warning, and that an error
+    del array  # a warning from a destructor is an error here

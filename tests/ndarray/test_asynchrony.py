@@ -1,4 +1,4 @@
-"""Operations are pushed, not run: shown with an engine whose work is held back by a gate."""
+"""Operations are pushed, not run: shown with an engine blocked by a gate."""
 
 import gc
 import threading
@@ -10,7 +10,7 @@ from weftplan import engine, nd
 
 
 def test_operations_return_before_they_run(gate):
-    """Arithmetic, indexing, assignment, copies and reshapes of a held array all return at once."""
+    """Arithmetic, indexing, assignment, copies and reshapes of a blocked array return immediately."""
     x = nd.ones((4, 4))
     gate.close(x)
     x += 1
@@ -30,11 +30,11 @@ def test_operations_return_before_they_run(gate):
 
 
 def test_wait_to_write_waits_for_readers(gate):
-    """wait_to_read returns while a reader is held; wait_to_write does not."""
+    """wait_to_read returns while a reader is blocked; wait_to_write does not."""
     x, y = nd.ones(3), nd.zeros(3)
     x.wait_to_read()
     gate.close(y)
-    x.copyto(y)  # reads x, held by the gate on y
+    x.copyto(y)  # reads x, blocked by the gate on y
     x.wait_to_read()
     waited = threading.Event()
     thread = threading.Thread(target=lambda: (x.wait_to_write(), waited.set()))
@@ -47,12 +47,12 @@ def test_wait_to_write_waits_for_readers(gate):
 
 
 def test_an_array_may_die_before_its_work_runs(gate):
-    """Temporaries of an expression are dropped at once; their memory stays until the work has run."""
+    """Temporaries of an expression are dropped immediately; their memory stays until the work has run."""
     x = nd.ones(1000)
     gate.close(x)
     y = ((x + 1) * 2 - 1) / 3
     gc.collect()
-    others = [nd.full((1000,), 9) for _ in range(8)]  # would take the memory if it had been handed back
+    others = [nd.full((1000,), 9) for _ in range(8)]  # would take the memory if it had been freed
     gate.open()
     np.testing.assert_array_equal(y.asnumpy(), np.ones(1000))
     assert len(others) == 8
@@ -79,21 +79,21 @@ def test_collecting_arrays_inside_an_operation_is_harmless():
     nd.waitall()
 
 
-def test_a_failing_index_is_reported_at_the_wait_and_the_process_goes_on():
-    """An index that is out of range when the operation runs poisons the result, not the source."""
-    made = engine.create("ThreadedEngine")
-    with engine.using(made):
+def test_failing_index_is_reported_at_the_wait():
+    """An index that is out of range at run time fails the result, not the source."""
+    eng = engine.create("ThreadedEngine")
+    with engine.using(eng):
         x = nd.array([1, 2, 3])
         bad = x[nd.array([7])]
         with pytest.raises(IndexError):
             bad.asnumpy()
         np.testing.assert_array_equal(x.asnumpy(), [1, 2, 3])
         np.testing.assert_array_equal((x + 1).asnumpy(), [2, 3, 4])
-    made.stop()
+    eng.stop()
 
 
 def test_random_programs_equal_numpy_on_every_engine(each_engine):
-    """300 random in-place statements over 6 arrays and their views, against the same on NumPy."""
+    """300 random in-place statements over 6 arrays and their views, compared with NumPy."""
     generator = np.random.default_rng(7)
     arrays = [generator.standard_normal((4, 5)).astype(np.float32) for _ in range(6)]
     ours = [nd.array(a) for a in arrays]

@@ -1,4 +1,4 @@
-"""When the memory of dead arrays goes back: at once where nothing is pending, never early, and never much later."""
+"""Release of dead arrays' memory: immediately if nothing is pending, never early, never much later."""
 
 import sys
 import time
@@ -18,13 +18,13 @@ CTX = mx.cpu(77)
 
 
 def held():
-    """Bytes that storage has given out."""
+    """Return the bytes allocated from storage."""
     return storage.get(CTX).statistics().requested_bytes
 
 
 @pytest.fixture
 def empty():
-    """Nothing of other tests is left on the context."""
+    """Memory of other tests on the context is freed."""
     mx.nd.waitall()
     drain()
     assert held() == 0
@@ -38,13 +38,13 @@ pytestmark = pytest.mark.usefixtures("empty")
 
 
 @COUNTED
-def test_no_operation_where_nothing_is_pending(each_engine):
-    """The last reference was the chunk's own: nobody can have pushed what is not over."""
+def test_idle_memory_is_freed_without_operation(each_engine):
+    """The chunk held the last reference to its var, so no unfinished operation exists."""
     a = mx.nd.ones((100,), ctx=CTX)
     a += 1
     a.wait_to_read()
     mx.nd.waitall()
-    while sys.getrefcount(a.var) > 2:  # a worker lets go of an operation after it has said that it is over
+    while sys.getrefcount(a.var) > 2:  # a worker releases an operation after it has notified the waiter
         time.sleep(0.001)
     pushed = each_engine.statistics().pushed
     del a
@@ -54,8 +54,8 @@ def test_no_operation_where_nothing_is_pending(each_engine):
 
 
 @COUNTED
-def test_an_operation_where_somebody_has_the_var(each_engine):
-    """It could be used again, and must be known as deleted then."""
+def test_referenced_var_needs_a_delete_operation(each_engine):
+    """It could be used again and must then be known as deleted."""
     a = mx.nd.ones((100,), ctx=CTX)
     mx.nd.waitall()
     var = a.var
@@ -66,15 +66,15 @@ def test_an_operation_where_somebody_has_the_var(each_engine):
     assert var.deleted
 
 
-def test_never_before_what_is_pending(gate):
-    """A result that nobody keeps is computed into memory that nobody else has."""
+def test_pending_operations_delay_the_free(gate):
+    """An unreferenced result is computed into memory of its own."""
     x = mx.nd.ones((100,), ctx=CTX)
     x.wait_to_read()
     gate.close(x)
     for _ in range(3):
         x + 1
     drain()
-    assert held() == 400  # of what has not run none has memory yet
+    assert held() == 400  # operations that have not run have no memory yet
     others = [mx.nd.zeros((100,), ctx=CTX) for _ in range(3)]
     gate.open()
     mx.nd.waitall()
@@ -84,8 +84,8 @@ def test_never_before_what_is_pending(gate):
     assert held() == 4 * 400
 
 
-def test_never_before_a_bulk_is_flushed(each_engine):
-    """What a thread has collected and not pushed holds its vars, too."""
+def test_unflushed_bulk_delays_the_free(each_engine):
+    """Operations collected in a thread's bulk hold their vars, too."""
     x = mx.nd.ones((100,), ctx=CTX)
     mx.nd.waitall()
     with each_engine.bulk(10):
@@ -97,8 +97,8 @@ def test_never_before_a_bulk_is_flushed(each_engine):
     mx.nd.waitall()
 
 
-def test_a_failure_stays_known(gate):
-    """A dead array whose operation failed: whoever waits for everything is told."""
+def test_failure_of_a_dead_array_is_raised(gate):
+    """The failure of a dead array is raised by a wait for everything."""
     x = mx.nd.ones((100,), ctx=CTX)
     engine.get().push(lambda: 1 / 0, (), (x.var,), CTX)
     del x
@@ -108,8 +108,8 @@ def test_a_failure_stays_known(gate):
         mx.nd.waitall()
 
 
-def test_arithmetic_leaves_a_few_small_ones(each_engine):
-    """At most 1,025 of at most 4,096 bytes wait; the next array made otherwise sees to all of them."""
+def test_arithmetic_keeps_few_small_arrays(each_engine):
+    """At most 1,025 arrays of at most 4,096 bytes wait; the next array of another kind releases all of them."""
     x = mx.nd.ones((16,), ctx=CTX)
     mx.nd.waitall()
     most = 0
@@ -122,7 +122,7 @@ def test_arithmetic_leaves_a_few_small_ones(each_engine):
         assert most <= (1 + 1025 + 1) * 64
 
 
-def test_arithmetic_leaves_no_large_one(each_engine):
+def test_arithmetic_keeps_no_large_array(each_engine):
     """Not even for the next addition."""
     if each_engine.kind != "NaiveEngine":
         pytest.skip("operations may be pending there")
@@ -132,13 +132,13 @@ def test_arithmetic_leaves_no_large_one(each_engine):
         assert held() <= 2 * 4100
 
 
-def test_a_small_part_of_a_large_chunk(each_engine):
-    """It keeps the whole, however small it is."""
+def test_small_part_holds_the_large_chunk(each_engine):
+    """A part holds the whole chunk, however small it is."""
     x = mx.nd.ones((4,), ctx=CTX)
     slab = Chunk(CTX, 1 << 20)
     part = slab.part(64, 64)
     del slab, part
-    for _ in range(3):  # without a GIL the part is an operation, and the slab the next one
+    for _ in range(3):  # without a GIL the part is one operation, and the slab the next
         np.testing.assert_array_equal((x + x).asnumpy(), 2)
         each_engine.wait_for_all()
     assert held() <= 4 * 16

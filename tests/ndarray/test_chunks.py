@@ -1,4 +1,4 @@
-"""Chunks, the memory under arrays: taken at first use, cut into parts, given back, refused; on every engine."""
+"""Chunks, the memory under arrays: allocated on first use, divided, freed, refused; on every engine."""
 
 import gc
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("each_engine")
 
 
 def alive(resource):
-    """Allocations that are left once everything that is dead has gone, deletes that were pushed included."""
+    """Return live allocations after all dead memory and pending deletes are processed."""
     gc.collect()
     for _ in range(3):
         nd.waitall()
@@ -23,7 +23,7 @@ def alive(resource):
 
 
 def test_memory_returns_when_arrays_die():
-    """Dropping an array with work pending frees it after that work: nothing leaks, nothing is freed early."""
+    """A dropped array with pending work is freed after that work: no leak, no early free."""
     context = mx.cpu(6)
     resource = PoisonResource(_raw(context))
     with storage.using(resource):
@@ -42,8 +42,10 @@ def _raw(context):
 
 
 def test_out_of_memory_is_an_ordinary_error():
-    """At the call that makes an empty array, else at the wait. Nothing is half done: the report names the sizes, and
-    after dropping an array the same call works."""
+    """At the call that creates an empty array, else at the wait.
+
+    Nothing is half done: the report lists the sizes, and the same call works after an array was dropped.
+    """
     context = mx.cpu(6)
     with storage.using(LimitResource(_raw(context), 1000)) as resource:
         held = nd.ones(200, context)
@@ -59,7 +61,7 @@ def test_out_of_memory_is_an_ordinary_error():
 
 
 def test_delayed_chunks_take_memory_at_first_use():
-    """A delayed chunk costs nothing until its bytes are wanted."""
+    """A delayed chunk has no memory until its bytes are used."""
     context = mx.cpu(6)
     with storage.using(_raw(context)) as resource:
         chunk = Chunk(context, 64, delay_alloc=True)
@@ -75,8 +77,8 @@ def test_delayed_chunks_take_memory_at_first_use():
         assert alive(resource) == 0
 
 
-def test_parts_of_a_chunk_have_their_own_vars_and_keep_it_alive():
-    """Two parts of one slab are written independently; the slab goes back when the last part does."""
+def test_chunk_parts_have_own_vars_and_hold_it():
+    """Two parts of one slab are written independently; the slab is freed with its last part."""
     context = mx.cpu(6)
     with storage.using(_raw(context)) as resource:
         slab = Chunk(context, 128, name="slab")

@@ -1,4 +1,4 @@
-"""Loops and branches over arrays; the expected values are those of MXNet 1.9.1 for the same calls."""
+"""Loops and branches over arrays; the expected values are those of MXNet 1.9.1."""
 
 import numpy as np
 import pytest
@@ -12,14 +12,14 @@ Z = np.array([0, 10], np.float32)
 
 
 def arrays(value):
-    """Nested lists in which arrays are (dtype, numbers)."""
+    """Return nested lists with arrays as (dtype, numbers)."""
     if isinstance(value, mx.nd.NDArray):
         return np.dtype(value.dtype).name, value.asnumpy().tolist()
     return type(value)(arrays(one) for one in value) if isinstance(value, list | tuple) else value
 
 
 def f32(*rows):
-    """An array as :func:`arrays` writes it."""
+    """Return an array in the form of :func:`arrays`."""
     return "float32", [list(row) if isinstance(row, list) else row for row in rows]
 
 
@@ -36,20 +36,20 @@ def z():
 
 
 def test_foreach(x, z):
-    """Rows in turn, states handed on; outputs and states are nested as the body nests them."""
-    found = C.foreach(lambda d, s: (d + s[0], [s[0] * 2]), x, [z + 1])
-    assert arrays(found) == (f32([2, 13], [5, 26], [9, 50]), [f32(8, 88)])
-    found = C.foreach(lambda d, s: (d + s, s + 1), x, z)
-    assert arrays(found) == (f32([1, 12], [4, 15], [7, 18]), f32(3, 13))
-    found = C.foreach(lambda d, s: ([d[0] + s, d[1]], s + 1), [x, x * 2], z)
-    assert arrays(found) == ([f32([1, 12], [4, 15], [7, 18]), f32([2, 4], [6, 8], [10, 12])], f32(3, 13))
-    found = C.foreach(lambda d, s: ([d, [d * 2, s[1][0]]], [s[0] + d, [s[1][0] + 1]]), x, [z, [z]])
+    """Rows in order with states passed on; outputs and states have the nesting of the body's."""
+    result = C.foreach(lambda d, s: (d + s[0], [s[0] * 2]), x, [z + 1])
+    assert arrays(result) == (f32([2, 13], [5, 26], [9, 50]), [f32(8, 88)])
+    result = C.foreach(lambda d, s: (d + s, s + 1), x, z)
+    assert arrays(result) == (f32([1, 12], [4, 15], [7, 18]), f32(3, 13))
+    result = C.foreach(lambda d, s: ([d[0] + s, d[1]], s + 1), [x, x * 2], z)
+    assert arrays(result) == ([f32([1, 12], [4, 15], [7, 18]), f32([2, 4], [6, 8], [10, 12])], f32(3, 13))
+    result = C.foreach(lambda d, s: ([d, [d * 2, s[1][0]]], [s[0] + d, [s[1][0] + 1]]), x, [z, [z]])
     inner = [f32([2, 4], [6, 8], [10, 12]), f32([0, 10], [1, 11], [2, 12])]
-    assert arrays(found) == ([f32([1, 2], [3, 4], [5, 6]), inner], [f32(9, 22), [f32(3, 13)]])
+    assert arrays(result) == ([f32([1, 2], [3, 4], [5, 6]), inner], [f32(9, 22), [f32(3, 13)]])
 
 
-def test_foreach_at_the_edges(x, z):
-    """No states, no outputs, tuples, states of any kind, arrays with more rows than the first: as MXNet."""
+def test_foreach_edge_cases(x, z):
+    """No states, no outputs, tuples, any kind of state, arrays with more rows than the first: as in MXNet."""
     assert arrays(C.foreach(lambda d, s: (d, s), x, [])) == (f32([1, 2], [3, 4], [5, 6]), [])
     assert arrays(C.foreach(lambda d, s: ([], [s[0] + d]), x, [z])) == ([], [f32(9, 22)])
     outputs, states = C.foreach(lambda d, s: ((d, d), (z,)), x, (z, z))
@@ -59,7 +59,7 @@ def test_foreach_at_the_edges(x, z):
 
 
 def test_foreach_refuses(x, z):
-    """What MXNet refuses, and what it fails at later."""
+    """Calls that MXNet refuses, or that fail there later."""
     for data, states, body, error, words in (
         (3, z, lambda d, s: (d, s), DTypeError, "data must be"),
         (x, 3, lambda d, s: (d, s), DTypeError, "init_states must be"),
@@ -75,21 +75,21 @@ def test_foreach_refuses(x, z):
 
 
 def test_while_loop():
-    """Outputs are as long as max_iterations; what follows the last step is 0 here."""
+    """Outputs have max_iterations rows; rows after the last step are 0 here."""
     one, two = mx.nd.array([0], dtype="int64"), mx.nd.array([1], dtype="int64")
     condition, step = (lambda i, t: i <= 5), (lambda i, t: ([i + t], [i + 1, t + i]))
-    found = C.while_loop(condition, step, (one, two), max_iterations=10)
+    result = C.while_loop(condition, step, (one, two), max_iterations=10)
     rows = [[1], [2], [4], [7], [11], [16], [0], [0], [0], [0]]
-    assert arrays(found) == ([("int64", rows)], [("int64", [6]), ("int64", [16])])
-    found = C.while_loop(condition, step, [one, two], max_iterations=3)
-    assert arrays(found) == ([("int64", rows[:3])], [("int64", [3]), ("int64", [4])])
-    found = C.while_loop(lambda i: True, lambda i: ([i, [i]], i + 1), one, max_iterations=mx.nd.array([2]))
+    assert arrays(result) == ([("int64", rows)], [("int64", [6]), ("int64", [16])])
+    result = C.while_loop(condition, step, [one, two], max_iterations=3)
+    assert arrays(result) == ([("int64", rows[:3])], [("int64", [3]), ("int64", [4])])
+    result = C.while_loop(lambda i: True, lambda i: ([i, [i]], i + 1), one, max_iterations=mx.nd.array([2]))
     pair = ("int64", [[0], [1]])
-    assert arrays(found) == ([pair, [pair]], ("int64", [2]))
+    assert arrays(result) == ([pair, [pair]], ("int64", [2]))
 
 
 def test_while_loop_without_outputs():
-    """No step, or steps that give None: an empty list."""
+    """No step, or steps that return None: an empty list."""
     one = mx.nd.array([0], dtype="int64")
     step = lambda i: (i, i + 1)  # noqa: E731
     assert arrays(C.while_loop(lambda i: i < 0, step, one, max_iterations=3)) == ([], ("int64", [0]))
@@ -98,7 +98,7 @@ def test_while_loop_without_outputs():
 
 
 def test_while_loop_refuses():
-    """MXNet's checks, all of which are ValueErrors there and here, and outputs that are no arrays."""
+    """MXNet's checks, ValueErrors there and here, and outputs that are no arrays."""
     one = mx.nd.array([0])
     yes = lambda i: True  # noqa: E731
     for condition, step, start, limit, error, words in (
@@ -119,7 +119,7 @@ def test_while_loop_refuses():
 
 
 def test_cond(x, z):
-    """One branch runs; an array that is not a number counts as true, as in MXNet."""
+    """One branch runs; an array with several elements counts as true, as in MXNet."""
     assert C.cond(mx.nd.array([1]) < 5, lambda: x, lambda: z) is x
     assert arrays(C.cond(mx.nd.array([9]) < 5, lambda: x, lambda: [z])) == [f32(0, 10)]
     assert C.cond(True, lambda: x, lambda: z) is x
@@ -129,8 +129,8 @@ def test_cond(x, z):
 
 
 @pytest.mark.parametrize(("name", "words"), [("foreach", "unroll"), ("while_loop", "unroll"), ("cond", "sym.where")])
-def test_symbols_have_none(name, words):
-    """The error says what to use instead."""
+def test_symbols_have_no_control_flow(name, words):
+    """The error names the alternative."""
     with pytest.raises(UnknownOperatorError, match=f"absent on purpose.*{words}.*nd.contrib.{name}"):
         getattr(mx.sym.contrib, name)
     assert not hasattr(mx.sym.contrib, name)

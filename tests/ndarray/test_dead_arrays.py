@@ -1,4 +1,4 @@
-"""Arrays that nobody has any more, and ``FLAGS_eager_delete_tensor_gb``: at once, together, or when memory runs out."""
+"""Dead arrays and ``FLAGS_eager_delete_tensor_gb``: freed immediately, in batches, or when memory runs out."""
 
 import gc
 
@@ -29,7 +29,7 @@ def pool(monkeypatch):
 
 
 def dies():
-    """An array is made and dropped."""
+    """Create and drop an array."""
     x = mx.nd.zeros((SIZE // 4,), ctx=mx.cpu(48))
     x.wait_to_read()
     del x
@@ -42,18 +42,18 @@ def dies():
 )
 @pytest.mark.shows("FLAGS_eager_delete_tensor_gb")
 def test_when_dead_arrays_go_back(pool, monkeypatch, gib, live):
-    """Live arrays of the pool after each of five has died and the next push has come by."""
+    """Count the pool's live arrays after each of five has died and another push has run."""
     monkeypatch.setenv("FLAGS_eager_delete_tensor_gb", gib)
-    found = []
+    counts = []
     for _ in range(5):
         dies()
         mx.nd.waitall()
-        found.append(pool.statistics().live)
-    assert found == live
+        counts.append(pool.statistics().live)
+    assert counts == live
 
 
-def test_what_waits_goes_when_memory_runs_out(pool, monkeypatch):
-    """With a value below 0 more arrays than fit can live and die one after the other."""
+def test_deferred_frees_run_when_memory_runs_out(pool, monkeypatch):
+    """With a negative value more arrays than fit can live and die in sequence."""
     monkeypatch.setenv("FLAGS_eager_delete_tensor_gb", "-1")
     for _ in range(20):
         dies()

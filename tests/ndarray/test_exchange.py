@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("each_engine")
 
 
 def test_numpy_reads_our_memory():
-    """np.from_dlpack shares: a write of ours is seen there, after pending work was waited for."""
+    """np.from_dlpack shares: our later writes are visible there, and pending work is waited for."""
     x = nd.zeros(4)
     x += 3
     there = np.from_dlpack(x)
@@ -24,7 +24,7 @@ def test_numpy_reads_our_memory():
     assert x.__dlpack_device__() == (1, 0)
 
 
-def test_we_read_the_memory_of_numpy():
+def test_numpy_memory_is_shared():
     """from_dlpack and from_numpy share; the source lives as long as the array."""
     values = np.arange(4, dtype=np.float32)
     for x in (nd.from_dlpack(values), nd.from_numpy(values)):
@@ -36,9 +36,11 @@ def test_we_read_the_memory_of_numpy():
     np.testing.assert_array_equal(kept.asnumpy(), np.full(1000, 7.0))
 
 
-def test_memory_that_is_shared_becomes_read_only_for_numpy():
-    """As in MXNet: the engine would not see what NumPy writes. It can be shared again, which other read-only memory
-    cannot; a copy leaves the array as it is."""
+def test_shared_memory_becomes_read_only_for_numpy():
+    """As in MXNet: the engine would not see NumPy's writes.
+
+    The memory can be shared again, unlike other read-only memory. A copy leaves the source writable.
+    """
     values = np.arange(4, dtype=np.float32)
     nd.from_numpy(values, zero_copy=False)
     assert values.flags.writeable
@@ -58,8 +60,8 @@ def test_memory_that_is_shared_becomes_read_only_for_numpy():
     assert swapped.flags.writeable  # nothing is shared
 
 
-def test_what_cannot_be_shared_is_copied_or_refused():
-    """Strided and read-only memory: from_dlpack copies strides; from_numpy asks for a copy."""
+def test_unshareable_memory_is_copied_or_refused():
+    """Strided and read-only memory: from_dlpack copies strided memory; from_numpy requires a copy."""
     values = np.arange(6, dtype=np.float32)
     x = nd.from_dlpack(values[::2])
     x += 1
@@ -74,7 +76,7 @@ def test_what_cannot_be_shared_is_copied_or_refused():
         nd.from_numpy([1, 2])
 
 
-def test_capsules_as_mxnet_hands_them_on():
+def test_capsules_follow_mxnet():
     """A capsule shares the memory, by method or function; it can be used once, and other capsules are refused."""
     x = nd.arange(6).reshape((2, 3))
     for capsule in (x.to_dlpack_for_read(), nd.to_dlpack_for_read(x), nd.to_dlpack_for_write(x[1:])):
@@ -97,7 +99,7 @@ def test_capsules_as_mxnet_hands_them_on():
 
 
 def test_exported_memory_outlives_the_array():
-    """The block is not handed out again while the other side holds it (the pool poisons what comes back)."""
+    """The block is not reused while the other side holds it (the pool poisons freed memory)."""
     context = device.cpu(6)
     resource = PoisonResource(RawResource(device.get(context)))
     with storage.using(resource):
@@ -117,7 +119,7 @@ def test_exported_memory_outlives_the_array():
 
 
 def test_torch_round_trip():
-    """PyTorch takes our memory and we take its."""
+    """PyTorch shares our memory and we share PyTorch's."""
     torch = pytest.importorskip("torch")
     x = nd.arange(6).reshape((2, 3))
     tensor = torch.from_dlpack(x)

@@ -1,6 +1,6 @@
-"""Calling operators on arrays: arguments, inference, errors at the call, out=, aliasing, random operators.
+"""Operator calls on arrays: arguments, inference, errors at the call, out=, aliasing, random operators.
 
-The operators are small ones, registered here, so that each property of a declaration is exercised on purpose.
+The operators are small and registered here, so that each property of a declaration is tested separately.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ CALLS = {}
 
 
 def _axpy(ctx, params, ins, outs):
-    """a * x + y through scratch. It writes y to the output first: right in place of y, wrong in place of x."""
+    """Compute a * x + y through scratch. It writes y to the output first: right in place of y, wrong in place of x."""
     scratch = ctx.take(ins[0].shape, ins[0].dtype)
     outs[0][...] = ins[1]
     np.multiply(ins[0], params["a"], out=scratch)
@@ -29,7 +29,7 @@ def _axpy(ctx, params, ins, outs):
 
 
 def _counted(ctx, params, ins, outs):
-    """Adds one to the auxiliary input; outputs the data and a hidden copy of the count."""
+    """Add one to the auxiliary input; output the data and a hidden copy of the count."""
     ins[1] += 1
     outs[0][...] = ins[0]
     outs[1][...] = ins[1]
@@ -41,7 +41,7 @@ def _noise(ctx, params, ins, outs):
 
 @pytest.fixture(autouse=True, scope="module")
 def operators():
-    made = [
+    small_operators = [
         Op(
             name="_test_axpy",
             forward=_axpy,
@@ -79,10 +79,10 @@ def operators():
             infer_dtype=same_dtype,
         ),
     ]
-    for op in made:
+    for op in small_operators:
         registry.register(op)
     yield
-    for op in made:
+    for op in small_operators:
         del registry._OPS[op.name]
         nd.__dict__.pop(op.name, None)
 
@@ -91,7 +91,7 @@ X, Y = np.array([1, 2, 3], np.float32), np.array([10, 20, 30], np.float32)
 
 
 def test_ways_to_give_arguments():
-    """Inputs by place or by name, parameters by place after them or by name, as text or as numbers."""
+    """Inputs by position or name, then parameters by position or name, as text or numbers."""
     x, y = nd.array(X), nd.array(Y)
     for result in (
         nd._test_axpy(x, y),
@@ -105,8 +105,8 @@ def test_ways_to_give_arguments():
     np.testing.assert_array_equal(nd._test_axpy(x, y, 3.0).asnumpy(), 3 * X + Y)
 
 
-def test_none_is_an_optional_input_or_a_parameter():
-    """None in the place of an input that may be left out is passed over; elsewhere it is the value of a parameter."""
+def test_none_as_input_or_parameter():
+    """None in place of an optional input is skipped; elsewhere it is a parameter value."""
     x = nd.array([[1, 2], [3, 4]])
     assert nd.sum(x, None, True).asnumpy().tolist() == [[10]]
     assert nd.mean(x, None, True).shape == (1, 1)
@@ -117,8 +117,8 @@ def test_none_is_an_optional_input_or_a_parameter():
             call()
 
 
-def test_equal_parameters_that_mean_something_else():
-    """What is settled for 0.0 is not used for -0.0, nor what is settled for (1,) for (1.0,)."""
+def test_equal_but_distinct_parameters():
+    """The call cache distinguishes 0.0 from -0.0, and (1,) from (1.0,)."""
     x = nd.array([1, 2])
     for zero in (0.0, -0.0, np.float32(0), np.float32(-0.0)):
         assert np.signbit(nd._mul_scalar(x, scalar=zero).asnumpy()).all() == np.signbit(zero)
@@ -138,7 +138,7 @@ def test_any_number_of_inputs():
 
 
 def test_out_may_be_an_input():
-    """y is a declared inplace pair, x is not: both give the right values."""
+    """y is a declared in-place pair, x is not: both give the right values."""
     for target in ("x", "y", "other", "overlap"):
         base = nd.array(np.concatenate([X, Y]))
         x, y = base[:3], base[3:]
@@ -148,7 +148,7 @@ def test_out_may_be_an_input():
 
 
 def test_auxiliary_inputs_are_written():
-    """The kernel's write to the aux state is ordered and kept; the hidden output stays hidden."""
+    """The kernel's write to the auxiliary state is ordered and stored; the hidden output stays hidden."""
     data, count = nd.array(X), nd.zeros(3)
     result = nd._test_counted(data, count)
     nd._test_counted(data, count)
@@ -166,7 +166,7 @@ def test_random_operators_get_a_key_per_call():
 
 
 def test_workspace_is_returned():
-    """Scratch lives for the call alone."""
+    """Scratch memory lives only during the call."""
     from weftplan import device, storage
     from weftplan.storage import RawResource
 
@@ -184,7 +184,7 @@ def test_workspace_is_returned():
 
 
 @pytest.mark.parametrize("context", [mx.cpu(1), mx.sim(84)])
-def test_operators_run_where_their_inputs_are(context):
+def test_operators_run_on_their_inputs_context(context):
     """Outputs and workspace are on the context of the inputs, simulated devices included."""
     x, y = nd.array(X, context), nd.array(Y, context)
     result = nd._test_axpy(x, y)
@@ -239,8 +239,8 @@ def test_methods_call_operators():
     np.testing.assert_array_equal(x.expand_dims(0).asnumpy(), values[None])
 
 
-def test_operators_without_inputs_run_where_they_are_told():
-    """ctx as a context, as text, or by place; else where out is; else on the current context."""
+def test_context_of_operators_without_inputs():
+    """ctx as a context, as text, or by position; else the context of out; else the current context."""
     one = mx.cpu(1)
     for result in (
         nd._zeros(shape=(2,), ctx=one),
@@ -263,7 +263,7 @@ def test_operators_without_inputs_run_where_they_are_told():
             nd._zeros(shape=(2,), ctx=bad)
 
 
-def test_what_stands_in_the_place_of_an_array():
+def test_non_arrays_are_named():
     """An input or out that is no NDArray is named."""
     x = nd.array(X)
     for call, says in (
@@ -280,14 +280,14 @@ def test_what_stands_in_the_place_of_an_array():
 
 
 def test_every_method_has_its_operator():
-    """Nothing is offered as a method that does not exist."""
+    """Every offered method has an operator."""
     assert sorted(name for name in OPERATOR_METHODS if not registry.contains(name)) == []
     assert set(dir(nd.NDArray)) >= OPERATOR_METHODS
     assert nd.NDArray.sum(nd.array([1, 2])).asscalar() == 3
 
 
 def test_namespaces():
-    """nd.linalg, nd.op, nd.contrib and nd._internal call the operators that have these names in MXNet."""
+    """nd.linalg, nd.op, nd.contrib and nd._internal call the operators with these names in MXNet."""
     x = nd.array([[1, 2], [3, 4]])
     assert nd.linalg.gemm2(x, x).asnumpy().tolist() == [[7, 10], [15, 22]]
     assert nd._internal._plus_scalar(x, scalar=1.0).asnumpy().tolist() == [[2, 3], [4, 5]]
@@ -299,7 +299,7 @@ def test_namespaces():
 
 
 def test_split_v2():
-    """Equal sections, or pieces between places, as a function and as a method."""
+    """Equal sections, or pieces between indices, as a function and as a method."""
     values = np.arange(8, dtype=np.float32).reshape(2, 4)
     x = nd.array(values)
     for pieces in (nd.split_v2(x, (1, 3), axis=1), x.split_v2([1, 3], 1)):
@@ -315,7 +315,7 @@ def test_split_v2():
 
 
 def test_infinities_are_results_not_warnings():
-    """Overflow, log(0) and 1/0 give what IEEE 754 says, silently, in operators and in arithmetic."""
+    """Overflow, log(0) and 1/0 give IEEE 754 results silently, in operators and in arithmetic."""
     assert mx.nd.sigmoid(mx.nd.array([-1000.0, 1000.0])).asnumpy().tolist() == [0, 1]
     assert mx.nd.log(mx.nd.array([0.0])).asscalar() == -np.inf
     assert np.isnan(mx.nd.log(mx.nd.array([-1.0])).asscalar())
@@ -323,7 +323,7 @@ def test_infinities_are_results_not_warnings():
     assert (mx.nd.array([1.0]) / 0).asscalar() == np.inf
 
 
-def test_elements_of_rows_under_their_old_names():
+def test_legacy_row_element_functions():
     """choose_element_0index reads, fill_element_0index replaces and onehot_encode marks one element of each row."""
     rows, index = mx.nd.array(np.arange(12).reshape(3, 4)), mx.nd.array([5, -1, 3])
     assert mx.nd.choose_element_0index(rows, index).asnumpy().tolist() == [3, 4, 11]
@@ -334,8 +334,8 @@ def test_elements_of_rows_under_their_old_names():
     assert out.asnumpy().tolist() == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
 
 
-def test_what_is_a_number():
-    """isnan, isinf and isfinite answer 1 or 0 in the dtype that they were asked in."""
+def test_isnan_isinf_isfinite():
+    """isnan, isinf and isfinite return 1 or 0 in the dtype of the input."""
     x = mx.nd.array([1.0, np.nan, -np.inf])
     assert mx.nd.contrib.isnan(x).asnumpy().tolist() == [0, 1, 0]
     assert mx.nd.contrib.isinf(x).asnumpy().tolist() == [0, 0, 1]
@@ -344,7 +344,7 @@ def test_what_is_a_number():
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "int64"])
 def test_ranges_of_integers(dtype):
-    """Start and step lose their fractions before anything is counted; the length is that of the range of floats."""
+    """Start and step are truncated before the count; the length is that of the range of floats."""
     assert mx.nd.arange(1.3, 6.6, 1.3, dtype=dtype).asnumpy().tolist() == [1, 2, 3, 4, 5]
     assert mx.nd.arange(1.3, 6.6, 1.3, repeat=2, dtype=dtype).asnumpy().tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert mx.nd.arange(9, 1, -2.5, dtype=dtype).asnumpy().tolist() == [9, 7, 5, 3]
@@ -352,11 +352,11 @@ def test_ranges_of_integers(dtype):
 
 
 def test_khatri_rao():
-    """Each column of the result is the Kronecker product of the columns of the matrices."""
+    """Each column of the result is the Kronecker product of the matrices' columns."""
     matrices = [np.random.RandomState(k).uniform(-1, 1, (k + 2, 3)).astype("f4") for k in range(3)]
-    made = mx.nd.khatri_rao(*map(mx.nd.array, matrices)).asnumpy()
+    product = mx.nd.khatri_rao(*map(mx.nd.array, matrices)).asnumpy()
     for column in range(3):
         expected = np.kron(np.kron(matrices[0][:, column], matrices[1][:, column]), matrices[2][:, column])
-        np.testing.assert_allclose(made[:, column], expected, rtol=1e-5)
+        np.testing.assert_allclose(product[:, column], expected, rtol=1e-5)
     with pytest.raises(ShapeError, match="expected equal sizes, got 3 and 2"):
         mx.nd.khatri_rao(mx.nd.ones((2, 3)), mx.nd.ones((2, 2)))

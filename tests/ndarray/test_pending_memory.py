@@ -1,4 +1,4 @@
-"""What is pushed and has not run takes no memory; where memory is short, what is pending ends first."""
+"""Pending operations take no memory; if memory is short, they complete first."""
 
 import gc
 import threading
@@ -18,7 +18,7 @@ SHAPE = (MIB // 4,)
 
 
 def limited(nbytes, context=CTX):
-    """The system's memory, of which no more than ``nbytes`` may be had."""
+    """A pool whose system memory is limited to ``nbytes``."""
     return storage.using(LimitResource(RawResource(device.get(context)), nbytes))
 
 
@@ -42,13 +42,13 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_what_is_pushed_takes_no_memory(program):
-    """Until it runs: results, temporaries, and whatever is written after them."""
+def test_pending_operations_take_no_memory(program):
+    """Until it runs: results, temporaries, and later writes of them."""
     held, gate = engine.create("ThreadedEngine", cpu_workers=1), threading.Event()
     with engine.using(held), limited(64 * MIB) as resource:
         x = nd.ones(SHAPE, CTX)
         x.wait_to_read()
-        held.push(gate.wait, (), [x.var], CTX)  # nor does the only worker run what needs nothing of x
+        held.push(gate.wait, (), [x.var], CTX)  # nor does the only worker run operations independent of x
         results = [PROGRAMS[program](x) for _ in range(4)]
         before = resource.statistics().requested_bytes
         gate.set()
@@ -61,8 +61,8 @@ def test_what_is_pushed_takes_no_memory(program):
         assert resource.statistics().live == 0
 
 
-def test_a_loop_that_nobody_waits_for_has_a_few_arrays_at_a_time(each_engine):
-    """``a = a * 2`` keeps what it reads and what it writes, not one array a step."""
+def test_unawaited_loop_holds_few_arrays(each_engine):
+    """``a = a * 2`` holds its input and output, not one array per step."""
     with limited(64 * MIB) as resource:
         a = nd.ones(SHAPE, CTX)
         for _ in range(40):
@@ -74,11 +74,11 @@ def test_a_loop_that_nobody_waits_for_has_a_few_arrays_at_a_time(each_engine):
         each_engine.wait_for_all()
 
 
-def test_a_loop_on_a_device_of_four_arrays():
-    """The same on a device with queues of its own, whose memory comes back only when its stream has passed."""
+def test_loop_on_a_device_with_four_arrays():
+    """The same on a device with queues of its own, whose memory is freed only after its stream."""
     context = mx.sim(5)
-    made = engine.create("ThreadedEnginePerDevice")
-    with engine.using(made), limited(4 * MIB + 4096, context):
+    eng = engine.create("ThreadedEnginePerDevice")
+    with engine.using(eng), limited(4 * MIB + 4096, context):
         a = nd.ones(SHAPE, context)
         for _ in range(60):
             a = a * 1.0 + 1
@@ -86,8 +86,8 @@ def test_a_loop_on_a_device_of_four_arrays():
         del a
         nd.waitall()
         drain()
-        made.wait_for_all()
-    made.stop()
+        eng.wait_for_all()
+    eng.stop()
 
 
 ENGINES = {
@@ -100,18 +100,18 @@ ENGINES = {
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_who_finds_no_memory_lets_others_end_first(kind):
+def test_starved_operation_yields_to_others(kind):
+    """x -> y1 -> sum, x -> y2 -> sum, …: all y are ready at once, with room for two of eight.
+
+    A starved operation runs the sums, after which their y are dropped.
     """
-    x -> y1 -> sum, x -> y2 -> sum, …: all y are ready at once, there is room for two of eight. Whoever finds none lets
-    the sums run, after which their y are dropped.
-    """
-    made = ENGINES[kind]()
-    with engine.using(made), limited(3 * MIB + 8192):
+    eng = ENGINES[kind]()
+    with engine.using(eng), limited(3 * MIB + 8192):
         x = nd.ones(SHAPE, CTX)
         x.wait_to_read()
         door = threading.Event()
         if not kind.startswith("simulator"):
-            made.push(door.wait, (), (x.var,), CTX)
+            eng.push(door.wait, (), (x.var,), CTX)
         sums = []
         for i in range(8):
             y = x * (i + 1)
@@ -123,15 +123,15 @@ def test_who_finds_no_memory_lets_others_end_first(kind):
         del x, sums, total
         nd.waitall()
         drain()
-        made.wait_for_all()
-    made.stop()
+        eng.wait_for_all()
+    eng.stop()
 
 
-def test_a_new_array_waits_for_what_is_pending(gate):
-    """``nd.empty`` finds no memory, but an array that is dropped already is still being read."""
+def test_new_array_waits_for_pending_operations(gate):
+    """``nd.empty`` is out of memory, but a dropped array is still being read."""
     with limited(2 * MIB):
         x = nd.ones(SHAPE, CTX)
-        x.wait_to_read()  # or z takes the memory that x was to have
+        x.wait_to_read()  # otherwise z takes the memory intended for x
         y = nd.empty(SHAPE, CTX)
         x.copyto(y)
         gate.close(y)
@@ -148,20 +148,19 @@ def test_a_new_array_waits_for_what_is_pending(gate):
 
 @pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice"])
 def threaded(request):
-    """An engine that raises at the wait; at the push the frames of the calls would hold the arrays."""
-    made = engine.create(request.param)
+    """An engine that raises at the wait; at the push, frames of the calls would hold the arrays."""
+    eng = engine.create(request.param)
     gc.disable()
-    with engine.using(made):
-        yield made
+    with engine.using(eng):
+        yield eng
         drain()
-        made.wait_for_all()
+        eng.wait_for_all()
     gc.enable()
-    made.stop()
+    eng.stop()
 
 
-def test_a_refusal_keeps_nothing_alive(threaded):
-    """The failed operation's error names it; the arrays that it read go when the user drops them, without a collection
-    of garbage, and then there is room."""
+def test_refusal_holds_no_arrays(threaded):
+    """The failed operation's error names it; dropping its inputs frees them without a garbage collection."""
     with limited(3 * MIB) as resource:
         a, b = nd.ones(SHAPE, CTX), nd.ones(SHAPE, CTX)
         nd.waitall()
@@ -179,8 +178,8 @@ def test_a_refusal_keeps_nothing_alive(threaded):
         nd.waitall()
 
 
-def test_a_failed_kernel_keeps_nothing_alive(threaded):
-    """Its error is kept by the array that it should have written, but its frames hold no arrays."""
+def test_failed_kernel_holds_no_arrays(threaded):
+    """The array that it should have written holds its error, but the error's frames hold no arrays."""
     with limited(8 * MIB) as resource:
         x = nd.ones(SHAPE, CTX)
         bad = x[nd.array([SHAPE[0] + 1], CTX)]
@@ -192,8 +191,8 @@ def test_a_failed_kernel_keeps_nothing_alive(threaded):
         assert resource.statistics().live == 0
 
 
-def test_memory_comes_from_what_was_in_force_at_the_call(gate):
-    """A result that is pushed under one resource takes its memory there, though another is in force when it runs."""
+def test_memory_comes_from_the_resource_of_the_call(gate):
+    """A result pushed under one resource is allocated from it, although another is in force when it runs."""
     x = nd.ones(SHAPE, ctx=CTX)
     x.wait_to_read()
     first, second = (storage.StatisticsResource(RawResource(device.get(CTX))) for _ in range(2))

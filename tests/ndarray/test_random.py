@@ -1,4 +1,4 @@
-"""Random numbers: the same for the same seed on every engine, and distributed as they should be."""
+"""Random numbers: the same for the same seed on every engine, with the right distributions."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("each_engine")
 
 
 def draws():
-    """A little of everything, as bytes."""
+    """Return a sample of every kind, as bytes."""
     x = nd.arange(10)
     parts = [
         random.uniform(-1, 1, (5, 3)),
@@ -40,26 +40,26 @@ def test_the_seed_decides_everything():
     mx.random.seed(3)
     assert draws() == first
     mx.random.seed(4)
-    other = draws()
+    other_draws = draws()
     assert all(a != b for a, b in zip(first[:4], second[:4], strict=True))
-    assert all(a != b for a, b in zip(first[:4], other[:4], strict=True))
+    assert all(a != b for a, b in zip(first[:4], other_draws[:4], strict=True))
 
 
-def test_every_engine_and_thread_count_draws_the_same():
-    """Bits do not depend on who runs the operations."""
+def test_every_engine_draws_the_same():
+    """Bits do not depend on the thread that runs the operations."""
     seen = []
     for kind in ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"):
-        made = engine.create(kind)
-        with engine.using(made):
+        eng = engine.create(kind)
+        with engine.using(eng):
             mx.random.seed(11)
             seen.append(draws())
             nd.waitall()
-        made.stop()
+        eng.stop()
     assert seen[0] == seen[1] == seen[2]
 
 
 def test_contexts_have_their_own_numbers():
-    """cpu(0) and cpu(1) differ under one seed; seeding one leaves the other alone."""
+    """cpu(0) and cpu(1) differ under one seed; seeding one does not affect the other."""
     mx.random.seed(5)
     a, b = random.next_key(mx.cpu(0)), random.next_key(mx.cpu(1))
     assert a[0] != b[0]
@@ -69,8 +69,8 @@ def test_contexts_have_their_own_numbers():
 
 
 def test_distributions():
-    """Kolmogorov-Smirnov tests at a fixed seed, and the moments of the rest."""
-    from scipy import stats  # here, since it takes a second in every process that collects this file
+    """Kolmogorov-Smirnov tests at a fixed seed, and moments of the others."""
+    from scipy import stats  # local, because it takes a second in every process that collects this file
 
     mx.random.seed(1)
     n = 20_000
@@ -119,7 +119,7 @@ BY_ARRAY = [
 @pytest.mark.parametrize(("draw", "parameters", "mean", "variance"), BY_ARRAY)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_parameters_may_be_arrays(draw, parameters, mean, variance, dtype):
-    """Each element of the parameters, of whatever dtype, gives a block with its mean and variance, in float32."""
+    """Each element of the parameters, of any dtype, gives a float32 block with its mean and variance."""
     mx.random.seed(2)
     n = 20_000
     result = draw(*(nd.array(values, dtype=dtype) for values in parameters), shape=n)
@@ -135,7 +135,7 @@ def test_parameters_may_be_arrays(draw, parameters, mean, variance, dtype):
 
 
 def test_parameters_may_be_integers():
-    """The draw is of float32 all the same, not cut to whole numbers."""
+    """The draw is float32 all the same, not truncated to whole numbers."""
     low, high = nd.array([0, 250], dtype="uint8"), nd.array([1, 255], dtype="uint8")
     drawn = random.uniform(low, high, 100)
     assert drawn.dtype == np.float32
@@ -144,7 +144,7 @@ def test_parameters_may_be_integers():
 
 
 def test_parameters_are_read_when_the_draw_runs():
-    """An array of parameters that is written later does not matter, and one that is pending is waited for."""
+    """Later writes of a parameter array have no effect; a pending one is waited for."""
     scale = nd.zeros(2)
     scale += 1000
     drawn = random.exponential(scale, shape=50)
@@ -155,8 +155,8 @@ def test_parameters_are_read_when_the_draw_runs():
 
 
 @pytest.mark.parametrize("shape", [(), 7, (2, 3), 100])
-def test_multinomial_with_the_logarithms_of_its_probabilities(shape):
-    """get_prob gives both, one for each number drawn; impossible ones never come."""
+def test_multinomial_returns_log_probabilities(shape):
+    """get_prob returns both, one logarithm per drawn number; impossible numbers are never drawn."""
     weights = np.array([[0.25, 0.75, 0], [0, 0, 1], [0.5, 0, 0.5]] * 10, np.float32)
     picked, logs = random.multinomial(nd.array(weights), shape, get_prob=True)
     block = (shape,) if isinstance(shape, int) else shape
@@ -167,8 +167,8 @@ def test_multinomial_with_the_logarithms_of_its_probabilities(shape):
     np.testing.assert_allclose(logs.asnumpy().reshape(30, -1), np.log(chosen), rtol=1e-6)
 
 
-def test_multinomial_into_given_arrays():
-    """One, or with get_prob two; they are returned themselves."""
+def test_multinomial_writes_to_out():
+    """One, or with get_prob two; these arrays are returned."""
     weights, places, logs = nd.array([0, 1]), nd.zeros(3), nd.ones(3)
     assert random.multinomial(weights, 3, out=places, name="ignored") is places
     assert places.asnumpy().tolist() == [1, 1, 1]
@@ -238,14 +238,14 @@ def test_bad_arguments(call, error, says):
     ],
 )
 def test_impossible_distributions(call, says):
-    """What no distribution has for a parameter is reported at the wait; at the call where that runs everything."""
+    """Illegal parameters are reported at the wait; at the call on an inline engine."""
     with pytest.raises(ParameterError, match=says):
         call().asnumpy()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_dtypes_of_draws_in_every_spelling(dtype):
-    """NumPy's objects, classes and names are the dtype of the draw; its float64 equals None, and is none the less."""
+    """NumPy objects, classes and names set the dtype of the draw; float64 equals None and is still recognized."""
     for given in (dtype, np.dtype(dtype), np.dtype(dtype).type):
         assert mx.random.normal(0, 1, shape=(2,), dtype=given).dtype == dtype
         assert mx.random.uniform(0, 1, shape=(2,), dtype=given).dtype == dtype

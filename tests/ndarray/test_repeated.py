@@ -1,4 +1,4 @@
-"""Calls by name that repeat give what the first one gave, in the same order and with the same errors."""
+"""The call cache: repeated calls by name give the first call's results, order and errors."""
 
 import threading
 
@@ -41,7 +41,7 @@ SHAPES = {
 
 
 def values(name, dtype):
-    """Numbers for an input called so."""
+    """Return numbers for an input of this name."""
     if name == "index":
         return RNG.integers(0, 8, 5).astype(dtype)
     return RNG.normal(size=SHAPES[name]).astype(dtype)
@@ -50,21 +50,21 @@ def values(name, dtype):
 @together()
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_again_gives_the_bits_of_a_pushed_one(name, dtype):
-    """What is kept of a call changes none of its bits: `invoke` pushes every call as a worker's operation."""
+def test_cached_call_equals_pushed_call(name, dtype):
+    """Caching changes no bits: `invoke` pushes every call as a worker operation."""
     inputs, params = CALLS[name]
     function = operators.function(name)
     for _ in range(3):
         arrays = [nd.array(values(one, dtype), dtype=dtype) for one in inputs]
         wanted = nd.invoke(name, arrays, params)
-        found = function(*arrays, **params)
-        assert found.dtype == wanted[0].dtype
-        np.testing.assert_array_equal(found.asnumpy(), wanted[0].asnumpy())
+        result = function(*arrays, **params)
+        assert result.dtype == wanted[0].dtype
+        np.testing.assert_array_equal(result.asnumpy(), wanted[0].asnumpy())
 
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
-def test_small_calls_run_on_the_calling_thread(kind, monkeypatch):
-    """A call that repeats on idle arrays is over when it returns, and this thread has done it."""
+def test_small_repeated_calls_run_inline(kind, monkeypatch):
+    """A repeated call on idle arrays is over when it returns, and the calling thread has run it."""
     threads = []
     compute = inline_calls._compute
     monkeypatch.setattr(inline_calls, "_compute", lambda *args: threads.append(threading.get_ident()) or compute(*args))
@@ -81,7 +81,7 @@ def test_small_calls_run_on_the_calling_thread(kind, monkeypatch):
 
 
 def test_a_write_before_the_call_is_seen():
-    """The order of the program holds, whether the input is idle or still to be written."""
+    """Program order holds, whether the input is idle or pending."""
     gate = threading.Event()
     a = nd.array(np.zeros((4, 4)))
     function = operators.function("exp")
@@ -95,7 +95,7 @@ def test_a_write_before_the_call_is_seen():
     np.testing.assert_array_equal(a.asnumpy(), 2)
 
 
-def test_arguments_that_are_equal_but_not_the_same_are_told_apart():
+def test_equal_but_distinct_arguments_are_distinguished():
     """1 is not True, 0.0 is not -0.0, and a name is not a value."""
     a = nd.array(np.arange(6.0).reshape(2, 3))
     clip = operators.function("clip")
@@ -111,8 +111,8 @@ def test_arguments_that_are_equal_but_not_the_same_are_told_apart():
     assert total(a).shape == (1,)
 
 
-def test_inputs_by_name_come_in_the_order_of_the_operator():
-    """Whatever the order of the arguments, also where one array is given twice."""
+def test_named_inputs_follow_the_operators_order():
+    """Whatever the order of the arguments, also if one array is passed twice."""
     x, w, b = (nd.array(values(one, "float32")) for one in ("data", "weight", "bias"))
     function = operators.function("FullyConnected")
     for _ in range(3):
@@ -122,13 +122,13 @@ def test_inputs_by_name_come_in_the_order_of_the_operator():
     subtract = operators.function("elemwise_sub")
     for _ in range(2):
         np.testing.assert_array_equal(subtract(rhs=square, lhs=square).asnumpy(), 0)
-    other = nd.array(np.ones((2, 2)))
+    other_array = nd.array(np.ones((2, 2)))
     for _ in range(2):
-        np.testing.assert_array_equal(subtract(rhs=other, lhs=square).asnumpy(), square.asnumpy() - 1)
+        np.testing.assert_array_equal(subtract(rhs=other_array, lhs=square).asnumpy(), square.asnumpy() - 1)
 
 
-def test_errors_of_a_kernel_are_kept_for_the_wait():
-    """A call that repeats and fails returns an array, and who reads that gets the error with the operator's name."""
+def test_kernel_errors_are_raised_at_the_wait():
+    """A repeated failing call returns an array; reading it raises the error with the operator's name."""
     function = operators.function("linalg_potrf")
     function(nd.array(np.eye(3))).wait_to_read()
     if engine.get().kind == "NaiveEngine":
@@ -139,8 +139,8 @@ def test_errors_of_a_kernel_are_kept_for_the_wait():
     assert any("linalg_potrf" in note for note in caught.value.__notes__)
 
 
-def test_contexts_are_looked_at_in_every_call():
-    """Arrays of two contexts are refused, and results are where the inputs are."""
+def test_every_call_checks_contexts():
+    """Arrays of two contexts are refused, and results are on the context of the inputs."""
     function = operators.function("elemwise_add")
     a, b = nd.array(np.ones(3)), nd.array(np.ones(3))
     function(a, b).wait_to_read()
@@ -151,7 +151,7 @@ def test_contexts_are_looked_at_in_every_call():
 
 
 def test_large_and_random_calls_are_pushed():
-    """What is large, random or has states is an operation of a worker, or of the engine's own way."""
+    """Large, random or stateful calls are operations of a worker, or run in the engine's own way."""
     large = nd.array(np.ones((256, 256)))
     kept = {}
     for _ in range(2):
@@ -164,8 +164,8 @@ def test_large_and_random_calls_are_pushed():
     assert (first.asnumpy() != second.asnumpy()).any()
 
 
-def test_memory_goes_from_dead_arrays_to_new_ones_and_no_live_one_is_touched():
-    """A loop of small results takes one block, and results that live keep their numbers."""
+def test_new_arrays_reuse_only_dead_memory():
+    """A loop of small results uses one block, and live results keep their values."""
     a = nd.array(np.arange(128, dtype="float32"))
     function = operators.function("square")
     kept = [function(a) for _ in range(50)]
@@ -176,8 +176,8 @@ def test_memory_goes_from_dead_arrays_to_new_ones_and_no_live_one_is_touched():
     nd.waitall()
 
 
-def test_every_bare_form_is_called_in_this_file():
-    """Whatever operator has a bare form of its kernel is among the calls above."""
+def test_every_bare_kernel_is_tested():
+    """Every operator with a bare kernel is among the calls above."""
     names = registry.names(aliases=False)
     bare = {name for name in names if type(registry.get(name).forward).__name__ == "KernelWithBare"}
     assert {name for name in bare if not name.startswith("_")} - {"min"} <= {registry.get(name).name for name in CALLS}
@@ -195,8 +195,8 @@ UPDATES = {
 
 @pytest.mark.parametrize("inplace", [True, False], ids=["inplace", "elsewhere"])
 @pytest.mark.parametrize("name", UPDATES)
-def test_a_call_with_out_again_gives_the_bits_of_a_pushed_one(name, inplace):
-    """Writing into an array that is there, over an input or beside all, with the states of optimizers."""
+def test_cached_call_with_out_equals_pushed_call(name, inplace):
+    """Writing into an existing array, over an input or apart from all, with the states of optimizers."""
     states, params = UPDATES[name]
     function = operators.function(name)
     mine, other = ([nd.array(values("data", "float32")) for _ in range(2 + states)] for _ in range(2))
@@ -210,8 +210,8 @@ def test_a_call_with_out_again_gives_the_bits_of_a_pushed_one(name, inplace):
         np.testing.assert_array_equal(found.asnumpy(), wanted.asnumpy())
 
 
-def test_a_call_with_out_waits_for_readers_of_it():
-    """Who reads the old value, pushed before the call, gets the old value."""
+def test_call_with_out_waits_for_readers():
+    """A reader pushed before the call sees the old value."""
     gate, seen = threading.Event(), []
     function = operators.function("exp")
     a, out = nd.zeros((4, 4)), nd.zeros((4, 4))
@@ -226,8 +226,8 @@ def test_a_call_with_out_waits_for_readers_of_it():
     assert all((one == 1).all() for one in seen)
 
 
-def test_a_call_with_out_that_overlaps_an_input_computes_with_the_old_values():
-    """Rows 1 to 4 of what rows 0 to 3 were."""
+def test_call_with_overlapping_out_uses_old_values():
+    """Rows 1 to 4 get the old values of rows 0 to 3."""
     function = operators.function("exp")
     base = nd.array(np.arange(20.0).reshape(5, 4) / 20)
     old = base.asnumpy()
@@ -238,8 +238,8 @@ def test_a_call_with_out_that_overlaps_an_input_computes_with_the_old_values():
     np.testing.assert_array_equal(base.asnumpy()[0], old[0])
 
 
-def test_a_call_with_out_of_another_context_or_shape_is_refused_every_time():
-    """A kept call checks what the first one checked."""
+def test_cached_call_refuses_unfitting_out():
+    """A cached call repeats the checks of the first."""
     function = operators.function("exp")
     a = nd.zeros((2, 2))
     for _ in range(2):
@@ -251,7 +251,7 @@ def test_a_call_with_out_of_another_context_or_shape_is_refused_every_time():
 
 
 def test_extrema_by_name_do_not_warn():
-    """NumPy has deprecated one of the ways to call its extrema; warnings are errors here."""
+    """NumPy has deprecated one spelling of its extrema; warnings are errors here."""
     x, y = nd.array([1.0, 5.0]), nd.array([3.0, 2.0])
     for _ in range(3):
         assert nd.maximum(x, y).asnumpy().tolist() == [3.0, 5.0]

@@ -1,4 +1,4 @@
-"""The .params format: files of MXNet 1.9.1 in every version, our own, damaged ones, and writing that is all or nothing.
+"""The .params format: MXNet 1.9.1 files in every version, our own files, damaged files, and atomic writes.
 
 The golden files were written, or checked by reading, by MXNet 1.9.1 (``tests/golden/params/make.py``).
 """
@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "params"
 
 
 def ramp(dtype):
-    """The values that the golden script stored."""
+    """Return the values that the golden script stored."""
     return (np.arange(6).reshape(2, 3) - (0 if dtype == "uint8" else 2)).astype(dtype)
 
 
@@ -37,14 +37,14 @@ def test_every_dtype_of_an_mxnet_file():
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_old_versions(version):
-    """Versions 0 and 1, which MXNet 1.9.1 reads too."""
+    """Versions 0 and 1, which MXNet 1.9.1 also reads."""
     loaded = nd.load(GOLDEN / f"version{version}.params")
     np.testing.assert_array_equal(loaded["w"].asnumpy(), ramp("float32"))
     np.testing.assert_array_equal(loaded["i"].asnumpy(), ramp("int32"))
 
 
 def test_version_three():
-    """What MXNet writes under npx.set_np(), a scalar included."""
+    """The format that MXNet writes under npx.set_np(), including a scalar."""
     loaded = nd.load(GOLDEN / "version3.params")
     assert loaded["scalar"].shape == ()
     assert loaded["scalar"].asscalar() == 2.5
@@ -52,7 +52,7 @@ def test_version_three():
 
 
 @pytest.mark.parametrize("name", ["dtypes", "list", "single"])
-def test_what_we_write_is_what_mxnet_writes(name, tmp_path):
+def test_written_bytes_equal_mxnets(name, tmp_path):
     """Loading an MXNet file and saving it again gives the same bytes."""
     golden = GOLDEN / f"{name}.params"
     nd.save(tmp_path / "ours", nd.load(golden))
@@ -74,7 +74,7 @@ def test_list_and_single_and_dictionary(tmp_path):
 
 
 def test_context_and_pending_work_and_empty_arrays(tmp_path):
-    """Saving waits for values; cpu(1) comes back to cpu(1), sim and pinned memory to cpu(0); empty shapes survive."""
+    """Saving waits for values; cpu(1) loads on cpu(1), sim and pinned memory on cpu(0); empty shapes survive."""
     path = tmp_path / "x.params"
     x = nd.zeros(3, mx.cpu(1))
     x += 2
@@ -104,7 +104,7 @@ def test_sparse_arrays_are_named(name, array, kind):
 
 
 def dense(code, payload, shape=(2,), context=(1, 0)):
-    """A file with one unnamed version 2 record."""
+    """Return a file with one unnamed version 2 record."""
     head = struct.pack(f"<QQQIii{len(shape)}qiii", 0x112, 0, 1, 0xF993FAC9, 0, len(shape), *shape, *context, code)
     return head + payload + struct.pack("<Q", 0)
 
@@ -117,15 +117,15 @@ def test_bfloat16_becomes_float32_with_a_warning():
     np.testing.assert_array_equal(array.asnumpy(), [1.5, -2])
 
 
-def test_an_array_of_a_missing_gpu_comes_to_the_host():
-    """A checkpoint saved on gpu(63) opens anywhere."""
+def test_array_of_missing_gpu_loads_on_host():
+    """A checkpoint saved on gpu(63) loads on any machine."""
     (array,) = nd.load_frombuffer(dense(0, struct.pack("<ff", 1, 2), context=(2, 63)))
     assert array.context == mx.cpu(0)
 
 
 @pytest.mark.parametrize("name", ["dtypes", "row_sparse", "csr", "version0", "version1", "version3"])
 def test_every_truncation_is_a_format_error(name):
-    """Cut after each of the first bytes: never a crash, never an array too few."""
+    """Cut after each of the first bytes: no crash and no missing array."""
     data = (GOLDEN / f"{name}.params").read_bytes()
     for length in range(len(data)):
         with pytest.raises(FormatError, match=r"truncated|damaged"):
@@ -135,7 +135,7 @@ def test_every_truncation_is_a_format_error(name):
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_garbage_is_a_format_error_or_loads(data):
-    """Bytes overwritten anywhere: a FormatError, or arrays (a changed value is legal)."""
+    """Overwritten bytes anywhere: a FormatError, or arrays (a changed value is legal)."""
     damaged = bytearray((GOLDEN / "version1.params").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -171,13 +171,13 @@ def test_garbage_is_a_format_error_or_loads(data):
     ],
 )
 def test_damage_is_described(data, says):
-    """Each kind of damage has its own words."""
+    """Each kind of damage has its own message."""
     with pytest.raises(FormatError, match=says):
         nd.load_frombuffer(data)
 
 
 def test_files_that_are_missing_or_empty(tmp_path):
-    """The path is in the message."""
+    """The message contains the path."""
     with pytest.raises(FileNotFoundError, match="nowhere"):
         nd.load(tmp_path / "nowhere")
     (tmp_path / "empty").touch()
@@ -190,7 +190,7 @@ def test_files_that_are_missing_or_empty(tmp_path):
 
 
 def test_a_number_is_no_path(tmp_path):
-    """It would be taken for an open file and closed."""
+    """It would be taken for an open file descriptor and closed."""
     with open(tmp_path / "open", "w+b") as file:
         for bad in (file.fileno(), True, None, b"bytes", ["a"]):
             with pytest.raises(DTypeError, match="load needs the path of a file"):
@@ -200,7 +200,7 @@ def test_a_number_is_no_path(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_a_pipe_is_read_to_its_end(tmp_path):
-    """What another process writes can be loaded without a file between."""
+    """Output of another process can be loaded without an intermediate file."""
     nd.save(tmp_path / "x", {"w": nd.arange(50_000)})
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes((tmp_path / "x").read_bytes()))
@@ -212,14 +212,14 @@ def test_a_pipe_is_read_to_its_end(tmp_path):
 
 @pytest.mark.parametrize("bad", [5, {"a": 1}, {1: 2}, [1], "text", None])
 def test_only_arrays_can_be_saved(bad, tmp_path):
-    """The message says which element is no array; no file appears."""
+    """The message names the element that is no array; no file is created."""
     with pytest.raises(DTypeError, match="save"):
         nd.save(tmp_path / "x", bad)
     assert os.listdir(tmp_path) == []
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
-    """The disk fills up in the middle: the old file is whole, and no temporary is left."""
+    """The disk fills up during the write: the old file is intact, and no temporary file remains."""
     path = tmp_path / "x.params"
     nd.save(path, [nd.array([1])])
     before = path.read_bytes()
@@ -235,7 +235,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_the_file_has_ordinary_permissions(tmp_path):
-    """Readable by others as far as the umask allows, though written through a private temporary."""
+    """Readable by others as the umask allows, although written through a private temporary file."""
     nd.save(tmp_path / "x", nd.ones(1))
     (tmp_path / "plain").touch()
     assert (tmp_path / "x").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -1,4 +1,4 @@
-"""Small arrays made again out of what dead ones left: never out of what somebody still has, and no more than a few."""
+"""Reuse of dead small arrays: never of memory in use, and only a bounded number."""
 
 import sys
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def x():
-    """An idle array on an engine with workers; calls on it have been settled."""
+    """An idle array on an engine with workers; its calls are cached."""
     with engine.using(engine.create("ThreadedEngine")):
         array = nd.array(np.arange(32.0), ctx=CTX)
         square(array).wait_to_read()
@@ -32,12 +32,12 @@ def x():
 
 
 def place(array):
-    """Where the bytes of an array are."""
+    """Return the address of an array."""
     return array.raw().__array_interface__["data"][0]
 
 
-def test_the_next_of_its_kind_takes_over_memory_view_and_var(x):
-    """What nobody has any more is used again, under the name of the new operation and with version 1."""
+def test_next_array_reuses_memory_view_and_var(x):
+    """Unreferenced memory is reused under the new operation's name, with version 1."""
     first = square(x)
     where, view, var = place(first), id(first.ready), id(first.var)
     del first
@@ -47,8 +47,8 @@ def test_the_next_of_its_kind_takes_over_memory_view_and_var(x):
     np.testing.assert_array_equal(second.asnumpy(), 2 * np.arange(32))
 
 
-def test_other_shapes_dtypes_and_contexts_get_their_own(x):
-    """A kind is a context, a shape and a dtype."""
+def test_free_lists_are_specific(x):
+    """A free list is specific to a context, a shape and a dtype."""
     first = square(x)
     where = place(first)
     del first
@@ -61,13 +61,13 @@ def test_other_shapes_dtypes_and_contexts_get_their_own(x):
 
 
 @pytest.mark.parametrize("kept", ["slice", "reshape", "var", "raw", "operation"])
-def test_nothing_is_taken_that_somebody_has(x, kept):
-    """A part, another shape, the var or the bytes of an array keep all of it; so does an operation that is pending."""
+def test_memory_in_use_is_not_reused(x, kept):
+    """A part, another shape, the var or the bytes of an array keep all of it, and so does a pending operation."""
     first, other = square(x), x + 1
     old = first.asnumpy()
     own = {"slice": first[2:4], "reshape": first.reshape((4, 8)), "var": first.var, "raw": first.raw()}.get(kept)
     if kept == "operation":
-        own = first + first * nd.ones((300, 300), ctx=CTX)[0, :32]  # pushed, since it waits for a large one
+        own = first + first * nd.ones((300, 300), ctx=CTX)[0, :32]  # pushed, because it waits for a large array
     ids = place(first), id(first.var)
     del first
     second = square(other)
@@ -80,8 +80,8 @@ def test_nothing_is_taken_that_somebody_has(x, kept):
         np.testing.assert_array_equal(own.asnumpy(), 2 * old)
 
 
-def test_a_few_wait_and_all_go_back(x):
-    """However many die, a shelf keeps a few, all shelves together a bounded number; draining gives all of them back."""
+def test_free_lists_are_bounded_and_drained(x):
+    """However many arrays die, free lists hold a bounded number, singly and in total; draining frees all."""
     with storage.using(NaivePool(device.get(CTX))) as pool:
         kept = [square(x) for _ in range(200)]
         del kept
@@ -99,8 +99,8 @@ def test_a_few_wait_and_all_go_back(x):
         assert pool.statistics().live == 0
 
 
-def test_memory_on_shelves_goes_before_a_request_is_refused(x):
-    """It is the first that storage asks for."""
+def test_free_lists_are_reclaimed_before_refusal(x):
+    """They are the first memory that storage reclaims."""
     with storage.using(NaivePool(device.get(CTX))) as pool:
         square(x)
         assert pool.statistics().live == 1
@@ -109,8 +109,8 @@ def test_memory_on_shelves_goes_before_a_request_is_refused(x):
         assert not release._give_dead_back(CTX, 100)
 
 
-def test_another_engine_or_storage_finds_nothing_of_the_old(x):
-    """Vars belong to an engine, memory to a resource: what lies there goes back to where it came from."""
+def test_engine_or_storage_change_closes_free_lists(x):
+    """Vars belong to an engine, memory to a resource: free lists of the old pair are released."""
     with storage.using(NaivePool(device.get(CTX))) as pool:
         square(x)
         with storage.using(NaivePool(device.get(CTX))) as other:
@@ -122,10 +122,10 @@ def test_another_engine_or_storage_finds_nothing_of_the_old(x):
         with engine.using(engine.create("ThreadedEngine")):
             there = nd.array(np.ones(32), ctx=CTX)
             for _ in range(3):
-                found = square(there)
-                assert found.var.engine is engine.get()
-            del own, late  # dies when its shelf is closed
-        del there, found
+                squared = square(there)
+                assert squared.var.engine is engine.get()
+            del own, late  # dies when its free list is closed
+        del there, squared
         nd.waitall()
         release.drain()
         assert pool.statistics().live == 0

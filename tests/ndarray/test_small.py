@@ -1,5 +1,4 @@
-"""Small work on arrays that are there: in the order of the program, whole after an interrupt, and left to the queues
-where somebody uses the arrays."""
+"""Small inline work on idle arrays: in program order, complete after an interrupt, and pushed if arrays are in use."""
 
 import threading
 
@@ -14,8 +13,8 @@ from weftplan.support.slots import MAKE_ROOM
 nd = mx.nd
 
 
-def programme(seed):
-    """Random calls on a few small arrays and a large one, which holds the engine up; the bytes of all in the end."""
+def program(seed):
+    """Run random calls on a few small arrays and a large one that keeps the engine busy; return all bytes."""
     rng = np.random.default_rng(seed)
     arrays = [nd.array(rng.normal(size=(6, 8))) for _ in range(4)]
     large = nd.array(rng.normal(size=(200, 6, 8)))
@@ -53,13 +52,13 @@ def programme(seed):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_programmes_have_the_bits_of_serial_execution(seed):
-    """Whatever runs at once and whatever is pushed."""
+def test_random_programs_equal_serial_execution(seed):
+    """With any mix of inline and pushed calls."""
     with engine.using(engine.create("NaiveEngine")):
-        wanted = programme(seed)
+        wanted = program(seed)
     for kind in ("ThreadedEngine", "ThreadedEnginePerDevice"):
         with engine.using(engine.create(kind)):
-            assert programme(seed) == wanted
+            assert program(seed) == wanted
 
 
 WRITES = {
@@ -72,7 +71,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_of_idle_arrays_runs_on_the_calling_thread(name, monkeypatch):
+def test_write_of_idle_arrays_runs_inline(name, monkeypatch):
     """It is over when it returns, and counts as a version."""
     with engine.using(engine.create("ThreadedEngine")):
         a, b = nd.array(np.ones((4, 4))), nd.array(np.ones((4, 4)))
@@ -86,8 +85,8 @@ def test_a_write_of_idle_arrays_runs_on_the_calling_thread(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_waits_for_who_reads_the_old_values(name):
-    """A reader that was pushed before sees what was there then."""
+def test_write_waits_for_earlier_readers(name):
+    """A reader pushed before sees the old values."""
     with engine.using(engine.create("ThreadedEngine")) as current:
         a, b, seen, opened = nd.array(np.full((4, 4), 7.0)), nd.array(np.ones((4, 4))), [], threading.Event()
         WRITES[name](a, b)
@@ -100,8 +99,8 @@ def test_a_write_waits_for_who_reads_the_old_values(name):
         np.testing.assert_array_equal(seen[0], 7)
 
 
-def test_an_interrupted_computation_is_not_made_twice():
-    """What is called again after Ctrl-C copies what was found: adding twice would be another sum."""
+def test_interrupted_computation_is_not_repeated():
+    """A call repeated after Ctrl-C copies the computed result: adding twice would give another sum."""
     a, b, m = (nd.array(np.full(4, value)) for value in (1.0, 2.0, 3.0))
 
     def kernel(one, other, state, out):
@@ -115,8 +114,8 @@ def test_an_interrupted_computation_is_not_made_twice():
         np.testing.assert_array_equal(m.asnumpy(), 4)
 
 
-def test_an_error_leaves_the_old_values_and_is_raised_at_the_wait():
-    """Nothing is half written by what failed, and the push that follows tells."""
+def test_error_leaves_old_values():
+    """Failed work leaves nothing half written, and the following push raises the error."""
     a = nd.array(np.ones(4))
 
     def kernel(one, out):
@@ -127,8 +126,8 @@ def test_an_error_leaves_the_old_values_and_is_raised_at_the_wait():
     np.testing.assert_array_equal(a.asnumpy(), 1)
 
 
-def test_nothing_is_written_at_once_where_arrays_may_wait_elsewhere_or_one_comes_twice(monkeypatch):
-    """These go the long way."""
+def test_spillable_or_duplicate_arrays_are_pushed(monkeypatch):
+    """These are pushed."""
     with engine.using(engine.create("ThreadedEngine")):
         a = nd.array(np.ones((4, 4)))
         a.wait_to_read()
@@ -139,8 +138,8 @@ def test_nothing_is_written_at_once_where_arrays_may_wait_elsewhere_or_one_comes
 
 
 @pytest.mark.parametrize(("values", "at_once"), [(1 << 17, True), ((1 << 17) + 1, False)])
-def test_a_whole_copy_up_to_a_bound_is_made_by_the_caller(values, at_once):
-    """A copy that takes no longer than to wake a worker for it; what a key picks has the bound of all small work."""
+def test_small_copies_run_inline(values, at_once):
+    """A copy that takes no longer than waking a worker is inline; a copy by key has the limit of all small work."""
     with engine.using(engine.create("ThreadedEngine")):
         source, target = (nd.array(np.full((values, 1), value)) for value in (1.0, 2.0))
         nd.waitall()

@@ -1,4 +1,4 @@
-"""Devices for tests of pools: little memory, truthfully reported, on a context of any kind."""
+"""Devices for tests of pools: little memory, reported exactly, on any kind of context."""
 
 from weftplan import device
 from weftplan.errors import OutOfMemoryError
@@ -7,7 +7,7 @@ MIB = 1 << 20
 
 
 class Room:
-    """A device of ``total`` bytes; ``taken`` lists the sizes that are out, in order."""
+    """A device of ``total`` bytes; ``taken`` lists the allocated sizes in order."""
 
     asynchronous = False
 
@@ -37,12 +37,12 @@ class Room:
 
 
 def address(allocation):
-    """Where it begins."""
+    """Return the first address."""
     return allocation.raw.__array_interface__["data"][0]
 
 
 def layout(pool):
-    """Per chunk, the (offset, bytes, free) of its blocks in the order of addresses; what is no chunk is left out."""
+    """Return per chunk the (offset, bytes, free) of its blocks in address order; direct allocations are omitted."""
     chunks = {id(chunk.raw) for chunk in pool._chunks.values()}
-    found = [segment for segment in pool.segments() if id(segment.raw) in chunks]
-    return [[(at, nbytes, held is None) for at, nbytes, held in segment.parts] for segment in found]
+    segments = [segment for segment in pool.segments() if id(segment.raw) in chunks]
+    return [[(at, nbytes, held is None) for at, nbytes, held in segment.parts] for segment in segments]

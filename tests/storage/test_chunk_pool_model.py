@@ -1,6 +1,6 @@
-"""Pools that cut chunks, against a model: a list of blocks per chunk, searched from end to end.
+"""Chunk pools against a model: a list of blocks per chunk, searched linearly.
 
-The model keeps no order, merges by scanning, and shares nothing with the pools but the rules.
+The model keeps no order, merges by scanning, and shares only the rules with the pools.
 """
 
 from hypothesis import HealthCheck, settings
@@ -39,9 +39,9 @@ class Model:
             self.chunks.append([[max(size, self.chunk), None]])
             row, at = len(self.chunks) - 1, 0
         blocks = self.chunks[row]
-        rest = blocks[at][0] - size
-        if rest > (0 if self.high else self.header):
-            blocks[at : at + 1] = [[rest, None], [size, name]] if self.high else [[size, name], [rest, None]]
+        remainder = blocks[at][0] - size
+        if remainder > (0 if self.high else self.header):
+            blocks[at : at + 1] = [[remainder, None], [size, name]] if self.high else [[size, name], [remainder, None]]
             return size
         blocks[at][1] = name
         return blocks[at][0]
@@ -71,7 +71,7 @@ class Model:
 
     @property
     def shape(self):
-        """What the pool must show."""
+        """Return the expected state of the pool."""
         rows = []
         for blocks in self.chunks:
             if blocks is None:
@@ -85,11 +85,11 @@ class Model:
 
 
 class ChunkMachine(RuleBasedStateMachine):
-    """Random calls; the blocks of the pool and of the model must be the same, byte for byte."""
+    """Random calls; the blocks of the pool and of the model must be identical."""
 
     held = Bundle("held")
     settled = True
-    """Take everything back after each call, so that no shelf changes what is the best fit."""
+    """Drain after each call, so that no shelf affects best fit."""
 
     def build(self):
         raise NotImplementedError
@@ -103,7 +103,7 @@ class ChunkMachine(RuleBasedStateMachine):
 
     @rule(target=held, nbytes=st.one_of(st.integers(1, 3000), st.integers(1, CHUNK + 200)))
     def allocate(self, nbytes):
-        """Same block as the model's, contents apart from all others."""
+        """The block is the model's, and its contents are separate from all others."""
         self.mark += 1
         allocation = self.pool.allocate(nbytes)
         assert allocation.size == self.model.allocate(self.mark, nbytes)
@@ -113,7 +113,7 @@ class ChunkMachine(RuleBasedStateMachine):
 
     @rule(mark=consumes(held))
     def free(self, mark):
-        """What was written is still there."""
+        """The written contents are intact."""
         allocation = self.contents.pop(mark)
         assert (allocation.raw == mark % 251).all()
         self.pool.free(allocation)
@@ -122,14 +122,14 @@ class ChunkMachine(RuleBasedStateMachine):
 
     @rule()
     def empty_cache(self):
-        """Chunks without a live block go back, and no others."""
+        """Exactly the chunks without a live block are returned."""
         before = self.model.reserved
         self.model.release()
         assert self.pool.empty_cache() == before - self.model.reserved
 
     @invariant()
     def same_blocks(self):
-        """Every chunk is cut at the same places."""
+        """Every chunk is cut at the same positions."""
         assert layout(self.pool) == self.model.shape
         now = self.pool.statistics()
         assert now.reserved_bytes == sum(self.room.taken) == self.model.reserved
@@ -137,7 +137,7 @@ class ChunkMachine(RuleBasedStateMachine):
 
 
 class AutoGrowthMachine(ChunkMachine):
-    """auto_growth, as Paddle on a GPU."""
+    """auto_growth, as in Paddle on a GPU."""
 
     def build(self):
         return AutoGrowth(self.room, chunk=CHUNK, unit=256), Model(high=True, header=0, unit=256, chunk=CHUNK)

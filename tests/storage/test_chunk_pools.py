@@ -1,7 +1,7 @@
-"""Paddle's two strategies: the sizes that its source gives, what is cut where, and what goes back when.
+"""Paddle's two strategies: sizes from its source, positions of cuts, and the time of releases.
 
-Figures marked "worked" come from the rules of PaddlePaddle's ``buddy_allocator.cc`` and
-``auto_growth_best_fit_allocator.cc``, carried out by hand.
+Figures marked "worked" are computed by hand from the rules of PaddlePaddle's ``buddy_allocator.cc`` and
+``auto_growth_best_fit_allocator.cc``.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from weftplan.storage.naive_best_fit import HEADER
 
 
 def paddle_gpu(room, first=100 * MIB, refill=50 * MIB):
-    """Paddle's buddy allocator of a GPU."""
+    """Paddle's buddy allocator for a GPU."""
     return NaiveBestFit(room, first=first, refill=refill, unit=256, header=HEADER, insist=True)
 
 
@@ -23,14 +23,14 @@ def paddle_gpu(room, first=100 * MIB, refill=50 * MIB):
     ("nbytes", "occupied"), [(10, 256), (10240, 10496), (MIB, 1048832), (99 * MIB, 103809280), (100 * MIB - 64, None)]
 )
 def test_worked_sizes_on_a_gpu(nbytes, occupied):
-    """64 bytes of header, rounded up to 256; the last request that fits takes all of the chunk."""
+    """64 bytes of header, rounded up to 256; the last fitting request takes the whole chunk."""
     pool = paddle_gpu(Room())
     assert pool.allocate(nbytes).size == (occupied or 100 * MIB)
     assert pool.statistics().reserved_bytes == 100 * MIB
 
 
-def test_worked_size_of_the_first_request_past_the_chunk():
-    """100 MiB less 63 bytes does not fit behind the header: it goes to the device, and back with its free."""
+def test_worked_size_of_a_request_beyond_the_chunk():
+    """100 MiB less 63 bytes does not fit after the header: it is allocated from the device and freed to it."""
     room = Room()
     pool = paddle_gpu(room)
     pool.allocate(10)
@@ -41,7 +41,7 @@ def test_worked_size_of_the_first_request_past_the_chunk():
 
 
 def test_worked_growth_of_two_large_requests():
-    """Two of 60 MiB: the second does not fit into the first chunk, and is larger than what a refill takes."""
+    """Two of 60 MiB: the second does not fit into the first chunk and is larger than a refill."""
     pool = paddle_gpu(Room())
     held = [pool.allocate(60 * MIB), pool.allocate(60 * MIB)]
     now = pool.statistics()
@@ -55,7 +55,7 @@ def test_worked_growth_of_two_large_requests():
 
 @pytest.mark.parametrize(("nbytes", "occupied"), [(1, 4096), (4032, 4096), (4033, 8192), (4096, 8192)])
 def test_worked_sizes_on_a_cpu(nbytes, occupied):
-    """On the host the unit is a page, and the header counts too."""
+    """On the host the unit is a page, and the header counts, too."""
     pool = NaiveBestFit(Room(), first=500 * MIB, unit=4096, header=HEADER, insist=True)
     assert pool.allocate(nbytes).size == occupied
 
@@ -65,8 +65,8 @@ def test_worked_size_of_page_locked_memory():
     assert NaiveBestFit(Room(), first=MIB, unit=65536, header=HEADER).allocate(1).size == 65536
 
 
-def test_the_documented_rule_compares_the_request_itself():
-    """Without a header exactly a chunk is cut from one, and one byte more goes to the device."""
+def test_documented_rule_ignores_the_header():
+    """Without a header a request of exactly a chunk is cut from one; one byte more goes to the device."""
     room = Room()
     pool = NaiveBestFit(room, first=MIB)
     whole = pool.allocate(MIB)
@@ -78,7 +78,7 @@ def test_the_documented_rule_compares_the_request_itself():
 
 
 def test_later_chunks_are_as_large_as_the_first():
-    """Unless a size is given; and what the device refuses is replaced by the request alone."""
+    """Unless a size is set; if the device refuses a chunk, only the request is allocated."""
     room = Room(total=5 * MIB)
     pool = NaiveBestFit(room, first=2 * MIB)
     for _ in range(5):
@@ -88,8 +88,8 @@ def test_later_chunks_are_as_large_as_the_first():
         pool.allocate(1)
 
 
-def test_a_pool_that_insists_on_its_chunks_fails_with_them():
-    """As Paddle: 1 MiB is free, but a chunk is 2."""
+def test_insisting_pool_fails_with_its_chunk():
+    """As in Paddle: 1 MiB is free, but a chunk is 2 MiB."""
     room = Room(total=3 * MIB)
     pool = NaiveBestFit(room, first=2 * MIB, insist=True)
     pool.allocate(2 * MIB)
@@ -97,8 +97,8 @@ def test_a_pool_that_insists_on_its_chunks_fails_with_them():
         pool.allocate(10)
 
 
-def test_sizes_as_functions_are_asked_when_chunks_are_needed():
-    """A share of what is free: the refill is one of what is free then, so chunks shrink."""
+def test_size_functions_are_called_on_demand():
+    """The refill is a share of the memory free at that time, so chunks shrink."""
     room = Room(total=100 * MIB)
 
     def share():
@@ -112,8 +112,8 @@ def test_sizes_as_functions_are_asked_when_chunks_are_needed():
     assert pool.largest == 50 * MIB
 
 
-def test_chunks_of_nothing_send_every_request_to_the_device():
-    """The documented way to see what a network really needs."""
+def test_empty_chunks_allocate_from_the_device():
+    """The documented way to measure a network's real need."""
     room = Room()
     pool = NaiveBestFit(room, first=0)
     first, _ = pool.allocate(100), pool.allocate(5000)
@@ -123,8 +123,8 @@ def test_chunks_of_nothing_send_every_request_to_the_device():
     assert pool.statistics().cached_bytes == 0
 
 
-def test_a_cap_is_kept_to_the_byte():
-    """What is held never exceeds it, chunks and direct requests alike; the message names the flag."""
+def test_cap_is_exact():
+    """Held bytes, chunks and direct requests, never exceed it; the message names the flag."""
     pool = NaiveBestFit(Room(), first=MIB, cap=2 * MIB)
     pool.allocate(10)
     pool.allocate(MIB)
@@ -133,8 +133,8 @@ def test_a_cap_is_kept_to_the_byte():
     assert pool.statistics().reserved_bytes == 2 * MIB
 
 
-def test_naive_best_fit_takes_the_low_end_and_merges():
-    """Three blocks side by side; the freed middle is the best fit, and all of them become one again.
+def test_naive_best_fit_cuts_low_and_merges():
+    """Three adjacent blocks: the freed middle is the best fit, and all merge into one again.
 
     [a][b][c][...]   free b: [a][ ][c][...]   free a: [    ][c][...]   free c: [           ]
     """
@@ -154,7 +154,7 @@ def test_naive_best_fit_takes_the_low_end_and_merges():
 
 
 def test_worked_places_of_auto_growth():
-    """The high end goes out, the rest stays free; a chunk goes back when all of it is free."""
+    """The high end is allocated, the remainder stays free; a chunk is returned when all of it is free."""
     pool = AutoGrowth(Room(), chunk=MIB, unit=256)
     first = pool.allocate(1000)
     second = pool.allocate(1000)
@@ -179,8 +179,8 @@ def test_worked_growth_by_the_request():
     assert pool.statistics().reserved_bytes == 256 + 1024
 
 
-def test_auto_growth_keeps_slivers():
-    """What is left of a block stays free however small it is."""
+def test_auto_growth_keeps_small_remainders():
+    """The remainder of a block stays free however small it is."""
     pool = AutoGrowth(Room(), unit=256)
     block = pool.allocate(1024)
     pool.free(block)
@@ -189,7 +189,7 @@ def test_auto_growth_keeps_slivers():
 
 
 def test_the_oldest_place_wins_among_equal_blocks():
-    """Chunks are ordered by age, not by address: the same calls give the same places in every run."""
+    """Chunks are ordered by age, not by address: the same calls give the same positions in every run."""
     pool = AutoGrowth(Room(), unit=256)
     held = [pool.allocate(1024) for _ in range(3)]
     places = [address(a) for a in held]
@@ -200,8 +200,8 @@ def test_the_oldest_place_wins_among_equal_blocks():
     assert [address(pool.allocate(n)) for n in (1024, 1023, 1022)] == places
 
 
-def test_idle_chunks_make_room_for_a_new_one():
-    """A device that is full gets back what nobody uses, and the request is served from a new chunk."""
+def test_idle_chunks_are_released_for_new_chunks():
+    """A full device gets unused chunks back, and the request is served from a new chunk."""
     room = Room(total=10 * MIB)
     pool = AutoGrowth(room)
     kept, idle = pool.allocate(2 * MIB), pool.allocate(6 * MIB)
@@ -212,8 +212,8 @@ def test_idle_chunks_make_room_for_a_new_one():
     pool.free(kept)
 
 
-def test_a_free_and_an_allocation_of_one_size_give_the_same_memory():
-    """The pair that programs repeat takes the memory as it is; statistics see it as free in between."""
+def test_free_then_allocate_reuses_the_memory():
+    """This frequent pair reuses the memory unchanged; statistics count it as free in between."""
     pool = AutoGrowth(Room(), chunk=MIB)
     first = pool.allocate(5000)
     pool.free(pool.allocate(5000))
@@ -227,8 +227,8 @@ def test_a_free_and_an_allocation_of_one_size_give_the_same_memory():
 
 
 @pytest.mark.parametrize("kind", [AutoGrowth, NaiveBestFit])
-def test_memory_on_shelves_merges_before_a_chunk_is_taken(kind):
-    """Many freed blocks of one size serve a request of the whole chunk: nothing is lost to what was freed last."""
+def test_shelved_memory_merges_before_growth(kind):
+    """Many freed blocks of one size merge to serve a request of the whole chunk."""
     pool = kind(Room(), **({"chunk": MIB} if kind is AutoGrowth else {"first": MIB}))
     for _ in range(2):
         held = [pool.allocate(MIB // 16) for _ in range(16)]
@@ -240,7 +240,7 @@ def test_memory_on_shelves_merges_before_a_chunk_is_taken(kind):
 
 @pytest.mark.parametrize("options", [{"unit": 0}, {"chunk": -1}])
 def test_auto_growth_refuses_bad_options(options):
-    """Nothing below what has a meaning."""
+    """Values below the legal minimum."""
     with pytest.raises(ConfigError, match="at least"):
         AutoGrowth(Room(), **options)
 
@@ -254,11 +254,8 @@ def test_naive_best_fit_refuses_bad_options(options):
 
 @pytest.mark.parametrize("kind", [AutoGrowth, NaiveBestFit])
 @pytest.mark.parametrize("step", range(12))
-def test_an_interrupt_anywhere_never_gives_memory_twice(kind, step):
-    """Ctrl-C in the middle of a change may lose memory; what is handed out later still overlaps nothing.
-
-    The nth change of the list of free blocks is broken off.
-    """
+def test_interrupt_never_allocates_memory_twice(kind, step):
+    """Ctrl-C at the nth change of the free list may lose memory, but later allocations overlap nothing."""
     pool = kind(Room(), **({"chunk": MIB} if kind is AutoGrowth else {"first": MIB}))
     held = [pool.allocate(n) for n in (1000, 2000, 3000, 4000, 5000)]
 

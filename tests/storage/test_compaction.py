@@ -1,4 +1,4 @@
-"""Arrays that move within a pool, so that free bytes lie together: on request, and before memory is said to be out."""
+"""Compaction: arrays move within a pool to merge its free bytes, on request and before an out-of-memory error."""
 
 import gc
 
@@ -17,7 +17,7 @@ SIZE = 1 << 14
 
 
 def limited(ctx, arrays):
-    """A device with room for so many arrays of SIZE bytes."""
+    """A device with room for a given number of arrays of SIZE bytes."""
     return LimitedDevice(device.get(ctx), arrays * SIZE, "the test")
 
 
@@ -33,7 +33,7 @@ def array(ctx, value, count=1):
 
 
 def scattered(ctx):
-    """Sixteen arrays, of which every second is gone."""
+    """Sixteen arrays, every second of them freed."""
     held = [array(ctx, value) for value in range(16)]
     mx.nd.waitall()
     del held[::2]
@@ -44,9 +44,11 @@ def scattered(ctx):
 
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("ctx", [mx.cpu(9180), mx.sim(80)], ids=str)
-def test_compaction_makes_one_block_of_what_is_free(ctx, maker):
-    """Half of the pool is free in eight places; after compaction one array takes all of it. Values stay, the bytes
-    moved are told, and a second time nothing moves."""
+def test_compaction_merges_free_memory(ctx, maker):
+    """Half of the pool is free in eight gaps; after compaction one array takes all of it.
+
+    Values are unchanged, the moved bytes are returned, and a second call moves nothing.
+    """
     with spilling.using("", movable=True), storage.using(MAKERS[maker](limited(ctx, 16))) as pool:
         held = scattered(ctx)
         moved = storage.compact(ctx)
@@ -66,8 +68,8 @@ def test_compaction_makes_one_block_of_what_is_free(ctx, maker):
 
 @pytest.mark.parametrize(("setting", "fits"), [("1", True), ("0", False)])
 @pytest.mark.shows("WEFTPLAN_STORAGE_COMPACT")
-def test_it_is_a_rung_of_the_ladder(monkeypatch, setting, fits):
-    """A request that the free bytes could serve if they lay together is served where arrays may move."""
+def test_compaction_is_a_rung_of_relief(monkeypatch, setting, fits):
+    """A request that only the merged free bytes can serve succeeds if arrays may move."""
     ctx = mx.cpu(9181)
     config._reset_for_tests()
     monkeypatch.setenv("WEFTPLAN_STORAGE_COMPACT", setting)
@@ -87,8 +89,8 @@ def test_it_is_a_rung_of_the_ladder(monkeypatch, setting, fits):
     spilling.start(())
 
 
-def test_memory_that_somebody_looks_at_does_not_move():
-    """An array that was exported stays at its address; the others move around it."""
+def test_exported_memory_does_not_move():
+    """An exported array stays at its address; the others move around it."""
     ctx = mx.cpu(9182)
     with spilling.using("", movable=True), storage.using(MAKERS["growth"](limited(ctx, 16))):
         held = scattered(ctx)
@@ -105,8 +107,8 @@ def test_memory_that_somebody_looks_at_does_not_move():
 
 
 @pytest.mark.parametrize("maker", [NaivePool, lambda place: GuardResource(AutoGrowth(place))])
-def test_where_nothing_can_move_nothing_does(maker):
-    """Pools of whole blocks, and guards, whose margins would stay behind."""
+def test_immovable_pools_move_nothing(maker):
+    """Pools of whole blocks, and guards, whose margins would stay in place."""
     ctx = mx.cpu(9183)
     with spilling.using("", movable=True), storage.using(maker(device.get(ctx))):
         held = scattered(ctx)

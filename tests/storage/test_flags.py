@@ -1,4 +1,4 @@
-"""Every flag of storage acts: each is changed, and what changes is observed, on each kind of device that it is for."""
+"""Every storage flag has an effect: each is changed and the effect observed, on each kind of device."""
 
 import warnings
 
@@ -18,7 +18,7 @@ ALIGNMENT = {"cpu": 64, "cpu_pinned": 64, "sim": 64, "gpu": 256}
 
 @pytest.fixture
 def built(monkeypatch):
-    """Builds the stack of a kind of device of 1 GiB under flags, given without their prefix."""
+    """Build the stack of a 1 GiB device under flags without their prefix."""
     config._reset_for_tests()
 
     def build(kind, strategy=None, compat=None, total=1 << 30, **flags):
@@ -38,7 +38,7 @@ def built(monkeypatch):
 
 
 def taken_by(resource, room, *sizes):
-    """What the device gave while requests of these sizes were served."""
+    """Return the sizes that the device allocated while these requests were served."""
     for nbytes in sizes:
         resource.allocate(nbytes)
     return room.taken
@@ -76,14 +76,14 @@ def test_allocator_strategy(built, kind, strategy, cls):
     "FLAGS_fraction_of_gpu_memory_to_use",
 )
 def test_fractions(built, kind, flag, fraction, chunk):
-    """The first chunk is that share of the memory; 0 takes what is asked for."""
+    """The first chunk is that share of the memory; 0 allocates the size of the request."""
     more = {"initial_cpu_memory_in_mb": 10_000} if kind == "cpu" else {}
     assert taken_by(*built(kind, "naive_best_fit", **{flag: fraction}, **more), 10) == [chunk]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cpu_pinned", "sim", "gpu"])
 def test_default_chunks(built, kind):
-    """500 MiB on a host, half of its memory page-locked, 92 % of what is free on a GPU."""
+    """500 MiB on a host, half of its memory page-locked, 92 % of the free memory on a GPU."""
     gib = 1 << 30
     share = int(0.92 * gib)
     expected = {"cpu": 500 * MIB, "cpu_pinned": gib // 2, "sim": share // 64 * 64, "gpu": share // 256 * 256}
@@ -92,13 +92,13 @@ def test_default_chunks(built, kind):
 
 @pytest.mark.shows("FLAGS_initial_cpu_memory_in_mb")
 def test_initial_cpu_memory_in_mb(built):
-    """Each chunk of a host has so many MiB."""
-    found = taken_by(*built("cpu", "naive_best_fit", initial_cpu_memory_in_mb=100), 10, 99 * MIB, 99 * MIB)
-    assert found == [100 * MIB, 100 * MIB]
+    """Each chunk of a host has this size in MiB."""
+    sizes = taken_by(*built("cpu", "naive_best_fit", initial_cpu_memory_in_mb=100), 10, 99 * MIB, 99 * MIB)
+    assert sizes == [100 * MIB, 100 * MIB]
 
 
 def test_initial_cpu_memory_is_at_most_the_share(built):
-    """The smaller of the two is taken."""
+    """The smaller of the two applies."""
     flags = {"initial_cpu_memory_in_mb": 100, "fraction_of_cpu_memory_to_use": 0.0625}
     assert taken_by(*built("cpu", "naive_best_fit", **flags), 10) == [64 * MIB]
 
@@ -106,15 +106,15 @@ def test_initial_cpu_memory_is_at_most_the_share(built):
 @pytest.mark.parametrize("kind", ["sim", "gpu"])
 @pytest.mark.shows("FLAGS_initial_gpu_memory_in_mb", "FLAGS_reallocate_gpu_memory_in_mb")
 def test_initial_and_reallocate_gpu_memory_in_mb(built, kind):
-    """The first chunk has the one size and all others the other; both go before the fraction."""
+    """The first chunk has one size and later chunks the other; both override the fraction."""
     flags = {"initial_gpu_memory_in_mb": 100, "reallocate_gpu_memory_in_mb": 30}
-    found = taken_by(*built(kind, "naive_best_fit", **flags), 60 * MIB, 40 * MIB, 20 * MIB, 20 * MIB)
-    assert found == [100 * MIB, 30 * MIB, 30 * MIB]
+    sizes = taken_by(*built(kind, "naive_best_fit", **flags), 60 * MIB, 40 * MIB, 20 * MIB, 20 * MIB)
+    assert sizes == [100 * MIB, 30 * MIB, 30 * MIB]
 
 
 @pytest.mark.parametrize("kind", ["sim", "gpu"])
 def test_initial_gpu_memory_alone(built, kind):
-    """Later chunks are then a share of what is free."""
+    """Later chunks are then a share of the free memory."""
     flags = {"initial_gpu_memory_in_mb": 512, "fraction_of_gpu_memory_to_use": 0.5}
     assert taken_by(*built(kind, "naive_best_fit", **flags), 512 * MIB, 10) == [512 * MIB, 256 * MIB]
 
@@ -122,16 +122,16 @@ def test_initial_gpu_memory_alone(built, kind):
 @pytest.mark.parametrize("kind", CONTEXTS)
 @pytest.mark.shows("FLAGS_auto_growth_chunk_size_in_mb")
 def test_auto_growth_chunk_size_in_mb(built, kind):
-    """The pool grows by so much, or by the request if that is more; without it by the request, rounded."""
-    found = taken_by(*built(kind, "auto_growth", auto_growth_chunk_size_in_mb=4), 10, 10, 5 * MIB)
-    assert found == [4 * MIB, 5 * MIB]
+    """The pool grows by this size, or by a larger request; without the flag by the rounded request."""
+    sizes = taken_by(*built(kind, "auto_growth", auto_growth_chunk_size_in_mb=4), 10, 10, 5 * MIB)
+    assert sizes == [4 * MIB, 5 * MIB]
 
 
 @pytest.mark.parametrize("kind", CONTEXTS)
 @pytest.mark.parametrize(("flag", "held"), [(0, [20 * MIB, MIB, 2 * MIB]), (1, [20 * MIB, 2 * MIB])])
 @pytest.mark.shows("FLAGS_free_when_no_cache_hit")
 def test_free_when_no_cache_hit(built, kind, flag, held):
-    """With it a chunk that nobody uses goes back before the pool grows."""
+    """With it an unused chunk is returned before the pool grows."""
     resource, room = built(kind, "auto_growth", free_when_no_cache_hit=flag)
     kept = resource.allocate(20 * MIB)
     resource.free(resource.allocate(MIB))
@@ -141,8 +141,8 @@ def test_free_when_no_cache_hit(built, kind, flag, held):
 
 
 @pytest.mark.parametrize(("compat", "held"), [("documents", [5 * MIB]), ("paddle", [4 * MIB, 5 * MIB])])
-def test_auto_growth_holds_little_more_than_was_ever_in_use(built, compat, held):
-    """A chunk that nobody uses goes back before the pool would hold a sixteenth more; Paddle's source keeps it."""
+def test_auto_growth_stays_near_its_peak(built, compat, held):
+    """An unused chunk is returned before the pool would hold a sixteenth more; Paddle's source keeps it."""
     resource, room = built("gpu", "auto_growth", compat=compat)
     resource.free(resource.allocate(4 * MIB))
     resource.allocate(5 * MIB)
@@ -151,7 +151,7 @@ def test_auto_growth_holds_little_more_than_was_ever_in_use(built, compat, held)
 
 @pytest.mark.parametrize("kind", CONTEXTS)
 def test_auto_growth_without_a_chunk_size(built, kind):
-    """The unit is what the device aligns to."""
+    """The unit is the device's alignment."""
     assert taken_by(*built(kind, "auto_growth"), 10) == [ALIGNMENT[kind]]
 
 
@@ -159,7 +159,7 @@ def test_auto_growth_without_a_chunk_size(built, kind):
 @pytest.mark.parametrize("kind", ["sim", "gpu"])
 @pytest.mark.shows("FLAGS_gpu_memory_limit_mb")
 def test_gpu_memory_limit_mb(built, kind, strategy):
-    """Under every strategy the pool holds no more, gives its cache back first, and the message names the flag."""
+    """Under every strategy the pool stays below it and releases its cache first, and the message names the flag."""
     flags = {"initial_gpu_memory_in_mb": 8} if strategy == "naive_best_fit" else {}
     resource, room = built(kind, strategy, gpu_memory_limit_mb=16, **flags)
     first = resource.allocate(9 * MIB)
@@ -174,8 +174,8 @@ def test_gpu_memory_limit_mb(built, kind, strategy):
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cpu_pinned"])
-def test_gpu_memory_limit_leaves_hosts_alone(built, kind):
-    """It is a limit of GPUs."""
+def test_gpu_memory_limit_ignores_hosts(built, kind):
+    """It is a limit for GPUs only."""
     built(kind, gpu_memory_limit_mb=1)[0].allocate(5 * MIB)
 
 
@@ -183,7 +183,7 @@ def test_gpu_memory_limit_leaves_hosts_alone(built, kind):
 @pytest.mark.parametrize("kind", ["cpu", "cpu_pinned", "gpu", "sim"])
 @pytest.mark.shows("FLAGS_init_allocated_mem")
 def test_init_allocated_mem(built, kind, strategy):
-    """Fresh memory holds 0xEF under every strategy, also where a simulated device would put its own poison."""
+    """Fresh memory holds 0xEF under every strategy, also on a simulated device with its own poison."""
     resource, _ = built(kind, strategy, init_allocated_mem=1, **_small(kind, strategy))
     allocation = resource.allocate(100)
     assert (allocation.raw == 0xEF).all()
@@ -193,12 +193,12 @@ def test_init_allocated_mem(built, kind, strategy):
 
 
 def _small(kind, strategy):
-    """Chunks that are filled quickly."""
+    """Return flags for chunks that are filled quickly."""
     return {"initial_gpu_memory_in_mb": 1} if strategy == "naive_best_fit" and kind in ("sim", "gpu") else {}
 
 
-def test_memory_is_not_filled_unless_asked(built):
-    """Without the flag what was written stays, which the fill would not leave."""
+def test_memory_is_not_filled_without_the_flag(built):
+    """Without the flag, written values stay."""
     resource, _ = built("cpu")
     allocation = resource.allocate(100)
     allocation.raw.fill(7)
@@ -218,7 +218,7 @@ def test_mxnet_pools_by_kind_of_device(built, kind, prefix):
 @pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
 @pytest.mark.shows("MXNET_*_MEM_LARGE_ALLOC_ROUND_SIZE")
 def test_mxnet_large_alloc_round_size(built, kind, prefix):
-    """Naive rounds what is larger to multiples of it."""
+    """Naive rounds larger sizes to multiples of it."""
     resource, _ = built(kind, **{f"MXNET_{prefix}_MEM_LARGE_ALLOC_ROUND_SIZE": 8192})
     assert bottom(resource).rounded(9000) == 16384
 
@@ -226,7 +226,7 @@ def test_mxnet_large_alloc_round_size(built, kind, prefix):
 @pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
 @pytest.mark.shows("MXNET_*_MEM_POOL_ROUND_LINEAR_CUTOFF")
 def test_mxnet_round_linear_cutoff(built, kind, prefix):
-    """Round takes powers of two up to that one, and multiples of it above."""
+    """Round uses powers of two up to the cutoff, and multiples of it above."""
     more = {f"MXNET_{prefix}_MEM_POOL_TYPE": "Round", f"MXNET_{prefix}_MEM_POOL_ROUND_LINEAR_CUTOFF": 20}
     assert bottom(built(kind, **more)[0]).rounded(2 * MIB + 1) == 3 * MIB
 
@@ -235,7 +235,7 @@ def test_mxnet_round_linear_cutoff(built, kind, prefix):
 @pytest.mark.parametrize(("percent", "held"), [(5, 3), (95, 1)])
 @pytest.mark.shows("MXNET_*_MEM_POOL_RESERVE")
 def test_mxnet_pool_reserve(built, kind, prefix, percent, held):
-    """Cached blocks go back before new memory would leave less than that share free; live ones may use it."""
+    """Cached blocks are returned before new memory would leave less than that share free; live memory may use it."""
     resource, room = built(kind, total=100 * MIB, **{f"MXNET_{prefix}_MEM_POOL_RESERVE": percent})
     for block in [resource.allocate(n * MIB) for n in (2, 4)]:
         resource.free(block)
@@ -247,8 +247,8 @@ def test_mxnet_pool_reserve(built, kind, prefix, percent, held):
 # -- Paddle's source --------------------------------------------------------------------------------------------------
 
 
-def test_compat_share_of_what_is_left_after_five_percent(built):
-    """0.92 of 95 % of what is free: 0.874."""
+def test_compat_share_excludes_five_percent(built):
+    """0.92 of 95 % of the free memory: 0.874."""
     resource, room = built("gpu", "naive_best_fit", compat="paddle", total=1000 * MIB)
     resource.allocate(1)
     assert room.taken == [int(0.92 * (950 * MIB)) // 256 * 256]
@@ -256,7 +256,7 @@ def test_compat_share_of_what_is_left_after_five_percent(built):
 
 @pytest.mark.shows("WEFTPLAN_STORAGE_COMPAT")
 def test_compat_blocks_shrink(built):
-    """Each refill is a share of what is free then."""
+    """Each refill is a share of the memory free at that time."""
     flags = {"fraction_of_gpu_memory_to_use": 0.5}
     resource, room = built("gpu", "naive_best_fit", compat="paddle", total=1000 * MIB, **flags)
     for _ in range(3):
@@ -274,7 +274,7 @@ def test_compat_hosts_have_no_pool(built, strategy):
 
 @pytest.mark.parametrize("strategy", ["naive_best_fit", "auto_growth"])
 def test_compat_page_locked_memory_is_capped(built, strategy):
-    """The share is a cap, a chunk is the 256th part of it, a unit 64 KiB, under both strategies."""
+    """The share is a cap, a chunk the 256th part of it, a unit 64 KiB, under both strategies."""
     resource, room = built("cpu_pinned", strategy, compat="paddle", fraction_of_cuda_pinned_memory_to_use=0.25)
     resource.allocate(1)
     assert room.taken == [MIB]
@@ -289,7 +289,7 @@ def test_compat_auto_growth_rounds_to_256(built):
 
 
 def test_compat_fills_memory_with_naive_best_fit_alone(built):
-    """As Paddle's source: with auto_growth the flag does nothing, and here that is said."""
+    """As in Paddle's source: with auto_growth the flag has no effect, and a warning says so."""
     with pytest.warns(ConfigWarning, match="FLAGS_init_allocated_mem=1 has no effect on gpu"):
         resource, _ = built("gpu", "auto_growth", compat="paddle", init_allocated_mem=1)
     assert not isinstance(resource, PoisonResource)
@@ -314,7 +314,7 @@ FRACTIONS = [
 @pytest.mark.parametrize("name", MEBIBYTES)
 @pytest.mark.parametrize("text", ["-1", "1.5", "many", "1MB", str(2**41)])
 def test_bad_sizes(monkeypatch, name, text):
-    """A size is an integer number of MiB from 0; the message names the flag, the value and the range."""
+    """A size is a non-negative integer of MiB; the message names the flag, the value and the range."""
     monkeypatch.setenv(f"FLAGS_{name}", text)
     with pytest.raises(ConfigError, match=rf"FLAGS_{name}='{text}' is not legal: expected an integer from 0 to"):
         config.get(f"FLAGS_{name}")
@@ -330,7 +330,7 @@ def test_bad_fractions(monkeypatch, name, text):
 
 
 def test_an_unknown_strategy(built):
-    """The candidates are named, and the nearest of them."""
+    """The message lists the candidates and the nearest one."""
     with pytest.raises(ConfigError, match=r"one of mxnet, naive_best_fit, auto_growth.*did you mean auto_growth"):
         built("cpu", "Auto_Growth")
 
@@ -343,8 +343,8 @@ def test_an_unknown_strategy(built):
         ("cpu", "naive_best_fit", "auto_growth_chunk_size_in_mb", "the strategy in force is naive_best_fit"),
     ],
 )
-def test_a_flag_without_effect_is_told_once(built, kind, strategy, flag, why):
-    """The warning names flag, value, device and reason, and does not come again."""
+def test_flag_without_effect_warns_once(built, kind, strategy, flag, why):
+    """The warning names flag, value, device and reason, and is not repeated."""
     with pytest.warns(ConfigWarning, match=rf"FLAGS_{flag}=1 has no effect on {kind}\(7\): {why}"):
         built(kind, strategy, **{flag: 1})
     with warnings.catch_warnings():
@@ -352,22 +352,22 @@ def test_a_flag_without_effect_is_told_once(built, kind, strategy, flag, why):
         built(kind, strategy, **{flag: 1})
 
 
-def test_both_sizes_in_mib_leave_the_fraction_nothing(built):
-    """A fraction that is set beside them is told to be idle."""
+def test_sizes_in_mib_override_the_fraction(built):
+    """A fraction set in addition is reported as without effect."""
     flags = {"initial_gpu_memory_in_mb": 1, "reallocate_gpu_memory_in_mb": 1, "fraction_of_gpu_memory_to_use": 0.5}
     with pytest.warns(ConfigWarning, match="fraction_of_gpu_memory_to_use=0.5 has no effect.*both sizes"):
         built("gpu", "naive_best_fit", **flags)
 
 
-def test_the_variable_of_a_device_wins_over_the_strategy(built):
-    """MXNET_CPU_MEM_POOL_TYPE speaks of one kind of device: it holds there, and the flag is told to be idle there."""
+def test_device_variable_overrides_the_strategy(built):
+    """MXNET_CPU_MEM_POOL_TYPE wins for its kind of device; the flag is reported as without effect there."""
     with pytest.warns(ConfigWarning, match="FLAGS_allocator_strategy=auto_growth has no effect.*POOL_TYPE is set"):
         resource, _ = built("cpu", "auto_growth", MXNET_CPU_MEM_POOL_TYPE="Unpooled")
     assert type(resource) is RawResource
 
 
-def test_a_flag_that_changes_after_its_first_use(monkeypatch):
-    """The next bind says that it is too late, which value holds, and which line used it first."""
+def test_late_flag_change_warns(monkeypatch):
+    """The next bind warns that it is too late, with the value in force and the line of its first use."""
     config._reset_for_tests()
     config.process("FLAGS_init_allocated_mem")
     line = __file__

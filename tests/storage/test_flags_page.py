@@ -1,4 +1,4 @@
-"""No setting claims an effect that no test shows; marks of tests name settings that exist."""
+"""Every claimed effect of a setting has a test; marks of tests name existing settings."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ def script():
     return scripts.script("list_settings")
 
 
-def test_every_effect_has_a_test_and_no_other(script):
-    """A setting that claims an effect is changed and observed somewhere; one without effect has no such test."""
+def test_exactly_the_effects_have_tests(script):
+    """A setting with an effect is changed and observed in a test; a setting without effect has no such test."""
     rows = script.rows()
     silent = [name for _, name, _, effect, tests in rows if not effect.startswith("no effect") and not tests]
     assert silent == []
@@ -24,8 +24,8 @@ def test_every_effect_has_a_test_and_no_other(script):
     assert boasting == []
 
 
-def test_marks_name_settings_that_exist(script):
-    """A mark with a misspelt name would show nothing."""
+def test_marks_name_existing_settings(script):
+    """A mark with a misspelt name would prove nothing."""
     names = [row[1] for row in script.rows()]
     for pattern, test in script.shown(ROOT / "tests"):
         assert any(script.fnmatch(name, pattern) for name in names), (pattern, test)

@@ -1,4 +1,4 @@
-"""A limit on the bytes of a resource: exact, whoever else asks meanwhile, and whatever its upstream refuses."""
+"""Limit on the bytes of a resource: exact under concurrency and when the upstream refuses."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.storage import LimitResource, RawResource
 
 
-def test_a_limit_is_exact_and_comes_back():
+def test_limit_is_exact():
     """Exactly the limit fits, one byte more does not, and freeing makes room."""
     resource = LimitResource(RawResource(device.get(device.cpu())), 1000)
     first = resource.allocate(600)
@@ -21,8 +21,8 @@ def test_a_limit_is_exact_and_comes_back():
     assert resource.statistics().failures == 1
 
 
-def test_a_limit_of_nothing():
-    """0 bytes is a limit, below it there is none; what takes no memory always fits."""
+def test_limit_of_zero_bytes():
+    """A limit of 0 bytes is legal, a negative limit is not; an empty allocation always fits."""
     place = device.get(device.cpu())
     resource = LimitResource(RawResource(place), 0)
     resource.free(resource.allocate(0))
@@ -33,7 +33,7 @@ def test_a_limit_of_nothing():
 
 
 class Nosy:
-    """A lock that, whenever it has been let go, lets somebody else in first."""
+    """A lock that admits another caller after each release."""
 
     def __init__(self, lock, visit):
         self.lock, self.visit = lock, visit
@@ -43,13 +43,13 @@ class Nosy:
 
     def __exit__(self, *exc):
         self.lock.__exit__(*exc)
-        visit, self.visit = self.visit, lambda: None  # a visitor gets no visitors
+        visit, self.visit = self.visit, lambda: None  # no recursion
         visit()
         self.visit = visit
 
 
-def test_a_limit_counts_each_byte_once_at_every_moment():
-    """Half of the limit fits beside the half that another thread is just getting, whenever it asks."""
+def test_limit_counts_each_byte_once():
+    """Half of the limit fits in addition to the half that another thread is allocating, at any moment."""
     resource = LimitResource(RawResource(device.get(device.cpu())), 100)
     visits = []
 
@@ -64,8 +64,8 @@ def test_a_limit_counts_each_byte_once_at_every_moment():
     assert resource.statistics().failures == 0
 
 
-def test_a_limit_holds_while_others_are_being_served():
-    """Bytes that another thread is just getting are counted before they are there."""
+def test_limit_includes_concurrent_allocations():
+    """Bytes that another thread is allocating count before they exist."""
     place = device.get(device.cpu())
     upstream = RawResource(place)
     resource, inner = LimitResource(upstream, 100), upstream.allocate
@@ -82,8 +82,8 @@ def test_a_limit_holds_while_others_are_being_served():
     assert resource.statistics().peak_requested_bytes == 100
 
 
-def test_a_limit_forgets_what_its_upstream_refused():
-    """Bytes promised to a request that failed, in whatever way, fit again."""
+def test_limit_forgets_refused_allocations():
+    """Bytes reserved for a failed request become available again."""
     place = Room(100)
     resource = LimitResource(RawResource(place), 1000)
     with pytest.raises(OutOfMemoryError, match="device full"):

@@ -1,4 +1,4 @@
-"""Out of memory: what is tried first, what the error says, and that everything can be released afterwards."""
+"""Out of memory: order of the relief, contents of the error, and complete release afterwards."""
 
 import gc
 import threading
@@ -23,7 +23,7 @@ def room(total):
 
 
 def emptied(resource):
-    """Live bytes once everything that is dead has gone."""
+    """Return live bytes after all dead memory has been freed."""
     gc.collect()
     drain()
     mx.nd.waitall()
@@ -34,8 +34,8 @@ def emptied(resource):
 # -- the ladder -------------------------------------------------------------------------------------------------------
 
 
-def test_rungs_are_tried_from_the_lowest_and_only_as_far_as_needed(monkeypatch):
-    """The request is served after the rung that made room; those above it are left alone."""
+def test_rungs_run_from_the_lowest_until_served(monkeypatch):
+    """The request is served after the rung that freed memory; higher rungs are not tried."""
     monkeypatch.setattr(relief, "_rungs", {})
     place, tried = room(1000), []
     pool = RawResource(place)
@@ -58,8 +58,8 @@ def test_rungs_are_tried_from_the_lowest_and_only_as_far_as_needed(monkeypatch):
     assert pool.statistics().failures == 0
 
 
-def test_memory_that_others_give_back_during_the_climb_is_found(monkeypatch):
-    """No rung made room, since what the last looked for came back just before it looked: the request is served."""
+def test_memory_freed_during_the_climb_is_used(monkeypatch):
+    """No rung frees memory, because another thread freed it just before the last rung looked: the request is served."""
     monkeypatch.setattr(relief, "_rungs", {})
     pool = RawResource(room(1000))
     held = pool.allocate(900)
@@ -74,7 +74,7 @@ def test_memory_that_others_give_back_during_the_climb_is_found(monkeypatch):
 
 
 def test_a_rung_that_allocates_does_not_climb(monkeypatch):
-    """Running out on the ladder is an error at once, so a rung cannot call itself for ever."""
+    """An allocation inside a rung fails immediately, so a rung cannot recurse."""
     monkeypatch.setattr(relief, "_rungs", {})
     pool, depth = RawResource(room(1000)), []
 
@@ -92,15 +92,15 @@ def test_a_rung_that_allocates_does_not_climb(monkeypatch):
 
 
 @pytest.mark.parametrize("nbytes", [1 << 40, 1 << 62])
-def test_what_can_never_fit_is_refused_at_once(monkeypatch, nbytes):
-    """Nobody is asked to give anything up for a request that is larger than the device."""
+def test_impossible_request_fails_immediately(monkeypatch, nbytes):
+    """No rung is tried for a request larger than the device."""
     monkeypatch.setattr(relief, "_rungs", {10: [lambda context: pytest.fail("asked")]})
     with pytest.raises(OutOfMemoryError, match=f"{nbytes:,} bytes requested"):
         RawResource(room(1000)).allocate(nbytes)
 
 
-def test_arrays_in_a_cycle_make_room():
-    """The garbage collector is asked before anybody is refused."""
+def test_arrays_in_a_cycle_are_collected():
+    """The garbage collector runs before a request is refused."""
     resource = RawResource(room(3 * MIB))
     with storage.using(resource):
         gc.disable()
@@ -109,32 +109,32 @@ def test_arrays_in_a_cycle_make_room():
             cycle = [array]
             cycle.append(cycle)
             del array, cycle
-            again = mx.nd.empty((2 * MIB,), ctx=CTX, dtype="uint8")
+            fits = mx.nd.empty((2 * MIB,), ctx=CTX, dtype="uint8")
         finally:
             gc.enable()
         assert resource.statistics().failures == 0
-        del again
+        del fits
         assert emptied(resource) == 0
 
 
-def test_the_cache_of_another_host_pool_makes_room():
-    """cpu(61) and cpu(62) share one memory: what the other only keeps goes back."""
-    other = AutoGrowth(Room(context=device.cpu(62)))
+def test_cache_of_another_host_pool_is_released():
+    """cpu(61) and cpu(62) share memory: the other pool's cache is released."""
+    other_pool = AutoGrowth(Room(context=device.cpu(62)))
     place = room(1000)
-    with storage.using(other):
-        other.free(other.allocate(5000))
+    with storage.using(other_pool):
+        other_pool.free(other_pool.allocate(5000))
         place.allocate = lambda nbytes, inner=place.allocate: (
-            inner(nbytes) if other.statistics().reserved_bytes == 0 else Room(0).allocate(1)
+            inner(nbytes) if other_pool.statistics().reserved_bytes == 0 else Room(0).allocate(1)
         )
         RawResource(place).allocate(10)
-    assert other.statistics().reserved_bytes == 0
+    assert other_pool.statistics().reserved_bytes == 0
 
 
-def test_a_free_that_is_coming_is_waited_for():
-    """The memory of a dead array, whose last operation still runs, serves the request when that is over.
+def test_pending_free_is_waited_for():
+    """The memory of a dead array, whose last operation is running, serves the request after that operation.
 
-    worker:     [ slow reader of a ........ ]  a is deleted
-    this one:   del a; ask ---- waits ------>  served
+    worker:      [ slow reader of a ........ ]  a is deleted
+    this thread: del a; ask ---- waits ------>  served
     """
     resource = RawResource(room(3 * MIB))
     with storage.using(resource):
@@ -150,8 +150,8 @@ def test_a_free_that_is_coming_is_waited_for():
         assert emptied(resource) == 0
 
 
-def test_nobody_waits_for_itself():
-    """In an operation there is no wait for others: they may need this very worker."""
+def test_operation_does_not_wait_for_itself():
+    """An operation does not wait for others, which may need its worker."""
     resource = RawResource(room(3 * MIB))
     with storage.using(resource):
         a = mx.nd.zeros((2 * MIB,), ctx=CTX, dtype="uint8")
@@ -172,8 +172,8 @@ def test_nobody_waits_for_itself():
         assert emptied(resource) == 0
 
 
-def test_an_operation_that_does_not_end_delays_the_error_for_seconds_only(monkeypatch):
-    """What is pending may give memory back, so it is waited for, at most ten seconds; then the error comes."""
+def test_wait_for_endless_operation_is_limited(monkeypatch):
+    """Pending operations may free memory, so the request waits at most ten seconds before the error."""
     assert release.PATIENCE_S == 10
     for place in (joint_allocation, release):
         monkeypatch.setattr(place, "PATIENCE_S", 0.2)
@@ -191,7 +191,7 @@ def test_an_operation_that_does_not_end_delays_the_error_for_seconds_only(monkey
         assert emptied(resource) == 0
 
 
-def test_a_limit_climbs_too():
+def test_limit_uses_the_relief_ladder():
     """Dead arrays make room below a limit of requested bytes."""
     resource = LimitResource(NaivePool(room(1 << 30)), 3 * MIB)
     with storage.using(resource):
@@ -207,18 +207,18 @@ def test_a_limit_climbs_too():
 
 
 def hold(n):
-    """Memory that a function of the user asks for."""
+    """Allocate memory in a user function."""
     return mx.nd.zeros((n,), ctx=CTX)
 
 
 def line_of(part):
-    """The only line of this file that assigns to it."""
-    found = [n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.strip().startswith(part)]
-    return found[0]
+    """Return the only line of this file that assigns to it."""
+    lines = [n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.strip().startswith(part)]
+    return lines[0]
 
 
-def test_the_report_names_operators_functions_and_lines():
-    """Holders are added up by who asked and on which line; a network's memory has the line of its bind."""
+def test_report_names_operators_functions_and_lines():
+    """Holders are summed by function and line; a network's memory has the line of its bind."""
     resource = NaivePool(room(1 << 22))
     with storage.using(resource):
         many = [hold(10_000) for _ in range(3)]
@@ -236,8 +236,8 @@ def test_the_report_names_operators_functions_and_lines():
         assert emptied(resource) == 0
 
 
-def test_the_report_tells_settings_and_what_to_change(monkeypatch):
-    """Settings that are set are listed, and the one that limits is named first."""
+def test_report_lists_settings_and_advice(monkeypatch):
+    """The message lists all set variables, and the limiting variable first among the advice."""
     monkeypatch.setenv("FLAGS_gpu_memory_limit_mb", "16")
     monkeypatch.setenv("MXNET_GPU_MEM_POOL_TYPE", "Round")
     pool = RawResource(Room(100, device.sim(3)))
@@ -248,8 +248,8 @@ def test_the_report_tells_settings_and_what_to_change(monkeypatch):
     assert "to fit: raise FLAGS_gpu_memory_limit_mb, use a smaller batch" in text
 
 
-def test_the_report_measures_fragmentation():
-    """Free bytes, the largest free block, and what share of the free bytes lies elsewhere."""
+def test_report_measures_fragmentation():
+    """Free bytes, the largest free block, and the scattered share of the free bytes."""
     pool = AutoGrowth(room(8192), chunk=8192)
     held = [pool.allocate(1024) for _ in range(8)]
     for allocation in held[::2]:
@@ -261,8 +261,8 @@ def test_the_report_measures_fragmentation():
     assert "the free bytes would do but lie apart" in text
 
 
-def test_the_report_lists_ten_origins():
-    """And says how many more there are."""
+def test_report_lists_ten_origins():
+    """And the number of the others."""
     pool = RawResource(room(1000))
     for k in range(13):
         pool.allocate(10 + k, name=f"array {k}")
@@ -275,7 +275,7 @@ def test_the_report_lists_ten_origins():
 
 
 class Failing(Room):
-    """Refuses the nth allocation and all after it, until it is healed."""
+    """Refuses the nth allocation and all later allocations until it is healed."""
 
     def __init__(self, n):
         super().__init__(context=CTX)
@@ -289,7 +289,7 @@ class Failing(Room):
 
 
 def training_step():
-    """One step of a small network through Module; returns the weights."""
+    """Run one training step of a small network with Module; return the weights."""
     rng = np.random.RandomState(0)
     batches = mx.io.NDArrayIter(rng.rand(8, 5).astype("float32"), rng.randint(0, 3, 8).astype("float32"), 8)
     net = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="one"), act_type="tanh")
@@ -313,8 +313,8 @@ POOLS = {
 
 
 @pytest.mark.parametrize("kind", POOLS)
-def test_the_nth_allocation_fails_in_a_training_step(kind):
-    """For n = 1, 2, … until none does: an error, no leak, no hang, and the next step on the same pool is right."""
+def test_nth_allocation_fails_in_a_training_step(kind):
+    """For n = 1, 2, … until none fails: an error, no leak, no hang, and a correct next step on the same pool."""
     expected, n, failures = None, 0, 0
     while True:
         place = Failing(n)
@@ -335,9 +335,9 @@ def test_the_nth_allocation_fails_in_a_training_step(kind):
                     continue
             assert emptied(resource) == 0, n
             place.left = 1 << 60
-            again = training_step()
-            expected = expected or again
-            for name, value in again.items():
+            weights = training_step()
+            expected = expected or weights
+            for name, value in weights.items():
                 np.testing.assert_array_equal(value, expected[name])
             assert emptied(resource) == 0, n
             resource.empty_cache()
@@ -345,4 +345,4 @@ def test_the_nth_allocation_fails_in_a_training_step(kind):
         if not failed:
             break
         n += 1 if n < 6 else 4
-    assert failures > 2  # the small arguments, their gradients, what the plan holds
+    assert failures > 2  # small inputs, their gradients, memory of the plan

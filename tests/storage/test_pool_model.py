@@ -9,7 +9,7 @@ from weftplan.storage import NaivePool, RoundPool
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Random allocations and frees; the live intervals must stay disjoint and the figures exact."""
+    """Random allocations and frees; live intervals must stay disjoint and figures exact."""
 
     held = Bundle("held")
     kind = NaivePool
@@ -23,7 +23,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(target=held, nbytes=st.one_of(st.integers(0, 9000), st.sampled_from([4096, 2 << 20, (2 << 20) + 1])))
     def allocate(self, nbytes):
-        """A new block overlaps no live one."""
+        """A new block overlaps no live block."""
         allocation = self.pool.allocate(nbytes)
         begin = allocation.raw.__array_interface__["data"][0]
         for other, (low, high, _) in self.live.items():
@@ -36,20 +36,20 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(allocation=consumes(held))
     def free(self, allocation):
-        """What was written is still there when it goes."""
+        """Written contents are intact at the free."""
         _, _, (kept, mark) = self.live.pop(id(allocation))
         assert (kept.raw == mark).all()
         self.pool.free(allocation)
 
     @rule()
     def empty_cache(self):
-        """Emptying leaves exactly what is live."""
+        """Emptying the cache leaves exactly the live memory."""
         self.pool.empty_cache()
         now = self.pool.statistics()
         assert now.reserved_bytes == now.allocated_bytes
 
     def requested(self):
-        """Bytes that the model holds live."""
+        """Return the live bytes of the model."""
         return sum(high - low for low, high, _ in self.live.values())
 
     @invariant()

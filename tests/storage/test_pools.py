@@ -1,4 +1,4 @@
-"""MXNet's pools: sizes, reuse, the reserve, and the environment that configures them."""
+"""MXNet's pools: sizes, reuse, the reserve, and their environment variables."""
 
 import pytest
 
@@ -19,27 +19,27 @@ def test_naive_sizes():
 
 
 def test_round_sizes():
-    """Powers of two up to the cutoff, multiples of it beyond."""
+    """Powers of two up to the cutoff, multiples of it above."""
     pool = RoundPool(device.get(device.cpu()), cutoff=20)
     sizes = [pool.rounded(n) for n in (1, 32, 4095, 4097, MIB, MIB + 1, 2097153, 3145728, 3145729)]
     assert sizes == [4096, 4096, 4096, 8192, MIB, 2 * MIB, 3 * MIB, 3 * MIB, 4 * MIB]
 
 
 def test_the_last_block_freed_is_the_first_reused():
-    """Last in, first out, per size: the warmest memory comes back first."""
+    """Last in, first out, per size: the warmest memory is reused first."""
     pool = NaivePool(device.get(device.cpu()))
     first, second = pool.allocate(100), pool.allocate(200)
     address = second.raw.__array_interface__["data"][0]
     pool.free(first)
     pool.free(second)
-    again = pool.allocate(4096)
-    assert again.raw.__array_interface__["data"][0] == address
+    reused = pool.allocate(4096)
+    assert reused.raw.__array_interface__["data"][0] == address
     assert pool.statistics().hits == 1
     assert pool.statistics().reserved_bytes == 8192
 
 
 def test_other_sizes_do_not_hit():
-    """A cached block serves its own rounded size only."""
+    """A cached block serves only its own rounded size."""
     pool = NaivePool(device.get(device.cpu()))
     pool.free(pool.allocate(100_000))
     pool.allocate(100)
@@ -47,8 +47,8 @@ def test_other_sizes_do_not_hit():
     assert pool.statistics().cached_bytes == 102_400
 
 
-def test_cached_blocks_go_back_before_the_reserve_is_touched():
-    """With 5 % to keep free, a new size empties the cache first; without cached blocks it may use the reserve."""
+def test_cached_blocks_are_released_before_the_reserve():
+    """With a reserve of 5 %, a new size empties the cache first; without cached blocks it may use the reserve."""
     place = Room(100 * 4096)
     pool = NaivePool(place, reserve=5)
     pool.free(pool.allocate(50 * 4096))
@@ -61,7 +61,7 @@ def test_cached_blocks_go_back_before_the_reserve_is_touched():
 @pytest.mark.parametrize("kind", [NaivePool, RoundPool])
 @pytest.mark.parametrize(("free", "emptied"), [(13, False), (12, True)])
 def test_the_reserve_to_the_page(kind, free, emptied):
-    """5 of 100 pages stay free by default: 8 more may be taken while 13 are free, with 12 the cache goes first."""
+    """5 of 100 pages stay free by default: of 13 free pages 8 may be taken; of 12 only after the cache is released."""
     place = Room(100 * 4096)
     pool = kind(place)
     pool.free(pool.allocate(4096))
@@ -70,8 +70,8 @@ def test_the_reserve_to_the_page(kind, free, emptied):
     assert (pool.statistics().system_frees == 1) is emptied
 
 
-def test_a_bounded_pool_never_holds_more_than_live_bytes_ever_were():
-    """Arrays of ever other sizes, one at a time: what the pool holds is at most the largest, and the slack."""
+def test_bounded_pool_stays_near_the_largest_array():
+    """Arrays of ever new sizes, one at a time: the pool holds at most the largest plus the slack."""
     place = Room(1 << 30)
     pool = NaivePool(place, slack=MIB)
     for count in (*range(1, 30), *range(30, 0, -1)):
@@ -84,8 +84,8 @@ def test_a_bounded_pool_never_holds_more_than_live_bytes_ever_were():
     assert unbounded.statistics().reserved_bytes > 200 * MIB
 
 
-def test_a_bounded_pool_serves_a_loop_from_its_cache():
-    """Sizes that repeat, as many at a time as before, are asked of the system once."""
+def test_bounded_pool_serves_loops_from_its_cache():
+    """Repeated sizes, with no more live than before, are requested from the system once."""
     pool = NaivePool(Room(1 << 30), slack=0)
     for _ in range(10):
         held = [pool.allocate(n) for n in (3 * MIB, 100, 5 * MIB, 8 * MIB)]
@@ -94,8 +94,8 @@ def test_a_bounded_pool_serves_a_loop_from_its_cache():
     assert pool.statistics().system_allocations == 4
 
 
-def test_a_bounded_pool_gives_the_longest_unused_size_back_first():
-    """Of 2, 4 and 6 MiB in the cache, 2 was used again since: the others make room for 8."""
+def test_bounded_pool_releases_least_recently_used_size():
+    """Of 2, 4 and 6 MiB in the cache, 2 was reused since: the others make room for 8."""
     pool = NaivePool(Room(1 << 30), slack=0)
     for allocation in [pool.allocate(n * MIB) for n in (2, 4, 6)]:
         pool.free(allocation)
@@ -108,8 +108,8 @@ def test_a_bounded_pool_gives_the_longest_unused_size_back_first():
     assert pool.statistics().hits == hits + 1
 
 
-def test_a_bounded_pool_gives_back_what_a_past_phase_needed():
-    """Peaks count for one to two thousand allocations; then the cache shrinks to what is needed now."""
+def test_bounded_pool_releases_memory_of_past_phases():
+    """Peaks count for one to two thousand allocations; then the cache shrinks to the present need."""
     pool = NaivePool(Room(1 << 30), slack=MIB)
     for allocation in [pool.allocate(8 * MIB) for _ in range(10)]:
         pool.free(allocation)
@@ -121,14 +121,14 @@ def test_a_bounded_pool_gives_back_what_a_past_phase_needed():
 
 
 def test_only_pools_of_cpus_are_bounded(fresh_environment):
-    """The host's memory belongs to everybody; a GPU's, and page-locked memory, is too dear to be asked for again."""
+    """Host memory is shared by all programs; GPU and page-locked memory is too expensive to allocate again."""
     assert storage_registry.build(device.cpu(3)).slack == 16 * MIB
     assert storage_registry.build(device.cpu_pinned(3)).slack is None
     assert storage_registry.build(device.sim(3)).upstream.slack is None
 
 
-def test_a_pool_does_not_grow_with_the_sizes_it_has_seen():
-    """What it remembers of sizes is bounded, and what it remembers is true."""
+def test_size_cache_is_bounded():
+    """The cache of rounded sizes is bounded and correct."""
     pool = NaivePool(device.get(device.cpu()), page=32)
     for nbytes in (*range(1, 9000), 5, 4096, 8999):
         allocation = pool.allocate(nbytes)
@@ -137,12 +137,12 @@ def test_a_pool_does_not_grow_with_the_sizes_it_has_seen():
     assert 0 < len(pool._rounded) <= 4096
 
 
-def test_a_refusal_empties_the_cache_and_tries_once_more():
-    """The device is full of cached blocks of another size: they make room, and nobody sees an error."""
+def test_refusal_empties_the_cache_and_retries():
+    """The device is full of cached blocks of another size: they are released, and the request succeeds."""
     place = Room(10 * 4096)
     pool = NaivePool(place, reserve=0)
     pool.free(pool.allocate(8 * 4096))
-    place.memory_info = lambda: (1 << 40, 1 << 40)  # a driver that promises too much
+    place.memory_info = lambda: (1 << 40, 1 << 40)  # a driver that reports too much
     allocation = pool.allocate(5 * 4096)
     assert sum(place.taken) == 5 * 4096
     assert pool.statistics().failures == 0
@@ -150,7 +150,7 @@ def test_a_refusal_empties_the_cache_and_tries_once_more():
 
 
 def test_the_report_of_a_full_device():
-    """Out of memory tells what was asked, what is live, the largest free block, the holders and what to change."""
+    """The error lists the request, live memory, the largest free block, the holders and advice."""
     place = Room(10 * 4096)
     pool = NaivePool(place, reserve=0)
     pool.allocate(4 * 4096, name="weights")
@@ -164,8 +164,8 @@ def test_the_report_of_a_full_device():
     assert "smaller batch" in text
 
 
-def test_empty_cache_returns_the_bytes_and_keeps_live_memory():
-    """Only cached blocks go back."""
+def test_empty_cache_returns_only_cached_bytes():
+    """Only cached blocks are released."""
     pool = RoundPool(device.get(device.cpu()))
     kept, dropped = pool.allocate(5000), pool.allocate(9000)
     kept.raw.fill(7)
@@ -212,32 +212,32 @@ def test_the_environment_chooses_the_pool(fresh_environment, kind, cls):
 
 
 def test_an_unknown_pool_is_refused(fresh_environment):
-    """The message names the variable and what is legal."""
+    """The message names the variable and the legal values."""
     fresh_environment.setenv("MXNET_CPU_MEM_POOL_TYPE", "Buddy")
     with pytest.raises(ConfigError, match="MXNET_CPU_MEM_POOL_TYPE"):
         storage_registry.build(device.cpu(5))
 
 
 def test_each_context_has_one_resource():
-    """get() gives the same object again, and another for another context."""
+    """get() returns the same object for a context, another for another context."""
     assert storage.get(device.cpu(0)) is storage.get(device.cpu(0))
     assert storage.get(device.cpu(0)) is not storage.get(device.cpu(1))
 
 
 def test_using_replaces_and_restores():
-    """Inside the block get() gives the replacement, afterwards the old resource, also after an error."""
+    """Inside the block get() returns the replacement, afterwards the old resource, even after an error."""
     before = storage.get(device.cpu(0))
-    other = RawResource(device.get(device.cpu(0)))
-    with storage.using(other):
-        assert storage.get(device.cpu(0)) is other
+    replacement = RawResource(device.get(device.cpu(0)))
+    with storage.using(replacement):
+        assert storage.get(device.cpu(0)) is replacement
     assert storage.get(device.cpu(0)) is before
-    with pytest.raises(ZeroDivisionError), storage.using(other):
+    with pytest.raises(ZeroDivisionError), storage.using(replacement):
         1 // 0  # noqa: B018
     assert storage.get(device.cpu(0)) is before
 
 
-def test_poison_marks_fresh_and_returned_memory():
-    """Reading before the first write gives the poison, and so does a view kept too long."""
+def test_poison_fills_fresh_and_freed_memory():
+    """A read before the first write gives the poison, and so does a view after the free."""
     resource = PoisonResource(NaivePool(device.get(device.cpu())))
     allocation = resource.allocate(64)
     assert (allocation.raw == 0xFF).all()
@@ -247,7 +247,7 @@ def test_poison_marks_fresh_and_returned_memory():
     assert (stale == 0xFF).all()
 
 
-def test_statistics_of_one_user_leave_out_the_others():
+def test_statistics_separate_users():
     """Two users of one pool see their own bytes."""
     pool = NaivePool(device.get(device.cpu()))
     ours, theirs = StatisticsResource(pool), StatisticsResource(pool)
@@ -261,15 +261,17 @@ def test_statistics_of_one_user_leave_out_the_others():
     ("kind", "options"), [(NaivePool, {"large": 1}), (RoundPool, {"cutoff": 20}), (RoundPool, {"cutoff": 34})]
 )
 def test_the_smallest_legal_options(kind, options):
-    """Bounds are themselves legal."""
+    """The bounds themselves are legal."""
     pool = kind(device.get(device.cpu()), page=32, reserve=100, **options)
     assert pool.rounded(32) == pool.rounded(1) == 32
     assert pool.rounded(33) == 64
 
 
-def test_sizes_in_turn_leave_what_lies_ready_for_the_others():
-    """A request that the cache serves takes nothing from the sizes that are in use beside it, so that a step of many
-    sizes finds each as it was left; one that nothing serves may take all."""
+def test_cached_requests_leave_other_shelves_filled():
+    """A request that the cache serves leaves shelves of other sizes filled, so a step with many sizes reuses each.
+
+    A request that nothing serves may drain all of them.
+    """
     pool = NaivePool(device.get(device.cpu(9180)))
     sizes = (100, 5000, 70_000, 300_000)
     for nbytes in sizes * 3:
@@ -282,14 +284,14 @@ def test_sizes_in_turn_leave_what_lies_ready_for_the_others():
     raws = {nbytes: id(held.raw) for nbytes, held in first.items()}
     for held in first.values():
         pool.free(held)
-    pool.free(pool.allocate(4999))  # of the size of a block that is there
-    again = {nbytes: pool.allocate(nbytes) for nbytes in (100, 70_000, 300_000)}
-    assert all(id(held.raw) == raws[nbytes] for nbytes, held in again.items())
+    pool.free(pool.allocate(4999))  # of the size of a cached block
+    reused = {nbytes: pool.allocate(nbytes) for nbytes in (100, 70_000, 300_000)}
+    assert all(id(held.raw) == raws[nbytes] for nbytes, held in reused.items())
     assert pool.statistics().system_allocations == 2 * len(sizes)
 
 
-def test_peaks_are_exact_when_shelves_stay():
-    """What lies ready is not live: it counts in no peak until somebody takes it, and then it does."""
+def test_peaks_are_exact_with_filled_shelves():
+    """Shelved memory is not live: it counts in a peak only when it is allocated."""
     pool = NaivePool(device.get(device.cpu(9181)))
     one, other = pool.allocate(10_000), pool.allocate(500_000)
     pool.free(one)
@@ -298,7 +300,7 @@ def test_peaks_are_exact_when_shelves_stay():
     pool.free(pool.allocate(500_000))
     spare = pool.allocate(10_000)
     pool.free(spare)
-    pool.free(pool.allocate(10_001))  # the same block for another request, which takes nothing of the large one
+    pool.free(pool.allocate(10_001))  # the same block for another request, which takes nothing from the large one
     pool.reset_peaks()
     for held in [pool.allocate(500_000), pool.allocate(10_000)]:
         pool.free(held)
@@ -317,8 +319,8 @@ def test_peaks_are_exact_when_shelves_stay():
     assert pool.statistics().requested_bytes == pool.statistics().allocated_bytes == 0
 
 
-def test_peaks_are_exact_when_sizes_take_turns_from_their_shelves():
-    """A small request that takes what was written off does not count beside a large block freed before."""
+def test_peaks_are_exact_with_alternating_sizes():
+    """A small request that takes written-off memory does not count in addition to a large block freed before."""
     pool = NaivePool(device.get(device.cpu(9182)))
     for nbytes in (2_000_001, 1, 2_000_001, 1, 2_000_001):
         pool.free(pool.allocate(nbytes))

@@ -1,4 +1,4 @@
-"""Recording, and waiting elsewhere, that another thread ends in the middle of a call: who looks twice finds nothing."""
+"""Recording and offloading that another thread switches off during a call: no double lookup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weftplan.support.slots import MAKE_ROOM
 
 
 class Ending:
-    """A module whose attribute ``name`` is there at every other look only, as if another thread took it away."""
+    """A module whose attribute ``name`` exists at every second lookup only, as if another thread removed it."""
 
     def __init__(self, name: str, value: object, module: types.ModuleType) -> None:
         self.name, self.value, self.module, self.looks = name, value, module, 0
@@ -29,8 +29,8 @@ class Ending:
 
 
 @pytest.mark.parametrize("make", [lambda: NaivePool(get(cpu()), page=4096, large=1 << 20, reserve=5), AutoGrowth])
-def test_a_pool_loses_nothing(make, monkeypatch):
-    """Allocations and frees of every path go on, and what is freed comes back."""
+def test_pool_survives_the_end_of_recording(make, monkeypatch):
+    """Allocations and frees on every path continue, and freed memory is taken back."""
     pool = make() if make is not AutoGrowth else AutoGrowth(get(cpu()))
     lying = Ending("recorder", recording.Recorder(100), recording)
     monkeypatch.setattr(ledger, "recording", lying)
@@ -45,7 +45,7 @@ def test_a_pool_loses_nothing(make, monkeypatch):
     assert pool.statistics().reserved_bytes == 0
 
 
-def test_arrays_are_pushed(monkeypatch):
+def test_pushes_survive_the_end_of_recording(monkeypatch):
     """Arithmetic, a call by name, a copy to another context, and small arrays from a shelf."""
     lying = Ending("value", lambda context, operands: (), MAKE_ROOM)
     for module in ("arithmetic", "copying", "calls.invoke"):

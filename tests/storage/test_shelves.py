@@ -1,4 +1,4 @@
-"""Shelves of freed memory: what is written off, what is served from them, and Ctrl-C in the middle."""
+"""Shelves of freed memory: write-offs, reuse, and Ctrl-C during both."""
 
 from itertools import islice
 
@@ -9,7 +9,7 @@ from weftplan.storage import NaivePool, shelves
 
 
 class Breaking:
-    """A function that is broken off by its nth call, as by Ctrl-C."""
+    """A function whose nth call is interrupted, as by Ctrl-C."""
 
     def __init__(self, function, left):
         self.function, self.left = function, left
@@ -22,14 +22,14 @@ class Breaking:
 
 
 def one_then_interrupted(items, number):
-    """Stands in for ``islice``: Ctrl-C comes when one item has been taken."""
+    """Stand-in for ``islice``: Ctrl-C arrives after one item."""
     yield from islice(items, min(number, 1))
     raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("where", ["before", "within", "behind"])
-def test_an_interrupt_while_memory_is_written_off_loses_none(monkeypatch, where):
-    """Wherever Ctrl-C divides the work, each block is still on its shelf, and figures come to nothing in the end."""
+def test_interrupted_write_off_loses_no_memory(monkeypatch, where):
+    """At every point of interruption each block stays on its shelf, and the figures end at zero."""
     pool = NaivePool(device.get(device.cpu()))
     for held in [pool.allocate(5000) for _ in range(5)]:
         pool.free(held)
@@ -42,18 +42,18 @@ def test_an_interrupt_while_memory_is_written_off_loses_none(monkeypatch, where)
     with pytest.raises(KeyboardInterrupt):
         pool.free(pool.allocate(4999))
     monkeypatch.undo()
-    again = [pool.allocate(5000) for _ in range(5)]
-    assert len({id(held.block) for held in again}) == 5
+    reused = [pool.allocate(5000) for _ in range(5)]
+    assert len({id(held.block) for held in reused}) == 5
     assert pool.statistics().system_allocations == 5
-    for held in again:
+    for held in reused:
         pool.free(held)
     pool.empty_cache()
     figures = pool.statistics()
     assert (figures.requested_bytes, figures.allocated_bytes, figures.reserved_bytes) == (0, 0, 0)
 
 
-def test_as_many_as_die_together_are_served_again_without_the_cache():
-    """A thousand small arrays that die at once lie ready for the next thousand, which take no lock."""
+def test_arrays_freed_at_once_are_reused_without_lock():
+    """A thousand small arrays freed at once serve the next thousand without the lock."""
     pool = NaivePool(device.get(device.cpu()))
     for _ in range(3):
         for held in [pool.allocate(64) for _ in range(shelves.MOST_ON_ONE)]:
@@ -65,8 +65,8 @@ def test_as_many_as_die_together_are_served_again_without_the_cache():
     assert taken == []
 
 
-def test_what_is_written_off_is_looked_at_once():
-    """Requests that the cache serves look at what was freed since the last one, however much lies on shelves."""
+def test_written_off_memory_is_scanned_once():
+    """Requests that the cache serves look only at memory freed since the last request, however much is shelved."""
     pool = NaivePool(device.get(device.cpu()))
     for _ in range(2):
         for held in [pool.allocate(64) for _ in range(100)]:

@@ -1,4 +1,4 @@
-"""Recording what pools do, and the snapshot: the form that PyTorch's memory viewer reads, and our own page."""
+"""Recording of pool events, and the snapshot: the format of PyTorch's memory viewer, and our own page."""
 
 import gc
 import json
@@ -28,14 +28,14 @@ MAKERS = {
 
 @pytest.fixture
 def recording():
-    """What pools do is recorded, and no longer when the test is over."""
+    """Recording is on during the test."""
     storage.record()
     yield
     storage.stop_recording()
 
 
 def check_viewer(found):
-    """What PyTorch's ``_memory_viz`` relies on, written down from its reader: raises AssertionError."""
+    """Check the assumptions of PyTorch's ``_memory_viz``, taken from its reader; raise AssertionError."""
     for segment in found["segments"]:
         at = segment["address"]
         for block in segment["blocks"]:
@@ -69,17 +69,16 @@ def check_viewer(found):
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_a_snapshot_shows_every_byte_of_a_pool(maker, recording, tmp_path):
-    """Blocks fill the segments, live ones have their names and sizes, events repeat what was done; the file is a pickle
-    of just that."""
+    """Blocks cover the segments, with names and sizes; events repeat the calls; the file is a pickle of them."""
     ctx = mx.cpu(9140)
     with storage.using(MAKERS[maker](Room(context=ctx))) as pool:
         held = [pool.allocate(n, name=f"array at train.py:{n}") for n in (1000, 5000, 300_000, 0, 2_000_000)]
         pool.free(held.pop(1))
         pool.free(pool.allocate(5000))
-        found = storage.snapshot()
+        shot = storage.snapshot()
         now = pool.statistics()
-        at = found.contexts.index(ctx)
-        shape = found.as_dict()
+        at = shot.contexts.index(ctx)
+        shape = shot.as_dict()
         check_viewer(shape)
         mine = [segment for segment in shape["segments"] if segment["device"] == at]
         assert sum(segment["total_size"] for segment in mine) == now.reserved_bytes
@@ -93,22 +92,22 @@ def test_a_snapshot_shows_every_byte_of_a_pool(maker, recording, tmp_path):
         assert actions.count("alloc") == 5
         assert actions.count("free_requested") == actions.count("free_completed") == 2
         path = tmp_path / "memory.pickle"
-        found.save(path)
+        shot.save(path)
         assert pickle.loads(path.read_bytes()) == shape
         for allocation in held:
             pool.free(allocation)
 
 
-def test_the_check_of_the_viewer_refuses_a_gap():
-    """A segment whose blocks leave bytes out is told by the checker of these tests."""
+def test_viewer_check_detects_a_gap():
+    """The checker of this file detects a segment whose blocks leave a gap."""
     block = {"address": 0, "size": 10, "requested_size": 10, "state": "inactive", "frames": []}
     segment = {"address": 0, "total_size": 20, "allocated_size": 0, "blocks": [block], "stream": 0, "device": 0}
     with pytest.raises(AssertionError, match="fill"):
         check_viewer({"segments": [segment], "device_traces": [[]]})
 
 
-def test_a_refusal_is_in_the_record(recording):
-    """A request that fails is an event of its own, with what was asked and what the device had."""
+def test_failed_request_is_recorded(recording):
+    """A failed request is an event, with the requested bytes and the free bytes of the device."""
     ctx = mx.cpu(9141)
     with storage.using(NaivePool(Room(MIB, context=ctx))) as pool:
         with pytest.raises(OutOfMemoryError):
@@ -118,9 +117,8 @@ def test_a_refusal_is_in_the_record(recording):
         check_viewer(storage.snapshot().as_dict())
 
 
-def test_nothing_is_recorded_before_and_after(recording):
-    """Recording begins with its call and ends with the other one, the ring forgets what is oldest, and a bad size is
-    refused."""
+def test_recording_starts_and_stops(recording):
+    """Recording starts and stops with its calls, the ring buffer drops its oldest events, and a bad size is refused."""
     pool = NaivePool(device.get(mx.cpu(9142)))
     pool.free(pool.allocate(100))
     assert [event.action for event in recorded()] == ["segment_alloc", "alloc", "free"]
@@ -136,8 +134,8 @@ def test_nothing_is_recorded_before_and_after(recording):
             storage.record(events=wrong)
 
 
-def test_memory_that_a_dead_array_leaves_to_the_next_is_in_the_record(recording):
-    """A small result takes over the memory of one that died just before: a free and an allocation, with both names."""
+def test_reuse_of_dead_memory_is_recorded(recording):
+    """A small result reuses the memory of an array that just died: a free and an allocation, with both names."""
     ctx = mx.cpu(9144)
     with engine.using(engine.create("ThreadedEngine")), storage.using(NaivePool(device.get(ctx))):
         x = mx.nd.ones((16,), ctx=ctx)
@@ -160,8 +158,8 @@ def test_memory_that_a_dead_array_leaves_to_the_next_is_in_the_record(recording)
         drain()
 
 
-def test_bytes_over_time_end_with_the_figures_of_now(recording):
-    """The line of the page is found backwards from the statistics, so that it is right though the start is missing."""
+def test_curve_ends_with_the_present_figures(recording):
+    """The page computes its curve backwards from the statistics, so it is right although the start is missing."""
     pool = AutoGrowth(Room())
     before = pool.allocate(640)
     storage.record()
@@ -173,8 +171,8 @@ def test_bytes_over_time_end_with_the_figures_of_now(recording):
     pool.free(held)
 
 
-def test_the_page_is_whole_and_names_who_asked(recording, tmp_path):
-    """One file without addresses of others, whose data are the snapshot's; arrays have their function and line."""
+def test_page_is_self_contained_and_names_functions(recording, tmp_path):
+    """One self-contained file whose data are the snapshot's; arrays have their function and line."""
     ctx = mx.cpu(9143)
     with storage.using(NaivePool(device.get(ctx))):
         x = mx.nd.zeros((100, 100), ctx=ctx)

@@ -1,4 +1,4 @@
-"""Arrays that leave and return beside the computation: virtual time on a simulated device, queues, bits, failures."""
+"""Spilling and restoring that overlaps with compute: virtual time on a simulated device, queues, bits, failures."""
 
 import threading
 
@@ -21,13 +21,13 @@ COPY, KERNEL = 0.8e-3, 1e-3
 
 
 def virtual_seconds(number, homes, room):
-    """Of one round over 16 arrays, each changed once, with room for some; counts of copies; the values at the end."""
+    """Measure a round over 16 arrays, each changed once, with room for some; return copies and values, too."""
     ctx = mx.sim(number)
     place = device.get(ctx)
     place.configure(cost=CostModel(launch=KERNEL, latency=0, bandwidth=SIZE / COPY))
     with spilling.using(homes), storage.using(LimitResource(NaivePool(place), room * SIZE)):
         arrays = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(16)]
-        for array in arrays:  # where the model is made
+        for array in arrays:  # creates the model
             array += 1
         mx.nd.waitall()
         begin, outs, backs = place.clock, traffic.outs, traffic.backs
@@ -41,23 +41,24 @@ def virtual_seconds(number, homes, room):
     return spent, copies, values
 
 
-def test_both_directions_run_beside_the_computation():
-    """Sixteen arrays with room for eight: a round writes sixteen back and brings sixteen back, and takes little more
-    than one direction of that, since the other and all kernels hide behind it. Threads decide how much: the best of
-    three rounds counts, and each has less than three quarters of what its copies take one after the other."""
+def test_copies_in_both_directions_overlap_with_compute():
+    """Sixteen arrays with room for eight: a round copies sixteen out and sixteen back. It takes little more than one
+    direction, which hides the other and all kernels. The overlap depends on threads: each of three rounds takes less
+    than three quarters of its copies in sequence, and the best round counts.
+    """
     plain, copies, values = virtual_seconds(130, "", 64)
     assert copies == (0, 0)
     rounds = [virtual_seconds(number, "host", 8) for number in (131, 138, 139)]
     for spilled, copies, same in rounds:
         assert same == values == [value + 2 for value in range(16)]
-        assert sum(copies) >= 2 * 15  # here and there an array is back when it is told to go
+        assert sum(copies) >= 2 * 15  # an array may be back before it is sent away
         assert spilled < 0.75 * sum(copies) * COPY
     one_way = 16 * COPY
     assert min(spilled for spilled, _, _ in rounds) < max(plain, one_way) + 5 * COPY
 
 
-def test_copies_are_operations_on_the_copy_queue():
-    """Write-backs and bring-backs are in the trace, on the device's queue of copies, each behind what it waits for."""
+def test_copies_run_on_the_copy_queue():
+    """Copies in both directions appear in the trace, on the device's copy queue, each after its dependency."""
     seen = []
     current = engine.create("ThreadedEnginePerDevice")
 
@@ -77,16 +78,16 @@ def test_copies_are_operations_on_the_copy_queue():
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 @pytest.mark.parametrize("order", ["lazy", "random"])
 def test_the_same_bits_on_every_engine_and_order(kind, order):
-    """A program of operations on two to three arrays each, in a third of its memory, gives NumPy's results."""
+    """A program with two to three arrays per operation, in a third of its memory, gives NumPy's results."""
     ctx = mx.sim(133)
     device.get(ctx).configure(order=order, seed=5)
     rng = np.random.RandomState(3)
     wanted = [rng.rand(SIZE // 4).astype("float32") for _ in range(12)]
-    made = engine.create(kind)
-    with engine.using(made):
+    eng = engine.create(kind)
+    with engine.using(eng):
         with spilling.using("host"), storage.using(LimitResource(NaivePool(device.get(ctx)), 5 * SIZE)):
             arrays = [mx.nd.array(value, ctx=ctx) for value in wanted]
-            for array in arrays:  # where the model is made
+            for array in arrays:  # creates the model
                 array += 1
             wanted = [value + 1 for value in wanted]
             for _ in range(60):
@@ -102,12 +103,11 @@ def test_the_same_bits_on_every_engine_and_order(kind, order):
             del array, arrays
             settled()
         device.get(ctx).configure(order="lazy")
-    made.stop()
+    eng.stop()
 
 
-def test_an_array_that_failed_fails_nothing_else():
-    """One of the arrays that make room holds an error: those that get the room have values, and it still has its
-    error."""
+def test_failed_array_affects_no_other():
+    """One of the spilled arrays holds an error: arrays that get its room have values, and it keeps its error."""
     ctx = mx.cpu(9210)
     with spilling.using("peer"), storage.using(LimitResource(NaivePool(device.get(ctx)), 4 * SIZE)):
         storage.get(mx.cpu(9211))
@@ -126,9 +126,8 @@ def test_an_array_that_failed_fails_nothing_else():
         settled()
 
 
-def test_arrays_of_another_engine_are_left_alone(folder):
-    """Arrays that were made under one engine make room for work on others only where memory runs out: no operation of
-    the next engine can wait for theirs."""
+def test_arrays_of_another_engine_stay(folder):
+    """Arrays of another engine are spilled only when memory runs out: this engine cannot wait for their operations."""
     ctx = mx.cpu(9214)
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 4 * SIZE)):
         first = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
@@ -137,7 +136,7 @@ def test_arrays_of_another_engine_are_left_alone(folder):
         with engine.using(engine.create("ThreadedEngine", cpu_workers=2)) as other:
             second = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
             for k, array in enumerate(second):
-                assert first[k].asnumpy()[3] == k  # which is there now, and was used last but for what comes
+                assert first[k].asnumpy()[3] == k  # it is present, and used last except for the next array
                 array += 1
             assert [float(array.asnumpy()[3]) for array in second] == [1, 2, 3, 4, 5, 6]
             del array, second
@@ -148,8 +147,8 @@ def test_arrays_of_another_engine_are_left_alone(folder):
         settled()
 
 
-def test_a_destructor_may_use_arrays_while_a_push_settles_who_leaves(folder, monkeypatch):
-    """Python may collect garbage at any moment, in the model's lock, too, and a destructor may push work on arrays."""
+def test_destructor_may_use_arrays_during_eviction(folder, monkeypatch):
+    """Garbage may be collected at any moment, even under the model's lock, and a destructor may push work on arrays."""
     ctx = mx.cpu(9215)
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 4 * SIZE)):
         arrays = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
@@ -173,9 +172,11 @@ def test_a_destructor_may_use_arrays_while_a_push_settles_who_leaves(folder, mon
         settled()
 
 
-def test_homes_without_room_leave_everything_where_it_is(folder):
-    """A write-back that finds no room is no error: what is there goes on working. One operation at a time, since two
-    need the room of two more copies while they are brought back."""
+def test_full_homes_leave_arrays_in_place(folder):
+    """A write-back without room is no error: present arrays remain usable.
+
+    One operation at a time, because two need the room of two more copies.
+    """
     ctx = mx.cpu(9212)
     with (
         engine.using(engine.create("NaiveEngine")),
@@ -192,8 +193,8 @@ def test_homes_without_room_leave_everything_where_it_is(folder):
         settled()
 
 
-def test_nothing_is_pushed_while_everything_fits(folder):
-    """With homes and room enough there is no model, so no push waits for anything more."""
+def test_no_copies_while_everything_fits(folder):
+    """With enough room there is no model, so no push waits for it."""
     ctx = mx.cpu(9213)
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 64 * SIZE)):
         arrays = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]

@@ -1,4 +1,4 @@
-"""Arrays that wait in a home while memory is short: values, limits, who may leave, and homes without room."""
+"""Spilled arrays: values, limits, choice of victims, and full offload targets."""
 
 import threading
 
@@ -21,7 +21,7 @@ SIZE = 16 * KIB
 
 
 def many(ctx, count):
-    """Arrays of SIZE bytes, each filled with its number."""
+    """Return arrays of SIZE bytes, each filled with its number."""
     return [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(count)]
 
 
@@ -36,9 +36,8 @@ def many(ctx, count):
     ],
     ids=str,
 )
-def test_four_times_what_fits_keeps_its_values(ctx, homes, folder):
-    """Arrays of four times the limit, and sums of them, have the right values; never more than the limit is held, and
-    nothing waits anywhere when they are gone."""
+def test_four_times_the_memory_keeps_values(ctx, homes, folder):
+    """Arrays of four times the limit, and sums of them, are right; the limit holds, and nothing stays offloaded."""
     if homes == "peer":
         storage.get(mx.sim(64))
     homes = homes.replace("/any", str(folder))
@@ -62,8 +61,8 @@ def test_four_times_what_fits_keeps_its_values(ctx, homes, folder):
     assert waiting_bytes() == before
 
 
-def test_who_was_used_last_stays(folder):
-    """Of three arrays and room for two the one goes that nobody has looked at for longest."""
+def test_least_recently_used_array_is_spilled(folder):
+    """Of three arrays with room for two, the least recently used is spilled."""
     ctx = mx.cpu(9165)
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
         a, b = many(ctx, 2)
@@ -76,8 +75,8 @@ def test_who_was_used_last_stays(folder):
         settled()
 
 
-def test_memory_that_somebody_looks_at_stays(folder):
-    """A NumPy array on the memory, and a part of it that another array uses, keep it where it is."""
+def test_memory_with_views_is_not_spilled(folder):
+    """A NumPy array on the memory, or a part used by another array, keeps it in place."""
     ctx = mx.cpu(9166)
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
         a, b = many(ctx, 2)
@@ -99,8 +98,8 @@ def test_memory_that_somebody_looks_at_stays(folder):
         settled()
 
 
-def test_no_room_in_any_home_is_part_of_the_report(folder, monkeypatch):
-    """The error says why nothing could be sent elsewhere; what was in memory is as it was, and dropping makes room."""
+def test_report_explains_full_homes(folder, monkeypatch):
+    """The error explains why nothing could be offloaded; arrays in memory are unchanged, and freeing makes room."""
     ctx = mx.cpu(9167)
 
     def full(*_):
@@ -120,12 +119,12 @@ def test_no_room_in_any_home_is_part_of_the_report(folder, monkeypatch):
         settled()
 
 
-def test_the_limit_of_a_home_is_kept():
-    """Beyond it the next home is asked; with none the request fails, and says so."""
+def test_limit_of_a_home_is_respected():
+    """Beyond its limit the next target is used; without one the request fails with the reason."""
     ctx = mx.sim(68)
     with spilling.using("host:32KiB"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
         held = []
-        for value in range(4):  # one after the other: with so little room two cannot change places
+        for value in range(4):  # in sequence: with so little room two cannot swap
             held.append(mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx))
             held[-1].wait_to_read()
         before = waiting_bytes()
@@ -141,8 +140,8 @@ def test_the_limit_of_a_home_is_kept():
         settled()
 
 
-def test_threads_that_share_little_memory_see_their_own_values(folder):
-    """Eight threads work on arrays that together need four times what there is: every value is right at every look."""
+def test_threads_in_little_memory_see_their_values(folder):
+    """Eight threads work on arrays that need four times the memory: every value is right at every check."""
     ctx, wrong = mx.cpu(9169), []
 
     def work(number):
@@ -168,8 +167,8 @@ def test_threads_that_share_little_memory_see_their_own_values(folder):
 
 
 @pytest.mark.parametrize("kind", ["cpu", "sim"])
-def test_training_in_half_the_memory_has_the_same_bits(kind, folder, monkeypatch):
-    """Parameters after two steps of a network whose arrays are twice the limit are those of a run with room enough."""
+def test_training_in_half_memory_keeps_bits(kind, folder, monkeypatch):
+    """Parameters after two training steps in half the memory equal those of a run with enough memory."""
     monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
 
     def trained(ctx):
@@ -202,8 +201,8 @@ def test_training_in_half_the_memory_has_the_same_bits(kind, folder, monkeypatch
 
 
 @pytest.mark.shows("WEFTPLAN_SPILL")
-def test_the_variable_turns_it_on(monkeypatch, folder):
-    """With a list of homes arrays go there when memory runs out; ``true`` leaves them where they are."""
+def test_variable_enables_spilling(monkeypatch, folder):
+    """With a list of targets arrays are spilled when memory runs out; ``true`` leaves them in place."""
     ctx = mx.cpu(9172)
     before = spilling._homes
     for text, away in (("true", False), (f"file:{folder}:1MB", True)):
@@ -224,8 +223,8 @@ def test_the_variable_turns_it_on(monkeypatch, folder):
     spilling.start(before)
 
 
-def test_a_bad_setting_is_told_with_the_first_array(monkeypatch):
-    """The variable is read when the first array is made; what is no list of homes is an error there."""
+def test_bad_setting_raises_at_the_first_array(monkeypatch):
+    """The variable is read for the first array; a value that is no list of targets is an error there."""
     monkeypatch.setenv("WEFTPLAN_SPILL", "disc:5GB")
     config._reset_for_tests()
     monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)

@@ -1,4 +1,4 @@
-"""The summary of all memory, and peaks that begin anew."""
+"""Summary of all memory, and reset of peaks."""
 
 import re
 
@@ -7,8 +7,8 @@ from weftplan import device, storage
 from weftplan.storage import NaivePool
 
 
-def test_the_summary_tells_figures_and_holders():
-    """Bytes, peaks and counts are those of the statistics; a holder has the line that asked."""
+def test_summary_lists_figures_and_holders():
+    """Bytes, peaks and counts are those of the statistics; a holder shows its line."""
     ctx = mx.cpu(71)
     with storage.using(NaivePool(device.get(ctx))) as pool:
         array = mx.nd.zeros((10_000,), ctx=ctx)
@@ -29,8 +29,8 @@ def test_the_summary_tells_figures_and_holders():
         mx.nd.waitall()
 
 
-def test_other_contexts_are_left_alone():
-    """A summary of one context is of that one, and so is a reset."""
+def test_summary_of_one_context():
+    """A summary or reset of one context does not concern others."""
     ctx, other = mx.cpu(72), mx.cpu(73)
     with storage.using(NaivePool(device.get(ctx))), storage.using(NaivePool(device.get(other))) as pool:
         pool.free(pool.allocate(100))

@@ -1,6 +1,6 @@
-"""Operations that do not fit into memory together: each gets the memory of all its arrays, or none while others go on.
+"""Operations that do not fit into memory at the same time: each gets the memory of all its arrays or none.
 
-The room is two arrays, and the interleaving is forced by operands that say when they are looked up.
+There is room for two arrays, and operands with callbacks on lookup force the interleaving.
 """
 
 import threading
@@ -23,7 +23,7 @@ SIZE = 1 << 16
 
 
 class Seen:
-    """An operand without memory, which calls a function when it is looked up."""
+    """An operand without memory that calls a function when it is looked up."""
 
     ready = None
 
@@ -32,7 +32,7 @@ class Seen:
 
 
 def made(ctx, count):
-    """Arrays that hold their numbers, with nothing known of the memory that they take."""
+    """Return arrays filled with their numbers, in memory of unknown state."""
     arrays = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(count)]
     mx.nd.waitall()
     spill_ahead.forget()
@@ -47,7 +47,7 @@ def push(kernel, operands, reads=()):
 
 @pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice"])
 def room(request, folder):
-    """(context, pool): memory for two arrays, a file for the others, and an engine of three workers."""
+    """(context, pool): memory for two arrays, a file for the others, and an engine with three workers."""
     ctx = mx.cpu(9230)
     with (
         engine.using(engine.create(request.param, cpu_workers=3)) as current,
@@ -61,10 +61,10 @@ def room(request, folder):
         current.stop()
 
 
-def test_two_operations_with_half_of_what_they_need(room):
-    """Each needs two arrays, and would have one of them when both begin:
+def test_two_operations_with_half_of_their_memory(room):
+    """Each operation needs two arrays, and both begin when each holds one:
 
-    a: x0 ........ x1        the room holds two; with x0 and x2 there,
+    a: x0 ........ x1        the room holds two; with x0 and x2 present,
     b:    x2 ........ x3     neither could ever have its second
     """
     ctx, _ = room
@@ -72,7 +72,7 @@ def test_two_operations_with_half_of_what_they_need(room):
     start, begun = threading.Event(), []
 
     def both():
-        """Wait for the other to have its first, where it may have one."""
+        """Wait until the other operation has its first array, if it may have one."""
         begun.append(None)
         if not joint_allocation._beginning.owned():
             until(lambda: len(begun) == 2)
@@ -89,9 +89,10 @@ def test_two_operations_with_half_of_what_they_need(room):
     arrays.clear()
 
 
-def test_what_cannot_fit_is_refused_and_has_taken_nothing(room):
-    """Three arrays in the room of two, in two operations at once: both are refused, their new results have no memory,
-    and all others have their values."""
+def test_impossible_operation_takes_no_memory(room):
+    """Two operations with three arrays each, in the room of two: both are refused, and all other arrays have their
+    values.
+    """
     ctx, pool = room
     arrays = made(ctx, 4)
     results = [mx.nd.empty((SIZE // 4,), ctx=ctx) for _ in range(2)]
@@ -116,8 +117,8 @@ def test_what_cannot_fit_is_refused_and_has_taken_nothing(room):
 
 
 @pytest.mark.parametrize("outside", [False, True])
-def test_who_lacks_memory_waits_for_a_reader(room, monkeypatch, outside):
-    """Another thread copies an array out, which takes a moment: an operation, or a thread that reads, waits for it."""
+def test_starved_operation_waits_for_a_reader(room, monkeypatch, outside):
+    """Another thread briefly copies an array out: an operation or a reading thread waits for it."""
     ctx, _ = room
     arrays = made(ctx, 4)
     looks, waits = threading.Event(), threading.Event()
@@ -148,8 +149,8 @@ def test_who_lacks_memory_waits_for_a_reader(room, monkeypatch, outside):
     arrays.clear()
 
 
-def test_a_large_operation_gets_its_turn_among_small_ones(room, monkeypatch):
-    """While it waits for all memory no look begins, so that those who look now and then cannot keep it waiting."""
+def test_large_operation_is_not_starved(room, monkeypatch):
+    """While it waits for its memory no view is created, so threads with frequent short views cannot starve it."""
     ctx, _ = room
     arrays = made(ctx, 3)
     over, looks = threading.Event(), []
@@ -175,8 +176,8 @@ def test_a_large_operation_gets_its_turn_among_small_ones(room, monkeypatch):
     arrays.clear()
 
 
-def test_who_brings_back_ahead_waits_for_no_memory(room):
-    """It is no error and no wait when there is none: the operation that needs the bytes asks again."""
+def test_prefetch_does_not_wait_for_memory(room):
+    """Without memory it neither fails nor waits: the operation that needs the bytes asks again."""
     ctx, _ = room
     arrays = made(ctx, 3)
     away = next(array for array in arrays if array.chunk.away)
@@ -190,8 +191,8 @@ def test_who_brings_back_ahead_waits_for_no_memory(room):
     arrays.clear()
 
 
-def test_an_interrupt_leaves_nothing_taken(room):
-    """Ctrl-C while the bytes of arrays are looked up: what was new goes back, and others go on."""
+def test_interrupt_frees_taken_memory(room):
+    """Ctrl-C during the lookup of arrays: new memory is freed, and other threads continue."""
     ctx, _ = room
     arrays = made(ctx, 2)
 

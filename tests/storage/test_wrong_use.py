@@ -1,4 +1,4 @@
-"""Frees to which nobody has a right, and writes outside of an allocation: the error names who asked for the memory."""
+"""Invalid frees and out-of-bounds writes: the error names the function that allocated the memory."""
 
 import gc
 
@@ -15,13 +15,13 @@ HOST = device.get(device.cpu())
 
 
 def named(pool):
-    """100,000 bytes that a function of the package would have asked for on this line."""
+    """Allocate 100,000 bytes as a package function would, from this line."""
     return pool.allocate(100_000, name=origin_of("zeros", 100_000))
 
 
 @pytest.mark.parametrize("make", [RawResource, AutoGrowth, lambda place: PoisonResource(NaivePool(place))])
 def test_a_double_free_names_the_origin(make):
-    """The second free says which function had asked for the memory, and what happened before; the first one counts."""
+    """The error of the second free names the allocating function and the first free; the first free counts."""
     pool = make(HOST)
     held = named(pool)
     pool.free(held)
@@ -30,8 +30,8 @@ def test_a_double_free_names_the_origin(make):
     assert pool.statistics().live == 0
 
 
-def test_a_foreign_free_names_the_origin_and_both_sides():
-    """Memory of one pool is refused by another, which keeps its figures, and its own pool still takes it."""
+def test_foreign_free_names_the_origin():
+    """Another pool refuses the memory and keeps its figures; its own pool still accepts it."""
     ours, theirs = NaivePool(HOST), AutoGrowth(HOST)
     held = named(ours)
     with pytest.raises(MXNetError, match=r"<Allocation zeros .* does not belong to <AutoGrowth cpu\(0\)"):
@@ -41,8 +41,8 @@ def test_a_foreign_free_names_the_origin_and_both_sides():
     assert ours.statistics().live == 0
 
 
-def test_a_free_after_the_resource_was_replaced_names_the_origin():
-    """Whoever looks the resource up again after it was replaced is told so; the memory goes back to its own."""
+def test_free_after_replacement_names_the_origin():
+    """The error explains that the resource was replaced; the memory must be freed to its own pool."""
     ctx = mx.cpu(9131)
     with storage.using(NaivePool(device.get(ctx))) as before:
         held = named(storage.get(ctx))
@@ -56,8 +56,8 @@ def test_a_free_after_the_resource_was_replaced_names_the_origin():
 
 
 @pytest.mark.parametrize("side", [slice(0, 3), slice(-3, None)], ids=["before", "past"])
-def test_a_write_outside_of_an_allocation_is_caught_by_its_free(side):
-    """Three bytes beside it are enough; the error counts them and names the memory, which has gone back."""
+def test_free_detects_out_of_bounds_writes(side):
+    """Three bytes out of bounds suffice; the error counts them and names the memory, which has been freed."""
     guard = GuardResource(RawResource(HOST))
     held, other = guard.allocate(1000, name="weights"), guard.allocate(0, name="nothing")
     whole = held.block.raw
@@ -73,7 +73,7 @@ def test_a_write_outside_of_an_allocation_is_caught_by_its_free(side):
 
 @pytest.fixture
 def guarded(monkeypatch):
-    """Guard mode for what is built here; later tests of the process build without it."""
+    """Guard mode for resources created here; later tests of the process run without it."""
     monkeypatch.setenv("WEFTPLAN_STORAGE_GUARD", "1")
     config._reset_for_tests()
     yield
@@ -83,9 +83,9 @@ def guarded(monkeypatch):
 
 @pytest.mark.shows("WEFTPLAN_STORAGE_GUARD")
 @pytest.mark.usefixtures("guarded")
-def test_a_guard_lets_correct_programs_alone():
-    """Arrays and a training step in guard mode: same values, figures without the margins, nothing found."""
-    ctx = mx.cpu(9132)  # no other test has made its pool, which would be one without a guard
+def test_guard_accepts_correct_programs():
+    """Arrays and a training step in guard mode: same values, figures without margins, no finding."""
+    ctx = mx.cpu(9132)  # no other test has created its pool, which would lack a guard
     x = mx.nd.array(np.arange(5000, dtype="float32"), ctx=ctx)
     pool = storage.get(ctx)
     assert isinstance(pool, GuardResource)
@@ -102,8 +102,8 @@ def test_a_guard_lets_correct_programs_alone():
     config._reset_for_tests()
 
 
-def test_a_write_past_the_end_of_an_array_is_told_with_its_function():
-    """What code spoils through an array's raw memory is reported at the next look, with who asked for that memory."""
+def test_write_past_an_array_names_its_function():
+    """Out-of-bounds writes through an array's raw memory are reported at the next check, with its allocation site."""
     ctx = mx.cpu(9133)
     with storage.using(GuardResource(NaivePool(device.get(ctx)))) as guard:
         x = mx.nd.zeros((10000,), ctx=ctx)

@@ -1,8 +1,7 @@
-"""Random programs of calls on arrays, small and large: methods, operators by name, arithmetic, views, writes in place.
+"""Random programs of array calls, small and large: methods, operators by name, arithmetic, views, in-place writes.
 
-The oracle runs the same program on a NaiveEngine, where every call is settled anew and pushed (``call_settled``); the
-engines under trial may keep what calls have settled and run small ones on the calling thread. Several threads run a
-program each and read arrays that they share.
+The oracle runs the same program on a NaiveEngine, which resolves and pushes every call (``call_settled``). The engines
+under test may cache calls and run small calls inline. Several threads run a program each and read shared arrays.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ METHODS = (
     "sign",
 )
 SEPARATE = frozenset({"rsqrt", "gamma", "gammaln", "erfinv"})
-"""Left out of programs: nothing is learnt from their slowness."""
+"""Omitted operators: they are slow and reveal nothing."""
 Step = tuple[Any, ...]
 
 
 class Calls:
-    """What calls go through: the verbs that a user types, or (for the oracle) settled anew each time."""
+    """Interface for calls: the verbs of a user, or (for the oracle) without the call cache."""
 
     def __init__(self, oracle: bool) -> None:
         self.oracle = oracle
 
     def by_name(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """``nd.<name>``."""
+        """Return ``nd.<name>``."""
         return call_settled(name, args, kwargs) if self.oracle else operators.function(name)(*args, **kwargs)
 
 
 def program(rng: random.Random, length: int) -> list[Step]:
-    """Steps, in which arrays are named by numbers that are drawn anew when the pool is known."""
+    """Generate steps; arrays are numbers that are resolved against the pool at run time."""
     kinds = (
         "unary pair broadcast method scalar arithmetic inplace view assign reduce join named copy drop busy look bad"
     )
@@ -65,18 +64,18 @@ def program(rng: random.Random, length: int) -> list[Step]:
 
 
 def of(values: Any, draw: float) -> Any:
-    """One of some values."""
+    """Choose one of some values."""
     return values[int(draw * len(values))]
 
 
 def reductions(x: Any, a: float, b: float) -> dict[str, Any]:
-    """Arguments of a reduction of ``x``."""
+    """Draw arguments of a reduction of ``x``."""
     axis = of((None, 0, -1, tuple(range(len(x.shape)))), a)
     return {**({} if axis is None else {"axis": axis}), **({"keepdims": True} if b < 0.4 else {})}
 
 
 def named(x: Any, others: list[Any], draws: tuple[float, ...]) -> tuple[str, list[Any], dict[str, Any]]:
-    """A call with parameters, some arrays by name."""
+    """Make a call with parameters, some arrays by name."""
     a, b, c = draws[:3]
     like = of([one for one in others if one.shape == x.shape and one.dtype == x.dtype] or [x], b)
     choices: list[tuple[str, list[Any], dict[str, Any]]] = [
@@ -109,7 +108,7 @@ def named(x: Any, others: list[Any], draws: tuple[float, ...]) -> tuple[str, lis
 
 
 def busy(array: Any, draw: float) -> None:
-    """A write of ``array`` that takes a moment, so that what comes next finds it pending."""
+    """Push a slow write of ``array``, so that the next call finds it pending."""
 
     def work() -> None:
         total = 0.0
@@ -120,7 +119,7 @@ def busy(array: Any, draw: float) -> None:
 
 
 def step(calls: Calls, pool: list[Any], first: int, what: Step) -> list[Any]:
-    """Do one step; arrays before ``first`` are shared and only read."""
+    """Run one step; arrays before ``first`` are shared and only read."""
     kind, *draws = what
     a, b, c, d, e = draws[:5]
     x = of(pool, a)
@@ -141,7 +140,7 @@ def step(calls: Calls, pool: list[Any], first: int, what: Step) -> list[Any]:
     if kind == "method":
         name = of(METHODS, b)
         arguments = {"clip": (-1, 1), "reshape": ((-1,),)}.get(name, ())
-        if name == "reshape":  # a view, through which the shared arrays must not be written
+        if name == "reshape":  # a view, through which shared arrays must not be written
             return [own.reshape(*arguments)]
         if calls.oracle:
             return [calls.by_name(name, [x], {"a_min": -1, "a_max": 1} if arguments else {})]
@@ -171,30 +170,30 @@ def step(calls: Calls, pool: list[Any], first: int, what: Step) -> list[Any]:
                   lambda: calls.by_name("Reshape", [x], {"shape": (7, 11, 13)})), c)  # fmt: skip
         bad()
         raise AssertionError("a call was not refused")
-    made = verbs[kind]()
-    return list(made) if isinstance(made, (list, tuple)) else [made]
+    call_results = verbs[kind]()
+    return list(call_results) if isinstance(call_results, (list, tuple)) else [call_results]
 
 
 def run(calls: Calls, shared: list[Any], seed: str, steps: list[Step]) -> list[Any]:
-    """Everything that a program leaves: values, or the class of what was raised, step by step."""
+    """Return the results of a program: values, or the class of the raised error, per step."""
     rng = np.random.default_rng(sum(map(ord, seed)))
     drawn = random.Random(seed)
     pool = list(shared)
     for _ in range(6):
         shape = drawn.choice(SHAPES)
         pool.append(mx.nd.array(rng.uniform(-2, 2, shape), dtype=drawn.choice(DTYPES)))
-    found: list[Any] = []
+    results: list[Any] = []
     for what in steps:
         try:
-            made = step(calls, pool, len(shared), what)
+            result = step(calls, pool, len(shared), what)
         except MXNetError as error:
-            found.append(type(error).__name__)
+            results.append(type(error).__name__)
             continue
-        pool += [one for one in made if 0 < one.size <= 200_000]
+        pool += [one for one in result if 0 < one.size <= 200_000]
         while len(pool) > 24:
             pool.pop(len(shared))
-    found += [_plain(array) for array in pool]
-    return found
+    results += [_plain(array) for array in pool]
+    return results
 
 
 def _plain(array: Any) -> Any:
@@ -208,30 +207,30 @@ def _plain(array: Any) -> Any:
 
 
 def trial(seed: str) -> bool:
-    """Programs in one to three threads on one engine, against the oracle."""
+    """Run programs in one to three threads on one engine, against the oracle."""
     rng = random.Random(seed)
     threads, bulk = rng.choice((1, 1, 3)), rng.choice((0, 0, 0, 5))
     driver = rng.choice(
         ("ThreadedEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "ThreadedEnginePerDevice", "NaiveEngine")
     )
     programs = [program(rng, rng.randrange(20, 120)) for _ in range(threads)]
-    given = np.random.default_rng(rng.randrange(1 << 30)).uniform(-2, 2, (3, 4)).astype("float32")
+    values = np.random.default_rng(rng.randrange(1 << 30)).uniform(-2, 2, (3, 4)).astype("float32")
     with engine.using(engine.create("NaiveEngine")):
-        shared = [mx.nd.array(given), mx.nd.array(given[0])]
+        shared = [mx.nd.array(values), mx.nd.array(values[0])]
         expected = [run(Calls(oracle=True), shared, f"{seed}/{k}", one) for k, one in enumerate(programs)]
     chosen = engine.create(driver, **({} if driver == "NaiveEngine" else {"cpu_workers": 3}))
-    found: list[Any] = [None] * threads
+    outcomes: list[Any] = [None] * threads
     failures: list[BaseException] = []
 
     def work(number: int, shared: list[Any]) -> None:
         try:
             with engine.bulk(0 if number else bulk):
-                found[number] = run(Calls(oracle=False), shared, f"{seed}/{number}", programs[number])
+                outcomes[number] = run(Calls(oracle=False), shared, f"{seed}/{number}", programs[number])
         except BaseException as error:
             failures.append(error)
 
     with engine.using(chosen):
-        shared = [mx.nd.array(given), mx.nd.array(given[0])]
+        shared = [mx.nd.array(values), mx.nd.array(values[0])]
         running = [threading.Thread(target=work, args=(number, shared)) for number in range(threads)]
         for thread in running:
             thread.start()
@@ -241,7 +240,7 @@ def trial(seed: str) -> bool:
     chosen.stop()
     if failures:
         raise failures[0]
-    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+    for number, (one, other) in enumerate(zip(expected, outcomes, strict=True)):
         assert len(one) == len(other), f"thread {number} of {driver}: {len(one)} and {len(other)} values"
         different = [k for k, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
         assert not different, f"thread {number} of {threads} on {driver}: values {different[:6]} of {len(one)} differ"

@@ -1,9 +1,8 @@
-"""One random convolution or deconvolution against its definition in float64, for ``python -m tests.stress.trials``.
+"""Trials of one random convolution or deconvolution against its float64 definition (``python -m tests.stress.trials``).
 
-One to three axes, strides, dilations, groups, single channels; images of so many channels that they are copied in
-bands, filters of so many that they are packed in slices; 3x3 windows by Winograd's products; float32 and float64; in
-parts of any size, on any engine. The definition shares no code with the kernels, which trials of networks compare with
-themselves.
+One to three axes, strides, dilations, groups, single channels; images with enough channels to be copied in bands,
+filters with enough to be packed in slices; 3x3 windows by Winograd's algorithm; float32 and float64; parts of any size,
+any engine. The definition shares no code with the kernels, unlike trials of networks.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
 from weftplan.planner import PlanOptions
 
 MOST = 1 << 25
-"""Multiplications of one pass."""
+"""Maximum number of multiplications per pass."""
 
 
 def drawn(rng: random.Random) -> tuple[Geometry, bool]:
-    """Sizes of a convolution that is not too large, and whether its transpose is meant."""
+    """Draw the sizes of a moderate convolution, and whether to use its transpose."""
     while True:
         axes = rng.choice((1, 2, 2, 2, 3))
         most = {1: 300, 2: 40, 3: 12}[axes]
@@ -44,7 +43,7 @@ def drawn(rng: random.Random) -> tuple[Geometry, bool]:
             groups = channels = filters = rng.choice((2, 5, 16, 33))
         batch = rng.choice((1, 1, 2, 3, 5, 9))
         dtype = np.dtype(rng.choice(("float32", "float32", "float64")))
-        if rng.random() < 0.25:  # what Winograd's kernels take
+        if rng.random() < 0.25:  # sizes for Winograd's kernels
             kernel, dilate, stride, groups, dtype = (3, 3), (1, 1), (1, 1), 1, np.dtype("float32")
             pad, image = ((rng.randint(0, 2), rng.randint(0, 2)), (rng.randint(1, most), rng.randint(1, most)))
             channels, filters = (rng.choice((17, 33, 48, 100, 260)) for _ in range(2))
@@ -53,12 +52,14 @@ def drawn(rng: random.Random) -> tuple[Geometry, bool]:
         grid = tuple(map(output_extent, image, kernel, stride, pad, dilate))
         if batch * filters * (channels // groups) * math.prod(kernel) * math.prod(grid) > MOST:
             continue
-        found = geometry((batch, channels, *image), filters, kernel, stride, dilate, pad, grid, groups, dtype, 1024)
-        return found, rng.random() < 0.3
+        geometries = geometry(
+            (batch, channels, *image), filters, kernel, stride, dilate, pad, grid, groups, dtype, 1024
+        )
+        return geometries, rng.random() < 0.3
 
 
 def trial(seed: str) -> bool:
-    """Output and all gradients are within rounding of the definition."""
+    """Assert that the output and all gradients are within rounding of the definition."""
     rng = random.Random(seed)
     geo, transposed = drawn(rng)
     values = np.random.default_rng(rng.randrange(1 << 30))
@@ -114,7 +115,7 @@ def trial(seed: str) -> bool:
     else:
         plain = reference(geo, x, w) + bias
         if relu:
-            # Where rounding decides the sign, the gradient may flow or not.
+            # If rounding decides the sign, the gradient may flow or not.
             ograd = ograd * (got["output"] > 0)
             plain = np.maximum(plain, 0)
         dx, dw = gradients(geo, x, w, ograd)

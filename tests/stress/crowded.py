@@ -1,9 +1,9 @@
-"""Programs on arrays, of several threads, in a part of the memory that they need; the rest waits in homes.
+"""Multi-threaded array programs in a fraction of their memory; the remainder is offloaded.
 
-Each thread has arrays of its own and a model of them in NumPy, and all of them share the memory. Meanwhile its limit is
-lowered and raised again, arrays are dropped while copies of them are on their way, and in some trials homes refuse now
-and then, as a disk does that is full for a moment. Then an array may hold that error, and nothing but that; all others
-have their values. At the end nothing is held, here or in any home.
+Each thread has arrays and a NumPy model of them; all threads share the memory. Meanwhile the limit is lowered and
+raised, arrays are dropped during their copies, and in some trials offload targets fail now and then, like a disk that
+is briefly full. An array may then hold that error and no other; all others have their values. At the end no memory is
+held.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ ELEMENTS = 2048
 SIZE = 4 * ELEMENTS
 """Bytes of an array."""
 MOST = 3
-"""Arrays that one operation uses."""
+"""Maximum number of arrays per operation."""
 
 
 @functools.cache
 def folder() -> str:
-    """The process's folder of what waits in files: a process has one for each home in files."""
-    made = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
+    """Return the process's folder for offload files, one per file target."""
+    temporary = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
 
 
 def on(name: str, seed: int) -> Any:
-    """An engine by name."""
+    """Return an engine by name."""
     return Simulator(seed=seed) if name == "Simulator" else engine.create(name, cpu_workers=1 + seed % 4)
 
 
 class Program:
-    """What one thread does."""
+    """The program of one thread."""
 
     def __init__(self, seed: str, ctx: mx.Context, count: int, steps: int, faults: bool) -> None:
         self.rng = random.Random(seed)
@@ -63,7 +63,7 @@ class Program:
         self.arrays: list[Any] = [None] * count
 
     def run(self) -> None:
-        """All steps, and a look at every array at the end."""
+        """Run all steps, then check every array."""
         try:
             for k in range(len(self.arrays)):
                 self.renew(k)
@@ -77,7 +77,7 @@ class Program:
             self.arrays.clear()
 
     def step(self) -> None:
-        """One random statement, on the arrays and in the model. Every array is large enough to be sent away."""
+        """Run one random statement on the arrays and the model. Every array is large enough to be spilled."""
         rng, xs, vs = self.rng, self.arrays, self.values
         i, j, k = (rng.randrange(len(xs)) for _ in range(3))
         what = rng.randrange(7)
@@ -102,19 +102,19 @@ class Program:
                 self.renew(k)
             else:
                 self.look(i)
-        except OutOfMemoryError:  # on an engine that raises at the push
+        except OutOfMemoryError:  # on an inline engine
             if not self.faults:
                 raise
             self.renew_all()
 
     def renew_all(self) -> None:
-        """After a refusal: who reads it heals all that it was passed on to, with whatever they held before."""
+        """After a refusal: overwrite the array and all arrays that inherited its failure with their old values."""
         self.refusals += 1
         for k in range(len(self.arrays)):
             self.renew(k)
 
     def renew(self, k: int) -> None:
-        """The array ``k`` is dropped for another one."""
+        """Replace the array ``k`` by a new one."""
         self.values[k] = np.full(ELEMENTS, self.rng.randrange(100), "float32")
         self.arrays[k] = None
         while True:
@@ -128,24 +128,24 @@ class Program:
                     raise
 
     def look(self, k: int) -> None:
-        """The array ``k`` has the values of the model, or an error that this trial may cause."""
+        """Assert that the array ``k`` has the model's values, or an error that this trial may cause."""
         try:
-            found = self.arrays[k].asnumpy()
+            values = self.arrays[k].asnumpy()
         except OutOfMemoryError:
             if not self.faults:
                 raise
             self.renew_all()
             return
-        if not np.array_equal(found, self.values[k], equal_nan=True):
-            self.wrong.append(f"array {k}: {found[:3]} for {self.values[k][:3]}")
+        if not np.array_equal(values, self.values[k], equal_nan=True):
+            self.wrong.append(f"array {k}: {values[:3]} for {self.values[k][:3]}")
 
 
 def trial(seed: str) -> bool:
-    """One set of programs in one memory."""
+    """Run one set of programs in one memory."""
     rng = random.Random(seed)
     kind = rng.choice(("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"))
     threads = 1 if kind == "Simulator" else rng.randint(1, 3)
-    # Each thread may be in an operation, and may have made an array that nobody may send away yet.
+    # Each thread may be in an operation and hold a new array that cannot be spilled yet.
     room = MOST + threads + rng.randint(0, 4)
     count = rng.randint(room // threads + 1, 2 * room)
     ctx = mx.cpu(9500) if rng.random() < 0.5 else mx.sim(150)

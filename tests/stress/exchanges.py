@@ -1,7 +1,7 @@
 """Random exchanges of a store over random links between simulated devices.
 
-Values of exchanges are whole numbers, so that a sum has one value whatever the order of its additions. What a store
-takes must be what it says beforehand.
+Values are whole numbers, so that a sum does not depend on the order of its additions. A store's duration must equal its
+prediction.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulato
 
 
 def links(rng: random.Random) -> Interconnect | None:
-    """What joins eight devices."""
+    """Draw the links between eight devices."""
     kind = rng.randrange(6)
     if kind == 0:
         return None
@@ -44,13 +44,13 @@ def links(rng: random.Random) -> Interconnect | None:
         return ports(8, rng.choice((450e9, 1e8)), rng.choice((3e-6, 0.0)))
     speeds = (0.0, 0.0, 1e8, 5e9, 50e9) if kind == 4 else (1e9, 50e9)
     rows = [[0.0 if a == b else rng.choice(speeds) for b in range(8)] for a in range(8)]
-    if rng.random() < 0.7:  # as wires are
+    if rng.random() < 0.7:  # like real wires
         rows = [[rows[min(a, b)][max(a, b)] for b in range(8)] for a in range(8)]
     return matrix(rows, rng.choice((0.0, 2e-6, 1e-3)), host_bandwidth=rng.choice((12e9, 1e8)))
 
 
 def trial(seed: str) -> bool:
-    """Rounds of pushes and pulls of several keys, by themselves or in lists, against NumPy."""
+    """Compare rounds of pushes and pulls of several keys, singly or in lists, with NumPy."""
     rng = random.Random(seed)
     draw = np.random.default_rng(rng.randrange(1 << 30))
     before = {name: os.environ.get(name) for name in SETTINGS}
@@ -112,11 +112,11 @@ def _rounds(rng: random.Random, draw: Any) -> None:
                 kv.pull(name, out, priority=-priority)
         elif how == 2:
             kv.pushpull(names, pushed, outs, priority=priority)
-        else:  # some devices pull in another order, from one push each
+        else:  # some devices pull in another order, from a single push
             kv.push(names, pushed)
             for name, out in sorted(zip(names, outs, strict=True), key=lambda one: rng.random()):
                 kv.pull(name, out)
-        if rng.random() < 0.5:  # what has been pushed may change at once
+        if rng.random() < 0.5:  # pushed values may change immediately
             for some in pushed:
                 for array in some:
                     array[:] = 77

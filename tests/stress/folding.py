@@ -1,4 +1,4 @@
-"""Random networks of layers with and without batch normalisation, folded for inference, against themselves."""
+"""Random networks with and without batch normalisation, folded for inference, against themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 2e-3, "float16": 6e-2}
 
 
 def network(rng: random.Random) -> tuple[Any, dict[str, tuple[int, ...]]]:
-    """(symbol, shapes of its inputs): chains, branches, shared parameters, outputs in the middle."""
+    """Draw (symbol, input shapes): chains, branches, shared parameters, inner outputs."""
     axes = rng.choice((0, 1, 2, 2, 2, 3))
     data = sym.Variable("data")
     shape = (rng.randrange(1, 4), rng.choice((2, 4, 6)), *(rng.randrange(3, 9) for _ in range(axes)))
@@ -45,11 +45,11 @@ def network(rng: random.Random) -> tuple[Any, dict[str, tuple[int, ...]]]:
         if rng.random() < 0.2:
             pool.append(y)
         if rng.random() < 0.75:
-            given = {"gamma": shared} if rng.random() < 0.1 else {}
+            shared_gamma = {"gamma": shared} if rng.random() < 0.1 else {}
             wide = rng.random() < 0.15
             y = sym.BatchNorm(
                 y, fix_gamma=rng.random() < 0.5, eps=rng.choice((1e-3, 2e-5)), use_global_stats=rng.random() < 0.2,
-                output_mean_var=wide, axis=rng.choice((1, 1, 1, 1, 1, 0)), name=f"norm{number}", **given,
+                output_mean_var=wide, axis=rng.choice((1, 1, 1, 1, 1, 0)), name=f"norm{number}", **shared_gamma,
             )  # fmt: skip
             if wide and rng.random() < 0.5:
                 heads.append(y[rng.randrange(1, 3)])
@@ -61,7 +61,7 @@ def network(rng: random.Random) -> tuple[Any, dict[str, tuple[int, ...]]]:
 
 
 def trial(seed: str) -> bool:
-    """The same outputs within rounding, under the same names, from no more nodes; False for no valid network."""
+    """Assert equal outputs within rounding and names, from no more nodes; return False for an invalid network."""
     rng = random.Random(seed)
     symbol, shapes = network(rng)
     dtype = rng.choice(("float64", "float32", "float32", "float16"))
@@ -78,22 +78,22 @@ def trial(seed: str) -> bool:
     for array in before.aux_dict.values():
         array[:] = draw.uniform(0.5, 2.0, array.shape).astype(array.dtype)
     wanted = [out.asnumpy().astype("float64") for out in before.forward(is_train=False)]
-    given = {name: array for name, array in before.arg_dict.items() if name != "data"}
-    withheld = rng.choice(sorted(given)) if given and rng.random() < 0.15 else None
-    known = {name: array for name, array in given.items() if name != withheld}
+    parameters = {name: array for name, array in before.arg_dict.items() if name != "data"}
+    withheld = rng.choice(sorted(parameters)) if parameters and rng.random() < 0.15 else None
+    known = {name: array for name, array in parameters.items() if name != withheld}
     held = {name: array.asnumpy() for name, array in (*known.items(), *before.aux_dict.items())}
     folded, args, aux = fold_batch_norm(symbol, known, before.aux_dict)
     for name, array in (*known.items(), *before.aux_dict.items()):
         np.testing.assert_array_equal(array.asnumpy(), held[name], err_msg=f"{name} was changed")
     if withheld is not None and withheld in folded.list_arguments():
-        args = {**args, withheld: given[withheld]}
+        args = {**args, withheld: parameters[withheld]}
     folded = mx.sym.load_json(folded.tojson())
     assert folded.list_outputs() == symbol.list_outputs()
     assert set(folded.list_arguments()) - {"data"} == set(args), "parameters do not fit the folded network"
     assert set(folded.list_auxiliary_states()) == set(aux)
     after = folded.bind(mx.cpu(), {**args, "data": before.arg_dict["data"]}, aux_states=aux)
-    found = [out.asnumpy().astype("float64") for out in after.forward(is_train=False)]
-    for name, one, other in zip(symbol.list_outputs(), wanted, found, strict=True):
+    outputs = [out.asnumpy().astype("float64") for out in after.forward(is_train=False)]
+    for name, one, other in zip(symbol.list_outputs(), wanted, outputs, strict=True):
         scale = max(1.0, float(np.abs(one).max(initial=0.0)))
         np.testing.assert_allclose(other / scale, one / scale, atol=TOLERANCE[dtype], rtol=0, err_msg=name)
     return True

@@ -1,10 +1,9 @@
-"""A program that reads damaged files under a limit of memory: ``python -m tests.stress.hostile MEGABYTES VERB …``.
+"""Reading of damaged files under a memory limit: ``python -m tests.stress.hostile MEGABYTES VERB …``.
 
-``load FILE…`` says of every symbol file whether it was read or refused. ``fuzz KIND SEED COUNT`` damages files of a
-kind (``symbol``, ``params``, ``onnx``, ``safetensors``, ``recordio``, ``image``, or several of them with commas)
-``COUNT`` times, reads them, and asks what a user would ask next; whatever is no MXNetError ends it, and so does a file
-that takes longer than it may. It prints the seed and the number of each mutation, so that one can be made again:
-``fuzz KIND SEED COUNT FIRST`` begins with mutation FIRST.
+``load FILE…`` reports for every symbol file whether it was read or refused. ``fuzz KIND SEED COUNT`` damages files of a
+kind (``symbol``, ``params``, ``onnx``, ``safetensors``, ``recordio``, ``image``, or several with commas) ``COUNT``
+times, reads them, and uses the result like a user. It stops at an error that is no MXNetError, and at a file that takes
+too long. It prints the seed and number of each mutation; ``fuzz KIND SEED COUNT FIRST`` starts with mutation FIRST.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from weftplan.ops.core import registry
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SECONDS = 5
-"""Most seconds for one file on a machine that others use too."""
+"""Time limit per file in seconds, on a loaded machine."""
 MEGABYTES = 600
-"""Most memory beyond what the imports take; the first argument."""
+"""Memory limit beyond the imports; the first argument."""
 NUMBERS = ["0", "1", "-1", "2", "7", "64", "65536", "2147483647", "-2147483648", "4294967296", "9" * 30, "1e400", "nan"]
 WORDS = [
     "",
@@ -51,7 +50,7 @@ WORDS = [
 
 
 def limit_memory(megabytes: int) -> None:
-    """Let the process take this much more address space than it has now."""
+    """Limit the process to this much more address space than it has now."""
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + (megabytes << 20)
@@ -59,35 +58,35 @@ def limit_memory(megabytes: int) -> None:
 
 
 def damaged_bytes(rng: random.Random, data: bytes) -> bytes:
-    """A few bytes changed, put in, taken out, doubled, or the end cut off; numbers of four and eight bytes set."""
-    found = bytearray(data)
+    """Change, insert, remove or duplicate a few bytes, cut off the end, or set numbers of four and eight bytes."""
+    damaged = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
-        if not found:
+        if not damaged:
             break
-        at = rng.randrange(len(found))
+        at = rng.randrange(len(damaged))
         kind = rng.randrange(8)
         if kind == 0:
-            found[at] = rng.randrange(256)
+            damaged[at] = rng.randrange(256)
         elif kind == 1:
-            found[at] ^= 1 << rng.randrange(8)
+            damaged[at] ^= 1 << rng.randrange(8)
         elif kind == 2:
-            del found[at : at + rng.choice((1, 2, 4, 8, 64))]
+            del damaged[at : at + rng.choice((1, 2, 4, 8, 64))]
         elif kind == 3:
-            found[at:at] = rng.randbytes(rng.choice((1, 2, 4, 8)))
+            damaged[at:at] = rng.randbytes(rng.choice((1, 2, 4, 8)))
         elif kind == 4:
-            found[at:at] = found[at : at + rng.choice((1, 8, 64, 512))]
+            damaged[at:at] = damaged[at : at + rng.choice((1, 8, 64, 512))]
         elif kind == 5:
-            del found[at:]
+            del damaged[at:]
         else:
             size = rng.choice((4, 8))
-            at = min(at, rng.choice((8, 64, len(found)))) // size * size
+            at = min(at, rng.choice((8, 64, len(damaged)))) // size * size
             value = rng.choice((0, 1, 2, 32, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1))
-            found[at : at + size] = (value % (1 << 8 * size)).to_bytes(size, "little")
-    return bytes(found)
+            damaged[at : at + size] = (value % (1 << 8 * size)).to_bytes(size, "little")
+    return bytes(damaged)
 
 
 def damaged_symbol(rng: random.Random, text: str) -> str:
-    """A symbol file with some of its values replaced by others of the same file or by unlikely ones."""
+    """Replace some values of a symbol file by others of the same file or by unlikely values."""
     if rng.random() < 0.3:
         return damaged_bytes(rng, text.encode()).decode("utf-8", "surrogateescape")
     document = json.loads(text)
@@ -114,12 +113,12 @@ def damaged_symbol(rng: random.Random, text: str) -> str:
             holder[key] = rng.choice((None, [], {}, 0, "x", value, rng.choice(places)[0]))
     try:
         return json.dumps(document)
-    except ValueError:  # a value that holds itself
+    except ValueError:  # a value that contains itself
         return "{}"
 
 
 def _places(value: Any) -> Any:
-    """(holder, key) of every value in a document, holders of holders first."""
+    """Return (holder, key) of every value in a document, outer holders first."""
     stack, seen = [value], set()
     while stack:
         holder = stack.pop()
@@ -148,7 +147,7 @@ ATTRIBUTES = [
 
 
 def use(symbol: Any, shape: tuple[int, ...] | None = (2, 3, 16, 16)) -> None:
-    """What a user asks of a file that was read: names, shapes, dtypes, its text, a plan."""
+    """Use a loaded file like a user: names, shapes, dtypes, its text, a plan."""
     symbol.list_arguments()
     symbol.list_outputs()
     symbol.list_auxiliary_states()
@@ -161,7 +160,7 @@ def use(symbol: Any, shape: tuple[int, ...] | None = (2, 3, 16, 16)) -> None:
 
 
 Kind = tuple[list[bytes], Callable[[random.Random, bytes], bytes], Callable[[bytes, Path], None]]
-"""What is damaged, how, and what reads it (bytes, and a path at which they may be written)."""
+"""Contents to damage, the damage, and the reader (bytes, and a path to write them to)."""
 
 
 def _use_params(content: bytes, path: Path) -> None:
@@ -190,7 +189,7 @@ def params_kind() -> Kind:
 
 
 def _small_models() -> list[tuple[Any, dict[str, Any], dict[str, Any], tuple[int, ...]]]:
-    """(symbol, arguments, states, shape of data) of three small networks: images, a sequence, numbers."""
+    """Return (symbol, arguments, states, shape of data) of three small networks: images, a sequence, numbers."""
     data = mx.sym.Variable("data")
     x = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=4, name="conv")
     x = mx.sym.Pooling(mx.sym.Activation(mx.sym.BatchNorm(x, name="bn"), act_type="relu"), kernel=(2, 2), stride=(2, 2))
@@ -198,7 +197,7 @@ def _small_models() -> list[tuple[Any, dict[str, Any], dict[str, Any], tuple[int
     cell = mx.rnn.FusedRNNCell(4, mode="gru", bidirectional=True, get_next_state=True, prefix="gru_")
     sequence = cell.unroll(3, inputs=data, begin_state=cell.begin_state(), merge_outputs=True, layout="TNC")[0]
     plain = mx.sym.clip(mx.sym.transpose(data) * 2 + 1, 0, 4)
-    found = []
+    models = []
     for symbol, shape in ((image, (1, 2, 8, 8)), (sequence, (3, 1, 5)), (plain, (2, 3))):
         of_arguments, _, of_states = symbol.infer_shape(data=shape)
         random_ = np.random.RandomState(1)
@@ -208,8 +207,8 @@ def _small_models() -> list[tuple[Any, dict[str, Any], dict[str, Any], tuple[int
                 (symbol.list_arguments(), of_arguments), (symbol.list_auxiliary_states(), of_states)
             )
         ]  # fmt: skip
-        found.append((symbol, *tables, shape))
-    return found
+        models.append((symbol, *tables, shape))
+    return models
 
 
 def _use_onnx(content: bytes, path: Path) -> None:
@@ -223,7 +222,7 @@ def _use_onnx(content: bytes, path: Path) -> None:
 
 
 def onnx_kind() -> Kind:
-    """ONNX models that we have written."""
+    """ONNX models written by us."""
     from weftplan.convert.onnx_out import export_model
 
     models = [export_model(symbol, args, aux, {"data": shape}) for symbol, args, aux, shape in _small_models()]
@@ -240,7 +239,7 @@ def _use_safetensors(content: bytes, path: Path) -> None:
 
 
 def safetensors_kind() -> Kind:
-    """Parameters that we have written as safetensors."""
+    """Parameters written by us as safetensors."""
     from weftplan.convert.safetensors import save_safetensors
 
     contents = []
@@ -273,7 +272,7 @@ def _use_recordio(content: bytes, path: Path) -> None:
 
 
 def recordio_kind() -> Kind:
-    """Files of records with images and labels."""
+    """Record files with images and labels."""
     contents = []
     with tempfile.TemporaryDirectory() as folder:
         for labels in (1.0, [1.0, 2.0]):
@@ -310,7 +309,7 @@ def fuzz(kind: str, seed: int, count: int, first: int = 0) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"damaged.{kind}")
-        for content in contents:  # imports what reading imports, before memory is limited
+        for content in contents:  # triggers the reader's imports before memory is limited
             with contextlib.suppress(MXNetError):
                 read(content, path)
         limit_memory(MEGABYTES)
@@ -334,7 +333,7 @@ def _values(found: Any) -> list[Any]:
 
 
 def load(paths: list[str]) -> None:
-    """Say of every file whether it was read or refused."""
+    """Report for every file whether it was read or refused."""
     for path in paths:
         signal.alarm(SECONDS)
         try:

@@ -1,6 +1,6 @@
-"""Several hosts on one machine: network namespaces on a bridge, each with an address and a name of its own.
+"""Several hosts on one machine: network namespaces on a bridge, each with its own address and name.
 
-MPI starts a daemon on each, as on real machines, and its messages go through TCP. It needs root and the command ``ip``;
+MPI starts a daemon on each, as on real machines, and its messages use TCP. It needs root and the command ``ip``;
 :func:`emulated` skips the test without them. A stand-in for ssh enters the namespace.
 """
 
@@ -27,43 +27,43 @@ exec ip netns exec "$host" unshare --uts bash -c "hostname $host; $*"
 
 @dataclass(frozen=True)
 class Hosts:
-    """Names of the hosts, and a folder with what MPI needs to reach them."""
+    """Names of the hosts, and a folder with the files that MPI needs to reach them."""
 
     names: tuple[str, ...]
     folder: Path
 
     def across(self, command: Sequence[str]) -> list[str]:
-        """The command of ``mpiexec``, run on the first host, with its processes dealt out to all."""
+        """Return the ``mpiexec`` command, run on the first host, with processes distributed over all."""
         mpiexec, *rest = command
         reach = ["--prtemca", "plm_ssh_agent", str(self.folder / "agent"), "--hostfile", str(self.folder / "hosts")]
         inside = ["bash", "-c", f'hostname {self.names[0]}; exec "$@"', "bash", mpiexec, *reach, "--map-by", "node"]
         return ["ip", "netns", "exec", self.names[0], "unshare", "--uts", *inside, *rest]
 
     def end(self) -> None:
-        """Kill whatever still runs on the hosts."""
+        """Kill all remaining processes on the hosts."""
         for name in self.names:
-            found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
-            for word in found.stdout.split():
+            listing = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+            for word in listing.stdout.split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(word), signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def emulated(count: int = 3, slots: int = 2, rate: str | None = None) -> Iterator[Hosts]:
-    """So many hosts, gone afterwards with all that runs on them; ``rate``: what each may send, as ``tc`` writes it."""
+    """Create hosts, and remove them with all their processes afterwards; ``rate``: their bandwidth in ``tc`` syntax."""
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("unshare") is None:
         pytest.skip("hosts are emulated as root, with the commands ip and unshare")
     mark, net = os.getpid() % 10_000, f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
     names = tuple(f"wp{mark}h{index}" for index in range(1, count + 1))
     bridge, etc = f"wp{mark}br", Path("/etc/netns")
-    made: list[list[str]] = []
+    cleanup: list[list[str]] = []
 
     def ip(words: str, undo: str | None = None) -> None:
         done = subprocess.run(["ip", *words.split()], capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"this machine emulates no hosts: ip {words}: {done.stderr.strip()}")
         if undo is not None:
-            made.append(["ip", *undo.split()])
+            cleanup.append(["ip", *undo.split()])
 
     with tempfile.TemporaryDirectory() as folder:
         hosts = Hosts(names, Path(folder))
@@ -88,7 +88,7 @@ def emulated(count: int = 3, slots: int = 2, rate: str | None = None) -> Iterato
             yield hosts
         finally:
             hosts.end()
-            for undo in reversed(made):
-                subprocess.run(undo, capture_output=True, check=False)
+            for command in reversed(cleanup):
+                subprocess.run(command, capture_output=True, check=False)
             for name in names:
                 shutil.rmtree(etc / name, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""Training that is killed (SIGKILL) at random moments and resumed until it is done must end with the same bits.
+"""Training killed (SIGKILL) at random moments and resumed until done must end with the same bits.
 
     python -m tests.stress.kill_points SEED COUNT
 
-COUNT processes are killed, up to four in a run, each at a moment that the seed chooses within the time that an
-undisturbed run takes; so kills fall into steps, into the writing of checkpoints, and between. Runs differ in their
-iterators, devices and micro-batches. Each process is forked from this one, which has never started an engine.
+COUNT processes are killed, up to four per run, each at a random moment within the duration of an undisturbed run. Kills
+thus hit steps, checkpoint writes, and the time between. Runs differ in iterators, devices and micro-batches. Each
+process is forked from the main process, which never starts an engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = ("plain", "prefetching", "of one's own", "two devices", "micro-batches",
 
 
 class Own(mx.io.DataIter):
-    """An iterator that cannot tell its place."""
+    """An iterator that cannot report its position."""
 
     def __init__(self, source: Any) -> None:
         super().__init__(source.batch_size)
@@ -47,7 +47,7 @@ class Own(mx.io.DataIter):
 
 
 def network() -> Any:
-    """Statistics that move, and random numbers in every step."""
+    """A network with moving statistics, and random numbers in every step."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=16, name="fc1")
     net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn")
     net = mx.sym.Dropout(mx.sym.Activation(net, act_type="relu", name="act"), p=0.3, name="drop")
@@ -55,7 +55,7 @@ def network() -> Any:
 
 
 def of_length(length: int) -> Any:
-    """The network of a bucket."""
+    """Return the network of a bucket."""
     net = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=9, output_dim=6, name="embed")
     net = mx.sym.Dropout(mx.sym.Reshape(net, shape=(-1, 6)), p=0.2, name="drop")
     net = mx.sym.FullyConnected(net, num_hidden=9, name="fc")
@@ -64,7 +64,7 @@ def of_length(length: int) -> Any:
 
 
 def train(kind: str, prefix: Path, result: Path) -> None:
-    """The run, or the rest of it; writes a digest of weights and last metrics when it is done."""
+    """Train or resume; write a digest of weights and last metrics at the end."""
     mx.random.seed(11)
     rng = np.random.default_rng(5)
     metric = ["acc", "ce"]
@@ -101,13 +101,13 @@ def train(kind: str, prefix: Path, result: Path) -> None:
     for values in module.get_params():
         for name, value in sorted(values.items()):
             digest.update(name.encode() + value.asnumpy().tobytes())
-    if not seen:  # killed behind the last batch: the weights are all there is to compare
+    if not seen:  # killed after the last batch: only the weights can be compared
         seen.append(None)
     result.write_text(json.dumps([digest.hexdigest(), seen[-1], mx.nd.random.uniform().asscalar().item()]))
 
 
 def forked(work: Callable[[], None]) -> int:
-    """A process that does ``work`` and ends; its number."""
+    """Fork a process that runs ``work`` and exits; return its number."""
     child = os.fork()
     if child:
         return child
@@ -121,11 +121,11 @@ def forked(work: Callable[[], None]) -> int:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(code)  # not the exit handlers of the process that was forked
+        os._exit(code)  # skips the exit handlers of the forked process
 
 
 def kill_points(seed: int, count: int, kinds: tuple[str, ...] = KINDS) -> list[str]:
-    """Kill ``count`` processes; what went wrong, a line each."""
+    """Kill ``count`` processes; return a line per error."""
     rng, wrong = random.Random(seed), []
     expected: dict[str, tuple[Any, float]] = {}
     killed = runs = 0
@@ -154,9 +154,9 @@ def kill_points(seed: int, count: int, kinds: tuple[str, ...] = KINDS) -> list[s
                     wrong.append(f"{kind}, killed after {moments} s: the resumed run failed with status {status}")
                     break
             if result.exists():
-                found = json.loads(result.read_text())
-                if found[0] != whole[0] or found[2] != whole[2] or found[1] not in (None, whole[1]):
-                    wrong.append(f"{kind}, killed after {moments} s: {found} instead of {whole}")
+                digest = json.loads(result.read_text())
+                if digest[0] != whole[0] or digest[2] != whole[2] or digest[1] not in (None, whole[1]):
+                    wrong.append(f"{kind}, killed after {moments} s: {digest} instead of {whole}")
             left = [path.name for path in Path(folder).glob(".*")]
             if len(Checkpoints(prefix, keep=2).found()) > 2 or left:
                 wrong.append(f"{kind}, killed after {moments} s: files are left: {left}")
@@ -166,6 +166,6 @@ def kill_points(seed: int, count: int, kinds: tuple[str, ...] = KINDS) -> list[s
 
 
 if __name__ == "__main__":
-    found = kill_points(int(sys.argv[1]), int(sys.argv[2]))
-    print("\n".join(found))
-    sys.exit(bool(found))
+    errors = kill_points(int(sys.argv[1]), int(sys.argv[2]))
+    print("\n".join(errors))
+    sys.exit(bool(errors))

@@ -1,16 +1,16 @@
-"""Processes of a job that are killed at random moments, and exchanges whose arrays come in random orders.
+"""Processes of a job killed at random moments, and exchanges whose arrays arrive in random orders.
 
     python -m tests.stress.kills kills SEED COUNT       until COUNT processes have been killed
     python -m tests.stress.kills hosts SEED COUNT       the same over three emulated hosts (as root)
-    python -m tests.stress.kills async SEED COUNT       COUNT jobs of dist_async, in each of which one process is killed
+    python -m tests.stress.kills async SEED COUNT       COUNT jobs of dist_async with one killed process each
     python -m tests.stress.kills orders SEED COUNT      COUNT orders of arrival
 
-The first two start jobs of four processes. In each, one to three of them send themselves SIGKILL at random
-moments of a loop of pushes; the others must get an error, recover, and go on with right sums. It prints how many sums
-were wrong, how many jobs hung, and the seconds from an error to the end of ``recover``. In the third every survivor
-must be told by an error, whatever it did, and end. The last pushes the same gradients again and again while threads,
-priorities, buckets, moments of arrival and the way (shared memory or MPI) differ: all bits must be equal, and the
-digest that it prints does not depend on the seed. All exit with 1 where something was wrong.
+The first two start jobs of four processes; one to three of them send themselves SIGKILL at random moments of a loop of
+pushes. The others must get an error, recover, and continue with right sums. The output is the number of wrong sums and
+hung jobs, and the seconds from an error to the end of ``recover``. In the third every survivor must get an error and
+end. The last pushes the same gradients repeatedly with varying threads, priorities, buckets, arrival times and
+transport (shared memory or MPI): all bits must be equal, and the printed digest does not depend on the seed. Exit
+status 1 means an error.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ KILLS = """
             if begun is not None:
                 kv.recover()
                 for place, key in enumerate(late):  # two exchanges, or one
-                    found = value(key, (30000,))
-                    if not ((found == last[place]).all() or (found == due).all()):
-                        print("WRONG", me, step, "stored", found[:3], found[-3:], last, due, flush=True)
-                    last[place] = found[0]
+                    stored = value(key, (30000,))
+                    if not ((stored == last[place]).all() or (stored == due).all()):
+                        print("WRONG", me, step, "stored", stored[:3], stored[-3:], last, due, flush=True)
+                    last[place] = stored[0]
                 step, _ = agree(step)
                 print("recovered %.4f" % (time.monotonic() - begun), flush=True)
                 begun = None
@@ -76,10 +76,10 @@ KILLS = """
             chance_of_all = random.Random(step)
             for i, n in enumerate(sizes):
                 kv.push(i, mx.nd.full((n,), 2.0 ** me * step))
-                found = value(i, (n,))
+                pulled = value(i, (n,))
                 want = sum(2.0 ** member for member in kv._group.members) * step
-                if not (found == want).all():
-                    print("WRONG", me, step, i, found[:3], want, flush=True)
+                if not (pulled == want).all():
+                    print("WRONG", me, step, i, pulled[:3], want, flush=True)
                 sums += 1
             for again in range(chance_of_all.randrange(6)):
                 for gradient in gradients:
@@ -127,16 +127,16 @@ ORDERS = """
             kv.pull(keys, outs)
         else:
             kv.pushpull(keys, arrays, outs)
-        found = [value(i, s).tobytes() for i, s in enumerate(shapes)]
-        assert found == [out.asnumpy().tobytes() for out in outs]
-        digests.add(hashlib.sha256(b"".join(found)).hexdigest())
+        pulled = [value(i, s).tobytes() for i, s in enumerate(shapes)]
+        assert pulled == [out.asnumpy().tobytes() for out in outs]
+        digests.add(hashlib.sha256(b"".join(pulled)).hexdigest())
     for digest in digests:
         print("digest", digest, flush=True)
 """
 
 
 def kills(seed: int, count: int, hosts: Hosts | None = None) -> tuple[int, int, list[float], int]:
-    """(wrong sums, hangs, seconds of each recovery, sums that were right) of at least ``count`` deaths."""
+    """Return (wrong sums, hangs, seconds of each recovery, right sums) of at least ``count`` deaths."""
     chance = random.Random(seed)
     wrong = hangs = right = killed = job = 0
     times: list[float] = []
@@ -195,7 +195,7 @@ ASYNC = """
 
 
 def asynchronous(seed: int, count: int) -> tuple[int, int]:
-    """(survivors that were told by an error, jobs in which one was not, or hung) of ``count`` deaths."""
+    """Return (survivors with an error, jobs with a survivor without one or a hang) of ``count`` deaths."""
     chance = random.Random(seed)
     told = failed = 0
     for job in range(count):
@@ -225,8 +225,8 @@ def asynchronous(seed: int, count: int) -> tuple[int, int]:
 
 
 def orders(seed: int, count: int) -> set[str]:
-    """The digests of ``count`` orders of arrival, in five jobs with other threads and buckets; one, if all is well."""
-    found: set[str] = set()
+    """Return the digests of ``count`` orders of arrival in five jobs with varying threads and buckets; ideally one."""
+    digests: set[str] = set()
     for job, (threads, reducing, group, mebibytes, shared) in enumerate(
         ((1, 1, 1, -1, 1), (2, 4, -1, 0.05, 1), (3, 2, 3, 0.01, 1), (4, 3, 2, -1, 0), (2, 1, -1, -1, 0))
     ):
@@ -244,18 +244,18 @@ def orders(seed: int, count: int) -> set[str]:
                 FLAGS_fuse_parameter_memory_size=str(mebibytes),
                 WEFTPLAN_KVSTORE_SHARED_MEMORY=str(shared),
             )
-        found |= set(re.findall(r"digest ([0-9a-f]{64})", done.stdout))
-    return found
+        digests |= set(re.findall(r"digest ([0-9a-f]{64})", done.stdout))
+    return digests
 
 
 def main() -> None:
-    """Run one of them and print what came of it."""
+    """Run one of them and print the results."""
     what, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if what == "orders":
-        found = orders(seed, count)
-        digests = ", ".join(digest[:16] for digest in sorted(found))
-        print(f"seed {seed}: {count} orders of arrival, {len(found)} different results: {digests}")
-        sys.exit(len(found) != 1)
+        digests = orders(seed, count)
+        shown = ", ".join(digest[:16] for digest in sorted(digests))
+        print(f"seed {seed}: {count} orders of arrival, {len(digests)} different results: {shown}")
+        sys.exit(len(digests) != 1)
     if what == "async":
         told, failed = asynchronous(seed, count)
         print(f"seed {seed}: {count} jobs of dist_async, {told} survivors were told, {failed} jobs went wrong")

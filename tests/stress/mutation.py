@@ -1,12 +1,12 @@
-"""Do the tests notice a wrong core? ``python -m tests.stress.mutation AREA SEED COUNT [--tests TREE]``; see ``AREAS``.
+"""Mutation testing of the core: ``python -m tests.stress.mutation AREA SEED COUNT [--tests TREE]``; see ``AREAS``.
 
-Each mutant is the package with one small mistake in it: a comparison turned round, a number that is one too large, a
-condition negated, a statement left out. The tests of the area run on a copy of the tree with that mistake, up to the
-first failure. A mutant that no test fails for has *survived*: either the mistake changes nothing that anyone can see,
-or a test is missing. A mutant that hangs the tests counts as killed by time.
+Each mutant is the package with one small mistake: an inverted comparison, a number that is off by one, a negated
+condition, a removed statement. The tests of the area run on a copy of the tree with that mistake, up to the first
+failure. A mutant without a failing test has *survived*: either the mistake has no visible effect, or a test is missing.
+A mutant that hangs the tests counts as killed by time.
 
-The same SEED chooses the same mutants as long as their lines stand in the files, whatever changes around them, so two
-versions of the tests can be compared: ``--tests TREE`` takes the folder ``tests`` of another checkout.
+A SEED chooses the same mutants as long as their lines exist, whatever changes around them. Two versions of the tests
+can thus be compared: ``--tests TREE`` uses the folder ``tests`` of another checkout.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ AREAS = {
     ),
     "spill": ("planner/spill", "timetable search rewrite budget place", "tests/planner/spill"),
 }
-"""For each area its folder, the modules that are mutated, and the tests that must notice."""
+"""For each area its folder, the mutated modules, and the tests that must fail."""
 
 MEMORY = 16 << 30
-"""The address space of a child: a mutant that never stops asking must not take the machine with it."""
+"""Address space of a child: a mutant that allocates for ever must not exhaust the machine."""
 
 CHILD = """
 import os, sys, pytest
@@ -66,7 +66,7 @@ code = int(pytest.main(sys.argv[1:]))
 sys.stdout.flush()
 os._exit(code)
 """
-"""Ends at once: what a mutant has hung must not keep the process."""
+"""Exit immediately: a hung mutant must not keep the process alive."""
 
 COMPARISONS = {
     ast.Lt: "<=",
@@ -85,7 +85,7 @@ SWAPPED = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Bit
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mistake: the text between two places of a file is replaced."""
+    """One mistake: a replaced range of a file."""
 
     path: str
     line: int
@@ -95,7 +95,7 @@ class Mutant:
     name: str
 
     def rank(self, seed: str) -> bytes:
-        """Where the mutant stands in the lottery of a seed."""
+        """Position of the mutant in the random order of a seed."""
         return hashlib.sha256(f"{seed} {self.path} {self.name}".encode()).digest()
 
 
@@ -111,7 +111,7 @@ class Sites(ast.NodeVisitor):
         self.seen = collections.Counter[str]()
 
     def add(self, node: ast.AST, text: str) -> None:
-        """A mutant that has ``text`` where ``node`` was."""
+        """Add a mutant with ``text`` in place of ``node``."""
         start = self.starts[node.lineno - 1] + node.col_offset
         end = self.starts[node.end_lineno - 1] + node.end_col_offset
         name = f"{'.'.join(self.inside)}: {ast.unparse(node)[:70]} -> {text[:70]}"
@@ -129,7 +129,7 @@ class Sites(ast.NodeVisitor):
     visit_ClassDef = visit_FunctionDef
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """The wording of errors is no matter of this."""
+        """Skip the text of errors."""
 
     visit_JoinedStr = visit_Import = visit_ImportFrom = visit_AnnAssign = visit_Assert = visit_Raise
 
@@ -176,11 +176,11 @@ class Sites(ast.NodeVisitor):
 
 
 def mutants(area: str) -> Iterator[Mutant]:
-    """Every mutant of an area."""
+    """Yield every mutant of an area."""
     folder, names, _ = AREAS[area]
     for name in names.split():
         path = f"weftplan/{folder}/{name}.py"
-        if (ROOT / path).exists():  # a file that went away takes its mutants with it
+        if (ROOT / path).exists():  # mutants of removed files are skipped
             source = (ROOT / path).read_text()
             sites = Sites(path, source)
             sites.visit(ast.parse(source))
@@ -188,10 +188,11 @@ def mutants(area: str) -> Iterator[Mutant]:
 
 
 def run(tree: Path, tests: list[str], seconds: float) -> tuple[str, float]:
-    """What the tests say on a tree: killed (with the test), survived or killed by time; and how long it took."""
+    """Return the result of the tests on a tree (killed with the test, survived or killed by time), and the duration."""
     begun = time.monotonic()
     command = [sys.executable, "-c", CHILD, "-q", "-x", "-p", "no:cacheprovider"]
-    env = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}  # all but a mutant is compiled once
+    # compile everything but the mutant once
+    env = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
     child = subprocess.Popen(
         [*command, *tests],
         cwd=tree,
@@ -206,7 +207,7 @@ def run(tree: Path, tests: list[str], seconds: float) -> tuple[str, float]:
         printed, _ = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         return "killed by time", time.monotonic() - begun
-    finally:  # what the tests started goes with them
+    finally:  # end all processes started by the tests
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
@@ -219,7 +220,7 @@ def run(tree: Path, tests: list[str], seconds: float) -> tuple[str, float]:
 
 
 def main() -> None:
-    """Print a line for each mutant and the sums at the end."""
+    """Print a line for each mutant and the totals."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("area", choices=AREAS)
     parser.add_argument("seed")
@@ -228,24 +229,24 @@ def main() -> None:
     parser.add_argument("--paths", help="the tests to run, with wildcards, instead of all that are meant for the area")
     parser.add_argument("--seconds", type=float, help="time for a mutant; without it all tests run once to find out")
     parser.add_argument("--tests", type=Path, default=ROOT, help="the checkout whose tests are judged")
-    given = parser.parse_args()
-    chosen = sorted(mutants(given.area), key=lambda mutant: mutant.rank(given.seed))[: given.count]
-    if given.only is not None:
-        lines = given.only.read_text()
+    arguments = parser.parse_args()
+    chosen = sorted(mutants(arguments.area), key=lambda mutant: mutant.rank(arguments.seed))[: arguments.count]
+    if arguments.only is not None:
+        lines = arguments.only.read_text()
         chosen = [mutant for mutant in chosen if f"survived  {mutant.name}" in lines]
     tally = collections.Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
-        for item in given.tests.iterdir():
+        for item in arguments.tests.iterdir():
             if item.name not in ("weftplan", ".venv", ".git"):
                 (shutil.copytree if item.is_dir() else shutil.copy2)(item, tree / item.name)
         shutil.copytree(ROOT / "weftplan", tree / "weftplan", ignore=shutil.ignore_patterns("__pycache__"))
         tests = [
             str(p.relative_to(tree))
-            for t in (given.paths or AREAS[given.area][2]).split()
+            for t in (arguments.paths or AREAS[arguments.area][2]).split()
             for p in sorted(tree.glob(t))
         ]
-        limit = given.seconds
+        limit = arguments.seconds
         if limit is None:
             said, usual = run(tree, tests, 1800)
             print(f"without a mistake: {said}, {usual:.0f} s", flush=True)
@@ -258,7 +259,7 @@ def main() -> None:
             target.write_bytes(source[: mutant.start] + mutant.text.encode() + source[mutant.end :])
             said, took = run(tree, tests, limit)
             target.write_bytes(source)
-            shutil.rmtree(target.parent / "__pycache__")  # a mutant may be as long and as old as what comes after it
+            shutil.rmtree(target.parent / "__pycache__")  # a mutant may have the size and time stamp of its successor
             tally[said if not said.startswith("killed by ") or said == "killed by time" else "killed"] += 1
             print(f"{took:5.0f} s  {mutant.path}:{mutant.line} {said}  {mutant.name}", flush=True)
     print(", ".join(f"{count} {word}" for word, count in tally.items()), f"of {len(chosen)} mutants")

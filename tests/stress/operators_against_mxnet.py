@@ -2,9 +2,9 @@
 
     python tests/stress/operators_against_mxnet.py --mxnet-python /path/to/bin/python --seeds 0 1000
 
-The Python of MXNet may also be given as MXNET_PYTHON. Each seed is one call (see tests/golden/random_cases.py); the two
-packages run in processes of their own. What MXNet refuses is counted and not compared. Ends with status 1 and the
-differences where there are any.
+MXNET_PYTHON is an alternative to the option. Each seed is one call (see tests/golden/random_cases.py); the two packages
+run in separate processes. Calls that MXNet refuses are counted and not compared. Exit status 1 and a list mean
+differences.
 """
 
 import argparse
@@ -22,12 +22,12 @@ TOLERANCE = {"float64": 1e-6, "float32": 2e-4, "float16": 2e-2}
 
 
 def mxnet_results(case, inputs, generate, mx):
-    """{key: array} of one case in MXNet, gradients of integers included."""
+    """Return {key: array} of one case in MXNet, gradients of integers included."""
     arrays = inputs.case_inputs(case)
     variables = [mx.sym.Variable(f"in{k}") for k in range(len(arrays))]
     named = dict(zip(case["names"], variables)) if "names" in case else {}  # noqa: B905
-    given = [] if named else variables
-    symbol = generate.operator_of(mx, case["op"])(*given, **named, **case["params"], name="op")
+    positional = [] if named else variables
+    symbol = generate.operator_of(mx, case["op"])(*positional, **named, **case["params"], name="op")
     auxiliary = symbol.list_auxiliary_states()
     held = {f"in{k}": mx.nd.array(x, dtype=x.dtype) for k, x in enumerate(arrays)}
     arguments = {key: value for key, value in held.items() if key not in auxiliary}
@@ -48,7 +48,7 @@ def mxnet_results(case, inputs, generate, mx):
 
 
 def compute(first, last, room):
-    """In MXNet's Python: the results of each seed as ``SEED.npz``, or ``SEED.txt`` with why MXNet refused it."""
+    """In MXNet's Python: write each seed's results as ``SEED.npz``, or MXNet's reason for a refusal as ``SEED.txt``."""
     import generate
     import inputs
     import mxnet as mx
@@ -56,7 +56,7 @@ def compute(first, last, room):
 
     for seed in range(first, last):
         refusal = room / f"{seed}.txt"
-        refusal.write_text("its process died")  # True as long as nobody writes something else.
+        refusal.write_text("its process died")  # overwritten unless the process dies
         try:
             result = mxnet_results(random_case(seed), inputs, generate, mx)
         except Exception as error:
@@ -67,7 +67,7 @@ def compute(first, last, room):
 
 
 def their_results(python, first, last):
-    """({seed: {key: array}}, {seed: why refused}); where MXNet ends its process, a new one takes the next seed."""
+    """Return ({seed: {key: array}}, {seed: refusal}); a new process continues if MXNet's dies."""
     with tempfile.TemporaryDirectory() as folder:
         room = pathlib.Path(folder)
         following = first
@@ -85,7 +85,7 @@ def their_results(python, first, last):
 
 
 def our_results(case, inputs, harness):
-    """The same here."""
+    """Return the same results of this package."""
     call = harness.prepare(case["op"], inputs.case_inputs(case), case["params"], is_train=case["is_train"])
     outputs = call()
     visible = call.op.num_visible_outputs(call.params)
@@ -95,14 +95,14 @@ def our_results(case, inputs, harness):
         heads = [inputs.case_ograd(case, k, s.shape, s.dtype) for k, s in enumerate(call.out_specs[:visible])]
         heads += [np.zeros(s.shape, s.dtype) for s in call.out_specs[visible:]]
         with np.errstate(all="ignore"):
-            found = harness.differentiate(call, heads)[0]
-        result |= {f"grad{k}": g for k, g in enumerate(found) if wanted is True or k in wanted}
+            gradient = harness.differentiate(call, heads)[0]
+        result |= {f"grad{k}": g for k, g in enumerate(gradient) if wanted is True or k in wanted}
     result |= {f"aux{k}": call.inputs[k] for k in call.op.aux}
     return result
 
 
 def difference(case, ours, theirs):
-    """What differs, as text, or None."""
+    """Return the difference as text, or None."""
     for key, want in theirs.items():
         if key not in ours:
             if key.startswith("grad") and not want.any():

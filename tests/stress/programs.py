@@ -1,4 +1,4 @@
-"""Programs in processes of their own, for what must not hang or spoil the test process."""
+"""Programs in separate processes, for tests that must not hang or affect the test process."""
 
 import os
 import subprocess
@@ -6,11 +6,11 @@ import sys
 import textwrap
 
 HANDLER = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-"""Python's own, even where the shell ignores SIGINT, as it does for jobs in the background."""
+"""Python's own handler, even if the shell ignores SIGINT, as it does for background jobs."""
 
 
 def script(text, **environment):
-    """Run a program in a process of its own; (exit status, output, errors)."""
+    """Run a program in its own process; return (exit status, output, errors)."""
     done = subprocess.run(
         [sys.executable, "-c", HANDLER + textwrap.dedent(text)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Random networks of some 150 operators, and the option sets that they are planned under."""
+"""Random networks of about 150 operators, and the option sets for planning them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ sym = mx.sym
 
 
 def words(text: str) -> list[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return text.split()
 
 
@@ -39,10 +39,10 @@ LEAKY = ("leaky", "elu", "selu", "gelu", "prelu", "rrelu")
 
 
 class Maker:
-    """Grows one graph; whatever an operator refuses is left out.
+    """Grows one graph; operators that refuse their inputs are skipped.
 
     Args:
-        seed: of everything that is drawn.
+        seed: seed of all random choices.
     """
 
     inputs: ClassVar[dict[str, tuple[int, ...]]] = {"x0": (4, 6), "x1": (4, 6), "x2": (2, 4, 6, 6), "x3": (3, 4, 8)}
@@ -55,7 +55,7 @@ class Maker:
         self.count = 0
 
     def graph(self, size: int) -> Any:
-        """A symbol of about ``size`` operators, with one to four outputs."""
+        """Return a symbol of about ``size`` operators, with one to four outputs."""
         for _ in range(4 * size):
             if self.count >= size:
                 break
@@ -73,21 +73,21 @@ class Maker:
     def _grow(self) -> None:
         name = f"n{self.count}"
         try:
-            made = self._make(name)
-            if made is None:
+            symbol = self._make(name)
+            if symbol is None:
                 return
-            outputs = list(made) if self.rng.random() < 0.8 else list(made)[:1]
-            given = {n: self.shapes[n] for n in made.list_arguments() if n in self.shapes}
-            found = made.infer_shape_partial(**given)[1]
-            made.infer_type_partial(**dict.fromkeys(given, "float32"))
+            outputs = list(symbol) if self.rng.random() < 0.8 else list(symbol)[:1]
+            shapes = {n: self.shapes[n] for n in symbol.list_arguments() if n in self.shapes}
+            inferred = symbol.infer_shape_partial(**shapes)[1]
+            symbol.infer_type_partial(**dict.fromkeys(shapes, "float32"))
         except (MXNetError, ValueError, TypeError):
             return
-        if not all(shape and 0 not in shape and _size(shape) <= self.most_elements for shape in found):
+        if not all(shape and 0 not in shape and _size(shape) <= self.most_elements for shape in inferred):
             return
         self.count += 1
-        chosen = list(zip(outputs, found, strict=False))
+        chosen = list(zip(outputs, inferred, strict=False))
         self.rng.shuffle(chosen)
-        # Outputs that nobody uses are a part of the matter.
+        # Unused outputs are intended.
         self.pool += chosen[: self.rng.randrange(1, len(chosen) + 1)]
 
     def _make(self, name: str) -> Any:
@@ -236,8 +236,9 @@ class Maker:
         )()
 
     def _unrolled(self, x: Any, name: str) -> Any:
-        """Some layers with one weight, one behind the other or side by side, as an unrolled cell has them; now and then
-        somebody else reads the weight, or a layer's result."""
+        """Return layers with one shared weight, in sequence or parallel; sometimes another node reads the weight or
+        a result.
+        """
         rng, hidden = self.rng, self.rng.choice((3, 8))
         weight, bias, inner = (sym.Variable(f"{name}_{kind}") for kind in ("weight", "bias", "inner"))
         no_bias = rng.random() < 0.3
@@ -245,13 +246,13 @@ class Maker:
         recurrent = rng.random() < 0.6
         state, seen = None, []
         for step in range(rng.randrange(2, 6)):
-            made = sym.FullyConnected(x * (step + 1.0), name=f"{name}_{step}", **own)
+            node = sym.FullyConnected(x * (step + 1.0), name=f"{name}_{step}", **own)
             if recurrent and state is not None:
-                made = made + sym.FullyConnected(
+                node = node + sym.FullyConnected(
                     state, num_hidden=hidden, no_bias=True, weight=inner, name=f"{name}_{step}_inner"
                 )
-            state = sym.Activation(made, act_type=rng.choice(ACTIVATIONS), name=f"{name}_{step}_state")
-            seen.append(rng.choice((state, state, state, made)))
+            state = sym.Activation(node, act_type=rng.choice(ACTIVATIONS), name=f"{name}_{step}_state")
+            seen.append(rng.choice((state, state, state, node)))
         if rng.random() < 0.2:
             seen.append(sym.broadcast_add(sym.sum(weight), state))
         return sym.add_n(*seen, name=name)
@@ -274,20 +275,20 @@ class Maker:
 
     def _matrix(self, name: str) -> Any:
         (x, shape), rng = self._pick(rng_rank := self.rng.choice((2, 3))), self.rng
-        other = self._like(shape)
+        operand = self._like(shape)
         if rng_rank == 2:
             return rng.choice(
                 (
-                    lambda: sym.dot(x, other, transpose_b=True, name=name),
-                    lambda: sym.dot(x, other, transpose_a=True, name=name),
+                    lambda: sym.dot(x, operand, transpose_b=True, name=name),
+                    lambda: sym.dot(x, operand, transpose_a=True, name=name),
                     lambda: sym.linalg_syrk(x, alpha=0.5, name=name),
-                    lambda: sym.linalg_gemm2(x, other, transpose_b=True, name=name),
+                    lambda: sym.linalg_gemm2(x, operand, transpose_b=True, name=name),
                 )
             )()
         return rng.choice(
             (
-                lambda: sym.batch_dot(x, other, transpose_b=True, name=name),
-                lambda: sym.linalg_gemm2(x, other, transpose_a=True, name=name),
+                lambda: sym.batch_dot(x, operand, transpose_b=True, name=name),
+                lambda: sym.linalg_gemm2(x, operand, transpose_a=True, name=name),
             )
         )()
 
@@ -300,7 +301,7 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def option_sets() -> dict[str, dict[str, Any]]:
-    """Fields of :class:`PlanOptions` by a name: every strategy with every rule, and what changes the graph."""
+    """Return fields of :class:`PlanOptions` by name: every strategy with every rule and graph option."""
     sets: dict[str, dict[str, Any]] = {}
     for strategy in ("auto", "arena", "match_range", "none"):
         for compat in ("none", "mxnet", "paddle", "paddle_pir"):
@@ -321,7 +322,7 @@ def option_sets() -> dict[str, dict[str, Any]]:
 
 
 def without_sharing(fields: dict[str, Any]) -> PlanOptions:
-    """Options for the same graph in which every entry has memory of its own."""
+    """Return options for the same graph with separate memory for every entry."""
     kept = {k: v for k, v in fields.items() if k in ("inplace_grad_sum_cap", "eliminate_common_expr")}
     if fields.get("compat") == "mxnet":
         kept["compat"] = "mxnet"

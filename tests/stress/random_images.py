@@ -1,4 +1,4 @@
-"""Random networks of convolutions, and of what stands around them in networks for images."""
+"""Random networks of convolutions and their usual neighbours in image networks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ sym = mx.sym
 
 
 class ImageMaker(Maker):
-    """Grows networks of convolutions on images, large enough for every form of the compiled kernels: bands of rows,
-    several images together, single channels, strides, dilations, one to three axes."""
+    """Grows networks of convolutions large enough for every form of the compiled kernels.
+
+    These are bands of rows, several images at once, single channels, strides, dilations, one to three axes.
+    """
 
     inputs: ClassVar[dict[str, tuple[int, ...]]] = {
         "x0": (2, 8, 20, 23),
@@ -60,8 +62,9 @@ class ImageMaker(Maker):
         return sym.Pooling(x, pool_type=kind, **common, **more)
 
     def _depthwise_block(self, name: str) -> Any:
-        """Batch norm, relu, a depthwise convolution, batch norm and perhaps a relu, with now and then somebody else who
-        reads what lies between."""
+        """Return batch norm, relu, depthwise convolution, batch norm; sometimes with another reader of an
+        intermediate.
+        """
         rng = self.rng
         x, shape = self._pick()
         if len(shape) != 4 or min(shape[2:]) < 3:
@@ -92,7 +95,7 @@ class ImageMaker(Maker):
 
         kernel = per_axis(1, 2, 3, 5)
         groups = rng.choice([n for n in (1, 1, 2, channels) if channels % n == 0])
-        # The grouped forms: a filter for each channel, some for each group.
+        # Grouped forms: a filter per channel, or several per group.
         filters = groups * rng.choice((1, 2, 5) if groups == channels else (1, 3, 8))
         stride, dilate = rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 1, 2))
         common = {
@@ -105,7 +108,7 @@ class ImageMaker(Maker):
 
 
 class SliceMaker(ImageMaker):
-    """Grows networks whose convolutions have so many channels that their filters are packed a slice at a time."""
+    """Grows networks whose convolutions have enough channels for filters to be packed in slices."""
 
     inputs: ClassVar[dict[str, tuple[int, ...]]] = {"x0": (1, 200, 7, 6), "x1": (2, 330, 5), "x2": (1, 200, 7, 6)}
 

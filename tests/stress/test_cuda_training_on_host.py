@@ -1,4 +1,4 @@
-"""The suites of executors, stores and training on GPUs, with kernels that are machine code of the host."""
+"""GPU suites of executors, stores and training, with kernels compiled to host machine code."""
 
 import pytest
 

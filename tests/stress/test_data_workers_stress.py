@@ -1,4 +1,4 @@
-"""Workers under stress: killed at random moments, many times, and every number of them against none."""
+"""Data workers under stress: killed at random moments, and any number of them against none."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ pytestmark = [pytest.mark.stress, pytest.mark.skipif(not os.path.isdir("/dev/shm
 
 
 def facts(batch):
-    """All that a batch says."""
+    """Return the contents of a batch."""
     return batch.data[0].tolist(), batch.label[0].tolist(), batch.pad, batch.index.tolist()
 
 
 def left():
-    """Segments of ours in shared memory."""
+    """Return our segments in shared memory."""
     return {name for name in os.listdir("/dev/shm") if name.startswith("weftplan-")}
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_number_of_workers(seed):
-    """Zero to four workers, any depth and start method, jumps to states included: the same bits."""
+def test_worker_count_does_not_change_batches(seed):
+    """Zero to four workers, any depth and start method, including seeks to states: the same bits."""
     chance = random.Random(seed)
     settings = {
         "batch_size": chance.randint(1, 9),
@@ -58,8 +58,7 @@ def test_any_number_of_workers(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_kills_at_random_moments(seed):
-    """A thread kills workers all the time: every batch comes once and in order, between errors that name a worker, and
-    nothing is left behind."""
+    """A thread kills workers: every batch comes once and in order, errors name a worker, no shared memory leaks."""
     chance = random.Random(seed)
     before, stop = left(), threading.Event()
     expected = [facts(batch) for batch in mx.io.DatasetIter(Numbers(600), 3)]

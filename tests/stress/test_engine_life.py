@@ -9,10 +9,10 @@ pytestmark = pytest.mark.stress
 
 @pytest.mark.parametrize("help", ["0", "1"])
 def test_interrupts_at_any_moment_while_pushing(help):
-    """Some thousand KeyboardInterrupts inside push and wait: nothing hangs, every finished push ran once, in order.
+    """Thousands of KeyboardInterrupts inside push and wait: nothing hangs, every finished push ran once, in order.
 
-    Where a wait runs operations itself, an exception of a handler other than SIGINT's may end one that runs: then that
-    one has failed, and what depends on it is skipped, as after any failure.
+    If a wait runs operations itself, an exception from the handler of a signal other than SIGINT may end one of them.
+    Then that operation has failed, and its dependants are skipped, as after any failure.
     """
     code, out, err = script(
         """
@@ -74,7 +74,7 @@ def test_interrupts_at_any_moment_while_pushing(help):
 
 
 def test_interrupt_while_waiting():
-    """Ctrl-C ends the wait; the engine goes on, and the operation that was waited for ends as it would have."""
+    """Ctrl-C ends the wait; the engine continues, and the awaited operation ends normally."""
     code, out, err = script("""
         import os, signal, threading, time
         from weftplan import engine
@@ -101,7 +101,7 @@ def test_interrupt_while_waiting():
 
 
 def test_fork_while_busy():
-    """40 forks under load from two threads: parent and child both go on, the child with a consistent engine."""
+    """40 forks under load from two threads: parent and child continue, the child with a consistent engine."""
     code, out, err = script("""
         import os, threading, warnings
         from weftplan import engine
@@ -143,8 +143,8 @@ def test_fork_while_busy():
     assert out.strip() == "40"
 
 
-def test_fork_inside_an_operation_is_refused_in_the_child():
-    """The child's copy of the engine says why it cannot be used; a new engine works there."""
+def test_fork_inside_an_operation_disables_the_child():
+    """The child's copy of the engine refuses with the reason; a new engine works there."""
     code, out, err = script("""
         import os
         from weftplan import engine
@@ -175,7 +175,7 @@ def test_fork_inside_an_operation_is_refused_in_the_child():
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_exit_while_busy(kind):
-    """The process ends with its operations: the running one is finished, deletes run, what had no turn is reported."""
+    """At exit the running operation finishes, deletes run, and operations that have not begun are reported."""
     code, out, err = script(
         """
         import threading, time
@@ -201,7 +201,7 @@ def test_exit_while_busy(kind):
     assert "1000 operations had not run" in err
 
 
-def test_a_failure_that_nobody_saw_is_reported_at_exit():
+def test_unobserved_failure_is_reported_at_exit():
     """With its operation and line."""
     code, _, err = script("""
         from weftplan import engine
@@ -215,7 +215,7 @@ def test_a_failure_that_nobody_saw_is_reported_at_exit():
 
 
 def test_pushes_from_finalizers_and_signal_handlers():
-    """Objects whose __del__ pushes, collected anywhere, with a collection at every few allocations."""
+    """Objects whose __del__ pushes, collected anywhere, with a collection every few allocations."""
     code, out, err = script("""
         import gc, signal
         from weftplan import engine

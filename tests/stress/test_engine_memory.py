@@ -1,4 +1,4 @@
-"""What engines leave behind: thousands of engines, dropped ones, a million pending operations."""
+"""Leftovers of engines: thousands of engines, dropped engines, a million pending operations."""
 
 import gc
 import sys
@@ -15,7 +15,7 @@ GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def assert_only(before):
-    """No thread is left but those of ``before``: what was told to go needs a moment, five seconds at most."""
+    """Assert that only the threads in ``before`` remain; stopped threads get five seconds."""
     for _ in range(250):
         gc.collect()
         if not (left := set(threading.enumerate()) - before):
@@ -24,8 +24,8 @@ def assert_only(before):
     assert not left
 
 
-def test_thousands_of_engines_leave_nothing():
-    """2,000 engines stopped and 1,000 just dropped, some with a failure: no thread, no engine is left."""
+def test_thousands_of_engines_leave_no_thread():
+    """2,000 engines stopped and 1,000 dropped, some with a failure: no thread or engine is left."""
     before, alive = set(threading.enumerate()), []
     for i in range(3000):
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1 + i % 3)
@@ -44,9 +44,8 @@ def test_thousands_of_engines_leave_nothing():
     assert sum(ref() is not None for ref in alive) == 0
 
 
-def test_engines_leave_no_byte():
-    """What 400 engines of every kind have allocated is given back: stopped or dropped, with failures, bulks, deletes,
-    futures, stored operators and pushes on a simulated device."""
+def test_engines_free_all_memory():
+    """400 engines of every kind, stopped or dropped after every kind of push, free all that they allocated."""
     code, out, err = script(
         """
         import gc, threading, time, tracemalloc
@@ -94,14 +93,14 @@ def test_engines_leave_no_byte():
             live(i)
         print((settle() - before) // 400)
         """,
-        PYTHON_TLBC="0",  # without the GIL CPython 3.14 keeps a copy of the bytecode for as many threads as there were
+        PYTHON_TLBC="0",  # without the GIL CPython 3.14 keeps a copy of the bytecode per thread that existed
     )
     assert code == 0, err
-    assert int(out) < (20 if GIL else 200)  # bytes an engine; tables that grow by doubling are larger without the GIL
+    assert int(out) < (20 if GIL else 200)  # bytes per engine; tables that grow by doubling are larger without the GIL
 
 
-def test_an_engine_that_is_dropped_while_busy_finishes():
-    """Operations without vars of an engine that nobody holds run, then its threads end."""
+def test_dropped_busy_engine_finishes():
+    """Operations without vars of an unreferenced engine run, then its threads end."""
     before, count = set(threading.enumerate()), [0]
     for _ in range(50):
         eng = engine.create("ThreadedEngine", cpu_workers=2)
@@ -109,14 +108,14 @@ def test_an_engine_that_is_dropped_while_busy_finishes():
             eng.push(lambda: count.__setitem__(0, count[0] + 1), (), [])
         del eng
     assert_only(before)
-    assert count[0] > 900  # two workers count without a lock; none of 1,000 was forgotten, a few may be miscounted
+    assert count[0] > 900  # two workers count without a lock: all 1,000 ran, but a few increments may be lost
 
 
 def test_a_million_pending_operations():
-    """At most 1 KB each, and the memory comes back: to the system, or without the GIL at least to the interpreter.
+    """At most 1 KB each, and the memory is freed: to the system, or without the GIL at least to the interpreter.
 
-    There the interpreter's allocator keeps the pages of what one thread has made and another has freed (a deque of
-    plain objects shows the same), so the next million must do with them.
+    There the interpreter's allocator keeps pages that one thread allocated and another freed (a deque of plain objects
+    shows the same), so the next million must reuse them.
     """
     code, out, err = script(
         """

@@ -1,4 +1,4 @@
-"""Many threads call every verb of one engine; afterwards nothing is lost, pending or out of order."""
+"""Many threads call every verb of one engine: nothing is lost, pending or out of order afterwards."""
 
 import asyncio
 import random
@@ -23,11 +23,11 @@ SHARED = 8
 
 
 class Boom(Exception):
-    """What failing operations raise here."""
+    """Error of failing operations."""
 
 
 class Load:
-    """What one thread does, and what it must find: a log of its own var, which nobody else writes."""
+    """The work of one thread and its checks: a log of its own var, which no other thread writes."""
 
     def __init__(self, eng, number, shared, over):
         self.eng, self.shared, self.over = eng, shared, over
@@ -36,7 +36,7 @@ class Load:
         self.error = None
 
     def run(self):
-        """Verbs until it is over."""
+        """Call verbs until the time is over."""
         verbs = [self.push] * 12 + [self.bulk, self.wait, self.wait_all, self.delete, self.future, self.fail]
         verbs += [self.asynchronous, self.look, self.awaits, self.operator, self.trace, self.stop]
         try:
@@ -47,12 +47,12 @@ class Load:
             self.error = error
 
     def note(self):
-        """An operation that writes this thread's var and says which one it is."""
+        """Return an operation that writes this thread's var and identifies itself."""
         self.pushed += 1
         return lambda number=self.pushed: self.log.append(number)
 
     def others(self):
-        """A few vars that everybody reads and writes, without those read and written."""
+        """Choose a few vars shared by all threads, except those already in use."""
         return self.rng.sample(self.shared, self.rng.randint(0, 3))
 
     def push(self):
@@ -79,7 +79,7 @@ class Load:
         self.eng.push_async(start, self.others(), [self.mine], prop=prop)
 
     def fail(self):
-        """On vars of its own, which somebody must be told of: nothing shared fails."""
+        """On private vars, whose failure is awaited: nothing shared fails."""
         a, b = self.eng.new_variable(), self.eng.new_variable()
         self.eng.push(_fail, self.others(), [a])
         self.eng.push(_nothing, [a], [b])
@@ -100,7 +100,7 @@ class Load:
         assert len(self.log) == self.pushed
 
     def wait_all(self):
-        with suppress(Boom):  # somebody's, who has not come to its own wait yet
+        with suppress(Boom):  # another thread's failure, which it has not awaited yet
             self.eng.wait_for_all()
 
     def future(self):
@@ -135,7 +135,7 @@ class Load:
 
 
 def _nothing():
-    """Succeed."""
+    """Do nothing."""
 
 
 def _fail():
@@ -145,8 +145,8 @@ def _fail():
 @pytest.mark.parametrize("interval", [0.005, 1e-6])
 @pytest.mark.parametrize("debug", ["0", "1"])
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
-def test_everything_at_once(monkeypatch, kind, debug, interval):
-    """Each thread finds its own operations run once and in order, at every wait; deletes come last; nothing stays."""
+def test_all_verbs_concurrently(monkeypatch, kind, debug, interval):
+    """Each thread finds its own operations run once and in order, at every wait; deletes come last; nothing remains."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", debug)
     before = sys.getswitchinterval()
     sys.setswitchinterval(interval)

@@ -1,4 +1,4 @@
-"""Training that is killed at random moments and resumed: the same bits."""
+"""Training killed at random moments and resumed: the same bits."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 
 def killed(seed, count):
-    """The script in a process of its own, which forks before it has any thread."""
+    """Run the script in its own process, which forks before it has any thread."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.stress.kill_points", str(seed), str(count)], capture_output=True, text=True
     )
@@ -24,5 +24,5 @@ def test_six_kill_points():
 @pytest.mark.stress
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_hundred_kill_points(seed):
-    """The goal of long runs."""
+    """A long run."""
     killed(seed, 100)

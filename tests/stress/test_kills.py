@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_killed_processes(seed: int) -> None:
-    """Whoever is left recovers, has right sums, and ends."""
+    """Survivors recover, have right sums, and end."""
     need_mpi()
     wrong, hangs, times, right = kills(seed, 3)
     assert (wrong, hangs) == (0, 0)
@@ -22,13 +22,13 @@ def test_killed_processes(seed: int) -> None:
 
 
 def test_orders_of_arrival() -> None:
-    """The same gradients have the same sums to the bit."""
+    """The same gradients have bitwise equal sums."""
     need_mpi()
     assert len(orders(1, 50)) == 1
 
 
 def test_killed_processes_over_emulated_hosts() -> None:
-    """The same over three hosts, where messages go through TCP and each host has a daemon of MPI."""
+    """The same over three hosts, with messages over TCP and an MPI daemon per host."""
     need_mpi()
     with emulated() as hosts:
         wrong, hangs, times, right = kills(1, 3, hosts)
@@ -38,6 +38,6 @@ def test_killed_processes_over_emulated_hosts() -> None:
 
 
 def test_killed_processes_of_dist_async() -> None:
-    """Whoever is left is told by an error, and ends."""
+    """Survivors get an error, and end."""
     need_mpi()
     assert asynchronous(1, 3) == (6, 0)

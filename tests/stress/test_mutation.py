@@ -1,4 +1,4 @@
-"""The mutants are programs, differ from what they were made of, and stay the same while their lines do."""
+"""Mutants are programs, differ from their originals, and are stable while their lines are."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ pytestmark = pytest.mark.stress
 
 @pytest.mark.parametrize("area", mutation.AREAS)
 def test_mutants_are_programs_with_one_mistake(area: str) -> None:
-    """No two have one name; each that is looked at parses, and says something else than the file."""
-    found = list(mutation.mutants(area))
-    assert len(found) > 500
-    assert len({(mutant.path, mutant.name) for mutant in found}) == len(found)
-    for mutant in found[::20]:
+    """Names are unique; each checked mutant parses and differs from the file."""
+    mutants = list(mutation.mutants(area))
+    assert len(mutants) > 500
+    assert len({(mutant.path, mutant.name) for mutant in mutants}) == len(mutants)
+    for mutant in mutants[::20]:
         source = (mutation.ROOT / mutant.path).read_bytes()
-        made = source[: mutant.start] + mutant.text.encode() + source[mutant.end :]
-        assert ast.dump(ast.parse(made)) != ast.dump(ast.parse(source)), mutant.name
+        mutated = source[: mutant.start] + mutant.text.encode() + source[mutant.end :]
+        assert ast.dump(ast.parse(mutated)) != ast.dump(ast.parse(source)), mutant.name
 
 
-def test_a_seed_chooses_by_name_and_not_by_line() -> None:
-    """A line more above a function changes no mutant's place in the lottery."""
+def test_seed_chooses_mutants_by_name() -> None:
+    """A line added above a function does not change a mutant's position in the random order."""
     source = "def f(a, b):\n    return a < b + 1\n"
     before, after = (mutation.Sites("f.py", text) for text in (source, "x = 1\n" + source))
     for sites in (before, after):

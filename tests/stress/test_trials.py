@@ -1,4 +1,4 @@
-"""Trials with fresh seeds; ``python -m tests.stress.trials`` runs more of them."""
+"""Trials with new seeds; ``python -m tests.stress.trials`` runs more of them."""
 
 from __future__ import annotations
 

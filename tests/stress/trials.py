@@ -1,15 +1,18 @@
-"""Trials with fresh seeds: ``python -m tests.stress.trials KIND SEED COUNT``.
+"""Trials with new seeds: ``python -m tests.stress.trials KIND SEED COUNT``.
 
-``graphs``: a random network under a random option set, on each engine, with bulk on and off, against the same network
-without any sharing; plans are validated, executors judged for races, bytes counted. ``images``: the same with
-convolutions on larger images, which compiled kernels compute where they can be had. ``slices``: with convolutions of so
-many channels that their filters are packed a slice at a time. ``dynamic``: either kind of network under the strategy
-that takes memory as it runs. ``budgets``: a random network that trains within a budget, which is either kept, with the
-same bits, or refused with a smallest budget that works. ``spilled``: the same where results may wait in the host's
-memory, in files or on another device. ``calls``: programs of calls on arrays. ``exchanges``: sums over links between
-simulated devices. ``folding``: networks for inference without their batch normalisation. ``convolutions``: a layer
-against its definition in float64. ``crowded``: programs of several threads in a part of the memory that they need.
-Hostile files are the matter of ``python -m tests.stress.hostile``. A trial that fails prints its seed.
+* ``graphs``: a random network under a random option set, on each engine, with and without bulk, against the same
+  network without sharing; plans are validated, executors checked for races, bytes counted.
+* ``images``: the same with convolutions on larger images, for compiled kernels if available.
+* ``slices``: with convolutions of enough channels for filters packed in slices.
+* ``dynamic``: either kind of network under the strategy that allocates while it runs.
+* ``budgets``: a random network trained within a budget: kept, with the same bits, or refused with a working minimum.
+* ``spilled``: the same with results offloaded to host memory, files or another device.
+* ``calls``: programs of array calls. ``exchanges``: sums over links between simulated devices.
+* ``folding``: networks for inference without their batch normalisation.
+* ``convolutions``: a layer against its float64 definition.
+* ``crowded``: multi-threaded programs in a fraction of their memory.
+
+Hostile files have their own program, ``python -m tests.stress.hostile``. A trial that fails prints its seed.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulato
 def bound(
     symbol: Any, shapes: dict[str, Any], grad_req: Any, options: PlanOptions, ctx: mx.Context | None = None, **how: Any
 ) -> Any:
-    """An executor with values that depend on names alone."""
+    """Return an executor with values that depend only on names."""
     types = dict.fromkeys(shapes, "float32")
     executor = symbol.simple_bind(ctx or mx.cpu(), grad_req, types, plan_options=options, **how, **shapes)
     for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
@@ -57,16 +60,16 @@ def bound(
 
 
 def results(executor: Any, runs: int = 2) -> dict[str, bytes]:
-    """Everything that ``runs`` training steps leave behind, NaN without its sign."""
+    """Return the results of ``runs`` training steps, with NaN signs removed."""
     mx.random.seed(11)
     for _ in range(runs):
         out = executor.forward(is_train=True)
         if executor.planned.gradients:
             executor.backward([mx.nd.ones(o.shape, dtype=o.dtype) for o in out])
-    found = {f"output {k}": array for k, array in enumerate(executor.outputs)}
-    found |= {f"gradient of {n}": array for n, array in executor.grad_dict.items() if array is not None}
-    found |= {f"state {n}": array for n, array in executor.aux_dict.items()}
-    return {name: _bits(array.asnumpy()) for name, array in found.items()}
+    arrays = {f"output {k}": array for k, array in enumerate(executor.outputs)}
+    arrays |= {f"gradient of {n}": array for n, array in executor.grad_dict.items() if array is not None}
+    arrays |= {f"state {n}": array for n, array in executor.aux_dict.items()}
+    return {name: _bits(array.asnumpy()) for name, array in arrays.items()}
 
 
 def _bits(values: Any) -> bytes:
@@ -77,7 +80,7 @@ def _bits(values: Any) -> bytes:
 
 
 def network(rng: random.Random, kind: type[Maker] = Maker) -> tuple[Any, dict[str, Any], Any]:
-    """(symbol, shapes of its inputs, requests)."""
+    """Return (symbol, input shapes, grad_reqs)."""
     maker = kind(rng.randrange(1 << 30))
     symbol = maker.graph(rng.randrange(1, 25 if kind is Maker else 10))
     names = symbol.list_arguments()
@@ -88,27 +91,27 @@ def network(rng: random.Random, kind: type[Maker] = Maker) -> tuple[Any, dict[st
 
 
 def on(name: str, seed: int) -> Any:
-    """An engine by name."""
+    """Return an engine by name."""
     if name == "Simulator":
         return Simulator(seed=seed)
     return engine.create(name, **({} if name == "NaiveEngine" else {"cpu_workers": 3}))
 
 
 def refused(error: MXNetError) -> bool:
-    """False for a network that cannot be bound at all; raises what should not have happened."""
+    """Return False if the network could not be bound at all; raise any other error."""
     if "not differentiable" in str(error) or "cannot be inferred" in str(error):
         return False
     raise error
 
 
 native: Counter[str] = Counter()
-"""Nodes of the trials so far that a compiled kernel computes, by operator."""
+"""Nodes of past trials run by a compiled kernel, by operator."""
 spilled: Counter[str] = Counter()
-"""What plans of the trials so far have placed in homes."""
+"""Results of past trials' plans that were offloaded."""
 
 
 def graph_trial(seed: str, kind: type[Maker] = Maker) -> bool:
-    """One network under one option set on every engine; False when it cannot be bound."""
+    """Run one network under one option set on every engine; return False if it cannot be bound."""
     rng = random.Random(seed)
     symbol, shapes, requests = network(rng, kind)
     label = rng.choice(list(SETS))
@@ -125,8 +128,8 @@ def graph_trial(seed: str, kind: type[Maker] = Maker) -> bool:
                 executor = bound(symbol, shapes, requests, PlanOptions(**SETS[label]))
                 planner.validate(executor.planned)
                 assert executor.allocated_bytes == executor.memory_plan.peak, "bytes differ from the plan"
-                found = races(executor)
-                assert not found, f"{label}: races: {found[:3]}"
+                conflicts = races(executor)
+                assert not conflicts, f"{label}: races: {conflicts[:3]}"
                 got = results(executor)
                 different = [name for name in expected if got[name] != expected[name]]
                 assert not different, f"{label} on {driver}, bulk {bulk}: {different[:4]} differ"
@@ -140,21 +143,21 @@ def graph_trial(seed: str, kind: type[Maker] = Maker) -> bool:
 
 
 def image_trial(seed: str) -> bool:
-    """As :func:`graph_trial`, with convolutions on larger images."""
+    """Run :func:`graph_trial` with convolutions on larger images."""
     return graph_trial(seed, ImageMaker)
 
 
 def slice_trial(seed: str) -> bool:
-    """As :func:`graph_trial`, with convolutions of many channels."""
+    """Run :func:`graph_trial` with convolutions of many channels."""
     return graph_trial(seed, SliceMaker)
 
 
 def dynamic_trial(seed: str) -> bool:
-    """One network whose results take memory as they are written, on every engine; False when it cannot be bound."""
+    """Run one network that allocates as it runs, on every engine; return False if it cannot be bound."""
     rng = random.Random(seed)
     symbol, shapes, requests = network(rng, rng.choice((Maker, ImageMaker)))
     label = rng.choice([name for name in SETS if "recompute" not in name])
-    ctx = rng.choice((mx.cpu(), mx.cpu(), mx.sim(3)))  # each draws random numbers of its own
+    ctx = rng.choice((mx.cpu(), mx.cpu(), mx.sim(3)))  # each draws its own random numbers
     try:
         with engine.using(on("NaiveEngine", 0)):
             expected = results(bound(symbol, shapes, requests, without_sharing(SETS[label]), ctx))
@@ -181,9 +184,9 @@ def dynamic_trial(seed: str) -> bool:
 
 
 def spill_trial(seed: str) -> bool:
-    """As :func:`budget_trial`, where results may wait elsewhere."""
+    """Run :func:`budget_trial` with offloading of results."""
     rng = random.Random(seed)
-    fast = Link(bandwidth=1e12, latency=1e-8)  # or nothing of such small networks would be worth a copy
+    fast = Link(bandwidth=1e12, latency=1e-8)  # otherwise no result of such small networks would be worth a copy
     with ExitStack() as stack:
         for name, value in (("place.FILE", fast), ("place.PEER", fast), ("place.PCIE", fast), ("search.SMALLEST", 64)):
             stack.enter_context(mock.patch(f"weftplan.planner.spill.{name}", value))
@@ -199,7 +202,7 @@ def spill_trial(seed: str) -> bool:
 def budget_trial(
     seed: str, kind: type[Maker] = Maker, ctx: mx.Context | None = None, options: PlanOptions | None = None
 ) -> bool:
-    """One network within one budget; False when it cannot be bound."""
+    """Run one network within one budget; return False if it cannot be bound."""
     rng = random.Random(seed)
     symbol, shapes, requests = network(rng, kind)
     options = options or PlanOptions()
@@ -229,8 +232,8 @@ def budget_trial(
         assert plan.counted <= budget, "the plan exceeds the budget"
         spilled["bytes in homes"] += plan.in_homes
         spilled["networks"] += bool(plan.in_homes)
-        found = races(executor)
-        assert not found, f"races: {found[:3]}"
+        conflicts = races(executor)
+        assert not conflicts, f"races: {conflicts[:3]}"
         got = results(executor)
         different = [name for name in expected if got[name] != expected[name]]
         assert not different, f"budget {budget}: {different[:4]} differ"
@@ -253,7 +256,7 @@ TRIALS = {
 
 
 def run(kind: str, seed: int, count: int) -> int:
-    """Run ``count`` trials; prints and counts those that fail."""
+    """Run ``count`` trials; print and count failures."""
     warnings.simplefilter("error")
     failed = ran = 0
     before = {key: os.environ.get(key) for key in ("MXNET_EXEC_BULK_EXEC_TRAIN", "MXNET_EXEC_BULK_EXEC_INFERENCE")}
@@ -279,7 +282,7 @@ def run(kind: str, seed: int, count: int) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:  # one trial again: its kind and its name
+    if len(sys.argv) == 3:  # repeat one trial, by kind and name
         TRIALS[sys.argv[1]](sys.argv[2])
     else:
         sys.exit(bool(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

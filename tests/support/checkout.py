@@ -1,4 +1,4 @@
-"""One checkout per run: processes that tests start import the package next to the tests."""
+"""One checkout per run: child processes of tests import the package next to the tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 def share_checkout(root: Path, environment: MutableMapping[str, str]) -> None:
     """Put ``root`` first in the children's PYTHONPATH; refuse to test the package of another checkout.
 
-    An editable install points at one checkout only, whichever one the tests are in.
+    An editable install points at a single checkout, whichever one contains the tests.
     """
     spec = importlib.util.find_spec("weftplan")
     if spec is None or spec.origin is None or Path(spec.origin).resolve().parents[1] != root:

@@ -1,6 +1,6 @@
-"""What a training step does on the stand-in for CuPy: launches of each node, waits of the host, memory beside the plan.
+"""Counts of a training step on the CuPy stand-in: launches per node, host waits, memory outside the plan.
 
-Tests and ``bench/bench_gpu.py`` count with it.
+Tests and ``bench/bench_gpu.py`` use it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from weftplan import device
 
 
 class Counts(NamedTuple):
-    """What a step, forward and backward, does."""
+    """Counts of one step, forward and backward."""
 
     launches: dict[str, list[int]]
-    """By operator: of each node."""
+    """Launches of each node, by operator."""
     waits: int
-    """How often the host waits for the device inside the step; that it waits for the end of the step is left out."""
+    """Number of host waits inside the step; the wait for its end does not count."""
     beside: int
-    """Bytes that CuPy has taken by itself in two steps, from storage or from its own pool."""
+    """Bytes that CuPy allocated on its own in two steps, from storage or its own pool."""
     atomics: int
     planned: int
-    """Bytes of the plan, and those that the executor has."""
+    """Bytes of the plan, and bytes allocated by the executor."""
     allocated: int
 
     @property
@@ -34,7 +34,7 @@ class Counts(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return sum(map(len, self.launches.values()))
 
     @property
@@ -44,7 +44,7 @@ class Counts(NamedTuple):
 
     @property
     def worst(self) -> str:
-        """The operator that has a node with the most launches."""
+        """Operator of the node with the most launches."""
         return max(self.launches, key=lambda op: max(self.launches[op]))
 
     @property
@@ -54,9 +54,9 @@ class Counts(NamedTuple):
 
 
 def counted(network: Any, shapes: dict[str, Any], context: Any, *, dry: bool = True) -> Counts:
-    """Two steps of ``network`` on a context of the stand-in; what ``shapes`` does not name gets gradients.
+    """Run two steps of ``network`` on a stand-in context; arrays without an entry in ``shapes`` get gradients.
 
-    ``dry``: nothing is computed, so that networks may be large. Operators that look at their values need False.
+    ``dry``: nothing is computed, so that networks may be large. Operators that inspect their values need False.
     """
     meter.dry = dry
     try:
@@ -81,7 +81,7 @@ def _counted(network: Any, shapes: dict[str, Any], context: Any) -> Counts:
         mx.nd.waitall()
     waits, atomics = sum(meter.syncs.values()), sum(meter.atomics.values())
     meter.syncs.clear()
-    mx.nd.waitall()  # what the end of a step waits for is not inside it
+    mx.nd.waitall()  # the final wait of a step does not count
     waits -= sum(meter.syncs.values())
     beside = meter.temporary_bytes + where.temporaries.reserved - before
     launches = collections.defaultdict(list)
@@ -92,5 +92,5 @@ def _counted(network: Any, shapes: dict[str, Any], context: Any) -> Counts:
                 if step.bind is not None:
                     step.bind(executor._run)()
                 launches[step.node.op.name].append(meter.total)
-        stream.synchronize()  # the engine does not know of this stream
+        stream.synchronize()  # the engine does not know this stream
     return Counts(dict(launches), waits, beside, atomics, executor.memory_plan.peak, executor.allocated_bytes)

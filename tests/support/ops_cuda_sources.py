@@ -1,4 +1,4 @@
-"""Every source in CUDA C that the package can launch, and NVIDIA's compilers, where there are any."""
+"""All CUDA C sources that the package can launch, and NVIDIA's compilers if available."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from weftplan.ops.cuda import philox, updates
 FLOATS = ("float32", "float16", "float64")
 INDICES = (*FLOATS, "int32", "int64", "uint8", "int8")
 LETTERS = {"T": FLOATS, "L": INDICES, "I": INDICES}
-"""What the letters of a source stand for; ``A`` follows ``T``."""
+"""Dtypes for the letters of a source; ``A`` follows ``T``."""
 ONLY = {"philox": (*FLOATS, "int64"), "roi_pooling": ("float32", "float64"), "updates": ("float32", "float64")}
-"""What ``T`` stands for in files that refuse some floats, or fill whole numbers as well."""
+"""Dtypes of ``T`` in files that refuse some floats, or also support integers."""
 _FOUND = re.compile(r"Compiling entry function '(\w+)__(\d+)'[\s\S]*?(\d+) bytes stack frame, (\d+) bytes spill "
                     r"stores[\s\S]*?Used (\d+) registers[^\n]*")  # fmt: skip
 
 
 def codes():
-    """(where, code) of every source: the constants of the modules, and those that are written for a call."""
+    """Return (location, code) of every source: constants of the modules, and sources generated per call."""
     for found in pkgutil.iter_modules(weftplan.ops.cuda.__path__, "weftplan.ops.cuda."):
         module = importlib.import_module(found.name)
         for name, value in vars(module).items():
@@ -41,8 +41,8 @@ def codes():
 
 
 def texts(every):
-    """Sources as a compiler reads them: in float32 alone, or for ``every`` dtype that a letter may stand for."""
-    made = {}
+    """Yield sources as a compiler reads them: in float32 only, or for ``every`` dtype of each letter."""
+    expanded = {}
     for where, code in codes():
         letters = sorted(set(re.findall(r"\b[A-Z]\b", code)) & set(LETTERS))
         table = [LETTERS[letter] if every or letter != "T" else ("float32",) for letter in letters]
@@ -52,18 +52,18 @@ def texts(every):
             table[letters.index("T")] = ONLY[where.split(".")[0]]
         for kinds in itertools.product(*table):
             label = " ".join([where, *map(str, kinds)])
-            made[label] = text_of(code, **{k: np.dtype(v) for k, v in zip(letters, kinds, strict=True)})
-    return made
+            expanded[label] = text_of(code, **{k: np.dtype(v) for k, v in zip(letters, kinds, strict=True)})
+    return expanded
 
 
 def threads_of(text, name):
-    """The most threads of a block with which a kernel is launched."""
+    """Return the largest block size with which a kernel is launched."""
     body = text[text.index(f"void {name}(") :].split('extern "C"')[0]
     return WIDE if "__shared__" in body else THREADS
 
 
 def joined(sources):
-    """Sources as one text: kernel ``name`` of the k-th is called ``name__k``."""
+    """Concatenate sources; kernel ``name`` of the k-th becomes ``name__k``."""
     parts = []
     for k, text in enumerate(sources):
         text = re.sub(r"(__global__ void \w+)\(", rf"\1__{k}(", text.replace("#include <cuda_fp16.h>\n", ""))
@@ -72,9 +72,9 @@ def joined(sources):
 
 
 def nvcc(sources, folder, arch="sm_90"):
-    """Compile with nvcc; returns (kernel, its source, registers, bytes of spills) of each kernel.
+    """Compile with nvcc; return (kernel, its source, registers, bytes of spills) of each kernel.
 
-    Warnings are errors. Skipped by who asks where :data:`NVCC` is None.
+    Warnings are errors. Tests skip it if :data:`NVCC` is None.
     """
     path = pathlib.Path(folder, "kernels.cu")
     path.write_text(joined(sources))
@@ -87,18 +87,18 @@ def nvcc(sources, folder, arch="sm_90"):
 
 
 def ptx(text, folder, arch="sm_90"):
-    """The PTX of each kernel of a source, by name."""
+    """Return the PTX of each kernel of a source, by name."""
     path = pathlib.Path(folder, "kernel.cu")
     path.write_text(text)
     command = [NVCC, "-ptx", f"-arch={arch}", *OPTIONS, "-ftz=true", "-o", str(path.with_suffix(".ptx")), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = path.with_suffix(".ptx").read_text()
-    return {kernel[1]: kernel[0] for kernel in re.finditer(r"\.entry (\w+)\(.*?\n\}\n", found, re.DOTALL)}
+    listing = path.with_suffix(".ptx").read_text()
+    return {kernel[1]: kernel[0] for kernel in re.finditer(r"\.entry (\w+)\(.*?\n\}\n", listing, re.DOTALL)}
 
 
 def loops(body):
-    """The parts of a kernel in PTX between a label and a jump back to it."""
+    """Return the parts of a PTX kernel between a label and a jump back to it."""
     lines = body.splitlines()
     labels = {line[:-1]: number for number, line in enumerate(lines) if re.fullmatch(r"\$L\w+:", line)}
     for number, line in enumerate(lines):
@@ -108,7 +108,7 @@ def loops(body):
 
 
 def nvrtc(text, arch="sm_90"):
-    """Compile with NVRTC and CuPy's options, as the first launch does; raises AssertionError with the compiler's log.
+    """Compile with NVRTC and CuPy's options, as the first launch does; raise AssertionError with the compiler's log.
 
     Raises:
         ImportError: CuPy or the library is missing.

@@ -1,8 +1,8 @@
-"""Runs operators on NumPy arrays without graph, engine or storage, and holds them to the kernel contract.
+"""Harness for operators on NumPy arrays, without graph, engine or storage, that enforces the kernel contract.
 
-Every call made here gives the kernel a workspace of exactly the declared bytes and outputs, both filled with garbage,
-read-only inputs (except auxiliary states), and None for ignored inputs. So a kernel that reads what it should not,
-writes what it should not, leaves part of an output unwritten or takes more scratch than declared fails in any test.
+Every call gives the kernel a workspace of exactly the declared bytes and outputs, both filled with garbage, read-only
+inputs (except auxiliary states), and None for ignored inputs. A kernel with an illegal read or write, an incomplete
+output or too much scratch thus fails in any test.
 
 Tests import it as ``ops_harness`` (see conftest.py). It is long because calls, gradients and checks need each other:
 
@@ -10,7 +10,7 @@ Tests import it as ``ops_harness`` (see conftest.py). It is long because calls, 
 * :func:`check_gradient`: the rule against central differences in float64;
 * :func:`check_contract`: in-place pairs, unwanted outputs, exact workspace, replay, hidden allocations; forward and
   backward;
-* :class:`SideBySide`: parts of one call that run at the same time.
+* :class:`SideBySide`: concurrent parts of one call.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from weftplan.ops.core.schema import Op, OpContext, TensorSpec
 
 
 def spec_of(array: np.ndarray) -> TensorSpec:
-    """Shape and dtype of an array."""
+    """Return shape and dtype of an array."""
     return TensorSpec(array.shape, array.dtype)
 
 
 def infer(op: Op, params: Mapping[str, Any], inputs: Sequence[np.ndarray]) -> list[TensorSpec]:
-    """Output shapes and dtypes as the operator infers them; asserts that inference is complete and consistent."""
+    """Return inferred output shapes and dtypes; assert that inference is complete and consistent."""
     count = op.num_outputs(params)
     in_shapes, out_shapes = op.infer_shape(params, [x.shape for x in inputs], [None] * count)
     in_dtypes, out_dtypes = op.infer_dtype(params, [x.dtype for x in inputs], [None] * count)
@@ -54,14 +54,14 @@ def infer(op: Op, params: Mapping[str, Any], inputs: Sequence[np.ndarray]) -> li
 def infer_shapes(
     name: str, inputs: Sequence[Any], outputs: Sequence[Any], params: Mapping[str, Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Shapes of inputs and outputs as operator ``name`` completes them; None is unknown."""
+    """Return shapes of inputs and outputs completed by operator ``name``; None is unknown."""
     op = registry.get(name)
     completed = op.infer_shape(registry.parse_params(op, params), list(inputs), list(outputs))
     return list(completed[0]), list(completed[1])
 
 
 def garbage(spec: TensorSpec) -> np.ndarray:
-    """An array that no kernel would produce: NaN, or 0x5a bytes."""
+    """Return an array that no kernel would produce: NaN, or 0x5a bytes."""
     array = np.empty(spec.shape, spec.dtype)
     if spec.dtype.kind == "f":
         array.fill(np.nan)
@@ -84,11 +84,11 @@ class Call:
     key: tuple[int, int] = (7, 11)
     recompute: bool = False
     taken: int = 0
-    """Workspace bytes that the last call took."""
+    """Workspace bytes used by the last call."""
     hidden: int = 0
-    """Peak bytes that the last call allocated behind the planner's back (only when ``trace``)."""
+    """Peak bytes that the last call allocated outside the planner (only with ``trace``)."""
     declared: int = 0
-    """Workspace bytes that the operator declares for this call."""
+    """Workspace bytes declared by the operator for this call."""
     outputs: list[np.ndarray | None] = field(default_factory=list)
 
     def __call__(
@@ -110,7 +110,7 @@ class Call:
                 inputs.append(array if k in aux and alias is None else np.array(array, order="C"))
             else:
                 view = np.ascontiguousarray(array).reshape(array.shape).view()
-                view.flags.writeable = trace  # NumPy's argmax copies what is read-only
+                view.flags.writeable = trace  # NumPy's argmax copies read-only arrays
                 inputs.append(view)
         outputs: list[np.ndarray | None] = [
             garbage(spec) if wanted is None or wanted[k] else None for k, spec in enumerate(self.out_specs)
@@ -158,7 +158,7 @@ def prepare(
     key: tuple[int, int] = (7, 11),
     recompute: bool = False,
 ) -> Call:
-    """A call of operator ``name``; parameters go through their text, as from a symbol file."""
+    """Create a call of operator ``name``; parameters pass through their text form, as from a symbol file."""
     op = registry.get(name)
     text = {k: format_value(v) for k, v in (params or {}).items()}
     if op.variadic and op.variadic not in text:
@@ -172,7 +172,7 @@ def prepare(
 
 
 def run(name: str, inputs: Sequence[Any], params: Mapping[str, Any] | None = None, **how: Any) -> list[np.ndarray]:
-    """All outputs (hidden ones included) of operator ``name``; ``how``: is_train, key, recompute."""
+    """Return all outputs (hidden outputs included) of operator ``name``; ``how``: is_train, key, recompute."""
     outputs = prepare(name, inputs, params, **how)()
     for k, array in enumerate(outputs):
         assert array is not None
@@ -181,7 +181,7 @@ def run(name: str, inputs: Sequence[Any], params: Mapping[str, Any] | None = Non
 
 
 class Builder:
-    """Interprets a gradient rule: every node is computed as soon as the rule asks for it."""
+    """Interprets a gradient rule: every node is computed when the rule requests it."""
 
     def __init__(self, forward: Call, ograds: Sequence[np.ndarray]) -> None:
         self._forward = forward
@@ -212,36 +212,36 @@ class Builder:
         *,
         suffix: str = "backward",
     ) -> list[np.ndarray]:
-        made = registry.get(op)
+        registered = registry.get(op)
         forward = self._forward
         if params is None:
-            assert {p.name for p in made.params} <= set(self.params), f"{op} declares parameters of its own"
+            assert {p.name for p in registered.params} <= set(self.params), f"{op} declares parameters of its own"
             parsed = self.params
         else:
-            parsed = registry.parse_params(made, {k: format_value(v) for k, v in params.items()})
-        names = made.input_names(parsed)
+            parsed = registry.parse_params(registered, {k: format_value(v) for k, v in params.items()})
+        names = registered.input_names(parsed)
         assert len(names) == len(inputs), f"{op} takes {names}, got {len(inputs)} inputs"
-        if made.backward_of is not None:
-            # What is derived from another operator may have its gradient.
+        if registered.backward_of is not None:
+            # An operator derived from another may use the other's gradient.
             derived = forward.op.name.startswith("_np") or forward.op.name == "_contrib_SyncBatchNorm"
-            same = registry.get(made.backward_of) is forward.op or derived
-            assert same, f"{op} is the backward of {made.backward_of}"
-            specs = [spec_of(forward.inputs[k]) for k in made.gradient_inputs(parsed)]
-            assert len(specs) == made.num_outputs(parsed)
+            same = registry.get(registered.backward_of) is forward.op or derived
+            assert same, f"{op} is the backward of {registered.backward_of}"
+            specs = [spec_of(forward.inputs[k]) for k in registered.gradient_inputs(parsed)]
+            assert len(specs) == registered.num_outputs(parsed)
         else:
-            specs = infer(made, parsed, inputs)
-        call = Call(made, parsed, list(inputs), specs, forward.is_train, forward.key)
+            specs = infer(registered, parsed, inputs)
+        call = Call(registered, parsed, list(inputs), specs, forward.is_train, forward.key)
         self.calls.append(call)
         return call()  # type: ignore[return-value]
 
     def showing(self, params: Mapping[str, Any]) -> Builder:
-        other = copy.copy(self)
-        other.params = params
-        return other
+        duplicate = copy.copy(self)
+        duplicate.params = params
+        return duplicate
 
 
 def differentiate(forward: Call, ograds: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Builder]:
-    """Gradients of all inputs of a call that has run, and the builder with the backward calls."""
+    """Return gradients of all inputs of a call that has run, and the builder with the backward calls."""
     op = forward.op
     assert op.gradient is not None, f"{op.name} has no gradient"
     builder = Builder(forward, ograds)
@@ -265,7 +265,7 @@ def gradients(
     params: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> list[np.ndarray]:
-    """Gradients of all inputs of operator ``name`` (zeros where none flows); one ograd per output, hidden included."""
+    """Return gradients of all inputs of operator ``name`` (zeros if none flows); one ograd per output, even hidden."""
     call = prepare(name, inputs, params, **how)
     call()
     full = [np.asarray(g) for g in ograds]
@@ -274,7 +274,7 @@ def gradients(
 
 
 DIRECTIONS = 6
-"""How many directions a gradient is compared along."""
+"""Number of directions along which a gradient is compared."""
 
 
 def check_gradient(
@@ -292,15 +292,15 @@ def check_gradient(
 ) -> None:
     """Compare the gradient rule with central differences of ``sum(weights * output)``.
 
-    An input of more than a few elements is moved along random directions of ones and minus ones, all elements at once:
-    an element that is wrong by some amount makes each of these slopes wrong by as much, unless others make up for it
-    in all of them. Where a slope is not as it should be, each element decides.
+    An input of more than a few elements is moved along random directions of +1 and -1. An error in one element changes
+    each of these slopes by the same amount, unless others compensate for it in all of them. If a slope is wrong, each
+    element is checked.
 
     Args:
         inputs: float64 arrays; inputs of other dtypes are held constant.
         wrt: inputs to differentiate (default: every float64 input that is not an auxiliary state).
         objective: replaces the weighted sum: (value, gradient of each output) of the outputs. Loss operators, whose
-            gradient ignores the incoming one, give the loss that they stand for.
+            gradient ignores the incoming gradient, provide their loss.
     """
     arrays = [np.array(x) for x in inputs]
     rng = np.random.RandomState(5)
@@ -308,7 +308,7 @@ def check_gradient(
     aux = set(op.aux)
 
     def evaluate(call: Call) -> tuple[float, list[np.ndarray]]:
-        """The objective at what ``arrays`` hold now; a kernel changes copies of the auxiliary states."""
+        """Return the objective for the present ``arrays``; a kernel changes copies of the auxiliary states."""
         call.inputs = [x.copy() if k in aux else x for k, x in enumerate(arrays)]
         outputs = call()
         if objective is not None:
@@ -332,7 +332,7 @@ def check_gradient(
         saved = arrays[k].copy()
 
         def slope(direction: np.ndarray, k: int = k, saved: np.ndarray = saved) -> float:
-            """The central difference along a direction."""
+            """Return the central difference along a direction."""
             np.add(saved, eps * direction, out=arrays[k])
             above = evaluate(call)[0]
             np.subtract(saved, eps * direction, out=arrays[k])
@@ -348,7 +348,7 @@ def check_gradient(
                 for way in ways
             ):
                 continue
-        numeric = np.zeros_like(saved)  # of each element: it also says which one is wrong
+        numeric = np.zeros_like(saved)  # per element, which identifies the wrong element
         for position in np.ndindex(saved.shape):
             unit = np.zeros_like(saved)
             unit[position] = 1.0
@@ -358,7 +358,7 @@ def check_gradient(
 
 
 def check_inplace(call: Call) -> int:
-    """Every declared in-place pair gives the same outputs as separate memory; returns how many pairs were tried."""
+    """Assert that in-place pairs give the outputs of separate memory; return the number of pairs tried."""
     saved = [x.copy() for x in call.inputs]
     expected = [None if y is None else y.copy() for y in call()]
     tried = 0
@@ -378,11 +378,11 @@ def check_inplace(call: Call) -> int:
 
 
 MOST_SUBSETS = 64
-"""Sets of wanted outputs of one call: all of them up to six outputs, else as many random ones."""
+"""Limit of output subsets per call: all of them up to six outputs, else this number of random subsets."""
 
 
 def subsets(count: int) -> list[tuple[bool, ...]]:
-    """Which of ``count`` outputs are wanted: every subset but the whole, or the one-off ones and random others."""
+    """Yield subsets of ``count`` outputs: every proper subset, or those without one output and random others."""
     if 1 << count <= MOST_SUBSETS:
         return list(itertools.product((False, True), repeat=count))[:-1]
     one_off = [tuple((n == k) == kind for n in range(count)) for k in range(count) for kind in (True, False)]
@@ -392,21 +392,21 @@ def subsets(count: int) -> list[tuple[bool, ...]]:
 
 
 def implementations_of(call: Call) -> list[Implementation]:
-    """NumPy's kernel, and every other implementation on a host that takes the call."""
-    found = [numpy_of(call.op)]
-    other = provided().get(call.op.name)
+    """Return NumPy's kernel, and every other host implementation that accepts the call."""
+    kernels = [numpy_of(call.op)]
+    alternative = provided().get(call.op.name)
     specs = [spec_of(x) for x in call.inputs]
-    while other is not None:
-        if not other.refusal(call.params, specs, call.out_specs):
-            found.append(other)
-        other = other.otherwise
-    return found
+    while alternative is not None:
+        if not alternative.refusal(call.params, specs, call.out_specs):
+            kernels.append(alternative)
+        alternative = alternative.otherwise
+    return kernels
 
 
 def check_unwanted(call: Call) -> None:
-    """Any subset of outputs may be unwanted (None): in every implementation the others and the states keep their bits.
+    """Assert that any subset of outputs may be unwanted (None): other outputs and states keep their bits.
 
-    What an executor replays is held to the same, with the workspace that the whole call declares.
+    Every implementation and its replay are checked, with the workspace declared for the whole call.
     """
     for implementation in implementations_of(call):
         _check_subsets(call, implementation)
@@ -419,7 +419,7 @@ def _check_subsets(call: Call, implementation: Implementation) -> None:
     nbytes = implementation.workspace(params, specs, call.out_specs)
 
     def outcome(wanted: Sequence[bool], *, replayed: bool) -> list[bytes | None] | None:
-        """Bits of outputs and states; None where the kernel cannot be prepared."""
+        """Return the bits of outputs and states; None if the kernel cannot be prepared."""
         inputs = [None if k in ignored else np.array(x, order="C") for k, x in enumerate(call.inputs)]
         outputs = [garbage(spec) if one else None for spec, one in zip(call.out_specs, wanted, strict=True)]
         node = NodeCall(
@@ -437,19 +437,19 @@ def _check_subsets(call: Call, implementation: Implementation) -> None:
     for replayed in (False, True):
         expected = outcome(whole, replayed=replayed)
         for wanted in () if expected is None else subsets(len(whole)):
-            found = outcome(wanted, replayed=replayed)
-            assert found is not None
-            for k, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+            replayed_outcome = outcome(wanted, replayed=replayed)
+            assert replayed_outcome is not None
+            for k, (mine, theirs) in enumerate(zip(replayed_outcome, expected, strict=True)):
                 if k < len(wanted):
                     right = (theirs if wanted[k] else None,)
-                else:  # a step of an optimizer whose weight is unwanted leaves its states alone
+                else:  # an optimizer step with an unwanted weight leaves its states unchanged
                     stays = np.ascontiguousarray(call.inputs[states[k - len(wanted)]]).tobytes()
                     right = (theirs, *((stays,) if "_update" in op.name else ()))
                 assert mine in right, f"{op.name}, {implementation.name}: outputs {wanted}: output or state {k}"
 
 
 def check_prepared(call: Call) -> bool:
-    """A kernel that can be prepared gives the same bits when it is replayed, again and again; False where it cannot."""
+    """Assert that a prepared kernel gives the same bits on each replay; return False if it cannot be prepared."""
     op = call.op
     prepare_ = getattr(op.forward, "prepare", None)
     if prepare_ is None:
@@ -477,20 +477,20 @@ def check_prepared(call: Call) -> bool:
 
 
 def garbage_bytes(size: int) -> np.ndarray | None:
-    """A workspace that holds no numbers."""
+    """Return a workspace without valid numbers."""
     return np.full(size, 0xFF, np.uint8) if size else None
 
 
 def check_workspace(call: Call) -> None:
-    """The kernel takes exactly the workspace that its operator declares."""
+    """Assert that the kernel uses exactly the declared workspace."""
     call.inputs = [x.copy() for x in call.inputs]
     call()
     assert call.taken == call.declared, f"{call.op.name}: declared {call.declared} bytes, took {call.taken}"
 
 
 def check_hidden(call: Call, limit: int = 40_000) -> None:
-    """The kernel allocates at most ``limit`` bytes of its own (give inputs far larger than that)."""
-    call()  # first-use caches are not the kernel's
+    """Assert that the kernel allocates at most ``limit`` bytes of its own (use much larger inputs)."""
+    call()  # fills first-use caches, which do not count
     call(trace=True)
     assert call.hidden <= limit, f"{call.op.name}: allocated {call.hidden} bytes outside its workspace"
 
@@ -503,7 +503,7 @@ def check_contract(
     is_train: bool = True,
     hidden_limit: int | None = None,
 ) -> int:
-    """In-place pairs, unwanted outputs, workspace and replay, of the forward call and of each call of its gradient.
+    """Check in-place pairs, unwanted outputs, workspace and replay, of the forward call and of its gradient calls.
 
     ``hidden_limit`` adds :func:`check_hidden`. Returns the number of in-place pairs tried.
     """
@@ -530,10 +530,10 @@ def check_contract(
 
 
 class SideBySide:
-    """Stands in for ``split_in_rooms``: each part on a thread of its own, which :meth:`meet` holds until all are there.
+    """Stand-in for ``split_in_rooms``: each part runs on its own thread; :meth:`meet` is a barrier for all.
 
-    A test calls :meth:`meet` where each part has written its scratch and none has read it; parts that share a room
-    then read what another has written.
+    A test calls :meth:`meet` between a part's write and read of its scratch memory. Parts that share scratch memory
+    then read each other's values.
     """
 
     def __init__(self) -> None:
@@ -550,7 +550,7 @@ class SideBySide:
             self._mine.waits = True
             try:
                 work(number, parts - 1 - number)
-                self.meet()  # had it nothing to do, the others do not wait for ever
+                self.meet()  # if a part had no work, the others must not wait for it
             except BaseException as error:
                 errors.append(error)
                 barrier.abort()
@@ -564,7 +564,7 @@ class SideBySide:
             raise errors[0]
 
     def meet(self) -> None:
-        """Wait for the other parts; at once the second time, and outside of parts."""
+        """Wait for the other parts; return immediately the second time, and outside of parts."""
         if getattr(self._mine, "waits", False):
             self._mine.waits = False
             assert self._barrier is not None

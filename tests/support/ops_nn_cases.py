@@ -1,19 +1,19 @@
-"""Small calls of every neural-network operator in every mode, for the tests that hold for all of them.
+"""Small calls of every neural-network operator in every mode, for tests that apply to all of them.
 
-Values stay away from kinks (ties, the point 0 of relu), where a derivative does not exist.
+Values avoid kinks (ties, the point 0 of relu), which have no derivative.
 """
 
 import numpy as np
 
 
 def uniform(*shape, low=-1.0, high=1.0, seed=0):
-    """float64, at least 0.05 away from 0."""
+    """Return float64 values at least 0.05 away from 0."""
     x = np.random.RandomState(seed + 7 * sum(shape)).uniform(low, high, shape)
     return x + np.where(np.abs(x) < 0.05, 0.1, 0.0)
 
 
 def distinct(*shape, seed=0):
-    """float64 in (0, 1) without near ties."""
+    """Return float64 values in (0, 1) without near ties."""
     size = int(np.prod(shape))
     return ((np.random.RandomState(seed).permutation(size) + 0.5) / size).reshape(shape)
 
@@ -327,7 +327,7 @@ LOSSES = [
     *(("MakeLoss", [uniform(4, 3)], {"normalization": how}) for how in ("null", "batch", "valid")),
     ("make_loss", [uniform(4, 3)], {}),
 ]
-"""Operators whose gradient is that of a loss, and the one that has none."""
+"""Operators whose gradient is that of a loss, and one without a gradient."""
 
 OTHERS = [
     ("BlockGrad", [uniform(4, 3)], {}),
@@ -339,13 +339,13 @@ CASES = [*DIFFERENTIABLE, *LOSSES, *OTHERS]
 
 
 def narrowed(op, arrays, dtype):
-    """The arrays of a case in a narrower float dtype; vectors of BatchNorm stay float32 beside float16 data."""
+    """Return the arrays of a case in a narrower float dtype; vectors of BatchNorm stay float32 next to float16 data."""
     vectors = "float32" if op in ("BatchNorm", SYNC) and dtype == "float16" else dtype
     return [x.astype(vectors if k else dtype) if x.dtype == np.float64 else x.copy() for k, x in enumerate(arrays)]
 
 
 def ident(case):
-    """The name of a case in test output."""
+    """Return the name of a case in test output."""
     op, arrays, params = case
     shapes = ";".join("x".join(map(str, x.shape)) for x in arrays)
     return f"{op}[{shapes}]" + ",".join(f"{key}={value}" for key, value in params.items() if value is not None)

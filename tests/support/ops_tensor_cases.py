@@ -1,19 +1,19 @@
-"""One or more small calls of every differentiable tensor operator, for the tests that hold for all of them.
+"""Small calls of every differentiable tensor operator, for tests that apply to all of them.
 
-Values stay away from kinks (ties, rounding steps, clip limits), where a derivative does not exist.
+Values avoid kinks (ties, rounding steps, clip limits), which have no derivative.
 """
 
 import numpy as np
 
 
 def uniform(*shape, low=-1.0, high=1.0, seed=0):
-    """float64, away from 0 when the range straddles it."""
+    """Return float64 values, away from 0 if the range contains it."""
     x = np.random.RandomState(seed + sum(shape)).uniform(low, high, shape)
     return x + np.where(np.abs(x) < 0.05, 0.1, 0.0) if low < 0 < high else x
 
 
 def distinct(*shape, seed=0):
-    """float64 in (-1, 1) without near ties."""
+    """Return float64 values in (-1, 1) without near ties."""
     size = int(np.prod(shape))
     return ((np.random.RandomState(seed).permutation(size) + 0.5) / size * 2 - 1).reshape(shape)
 
@@ -231,7 +231,7 @@ UPDATES = [
 
 
 def ident(case):
-    """A readable test id."""
+    """Return a readable test id."""
     op, arrays, params = case
     shapes = ";".join("x".join(map(str, np.shape(x))) for x in arrays)
     return f"{op}[{shapes}]{params or ''}"

@@ -1,4 +1,4 @@
-"""Import a script of ``docs/``, which is no package."""
+"""Import of scripts in ``docs/``, which is not a package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def script(name: str) -> ModuleType:
-    """Return the script ``docs/<name>.py`` as a fresh module, which finds its neighbours."""
+    """Return the script ``docs/<name>.py`` as a new module that finds its neighbours."""
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

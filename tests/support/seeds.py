@@ -1,6 +1,6 @@
-"""Which random input the default run of the tests uses: the same every time, so that a run can be repeated.
+"""Seeds of random inputs: the same in every default run, so that a run can be repeated.
 
-With ``TESTS_FRESH=1`` hypothesis and the damaged files draw anew; the stress tests always do, and print their seed.
+With ``TESTS_FRESH=1`` hypothesis and the damaged files use new seeds; the stress tests always do, and print their seed.
 """
 
 import os
@@ -9,5 +9,5 @@ FRESH = os.environ.get("TESTS_FRESH") == "1"
 
 
 def seed(*, fresh: bool = FRESH) -> int:
-    """A seed of 32 bits: the same in every run, or a new one."""
+    """Return a seed of 32 bits: the same in every run, or a new one."""
     return int.from_bytes(os.urandom(4), "little") if fresh else 4152996734

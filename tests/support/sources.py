@@ -1,4 +1,4 @@
-"""What tests read in the package's modules, each of which is parsed once for all the tests of a process."""
+"""Parsed sources of the package's modules, each parsed once per process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Found = ast.Import | ast.ImportFrom | ast.Constant | ast.JoinedStr | ast.BinOp
 
 @functools.cache
 def found(path: Path) -> tuple[Found, ...]:
-    """The import statements, texts and sums of texts of a module; the rest of its syntax tree is dropped."""
+    """Return the imports, texts and sums of texts of a module; the rest of its syntax tree is dropped."""
     collecting = gc.isenabled()
-    gc.disable()  # it would look at every new tree again and again, half of the time
+    gc.disable()  # collections would scan every new tree repeatedly, half of the time
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         return tuple(node for node in ast.walk(tree) if isinstance(node, Found) and _matters(node))

@@ -1,7 +1,7 @@
-"""Many small cases in one test: a test of its own costs a few milliseconds, more than a case that takes one.
+"""Many small cases in one test, because a separate test costs a few milliseconds, more than such a case.
 
-Every case still runs, also after one that fails, and the failure names all that failed. With ``TESTS_APART=1``
-every case is a test of its own again, which ``-k`` can choose and ``--lf`` remembers.
+Every case runs, even after a failure, and the message names all failed cases. With ``TESTS_APART=1`` every case is a
+separate test, which ``-k`` can select and ``--lf`` remembers.
 """
 
 import inspect
@@ -15,10 +15,10 @@ APART = os.environ.get("TESTS_APART") == "1"
 
 
 def together(by=None):
-    """Run the cases of the ``parametrize`` decorators below this one in one test for each value of ``by``.
+    """Run the cases of the ``parametrize`` decorators below it in one test per value of ``by``.
 
-    ``by`` is a function of a case's arguments, by name, that gives the name of its test; without it all are one test. A
-    case has a ``monkeypatch`` of its own; other fixtures are those of the test.
+    ``by`` maps a case's arguments, by name, to the name of its test; without it all cases are one test. A case has its
+    own ``monkeypatch``; other fixtures are those of the test.
     """
 
     def decorate(function):
@@ -51,8 +51,8 @@ def together(by=None):
             if len(skipped) == len(groups[cases_of]):
                 pytest.skip("; ".join(skipped))
 
-        given = {"monkeypatch", *cases[0][1]}
-        kept = [parameter for name, parameter in parameters.items() if name not in given]
+        provided = {"monkeypatch", *cases[0][1]}
+        kept = [parameter for name, parameter in parameters.items() if name not in provided]
         run.__signature__ = inspect.Signature(
             [*kept, inspect.Parameter("cases_of", inspect.Parameter.KEYWORD_ONLY)], __validate_parameters__=False
         )
@@ -66,41 +66,41 @@ def together(by=None):
 
 
 def _cases(mark):
-    """(Name, arguments) of each case of one ``parametrize``, named as pytest names it."""
+    """Yield (name, arguments) of each case of one ``parametrize``, named as in pytest."""
     names, values = mark.args
     if isinstance(names, str):
         names = [name.strip() for name in names.split(",")]
     ids = mark.kwargs.get("ids")
-    found = []
+    named_cases = []
     for index, value in enumerate(values):
         assert not hasattr(value, "marks"), "a case with marks of its own needs a test of its own"
         row = (value,) if len(names) == 1 else tuple(value)
-        given = dict(zip(names, row, strict=True))
+        arguments = dict(zip(names, row, strict=True))
         if ids is not None and not callable(ids):
             name = list(ids)[index]
         else:
-            name = "-".join((ids and ids(part)) or _name(part, f"{key}{index}") for key, part in given.items())
-        found.append((name, given))
-    return found
+            name = "-".join((ids and ids(part)) or _name(part, f"{key}{index}") for key, part in arguments.items())
+        named_cases.append((name, arguments))
+    return named_cases
 
 
 def _name(value, otherwise):
-    """How pytest names a value."""
+    """Return pytest's name of a value."""
     if isinstance(value, str | int | float | bool | None):
         return str(value)
     return getattr(value, "__name__", otherwise)
 
 
 def operator(case):
-    """The operator of a case of the tests of operators, which begins with its name or has it as ``op``."""
+    """Return the operator of an operator test's case: the start of its name, or its ``op``."""
     return case["op"] if isinstance(case, dict) else case[0]
 
 
 def _joined(parts):
-    """One case of several decorators."""
+    """Merge one case of several decorators."""
     return "-".join(name for name, _ in parts), {key: value for _, given in parts for key, value in given.items()}
 
 
 def _asked(by, arguments):
-    """The arguments that ``by`` has parameters for."""
+    """Return the arguments that ``by`` accepts."""
     return {name: arguments[name] for name in inspect.signature(by).parameters}

@@ -10,7 +10,7 @@ import weftplan as mx
 
 
 def settled() -> None:
-    """Return when every operation has ended and dead arrays have gone back."""
+    """Return when every operation has ended and dead arrays are freed."""
     gc.collect()
     mx.nd.waitall()
 

@@ -72,10 +72,10 @@ def __dir__() -> list[str]:
 
 
 def set_bulk_size(size: int) -> int:
-    """Set the calling thread's bulk size on the process-wide engine; returns the old one."""
+    """Set the calling thread's bulk size on the process-wide engine and return the old one."""
     return get().set_bulk_size(size)
 
 
 def bulk(size: int) -> AbstractContextManager[None]:
-    """``with engine.bulk(15):`` collects up to 15 plain pushes of this thread into one operation."""
+    """Collect up to ``size`` plain pushes of this thread into one operation: ``with engine.bulk(15):``."""
     return get().bulk(size)

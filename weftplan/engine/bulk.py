@@ -1,7 +1,7 @@
-"""Bulk: several pushes of one thread run as one operation, and fail or succeed separately.
+"""Bulk: several pushes of one thread run as one operation, but fail or succeed separately.
 
-MXNet loses unrelated members of a bulk when one fails; here a member that fails spreads its failure to the vars it
-writes, members that need those are skipped, and all others run.
+A failed member spreads its failure to the vars it writes. Members that use those vars are skipped; all others run. In
+MXNet unrelated members of a failed bulk are lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class BulkMember:
-    """One push that a bulk has absorbed."""
+    """One push in a bulk."""
 
     fn: Any
     reads: Sequence[Var]
@@ -38,27 +38,27 @@ class BulkMember:
 
 
 class BulkState(threading.local):
-    """The bulk of one thread: its size (0: off), and what was absorbed since the last flush."""
+    """Bulk of one thread: its size (0: off) and the members since the last flush."""
 
     def __init__(self) -> None:
         self.size = 0
         self.members: list[BulkMember] = []
-        """The same list object for the thread's life: its guard holds it, too."""
+        """The same list object for the thread's life; the guard shares it."""
         self.guard: BulkGuard | None = None
         """Flushes when the thread ends."""
 
 
 class BulkGuard:
-    """Lives in the bulk state of one thread. When it dies, what was collected is pushed and the thread is forgotten."""
+    """Pushes the members and unregisters the thread when the bulk state of a thread is dropped."""
 
     def __init__(self, engine: Core, members: list[BulkMember]) -> None:
         self._engine = weakref.ref(engine)
         self._members = members
         self._mark = object()
-        """Stands for this thread in the engine's list."""
+        """Represents this thread in the engine's list."""
 
     def set_active(self, active: bool) -> None:
-        """Whether this thread collects."""
+        """Register or unregister this thread as one that collects."""
         engine = self._engine()
         if engine is None:
             return
@@ -78,7 +78,7 @@ class BulkGuard:
 
 
 class BulkRun:
-    """The function of a flushed bulk; returns the failure (or None) of every var written, or None if all went well."""
+    """Function of a flushed bulk. Returns a failure or None per written var, or None if all members succeeded."""
 
     __slots__ = ("engine", "failures", "members", "op", "reads", "writes", "writes_of")
 
@@ -90,22 +90,25 @@ class BulkRun:
         )
         self.op: OprBlock | None = None
         self.failures: list[Failure] = []
-        """Of members that failed themselves, in push order; one that writes nothing is in no other place."""
+        """Failures of members in push order; a member that writes nothing is recorded only here."""
         self.writes_of: dict[Var, int] = {}
-        """How many members write a var."""
+        """Number of members that write a var."""
         for member in members:
             for var in member.writes:
                 self.writes_of[var] = self.writes_of.get(var, 0) + 1
 
     def __call__(self) -> dict[Var, Failure | None] | None:
         assert self.op is not None
+        # One pass in push order: a member is skipped if a var it reads has failed, or a var it writes that it cannot
+        # heal.
         seq = self.op.seq
-        self.op = None  # it holds this
+        self.op = None  # it holds this object
         fate: dict[Var, Failure | None] = {var: var.failure for var in self.writes}
         careful = self.engine._any_failure
         failed = False
         for member in self.members:
             blocked: Failure | None = None
+            # Blocked by a failed input, or by a failed output that this write may not heal.
             if careful or failed:
                 blocked = next((f for v in member.reads if (f := fate.get(v, v.failure)) is not None), None)
                 if blocked is None:
@@ -125,7 +128,7 @@ class BulkRun:
                 failed = True
             for var in member.writes:
                 fate[var] = blocked
-        # Versions count writes, whether they came in one operation or in many; finishing the bulk counts the last.
+        # Versions count writes, in one operation or in many. The completion of the bulk counts the last.
         for var, count in self.writes_of.items():
             var.version += count - 1
         return fate if failed or careful else None

@@ -1,7 +1,7 @@
-"""The engine's public class, with every public method.
+"""Public engine class with every public method.
 
-It relies on the region for every change of state. Any thread may call a verb, unless its docstring says otherwise. The
-file is long because the class is one, and because ``push`` checks vars without calling anything.
+Every change of state goes through the region. Any thread may call any method, unless its docstring says otherwise.
+The file is long because it holds one class, and because ``push`` checks vars without a single call.
 """
 
 from __future__ import annotations
@@ -55,46 +55,46 @@ new = object.__new__
 NORMAL, TASK = FnProperty.NORMAL, FnProperty.TASK
 _CPU0 = cpu(0)
 _delete_lock = free_in_children(Lock())
-"""Held for what belongs together: no call but the last one, so neither a destructor nor a signal comes in between."""
+"""Makes marking a var as deleted and queueing its delete one step: no call in between, so nothing can interleave."""
 
 
 class Engine(Waiting):
-    """Base of all engines. Any thread may call anything here unless a method says otherwise.
+    """Base class of all engines. Any thread may call any method unless its docstring says otherwise.
 
-    Not made directly: use :func:`weftplan.engine.create` or :func:`weftplan.engine.get`. A subclass ends its
-    ``__init__`` with :meth:`enlist`, and :func:`weftplan.engine.registry.register` makes its ``kind`` known.
+    Do not instantiate it: use :func:`weftplan.engine.create` or :func:`weftplan.engine.get`. A subclass calls
+    :meth:`enlist` at the end of ``__init__`` and adds its ``kind`` with :func:`weftplan.engine.registry.register`.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
-    """Keywords that :meth:`build` takes besides the thread counts."""
+    """Keywords that :meth:`build` accepts in addition to the thread counts."""
 
     @classmethod
     def build(cls, threads: ThreadCounts, **options: object) -> Engine:
-        """Make an engine of this type with the thread counts that the caller asked for; the default ignores them."""
+        """Create an engine of this type. The default ignores the caller's thread counts."""
         return cls(**options)
 
     def __init__(self) -> None:
         super().__init__()
         self._fork = Fork()
         self._pusher: CodeType | None = None
-        """The user's code that pushed last: most pushes come from a loop."""
+        """The user's code object that pushed last. Most pushes come from a loop, so the next one usually matches."""
         patience = config.lookup("WEFTPLAN_ENGINE_WATCHDOG_S")
         if self._debug or patience.text is not None:
             start_watchdog(self, float(patience.value))
 
     @property
     def has_failed(self) -> bool:
-        """Whether some var may hold a failure."""
+        """Whether any var may hold a failure."""
         return self._any_failure
 
     # -- vars and operators -----------------------------------------------------------------------------------------
 
     def new_variable(self, name: str | None = None) -> Var:
-        """A fresh var, version 0."""
+        """Return a new var at version 0."""
         return Var(self, name)
 
     def new_order(self, name: str | None = None) -> Order:
-        """A fresh var that carries no failure from those that write it to those that read it."""
+        """Return a new var that orders operations but carries no failure from writer to reader."""
         return Order(self, name)
 
     def new_operator(
@@ -106,7 +106,7 @@ class Engine(Waiting):
         prop: FnProperty = NORMAL,
         name: str | None = None,
     ) -> Operator:
-        """A reusable operation; its vars are checked here, once.
+        """Create a reusable operation and check its vars once.
 
         Raises:
             DuplicateVarError, EngineError: as :meth:`push`.
@@ -117,7 +117,7 @@ class Engine(Waiting):
         return Operator(self, fn, reads, writes, checked_property(prop), name)
 
     def delete_operator(self, operator: Operator) -> None:
-        """Forget ``operator`` after all its scheduled executions; pushing it again is an error."""
+        """Delete ``operator`` after all its scheduled executions. Pushing it later is an error."""
         if type(operator) is not Operator:
             raise EngineError(f"expected an operator made by engine.new_operator(), got {type(operator).__name__}")
         operator.deleted = True
@@ -125,10 +125,10 @@ class Engine(Waiting):
     def delete_variable(
         self, var: Var, delete_fn: Callable[[], object] | None = None, ctx: Context | None = None
     ) -> None:
-        """Run ``delete_fn`` after every operation pushed before that uses ``var``, failed or not; then ``var`` is gone.
+        """Run ``delete_fn`` after all operations on ``var`` pushed so far, failed or not, and mark the var as deleted.
 
         Raises:
-            EngineError: the var belongs to another engine or has been deleted already, or ``delete_fn`` is no function.
+            EngineError: the var belongs to another engine or is already deleted, or ``delete_fn`` is not callable.
         """
         if getattr(var, "engine", None) is not self:
             checked_vars(self, (), (var,), "delete_variable")
@@ -145,7 +145,7 @@ class Engine(Waiting):
         with _delete_lock:
             mine, var.deleted = not var.deleted, True
             if mine:
-                var.engine = None  # every later push meets the slow check, which explains
+                var.engine = None  # later pushes fail the fast check, and the slow check explains why
                 self._region.requests.append(op)
         if not mine:
             checked_vars(self, (), (var,), "delete_variable")
@@ -164,20 +164,21 @@ class Engine(Waiting):
         priority: int = 0,
         name: str | None = None,
     ) -> None:
-        """Schedule ``fn()`` once everything pushed before that conflicts with its vars is done.
+        """Schedule ``fn()`` to run after all conflicting operations pushed before it.
 
         Args:
-            fn: a function without arguments, or an :class:`Operator` (which brings vars, property and name).
-            const_vars: vars it reads; a duplicate counts once. A tuple is kept, any other sequence copied.
-            mutable_vars: vars it writes, likewise.
-            ctx: where it runs; default ``cpu(0)``.
-            prop: kind of work.
-            priority: larger first, in queues that honour it.
-            name: for errors, traces and dumps.
+            fn: a function without arguments, or an :class:`Operator` (which brings its own vars, property and name).
+            const_vars: vars that ``fn`` reads; duplicates count once. A tuple is used as is, other sequences are
+            copied.
+            mutable_vars: vars that ``fn`` writes, treated likewise.
+            ctx: the device to run on; default ``cpu(0)``.
+            prop: the kind of work.
+            priority: larger runs first, in queues that honour it.
+            name: shown in errors, traces and dumps.
 
         Raises:
-            DuplicateVarError: a var is written twice, or read and written.
-            EngineError: a var of another engine, a deleted var, or no function.
+            DuplicateVarError: a var is written twice, or both read and written.
+            EngineError: a var is deleted or belongs to another engine, or ``fn`` is not callable.
         """
         if not callable(fn):
             if type(fn) is not Operator:
@@ -187,9 +188,9 @@ class Engine(Waiting):
                 raise EngineError(f"{fn!r} {state}; make a new operator with this engine's new_operator()")
             const_vars, mutable_vars, prop, name, fn = fn.reads, fn.writes, fn.prop, fn.name, fn.fn
             if self._debug:
-                checked_vars(self, const_vars, mutable_vars, name)  # vars deleted since: a stale declaration
+                checked_vars(self, const_vars, mutable_vars, name)  # a var may have been deleted since the declaration
         else:
-            # Copies, because the caller may change its lists before the operation runs; a tuple is taken as it is.
+            # Copy lists, because the caller may change them before the operation runs. A tuple is used as it is.
             if type(const_vars) is not tuple or type(mutable_vars) is not tuple:
                 try:
                     const_vars, mutable_vars = tuple(const_vars), tuple(mutable_vars)
@@ -200,7 +201,7 @@ class Engine(Waiting):
             count = len(const_vars)
             plain = False
             try:
-                if count < 3 and len(mutable_vars) == 1:  # most operations: `_plain` without the call
+                if count < 3 and len(mutable_vars) == 1:  # the common case: `_plain` inlined
                     var = mutable_vars[0]
                     if var.engine is self:
                         if count:
@@ -216,7 +217,7 @@ class Engine(Waiting):
                     plain = self._plain(const_vars, mutable_vars)
                     if plain and len(mutable_vars) > 8:
                         mutable_vars = searchable(mutable_vars)
-            except AttributeError:  # no var at all
+            except AttributeError:  # not a var
                 pass
             if not plain:
                 const_vars, mutable_vars = checked_vars(self, const_vars, mutable_vars, name)
@@ -237,8 +238,9 @@ class Engine(Waiting):
                     self._pusher = code
             region = self._region
             if not self._unusual:
+                # `OprBlock.__init__` inlined. `room()` has raised already if the recursion limit is too close.
                 room()
-                op = new(kind)  # what `OprBlock.__init__` does, without its call
+                op = new(kind)
                 op.fn = fn
                 op.reads = const_vars
                 op.writes = mutable_vars
@@ -256,11 +258,13 @@ class Engine(Waiting):
             if region.token:
                 region.apply(self)
             return
+        # An operation must not wait: it is pending itself. Nor may a destructor that interrupted the region.
         if self._bound and not running.engines and not self._region.is_inside():
             self._make_room()
         site = push_site()
         own = origin(frame.f_code.co_filename) == OWN
         priority = _check_place(ctx, priority)
+        # Only plain pushes join a bulk; any other push flushes it first, to keep the order.
         if self._bulking and self._bulk.size and not running.seated:
             if prop is NORMAL and not priority and not self._inline and self._tracer is None:
                 ample_room()
@@ -273,49 +277,48 @@ class Engine(Waiting):
         self._submit(detailed)
 
     def at_once(self, reads: Sequence[Var], work: Callable[..., R], *args: object) -> R | None:
-        """Call small work, which writes what nobody else has yet, on this thread if no order can be seen by that.
+        """Run small work inline on this thread if that cannot change the observable order.
 
-        What it returns; None: it is to be pushed. See ``edges/at_once.py``; engines without workers run everything
-        their own way.
+        The work may write only memory that no other code has seen yet. See ``edges/at_once.py``. Engines without
+        workers run everything in their own way.
+
+        Returns:
+            The result of ``work``; None if the caller must push it instead.
         """
         return None
 
     def give_way(self) -> None:
-        """Let a worker that has been woken begin, where it would wait for the interpreter until this thread waits.
+        """Yield the interpreter to a worker that has been woken but has not started yet. Costs about 60 µs.
 
-        For who has pushed long work and has more to do before it waits; it costs about 60 microseconds.
+        Call this after pushing long work when the caller has more to do before it waits.
         """
 
     def write_at_once(self, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
-        """Run small work of the package on this thread if all its vars, none of which comes twice, are idle.
-
-        False: it is to be pushed. See ``edges/at_once.py``.
-        """
+        """Run small package work inline if all its vars are idle; False: push it. See ``edges/at_once.py``."""
         return False
 
     def begin(
         self, fn: Callable[..., object], reads: Sequence[Var], writes: Collection[Var], name: str, inner: int = 0
     ) -> Callable[..., None] | None:
-        """Begin, on this thread, an asynchronous operation of the package all of whose vars are idle.
+        """Start an asynchronous package operation inline if all its vars are idle. See ``edges/at_once.py``.
 
-        Returns what ends it; None: it is to be pushed. See ``edges/at_once.py``.
+        Returns:
+            The completion callback; None if the caller must push the operation instead.
         """
         return None
 
     def _make_room(self) -> None:
-        """Wait until fewer than WEFTPLAN_ENGINE_MAX_PENDING operations are pending; then until half of them are gone.
-
-        So that the pushing thread does not sleep and wake for each operation.
-        """
-        # With the requests that nobody has carried out yet: while one thread is held up inside, the others would leave
-        # as many there as they like. In this order, as in wait_for_var.
+        """Block while WEFTPLAN_ENGINE_MAX_PENDING operations are pending, until half of them are done."""
+        # Count unserved requests too: while one thread is held up inside the region, the others could queue any number.
+        # Read `requests` before `pending`, as in wait_for_var.
         if len(self._region.requests) + self._region.pending >= self._bound:
             if self._bulking:
                 self._flush_bulk()
+            # Waiting for half of them saves a sleep and a wake-up per push.
             self._wait_idle(few=self._region.few)
 
     def _plain(self, reads: Sequence[Var], writes: Sequence[Var]) -> bool:
-        """True when nothing has to be done to the vars: all are alive and of this engine, and none comes twice."""
+        """Return whether the fast path may use the vars: all alive, all of this engine, no duplicates."""
         for var in writes:
             if var.engine is not self:
                 return False
@@ -340,20 +343,20 @@ class Engine(Waiting):
         priority: int = 0,
         name: str | None = None,
     ) -> None:
-        """As :meth:`push`, for a function that only starts work: it is called as ``fn(on_complete)``.
+        """Schedule ``fn(on_complete)``, which only starts work; otherwise as :meth:`push`.
 
-        ``on_complete(error=None)`` must be called exactly once, from any thread; a second call raises EngineError
-        there. If ``fn`` itself raises, that counts as completion with the error.
+        Call ``on_complete(error=None)`` exactly once, from any thread; a second call raises EngineError. If ``fn``
+        raises, the operation completes with that error.
         """
         if not callable(fn):
             raise EngineError(f"an operation needs a function of on_complete, got {type(fn).__name__}")
         if not runs(fn):
-            check_runs(fn, label_of(fn, name))  # it would never say that it is done
+            check_runs(fn, label_of(fn, name))  # a coroutine or generator would never call on_complete
         reads: Sequence[Var] = const_vars
         writes: Collection[Var] = mutable_vars
         try:
             plain = type(reads) is tuple and type(writes) is tuple and self._plain(reads, writes)
-        except AttributeError:  # no var at all
+        except AttributeError:  # not a var
             plain = False
         if not plain or len(writes) > 8:
             reads, writes = checked_vars(self, const_vars, mutable_vars, name)
@@ -367,10 +370,10 @@ class Engine(Waiting):
     # -- bulk -----------------------------------------------------------------------------------------------------
 
     def set_bulk_size(self, size: int) -> int:
-        """Collect up to ``size`` plain pushes of this thread into one operation (0: off); returns the old size.
+        """Collect up to ``size`` plain pushes of this thread into one operation (0: off) and return the old size.
 
-        Nothing is collected while there is a tracer, so that it sees every operation.
-        A thread that ends with members collected has them pushed when it is gone.
+        With a tracer installed nothing is collected, so the tracer sees every operation. Members that a thread has not
+        flushed when it exits are pushed then.
         """
         if isinstance(size, bool) or not isinstance(size, SupportsIndex) or (size := index(size)) < 0:
             raise EngineError(f"bulk size must be an integer >= 0, got {size!r}")
@@ -386,7 +389,7 @@ class Engine(Waiting):
 
     @contextmanager
     def bulk(self, size: int) -> Iterator[None]:
-        """``set_bulk_size(size)`` for the block of a ``with``."""
+        """Set the bulk size to ``size`` for the body of a ``with`` block."""
         old = self.set_bulk_size(size)
         try:
             yield
@@ -406,6 +409,7 @@ class Engine(Waiting):
             self._push_bulk(self._bulk.members)
 
     def _push_bulk(self, shared: list[BulkMember]) -> None:
+        # Copied, and cleared only after the run exists: an error in between loses no member.
         members = shared[:]
         run = BulkRun(self, members)
         first = members[0]
@@ -419,42 +423,42 @@ class Engine(Waiting):
     # -- life of the engine -----------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Wait for everything, then end the threads; failures stay to be raised by the next wait. Idempotent.
+        """Wait until nothing is pending, then stop the threads. Idempotent.
 
-        A later push starts threads again. Called inside an operation of this engine it does nothing.
+        Failures remain and the next wait raises them. A later push starts threads again. Inside an operation of this
+        engine the call does nothing.
         """
 
     def _forget_threads(self) -> None:
-        """Forget the threads, which do not exist in a forked child."""
+        """Drop references to the threads; they do not exist in a forked child."""
 
     def start(self) -> None:
-        """Undo :meth:`stop`; threads are made when an operation needs them."""
+        """Undo :meth:`stop`. Threads start when an operation needs them."""
 
     def notify_shutdown(self) -> None:
-        """From now on functions that have not started are not run, except deletes; futures are settled."""
+        """Stop running new functions, except deletes; futures still complete."""
         self._shutdown = self._careful = True
 
     def unobserved_failures(self) -> list[Failure]:
-        """Failures that no wait has raised."""
+        """Return the failures that no wait has raised."""
         return self._exclusively(
             lambda: sorted((f for f in self._unobserved if f.observed_seq is None), key=lambda f: f.seq)
         )
 
     def others_first(self, patience_s: float) -> Iterator[None]:
-        """For a caller that lacks memory: yields whenever pending operations have ended, while there are any.
+        """Yield each time pending operations have completed, for a caller whose allocation failed.
 
-        Inside an operation its thread runs others meanwhile; outside it waits for at most ``patience_s`` seconds.
+        Inside an operation this thread runs others meanwhile; outside it waits for at most ``patience_s`` seconds.
         """
         return others_first(self, patience_s)
 
     @property
     def in_operation(self) -> bool:
-        """True on a thread that is in the middle of an operation of this engine."""
+        """Whether this thread is inside an operation of this engine."""
         return self in running.engines
 
     def idle(self, variables: Iterable[Var]) -> bool:
-        """True when every operation on these vars that was pushed before this call has ended, on the host at least;
-        waits for none of them.
+        """Return whether all operations pushed so far on these vars have completed on the host. Does not wait.
 
         Raises:
             EngineError: called by a destructor or signal handler that interrupted the engine.
@@ -462,11 +466,11 @@ class Engine(Waiting):
         chosen = list(variables)
         return self._exclusively(lambda: all(var.write is None and not var.readers for var in chosen))
 
-    # -- looking in -----------------------------------------------------------------------------------------------
+    # -- inspection -------------------------------------------------------------------------------------------------
 
     @property
     def tracer(self) -> Tracer | None:
-        """What is called after each operation with (name, ctx, queue, worker, push_ns, start_ns, end_ns, number)."""
+        """Callback after each operation, with (name, ctx, queue, worker, push_ns, start_ns, end_ns, number)."""
         return self._tracer
 
     @tracer.setter
@@ -477,7 +481,7 @@ class Engine(Waiting):
         self._note_unusual()
 
     def statistics(self) -> Statistics:
-        """The counts so far, in all and per queue."""
+        """Return the operation counts so far, in total and per queue."""
         return self._exclusively(self._count)
 
     def _count(self) -> Statistics:
@@ -494,10 +498,12 @@ class Engine(Waiting):
         return ()
 
     def dump(self, format: str = "text") -> str:
-        """What is pending and why, as ``text`` or as a ``dot`` graph; complete in debug mode only.
+        """Return the pending operations and their blockers, as ``text`` or a ``dot`` graph.
+
+        Complete in debug mode only.
 
         Raises:
-            EngineError: another format.
+            EngineError: the format is neither.
         """
         if format not in ("text", "dot"):
             raise EngineError(f"engine.dump: format must be 'text' or 'dot', got {format!r}")
@@ -512,8 +518,7 @@ class Engine(Waiting):
 
 
 def _check_place(ctx: object, priority: SupportsIndex) -> int:
-    """The priority, as a plain integer. Before anything is changed: a bad one found later would leave its vars half
-    registered."""
+    """Return the priority as a plain integer, or raise before anything is changed."""
     if ctx is not None and not isinstance(ctx, Context):
         raise EngineError(f"ctx must be a context such as mx.cpu(0), got {ctx!r}")
     try:

@@ -1,6 +1,6 @@
-"""Debug mode's watchdog: a thread that reports the waits of a stalled engine.
+"""Watchdog of debug mode: a thread that reports a stalled engine.
 
-It holds its engine weakly and ends with it. It never stops anything; what it says goes to stderr, once per standstill.
+It holds its engine weakly and ends with it. It stops nothing; it prints one report per standstill to stderr.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from weftplan.engine.types import Core
 
 _SHARE = 4
-"""Looks per patience: a standstill is told between one and 1 + 1/_SHARE times the patience after it began."""
+"""Checks per patience: the report comes between 1 and 1 + 1/_SHARE times the patience after the standstill began."""
 
 
 def start_watchdog(engine: Core, patience_s: float) -> threading.Thread | None:
-    """Watch ``engine``; None when ``patience_s`` is 0."""
+    """Start a watchdog for ``engine``. Return None if ``patience_s`` is 0."""
     if patience_s <= 0:
         return None
     gone = threading.Event()
@@ -37,7 +37,7 @@ def _watch(reference: weakref.ref[Core], gone: threading.Event, patience_s: floa
         engine = reference()
         if engine is None:
             return
-        finished = engine._region.completed - engine._region.waits  # without the waits for reports
+        finished = engine._region.completed - engine._region.waits  # without requests for reports
         if finished != seen or not engine._region.pending:
             seen, quiet, told = finished, 0, False
         else:
@@ -45,11 +45,11 @@ def _watch(reference: weakref.ref[Core], gone: threading.Event, patience_s: floa
             if quiet >= _SHARE and not told:
                 told = True
                 print(report(engine, patience_s), file=sys.stderr, flush=True)
-        del engine  # nothing here may keep it alive while this thread sleeps
+        del engine  # do not keep it alive while this thread sleeps
 
 
 def report(engine: Core, patience_s: float) -> str:
-    """What is pending, for which var, held by whom, and where the threads that run operations are."""
+    """Return pending operations, the holders of their vars, and stack traces of threads that run operations."""
     lines = [f"weftplan watchdog: no operation has finished for {patience_s:g} s", engine.dump().rstrip()]
     frames = sys._current_frames()
     for number, ident in sorted(dict(engine._running_on).items()):

@@ -1,7 +1,7 @@
 """Execution of one operation: skipping, failure, asynchronous completion, tracing.
 
-Nothing here changes vars or queues; that is the region's (``region.py``). What an operation finds on its vars was
-put there before it was granted them, so it is read outside the region.
+Nothing here changes vars or queues; the region does (``region.py``). A failure on a var was set before the operation
+was granted that var, so it can be read outside the region.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
-from weftplan.engine.failure import MOST_UNTOLD, Failure, Outcome, traceback_of
+from weftplan.engine.failure import MOST_UNOBSERVED, Failure, Outcome, traceback_of
 from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room
 from weftplan.engine.region import Driver, Region
 from weftplan.engine.shield import shielded
@@ -39,69 +39,68 @@ _NEVER_SKIPPED = (FnProperty.NO_SKIP, FnProperty.DELETE_VAR)
 
 
 class _Running(threading.local):
-    """What this thread executes."""
+    """State of the current thread."""
 
     engines: tuple[Any, ...] = ()
-    """Whose operations it is inside of, the innermost last."""
+    """Engines whose operations the thread is inside of, innermost last."""
     seated = False
-    """It waits and stands in for a worker: what it runs must not find what belongs to the wait."""
+    """The thread stands in for a worker during a wait; operations must not see the state of the wait."""
     short: Execution | None = None
-    """The engine in whose loop that runs short operations this thread is."""
-    place: Any = None
-    """A worker's queue and what it runs its operations with."""
+    """The engine whose inline short operations this thread is running."""
+    worker: Any = None
+    """A worker's queue and the objects it runs operations with."""
     nested = 0
-    """How many operations this thread runs for want of memory within another."""
+    """Depth of operations that this thread runs inside another because an allocation failed."""
 
 
 running = _Running()
 
 live_engines: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Engines that a fork has to stop, and whose failures are reported at exit."""
+"""Engines that a fork stops and whose failures are reported at exit."""
 
 
 class Execution(Driver):
-    """State that decides how operations run; the public face is :class:`~weftplan.engine.core.Engine`."""
+    """Execution state of an engine; :class:`~weftplan.engine.core.Engine` adds the public methods."""
 
     kind = "Engine"
     _inline = False
-    """True when a push runs what became ready on the pushing thread."""
+    """Whether a push runs ready operations on the pushing thread."""
 
     def __init__(self) -> None:
         self._unobserved: dict[Failure, None] = {}
-        """The first failures that no wait has raised."""
-        self._untold_more = 0
-        """How many others there were."""
+        """The first failures that no wait has raised, in order."""
+        self._unrecorded = 0
+        """Number of further failures that no wait has raised."""
         self._failed_vars: MutableSet[Var] = weakref.WeakSet()
         """Vars that hold a failure."""
         self._any_failure = False
         self._careful = False
-        """Running an operation needs :meth:`_execute_carefully`. Set inside the region, before the operation that needs
-        it can be granted, so whoever fetches that operation sees it."""
+        """Whether operations need :meth:`_execute_carefully`; set before an affected operation is granted."""
         self._failed = 0
         self._skipped = 0
         self._counted = 0
-        """The operation whose failures and skips were counted last."""
+        """Number of the last operation whose failures and skips were counted."""
         self._dropped: list[int] = []
-        """Numbers of the user's operations that were not run because the process was ending."""
+        """Numbers of user operations that were dropped at exit."""
         self._bulk = BulkState()
         self._bulking: list[object] = []
-        """A guard for each thread whose bulk size is not 0."""
+        """One guard per thread whose bulk size is not 0."""
         self._tracer: Tracer | None = None
         self._unusual_lock = whole_in_children(ReentrantLock())
         self._bound = int(config.get("WEFTPLAN_ENGINE_MAX_PENDING"))
-        """How many operations may be pending before a push waits; 0: any number."""
+        """Pending operations at which a push waits; 0: no limit."""
         self._unusual = 2 if self._inline or self._bound else 0
-        """What a push has to look at: 1 a tracer; 2 a bulk, a bound on what is pending, or an engine that runs what is
-        pushed at once."""
+        """Whether a push must leave the fast path: 1 for a tracer; 2 for a bulk, a pending limit or an inline engine.
+        """
         self._shutdown = False
         self._streams: list[StreamPool] = []
-        """Workers of asynchronous devices, each with a stream, for waits to synchronise."""
+        """Streams of asynchronous devices, which waits synchronise."""
         self._streams_used = False
-        """Sticky: a stream exists or existed, so vars may carry marks."""
+        """Whether a stream exists or existed, so vars may carry marks. Never reset."""
         self._running_on: dict[int, int] = {}
-        """Debug mode: number of a running operation -> identifier of its thread."""
-        self._lacking: list[object] = []
-        """A mark for each thread that waits inside an operation for memory."""
+        """Thread identifier by number of the running operation (debug mode only)."""
+        self._starved: list[object] = []
+        """One token per thread that waits for memory inside an operation."""
         self._debug = bool(config.get("WEFTPLAN_ENGINE_DEBUG"))
         if self._debug:
             self._careful = True
@@ -110,68 +109,65 @@ class Execution(Driver):
         self._here: Any = deque()
 
     def enlist(self) -> None:
-        """Make forks and the end of the process see this engine: the last step of a subclass's ``__init__``."""
+        """Register this engine for forks and exit. The last step of a subclass's ``__init__``."""
         live_engines.add(self)
 
     def _note_unusual(self) -> None:
-        """Called after every change of what it depends on, so the last caller leaves the truth.
-
-        Under a lock: whoever has looked before another's change must not store after it. No call in there, so no
-        destructor or signal handler comes between.
-        """
+        """Recompute ``_unusual`` after a change of its inputs."""
         with self._unusual_lock:
+            # Reads the inputs and stores the result in one step. The lock guards no call, so neither a destructor nor a
+            # signal handler can interleave.
             self._unusual = 2 if self._inline or self._bulking or self._bound else 0 if self._tracer is None else 1
 
     @property
     def waits_in_push(self) -> bool:
-        """True if a push returns when its operation is over: what the operation waits for must be queued before."""
+        """Whether a push returns only when its operation has run. Its inputs must then be pushed first."""
         return self._inline
 
     has_threads = True
-    """False if only a thread that waits runs operations: one thread at a time may use the engine."""
+    """Whether threads of its own run operations. If False, only one thread at a time may use the engine."""
 
     def _run_another(self) -> bool:
-        """Inside an operation: run one that is ready; False when there is none that this thread may run."""
+        """Inside an operation: run another ready operation. Return False if this thread may run none."""
         return False
 
     def drive(self, over: Callable[[], bool]) -> bool:
-        """Run operations on this thread until ``over()`` or until none is ready, if no thread of the engine does it.
+        """Run operations on this thread until ``over()`` or until none is ready, for a wait without a var.
 
-        For a caller that waits for the effect of operations, but for no var.
+        Engines with threads do nothing.
 
         Returns:
-            True if the caller is to call again: operations that are pending may become ready meanwhile.
+            True if the caller should call again, because pending operations may become ready.
         """
         return False
 
     def _at_work(self) -> int:
-        """How many threads run operations, or are about to."""
+        """Return the number of threads that run operations or are about to."""
         return 0
 
     def _exclusively(self, change: Callable[[], T]) -> T:
-        """Make a change of state inside the region, after all requests so far; see ``region.py``."""
+        """Run ``change()`` inside the region, after all requests so far."""
         return self._region.exclusively(self, change)
 
     def _submit(self, op: DetailedBlock) -> None:
-        """Push what is not the usual."""
+        """Push an operation that the fast path does not handle."""
         if self._tracer is not None:
             op.push_ns = time.perf_counter_ns()
         self._region.requests.append(op)
         self._admitted(op)
 
     def _admitted(self, op: OprBlock) -> None:
-        """Called when ``op`` has just been put into the region's ``requests``."""
+        """Serve ``op``, which was just appended to the region's ``requests``."""
         self._region.apply(self)
 
     def _complete(self, op: OprBlock, failure: Outcome) -> None:
-        """Complete ``op``, which has run on whatever thread."""
+        """Complete ``op``, which has run on any thread."""
         op.failure = failure
         self._region.requests.append(op)
-        self._region.apply(self, past_gate=True)  # of a fork, which waits for the end of this operation
+        self._region.apply(self, past_gate=True)  # a fork waits for this operation: do not block in its gate
 
-    def _obstacle(self, op: OprBlock) -> Failure | None:
-        """The failure because of which ``op`` must be skipped, if any. Called by whoever runs it, outside the region:
-        what an operation finds on its vars was put there before it was granted them."""
+    def _blocking_failure(self, op: OprBlock) -> Failure | None:
+        """Return the failure that makes ``op`` skip, if any. Outside the region: inputs failed before the grants."""
         if op.prop in _NEVER_SKIPPED:
             return None
         failure: Failure | None
@@ -186,7 +182,7 @@ class Execution(Driver):
         return None
 
     def _execute(self, op: OprBlock) -> Outcome:
-        """Run a dispatched synchronous operation; returns its failure, a mapping of failures (bulk), or None."""
+        """Run a synchronous operation. Return its failure, a mapping of failures (bulk) or None."""
         try:
             if self._careful:
                 return self._execute_carefully(op)
@@ -195,18 +191,18 @@ class Execution(Driver):
         except BaseException as error:
             return Failure.of(op, error, keep_locals=self._inline)
         finally:
-            del op  # frames of a traceback hold this one, and the operation holds the error
+            del op  # the traceback's frames hold this frame, and the operation holds the error
 
     def _execute_carefully(self, op: OprBlock, *, on_stream: bool = False) -> Outcome:
-        """The same where something has failed, an asynchronous device is in use, or in debug mode or shutdown.
+        """Run ``op`` if something has failed, or with an asynchronous device, in debug mode or at shutdown.
 
-        ``on_stream``: the caller orders the work by events; otherwise the host waits for what streams still do.
+        ``on_stream``: the caller orders the work by events. Otherwise the host waits for pending work on streams.
         """
-        blocked = self._hold_back(op, on_stream)
+        blocked = self._check_inputs(op, on_stream)
         if blocked is not None:
             return blocked
         if self._shutdown and op.prop is not _DELETE and type(op) is not FutureBlock:
-            if not op.own:  # what an array would have held goes with the process
+            if not op.own:  # the memory of arrays goes with the process anyway
                 self._dropped.append(op.seq)
             return None
         if self._debug:
@@ -223,20 +219,20 @@ class Execution(Driver):
             self._running_on.pop(op.seq, None)
             del op  # as in _execute
 
-    def _hold_back(self, op: OprBlock, on_stream: bool) -> Failure | None:
-        """Wait for streams if need be; returns the failure because of which ``op`` must be skipped."""
-        late = synchronize_host(self, op) if self._streams_used and not on_stream else None
-        blocked = self._obstacle(op) if self._any_failure else None
-        return blocked or (None if op.prop in _NEVER_SKIPPED else late)
+    def _check_inputs(self, op: OprBlock, on_stream: bool) -> Failure | None:
+        """Wait for streams if necessary. Return the failure that makes ``op`` skip, if any."""
+        stream_failure = synchronize_host(self, op) if self._streams_used and not on_stream else None
+        blocked = self._blocking_failure(op) if self._any_failure else None
+        return blocked or (None if op.prop in _NEVER_SKIPPED else stream_failure)
 
     def _start_async(self, op: OprBlock, done: Callable[[Outcome], None], *, on_stream: bool = False) -> None:
-        """Run a dispatched asynchronous operation; ``done(failure)`` is called once, from whatever thread."""
-        blocked = self._hold_back(op, on_stream)
+        """Run an asynchronous operation. ``done(failure)`` is called once, from any thread."""
+        blocked = self._check_inputs(op, on_stream)
         if blocked is not None:
             done(blocked)
             return
         if self._shutdown and op.prop is not _DELETE:
-            if not op.own:  # what an array would have held goes with the process
+            if not op.own:  # the memory of arrays goes with the process anyway
                 self._dropped.append(op.seq)
             done(None)
             return
@@ -245,7 +241,7 @@ class Execution(Driver):
         def on_complete(error: BaseException | None = None) -> None:
             ample_room()
             with shielded():
-                # The lock is a flag that only one caller can take: atomic without a second lock.
+                # The lock is a flag that only one caller can take: atomic without another lock.
                 if not unfinished.acquire(blocking=False):
                     raise EngineError(f"on_complete of {op!r} was called twice; call it exactly once")
                 if error is not None and not isinstance(error, BaseException):
@@ -259,25 +255,25 @@ class Execution(Driver):
             if unfinished.acquire(blocking=False):
                 done(failure)
             else:
-                # It said that it was done, then raised: its vars may be in use already, so only wait_for_all can tell.
+                # It reported completion, then raised. Its vars may be in use already, so only wait_for_all can report
+                # the error.
                 self._exclusively(lambda: self._add_unobserved(failure))
 
     def _add_unobserved(self, failure: Failure) -> None:
-        """Inside the region: note a failure that is on no var."""
+        """Inside: record a failure that is on no var."""
         self._failed += 1
-        self._untold_more += not self._keep_untold(failure)
+        self._unrecorded += not self._record_unobserved(failure)
 
-    def _keep_untold(self, failure: Failure) -> bool:
-        """Inside the region: keep a failure that no wait has raised; False when that leaves one out, the one pushed
-        last. May be repeated."""
+    def _record_unobserved(self, failure: Failure) -> bool:
+        """Inside: record an unobserved failure. Return False if the limit made it drop the last pushed failure."""
         self._unobserved[failure] = None
-        if len(self._unobserved) <= MOST_UNTOLD:
+        if len(self._unobserved) <= MOST_UNOBSERVED:
             return True
         del self._unobserved[max(self._unobserved, key=_seq)]
         return False
 
     def _hold(self, var: Var, failure: Failure) -> None:
-        """Inside the region: ``var`` lacks what ``failure`` should have written. May be repeated."""
+        """Inside: store ``failure`` on ``var``. Repeatable."""
         self._any_failure = self._careful = True
         var.failure = failure
         self._failed_vars.add(var)
@@ -287,33 +283,32 @@ class Execution(Driver):
             failure.vars.append(var)
 
     def _is_healed(self, failure: Failure) -> bool:
-        """Whether the one raise of ``failure`` has healed all that it concerns (WEFTPLAN_ERRORS=mxnet)."""
+        """Return whether raising ``failure`` once has healed all its vars (WEFTPLAN_ERRORS=mxnet)."""
         return self._raise_once and failure.observed_seq is not None
 
     def _spread(self, op: OprBlock) -> list[Failure | None]:
-        """Inside the region: a failure exists; give that of ``op`` to what it writes, or heal it. May be repeated.
-
-        Returns the failures that are replaced, to be dropped outside: an error may own anything.
-        """
+        """Inside: set the failure of ``op`` on its outputs, or heal them; return the replaced failures. Repeatable."""
         failed = skipped = untold = 0
         failure = op.failure
-        if isinstance(failure, BaseException):  # noted by whoever ran it, who may have had no room for more
+        if isinstance(failure, BaseException):  # the running thread may have had no stack left for more
             failure = op.failure = Failure(failure, op.name, op.site, op.seq, op.fn)
         mapping = failure if isinstance(failure, dict) else None
         if isinstance(failure, Failure) and self._is_healed(failure):
-            # Skipped before the one raise, finished after it: the raise has healed this operation, too.
+            # It was skipped before the failure was raised and completes after it: the raise has healed it, too.
             skipped += 1
             failure = None
         if failure is not None:
             self._any_failure = self._careful = True
+            # A failure with another number was inherited: the operation was skipped.
             if mapping is None and failure.seq != op.seq:
                 skipped += 1
             fresh = op.fn.failures if mapping is not None else [failure]
             for one in fresh:
                 if one is not None and one.observed_seq is None and (one.seq == op.seq or one in self._unobserved):
-                    untold += not self._keep_untold(one)
+                    untold += not self._record_unobserved(one)
                 if one is not None and one.seq == op.seq:
                     failed += 1
+        # Dropped outside by the caller: an error may own any object.
         replaced = [var.failure for var in op.writes]
         for var in op.writes:
             if type(var) is Order:
@@ -330,23 +325,23 @@ class Execution(Driver):
                 continue
             self._hold(var, var.failure)
         if not self._failed_vars:
-            self._all_well()
-        if self._counted != op.seq:  # the first time; no call in between, so no interrupt
+            self._clear_failures()
+        if self._counted != op.seq:  # first pass only; no call in between, so no interrupt
             self._failed += failed
-            self._untold_more += untold
+            self._unrecorded += untold
             self._skipped += skipped
             self._counted = op.seq
         return replaced
 
-    def _all_well(self) -> None:
-        """Inside the region: note that no var holds a failure."""
+    def _clear_failures(self) -> None:
+        """Inside: record that no var holds a failure."""
         self._any_failure = self._careful = False
-        # Looked at after the change: whoever sets one of these sets `_careful` afterwards.
+        # Read after the store above: other threads set one of these flags first, then `_careful`.
         if self._debug or self._shutdown or self._streams_used:
             self._careful = True
 
     def _trace(self, op: OprBlock, queue: str, worker: str, start_ns: int) -> None:
-        """Tell the tracer of an operation that has just ended. A tracer that raises is taken away: no worker dies."""
+        """Call the tracer for an operation that has just ended. Remove a tracer that raises, so no worker dies."""
         tracer = self._tracer
         if tracer is None:
             return
@@ -364,14 +359,14 @@ class Execution(Driver):
             )
         except BaseException as error:
             if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
-                raise  # Ctrl-C, not the tracer's
+                raise  # Ctrl-C, not an error of the tracer
             self._tracer = None
             self._note_unusual()
             report(error)
 
 
 def once(done: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
-    """``done`` for the first call; later ones, on whatever thread, do nothing."""
+    """Return a function that calls ``done`` on its first call and does nothing later, on any thread."""
     due = [1]
 
     def first(failure: Outcome) -> None:
@@ -385,7 +380,7 @@ def once(done: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
 
 
 def report(error: BaseException) -> None:
-    """Tell of ``error`` where nobody can catch it."""
-    with suppress(BaseException):  # of the user's own hook
+    """Report ``error`` through ``threading.excepthook``; no caller can catch it."""
+    with suppress(BaseException):  # raised by the user's hook
         arguments = (type(error), error, traceback_of(error), threading.current_thread())
         threading.excepthook(threading.ExceptHookArgs(arguments))

@@ -28,21 +28,21 @@ from weftplan.locks import Lock, free_in_children, members
 from weftplan.support import blas_threads, slots
 
 EXIT_PATIENCE_S = 30.0
-"""How long the end of the process waits for operations that run; then it names them and goes."""
+"""How long exit waits for running operations before it names and abandons them."""
 
 MOST_KINDS = 5
-"""Kinds of failures that the end of the process tells of."""
+"""Number of kinds of failures listed at exit."""
 
 _lock = free_in_children(Lock())
 _current: Engine | None = None
 _ending = False
 _ENDING = "the interpreter is ending: nothing is pushed or waited for any more; do it before, not in a destructor"
 _nested = 0
-"""How many threads are inside :func:`nested`: while there is none, nobody looks for an engine of the thread."""
+"""Number of threads inside :func:`nested`. While it is 0, ``get`` skips the thread-local lookup."""
 _local = threading.local()
-"""``engine``: that of :func:`nested`, None outside. ``kept``: the thread's engine for it, made when first needed."""
+"""``engine``: engine of :func:`nested`, None outside. ``kept``: the thread's engine for it, created on first use."""
 _inner: weakref.WeakSet[Engine] = weakref.WeakSet()
-"""Engines of :func:`nested`: operations that are pending at the end may still use them."""
+"""Engines of :func:`nested`. Operations pending at exit may still use them."""
 
 
 def create(
@@ -55,17 +55,17 @@ def create(
     copy_workers: int | None = None,
     **options: object,
 ) -> Engine:
-    """A new engine.
+    """Create an engine.
 
     Args:
         kind: ``NaiveEngine``, ``ThreadedEngine``, ``ThreadedEnginePerDevice``, ``Simulator``, or another registered
             type (:func:`weftplan.engine.registry.register`).
         cpu_workers, priority_workers, gpu_workers, copy_workers: thread counts; default: MXNET_CPU_WORKER_NTHREADS,
             MXNET_CPU_PRIORITY_NTHREADS, MXNET_GPU_WORKER_NTHREADS, MXNET_GPU_COPY_NTHREADS. ``ThreadedEngine`` has 16
-            workers unless ``cpu_workers`` is given. With ``cpu_workers=1`` no operation is split over idle cores.
-        task_workers: threads for tasks; default: ``cpu_workers`` if that is given, else WEFTPLAN_TASK_WORKERS, which
-            is as many as the process may use cores. ``ThreadedEngine`` runs tasks on its other workers.
-        options: those of the type (:attr:`Engine.options`): ``seed`` and ``choose`` of the simulator.
+            workers by default. With ``cpu_workers=1`` no operation is split over idle cores.
+        task_workers: threads for tasks; default: ``cpu_workers`` if passed, else WEFTPLAN_TASK_WORKERS, which is the
+            number of usable cores. ``ThreadedEngine`` runs tasks on its other workers.
+        options: options of the type (:attr:`Engine.options`): ``seed`` and ``choose`` of the simulator.
 
     Raises:
         ConfigError: an unknown kind, or a thread count below 1.
@@ -73,24 +73,24 @@ def create(
     if _ending:
         raise EngineError(_ENDING)
     threads = ThreadCounts(cpu_workers, task_workers, priority_workers, gpu_workers, copy_workers)
-    given = dataclasses.asdict(threads)
-    for name, value in given.items():
+    counts = dataclasses.asdict(threads)
+    for name, value in counts.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 1):
             raise ConfigError(f"engine.create: {name} must be an integer >= 1, got {value!r}")
     klass = find(kind)
     unknown = sorted(set(options) - set(klass.options))
     if unknown:
-        hint = did_you_mean(unknown[0], given)
+        hint = did_you_mean(unknown[0], counts)
         raise EngineError(
-            f"engine.create: {kind} has no options {unknown}; {hint}there are {', '.join(given)}, and "
+            f"engine.create: {kind} has no options {unknown}; {hint}there are {', '.join(counts)}, and "
             f"{' and '.join(Simulator.options)} of the {Simulator.kind}"
         )
-    blas_threads.limit()  # every type, so that all give the same bits
+    blas_threads.limit()  # for every type, so that all compute the same bits
     return klass.build(threads, **options)
 
 
 def get() -> Engine:
-    """The process-wide engine, made at first use; MXNET_ENGINE_TYPE says which kind.
+    """Return the process-wide engine, created on first use. MXNET_ENGINE_TYPE selects its kind.
 
     Raises:
         ConfigError: MXNET_ENGINE_TYPE names no engine.
@@ -105,10 +105,9 @@ def get() -> Engine:
 
 @contextmanager
 def nested() -> Iterator[Engine]:
-    """Inside an operation: a NaiveEngine of this thread alone, for user code that works with arrays of its own.
+    """Inside an operation, use a NaiveEngine of this thread, for user code with arrays of its own.
 
-    What it pushes runs at once. Its arrays and those of the process-wide engine are strangers to each other, so it may
-    not use arrays that were made outside, unless their memory is wrapped anew.
+    Its pushes run immediately. Arrays of the process-wide engine must be wrapped in new arrays.
     """
     global _nested
     before = getattr(_local, "engine", None)
@@ -142,7 +141,7 @@ def _make() -> Engine:
 
 
 def set_engine(engine: Engine | None) -> Engine | None:
-    """Make ``engine`` the process-wide one (None: made anew at next use); returns the one before. Meant for tests."""
+    """Make ``engine`` the process-wide engine (None: create one on next use) and return the old one. For tests."""
     global _current
     if engine is not None and not isinstance(engine, Engine):
         raise EngineError(
@@ -157,7 +156,7 @@ def set_engine(engine: Engine | None) -> Engine | None:
 
 @contextmanager
 def using(engine: Engine) -> Iterator[Engine]:
-    """Make ``engine`` the process-wide one for the block of a ``with``; its work is finished at the end."""
+    """Make ``engine`` the process-wide engine for the body of a ``with`` block; wait for its work at the end."""
     before = set_engine(engine)
     try:
         yield engine
@@ -167,27 +166,28 @@ def using(engine: Engine) -> Iterator[Engine]:
 
 
 def set_tracer(tracer: Tracer | None) -> None:
-    """Give the process-wide engine a tracer, or take it away."""
+    """Set the tracer of the process-wide engine; None removes it."""
     get().tracer = tracer
 
 
 def debug_enabled() -> bool:
-    """True when the process-wide engine is in debug mode, as WEFTPLAN_ENGINE_DEBUG said when it was made: checks that
-    cost time, such as read-only views of what an operation reads."""
+    """Return whether the process-wide engine is in debug mode, which adds costly checks such as read-only inputs."""
     return get()._debug
 
 
 def _at_exit() -> None:
-    """Finish what the user has pushed and submitted, let running work end, run deletes, report what nobody waited for.
+    """Finish submitted work, run deletes, and report failures that no wait has raised.
 
-    Nothing more is admitted: threads that go on pushing would hold up the end, and later, when the interpreter stops
-    threads wherever they are, nobody would run what a destructor pushes.
+    New pushes are refused: threads that keep pushing would delay exit, and later, when the interpreter stops threads,
+    no thread would run the pushes of destructors.
     """
     global _ending
+    # Refuse new work first, so that the waits below end.
     _ending = True
     engines = cast("list[Engine]", forking.engines())
     for engine in engines:
         engine._flush_bulk()
+        # Pending operations may still push to nested engines.
         if engine not in _inner:
             _close(engine)
     patience = EXIT_PATIENCE_S
@@ -196,7 +196,7 @@ def _at_exit() -> None:
             _finish(engine)
     except KeyboardInterrupt:  # the user does not want to wait
         patience = 0.0
-    # The inner ones last: what runs on the others may still work with arrays of theirs.
+    # Nested engines last: operations on the others may still use their arrays.
     outer, inner = ([engine for engine in engines if (engine in _inner) is wanted] for wanted in (False, True))
     _end(outer, patience)
     for engine in inner:
@@ -205,12 +205,12 @@ def _at_exit() -> None:
 
 
 def _end(engines: Sequence[Engine], patience: float) -> None:
-    """Let what runs end, drop the rest, and report what nobody waited for."""
+    """Wait for running operations, drop the rest, and report unobserved failures."""
     for engine in engines:
         engine.notify_shutdown()
     for engine in engines:
         if not engine._wait_idle(patience):
-            _tell_busy(engine)
+            _print_busy(engine)
         if engine._dropped:
             count = len(engine._dropped)
             print(
@@ -218,13 +218,13 @@ def _end(engines: Sequence[Engine], patience: float) -> None:
                 "wait_for_all() first",
                 file=sys.stderr,
             )
-        _tell_untold(engine)
+        _print_unobserved(engine)
 
 
-def _tell_untold(engine: Engine) -> None:
-    """Summarise the failures that no wait has raised: a line for a single one, else their number and the kinds."""
+def _print_unobserved(engine: Engine) -> None:
+    """Print the failures that no wait has raised: one line for a single failure, else their number and kinds."""
     failures = engine.unobserved_failures()
-    count = len(failures) + engine._untold_more
+    count = len(failures) + engine._unrecorded
     if count == 1 and failures:
         print(
             f"weftplan: an engine operation failed and nobody waited for it: {failures[0].describe()}", file=sys.stderr
@@ -241,22 +241,22 @@ def _tell_untold(engine: Engine) -> None:
 
 
 def _close(engine: Engine) -> None:
-    """Admit nothing more; finalizers may go on calling, and the memory goes with the process."""
+    """Refuse new work. Finalizers may still delete vars; the memory goes with the process."""
     engine._refuse(_ENDING)
     engine.delete_variable = _keep  # type: ignore[method-assign]
 
 
 def _finish(engine: Engine) -> None:
-    """Wait until nothing of the user's is pending, however long it takes; where nobody works on it, it never ends."""
+    """Wait until no user operation is pending, without a time limit. Stop if no thread is working on them."""
     while users_pending():
         if engine._wait_idle(EXIT_PATIENCE_S):
             return
-        _tell_busy(engine)
+        _print_busy(engine)
         if not engine._at_work():
             return
 
 
-def _tell_busy(engine: Engine) -> None:
+def _print_busy(engine: Engine) -> None:
     print(f"weftplan: at exit {engine!r} is still busy:\n{engine.dump()}", file=sys.stderr)
 
 
@@ -265,7 +265,7 @@ def _workers_at_work() -> int:
 
 
 def _keep(*args: object, **options: object) -> None:
-    """Delete nothing."""
+    """Ignore a delete."""
 
 
 slots.WORKER_COUNT.fill(_workers_at_work)

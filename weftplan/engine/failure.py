@@ -1,6 +1,6 @@
-"""A record of a failed operation, and its re-raising at a wait.
+"""Record of a failed operation, and its re-raising at a wait.
 
-The thread that ran the operation makes it, and any thread that waits may raise it, several at the same time.
+The thread that ran the operation creates it. Several waiting threads may raise it at the same time.
 """
 
 from __future__ import annotations
@@ -22,40 +22,39 @@ if TYPE_CHECKING:
     from weftplan.engine.var import Var
 
 Outcome: TypeAlias = "Failure | BaseException | dict[Var, Failure | None] | None"
-"""How an operation ended: well (None), with its failure, with an error that is no failure yet, or, for a bulk, with a
-failure or None for each var that it writes."""
+"""Outcome of an operation: None, its failure, an unwrapped error, or for a bulk a failure or None per written var."""
 
 
 class Failure:
-    """One failed operation. Stored on every var that it should have written and on those of skipped dependants.
+    """One failed operation, stored on every var it should have written and on those of skipped dependants.
 
     ``observed_seq`` is None until a wait has raised the error; then it is the number of the last operation pushed
-    before that. Operations with a larger number may write the var again and heal it: so what heals depends on the
-    order of the program, never on timing.
+    before that. Operations with a larger number may write the var and heal it. Healing therefore depends on program
+    order, never on timing.
     """
 
     __slots__ = ("error", "fn", "name", "observed_seq", "seq", "site", "traceback", "vars")
 
     def __init__(self, error: BaseException, name: str | None, site: Site, seq: int, fn: object = None) -> None:
-        # Calls nothing of the user's, and hardly anything else: it may be made inside the region and deep in a stack.
+        # Calls no user code and hardly anything else: it may run inside the region and deep in a stack.
         self.error = error
-        self.traceback = traceback_of(error)  # not what the user's class makes of the name
-        """As it was when the operation failed: every raise starts from it, so that it does not grow."""
+        self.traceback = traceback_of(error)  # bypasses a `__traceback__` of the user's class
+        """Traceback at the failure. Every raise starts from it, so that it does not grow."""
         self.name = name
         self.fn = fn
-        """What names it, unless it has a name."""
+        """Provides the label if ``name`` is None."""
         self.site = site
         self.seq = seq
         self.observed_seq: int | None = None
         self.vars: list[Var] | None = None
-        """Vars that hold it; kept only where raising must heal them all (WEFTPLAN_ERRORS=mxnet)."""
+        """Vars that hold it, if raising must heal them all (WEFTPLAN_ERRORS=mxnet)."""
 
     @classmethod
     def of(cls, op: OprBlock, error: BaseException, *, keep_locals: bool = False) -> Failure:
-        """The failure of ``op`` with ``error``; for the function that has caught it, outside the region.
+        """Return the failure of ``op`` with ``error``. Call it in the frame that caught the error, outside the region.
 
         Args:
-            keep_locals: for a debugger, leave the frames of the error as they are.
+            keep_locals: keep the frames' locals, for a debugger.
         """
         if not keep_locals:
             release_frames(error, sys._getframe(1))
@@ -63,11 +62,11 @@ class Failure:
 
     @property
     def label(self) -> str:
-        """The operation's name, or its function's."""
+        """The operation's name or that of its function."""
         return label_of(self.fn, self.name)
 
     def describe(self) -> str:
-        """One line: error, operation, line of the push."""
+        """Return one line: error, operation, line of the push."""
         kind = type(self.error).__name__
         try:
             text = str(self.error)
@@ -76,19 +75,19 @@ class Failure:
         return f"{kind}: {text} (operation {self.label!r}, pushed at {site_text(self.site)})"
 
     def exception(self) -> BaseException:
-        """The error with a note of where it comes from, ready to be raised once more."""
+        """Return the error with a note of its origin, ready to be raised again."""
         add_note(self.error, f"raised in engine operation {self.label!r}, pushed at {site_text(self.site)}")
-        return BaseException.with_traceback(self.error, self.traceback)  # not one of the user's
+        return BaseException.with_traceback(self.error, self.traceback)  # bypasses an override of the user's class
 
     def blocks(self, seq: int, var: Var | None = None, fn: object = None) -> bool:
-        """True when the operation numbered ``seq``, which writes ``var`` by ``fn``, may not heal it.
+        """Return whether operation ``seq``, which writes ``var`` by ``fn``, may not heal it.
 
-        A function may have ``inherits``: the vars whose old value it reads, or overwrites in part only.
+        ``fn`` may have ``inherits``: vars whose old value it reads or only partly overwrites.
         """
         return self.observed_seq is None or seq <= self.observed_seq or var in getattr(fn, "inherits", ())
 
     def heal_everywhere(self, failed_vars: MutableSet[Var]) -> None:
-        """MXNet's raise-once rule: every var that holds this failure is readable again, and leaves ``failed_vars``."""
+        """Heal every var that holds this failure (MXNet's raise-once rule) and remove it from ``failed_vars``."""
         for var in self.vars or ():
             if var.failure is self:
                 var.failure = None
@@ -100,10 +99,10 @@ traceback_of = BaseException.__dict__["__traceback__"].__get__
 
 
 def release_frames(error: BaseException, catcher: FrameType) -> None:
-    """Let the finished calls that ``error`` went through drop their locals: an error is kept, arrays are not to be.
+    """Clear the locals of finished frames in the traceback of ``error``: the error is stored, but must not hold arrays.
 
     Args:
-        catcher: the frame that caught the error; it is taken out of the traceback, since it holds the operation.
+        catcher: the frame that caught the error. It is removed from the traceback, because it holds the operation.
     """
     trace = traceback_of(error)
     if trace is not None and trace.tb_frame is catcher:
@@ -111,20 +110,21 @@ def release_frames(error: BaseException, catcher: FrameType) -> None:
     errors: list[BaseException | None] = [error]
     seen: set[int] = set()
     while errors:
-        one = errors.pop()
-        if one is None or id(one) in seen:
+        exception = errors.pop()
+        if exception is None or id(exception) in seen:
             continue
-        seen.add(id(one))
-        trace = traceback_of(one)
+        seen.add(id(exception))
+        trace = traceback_of(exception)
         while trace is not None:
             frame = trace.tb_frame
-            if not frame.f_code.co_flags & _SUSPENDS:  # to clear one of these would close it
+            if not frame.f_code.co_flags & _SUSPENDS:  # clearing one of these would close it
                 with suppress(RuntimeError):  # still running
                     frame.clear()
             trace = trace.tb_next
-        errors += (_cause_of(one), _context_of(one))
-        if issubclass(type(one), BaseExceptionGroup):
-            errors += _members_of(one)
+        # A cause or context has frames of its own.
+        errors += (_cause_of(exception), _context_of(exception))
+        if issubclass(type(exception), BaseExceptionGroup):
+            errors += _members_of(exception)
 
 
 _SUSPENDS = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
@@ -132,20 +132,20 @@ _cause_of = BaseException.__dict__["__cause__"].__get__
 _context_of = BaseException.__dict__["__context__"].__get__
 _members_of = BaseExceptionGroup.__dict__["exceptions"].__get__
 _note_lock = free_in_children(ReentrantLock())
-"""Two operations may fail with one exception object; re-entrant, since ``add_note`` may be the user's."""
-MOST_UNTOLD = 100
-"""Failures, which no wait has raised, that an engine keeps; it counts the others."""
+"""Two operations may fail with the same exception object. Re-entrant, because ``add_note`` may be user code."""
+MOST_UNOBSERVED = 100
+"""Unobserved failures that an engine records; further failures are only counted."""
 MOST_NOTES = 100
-"""One exception object may be raised by any number of operations; it does not grow for ever."""
+"""Limit of notes per exception object, which any number of operations may raise."""
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """``error.add_note(note)``, once per text, whatever a user's exception class makes of notes."""
+    """Call ``error.add_note(note)`` once per text, whatever the exception class does with notes."""
     try:
         with _note_lock:
             notes = getattr(error, "__notes__", ())
             if len(notes) < MOST_NOTES and note not in notes:
                 error.add_note(note)
-    except BaseException as broken:  # nobody on a worker would catch it, and the operation would never end
+    except BaseException as broken:  # on a worker nothing would catch it, and the operation would never complete
         if issubclass(type(broken), KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise

@@ -1,8 +1,8 @@
 """``NaiveEngine``: runs every push inline on the pushing thread and raises there. For debugging.
 
-The core is the same, so versions, order and which arrays fail agree with the threaded engines. An operation that is
-pushed from inside another and needs one of its vars runs when that one is finished: at once would be wrong, and
-waiting would never end.
+Versions, order and failed arrays agree with the threaded engines, because the core is the same. An operation pushed
+from inside another that holds one of its vars runs after it: running it at once would be wrong, and waiting would never
+end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weftplan.engine.var import Var
 
 @register
 class NaiveEngine(Engine):
-    """Runs operations where they are pushed; a push raises the failure, which counts as the wait that raised it."""
+    """Runs operations when they are pushed. A push raises the failure, which counts as an observing wait."""
 
     kind = "NaiveEngine"
     _inline = True
@@ -32,19 +32,19 @@ class NaiveEngine(Engine):
     def __init__(self) -> None:
         super().__init__()
         self._dispatched: deque[OprBlock] = deque()
-        """Ready, for whichever pushing thread comes first."""
+        """Ready operations, for the next pushing thread."""
         self._taken = iter(self._dispatched.popleft, None)
-        """Takes the first of them, in a way that no signal can come in between."""
+        """Takes the first operation with no signal in between, or raises IndexError."""
         self._here = []
-        """Locks on which threads sleep whose operations wait for those of others; opened after every change."""
+        """Locks of threads whose operations wait for those of other threads; released after every change."""
         self._next_sleeper = iter(self._here.pop, None)
         self._deferred: set[OprBlock] = set()
-        """Operations that are not performed yet though their pushes, inside other operations, have returned."""
+        """Operations whose pushes, inside other operations, have returned before they ran."""
         self._by_context: dict[Context, int] = {}
         self.enlist()
 
     def _dispatch(self) -> None:
-        self._region.hand_over(self._dispatched)
+        self._region.dispatch_to(self._dispatched)
 
     def _admitted(self, op: OprBlock) -> None:
         self._region.apply(self)
@@ -64,11 +64,11 @@ class NaiveEngine(Engine):
             self._run_inline(None)
 
     def _run_inline(self, op: OprBlock | None) -> None:
-        """Run what is ready until ``op`` (None: everything) is done.
+        """Run ready operations until ``op`` (None: everything) is done.
 
-        Inside an operation, or in a destructor or signal handler that has interrupted this method or the region on this
-        thread: until nothing is ready, since what ``op`` still waits for may be what is going on here. Then it is run
-        by whoever is interrupted, at the latest by the next push or wait.
+        Inside an operation, or in a destructor or signal handler that interrupted this method or the region: stop when
+        nothing is ready, because ``op`` may wait for the interrupted operation. The interrupted thread then runs it, at
+        the latest at the next push or wait.
         """
         raised: Failure | None = None
         while True:
@@ -85,17 +85,20 @@ class NaiveEngine(Engine):
                     raise
                 if op is None or op.wait == _PERFORMED:
                     break
+                # Waiting here could wait for the interrupted operation itself: leave it to the interrupted loop.
                 if any(engine._inline for engine in running.engines) or self._region.is_inside(self, _RUN):
                     self._deferred.add(op)
                     break
                 lock = threading.Lock()
                 lock.acquire()
                 self._here.append(lock)
+                # Another thread may have made it ready, or run it, before the lock was registered.
                 if not self._dispatched and op.wait != _PERFORMED:
                     lock.acquire()
                 continue
             except BaseException:
-                if following is not None and following.wait != _PERFORMED:  # an interrupt came before
+                # Put the taken operation back, so that the next loop runs it.
+                if following is not None and following.wait != _PERFORMED:  # interrupted before it ran
                     self._dispatched.appendleft(following)
                 self._region.apply(self)
                 raise
@@ -117,13 +120,13 @@ class NaiveEngine(Engine):
             if op.asynchronous:
                 failure = self._run_async(op)
             elif op.prop is FnProperty.DELETE_VAR:
-                op.fn()  # no other call before it, in which an interrupt could come: it runs in any case
+                op.fn()  # no earlier call that an interrupt could follow: a delete always runs
             else:
                 failure = self._execute(op)
-        except BaseException as error:  # an interrupt outside the operation's function: it counts as its failure
+        except BaseException as error:  # an interrupt outside the operation's function counts as its failure
             failure = error
         finally:
-            # No call before the last step: or an interrupt in between would have the operation run twice, or never end.
+            # No call before the last step: an interrupt in between would repeat the operation or leave it incomplete.
             running.engines = engines
             op.failure = failure
             op.wait = _PERFORMED
@@ -136,7 +139,7 @@ class NaiveEngine(Engine):
             self._trace(op, "inline", threading.current_thread().name, start)
 
     def _run_async(self, op: OprBlock) -> Outcome:
-        """Start an asynchronous operation and wait until it says that it is done."""
+        """Start an asynchronous operation and wait for its completion."""
         done = threading.Event()
         result: list[Outcome] = []
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FnProperty(IntEnum):
-    """What kind of work an operation is: it decides the queue (MXNet's numbers up to 7)."""
+    """Kind of work of an operation, which decides its queue (MXNet's numbers up to 7)."""
 
     NORMAL = 0
     COPY_FROM_GPU = 1
@@ -28,19 +28,19 @@ class FnProperty(IntEnum):
     ASYNC = 4
     """The function only starts asynchronous work; it may run on the pushing thread."""
     DELETE_VAR = 5
-    """The destruction of a var: it jumps queues, is never skipped, and runs during shutdown, too."""
+    """Deletion of a var: goes to the front of its queue, is never skipped, and runs during shutdown."""
     GPU_PRIORITIZED = 6
     NO_SKIP = 7
-    """The operation runs even when an input has failed."""
+    """The operation runs even if an input has failed."""
     TASK = 8
-    """A function on plain arrays (not MXNet's): it has workers of its own, as many as there are cores."""
+    """A function on plain arrays (not in MXNet). Tasks have their own workers, one per core."""
 
 
 def checked_property(prop: int) -> FnProperty:
-    """``prop`` as an FnProperty; MXNet's numbers are taken, too.
+    """Return ``prop`` as an FnProperty. MXNet's numbers are accepted.
 
     Raises:
-        EngineError: it is none.
+        EngineError: it is not a valid property.
     """
     if type(prop) is FnProperty:
         return prop
@@ -52,45 +52,42 @@ def checked_property(prop: int) -> FnProperty:
 
 
 def nothing() -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 def _around(inner: Callable[[], None]) -> Callable[[], None]:
-    """A function that calls ``inner``.
-
-    It has code of its own, since the interpreter is quick where a line of code always calls the same function.
-    """
+    """Return a function that calls ``inner``."""
 
     def call() -> None:
         inner()
 
+    # A code object of its own: the interpreter specialises a call site that always calls the same function.
     call.__code__ = call.__code__.replace()
     return call
 
 
 _NESTED = [nothing]
-"""At index n: a function that makes n calls within each other."""
+"""Item n makes n nested calls."""
 for _ in range(30):
     _NESTED.append(_around(_NESTED[-1]))
 
 room = _NESTED[3]
-"""Make four calls within each other, this one included, since what carries out a request needs no more. It raises
-RecursionError where the thread is too close to its limit, and then nothing has happened yet."""
+"""Make four nested calls, enough to serve a request. Raises RecursionError while nothing has changed yet."""
 
 
 def ample_room(calls: int = 20) -> None:
-    """Make as many calls within each other (at most 30) as something else than a request needs; see :data:`room`."""
+    """Make ``calls`` nested calls (at most 30), for work that needs more stack than :data:`room` checks."""
     _NESTED[calls]()
 
 
 class OprBlock:
-    """One scheduled execution. Changed inside the engine's region until it is dispatched, then owned by its worker.
+    """One scheduled execution of a push without options, the most frequent kind.
 
-    ``wait`` counts the grants that are missing; ``seq`` is 0 until the operation is registered with its vars. This
-    class is a push without options, the most frequent one: what such a push cannot set is the same for all.
+    The region owns it until it is dispatched, then its worker. ``wait`` counts missing grants; ``seq`` is 0 until it is
+    admitted.
 
-    Making one is the first step of everything that asks something of the region, so it is made only where there is
-    ``room`` for the rest: an act at the limit of recursion raises before anything has happened, or happens.
+    Every request to the region starts with the creation of a block, so the constructor checks ``room`` for the rest. At
+    the recursion limit an action therefore raises before it has any effect.
     """
 
     __slots__ = ("code", "failure", "fn", "lasti", "name", "reads", "seq", "wait", "writes")
@@ -100,7 +97,7 @@ class OprBlock:
     priority: int = 0
     asynchronous: bool = False
     own: bool = False
-    """The package pushed it for itself: a waiting thread may run it. A user's function runs on workers."""
+    """Whether the package pushed it for itself. A waiting thread may run it; user functions run on workers."""
     push_ns: int = 0
 
     def __init__(
@@ -122,20 +119,20 @@ class OprBlock:
         self.wait = 0
         self.seq = 0
         self.failure: Any = None
-        """Set by whoever ran it: a failure, a mapping of failures (bulk), or None."""
+        """Set by the running thread: a failure, a mapping of failures (bulk) or None."""
 
     @property
     def site(self) -> Site:
-        """Where it was pushed."""
+        """Code and instruction of the push."""
         return None if self.code is None else (self.code, self.lasti)
 
     @property
     def label(self) -> str:
-        """Its name, or its function's."""
+        """Its name or that of its function."""
         return label_of(self.fn, self.name)
 
     def where(self) -> str:
-        """``file:line`` of the push, or ``an unknown line``."""
+        """Return ``file:line`` of the push, or ``an unknown line``."""
         return site_text(self.site)
 
     def __repr__(self) -> str:
@@ -143,27 +140,27 @@ class OprBlock:
 
 
 class OwnBlock(OprBlock):
-    """A push of the package for itself."""
+    """A push by the package for itself."""
 
     __slots__ = ()
     own = True
 
 
 class TaskBlock(OprBlock):
-    """A push of a function that has workers of its own."""
+    """A push of a task, which has its own workers."""
 
     __slots__ = ()
     prop = FnProperty.TASK
 
 
 class TracedBlock(OprBlock):
-    """A push while there is a tracer; it notes the time."""
+    """A push with a tracer installed; records the time."""
 
     __slots__ = ("own", "push_ns")
 
 
 class DetailedBlock(OprBlock):
-    """A push that says more than function, vars and name."""
+    """A push with options."""
 
     __slots__ = ("asynchronous", "ctx", "own", "priority", "prop", "push_ns")
 
@@ -178,7 +175,7 @@ class DetailedBlock(OprBlock):
         prop: FnProperty = FnProperty.NORMAL,
         priority: int = 0,
     ) -> None:
-        ample_room(8)  # more is done before such a push gets into the region
+        ample_room(8)  # such a push makes more calls before it reaches the region
         self.fn: Any = fn
         self.reads = reads
         self.writes = writes
@@ -194,33 +191,30 @@ class DetailedBlock(OprBlock):
 
 
 class FutureBlock(DetailedBlock):
-    """Settles a future: it runs while the process ends, too, or whoever waits for the future would wait for ever."""
+    """Completes a future. It runs during shutdown, too; otherwise a thread would wait for the future for ever."""
 
     __slots__ = ()
 
 
 class Waiter(OprBlock):
-    """An operation that no worker runs: ``fn`` is called inside the region, where it is granted its vars.
-
-    ``fn`` may be called again after an interrupt (an open lock refuses a second release, which is ignored).
-    """
+    """An operation without a worker: the region calls ``fn``, perhaps again after an interrupt, when it is granted."""
 
     __slots__ = ()
 
 
 def label_of(fn: object, name: str | None) -> str:
-    """``name``, or the function's own; a callable object with an odd ``__qualname__`` is named by its class.
+    """Return ``name``, else the function's name; a callable object with an odd ``__qualname__`` is named by its class.
 
-    Never raises: this runs on workers, where nobody would catch it, and what it asks may be the user's code.
+    Never raises: it runs on workers, where no caller could catch an error, and may call user code.
     """
-    if name is None and type(fn) is FunctionType:  # nothing of the user's: a trace asks this of each operation
+    if name is None and type(fn) is FunctionType:  # fast path without user code, for traces
         own = fn.__qualname__
         if type(own) is str and own:
             return own
     with suppress(BaseException):
         if name:
             return str.__str__(str(name))
-    for attribute in ("__qualname__", "__name__"):  # NumPy 2.0's ufuncs have the second only
+    for attribute in ("__qualname__", "__name__"):  # ufuncs of NumPy 2.0 have only the second
         with suppress(BaseException):
             own = getattr(fn, attribute)
             if type(own) is str and own:
@@ -229,20 +223,20 @@ def label_of(fn: object, name: str | None) -> str:
 
 
 def runs(fn: object) -> bool:
-    """True where ``fn`` is a plain function, of which :func:`check_runs` would say nothing."""
+    """Return whether ``fn`` is a plain function that :func:`check_runs` would accept."""
     return type(fn) is FunctionType and not fn.__code__.co_flags & _RUNS_NOTHING
 
 
 def check_runs(fn: object, label: str) -> None:
-    """Refuse functions of which a call runs nothing: it only makes a coroutine or a generator.
+    """Refuse functions that only create a coroutine or a generator when called.
 
     Raises:
-        EngineError: ``fn``, or what it is a partial of, is ``async def`` or has a ``yield``.
+        EngineError: ``fn``, or the function of a partial, is ``async def`` or contains ``yield``.
     """
     while isinstance(fn, partial):
         fn = fn.func
     code = getattr(fn, "__code__", None)
-    if code is None:  # an object with a method for its calls
+    if code is None:  # an object with `__call__`
         code = getattr(getattr(type(fn), "__call__", None), "__code__", None)  # noqa: B004
     flags = getattr(code, "co_flags", 0)
     if flags & _RUNS_NOTHING:
@@ -256,7 +250,7 @@ def check_runs(fn: object, label: str) -> None:
 _RUNS_NOTHING = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
 _class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
-"""The name of a class, whatever its metaclass makes of ``__name__``."""
+"""Returns the name of a class even if its metaclass overrides ``__name__``."""
 
 
 class Operator:
@@ -286,19 +280,19 @@ class Operator:
 
 
 def dedupe(reads: Sequence[Var], writes: Sequence[Var]) -> tuple[list[Var], list[Var]]:
-    """Each var once; a var that is read and written counts as written. Order of first appearance is kept."""
-    kept = dict.fromkeys(writes)
-    return [var for var in dict.fromkeys(reads) if var not in kept], list(kept)
+    """Return reads and writes without duplicates, in order of first appearance. A read and written var is a write."""
+    written = dict.fromkeys(writes)
+    return [var for var in dict.fromkeys(reads) if var not in written], list(written)
 
 
 def checked_vars(
     engine: object, const_vars: Collection[Var], mutable_vars: Collection[Var], name: str | None
 ) -> tuple[Sequence[Var], Collection[Var]]:
-    """Reads without duplicates, and writes; the slow, complete check behind the fast one in ``push``.
+    """Return reads without duplicates, and writes. The complete check; ``push`` has a faster one for the common case.
 
     Raises:
-        DuplicateVarError: a var is written twice, or read and written.
-        EngineError: something is no var, belongs to another engine, or was deleted.
+        DuplicateVarError: a var is written twice, or both read and written.
+        EngineError: an item is not a var, belongs to another engine, or was deleted.
     """
     what = f"operation {name!r}" if name else "the operation"
     try:
@@ -325,8 +319,8 @@ def checked_vars(
             f"{what} writes {twice!r} twice, so it would wait for itself; list each var once "
             f"(weftplan.engine.dedupe(const_vars, mutable_vars) does)"
         )
-    kept = set(writes)
-    both = [var for var in reads if var in kept]
+    written = set(writes)
+    both = [var for var in reads if var in written]
     if both:
         raise DuplicateVarError(
             f"{what} lists {both[0]!r} as read and as written, so it would wait for itself; list it in "
@@ -336,5 +330,5 @@ def checked_vars(
 
 
 def searchable(writes: Collection[Var]) -> Collection[Var]:
-    """``writes`` in the same order, in a form in which one is found quickly: a var asks whether it is among them."""
+    """Return ``writes`` in the same order, as a dictionary if it is long: vars test membership."""
     return writes if len(writes) < 9 or writes.__class__ is dict else dict.fromkeys(writes)

@@ -30,7 +30,7 @@ _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
 
 @register
 class ThreadedEnginePerDevice(ThreadedBase):
-    """An engine with worker, task, copy and priority threads for each device."""
+    """Engine with worker, task, copy and priority threads for each device."""
 
     kind = "ThreadedEnginePerDevice"
     short_inline = True
@@ -48,7 +48,7 @@ class ThreadedEnginePerDevice(ThreadedBase):
 
     @classmethod
     def build(cls, threads: ThreadCounts, **options: object) -> ThreadedEnginePerDevice:
-        """Make an engine with the caller's thread counts; the environment decides the others."""
+        """Create an engine with the caller's thread counts; the environment sets the others."""
         workers = "MXNET_MP_WORKER_NTHREADS" if forking.in_child else "MXNET_CPU_WORKER_NTHREADS"
         tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or blas_threads.usable_cpus()
         engine = cls(
@@ -68,25 +68,25 @@ class ThreadedEnginePerDevice(ThreadedBase):
 
     def queue_key(self, op: OprBlock) -> tuple[object, ...]:
         ctx = context_of(op)
-        return ctx.device_type, ctx.device_id, op.prop + 0  # a plain integer: hashing the enumeration costs more
+        return ctx.device_type, ctx.device_id, op.prop + 0  # a plain integer hashes faster
 
     def make_queue(self, *key: Any) -> WorkerQueue:
         kind, index, prop = key
         if kind == "file" and prop in _COPIES:
-            way = "copy in" if prop == FnProperty.COPY_TO_GPU else "copy out"
-            return self._queue(Context(kind, index), way, 1, by_priority=True)
+            direction = "copy in" if prop == FnProperty.COPY_TO_GPU else "copy out"
+            return self._queue(Context(kind, index), direction, 1, by_priority=True)
         if kind in HOST_MEMORY or kind == "file":
             if prop == FnProperty.CPU_PRIORITIZED:
                 return self._queue(None, "priority", self._priority_workers, by_priority=True)
             if prop == FnProperty.TASK:
                 return self._queue(Context("cpu", index), "task", self._task_workers)
             return self._queue(Context("cpu", index), "worker", self._cpu_workers)
-        where = Context(kind, index)
+        context = Context(kind, index)
         if prop in _COPIES:
-            return self._queue(where, "copy", self._copy_workers, by_priority=True)
+            return self._queue(context, "copy", self._copy_workers, by_priority=True)
         if prop in (FnProperty.GPU_PRIORITIZED, FnProperty.CPU_PRIORITIZED):
-            return self._queue(where, "priority", self._gpu_workers, by_priority=True)
-        return self._queue(where, "worker", self._gpu_workers)
+            return self._queue(context, "priority", self._gpu_workers, by_priority=True)
+        return self._queue(context, "worker", self._gpu_workers)
 
     def _queue(self, ctx: Context | None, name: str, threads: int, *, by_priority: bool = False) -> WorkerQueue:
         key = ("queue", ctx, name)

@@ -1,24 +1,24 @@
-"""The region: lock-free serialization of all changes of an engine's state (flat combining).
+"""Region: lock-free serialization of all changes of an engine's state (flat combining).
 
-Whoever wants a change puts a request into ``requests`` and calls :meth:`Region.apply`. The thread that gets the
-``token`` is inside: it carries out all requests, its own and the others', until none is left; a thread that does not
-get it goes on, since the one inside looks again after giving the token back. This is flat combining (Hendler, Incze,
-Shavit, Tzafrir, SPAA 2010), here for another reason than scaling: with a lock, each thread that the interpreter
-suspends inside makes the others sleep and wake at every operation, which cost more than the operations.
+A thread appends a request to ``requests`` and calls :meth:`Region.apply`. The thread that takes the ``token`` is
+*inside*: it serves all requests until none is left. Other threads return at once, because the thread inside checks
+``requests`` again after it has put the token back. Flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA 2010) is used
+here to avoid convoys: under a lock, a thread that the interpreter suspends makes all others sleep and wake per
+operation.
 
-A request is an operation: with ``seq`` 0 to be registered with its vars (*admission*), otherwise to release them
-(*completion*). What becomes ready goes to ``ready`` and is handed over by the engine, the region's :class:`Driver`.
-User code never runs inside, destructors and signal handlers excepted: those may push (a request like any other) but not
-wait. Of the package's own work small copies and sums do (:meth:`Region.write_alone`). Any thread may call anything here
-unless a method says that it is for the thread inside.
+A request is an operation. If its ``seq`` is 0, it is admitted: registered with its vars. Otherwise it is completed: it
+releases its vars. Operations with all grants go to ``ready``; the engine (:class:`Driver`) dispatches them.
 
-The token is a dictionary of one item, because ``del token[0]`` is atomic, and on the main thread cannot be separated by
-a signal from the ``try`` that follows, which a call of ``acquire`` can. Interrupts come at the ends of loops, when a
-function begins and after a call; so whatever belongs together is done without a call in it but for the last step, and
-``_resume`` finds out how far the request at hand has come. Nothing here meets the limit of recursion: whoever asks has
-made an operation, for which there must be ``room``. CPython 3.13.0 leaves a loop past the ``try`` around it where the
-jump back comes right after a condition; hence loops without one in their head, and ``edge``, which is written at their
-ends. The file is long because these rules hold for all that changes the state, and are best read beside it.
+Rules for code inside the region:
+
+* No user code runs, except destructors and signal handlers. They may push but not wait.
+* The token is a one-item dictionary because ``del token[0]`` is atomic. On the main thread no signal can arrive between
+  it and the following ``try``; a call of ``acquire`` would allow one.
+* An interrupt can arrive at the end of a loop, at function entry and after a call. Steps that belong together
+  therefore contain no call except the last; ``_resume`` derives how far a broken request has come.
+* Nothing hits the recursion limit: ``room`` was checked when the operation was created.
+* CPython 3.13.0 leaves the enclosing ``try`` of a loop if the backward jump follows a condition. Loops therefore start
+  with ``while True``, and a dummy store to ``edge`` ends their body.
 """
 
 from __future__ import annotations
@@ -39,83 +39,82 @@ from weftplan.errors import EngineError
 
 T = TypeVar("T")
 ONE = (1,)
-"""Added to a list of permits: giving one back."""
-_TOLD = -1
-"""``wait`` of a waiter whose completion has been asked for."""
+"""Appended to a list of permits to return one."""
+_NOTIFIED = -1
+"""``wait`` of a waiter whose completion is already requested."""
 PATIENCE_S = 1.0
-"""How often a thread that waits looks whether it has to do something itself: the thread inside, at its limit of
-recursion, had no room to answer, or no worker could be started."""
+"""How often a waiting thread serves requests itself, in case the thread inside could not notify it."""
 MOST_AT_ONCE = 500
-"""Requests that a thread carries out before it lets another go on with them."""
+"""Requests that a thread serves before it offers the token to others."""
 PAUSE_S = 0.00005
-"""How long it waits for another to come."""
+"""How long it pauses for another thread to take the token."""
 _engine, _events, _readers, _waiting, _write = map(attrgetter, ("engine", "events", "readers", "waiting", "write"))
-"""Of vars. To ask many of them, loops within the interpreter take a third of the time."""
+"""Attribute getters of vars. With ``map`` they take a third of the time of a Python loop."""
 
 
 class Driver(Protocol):
-    """An engine, as its region sees it."""
+    """Interface of an engine towards its region."""
 
     _any_failure: bool
-    """Some var holds a failure, so every completion is to be told to ``_spread``."""
+    """Whether a var holds a failure; every completion then calls ``_spread``."""
     _here: Any
-    """What the thread that was inside does when it is outside again."""
+    """Work for the thread that leaves the region."""
     _streams_used: bool
-    """Vars may have events."""
+    """Whether vars may have stream events."""
 
     def _dispatch(self) -> None:
-        """Inside: hand over everything in ``ready``, removing each only when nothing can interrupt the rest."""
+        """Inside: dispatch everything in ``ready``. Remove each item only when no interrupt can lose it."""
 
     def _spread(self, op: OprBlock) -> object:
-        """Inside: give the failure of ``op`` to what it writes. Returns what is to be dropped outside."""
+        """Inside: set the failure of ``op`` on the vars it writes. Return objects to drop outside."""
 
     def _run_here(self) -> None:
-        """Outside: do what is in ``_here``."""
+        """Outside: process ``_here``."""
         return
 
     def _wake_all(self) -> None:
-        """Inside: wake whoever has work, since an interrupt may have come before somebody was woken."""
+        """Inside: wake workers for all queued operations; an interrupt may have skipped a wake-up."""
         return
 
 
 class Region:
-    """Requests, and what one thread at a time does about them.
+    """Request queue, and the code that serves it on one thread at a time.
 
     Args:
-        few: how many pending operations those who sleep in ``idle_waiters`` are to be told of.
-        debug: keep every operation that is pending in ``in_flight``.
+        few: notify ``idle_waiters`` when at most this number of operations is pending.
+        debug: record pending operations in ``in_flight``.
 
-    A region does not hold its engine, which goes as soon as nobody else holds it: methods that need it are given it.
+    A region holds no reference to its engine, so the engine can be collected; methods take it as ``driver``.
     """
 
     def __init__(self, *, few: int = 0, debug: bool = False) -> None:
         self.requests: deque[OprBlock] = deque()
-        """Operations to admit or to complete, in order. The first stays until it is carried out."""
+        """Operations to admit or to complete, in order. The head is removed only when it has been served."""
         self.token: dict[int, Any] = {0: 1}
-        """Empty while a thread is inside; otherwise tells who was there last, as far as that one wants to know."""
+        """Empty while a thread is inside. The value identifies the last thread inside, if that thread wants to know."""
         self.ready: deque[OprBlock] = deque()
-        """Granted all their vars, not handed over yet; empty outside the region."""
+        """Operations with all grants, not dispatched yet. Empty outside the region."""
         self.seq = 0
-        """Operations admitted so far, and the number of the last."""
+        """Number of operations admitted; also the number of the last."""
         self.completed = 0
         self.waits = 0
         """How many of the completed operations were waiters."""
         self.idle_waiters: list[Any] = []
-        """Locks to release when no more than ``few`` are pending."""
+        """Locks to release when at most ``few`` operations are pending."""
         self.few = few
         self.debug = debug
         self.in_flight: dict[int, OprBlock] = {}
-        """Debug mode: every operation that is admitted and not completed."""
+        """Operations that are admitted and not completed (debug mode only)."""
         self.gate: Callable[[], None] | None = None
-        """Called before each :meth:`apply` that does not pass it, outside: a fork keeps other threads waiting there."""
+        """Called at the start of :meth:`apply` unless ``past_gate``. A fork blocks other threads in it."""
 
-    def hand_over(self, queue: MutableSequence[OprBlock]) -> None:
-        """Inside: ``_dispatch`` of a driver with one queue."""
+    def dispatch_to(self, queue: MutableSequence[OprBlock]) -> None:
+        """Inside: ``_dispatch`` for a driver with one queue."""
         ready = self.ready
         while ready:
             op = ready[0]
             if type(op) is Waiter:
-                self.tell(op)
+                self.notify(op)
             else:
                 del ready[0]
                 queue += (op,)
@@ -124,12 +123,15 @@ class Region:
 
     @property
     def pending(self) -> int:
-        """Operations that are admitted and not completed. Outside the region: 0 only if there was a moment without."""
-        completed = self.completed  # first: both only grow
+        """Number of operations admitted and not completed.
+
+        Outside the region, 0 proves that there was an idle moment.
+        """
+        completed = self.completed  # read first: both counters only grow
         return self.seq - completed
 
     def apply(self, driver: Driver, past_gate: bool = False) -> None:
-        """Carry out all requests, or leave them to the thread that is inside."""
+        """Serve all requests, or leave them to the thread that is inside."""
         if self.gate is not None and not past_gate:
             self.gate()
         requests, token, ready = self.requests, self.token, self.ready
@@ -138,12 +140,15 @@ class Region:
         dropped: object = None
         try:
             while True:
+                # Another thread that appends after this check finds the token and enters itself.
                 if not requests:
                     break
                 try:
                     del token[0]
                 except KeyError:
                     break
+                # Inside. No call may stand between the removal and the inner `try`: an interrupt would keep the token
+                # for ever.
                 left = MOST_AT_ONCE
                 op: OprBlock | None = None
                 var: Var | None = None
@@ -154,6 +159,8 @@ class Region:
                         left -= 1
                         op = requests[0]
                         if not op.seq:
+                            # Admission: a read is granted unless a write comes first. A write becomes `write`, and
+                            # waits for readers if there are any. Everything else queues in `waiting`.
                             wait = 0
                             for var in op.reads:
                                 if var.write is None:
@@ -177,27 +184,34 @@ class Region:
                                     else:
                                         var.waiting.append(op)
                                 edge = var
+                            # No call from here to `append`: an interrupt finds the request either unregistered or
+                            # removed.
                             self.seq = op.seq = self.seq + 1
                             op.wait = wait
                             if debug:
                                 self.in_flight[op.seq] = op
                             del requests[0]
                             if not wait:
-                                granted, op = op, None  # over, should an interrupt come after the next call
+                                granted, op = op, None  # served: an interrupt after the next call must not resume it
                                 ready.append(granted)
                         else:
+                            # Completion: spread the failure before any grant, so that each successor finds it on its
+                            # vars.
                             if driver._any_failure or op.failure is not None:
                                 dropped = (driver._spread(op), dropped)
                             for var in op.reads:
+                                # The last reader grants the write that waits for it.
                                 var.readers -= 1
                                 if not var.readers and var.write is not None:
-                                    other = var.write
-                                    other.wait -= 1
-                                    if not other.wait:
-                                        ready.append(other)
+                                    writer = var.write
+                                    writer.wait -= 1
+                                    if not writer.wait:
+                                        ready.append(writer)
                                 edge = var
                             for var in op.writes:
                                 var.version += 1
+                                # The next operations are granted before this request is removed; a repeated call
+                                # resumes at `head`.
                                 var.write = None
                                 if var.waiting:
                                     var.grant(ready)
@@ -207,27 +221,31 @@ class Region:
                             if debug:
                                 del self.in_flight[op.seq]
                             if op.fn is not None:
-                                dropped = (op, dropped)  # what it holds may have destructors: they run outside
+                                dropped = (op, dropped)  # its objects may have destructors, which must run outside
                         op = var = None
+                        # Dispatch after each request: workers start while later requests are served.
                         if ready:
                             driver._dispatch()
                         if idle_waiters and self.seq - self.completed <= self.few:
-                            self._tell_idle()
+                            self._notify_idle()
                         edge = None
                 except BaseException as error:
                     interrupted = interrupted or error
+                    # Ctrl-C or MemoryError: bring the interrupted request to its end before the token is put back.
                     self._resume(driver, op, var)
                 finally:
+                    # A list of its own identifies this thread, if it stopped at the limit; otherwise a number suffices.
                     token[0] = mine = left or [0]
                 if not left:
-                    sleep(PAUSE_S)  # others are to have a chance to come, or this thread would serve a storm to its end
+                    sleep(PAUSE_S)  # let another thread take over, or a request storm never ends for this thread
                     if token.get(0) is not mine:
-                        break  # one has, and goes on unless another has come since
+                        break  # another thread took over and serves the remaining requests
                 edge = None  # noqa: F841
+            # Destructors run here, outside the region.
             dropped = None
             if driver._here:
                 driver._run_here()
-        except BaseException as error:  # after the token was given back: there may be a request that nobody looks at
+        except BaseException as error:  # after the token was put back: requests may have arrived unseen
             interrupted = interrupted or error
             self.apply(driver)
         if interrupted is not None:
@@ -236,15 +254,15 @@ class Region:
     def write_alone(
         self, driver: Driver, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]
     ) -> bool:
-        """``work()``, made inside as an operation that is pushed, run and completed in one step.
+        """Run ``work()`` inside, as an operation that is pushed, run and completed in one step.
 
         Args:
-            work: takes no longer than some requests do, runs nobody's code, pushes nothing and waits for nothing.
-            reads, writes: no var twice.
+            work: short; runs no user code, pushes nothing and waits for nothing.
+            reads, writes: vars without duplicates.
 
         Returns:
-            True: it has run. False: somebody else is inside, a request comes first, or a var is not idle, or not one
-            of ``driver`` on a host.
+            False, with nothing done, if another thread is inside, a request is queued, or a var is busy, on a device or
+            not one of ``driver``.
         """
         requests, token = self.requests, self.token
         done = False
@@ -270,19 +288,18 @@ class Region:
             finally:
                 token[0] = 1
         finally:
-            if requests:  # they came while nobody else could get in
+            if requests:  # requests that arrived while this thread held the token
                 self.apply(driver)
         return done
 
     def begin(self, driver: Driver, op: OprBlock) -> bool:
-        """Admit ``op``, which is to be granted its vars at once, so that the caller runs it. Ctrl-C must be held back.
+        """Admit ``op`` with all grants at once, for the caller to run. Hold Ctrl-C back around the call.
 
         Args:
-            op: reads and writes no var twice.
+            op: an operation without duplicate vars.
 
         Returns:
-            False, and nothing is done: somebody else is inside, a request comes first, or a var is not idle, or not one
-            of ``driver`` on a host.
+            False, with nothing done; conditions as in :meth:`write_alone`.
         """
         requests, token = self.requests, self.token
         done = False
@@ -291,6 +308,7 @@ class Region:
         except KeyError:
             return False
         try:
+            # Nothing pending means that no var is in use, so the vars need no check.
             if not requests and self.gate is None and not driver._any_failure:
                 reads, writes = op.reads, op.writes
                 if self.seq != self.completed and (any(map(_write, reads)) or _used(writes)):
@@ -305,15 +323,14 @@ class Region:
                 done = True
         finally:
             token[0] = 1
-            if requests:  # they came while nobody else could get in
+            if requests:  # requests that arrived while this thread held the token
                 self.apply(driver)
         return done
 
     def end(self, driver: Driver, op: OprBlock) -> bool:
-        """Complete ``op``, which has not failed, where nobody waits for it. Ctrl-C must be held back.
+        """Complete ``op``, which has not failed, if no operation waits for it; False: request the completion.
 
-        Returns:
-            False, and nothing is done: its completion is to be requested.
+        Hold Ctrl-C back around the call.
         """
         requests, token = self.requests, self.token
         done = False
@@ -329,7 +346,7 @@ class Region:
                 reads, writes = iter(op.reads), iter(op.writes)
                 try:
                     _release(reads, writes)
-                except BaseException:  # of a signal handler; it comes at the end of a turn, and the rest is due
+                except BaseException:  # raised by a signal handler at a loop end: release the remaining vars
                     _release(reads, writes)
                     raise
                 finally:
@@ -337,51 +354,53 @@ class Region:
                 done = True
         finally:
             token[0] = 1
-            if requests:  # they came while nobody else could get in
+            if requests:  # requests that arrived while this thread held the token
                 self.apply(driver)
         return done
 
-    def tell(self, op: OprBlock) -> None:
-        """Inside: ``op``, first in ``_ready``, is a waiter; it is over as soon as it is granted."""
+    def notify(self, op: OprBlock) -> None:
+        """Inside: notify the waiter at the head of ``ready`` and request its completion."""
         if not op.wait:
-            # Before it is told: what the woken thread asks next is answered after this one is over. Not a call, after
-            # which an interrupt could come.
+            # Queue the completion before notifying: a later request of the woken thread is then served after it. `+=`
+            # is not a call, so no interrupt can follow it.
             requests = self.requests
             requests += (op,)
-            op.wait = _TOLD
+            op.wait = _NOTIFIED
         try:  # noqa: SIM105  # `suppress` is slow
             op.fn()
-        except RuntimeError:  # told before an interrupt, or no room for it here: who asked asks again
+        except RuntimeError:  # already notified before an interrupt, or no stack here: the waiting thread asks again
             pass
         self.waits += 1
         del self.ready[0]
 
-    def _tell_idle(self) -> None:
-        """Inside: little or nothing is pending. Who is told looks whether it is little enough."""
+    def _notify_idle(self) -> None:
+        """Inside: notify threads that wait for an idle engine. Each checks the count itself."""
         waiters = self.idle_waiters
         while waiters:
             try:  # noqa: SIM105
                 waiters[0].release()
-            except RuntimeError:  # told before an interrupt
+            except RuntimeError:  # already notified before an interrupt
                 pass
             del waiters[0]
 
     # -- after an interrupt -----------------------------------------------------------------------------------------
 
     def _resume(self, driver: Driver, op: OprBlock | None, var: Var | None) -> None:
-        """Inside: an exception (KeyboardInterrupt, MemoryError) broke off the region; bring the request to its end.
+        """Inside: finish a request that an exception (KeyboardInterrupt, MemoryError) interrupted.
 
-        Half a change would block its vars for ever. ``op`` is the request at hand (None: between two), ``var`` the last
-        var it was doing. Its turn is over, except that releasing a write may have been broken off in a call.
+        Half a change would block its vars for ever. ``op`` is the interrupted request (None: between two requests) and
+        ``var`` the last var that the loop reached. Only the release of a write may be incomplete for that var.
         """
         if op is not None and not op.seq:
             self._resume_admission(op, var)
         elif op is not None:
             self._resume_completion(driver, op, var)
+        # `ready` may hold operations of the interrupted request.
         if self.ready:
             driver._dispatch()
         if self.idle_waiters and self.seq - self.completed <= self.few:
-            self._tell_idle()
+            self._notify_idle()
+        # An interrupt may have come between queueing an operation and waking its worker.
         driver._wake_all()
 
     def _resume_admission(self, op: OprBlock, var: Var | None) -> None:
@@ -394,8 +413,8 @@ class Region:
             other.add_read(op)
         for other in [*op.writes][writes_done:]:
             other.add_write(op)
-        # No grant can have come in between. A read waits exactly when its var has a write before it; a write when it is
-        # not first or there are readers.
+        # No grant can have happened in between. A read waits if its var has an earlier write; a write waits if it is
+        # not first or if there are readers.
         op.wait = sum(v.write is not None for v in op.reads) + sum(
             v.write is not op or v.readers > 0 for v in op.writes
         )
@@ -428,15 +447,15 @@ class Region:
             del self.in_flight[op.seq]
         del self.requests[0]
 
-    # -- others inside ----------------------------------------------------------------------------------------------
+    # -- requests with a result -----------------------------------------------------------------------------------
 
     def ask(self, driver: Driver, waiter: Waiter) -> None:
-        """Have ``waiter`` called inside, by whatever thread, when it is granted its vars."""
+        """Queue ``waiter``; a thread inside calls it when its vars are granted."""
         self.requests.append(waiter)
         self.apply(driver)
 
     def exclusively(self, driver: Driver, change: Callable[[], T]) -> T:
-        """``change()``, made inside after all requests so far, on whatever thread; returns or raises what it does.
+        """Run ``change()`` inside, after all earlier requests and on any thread. Return its result or raise its error.
 
         Raises:
             EngineError: called by a destructor or signal handler that interrupted this thread inside.
@@ -449,14 +468,14 @@ class Region:
 
         def make() -> None:
             if not outcome:
-                ample_room()  # this thread, which may be another than the asking one, has it; or it is asked again
-                # Counts without the waiter that this is.
+                ample_room()  # the serving thread may have less stack than the caller; on failure the caller asks again
+                # Hide the waiter that runs this from the counts.
                 self.waits += 1
                 self.completed += 1
                 try:
                     outcome.extend((True, change()))
                 except BaseException as error:
-                    if outcome:  # an interrupt after the change: this is called again
+                    if outcome:  # an interrupt after the change: the repeated call must not change again
                         raise
                     outcome.extend((False, error))
                 finally:
@@ -466,10 +485,12 @@ class Region:
 
         try:
             self.ask(driver, Waiter(make, (), ()))
+            # The thread inside may have had no stack for the request: repeat it. `outcome` keeps a second call
+            # harmless.
             while not done.acquire(timeout=PATIENCE_S):
                 self.ask(driver, Waiter(make, (), ()))
         except BaseException:
-            outcome.append(None)  # nobody is told of it any more: if it has not been made, it is not to be
+            outcome.append(None)  # withdraw the request: no thread reads the result any more
             raise
         succeeded, result = outcome
         if not succeeded:
@@ -477,15 +498,17 @@ class Region:
         return result  # type: ignore[no-any-return]
 
     def refuse_inside(self) -> None:
-        """Raise if this thread is inside already, interrupted by what calls this: it would wait for itself."""
+        """Raise if the caller interrupted this thread inside the region: it would wait for itself."""
         if self.is_inside():
             raise EngineError(
                 "a finalizer or signal handler waited while the engine was in the middle of a change on this thread"
             )
 
     def is_inside(self, owner: object = None, method: CodeType | None = None) -> bool:
-        """True when a finalizer or signal handler calls this that has interrupted its thread inside, or in ``method``
-        of ``owner`` (which may be the caller)."""
+        """Return whether this thread, now in a finalizer or signal handler, was interrupted inside the region.
+
+        Also if it was interrupted inside ``method`` of ``owner``, which may be the calling method itself.
+        """
         frame = None if self.token and method is None else sys._getframe(1)
         if method is not None and frame is not None:
             frame = frame.f_back
@@ -500,19 +523,19 @@ class Region:
 
 
 def _ours(driver: Driver, vars: Collection[Var]) -> bool:
-    """Whether all are vars of ``driver``, and on a host."""
+    """Return whether all are host vars of ``driver``."""
     if driver._streams_used and not all(map(is_, map(_events, vars), repeat(None))):
         return False
     return all(map(is_, map(_engine, vars), repeat(driver)))
 
 
 def _used(vars: Collection[Var]) -> bool:
-    """Whether somebody uses one of these vars."""
+    """Return whether any of these vars has a reader or a write."""
     return any(map(_write, vars)) or any(map(_readers, vars))
 
 
 def _release(reads: Iterator[Var], writes: Iterator[Var]) -> None:
-    """End granted reads and writes for which nobody waits."""
+    """Release granted reads and writes that no operation waits for."""
     for var in reads:
         var.readers -= 1
     for var in writes:

@@ -1,7 +1,7 @@
-"""Engine types by name: the table for ``create``, ``MXNET_ENGINE_TYPE``, command line and docs.
+"""Registry of engine types by name, for ``create``, ``MXNET_ENGINE_TYPE``, command line and docs.
 
-An engine type is a subclass of :class:`~weftplan.engine.core.Engine` with a ``kind`` and the class decorator
-:func:`register`. Types register when their modules are imported; looking up may be done from any thread.
+An engine type is a subclass of :class:`~weftplan.engine.core.Engine` with a ``kind``, decorated with :func:`register`.
+Types register at import; lookups are allowed from any thread.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _ENGINES: dict[str, type[Engine]] = {}
 
 
 def register(klass: T) -> T:
-    """Class decorator: add an engine type under its ``kind``.
+    """Register an engine type under its ``kind``.
 
     Raises:
         ConfigError: another class has this name.
     """
-    other = _ENGINES.setdefault(klass.kind, klass)
-    if other is not klass:
-        raise ConfigError(f"an engine {klass.kind!r} is registered already: {other!r}; give {klass!r} another kind")
+    earlier = _ENGINES.setdefault(klass.kind, klass)
+    if earlier is not klass:
+        raise ConfigError(f"an engine {klass.kind!r} is registered already: {earlier!r}; give {klass!r} another kind")
     return klass
 
 
@@ -38,7 +38,7 @@ def find(kind: str) -> type[Engine]:
     """Return the engine type of this name.
 
     Raises:
-        ConfigError: there is none; names the nearest one.
+        ConfigError: there is none; the message names the nearest one.
     """
     klass = _ENGINES.get(kind)
     if klass is None:

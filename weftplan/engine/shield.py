@@ -1,8 +1,8 @@
-"""A short delay of Ctrl-C on the main thread, for code that an interrupt would corrupt.
+"""Short deferral of Ctrl-C on the main thread, for code that an interrupt would corrupt.
 
-The interpreter calls signal handlers between any two bytecodes of a certain kind, so a function that must not be broken
-off replaces the handler of SIGINT while it runs, and raises afterwards what the handler would have raised. Only for
-handlers written in Python: others raise nothing. Other signals' handlers are not held back.
+The interpreter calls signal handlers between bytecodes. A function that must not be interrupted replaces the SIGINT
+handler while it runs, then calls the deferred handler. Only handlers written in Python are deferred; other signals are
+not.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from time import perf_counter_ns
 from typing import Any
 
 PATIENCE_NS = 50_000_000
-"""Held back longer than this, an interrupt is raised where it comes: what takes so long is a user's function."""
+"""After this time a deferred interrupt is raised on arrival, because only a user function takes this long."""
 
 
 NEVER = 1 << 62
-"""``since`` of what is not interrupted however long it takes."""
+"""Value of ``since`` for code that is never interrupted."""
 
 
 class _Clock(threading.local):
-    """When what is shielded on this thread began; set anew for each part. Other threads use it without a shield, and
-    must not change how long the main thread holds back."""
+    """Start of the current shielded section, per thread; other threads set it without a shield."""
 
     since = 0
 
@@ -35,14 +34,14 @@ clock = _Clock()
 
 
 class Shield:
-    """A context manager for the main thread; there is one, ``shield``, and it is not entered twice (see ``_Inner``)."""
+    """Context manager for the main thread. The only instance is ``shield``; nested sections use ``_Inner``."""
 
     def __init__(self) -> None:
         self._handler: Any = None
-        """What was installed before; kept, since a shielded function may put the shield back later as what it found."""
+        """The replaced handler. Never cleared, as a shielded function may later restore the shield as the old one."""
         self._up = False
         self.held = False
-        """An interrupt has come and waits."""
+        """An interrupt is pending."""
 
     def __call__(self, number: int, frame: object) -> None:
         if not self._up or perf_counter_ns() - clock.since > PATIENCE_NS:
@@ -53,32 +52,32 @@ class Shield:
     def __enter__(self) -> None:
         handler = getsignal(SIGINT)
         if callable(handler):
-            if handler is not self:  # else it has been put back, see above
+            if handler is not self:  # otherwise the user restored the shield, see above
                 self._handler = handler
             clock.since = perf_counter_ns()
             self._up = True
             try:  # noqa: SIM105  # `suppress` is slow
                 set_handler(SIGINT, self)
-            except ValueError:  # the main thread of a subinterpreter gets no signals
+            except ValueError:  # the main thread of a subinterpreter receives no signals
                 pass
 
     def __exit__(self, *_: object) -> None:
         if not self._up:
             return
         self._up = False
-        if getsignal(SIGINT) is self:  # or the function has installed another, which stays
+        if getsignal(SIGINT) is self:  # otherwise the function installed another handler, which stays
             set_handler(SIGINT, self._handler)
         if self.held:
             self.release()
 
     def release(self) -> None:
-        """Raise what was held back."""
+        """Call the handler for the deferred interrupt."""
         self.held = False
         self._handler(SIGINT, None)
 
 
 class _Inner:
-    """The shield within what is shielded already, on the main thread: it begins anew, then the outer part goes on."""
+    """Nested section on the main thread: restarts the time, then the outer section goes on."""
 
     def __init__(self) -> None:
         self._outer = 0
@@ -93,7 +92,7 @@ class _Inner:
 
 
 class _Undisturbed(threading.local):
-    """A context manager in which nothing that is shielded is interrupted, however long it takes."""
+    """Context manager that defers interrupts in shielded code without a time limit."""
 
     def __init__(self) -> None:
         self._kept: list[int] = []
@@ -116,7 +115,7 @@ _main = threading.main_thread().ident
 
 def _forked() -> None:
     global _main
-    _main = get_ident()  # whoever forks is the main thread of the child
+    _main = get_ident()  # the forking thread is the main thread of the child
 
 
 if hasattr(os, "register_at_fork"):
@@ -124,18 +123,20 @@ if hasattr(os, "register_at_fork"):
 
 
 def unbroken() -> None:
-    """In a shielded block: hold back what comes from here on however long it takes, as on a machine that is busy with
-    other things. Only where no function of a user runs; an inner block that is shielded has its own time."""
+    """Remove the time limit of the current shielded section, for example on a loaded machine.
+
+    Only for sections without user code. A nested section has its own time limit.
+    """
     clock.since = NEVER
 
 
 def shielded() -> AbstractContextManager[None]:
-    """``with shielded():`` an interrupt of the main thread comes after the block; nothing on other threads.
+    """Return a context manager that defers an interrupt of the main thread to its end. No effect on other threads.
 
     Raises:
         KeyboardInterrupt: at the end of the block, or before it has begun.
     """
     if get_ident() != _main:
         return _NONE
-    # Either alone is what an interrupt, or a function that puts the shield back, has left.
+    # An interrupt, or a function that restores the shield, can leave one condition without the other.
     return _Inner() if shield._up and getsignal(SIGINT) is shield else shield

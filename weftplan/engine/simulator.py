@@ -1,7 +1,7 @@
-"""The simulator: a single-threaded engine with a seeded choice of ready operations, for tests.
+"""Simulator: a single-threaded engine with a seeded choice among ready operations, for tests.
 
-Nothing runs at a push; a wait runs operations until what it waits for is done. With ``choose`` a test decides itself
-and can walk through every order of a small program.
+Nothing runs at a push; a wait runs operations until its condition holds. With ``choose`` a test can enumerate every
+order of a small program.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Choose = Callable[[Sequence[OprBlock]], int]
 
 @register
 class Simulator(Engine):
-    """An engine on one thread that runs operations in any legal order.
+    """Engine on one thread that runs operations in any legal order.
 
     Args:
-        seed: of the choices; the same seed and program give the same order.
-        choose: gets the ready operations (in the order in which they became ready), returns the index of the next.
+        seed: seed of the choices; the same seed and program give the same order.
+        choose: receives the ready operations (in the order they became ready) and returns the index of the next.
     """
 
     kind = "Simulator"
@@ -41,14 +41,14 @@ class Simulator(Engine):
         self._choose: Choose = choose or (lambda ready: rng.randrange(len(ready)))
         self._dispatched: list[OprBlock] = []
         self._asynchronous: set[int] = set()
-        """Numbers of operations that were started and have not said that they are done."""
+        """Numbers of asynchronous operations that have started and not completed."""
         self._arrived = threading.Semaphore(0)
         self.history: list[int] = []
-        """Numbers of the operations in the order in which they ran."""
+        """Numbers of the operations in execution order."""
         self.enlist()
 
     def _dispatch(self) -> None:
-        self._region.hand_over(self._dispatched)
+        self._region.dispatch_to(self._dispatched)
 
     def stop(self) -> None:
         if self not in running.engines:
@@ -57,21 +57,21 @@ class Simulator(Engine):
     def notify_shutdown(self) -> None:
         super().notify_shutdown()
         if self not in running.engines:
-            self._before_wait()  # deletes are run; there are no threads that would
+            self._before_wait()  # runs deletes; no thread would
 
     def step(self) -> bool:
-        """Run one ready operation; False when there is none."""
+        """Run one ready operation. Return False if there is none."""
         if not self._dispatched:
             return False
-        place = self._choose(tuple(self._dispatched))
+        chosen = self._choose(tuple(self._dispatched))
         failure: Outcome
         done: Callable[[Outcome], None] | None
         start = time.perf_counter_ns() if self._tracer is not None else 0
-        op, engines, failure, done = self._dispatched[place], running.engines, None, None
+        op, engines, failure, done = self._dispatched[chosen], running.engines, None, None
         running.engines = (*engines, self)
-        # An interrupt counts as the failure of the operation; none can come between taking it and the try.
+        # An interrupt counts as the failure of the operation; none can arrive between taking it and the try.
         try:
-            del self._dispatched[place]
+            del self._dispatched[chosen]
             self.history.append(op.seq)
             if op.asynchronous:
                 done = once(partial(self._arrive, op, start))
@@ -105,7 +105,7 @@ class Simulator(Engine):
         return not over() and bool(self._region.pending)
 
     def _arrive(self, op: OprBlock, start_ns: int, failure: Outcome) -> None:
-        """Note that an asynchronous operation is over; any thread may call this."""
+        """Complete an asynchronous operation; called from any thread."""
         if start_ns:
             self._trace(op, "simulated", threading.current_thread().name, start_ns)
         self._complete(op, failure)
@@ -119,14 +119,15 @@ class Simulator(Engine):
                 pass
 
     def _futures_due(self) -> bool:
-        """Whether a future is to be settled by one of the operations that are ready."""
+        """Return whether a ready operation completes a future."""
         return any(type(op) is FutureBlock for op in self._dispatched)
 
     def _before_wait(self, var: Var | None = None) -> None:
         while self._region.requests or (var.write is not None if var is not None else self._region.pending):
-            # Counted before the step: what another thread ends is dispatched first and no longer asynchronous then.
+            # Counted before the step: if another thread completes an operation, its successors are dispatched first.
             started = len(self._asynchronous)
+            # Nothing ran and nothing asynchronous is pending: no progress is possible on this thread.
             if not self.step() and not started:
                 break
             if self._asynchronous and not self._dispatched:
-                self._arrived.acquire()  # another thread completes what was started; then there may be more to run
+                self._arrived.acquire()  # another thread completes an operation, and more may become ready

@@ -1,6 +1,6 @@
 """Push sites: code object and instruction, resolved to ``file:line`` only for an error message.
 
-Any thread may ask. What is kept is a table of file names, which two threads fill with the same answers.
+Any thread may call these functions. The only state is a cache of file names; concurrent threads store equal entries.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from types import CodeType
 from typing import Any
 
 Site = tuple[CodeType, int] | None
-"""Code object and instruction offset of a push, None when unknown."""
+"""Code object and instruction offset of a push; None if unknown."""
 
 _PACKAGE = __file__.rsplit("engine", 1)[0]
 _FOR_ITSELF = tuple(f"{_PACKAGE}{room}{os.sep}" for room in ("executor", "kvstore", "ndarray"))
 USER, FOR_USER, OWN = range(3)
-"""Who pushes: the user; this package, a function of the user's (a task); this package, for itself."""
+"""Origin of a push: user code; the package for a user's function (a task); the package for itself."""
 _origins: dict[str, int] = {}
-"""File name -> who pushes from it. Only grows, by as many entries as there are files that push."""
+"""Cache of origins by file name. It grows only by the number of files that push."""
 
 
 def origin(filename: str) -> int:
-    """USER, FOR_USER or OWN. The interesting line of a push is the user's."""
+    """Return USER, FOR_USER or OWN."""
     known = _origins.get(filename)
     if known is None:
         known = OWN if filename.startswith(_FOR_ITSELF) else FOR_USER if filename.startswith(_PACKAGE) else USER
@@ -31,7 +31,7 @@ def origin(filename: str) -> int:
 
 
 def push_site(depth: int = 2) -> Site:
-    """Code and instruction of the innermost frame outside this package."""
+    """Return code and instruction of the innermost frame outside this package."""
     frame: Any = sys._getframe(depth)
     code = frame.f_code
     while True:
@@ -44,7 +44,7 @@ def push_site(depth: int = 2) -> Site:
 
 
 def site_text(site: Site) -> str:
-    """``file:line`` of a site.
+    """Return ``file:line`` of a site.
 
     >>> site_text(None)
     'an unknown line'

@@ -1,32 +1,26 @@
-"""Streams: order on devices whose functions only enqueue their kernels.
+"""Streams: order of operations on devices whose functions only enqueue kernels.
 
-A device has a few streams, whoever enqueues: an operation continues the stream of one whose result it takes, as long as
-nothing has come after that there, else it takes the next; so independent chains go side by side whichever worker finds
-them. Copies to and from the device have a stream each. Exchanges between devices, which are prioritized work, have a
-few streams of their own in turn: a computation that is enqueued later does not wait for one. The stream is current
-while the operation runs, which is over for the engine when its function has returned, so what depends on it is
-dispatched while the device still works; the rest is events:
+An operation is over for the engine when its function has returned. Its dependants are dispatched while the device still
+works; events keep the order:
 
-    a var remembers the event after its last write, and per stream the event after the last read since
-    an operation on a stream      makes it wait for the writers' events of what it reads, and for the writer's and all
-                                  readers' of what it writes, unless they are of the same stream
-    an operation on a CPU, a wait block the host on the same events
-    a delete                      is held back until all events of the var have passed: only then is memory free
+    a var                      holds the event after its last write, and per stream the event after the last read
+    an operation on a stream   makes the stream wait for the writers' events of its reads, and for the writers' and
+                               readers' events of its writes, except those of the same stream
+    an operation on the CPU,
+    a wait                     block the host on the same events
+    a delete                   is deferred until all events of the var have passed; only then is the memory free
 
-Marks are changed by the operation that holds the var (alone for a write); several readers of one var may add theirs at
-the same time, under ``_lock``. Events are recorded under it, too: of two workers on one stream
+A device has a few streams, shared by its workers. An operation continues the stream of one of its inputs if nothing was
+enqueued there since; otherwise it takes the next stream. Independent chains therefore overlap, whichever worker runs
+them. Copies to and from the device have one stream each. Exchanges between devices, which are prioritized work, have
+four streams in turn: a computation that is enqueued later does not wait for an exchange.
 
-    1: enqueue a read    1: record    2: enqueue a read    2: record    2: store its mark    1: store its mark
+Failures after enqueueing: if a device can attribute them (``Stream.work``), the mark's event carries the fault, and so
+do the events of dependent work. The result equals that of an operation that fails at once. If several operations
+failed, which is named depends on timing. CUDA cannot attribute a failure: it concerns the whole stream, and all later
+work.
 
-would leave a mark that does not cover the second read.
-
-Work that fails after it was enqueued: a device that can tell whose it was (``Stream.work``) gives the mark's event the
-fault, also of what the work was made of, and all who wait for the event are told. What comes of it is what would have
-come if the operation had failed at once: who reads it fails alike, who writes over it does unless it was pushed after
-the user had been told. Where several have failed, which of them is named depends on what is known by then. CUDA cannot
-tell: its error is of whatever the stream has done, and of all that comes later.
-
-Below ``_lock`` there are only the device's own locks.
+Only device locks are taken under ``_lock``.
 """
 
 from __future__ import annotations
@@ -48,11 +42,15 @@ if TYPE_CHECKING:
     from weftplan.engine.types import Runs
     from weftplan.engine.var import Var
 
+# The operation that holds a var changes its marks, alone for a write. Concurrent readers of one var add theirs under
+# `_lock`. Events are recorded under it, too. Otherwise two workers on one stream could interleave as
+# (1) enqueue a read, (1) record, (2) enqueue a read, (2) record, (2) store its mark, (1) store its mark,
+# and the stored mark would not cover the second read.
 _lock = free_in_children(Lock())
 _LANES = 4
-"""Streams for exchanges: so many buckets are in flight on a device."""
-LATER = cast("Outcome", object())
-"""What :meth:`StreamWorker.run` returns for a delete that has been put off; :meth:`StreamWorker.bury` ends it."""
+"""Streams for exchanges per device: the number of buckets in flight."""
+DEFERRED = cast("Outcome", object())
+"""Returned by :meth:`StreamWorker.run` for a deferred delete; :meth:`StreamWorker.finish_deletes` completes it."""
 
 
 class Mark:
@@ -69,7 +67,7 @@ class Mark:
 
 
 class VarEvents:
-    """What the streams still do to one var."""
+    """Marks of the stream work that still uses one var."""
 
     __slots__ = ("readers", "writer")
 
@@ -82,21 +80,21 @@ class VarEvents:
 
 
 class Why(Enum):
-    """Why an operation comes after a mark: it takes over the mark's failure only in the first two cases."""
+    """Why an operation waits for a mark. It inherits the mark's failure only in the first two cases."""
 
     READS = 1
-    """What was written there; failed, it cannot be read."""
+    """It reads the written value. If the write failed, it cannot run."""
     OVERWRITES = 2
-    """What was written there; failed, it may be written again by whoever was pushed after the user had been told."""
+    """It overwrites the written value. It may heal a failure that was raised before this push."""
     FOLLOWS_READER = 3
-    """What was only read there."""
+    """It writes a var that earlier stream work only reads."""
 
 
 Before = list[tuple["Var", Mark, Why]]
 
 
 def marks_before(op: OprBlock) -> Iterator[tuple[Var, Mark, Why]]:
-    """(var, mark, why) of everything on streams that must have passed before ``op`` may touch its vars."""
+    """Yield (var, mark, why) for each mark that must pass before ``op`` may use its vars."""
     for var in op.reads:
         events = var.events
         if events is not None and events.writer is not None:
@@ -113,27 +111,27 @@ def marks_before(op: OprBlock) -> Iterator[tuple[Var, Mark, Why]]:
 
 
 def synchronize_host(core: Runs, op: OprBlock) -> Failure | None:
-    """Block until ``op``, which runs on the host, may touch its vars; a device's error is its failure."""
-    found: Failure | None = None
+    """Block until ``op``, which runs on the host, may use its vars. Return a device error as a failure."""
+    first: Failure | None = None
     for var, mark, why in marks_before(op):
         failure = _pass_for(core, op, var, mark, why)
-        found = found or failure
+        first = first or failure
     for var in op.writes:
         var.events = None
-    return found
+    return first
 
 
 def synchronize_var(core: Runs, var: Var) -> None:
-    """Block until the last write of ``var`` has passed; a device's error becomes the var's failure."""
+    """Block until the last write of ``var`` has passed. A device error becomes the var's failure."""
     events = var.events
     if events is not None and events.writer is not None:
         _pass(core, var, events.writer)
 
 
 def _pass_for(core: Runs, op: OprBlock, var: Var, mark: Mark, why: Why) -> Failure | None:
-    """Block until the mark has passed; the failure because of which ``op`` must be skipped."""
+    """Block until the mark has passed. Return the failure that makes ``op`` skip, if any."""
     if why is Why.FOLLOWS_READER:
-        with suppress(Exception):  # whoever wants what the reader wrote is told
+        with suppress(Exception):  # a wait for the reader's own result raises the error
             mark.event.synchronize()
         return None
     failure = _pass(core, var, mark)
@@ -141,7 +139,7 @@ def _pass_for(core: Runs, op: OprBlock, var: Var, mark: Mark, why: Why) -> Failu
 
 
 def _pass(core: Runs, var: Var, mark: Mark) -> Failure | None:
-    """Block until the mark, which is of the last write of ``var``, has passed; the failure that the var has by it."""
+    """Block until the mark of the last write of ``var`` has passed. Return the var's failure, if any."""
     failure: Failure | None = None
     try:
         mark.event.synchronize()
@@ -161,7 +159,7 @@ def _pass(core: Runs, var: Var, mark: Mark) -> Failure | None:
 
 
 def _failure_of(core: Runs, fault: Any, stream: Stream) -> Failure:
-    """The one failure that all who meet ``fault`` are told."""
+    """Return the failure that all dependants of ``fault`` share."""
     if fault.kept is None:
         name, site, seq = fault.owner or (f"work on {stream!r}", None, 0)
         failure = Failure(fault.error, name, site, seq)
@@ -172,26 +170,26 @@ def _failure_of(core: Runs, fault: Any, stream: Stream) -> Failure:
                 core._add_unobserved(failure)
 
         core._exclusively(note)
-    found: Failure = fault.kept
-    return found
+    shared: Failure = fault.kept
+    return shared
 
 
 class StreamPool:
-    """The streams of one device on one engine, used by all its workers."""
+    """Streams of one device on one engine, shared by all its workers."""
 
-    def __init__(self, place: Device, count: int) -> None:
-        self.place = place
+    def __init__(self, device: Device, count: int) -> None:
+        self.device = device
         self.users = 0
-        self.inward, self.outward = place.new_stream(), place.new_stream()
-        self._compute = [place.new_stream() for _ in range(count)]
+        self.inward, self.outward = device.new_stream(), device.new_stream()
+        self._compute = [device.new_stream() for _ in range(count)]
         self._last: dict[Stream, int] = dict.fromkeys(self._compute, -1)
-        """By stream: the number of the operation that was put there last."""
+        """Number of the last operation per stream."""
         self._turn = 0
-        self._exchange = [place.new_stream() for _ in range(_LANES)]
+        self._exchange = [device.new_stream() for _ in range(_LANES)]
         self._lane = 0
 
     def choose(self, op: OprBlock) -> Stream:
-        """The stream that ``op`` goes to."""
+        """Return the stream for ``op``."""
         if op.prop is FnProperty.COPY_TO_GPU:
             return self.inward
         if op.prop is FnProperty.COPY_FROM_GPU:
@@ -200,6 +198,7 @@ class StreamPool:
             self._lane += 1
             return self._exchange[self._lane % _LANES]
         with _lock:
+            # Continue the stream of the newest input whose work is the last there: no event wait is needed.
             chosen, newest = None, -1
             for var in (*op.reads, *op.writes):
                 mark = None if var.events is None else var.events.writer
@@ -212,7 +211,7 @@ class StreamPool:
         return chosen
 
     def drain(self, core: Runs) -> None:
-        """Block until everything enqueued has passed; an error becomes a failure that wait_for_all raises."""
+        """Block until all enqueued work has passed. An error becomes a failure that wait_for_all raises."""
         for stream in (self.inward, self.outward, *self._compute, *self._exchange):
             try:
                 faults = stream.finish()
@@ -224,62 +223,62 @@ class StreamPool:
                     _failure_of(core, fault, stream)
 
 
-def pool_of(core: Runs, place: Device) -> StreamPool:
-    """The streams of a device, made for its first worker; to be left with :meth:`StreamWorker.close`."""
+def pool_of(core: Runs, device: Device) -> StreamPool:
+    """Return the streams of a device, created for its first worker. :meth:`StreamWorker.close` releases them."""
     with _lock:
-        pool = next((pool for pool in core._streams if pool.place is place), None)
+        pool = next((pool for pool in core._streams if pool.device is device), None)
         if pool is None:
-            pool = StreamPool(place, _count(core))
+            pool = StreamPool(device, _count(core))
             core._streams.append(pool)
         pool.users += 1
-        found: StreamPool = pool
-        return found
+        streams: StreamPool = pool
+        return streams
 
 
 def _count(core: object) -> int:
-    """Streams on which an engine computes on one device: as many as workers."""
+    """Return the number of compute streams per device, which is the number of workers."""
     return max(1, int(getattr(core, "_gpu_workers", 1)))
 
 
 def compute_streams(core: object, contexts: Iterable[Context]) -> int:
-    """Most streams of one of these devices on which an engine computes at the same time; 0 where none has streams."""
+    """Return the largest number of compute streams that an engine uses on one of these devices; 0 without streams."""
     return _count(core) if any(context.has_streams for context in contexts) else 0
 
 
 class StreamWorker:
-    """What a worker thread of an asynchronous device runs operations with."""
+    """Runs the operations of one worker thread of an asynchronous device."""
 
-    def __init__(self, core: Runs, place: Device) -> None:
-        self._graveyard: list[tuple[Before, OprBlock]] = []
-        # Before any operation of this worker can be granted to others, everybody is careful.
+    def __init__(self, core: Runs, device: Device) -> None:
+        self._deferred_deletes: list[tuple[Before, OprBlock]] = []
+        # Set before this worker can grant anything, so that every thread takes the careful path.
         core._streams_used = True
         core._careful = True
-        self._pool = pool_of(core, place)
+        self._pool = pool_of(core, device)
 
     def run(self, core: Runs, op: OprBlock) -> Outcome:
-        """As ``engine._execute``, or LATER."""
+        """Run ``op`` as ``engine._execute`` does; return DEFERRED for a deferred delete."""
         if op.prop is FnProperty.DELETE_VAR:
             marks = list(marks_before(op))
             if marks:
-                self._graveyard.append((marks, op))
-                return LATER
+                self._deferred_deletes.append((marks, op))
+                return DEFERRED
             return core._execute_carefully(op, on_stream=True)
         try:
             stream = self._pool.choose(op)
             before = list(marks_before(op))
-            late = self._wait_for_others(core, op, stream, before)
-            if late is not None and op.prop is not FnProperty.NO_SKIP:
-                return late
+            upstream = self._wait_for_others(core, op, stream, before)
+            if upstream is not None and op.prop is not FnProperty.NO_SKIP:
+                return upstream
             work = stream.work(lambda: (op.label, op.site, op.seq))
             with stream, work:
                 failure = core._execute_carefully(op, on_stream=True)
             self._mark(op, stream, work, before, failure)
-        except BaseException as error:  # of the device: it takes no more work
+        except BaseException as error:  # a device error: the device accepts no more work
             return Failure.of(op, error)
         return failure
 
     def start(self, core: Runs, op: OprBlock, done: Callable[[Outcome], None]) -> None:
-        """As ``engine._start_async``: what was enqueued when the operation says that it is done counts as its work."""
+        """Start ``op`` as ``engine._start_async`` does. Work enqueued until its completion counts as its own."""
 
         stream = self._pool.choose(op)
         before = list(marks_before(op))
@@ -293,36 +292,35 @@ class StreamWorker:
             done(failure)
 
         try:
-            late = self._wait_for_others(core, op, stream, before)
+            upstream = self._wait_for_others(core, op, stream, before)
         except BaseException as error:
-            late = Failure.of(op, error)
-        if late is not None and op.prop is not FnProperty.NO_SKIP:
-            done(late)
+            upstream = Failure.of(op, error)
+        if upstream is not None and op.prop is not FnProperty.NO_SKIP:
+            done(upstream)
             return
         with stream, work:
             core._start_async(op, complete, on_stream=True)
 
     def _wait_for_others(self, core: Runs, op: OprBlock, stream: Stream, before: Before) -> Failure | None:
-        """Order ``stream``, where ``op`` goes, behind what other streams do to its vars. Without this call a stream
-        would read what another has not written yet.
+        """Make ``stream`` wait for the work of other streams on the vars of ``op``.
 
-        Devices of different kinds do not know each other's events: the host waits, and is told what has failed there.
+        Devices of different kinds do not share events. Then the host waits, and returns a failure of that work.
         """
-        found: Failure | None = None
+        first: Failure | None = None
         for var, mark, why in before:
             if mark.stream is not stream:
                 if type(mark.stream) is type(stream):
+                    # The device waits; the worker continues with the next operation.
                     stream.wait(mark.event)
                 else:
                     failure = _pass_for(core, op, var, mark, why)
-                    found = found or failure
-        return found
+                    first = first or failure
+        return first
 
     def _mark(self, op: OprBlock, stream: Stream, work: Work, before: Before, failure: Outcome) -> None:
-        """Note that the work of ``op`` ends here.
+        """Record the end of the work of ``op`` on its stream.
 
-        On the device it takes over the faults of what it was made of, unless it is never skipped, or the engine knows
-        already that it has failed, and so why.
+        The event inherits the faults of its inputs, unless the operation is never skipped or has already failed.
         """
         after: list[Event] = []
         over: list[Event] = []
@@ -339,20 +337,18 @@ class StreamWorker:
             for var in op.writes:
                 var.events = VarEvents(mark)
 
-    def has_graves(self) -> bool:
-        """True when deletes wait for events."""
-        return bool(self._graveyard)
+    def has_deferred_deletes(self) -> bool:
+        """Whether deletes are waiting for events."""
+        return bool(self._deferred_deletes)
 
-    def bury(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Outcome]]:
-        """End the deletes whose events have passed; ``block``: the oldest after waiting for it.
-
-        Yields (operation, failure); the caller finishes it.
-        """
-        while self._graveyard:
-            marks, op = self._graveyard[0]
+    def finish_deletes(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Outcome]]:
+        """Yield (operation, failure) of deletes whose events have passed; with ``block``, wait for the oldest."""
+        while self._deferred_deletes:
+            marks, op = self._deferred_deletes[0]
+            # In order: a later delete waits for an earlier one, even if its own events have passed.
             if not block and not all(mark.event.query() for _, mark, _ in marks):
                 return
-            self._graveyard.pop(0)
+            self._deferred_deletes.pop(0)
             failure = None
             for var, mark, why in marks:
                 failure = _pass_for(core, op, var, mark, why) or failure
@@ -360,7 +356,7 @@ class StreamWorker:
             block = False
 
     def close(self, core: Runs | None) -> None:
-        """End the worker. The streams of a device go with its last worker, except those of which a var has a mark."""
+        """Close the worker. The last worker of a device releases its streams, except those that a var's mark holds."""
         with _lock:
             self._pool.users -= 1
             if core is not None and not self._pool.users:
@@ -369,26 +365,26 @@ class StreamWorker:
 
 
 class BrokenDevice:
-    """Stands for a device that cannot be used: every operation on it fails with the reason, deletes still run."""
+    """Stand-in for an unusable device: every operation on it fails with the reason, but deletes run."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
     def run(self, core: Runs, op: OprBlock) -> Outcome:
-        """Return the failure."""
+        """Return the failure, or run a delete."""
         if op.prop is FnProperty.DELETE_VAR:
             return core._execute_carefully(op)
         return Failure.of(op, self._error)
 
     def start(self, core: Runs, op: OprBlock, done: Callable[[Outcome], None]) -> None:
-        """Tell the failure at once."""
+        """Report the failure immediately."""
         done(Failure.of(op, self._error))
 
-    def has_graves(self) -> bool:
-        """False: no delete ever waits for an event."""
+    def has_deferred_deletes(self) -> bool:
+        """Return False: no delete waits for events."""
         return False
 
-    def bury(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Outcome]]:
+    def finish_deletes(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Outcome]]:
         """Do nothing."""
         return iter(())
 
@@ -397,11 +393,11 @@ class BrokenDevice:
 
 
 def enter(core: Runs, context: Context | None) -> StreamWorker | BrokenDevice | None:
-    """What a new worker of a queue of ``context`` runs operations with; None: plain calls."""
+    """Return the object that runs operations for a new worker of ``context``; None for plain calls."""
     if context is None or not context.has_streams:
         return None
     try:
-        place = devices.get(context)
-        return StreamWorker(core, place) if place.asynchronous else None
+        device = devices.get(context)
+        return StreamWorker(core, device) if device.asynchronous else None
     except Exception as error:
         return BrokenDevice(error)

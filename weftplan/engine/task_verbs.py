@@ -1,6 +1,6 @@
 """Task functions of ``weftplan.engine``; ``task_verbs.pyi`` has their types.
 
-Tasks are a layer above the engine, which is imported when one of the names is first used.
+Tasks are a layer above the engine and are imported on first use.
 """
 
 from __future__ import annotations

@@ -29,21 +29,22 @@ _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
 _SHORT = (FnProperty.ASYNC, FnProperty.DELETE_VAR)
 _DELETE, _NO_SKIP = FnProperty.DELETE_VAR, FnProperty.NO_SKIP
 PLAIN = (OprBlock, OwnBlock, TaskBlock, TracedBlock)
-"""Pushes without options: those of a class have one queue."""
+"""Classes of pushes without options. Each class has one queue."""
 
 
 class ThreadedBase(Engine):
-    """Queues and threads. A subclass implements :meth:`queue_key` and :meth:`make_queue`, and may set
-    :attr:`short_inline`; its ``__init__`` ends with :meth:`enlist`."""
+    """Queues and threads of an engine.
+
+    A subclass implements :meth:`queue_key` and :meth:`make_queue` and calls :meth:`enlist` at the end of ``__init__``.
+    """
 
     at_once = at_once
     write_at_once = write_at_once
     begin = begin
     _alone = False
-    """True when the user has asked for one worker: what it runs is not split over idle cores."""
+    """Whether the user asked for one worker; operations are then not split over idle cores."""
     short_inline = False
-    """True when operations that only start or end something (ASYNC, DELETE_VAR, NO_SKIP of ``push_async``) run on the
-    thread that finds them ready, after it has left the region."""
+    """Run short operations (ASYNC, DELETE_VAR, NO_SKIP of ``push_async``) inline on the thread that made them ready."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,38 +53,38 @@ class ThreadedBase(Engine):
         """Why a worker could not be started."""
         self._by_route: dict[tuple[object, ...], WorkerQueue] = {}
         self._plain_queues: dict[type[OprBlock], WorkerQueue] = {}
-        """The queues of pushes without options, by their class; each is made with the first of its operations."""
+        """Queues of pushes without options by class, each created for its first operation."""
         self._all_queues: list[WorkerQueue] = []
-        """Every queue with threads, in the order in which they were made; outlives the engine in its finalizer."""
+        """Every queue with threads, in order of creation. The finalizer keeps it after the engine is gone."""
         self._next_here = iter(self._here.popleft, None)
-        """Takes the first of ``_here``, in a way that no signal can come in between; IndexError when there is none."""
+        """Takes the first item of ``_here`` with no signal in between, or raises IndexError."""
         self._finalizer: Any = weakref.finalize(self, _end, self._all_queues)
         self._finalizer.atexit = False
 
     def _forget_threads(self) -> None:
         super()._forget_threads()
-        # stop() took the queues away, but a push that was on its way may have made new ones and been run since: their
-        # workers exist in the parent only, and waking one here would wake nobody.
+        # stop() removed the queues, but a concurrent push may have created new queues. Their workers exist in the
+        # parent only, so a wake-up here would be lost.
         self._all_queues.clear()
         self._by_route.clear()
         self._plain_queues.clear()
         self._streams.clear()
 
     def _end_with_engine(self) -> None:
-        """When nobody holds this engine any more, its threads end; to be called when it has been brought back."""
+        """Stop the threads when the engine is collected. Called again if a finalizer has resurrected it."""
         if not self._finalizer.alive:
             self._finalizer = _End(self._all_queues)
 
     def queue_key(self, op: OprBlock) -> tuple[object, ...]:
-        """Return the properties of an operation that decide its queue; the subclass implements this."""
+        """Return the properties of an operation that decide its queue."""
         raise NotImplementedError
 
     def make_queue(self, *key: Any) -> WorkerQueue:
-        """Return :meth:`new_queue` of a new key; the subclass implements this. Called inside the region."""
+        """Return :meth:`new_queue` for a new key. Called inside the region."""
         raise NotImplementedError
 
     def new_queue(self, context: Context | None, name: str, threads: int, *, by_priority: bool = False) -> WorkerQueue:
-        """Return a new queue with worker threads of its own, a priority queue with ``by_priority``."""
+        """Return a new queue with its own worker threads; ``by_priority`` makes it a priority queue."""
         queue = WorkerQueue(context, name, threads, by_priority=by_priority)
         self._end_with_engine()
         self._all_queues.append(queue)
@@ -93,14 +94,14 @@ class ThreadedBase(Engine):
         return [queue.statistics() for queue in self._all_queues]
 
     def _dispatch(self) -> None:
-        # No call may stand between taking an operation out of `ready` and the one that puts it into its queue.
+        # No call may stand between removing an operation from `ready` and the call that puts it into its queue.
         ready, here, plain = self._region.ready, self._here, self._plain_queues
         while ready:
             op = ready[0]
             queue, urgent = plain.get(type(op)), False
             if queue is None:
                 if type(op) is Waiter:
-                    self._region.tell(op)
+                    self._region.notify(op)
                     continue
                 if (
                     self.short_inline
@@ -123,8 +124,8 @@ class ThreadedBase(Engine):
                     del ready[0]
                     heappush(items, entry)
             else:
-                # The order of the program, as far as that is to be had: who reads a result before anything else is
-                # made runs before it, and the result can go.
+                # Prefer program order: an early reader of a result then runs before later operations, and the result is
+                # freed early.
                 del ready[0]
                 try:
                     if items and (urgent or items[0].seq > op.seq):
@@ -133,6 +134,7 @@ class ThreadedBase(Engine):
                         items.append(op)
                 except IndexError:  # a worker has just taken the first
                     items.append(op)
+            # A waking or checking worker will see this operation; otherwise wake one.
             if not queue.waking and not queue.looking and (queue.idle or queue.permits or queue.stopping):
                 if queue.stopping:
                     queue.revive(self)
@@ -146,10 +148,10 @@ class ThreadedBase(Engine):
                 queue.wake(self)
 
     def _look_after_workers(self) -> None:
-        """The same, and start the workers that could not be had before.
+        """Wake workers for queued operations, and retry starting workers that failed to start.
 
         Raises:
-            EngineError: there are none at all for what is to be run.
+            EngineError: no worker can be started for a queued operation.
         """
         super()._look_after_workers()
         self._no_thread = None
@@ -163,18 +165,18 @@ class ThreadedBase(Engine):
                     ) from self._no_thread
 
     def _run_here(self) -> None:
-        """Run short operations on the thread that found them ready, not nested: one may free what frees the next."""
+        """Run short operations on the thread that made them ready, without nesting: each may make the next ready."""
         if running.short is self:
             return
         try:
             ample_room(8)
-        except RecursionError:  # the next thread that comes by has it
+        except RecursionError:  # no stack here: the next thread that leaves the region runs them
             return
         engines, short = running.engines, running.short
         running.engines, running.short = (*engines, self), self
         try:
             more = True
-            while True:  # no condition in the head, none at the end: see `region.py`
+            while True:  # no condition in the loop head: see `region.py`
                 if not more or not self._here:
                     break
                 more = self._run_short()
@@ -182,7 +184,7 @@ class ThreadedBase(Engine):
             running.engines, running.short = engines, short
 
     def _run_short(self) -> bool:
-        """Run the first of them; False when another thread took the last one."""
+        """Run the first short operation. Return False if another thread took the last operation."""
         start = time.perf_counter_ns() if self._tracer is not None else 0
         requests, due = self._region.requests, [1]
         op: Any = None
@@ -191,16 +193,16 @@ class ThreadedBase(Engine):
         def done(outcome: Outcome) -> None:
             try:
                 del due[0]
-            except IndexError:  # an interrupt has ended it
+            except IndexError:  # already completed by an interrupt
                 return
             op.failure = outcome
             requests.append(op)
             if start:
                 self._trace(op, "inline", threading.current_thread().name, start)
-            self._region.apply(self, past_gate=True)  # of a fork, which waits for the end of this operation
+            self._region.apply(self, past_gate=True)  # a fork waits for this operation: do not block in its gate
 
-        # An interrupt counts as the failure of the operation, so that its vars go on. No signal can come between taking
-        # it and the inner try, nor between the end of that and the request.
+        # An interrupt counts as the failure of the operation, so that its vars are released. No signal can arrive
+        # between taking it and the inner try, nor between the end of that and the request.
         try:
             for op in self._next_here:  # noqa: B007
                 break
@@ -208,7 +210,7 @@ class ThreadedBase(Engine):
                 if op.asynchronous:
                     self._start_async(op, done)
                 elif op.prop is _DELETE:
-                    op.fn()  # no other call before it, in which an interrupt could come: it runs in any case
+                    op.fn()  # no earlier call that an interrupt could follow: a delete always runs
                 else:
                     failure = self._execute(op)
             except BaseException as error:
@@ -217,11 +219,11 @@ class ThreadedBase(Engine):
                 if failure is not None or not op.asynchronous:
                     try:
                         del due[0]
-                    except IndexError:  # it had said that it was done
+                    except IndexError:  # it had already reported completion
                         pass
                     else:
                         op.failure = failure
-                        requests += (op,)  # not a call, in which an interrupt could come
+                        requests += (op,)  # not a call: no interrupt can arrive
         except IndexError:
             if op is None:
                 return False
@@ -232,23 +234,23 @@ class ThreadedBase(Engine):
         return True
 
     def _run_another(self) -> bool:
-        if running.place is not None:
-            return run_another(self, *running.place)
+        if running.worker is not None:
+            return run_another(self, *running.worker)
         return any(queue.items and self._can_help(queue) and run_next(self, queue) for queue in self._all_queues)
 
     def _at_work(self) -> int:
-        # Who has the seat of a queue, too; a worker that is on its way meanwhile goes back to sleep.
-        found = 0
-        for queue in self._all_queues:  # no generator: every operation that may be split asks
+        # The seat holder counts, too; a worker that wakes up meanwhile goes back to sleep.
+        total = 0
+        for queue in self._all_queues:  # no generator: every splittable operation asks
             busy = len(queue.started) - len(queue.idle) + (not queue.seat)
-            found += busy if busy < queue.threads else queue.threads
-        return found
+            total += busy if busy < queue.threads else queue.threads
+        return total
 
     def give_way(self) -> None:
-        """As every engine's."""
+        """Sleep for the shortest time if a woken worker is waiting for the interpreter."""
         for queue in list(self._all_queues):
             if queue.waking:
-                # Any sleep lets go of the interpreter, and the shortest one takes longer than to take hold of it.
+                # Any sleep releases the interpreter, and the shortest one is longer than a worker needs to take it.
                 time.sleep(1e-6)
                 return
 
@@ -265,12 +267,12 @@ class ThreadedBase(Engine):
             help_var(self, var)
 
     def _can_help(self, queue: WorkerQueue) -> bool:
-        """True when a waiting thread may run operations of ``queue``."""
+        """Return whether a waiting thread may run operations of ``queue``."""
         where = queue.context
         return queue.taken is not None and (where is None or not where.has_streams)
 
     def _queue_with(self, op: OprBlock) -> WorkerQueue | None:
-        """The queue that ``op`` is or was in, if it is one where a waiting thread may help."""
+        """Return the queue of ``op`` if a waiting thread may run its operations, else None."""
         if not op.own and self._waiters_help != "all":
             return None
         queue = self._plain_queues.get(type(op)) or self._by_route.get(self.queue_key(op))
@@ -280,16 +282,17 @@ class ThreadedBase(Engine):
         if self in running.engines:
             return
         self._wait_idle()
+        # For the engine an operation on a stream is over when its kernels are enqueued.
         for stream in list(self._streams):
             stream.drain(self)
+        # Removed inside, joined outside: a worker may need the region for its last operation.
         for queue in self._exclusively(self._take_queues):
             queue.join()
 
     def _take_queues(self) -> list[WorkerQueue]:
-        """Inside: what is pushed from here on makes new queues. What was pushed before is run: a worker goes only when
-        its queue is empty."""
+        """Inside: remove all queues. Later pushes create new queues; old workers exit when theirs is empty."""
         queues = self._all_queues[:]
-        for queue in queues:  # first, since a call may fail at the limit of recursion: then this is done once more
+        for queue in queues:  # first: a call may fail at the recursion limit, and then this is repeated
             queue.end(self)
         self._plain_queues.clear()
         self._by_route.clear()
@@ -298,15 +301,16 @@ class ThreadedBase(Engine):
 
 
 def _end(queues: list[WorkerQueue]) -> None:
-    """End the workers. Nobody holds the engine, so nothing runs or is pending, and all are parked or about to be."""
+    """Stop the workers. The engine is unreferenced, so nothing is pending and all are asleep or about to be."""
     for queue in queues:
         queue.end()
 
 
 class _End:
-    """Held by an engine that a destructor has brought back: when that lets go of it, the threads end.
+    """Finalizer for an engine that a destructor has resurrected: its threads stop when the engine is dropped.
 
-    No weak reference: one that is made while garbage is collected is cleared without its callback (CPython 3.14).
+    Not a weak reference: if one is created during garbage collection, it is cleared without its callback (CPython
+    3.14).
     """
 
     __slots__ = ("alive", "queues")
@@ -322,11 +326,10 @@ class _End:
 
 @register
 class ThreadedEngine(ThreadedBase):
-    """One queue with ``workers`` threads, one with a single thread for copies; priorities are ignored, and an
-    operation that only starts something (ASYNC) goes to the queue like any other; a delete goes to its front.
+    """Engine with one queue for all work and one for copies.
 
-    Operations of every context share the threads, so work on an asynchronous device has no stream of its own and is
-    finished within the operation.
+    Priorities are ignored. ASYNC operations queue like any other; deletes go to the front. Operations of all contexts
+    share the threads, so work on an asynchronous device has no stream of its own and finishes within the operation.
     """
 
     kind = "ThreadedEngine"
@@ -339,7 +342,7 @@ class ThreadedEngine(ThreadedBase):
 
     @classmethod
     def build(cls, threads: ThreadCounts, **options: object) -> ThreadedEngine:
-        """Make an engine with 16 workers and one copy thread, unless the caller asked for other counts."""
+        """Create an engine with 16 workers and one copy thread, unless the caller asked for other counts."""
         engine = cls(workers=threads.cpu_workers or 16, copy_workers=threads.copy_workers or 1, **options)
         engine._alone = threads.cpu_workers == 1
         return engine
@@ -356,5 +359,5 @@ _CPU0 = Context("cpu", 0)
 
 
 def context_of(op: OprBlock) -> Context:
-    """Where an operation runs."""
+    """Return the device of an operation."""
     return op.ctx if op.ctx is not None else _CPU0

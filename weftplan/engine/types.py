@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Runs(Protocol):
-    """What runs operations, as seen from streams."""
+    """Interface of an engine towards its streams."""
 
     _any_failure: bool
     _careful: bool
@@ -33,12 +33,12 @@ class Runs(Protocol):
 
 
 class Core(Runs, Driver, Protocol):
-    """Any engine, as seen from bulks, forks, the watchdog and who lacks memory."""
+    """Interface of an engine towards bulks, forks, the watchdog and starved threads."""
 
     _bulking: list[object]
     _debug: bool
     _fork: Any
-    _lacking: list[object]
+    _starved: list[object]
     _region: Region
     _running_on: dict[int, int]
 
@@ -55,7 +55,7 @@ class Core(Runs, Driver, Protocol):
 
 
 class Threads(Core, Protocol):
-    """An engine with worker threads, as seen from them and from who stands in for one."""
+    """Interface of an engine with worker threads towards the workers and their stand-ins."""
 
     _all_queues: list[Any]
     _alone: bool
@@ -84,7 +84,7 @@ class Threads(Core, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ThreadCounts:
-    """The thread counts that a caller of ``create`` asked for; None leaves the count to the engine type."""
+    """Thread counts requested by the caller of ``create``; None leaves the count to the engine type."""
 
     cpu_workers: int | None = None
     task_workers: int | None = None

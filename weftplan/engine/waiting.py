@@ -1,4 +1,4 @@
-"""Waits for vars and for all operations, from any thread; a wait re-raises failures."""
+"""Waits for vars and for all operations, from any thread. A wait re-raises failures."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from weftplan.errors import EngineError, WaitInWorkerError
 
 
 class Waiting(Execution):
-    """All ways to wait, as a base of the engine."""
+    """Wait methods of the engine, as a base class."""
 
     def _before_wait(self, var: Var | None = None) -> None:
-        """Before a wait for ``var`` (None: all) blocks: a driver may run operations here."""
+        """Hook before a wait for ``var`` (None: all) blocks. A driver may run operations here."""
 
     def _drive(self, var: Var) -> None:
-        """Before a wait for ``var`` that suspends no thread: a driver without threads runs operations here."""
+        """Hook before a wait for ``var`` that blocks no thread. A driver without threads runs operations here."""
 
     def _forbid_wait(self, what: str, *, would_block: bool = False) -> None:
-        """Raise if this thread runs an operation of this engine (on an inline engine: if the wait would not end)."""
+        """Raise if this thread runs an operation of this engine (inline engine: only if the wait would never end)."""
         if self in running.engines and (would_block or not self._inline):
             raise WaitInWorkerError(
                 f"{what} was called inside an engine operation: the worker would wait for work that may need this "
@@ -38,13 +38,13 @@ class Waiting(Execution):
             )
 
     def wait_for_var(self, var: Var) -> None:
-        """Block until every write of ``var`` pushed before is done; raise its failure if it has one.
+        """Block until all writes of ``var`` pushed so far are done, and raise its failure if it has one.
 
-        Reads that are still running are not waited for (push an operation that writes the var for that).
+        Running reads are not waited for; to wait for them, push an operation that writes the var.
 
         Raises:
             WaitInWorkerError: called inside an operation.
-            BaseException: whatever the failed operation raised, with a note that names it and the line of its push.
+            BaseException: the error of the failed operation, with a note of its name and the line of its push.
         """
         self.wait_until_written(var)
         failure = var.failure
@@ -52,13 +52,14 @@ class Waiting(Execution):
             try:
                 self._raise(failure)
             finally:
-                del failure, var  # the traceback must not hold what holds the error
+                del failure, var  # the traceback must not hold an object that holds the error
 
     def wait_until_written(self, var: Var, timeout: float | None = None) -> bool:
-        """As :meth:`wait_for_var` for at most ``timeout`` seconds (None: any number), raising no failure of the var's.
+        """Wait like :meth:`wait_for_var`, but at most ``timeout`` seconds (None: no limit) and without raising the
+        failure.
 
         Returns:
-            False when the time was not enough.
+            False if the time was not enough.
         """
         inside = running.engines
         if inside:
@@ -70,7 +71,7 @@ class Waiting(Execution):
         if self._region.requests:
             ample_room(6)
             self._region.apply(self)
-        # Requests first: once there are none, those of this thread are admitted, and what they write says so.
+        # Check requests first: once there are none, those of this thread are admitted and visible in `var.write`.
         if self._region.requests or var.write is not None:
             if inside:
                 self._forbid_wait("wait_for_var", would_block=True)
@@ -82,20 +83,21 @@ class Waiting(Execution):
         return True
 
     def _block(self, var: Var, timeout: float | None) -> bool:
-        """Become a reader of ``var`` that is granted like any other, and whose grant wakes this thread; False when
-        ``timeout`` seconds were not enough."""
+        """Wait as a reader of ``var`` whose grant wakes this thread. Return False after ``timeout`` seconds."""
         self._region.refuse_inside()
         done = threading.Lock()
         done.acquire()
+        # A read is granted after all earlier writes, and its grant releases the lock.
         self._region.ask(self, Waiter(done.release, (var,), ()))
         return self._acquired(done, timeout)
 
     def wait_for_all(self) -> None:
-        """Block until nothing is pending; raise every failure that no wait has raised, the first in push order.
+        """Block until nothing is pending. Raise the first failure, in push order, that no wait has raised.
 
-        The others are in its notes. Work that another thread has put into a bulk but not flushed is not waited for.
+        Its notes describe the other failures. Unflushed bulks of other threads are not waited for.
         """
         self._forbid_wait("wait_for_all")
+        # Even an inline engine would wait for the calling operation.
         self._forbid_wait("wait_for_all", would_block=True)
         ample_room()
         if self._bulking:
@@ -105,8 +107,8 @@ class Waiting(Execution):
         for stream in list(self._streams):
             stream.drain(self)
         self._region.refuse_inside()
-        # What has ended has left its failures there by now: nobody need be asked where there are none.
-        if self._unobserved or self._untold_more:
+        # Completed operations have recorded their failures by now: without any, skip the request.
+        if self._unobserved or self._unrecorded:
             failures, more = self._exclusively(self._observe_all)
             if failures:
                 first = failures[0].exception()
@@ -120,11 +122,10 @@ class Waiting(Execution):
                     del first, failures
 
     def settle(self, timeout: float) -> bool:
-        """Wait until nothing is pending, for at most ``timeout`` seconds; raises no failure, and reports none.
+        """Wait at most ``timeout`` seconds until nothing is pending. Raise and report no failure.
 
         Returns:
-            True when nothing is pending; False when time is over, and at once where a wait could wait for itself: in
-            an operation.
+            True if nothing is pending; False after ``timeout``, or immediately inside an operation.
         """
         if running.engines or running.seated or running.short is not None:
             return False
@@ -138,41 +139,41 @@ class Waiting(Execution):
         return idle
 
     def _observe_all(self) -> tuple[list[Failure], int]:
-        """Inside: the user is told of every failure that no wait has raised; those kept, in push order, and how many
-        there were besides."""
-        kept = {f for f in self._unobserved if f.observed_seq is None}
+        """Inside: mark all failures as observed; return the recorded ones in push order, and how many more."""
+        recorded = {f for f in self._unobserved if f.observed_seq is None}
+        # A failure beyond the record may still be on a var.
         on_vars = {var.failure for var in self._failed_vars if var.failure is not None}
-        further = {f for f in on_vars if f.observed_seq is None} - kept
-        failures = sorted(kept | further, key=lambda f: f.seq)
-        more = self._untold_more - len(further)
+        further = {f for f in on_vars if f.observed_seq is None} - recorded
+        failures = sorted(recorded | further, key=lambda f: f.seq)
+        more = self._unrecorded - len(further)
         self._unobserved = {}
-        self._untold_more = 0
+        self._unrecorded = 0
         for failure in failures:
             self._observe(failure)
         return failures, more
 
     def _wait_idle(self, timeout: float = -1, few: int = 0) -> bool:
-        """Wait until no more than ``few`` are pending; False when ``timeout`` seconds were not enough."""
+        """Wait until at most ``few`` operations are pending. Return False if ``timeout`` seconds were not enough."""
         self._before_wait()
         while True:
             ample_room(6)
             self._region.apply(self)
-            if len(self._region.requests) + self._region.pending <= few:  # in this order, as in wait_for_var
+            if len(self._region.requests) + self._region.pending <= few:  # read in this order, as in wait_for_var
                 return True
             self._region.refuse_inside()
             done = threading.Lock()
             done.acquire()
             self._region.idle_waiters.append(done)
-            # What ended meanwhile may have told the others before this one was there.
+            # Completions before the append have not notified this waiter: check again.
             if len(self._region.requests) + self._region.pending <= few:
                 continue
             if not self._acquired(done, None if timeout < 0 else timeout):
                 return False
 
     def _acquired(self, done: threading.Lock, timeout: float | None) -> bool:
-        """Wait until ``done`` is let go; False when ``timeout`` seconds were not enough.
+        """Wait until ``done`` is released. Return False if ``timeout`` seconds were not enough.
 
-        The wait is in pieces: Ctrl-C just before Python blocks in a lock does not wake it, and is noticed after one.
+        The wait is split: Ctrl-C just before Python blocks in a lock does not wake it; the next piece notices it.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
         while True:
@@ -184,7 +185,7 @@ class Waiting(Execution):
             self._look_after_workers()
 
     def _look_after_workers(self) -> None:
-        """Carry out what nobody else has; called now and then during a wait."""
+        """Serve pending requests; called now and then during a wait."""
         ample_room(6)
         self._region.apply(self)
 
@@ -200,10 +201,11 @@ class Waiting(Execution):
                 del failure, var
 
     def future(self, var: Var) -> Future[Var]:
-        """A ``concurrent.futures.Future`` that is done when ``var`` is readable; its exception is the var's failure.
+        """Return a ``concurrent.futures.Future`` that completes when ``var`` is readable; its exception is the var's
+        failure.
 
-        A StopIteration becomes the cause of a RuntimeError, as in a generator (PEP 479): no coroutine can be resumed
-        with one, so what awaits the future would wait for ever.
+        A StopIteration becomes the cause of a RuntimeError, as in a generator (PEP 479): a coroutine cannot be resumed
+        with StopIteration, so a task that awaits the future would never end.
         """
         result: Future[Var] = Future()
 
@@ -220,12 +222,13 @@ class Waiting(Execution):
         reads, _ = checked_vars(self, (var,), (), "future")
         if self._bulking:
             self._flush_bulk()
+        # A reader of the var: it runs after every earlier write. NO_SKIP, because it must also report a failure.
         self._submit(FutureBlock(settle, reads, (), "future", push_site(), prop=FnProperty.NO_SKIP))
         self._drive(var)
         return result
 
     def _await(self, var: Var) -> Generator[object, None, Var]:
-        """What ``await var`` does: suspend the task, not the thread, until the var is readable; raise its failure."""
+        """Implement ``await var``: suspend the task, not the thread, until the var is readable; raise its failure."""
         import asyncio
 
         return (yield from asyncio.wrap_future(self.future(var)).__await__())
@@ -235,14 +238,14 @@ class Waiting(Execution):
         try:
             raise failure.exception()
         finally:
-            del failure  # which the traceback would hold, and with it itself
+            del failure  # the traceback would hold it, a reference cycle
 
     def _note_observed(self, failure: Failure) -> None:
-        """The user is told of ``failure`` now."""
+        """Mark ``failure`` as observed by the user."""
 
         def note() -> None:
-            if failure not in self._unobserved and failure.observed_seq is None and self._untold_more:
-                self._untold_more -= 1
+            if failure not in self._unobserved and failure.observed_seq is None and self._unrecorded:
+                self._unrecorded -= 1
             self._observe(failure)
             self._unobserved.pop(failure, None)
 
@@ -250,14 +253,14 @@ class Waiting(Execution):
             self._exclusively(note)
 
     def _observe(self, failure: Failure) -> None:
-        """Inside: the user has been told. From here on new operations may heal what failed."""
+        """Inside: mark as observed. Operations pushed from here on may heal the failed vars."""
         if failure.observed_seq is None:
             failure.observed_seq = self._region.seq
             if self._raise_once:
                 failure.heal_everywhere(self._failed_vars)
 
     def _refuse(self, message: str) -> None:
-        """From now on every push and wait raises EngineError."""
+        """Make every later push and wait raise EngineError."""
 
         def refuse(*args: object, **kwargs: object) -> NoReturn:
             raise EngineError(message)
@@ -267,13 +270,13 @@ class Waiting(Execution):
             setattr(self, verb, refuse)
 
     def _flush_bulk(self) -> None:
-        """Push what this thread's bulk has absorbed."""
+        """Push the operations in this thread's bulk."""
         raise NotImplementedError
 
 
 def _for_coroutines(error: BaseException) -> BaseException:
-    """``error``, or what can be raised in a coroutine instead."""
-    if not issubclass(type(error), StopIteration):  # `isinstance` asks the object, which may be odd
+    """Return ``error``, or a substitute that a coroutine can raise."""
+    if not issubclass(type(error), StopIteration):  # `isinstance` would call user code of an odd class
         return error
     instead = RuntimeError("an engine operation raised StopIteration")
     instead.__cause__ = error

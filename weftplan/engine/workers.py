@@ -1,15 +1,17 @@
 """Worker threads and their queues of ready operations.
 
-Operations are put into a queue inside the engine's region and taken out of it by any number of workers without a lock:
-``deque.append`` and ``popleft`` are atomic. A worker that finds its queue empty puts itself into ``idle``, looks once
-more, and sleeps on a lock of its own; whoever puts an operation into the queue and then finds somebody in ``idle``
-takes it out and opens that lock. One of the two sees the other, so no operation stays behind.
+A thread inside the region appends operations to a queue; workers take them without a lock, because ``deque.append`` and
+``popleft`` are atomic.
 
-While a worker is on its way to its next look (``waking`` from sleep, ``looking`` after an operation) nobody else is
-woken: it wakes the next if more is there. A sleeping worker does not hold its engine: whoever wakes it hands it over.
-So an engine that nobody else holds goes, and its threads end.
+Invariant: no operation stays queued while all workers sleep. A worker appends itself to ``idle``, checks the queue
+again, and only then sleeps. A producer appends the operation, then looks for an idle worker. One of them sees the
+other.
 
-A thread that waits may take the place of a worker when all of them sleep (``helping.py``): it has the ``seat``.
+Throttling: while a worker is about to check the queue (``waking`` after sleep, ``looking`` after an operation),
+producers wake no other. That worker wakes the next if more operations are queued.
+
+A sleeping worker holds no reference to its engine; the wake-up passes it. An unreferenced engine can thus be collected,
+and its threads exit. A waiting thread may take the place of a sleeping worker (``helping.py``); it holds the ``seat``.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from weftplan.engine.failure import Failure, Outcome, release_frames
 from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import OprBlock, ample_room, label_of
 from weftplan.engine.region import ONE
-from weftplan.engine.streams import LATER, BrokenDevice, StreamWorker, enter
+from weftplan.engine.streams import DEFERRED, BrokenDevice, StreamWorker, enter
 from weftplan.locks import Lock
 from weftplan.support import core_sharing
 
@@ -39,11 +41,11 @@ if TYPE_CHECKING:
     from weftplan.engine.types import Threads
 
 QUICK_NS = 300_000
-"""Below this waking a worker is a good part of what an operation costs."""
+"""Operations shorter than this cost about as much as a wake-up."""
 
 
 class Worker:
-    """What a sleeping thread is woken by."""
+    """Wake-up handle of a worker thread."""
 
     __slots__ = ("completed", "engine", "park")
 
@@ -51,9 +53,9 @@ class Worker:
         self.park = threading.Lock()
         self.park.acquire()
         self.engine: Threads | None = None
-        """Handed over with the wake-up: operations without vars would not keep it alive."""
+        """Passed with the wake-up: an operation without vars would not keep the engine alive."""
         self.completed = 0
-        """Changed by its own thread only."""
+        """Number of operations completed. Only its own thread changes it."""
 
 
 class WorkerQueue:
@@ -62,7 +64,7 @@ class WorkerQueue:
     Args:
         context: device of the operations (None: any).
         name: ``worker``, ``copy`` or ``priority``.
-        threads: how many at most; each is started when there is work and no idle one.
+        threads: maximum number of threads. One is started if there is work and no idle thread.
         by_priority: larger priority first (push order among equals) instead of first in, first out.
     """
 
@@ -93,60 +95,60 @@ class WorkerQueue:
         self.threads = threads
         self.by_priority = by_priority
         self.heap_lock = Lock()
-        """A leaf, for the heap: without the GIL its functions are not atomic before Python 3.14."""
+        """Innermost lock, for the heap. Without the GIL heap functions are not atomic before Python 3.14."""
         fifo: deque[OprBlock] = deque()
         self.items: Any = [] if by_priority else fifo
-        """Operations; in a priority queue a heap of (-priority, number, operation), which compares no operations."""
+        """Operations; a priority queue is a heap of (-priority, number, operation), so operations are never compared.
+        """
         self.taken = None if by_priority else iter(fifo.popleft, None)
-        """``for op in taken: break`` takes the first; IndexError when there is none. On the main thread no signal can
-        come between taking and having, as it could after a call of ``popleft``."""
+        """``for op in taken: break`` takes the first operation, with no signal in between, or raises IndexError."""
         self.idle: list[Worker] = []
         self.parked = iter(self.idle.pop, None)
         """Takes a sleeping worker out of ``idle``, in the same way."""
         self.waking = False
-        """A worker is on its way from sleep to a look at ``items``; it will wake another for what it leaves."""
+        """A worker is between sleep and its check of ``items``; it wakes another for remaining operations."""
         self.looking = False
-        """So is a worker (of several) or the seat that has run an operation."""
+        """The same for a worker (of several) or the seat holder after an operation."""
         self.permits = [1] * threads
-        """One for each thread that may still be started."""
+        """One item per thread that may still be started."""
         self.seat = [1]
         """Empty while a waiting thread stands in for a worker."""
         self.quick = False
-        """The operation measured last, the first after a worker woke or one run in the seat, was short."""
+        """Whether the last measured operation was short: the first after a wake-up, or one run in the seat."""
         self.helped = 0
-        """Operations run in the seat; changed by who has it."""
+        """Operations run in the seat; only the seat holder changes it."""
         self.stopping = False
         self.started: list[threading.Thread] = []
         self.workers: list[Worker] = []
 
     def take(self) -> OprBlock:
-        """The next operation; IndexError when there is none. For threads that get no signals."""
+        """Return the next operation, or raise IndexError. For threads that receive no signals."""
         if self.by_priority:
             with self.heap_lock:
                 return heapq.heappop(self.items)[2]  # type: ignore[no-any-return]
         return self.items.popleft()  # type: ignore[no-any-return]
 
     def wake(self, engine: Threads) -> None:
-        """Wake one sleeping worker, or start one more; nothing when all are at work."""
+        """Wake one sleeping worker or start a new one. Do nothing if all are busy."""
         if not self.seat and len(self.started) - len(self.idle) + 1 >= self.threads:
-            return  # it would find no room; who has the seat wakes it when leaving
-        # From taking a worker to the release no signal can come: one that is out of ``idle`` must be woken.
+            return  # all slots are busy; the seat holder wakes a worker when it leaves
+        # No signal can arrive between taking a worker and the release: a worker outside `idle` must be woken.
         try:
             for worker in self.parked:  # noqa: B007
                 break
         except IndexError:
-            # All are at work, or on their way to a look that comes after this one.
+            # All workers are busy, or about to check the queue after this point.
             if self.permits and not self.stopping:
                 self._start(engine)
         else:
-            self.waking = True  # not before: for nobody it would make the seat believe that all are asleep
+            self.waking = True  # set only now: without a woken worker the seat holder would believe that all are asleep
             worker.engine = engine
             worker.park.release()
 
     def revive(self, engine: Threads) -> None:
-        """Let workers come again: nobody held the engine, they went, and a finalizer brought it back for a delete.
+        """Allow new workers after a finalizer has resurrected an unreferenced engine to push a delete.
 
-        Not for a queue that ``stop`` has taken away: its workers run what is left and must see ``stopping``.
+        Not for a queue that ``stop`` has removed: its workers run the remaining operations and must see ``stopping``.
         """
         self.stopping = False
         self.started.clear()
@@ -157,14 +159,14 @@ class WorkerQueue:
     def _start(self, engine: Threads) -> None:
         try:
             del self.permits[0]
-        except IndexError:  # another thread took the last one
+        except IndexError:  # another thread took the last permit
             return
         thread: threading.Thread | None = None
         try:
             ample_room()
             where = "" if self.context is None else f" {self.context}"
             name = f"weftplan{where} {self.name} {len(self.started)}"
-            # In a list that the thread empties: Thread keeps its arguments, and with them the engine, until it ends.
+            # The thread empties the list. `Thread` keeps its arguments until it ends, and would keep the engine alive.
             thread = threading.Thread(target=_work, args=(self, [engine]), name=name, daemon=True)
             self.started.append(thread)
             self.waking = True
@@ -176,51 +178,50 @@ class WorkerQueue:
                 if thread in self.started:
                     self.started.remove(thread)
                 if isinstance(error, (RuntimeError, MemoryError)):
-                    engine._no_thread = error  # others of this queue will do, or the next push or wait tries again
+                    engine._no_thread = error  # existing workers suffice, or the next push or wait retries
                     return
             raise
 
     def measure(self, start_ns: int) -> None:
-        """Count an operation that began at ``start_ns`` and has ended."""
+        """Record the duration of an operation that began at ``start_ns`` and has ended."""
         self.quick = perf_counter_ns() - start_ns < QUICK_NS
 
     def standing_in(self) -> bool:
-        """For a worker that has just been woken: True when a waiting thread has the seat and leaves no room for it."""
+        """For a worker that was just woken: return whether a seat holder leaves no room for it."""
         return not self.seat and len(self.started) - len(self.idle) >= self.threads
 
     def all_asleep(self) -> bool:
-        """True when no worker runs or is about to look, except one that has not got as far."""
+        """Return whether no worker is running or about to check the queue, except a woken one not started yet."""
         return len(self.started) - len(self.idle) - self.waking <= 0
 
     def end(self, engine: Threads | None = None) -> None:
-        """Tell the workers to go when nothing is left. Also called when nobody holds the engine (None): nothing is.
-
-        A worker that gets the engine looks once more before it goes: what it had not seen was left to it.
-        """
+        """Stop the workers when the queue is empty. ``engine`` is None if no reference to the engine is left."""
         self.stopping = True
         with suppress(IndexError):
             for worker in self.parked:
+                # With the engine the worker checks the queue again before it exits: operations may have been left to
+                # it.
                 worker.engine = engine
                 worker.park.release()
 
     def join(self) -> None:
-        """After :meth:`end`: wait until all workers have gone."""
-        for thread in self.started:  # grows when one that is at work was just about to start another
+        """Wait until all workers have exited, after :meth:`end`."""
+        for thread in self.started:  # grows if a busy worker was about to start another
             while thread in self.started:
                 try:
                     thread.join()
                     break
-                except RuntimeError:  # being started
+                except RuntimeError:  # the thread is being started
                     time.sleep(0.0001)
 
     def statistics(self) -> QueueStatistics:
-        """The counts of the queue."""
+        """Return the counts of this queue."""
         completed = self.helped + sum(worker.completed for worker in self.workers)
         return QueueStatistics(self.context, self.name, completed, len(self.items), len(self.started))
 
 
 def _work(queue: WorkerQueue, box: list[Threads]) -> None:
-    """A worker's life. Threads other than the main one get no signals, so any place here may call anything."""
+    """Run a worker thread. Only the main thread receives signals, so calls are allowed anywhere."""
     engine: Threads = box.pop()
     me = Worker()
     queue.workers.append(me)
@@ -231,7 +232,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
     running.engines = (engine,)
     core_sharing.enter_worker(alone=engine._alone)
     device = enter(engine, queue.context)
-    running.place = queue, me, name, device
+    running.worker = queue, me, name, device
     execute = engine._execute
     queue.waking = False
     stand_back = queue.standing_in()
@@ -239,38 +240,44 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
     while True:
         try:
             if not alone:
+                # Cleared before the check: an operation queued while it was set is seen by this check.
                 queue.looking = False
+            # A seat holder has taken this worker's slot: sleep without taking an operation.
             if stand_back:
                 raise IndexError
             op = take()
         except IndexError:
-            if device is not None and device.has_graves():
-                _bury(engine, me, device, block=True)
+            if device is not None and device.has_deferred_deletes():
+                _finish_deletes(engine, me, device, block=True)
                 continue
+            # Publish as idle, then check again: a producer appends first and looks for idle workers second, so that one
+            # of the two sees the other.
             idle.append(me)
             if queue.stopping or (items and not (stand_back and not queue.seat)):
-                with suppress(ValueError):  # taken out by somebody who wakes this worker: sleep does not last
+                with suppress(ValueError):  # a producer has taken it out and will wake this worker
                     idle.remove(me)
                     stand_back = queue.standing_in()
                     if queue.stopping and not items:
                         break
                     continue
+            # Drop every reference to the engine before sleeping, so that it can be collected.
             del execute, engine
             running.engines = ()
-            found = _sleep(queue, me)
-            if found is None:
+            waker = _sleep(queue, me)
+            if waker is None:
                 if device is not None:
                     device.close(None)
                 return
-            engine = found
+            engine = waker
             running.engines = (engine,)
-            del found
+            del waker
             execute = engine._execute
             queue.waking = False
             stand_back = queue.standing_in()
             woken = perf_counter_ns()
             continue
-        try:  # whatever comes out of this, the operation ends and the worker goes on
+        try:  # the operation completes and the worker survives, whatever is raised
+            # Wake the next worker before running: the remaining operations must not wait for this operation.
             if not alone and items and not queue.waking and (idle or queue.permits):
                 queue.wake(engine)
             if device is not None or op.asynchronous or engine._tracer is not None:
@@ -286,7 +293,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
                 else:
                     try:
                         fn()
-                        op.fn = None  # what the function holds is dropped here, not inside the region
+                        op.fn = None  # drop its objects here, not inside the region
                     except BaseException as error:
                         release_frames(error, sys._getframe())
                         op.failure = error
@@ -299,14 +306,15 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
                     woken = 0
         except BaseException as error:
             op.failure = error
-        if not alone:  # what becomes ready is for this worker, which looks next and wakes another for the rest
+        if not alone:  # newly ready operations wait for this worker, which checks next and wakes another for the rest
             queue.looking = True
+        # Request the completion. If another thread is inside, it serves the request (README, race 1).
         requests.append(op)
         del op
         if token:
             try:
                 apply(engine, True)
-            except BaseException as error:  # of a destructor's or a tracer's: the region has been left in order
+            except BaseException as error:  # raised by a destructor or tracer; the region is consistent
                 report(error)
     if device is not None:
         device.close(engine)
@@ -316,7 +324,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
 def _run(
     engine: Threads, queue: WorkerQueue, me: Worker, name: str, device: StreamWorker | BrokenDevice | None, op: OprBlock
 ) -> bool:
-    """Run ``op`` where more than its function is to be called; False when it is completed elsewhere."""
+    """Run an ``op`` that needs more than a function call. Return False if it is completed elsewhere."""
     start = perf_counter_ns()
     if op.asynchronous:
         me.completed += 1
@@ -330,30 +338,29 @@ def _run(
             done(Failure.of(op, error))
         return False
     failure = engine._execute(op) if device is None else device.run(engine, op)
-    if failure is not LATER:
+    if failure is not DEFERRED:
         me.completed += 1
         op.failure = failure
         engine._trace(op, queue.name, name, start)
         if failure is None and type(op.fn) is not BulkRun:
-            op.fn = None  # what it holds goes before anybody is told that it is over
-    succeeded = failure is not LATER
-    del op, failure  # frames of a traceback hold this one
-    if device is not None and device.has_graves():
-        _bury(engine, me, device, block=False)
+            op.fn = None  # drop its objects before any thread can see it as completed
+    succeeded = failure is not DEFERRED
+    del op, failure  # the traceback's frames hold this frame
+    if device is not None and device.has_deferred_deletes():
+        _finish_deletes(engine, me, device, block=False)
     return succeeded
 
 
 def run_another(
     engine: Threads, queue: WorkerQueue, me: Worker, name: str, device: StreamWorker | BrokenDevice | None
 ) -> bool:
-    """Run the next operation of ``queue`` on its worker ``me``, inside another, or end deletes that its stream holds
-    up; False when there is neither."""
+    """Run the next operation of ``queue`` inside another, or complete deferred deletes; False: there is neither."""
     try:
         op = queue.take()
     except IndexError:
-        if device is None or not device.has_graves():
+        if device is None or not device.has_deferred_deletes():
             return False
-        _bury(engine, me, device, block=True)
+        _finish_deletes(engine, me, device, block=True)
         return True
     if _run(engine, queue, me, name, device, op):
         engine._complete(op, op.failure)
@@ -361,7 +368,7 @@ def run_another(
 
 
 def _sleep(queue: WorkerQueue, me: Worker) -> Threads | None:
-    """Sleep until woken; returns the engine, or None when it is time to go. Nothing here holds the engine meanwhile."""
+    """Sleep until woken. Return the engine, or None if the worker must exit. Holds no engine reference meanwhile."""
     while True:
         me.park.acquire()
         engine, me.engine = me.engine, None
@@ -370,8 +377,8 @@ def _sleep(queue: WorkerQueue, me: Worker) -> Threads | None:
         queue.idle.append(me)
 
 
-def _bury(engine: Threads, me: Worker, device: StreamWorker | BrokenDevice, *, block: bool) -> None:
-    for op, failure in device.bury(engine, block=block):
+def _finish_deletes(engine: Threads, me: Worker, device: StreamWorker | BrokenDevice, *, block: bool) -> None:
+    for op, failure in device.finish_deletes(engine, block=block):
         me.completed += 1
         try:
             engine._complete(op, failure)
@@ -380,7 +387,7 @@ def _bury(engine: Threads, me: Worker, device: StreamWorker | BrokenDevice, *, b
 
 
 def completion(engine: Threads, queue_name: str, op: OprBlock, start_ns: int) -> Callable[[Outcome], None]:
-    """What ends an asynchronous operation, on whatever thread calls it first."""
+    """Return the completion callback of an asynchronous operation; only its first call counts."""
 
     def done(failure: Outcome) -> None:
         engine._trace(op, queue_name, threading.current_thread().name, start_ns)

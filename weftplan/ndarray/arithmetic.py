@@ -146,17 +146,17 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
     if kind == "f" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
         operand = Value(rhs)
     else:
-        other = _operand(op, lhs, rhs)
-        if isinstance(other, lhs.__class__):
-            if other.shape != lhs.shape and _broadcast(op, lhs.shape, other.shape) != lhs.shape:
+        converted = _operand(op, lhs, rhs)
+        if isinstance(converted, lhs.__class__):
+            if converted.shape != lhs.shape and _broadcast(op, lhs.shape, converted.shape) != lhs.shape:
                 raise ShapeError(
-                    f"{op.name}: shape {other.shape} does not broadcast to {lhs.shape}, which is written in place"
+                    f"{op.name}: shape {converted.shape} does not broadcast to {lhs.shape}, which is written in place"
                 )
-            operand = other
-            if other.chunk is not chunk:
-                reads = (other.chunk.var,)
+            operand = converted
+            if converted.chunk is not chunk:
+                reads = (converted.chunk.var,)
         else:
-            operand = Value(other)
+            operand = Value(converted)
     if not write_at_once(_bare(op, kind, np), (lhs, operand), (lhs,)):
         _push(op, op.scalar if operand.__class__ is Value else op.arrays, kind, [lhs, operand, lhs], reads, chunk)
     return lhs
@@ -170,24 +170,24 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     if kind == "V":  # bfloat16
         kind = "f"
     rhs_class = rhs.__class__
-    other: Any
+    operand: Any
     if kind == "f" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
-        other, array = Value(float(rhs)), False
+        operand, array = Value(float(rhs)), False
     elif rhs_class is lhs.__class__ and rhs.dtype is dtype and rhs.chunk.context is context and rhs.shape == shape:
-        other, array = rhs, True
+        operand, array = rhs, True
     else:
-        other = _operand(op, lhs, rhs)
-        array = other.__class__ is lhs.__class__
+        operand = _operand(op, lhs, rhs)
+        array = operand.__class__ is lhs.__class__
         if not array:
-            other = Value(other)
-        elif other.shape != shape:
-            shape = _broadcast(op, shape, other.shape)
+            operand = Value(operand)
+        elif operand.shape != shape:
+            shape = _broadcast(op, shape, operand.shape)
     if kind == "b" and op.name not in _COMPARISONS:
         dtype = np.dtype(np.int64)
     reads: tuple[Any, ...] = (chunk.var,)
-    if array and other.chunk is not chunk:
-        reads = (chunk.var, other.chunk.var)
-    operands = [other, lhs] if swapped else [lhs, other]
+    if array and operand.chunk is not chunk:
+        reads = (chunk.var, operand.chunk.var)
+    operands = [operand, lhs] if swapped else [lhs, operand]
     name = op.arrays if array else op.swapped if swapped else op.scalar
     form = op.name, name, kind, shape, dtype
     small = _small[form] if form in _small else _small_work(op, form)
@@ -195,9 +195,11 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
         out = at_once(small, operands, lhs.__class__, context, reads)
         if out is not None:
             return out
-    made = ARRAY_CHUNK.get()(context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=name, prompt=False)
-    out = lhs.__class__(made, shape, dtype)
-    _push(op, name, kind, [*operands, out], reads, made)
+    result_chunk = ARRAY_CHUNK.get()(
+        context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=name, prompt=False
+    )
+    out = lhs.__class__(result_chunk, shape, dtype)
+    _push(op, name, kind, [*operands, out], reads, result_chunk)
     return out
 
 

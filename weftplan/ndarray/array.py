@@ -74,12 +74,11 @@ class NDArray(NDArrayBase, Methods):
             ShapeError: the shapes differ.
             DTypeError: ``other`` is neither an array nor a context.
         """
-        if isinstance(other, Context):
-            other = fresh(other, self.shape, self.dtype, "copy")
-        elif not isinstance(other, NDArray):
+        if not isinstance(other, (Context, NDArray)):
             raise DTypeError(f"copyto needs an NDArray or a Context, got {type(other).__name__}")
-        copy_into(self, other, priority=priority)
-        return other
+        target = fresh(other, self.shape, self.dtype, "copy") if isinstance(other, Context) else other
+        copy_into(self, target, priority=priority)
+        return target
 
     def copy(self) -> NDArray:
         """Copy to a new array on the same context."""
@@ -156,8 +155,8 @@ class NDArray(NDArrayBase, Methods):
         """Permute the axes into a copy: ``x.transpose()``, ``x.transpose(1, 0)`` or ``x.transpose(axes=(1, 0))``."""
         if len(axes) == 1 and not isinstance(axes[0], int):
             axes = tuple(axes[0] or ())
-        given = {"axes": axes} if axes or "axes" not in kwargs else {}
-        return self._operator("transpose", (), {**kwargs, **given})  # type: ignore[no-any-return]
+        chosen_axes = {"axes": axes} if axes or "axes" not in kwargs else {}
+        return self._operator("transpose", (), {**kwargs, **chosen_axes})  # type: ignore[no-any-return]
 
     def split_v2(self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False) -> Any:
         """Split into equal sections along ``axis``, or at the given indices, as ``nd.split_v2(x, …)``."""
@@ -323,8 +322,8 @@ class NDArray(NDArrayBase, Methods):
         Raises:
             FormatError: the state is no such record.
         """
-        found = slots.ARRAY_RECORD.get()(bytes(state["handle"]), "the state of a pickled array")
-        NDArrayBase.__init__(self, found.chunk, found.shape, found.dtype, found.offset)
+        record = slots.ARRAY_RECORD.get()(bytes(state["handle"]), "the state of a pickled array")
+        NDArrayBase.__init__(self, record.chunk, record.shape, record.dtype, record.offset)
 
 
 def _method(name: str) -> Any:

@@ -18,8 +18,8 @@ def _factor(rescale_grad: Any, context: Context) -> NDArray:
     """Return ``rescale_grad``, a number or an array of one element, as an array on a device."""
     if isinstance(rescale_grad, NDArray):
         return rescale_grad.as_in_context(context)
-    made: NDArray = full((1,), rescale_grad, ctx=context)
-    return made
+    factor: NDArray = full((1,), rescale_grad, ctx=context)
+    return factor
 
 
 def adamw_update(weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, rescale_grad: Any, **options: Any) -> Any:

@@ -55,8 +55,8 @@ def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, na
 
 def passing(source: NDArrayBase, target: NDArrayBase) -> str:
     """Return the suffix of a copy's name in traces, which tells whether a copy between two GPUs is direct."""
-    found = way(source.context, target.context)
-    return "" if not found else " (peer access)" if found == PEER else " (through the host)"
+    copy_route = way(source.context, target.context)
+    return "" if not copy_route else " (peer access)" if copy_route == PEER else " (through the host)"
 
 
 def on_context(array: Array, context: Context) -> Array:

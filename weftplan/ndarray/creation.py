@@ -89,9 +89,9 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
         if number and context.device_type == "cpu":
             small = _small_fill(dims, kind)
             value = Value(arithmetic.scalar_as(kind, val))
-            made = None if small is None else at_once(small, [value], NDArray, context, ())
-            if made is not None:
-                return made
+            filled = None if small is None else at_once(small, [value], NDArray, context, ())
+            if filled is not None:
+                return filled
         target = fresh(context, dims, kind, None)
     else:
         target = out
@@ -195,15 +195,15 @@ def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = Tr
     if len(arrays) == 1 and not always_copy:
         return first
     axis = _axis(axis, first.ndim, "concatenate")
-    for other in arrays:
-        rest = other.shape[:axis] + other.shape[axis + 1 :]
-        if other.ndim != first.ndim or rest != first.shape[:axis] + first.shape[axis + 1 :]:
-            raise ShapeError(f"concatenate: shapes {first.shape} and {other.shape} differ outside axis {axis}")
-        if other.dtype != first.dtype:
-            raise DTypeError(f"concatenate: dtypes {first.dtype} and {other.dtype} differ; use astype")
+    for array in arrays:
+        outer_shape = array.shape[:axis] + array.shape[axis + 1 :]
+        if array.ndim != first.ndim or outer_shape != first.shape[:axis] + first.shape[axis + 1 :]:
+            raise ShapeError(f"concatenate: shapes {first.shape} and {array.shape} differ outside axis {axis}")
+        if array.dtype != first.dtype:
+            raise DTypeError(f"concatenate: dtypes {first.dtype} and {array.dtype} differ; use astype")
     shape = list(first.shape)
-    shape[axis] = sum(other.shape[axis] for other in arrays)
-    parts = [other.as_in_context(first.context) for other in arrays]
+    shape[axis] = sum(array.shape[axis] for array in arrays)
+    parts = [array.as_in_context(first.context) for array in arrays]
     context = first.context
     out = fresh(context, tuple(shape), first.dtype, "concatenate")
     join = partial(_join, device.get(context).xp, axis)

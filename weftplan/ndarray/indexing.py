@@ -123,23 +123,23 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
         reads.append(operand.var)
     else:
         try:
-            given = np.asarray(value)
-            if not is_number(given.dtype):
-                raise TypeError(f"expected numbers, got elements of dtype {given.dtype}")
+            values = np.asarray(value)
+            if not is_number(values.dtype):
+                raise TypeError(f"expected numbers, got elements of dtype {values.dtype}")
             # A copy, because the caller may change the values before the operation runs.
-            operand = Value(np.array(given, dtype=array.dtype))
+            operand = Value(np.array(values, dtype=array.dtype))
         except (TypeError, ValueError) as error:
             raise ParameterError(f"cannot assign {type(value).__name__} to an NDArray: {error}") from error
         _check_fits(array, shape, operand.ready.shape)
 
     if not advanced:
         alone = operand.__class__ is Value or operand.chunk is not array.chunk
-        given = operand.ready if operand.__class__ is Value else operand
-        if alone and len(getattr(given, "shape", ())) <= ndim and copy_at_once(operand, array, basic):
+        source = operand.ready if operand.__class__ is Value else operand
+        if alone and len(getattr(source, "shape", ())) <= ndim and copy_at_once(operand, array, basic):
             return
 
-    def scatter(target: Any, source: Any, *given: Any) -> None:
-        _assign(target, indices(given), _trimmed(_on(target, source), ndim))
+    def scatter(target: Any, source: Any, *index_arrays: Any) -> None:
+        _assign(target, indices(index_arrays), _trimmed(_on(target, source), ndim))
 
     if advanced or math.prod(shape) < array.size:
         reads.append(array.var)  # elements outside the key keep their values, so an earlier failure stays

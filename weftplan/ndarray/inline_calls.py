@@ -162,7 +162,7 @@ def _within(
 class Computed:
     """An operation that may be called twice: it computes once, into temporaries, and copies these to the targets."""
 
-    __slots__ = ("found", "kernel", "operands", "states", "workspace", "written")
+    __slots__ = ("kernel", "operands", "results", "states", "workspace", "written")
 
     def __init__(
         self,
@@ -177,21 +177,21 @@ class Computed:
         self.written = written
         self.states = states
         self.workspace = workspace
-        self.found: list[Any] | None = None
+        self.results: list[Any] | None = None
 
     def __call__(self) -> None:
-        found = self.found
-        if found is None:
+        results = self.results
+        if results is None:
             raws = [operand.ready for operand in self.operands]
             target = self.written[0].ready
-            found = [np.empty(target.shape, target.dtype)]
+            results = [np.empty(target.shape, target.dtype)]
             for i in self.states:
                 raws[i] = raws[i].copy()
-                found.append(raws[i])
+                results.append(raws[i])
             scratch = (np.empty(self.workspace, np.uint8),) if self.workspace else ()
-            QUIET.copy().run(self.kernel, *raws, found[0], *scratch)
-            self.found = found
-        for array, values in zip(self.written, found, strict=True):
+            QUIET.copy().run(self.kernel, *raws, results[0], *scratch)
+            self.results = results
+        for array, values in zip(self.written, results, strict=True):
             array.ready[...] = values
 
 

@@ -21,10 +21,10 @@ def function(name: str) -> Any:
     if name.startswith("__") or not registry.contains(name):
         return None
     op = registry.get(name)
-    kept: dict[Any, Repeated | None] = {}
+    cache: dict[Any, Repeated | None] = {}
 
     def operator(*args: Any, **kwargs: Any) -> Any:
-        return call(kept, name, args, kwargs)
+        return call(cache, name, args, kwargs)
 
     operator.__name__ = operator.__qualname__ = name
     operator.__doc__ = document(op)
@@ -46,9 +46,9 @@ class Namespace:
 
     def __getattr__(self, name: str) -> Any:
         for prefix in () if name.startswith("__") else self._prefixes:
-            found = function(prefix + name)
-            if found is not None:
-                return found
+            operator = function(prefix + name)
+            if operator is not None:
+                return operator
         near = "" if name.startswith("__") else did_you_mean(name, self.__dir__())
         raise AttributeError(f"mx.nd.{self._name} has no operator {name!r}" + (near and f"; {near.rstrip()}"))
 

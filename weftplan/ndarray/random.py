@@ -272,11 +272,13 @@ def multinomial(
         raise ShapeError(f"multinomial: expected probabilities in the last axis, got shape {data.shape}")
     block = block_shape(shape)
     dims = (*data.shape[:-1], *block) or (1,)
-    given = [None] * (1 + get_prob) if out is None else [out] if isinstance(out, NDArray) else list(out)
-    if len(given) != 1 + get_prob:
-        raise ParameterError(f"multinomial: out must be {'two arrays' if get_prob else 'one array'}, got {len(given)}")
-    drawn = target_of(dims, check_dtype(dtype), data.context, given[0], "multinomial")
-    logs = target_of(dims, data.dtype, data.context, given[1], "multinomial") if get_prob else None
+    outputs = [None] * (1 + get_prob) if out is None else [out] if isinstance(out, NDArray) else list(out)
+    if len(outputs) != 1 + get_prob:
+        raise ParameterError(
+            f"multinomial: out must be {'two arrays' if get_prob else 'one array'}, got {len(outputs)}"
+        )
+    drawn = target_of(dims, check_dtype(dtype), data.context, outputs[0], "multinomial")
+    logs = target_of(dims, data.dtype, data.context, outputs[1], "multinomial") if get_prob else None
     key, xp = next_key(data.context), device.get(data.context).xp
     count = math.prod(block)
 

@@ -60,7 +60,7 @@ class RowSparseNDArray(BaseSparseNDArray):
     def copyto(self, other: NDArray | Context, *, priority: int = 0) -> NDArray:
         """Copy as :meth:`NDArray.copyto`; a copy on a context is also ``row_sparse``."""
         if isinstance(other, Context):
-            other = as_row_sparse(fresh(other, self.shape, self.dtype, "copy"))
+            return super().copyto(as_row_sparse(fresh(other, self.shape, self.dtype, "copy")), priority=priority)
         return super().copyto(other, priority=priority)
 
 
@@ -115,8 +115,8 @@ def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, d
             )
         values = np.zeros(full, rows.dtype)
         values[numbers] = rows
-    kept = values.dtype if isinstance(arg1, (NDArray, np.ndarray)) else np.dtype(np.float32)
-    return as_row_sparse(from_host(values.astype(wanted or kept), check_context(ctx)))
+    default_dtype = values.dtype if isinstance(arg1, (NDArray, np.ndarray)) else np.dtype(np.float32)
+    return as_row_sparse(from_host(values.astype(wanted or default_dtype), check_context(ctx)))
 
 
 def _host(value: Any) -> np.ndarray[Any, Any]:

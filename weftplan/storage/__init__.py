@@ -1,7 +1,7 @@
 """Storage: ownership of bytes. ``storage.get(ctx)`` is the process-wide resource of a context.
 
-Importing the package tells ``device`` where pools and temporaries come from. What it offers may be called from any
-thread; ARCHITECTURE.md tells how resources stack.
+Importing the package registers the pools with ``device``. Any thread may call the public functions. ARCHITECTURE.md
+describes how resources stack.
 """
 
 from weftplan.device.context import set_pools

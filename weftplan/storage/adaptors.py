@@ -1,7 +1,7 @@
-"""Resources that add one feature to another resource: a limit, statistics per user, poisoning.
+"""Adaptors: resources that add a feature to another resource (a limit, per-user statistics, poisoning).
 
-Stack them: ``LimitResource(PoisonResource(pool), nbytes)``. An adaptor passes allocations through unchanged, so any
-resource of a stack may report on them, but each must be freed at the top.
+Stack them: ``LimitResource(PoisonResource(pool), nbytes)``. An adaptor passes allocations through unchanged, so every
+resource of a stack can report on them, but each must be freed at the top.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weftplan.support.array_types import RawArray
 
 
 class Adaptor(Resource):
-    """Passes everything to ``upstream``."""
+    """Base class that forwards every call to ``upstream``."""
 
     def __init__(self, upstream: Resource) -> None:
         self.upstream = upstream
@@ -60,12 +60,11 @@ class Adaptor(Resource):
 
 
 class PoisonResource(Adaptor):
-    """Fills memory with a byte as it is handed out and as it comes back.
+    """Fills memory with a byte at allocation and at free.
 
-    Reading uninitialised memory, or memory that was handed back too early, then gives the poison (0xFF: NaN, -1),
-    always.
-    Memory that is freed is written to at once, also on a simulated device, whose work is still to come: that is the
-    point. What comes back behind a stream's work, and what is handed out to a stream, is written to by the stream.
+    Reads of uninitialised or freed memory then always yield the poison (0xFF: NaN, -1). Freed memory is overwritten
+    immediately, even if a simulated device has pending work on it: this exposes early frees. In stream-ordered calls
+    the stream fills it.
     """
 
     def __init__(self, upstream: Resource, byte: int = 0xFF) -> None:
@@ -87,12 +86,12 @@ class PoisonResource(Adaptor):
         if self.context.has_streams:
             self._spoil(allocation, at_once=False)
             self.upstream.free_behind(allocation)
-        else:  # no stream writes to host memory for us
+        else:  # no stream can fill host memory
             super(Adaptor, self).free_behind(allocation)
 
     def _spoil(self, allocation: Allocation, *, at_once: bool) -> None:
-        """Fill memory that is about to be freed: afterwards its bytes may have another owner."""
-        # A caller that has no right to free it must not have written to it either.
+        """Fill memory that is about to be freed; afterwards its bytes may have another owner."""
+        # Check first: a caller that must not free it must not overwrite it.
         if self._live.pop(id(allocation), None) is None:
             raise wrong_free(allocation, self)
         self._fill(allocation.raw, at_once=at_once)
@@ -100,17 +99,14 @@ class PoisonResource(Adaptor):
     def _fill(self, raw: RawArray, *, at_once: bool) -> None:
         if self.context.is_host and (at_once or not self.context.has_streams):
             raw.fill(self.byte)
-        else:  # on the GPU's current stream, and over before the memory is anybody's if there is none
+        else:  # fill on the GPU's current stream; without a stream, wait for the fill
             place = device.get(self.context)
             launch = place.launch_untimed if isinstance(place, SimDevice) else place.launch
             launch(partial(raw.fill, self.byte))
 
 
 class StatisticsResource(Adaptor):
-    """Counts what goes through it, apart from other users of the same upstream.
-
-    ``reserved_bytes`` counts as ``allocated_bytes``: what the upstream caches is nobody's in particular.
-    """
+    """Counts its own allocations apart from other users of the upstream; reserved bytes equal allocated bytes."""
 
     def __init__(self, upstream: Resource) -> None:
         super().__init__(upstream)
@@ -132,7 +128,7 @@ class StatisticsResource(Adaptor):
         return allocation
 
     def _count(self, allocation: Allocation) -> None:
-        """Add what the upstream has handed out; under the lock."""
+        """Count an allocation of the upstream, under the lock."""
         self._live[id(allocation)] = allocation
         if self._freed:
             self._settle()
@@ -145,7 +141,7 @@ class StatisticsResource(Adaptor):
             self._peak_allocated = total
 
     def _fail(self, nbytes: int, error: BaseException) -> None:
-        """The upstream raised ``error``; under the lock."""
+        """Count an ``error`` of the upstream, under the lock."""
         del nbytes
         if isinstance(error, OutOfMemoryError):
             self._failures += 1
@@ -162,11 +158,11 @@ class StatisticsResource(Adaptor):
         size = (allocation.nbytes, allocation.size)
         try:
             give(allocation)
-        finally:  # a guard has given it back when it complains
+        finally:  # a guard raises only after it has freed the memory
             self._freed.append(size)
 
     def _settle(self) -> None:
-        """Subtract everything freed; under the lock."""
+        """Subtract everything freed, under the lock."""
         while self._freed:
             nbytes, size = self._freed.popleft()
             self._requested -= nbytes
@@ -200,7 +196,7 @@ class StatisticsResource(Adaptor):
         return list(self._live.values())
 
     def _refusal(self, nbytes: int, cause: str) -> OutOfMemoryError:
-        """The error of a request that cannot be served, with the figures of this resource."""
+        """Return the error of a refused request, with the figures of this resource."""
         now = self.statistics()
         return OutOfMemoryError(
             report(
@@ -217,10 +213,10 @@ class StatisticsResource(Adaptor):
 
 
 class LimitResource(StatisticsResource):
-    """Refuses to hold more than ``limit`` requested bytes at once.
+    """Refuses to hold more than ``limit`` requested bytes.
 
     Raises:
-        MXNetError: a limit below 0.
+        MXNetError: a negative limit.
     """
 
     def __init__(self, upstream: Resource, limit: int) -> None:
@@ -244,8 +240,7 @@ class LimitResource(StatisticsResource):
         return super().allocate(nbytes, name=name)
 
     def _promise(self, nbytes: int) -> None:
-        """Set bytes aside, which are on their way through the upstream and not yet counted; raises OutOfMemoryError
-        where they are not below the limit."""
+        """Reserve bytes until the upstream's allocation is counted. Raise OutOfMemoryError beyond the limit."""
         with self._lock:
             self._settle()
             if nbytes > 0 and self._requested + self._promised + nbytes > self.limit:
@@ -253,12 +248,12 @@ class LimitResource(StatisticsResource):
             self._promised += nbytes
 
     def _refused(self, nbytes: int, cause: OutOfMemoryError) -> OutOfMemoryError:
-        """The report of a request that no rung has helped."""
+        """Return the error of a request that the relief ladder could not help."""
         with self._lock:
             self._failures += 1
             return self._refusal(nbytes, f"{cause} {relief.explanation()}".rstrip())
 
-    # A promise ends in the step that counts the bytes: in between they would count twice, and refuse another thread.
+    # A reservation ends in the step that counts the bytes: counted twice, they could make another thread fail.
 
     def _count(self, allocation: Allocation) -> None:
         self._promised -= allocation.nbytes

@@ -9,19 +9,18 @@ from weftplan.support.array_types import RawArray
 
 
 class AutoGrowth(ChunkPool):
-    """Grows by what a request needs, or by ``chunk`` bytes if that is more.
+    """Grows by the size of a request, or by ``chunk`` bytes if that is more.
 
-    A request takes the high end of the smallest free block that holds it. Chunks in which nothing is in use go back to
-    the device when it refuses a new one, and with ``empty_cache``.
+    A request takes the high end of the smallest free block that holds it. Unused chunks return to the device when it
+    refuses a new chunk, and with ``empty_cache``.
 
     Args:
-        device: where chunks come from.
-        chunk: least bytes by which the pool grows; 0: by the request.
-        unit: bytes to a multiple of which requests are rounded; default: the alignment of the device.
-        release_idle: give chunks in which nothing is in use back before growing, too: less is held, and the device is
-            asked more often.
-        spare: give them back before the pool would hold more than the most that was ever in use and this share of it;
-            None, Paddle's rule: only when the device refuses.
+        device: the source of chunks.
+        chunk: minimum growth in bytes; 0: the size of the request.
+        unit: requests are rounded to a multiple of it; default: the alignment of the device.
+        release_idle: also return unused chunks before growing. The pool holds less and asks the device more often.
+        spare: return unused chunks before the pool would exceed its peak in use by more than this share; None (Paddle's
+            rule): only when the device refuses.
 
     >>> from weftplan.device import cpu, get
     >>> pool = AutoGrowth(get(cpu()), chunk=1 << 20, unit=256)
@@ -70,7 +69,7 @@ class AutoGrowth(ChunkPool):
         return block, self._view(block, nbytes), size
 
     def _too_much(self, size: int, wanted: int) -> bool:
-        """True when ``wanted`` bytes more, for ``size`` in use, are more than is to be held."""
+        """Return whether growing by ``wanted`` bytes, for ``size`` in use, exceeds the spare share."""
         if self.spare is None:
             return False
         most = max(self._peak_allocated, self._allocated + size)

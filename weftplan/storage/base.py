@@ -1,13 +1,13 @@
-"""The interface of storage resources: a :class:`Resource` hands out :class:`Allocation` objects.
+"""Interface of storage resources: a :class:`Resource` hands out :class:`Allocation` objects.
 
-A resource takes each of them back exactly once. Rules that every one keeps:
+Each allocation is freed exactly once. Rules of every resource:
 
-* ``free`` never waits. It may be called from any thread, and even from a finalizer that runs inside ``allocate``.
-* ``allocate`` either returns memory or raises with nothing changed. A signal handler or finalizer may call it.
-* Nobody's code but the device's runs under a resource's lock.
+* ``free`` never blocks. Any thread may call it, and even a finalizer that runs inside ``allocate``.
+* ``allocate`` returns memory or raises with nothing changed. A signal handler or finalizer may call it.
+* Only device code, no user code, runs under a resource's lock.
 
-:mod:`weftplan.storage.ledger` has the bookkeeping of resources that own memory, :mod:`weftplan.storage.adaptors` the
-resources that stand on another one.
+Resources that own memory are in :mod:`weftplan.storage.ledger`, those that wrap another in
+:mod:`weftplan.storage.adaptors`.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ class Statistics(NamedTuple):
     """
 
     requested_bytes: int
-    """What the live allocations asked for."""
+    """Bytes requested by live allocations."""
     allocated_bytes: int
-    """What the live allocations occupy, after rounding."""
+    """Bytes occupied by live allocations, after rounding."""
     reserved_bytes: int
-    """What the resource holds from its upstream or the system: live allocations and cached blocks."""
+    """Bytes held from the upstream or the system: live allocations and cached blocks."""
     peak_requested_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     live: int
     """Allocations not yet freed."""
     allocations: int
-    """Successful calls of ``allocate`` so far."""
+    """Successful calls of ``allocate``."""
     hits: int
-    """Those of them that were served from the cache."""
+    """Calls served from the cache."""
     system_allocations: int
-    """Blocks taken from the upstream or the system so far."""
+    """Blocks taken from the upstream or the system."""
     system_frees: int
-    """Blocks given back to it so far."""
+    """Blocks returned to it."""
     failures: int
     """Calls of ``allocate`` that raised OutOfMemoryError."""
 
@@ -63,10 +63,10 @@ class Allocation:
     """Memory handed out by a resource.
 
     Attributes:
-        raw: flat uint8 array of exactly ``nbytes`` elements; dead once freed.
-        nbytes: bytes that were asked for.
+        raw: flat uint8 array of exactly ``nbytes`` elements; invalid once freed.
+        nbytes: requested bytes.
         context: the device of the memory.
-        name: what holds it, for reports: text, or an object whose text is made when it is asked for; may be None.
+        name: holder, for reports: text, or an object converted to text on demand; may be None.
     """
 
     __slots__ = ("block", "context", "name", "nbytes", "raw", "size")
@@ -77,9 +77,9 @@ class Allocation:
         self.context = context
         self.name = name
         self.block: Any = block
-        """What the resource that made this needs to take it back; nobody else looks inside."""
+        """State of the resource that made this; opaque to others."""
         self.size = size
-        """Bytes occupied, after rounding."""
+        """Occupied bytes, after rounding."""
 
     def __repr__(self) -> str:
         return (
@@ -89,28 +89,28 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A block of the system, and how it is cut: every byte of it is in one of ``parts``."""
+    """A system block and its division: ``parts`` cover every byte."""
 
     raw: RawArray
     """The block."""
     parts: tuple[tuple[int, int, Allocation | None], ...]
-    """(offset, bytes, what is there) in the order of offsets; None: nothing is."""
+    """(offset, bytes, allocation or None if free), in order of offsets."""
 
 
 class Resource(ABC):
-    """The interface of a source of memory on one context."""
+    """Interface of a source of memory on one context."""
 
     context: Context
     hands_over: bool = False
-    """Memory may go from one holder to the next without coming back: nothing is done about what comes and goes."""
+    """Whether a holder may pass its memory to the next without a free: the resource does nothing at either."""
 
     @abstractmethod
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
-        """Memory of ``nbytes`` >= 0 bytes, contents undefined.
+        """Allocate ``nbytes`` >= 0 bytes with undefined contents.
 
         Args:
             nbytes: size in bytes; 0 is legal and takes no memory.
-            name: what the memory is for, shown in out-of-memory reports.
+            name: purpose of the memory, shown in out-of-memory reports.
 
         Raises:
             OutOfMemoryError: nothing fits; the message is a report.
@@ -119,63 +119,66 @@ class Resource(ABC):
 
     @abstractmethod
     def free(self, allocation: Allocation) -> None:
-        """Take an allocation back. Never waits; legal on any thread and in a finalizer.
+        """Free an allocation. Never blocks; legal on any thread and in a finalizer.
 
         Raises:
-            MXNetError: it was freed before, or another resource made it.
+            MXNetError: it is already free, or another resource made it.
         """
 
     def free_behind(self, allocation: Allocation) -> None:
-        """Take an allocation back with which the current stream still works: who gets its bytes next is ordered behind
-        what the stream has been given to do so far. Without a current stream, the same as :meth:`free`.
+        """Free an allocation in stream order: its next use is ordered after the current stream's work so far.
 
-        A resource that keeps no memory, or looks at it, waits for the stream.
+        Without a current stream this equals :meth:`free`. A resource that caches nothing, or inspects the memory, waits
+        for the stream.
 
         Raises:
             MXNetError: as :meth:`free`.
         """
         stream = current_stream()
         if stream is not None:
-            with suppress(Exception):  # an error of that work is told to those who wait for its results
+            with suppress(Exception):  # a wait for the results of that work raises its error
                 stream.record().synchronize()
         self.free(allocation)
 
     @abstractmethod
     def statistics(self) -> Statistics:
-        """Bytes and counts now."""
+        """Return the present bytes and counts."""
 
     @abstractmethod
     def reset_peaks(self) -> None:
-        """Let the peaks be the figures of now."""
+        """Reset the peaks to the present figures."""
 
     @abstractmethod
     def empty_cache(self) -> int:
-        """Give unused blocks back to the system; returns how many bytes."""
+        """Return unused blocks to the system; return the bytes."""
 
     def relocate(self, allocation: Allocation) -> int:
-        """Move an allocation that nobody looks at, and on whose device nothing is pending, to a lower place if there is
-        one: its ``raw`` is another array then. Returns the bytes moved; 0 where memory is not cut into blocks."""
+        """Move an allocation without live views or pending work to a lower position; ``raw`` is then another array.
+
+        Returns:
+            The bytes moved; 0 if there is no lower position or memory is not cut into blocks.
+        """
         del allocation
         return 0
 
     @abstractmethod
     def segments(self) -> list[Segment]:
-        """The blocks that the resource holds from the system, and what lies in them, in no particular order."""
+        """Return the system blocks that the resource holds, with their contents, in no particular order."""
 
     @abstractmethod
     def holders(self) -> list[Allocation]:
-        """Live allocations, in no particular order."""
+        """Return live allocations, in no particular order."""
 
 
 def checked_size(nbytes: object, context: Context) -> int:
-    """``nbytes`` as an int >= 0 (NumPy integers are welcome); raises MXNetError."""
+    """Return ``nbytes`` as an int >= 0 (NumPy integers are accepted), or raise MXNetError."""
     if isinstance(nbytes, bool) or not isinstance(nbytes, int | np.integer) or nbytes < 0:
         raise MXNetError(f"{context}: the size of an allocation must be an integer >= 0, got {nbytes!r}")
     return int(nbytes)
 
 
 def wrong_free(allocation: Allocation, resource: Resource) -> MXNetError:
-    """The error of a free to which nobody has a right: it says what the memory was taken for, and where."""
+    """Return the error of an invalid free, with the purpose and origin of the memory."""
     if allocation.raw is None:
         return MXNetError(f"{allocation!r} was freed before: free it once")
     return MXNetError(

@@ -1,11 +1,11 @@
-"""Chunks cut into blocks: the base of both Paddle strategies.
+"""Chunks cut into blocks: base of both Paddle strategies.
 
-A chunk is one allocation of the device. It is cut into blocks that lie one behind the other without a gap; a block is
-handed out or free, and two neighbours are never both free: whoever frees merges. Free blocks of all chunks stand in one
-list, ordered by size and then by place, so the best fit is found by bisection.
+A chunk is one allocation of the device. Contiguous blocks cover it; each is free or in use. Two neighbours are never
+both free, because a free merges. One list holds the free blocks of all chunks, sorted by size and position, so best fit
+is a bisection.
 
-Places are numbered by the age of the chunk and not by its address: what an allocation gets depends on the calls before
-it alone, and not on where the system puts things. Everything here happens under the lock of the pool.
+Positions are ordered by the age of the chunk, not its address. Placement thus depends only on the sequence of calls,
+not on the system. All code here runs under the lock of the pool.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weftplan.storage.ledger import Ledger
 from weftplan.support.array_types import RawArray
 
 _ORDER_SHIFT = 64
-"""Bits of a place within a chunk."""
+"""Bits of an offset within a chunk."""
 
 
 class Chunk:
@@ -38,7 +38,7 @@ class Chunk:
 
 
 class Block:
-    """A range of a chunk; ``left`` and ``right`` are its neighbours there."""
+    """A range of a chunk; ``left`` and ``right`` are its neighbours."""
 
     __slots__ = ("chunk", "free", "left", "offset", "right", "size")
 
@@ -52,16 +52,16 @@ class Block:
 
     @property
     def key(self) -> tuple[int, int, Block]:
-        """Where it stands among free blocks. No two are equal before the third element, which is never compared."""
+        """Sort key among free blocks. The first two elements are unique, so the third is never compared."""
         return self.size, (self.chunk.number << _ORDER_SHIFT) | self.offset, self
 
 
 class ChunkPool(Ledger):
-    """Base of pools that cut chunks.
+    """Base class of pools that cut chunks.
 
     Args:
-        device: where chunks come from.
-        unit: every block is a multiple of so many bytes.
+        device: the source of chunks.
+        unit: every block size is a multiple of it.
     """
 
     def __init__(self, device: Device, *, unit: int) -> None:
@@ -74,7 +74,7 @@ class ChunkPool(Ledger):
     # -- chunks ---------------------------------------------------------------------------------------------------
 
     def _grow(self, nbytes: int) -> Block:
-        """A new chunk as one block, neither free nor handed out; raises OutOfMemoryError."""
+        """Allocate a chunk as one block, neither free nor in use; raise OutOfMemoryError."""
         raw = self.device.allocate(nbytes)
         self.count_taken(raw)
         chunk = Chunk(raw, nbytes, self._made)
@@ -83,7 +83,7 @@ class ChunkPool(Ledger):
         return chunk.first
 
     def _release_all(self) -> int:
-        """Give every chunk back in which nothing is in use; returns the bytes."""
+        """Return all chunks without a block in use to the device; return the bytes."""
         freed = 0
         for chunk in [chunk for chunk in self._chunks.values() if chunk.first.free and chunk.first.right is None]:
             if not self._remove(chunk.first):
@@ -97,7 +97,7 @@ class ChunkPool(Ledger):
     # -- blocks ---------------------------------------------------------------------------------------------------
 
     def _best_fit(self, size: int) -> Block | None:
-        """The smallest free block of at least ``size`` bytes, the oldest place among equals; no longer free."""
+        """Take the smallest free block of at least ``size`` bytes, the first position among equals."""
         at = bisect_left(self._free, (size,))
         if at == len(self._free):
             return None
@@ -107,9 +107,9 @@ class ChunkPool(Ledger):
         return block
 
     def _split(self, block: Block, size: int, *, high: bool) -> Block:
-        """Cut ``size`` bytes off the high or low end of a block that is not free; the rest becomes free."""
-        rest = block.size - size
-        new = Block(block.chunk, block.offset + (rest if high else size), size if high else rest)
+        """Cut ``size`` bytes off the high or low end of a block; the remainder becomes free."""
+        remainder = block.size - size
+        new = Block(block.chunk, block.offset + (remainder if high else size), size if high else remainder)
         block.size -= new.size
         new.left, new.right, block.right = block, block.right, new
         if new.right is not None:
@@ -120,7 +120,7 @@ class ChunkPool(Ledger):
         return taken
 
     def _remove(self, block: Block) -> bool:
-        """Take a free block out of the list; False if it does not stand there, which means that it is lost."""
+        """Remove a free block from the list. Return False if it is missing, which means that it is lost."""
         block.free = False
         at = bisect_left(self._free, block.key[:2])
         if at == len(self._free) or self._free[at][2] is not block:
@@ -129,7 +129,7 @@ class ChunkPool(Ledger):
         return True
 
     def _merge(self, block: Block) -> None:
-        """Make a block free, together with its free neighbours."""
+        """Free a block and merge it with its free neighbours."""
         right = block.right
         if right is not None and right.free and self._remove(right):
             block.size += right.size
@@ -147,7 +147,7 @@ class ChunkPool(Ledger):
         insort(self._free, block.key)
 
     def _view(self, block: Block, nbytes: int) -> RawArray:
-        """The bytes of a block that its user gets."""
+        """Return the user's bytes of a block."""
         return block.chunk.raw[block.offset : block.offset + nbytes]
 
     def relocate(self, allocation: Allocation) -> int:
@@ -156,6 +156,7 @@ class ChunkPool(Ledger):
             old, size = allocation.block, allocation.size
             if old.__class__ is not Block or self._live.get(id(allocation)) is not allocation:
                 return 0
+            # The lowest position among all blocks that fit, not the best fit: arrays move towards the start.
             fitting = self._free[bisect_left(self._free, (size,)) :]
             place, block = min(((entry[1], entry[2]) for entry in fitting), default=(0, old), key=itemgetter(0))
             if block is old or place > old.key[1]:
@@ -175,7 +176,7 @@ class ChunkPool(Ledger):
             return allocation.nbytes
 
     def _direct(self, nbytes: int, size: int) -> tuple[object, RawArray, int]:
-        """Memory of the device itself, past all chunks."""
+        """Allocate from the device, outside all chunks."""
         raw = self.device.allocate(size)
         self.count_taken(raw)
         return raw, raw[:nbytes] if size != nbytes else raw, size
@@ -192,17 +193,17 @@ class ChunkPool(Ledger):
 
     def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
         direct = [held for held in live.values() if held.block.__class__ is not Block]
-        found = [Segment(held.block, ((0, held.size, held),)) for held in direct]
+        segments = [Segment(held.block, ((0, held.size, held),)) for held in direct]
         for chunk in self._chunks.values():
             parts: list[tuple[int, int, Allocation | None]] = []
             block: Block | None = chunk.first
             while block is not None:
                 parts.append((block.offset, block.size, live.get(id(block))))
                 block = block.right
-            found.append(Segment(chunk.raw, tuple(parts)))
-        return found
+            segments.append(Segment(chunk.raw, tuple(parts)))
+        return segments
 
 
 def up(nbytes: int, unit: int) -> int:
-    """``nbytes`` rounded up to a multiple of ``unit``."""
+    """Return ``nbytes`` rounded up to a multiple of ``unit``."""
     return -(-nbytes // unit) * unit

@@ -1,14 +1,14 @@
 """Pools configured by ``FLAGS_*``: Paddle's two strategies, their sizes, the limit.
 
-Paddle's documents and its source disagree in places. ``WEFTPLAN_STORAGE_COMPAT=documents`` (the default) does what the
-documents say, ``paddle`` what the source of 2020 to 2025 does:
+Paddle's documents and its source disagree in places. ``WEFTPLAN_STORAGE_COMPAT=documents`` (the default) follows the
+documents, ``paddle`` the source of 2020 to 2025:
 
-* a block is a share of what is free after 5 % of that are set aside, and each further block of what is free then;
-* every block has a header of 64 bytes, which counts when a request is compared with the size of a chunk;
-* a chunk that the device refuses is an error;
-* ``cpu(i)`` has no pool; the share of page-locked memory is a cap, and a chunk the 256th part of it;
-* ``auto_growth`` keeps idle chunks until the device refuses;
-* ``init_allocated_mem`` acts with ``naive_best_fit`` alone.
+* A chunk is a share of the free memory less 5 %, each further chunk of the memory free then.
+* Every block has a header of 64 bytes, which counts when a request is compared with the size of a chunk.
+* A chunk that the device refuses is an error.
+* ``cpu(i)`` has no pool; the share of page-locked memory is a cap, and a chunk is the 256th part of it.
+* ``auto_growth`` caches idle chunks until the device refuses.
+* ``init_allocated_mem`` works only with ``naive_best_fit``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from weftplan.storage.raw import RawResource
 
 MIB = 1 << 20
 _SPARE = 1 / 16
-"""Share of the most that was ever in use that ``auto_growth`` may hold beyond it."""
+"""Share of the peak in use that ``auto_growth`` may hold beyond it."""
 _GROWING = ("FLAGS_auto_growth_chunk_size_in_mb", "FLAGS_free_when_no_cache_hit")
-"""What shapes ``auto_growth``."""
+"""Flags of ``auto_growth``."""
 _PADDLE_UNIT = {"cpu": 4096, "cpu_pinned": 65536, "gpu": 256, "sim": 256}
 _SIZES = {
     "cpu": ("FLAGS_fraction_of_cpu_memory_to_use", "FLAGS_initial_cpu_memory_in_mb"),
@@ -39,11 +39,11 @@ _SIZES = {
         "FLAGS_reallocate_gpu_memory_in_mb",
     ),
 }
-"""What shapes the chunks of ``naive_best_fit``, by type of device; ``sim`` is as ``gpu``."""
+"""Flags for the chunks of ``naive_best_fit``, by device type; ``sim`` is as ``gpu``."""
 
 
 def limited(device: Device) -> Device:
-    """The device, or as much of it as ``FLAGS_gpu_memory_limit_mb`` allows."""
+    """Return the device, limited by ``FLAGS_gpu_memory_limit_mb`` if that is set."""
     limit = config.process("FLAGS_gpu_memory_limit_mb") if device.context.device_type in ("gpu", "sim") else 0
     if not limit:
         return device
@@ -51,7 +51,7 @@ def limited(device: Device) -> Device:
 
 
 def build(device: Device, strategy: str) -> Resource:
-    """The pool of a device under one of Paddle's strategies."""
+    """Create the pool of a device under one of Paddle's strategies."""
     kind = device.context.device_type
     paddle = config.process("WEFTPLAN_STORAGE_COMPAT") == "paddle"
     if paddle and kind == "cpu":
@@ -87,23 +87,23 @@ def build(device: Device, strategy: str) -> Resource:
 
 
 def _share(device: Device, fraction: float, percent: int) -> int:
-    """``fraction`` of ``percent`` of what is free now."""
+    """Return ``fraction`` of ``percent`` of the memory that is free now."""
     return int(fraction * (device.memory_info()[0] * percent // 100))
 
 
 def warn_of_unused(device: Device) -> None:
-    """Warn of flags that shape chunks, where no strategy of Paddle is in force."""
+    """Warn of flags for chunks that are set although no strategy of Paddle is in force."""
     kind = device.context.device_type
     why = "the pools are MXNet's; set FLAGS_allocator_strategy"
     without_effect(device, (*_sizes(kind), *_GROWING), why)
 
 
 def without_effect(device: Device, names: Iterable[str], why: str) -> None:
-    """Warn, once for each name and reason, of variables that are set and do nothing on this device."""
+    """Warn, once per name and reason, of variables that are set but have no effect on this device."""
     for name in names:
-        found = config.lookup(name)
-        if found.text is not None:
-            config.warn_once(name, f"{name}={found.text} has no effect on {device.context}: {why}")
+        setting = config.lookup(name)
+        if setting.text is not None:
+            config.warn_once(name, f"{name}={setting.text} has no effect on {device.context}: {why}")
 
 
 def _sizes(kind: str) -> tuple[str, ...]:

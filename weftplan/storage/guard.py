@@ -1,11 +1,11 @@
 """Guard mode: detection of writes outside an allocation, reported with its allocation site.
 
-Every allocation gets a margin on both sides, filled with a byte. Whether it still has that value is looked at when the
-memory comes back, and whenever somebody calls :meth:`GuardResource.check`. Inside the slab of a planned executor
-results lie side by side without margins; with ``WEFTPLAN_EXECUTOR_STRATEGY=dynamic`` each has its own.
+Every allocation gets a margin on both sides, filled with a byte. The margins are checked when the memory is freed, and
+by :meth:`GuardResource.check`. Results inside the slab of a planned executor have no margins of their own; with
+``WEFTPLAN_EXECUTOR_STRATEGY=dynamic`` they have.
 
-For host memory the margins are read and written at once. On other devices the work goes to the current stream of the
-thread, and is over when a check has its answer.
+Margins in host memory are accessed directly. On other devices the current stream of the thread fills them, and a check
+waits for its answer.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from weftplan.storage.base import Allocation, Resource, Statistics, checked_size
 from weftplan.support.array_types import RawArray
 
 MARGIN = 256
-"""Bytes on each side: the largest alignment of a device, so that what is between the margins stays aligned."""
+"""Bytes of a margin: the largest alignment of a device, so that the user's memory stays aligned."""
 FILL = 0xFD
 
 
 class GuardResource(StatisticsResource):
-    """Finds writes outside of what was handed out. Its figures are those of users, without the margins.
+    """Detects out-of-bounds writes. Its statistics are those of users, without the margins.
 
     Raises:
-        GuardError: on ``free`` and ``check``, when a margin has changed. What was freed is given back all the same.
+        GuardError: on ``free`` and ``check``, if a margin has changed. The memory is freed all the same.
 
     >>> from weftplan.device import cpu, get
     >>> from weftplan.storage import RawResource
     >>> guard = GuardResource(RawResource(get(cpu())))
     >>> held = guard.allocate(100, name="weights")
-    >>> held.raw.base[:] = 0  # all that lies around it
+    >>> held.raw.base[:] = 0  # the memory and both margins
     >>> guard.check()
     Traceback (most recent call last):
         ...
@@ -52,7 +52,7 @@ bytes (612 occupied) on cpu(0)> were overwritten: an operation wrote outside of 
             raise self._refusal(nbytes, cause) from error
 
     def check(self) -> None:
-        """Look at the margins of everything that is live; call it when no operation is pending."""
+        """Check the margins of all live allocations. Call it when no operation is pending."""
         for allocation in self.holders():
             if (error := damage(allocation)) is not None:
                 raise error
@@ -73,7 +73,7 @@ bytes (612 occupied) on cpu(0)> were overwritten: an operation wrote outside of 
 
 
 class _Margins(Adaptor):
-    """Hands out the middle of what it gets from upstream."""
+    """Hands out the middle of an upstream allocation."""
 
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         nbytes = checked_size(nbytes, self.context)
@@ -88,7 +88,7 @@ class _Margins(Adaptor):
         return allocation
 
     def free_behind(self, allocation: Allocation) -> None:
-        super(Adaptor, self).free_behind(allocation)  # the margins are looked at
+        super(Adaptor, self).free_behind(allocation)  # the margins are checked
 
     def free(self, allocation: Allocation) -> None:
         whole, error = allocation.block, damage(allocation)
@@ -100,7 +100,7 @@ class _Margins(Adaptor):
             raise error
 
     def relocate(self, allocation: Allocation) -> int:
-        """Nothing: the margins would stay behind."""
+        """Move nothing: the margins would stay in place."""
         return 0
 
     def holders(self) -> list[Allocation]:
@@ -108,22 +108,22 @@ class _Margins(Adaptor):
 
 
 def damage(allocation: Allocation) -> GuardError | None:
-    """The error of an allocation whose margins have changed."""
-    found = []
-    if not allocation.context.is_host:  # whichever stream has written, it has done so before the look
+    """Return the error of an allocation whose margins have changed."""
+    changes = []
+    if not allocation.context.is_host:  # earlier writes of any stream must be visible
         device.get(allocation.context).synchronize()
     for margin, where in zip(_margins(allocation), ("before the start", "past the end"), strict=False):
         if changed := int((margin != FILL).sum()):
-            found.append(f"{changed} bytes {where}")
-    if not found:
+            changes.append(f"{changed} bytes {where}")
+    if not changes:
         return None
     return GuardError(
-        f"{' and '.join(found)} of {allocation!r} were overwritten: an operation wrote outside of its memory"
+        f"{' and '.join(changes)} of {allocation!r} were overwritten: an operation wrote outside of its memory"
     )
 
 
 def _margins(allocation: Allocation) -> tuple[RawArray, ...]:
-    """The bytes before and behind; none around an allocation of no bytes."""
+    """Return both margins; none around an empty allocation."""
     if not allocation.nbytes:
         return ()
     whole = allocation.block.raw

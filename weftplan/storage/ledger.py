@@ -1,8 +1,8 @@
-"""The ledger of resources that own memory: live bytes, free lists, statistics and peaks.
+"""Ledger of resources that own memory: live bytes, free lists, statistics and peaks.
 
-``free`` appends to a deque, then empties the deque only if the lock happens to be free; otherwise whoever allocates
-next does. ``allocate`` inside another call of the same thread takes memory past the cache, which is counted when that
-call goes on. Any thread may call anything here.
+``free`` appends to a deque and drains it only if the lock is free; otherwise the next ``allocate`` drains it. An
+``allocate`` nested in another call of the same thread takes memory from the device directly and is counted later. Any
+thread may call any method.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from weftplan.support.array_types import RawArray
 
 
 class Ledger(Resource):
-    """Base of resources that own memory: subclasses say where a block comes from and where it goes.
+    """Base class of resources that own memory. A subclass decides where blocks come from.
 
     A subclass implements ``take_block``, ``give_block`` and ``segments_of``, which run under the lock. They call
-    ``count_taken`` and ``count_given`` for each block from and to the system, and count ``_hits`` of a cache.
+    ``count_taken`` and ``count_given`` for each block from and to the system, and count cache ``_hits``.
 
-    What is freed lies on a shelf of its requested size until somebody asks for as many bytes, or until a request that
-    neither a shelf nor the cache serves, which first takes all of it back into the ledger. So the pair that programs
-    repeat most, a free and an allocation of one size, takes no lock and counts nothing: what is on a shelf is still
-    counted as live, and whoever takes it from there stands in for whoever put it there. For that reason no peak can be
-    missed either. A request that the cache serves leaves the shelves as they are and only writes off what lies there.
+    Freed memory goes to a shelf (the free list of its requested size) until a request of that size takes it. A free and
+    an allocation of one size, the most frequent pair, therefore take no lock and change no count: shelved memory still
+    counts as live, so no peak is missed. A request that neither a shelf nor the cache serves first drains all shelves.
+    A request that the cache serves leaves the shelves filled and only writes off their bytes.
     """
 
     def __init__(self, device: Device) -> None:
@@ -49,31 +48,31 @@ class Ledger(Resource):
         self._shelves = Shelves()
         self._returned: deque[Entry] = deque()
         self._aside: deque[Allocation] = deque()
-        """Made while this very thread was in the middle of a change, and not yet counted. Invariant: what is in both is
-        in this one first."""
-        # Invariant: holds exactly the allocations that nobody freed. dict.pop decides, atomically, who frees first.
+        """Allocations made during a change of this thread, not yet counted. Their frees come later in ``_returned``."""
+        # Invariant: holds exactly the allocations that are not freed. `dict.pop` decides atomically which thread frees
+        # first.
         self._live: dict[int, Allocation] = {}
         self._requested = self._allocated = self._reserved = 0
         self._peak_requested = self._peak_allocated = self._peak_reserved = 0
         self._allocations = self._hits = self._system_allocations = self._system_frees = self._failures = 0
         self._order = count().__next__
         self._shelf_hits = count().__next__
-        """Counts in one step on every interpreter; :meth:`_drain` reads it, which counts one more."""
+        """An atomic counter on every interpreter. :meth:`_drain` reads it, which increments it."""
         self._readings = 0
         self._nothing: RawArray | None = None
         self._streams: StreamOrder | None = None
-        """What streams still work on; None until memory comes back that way."""
+        """Pending stream work on freed memory; None until memory is freed in stream order."""
 
     @abstractmethod
     def take_block(self, nbytes: int) -> tuple[object, RawArray, int]:
-        """(block, ``nbytes`` > 0 raw bytes of it, its size >= nbytes); raises OutOfMemoryError unchanged."""
+        """Return (block, ``nbytes`` > 0 raw bytes of it, its size >= nbytes), or raise OutOfMemoryError."""
 
     @abstractmethod
     def give_block(self, block: Any, size: int) -> None:
         """Take a block back."""
 
     def segments(self) -> list[Segment]:
-        if self._lock.owned():  # in the middle of a change
+        if self._lock.owned():  # called during a change of the ledger
             return []
         with self._lock:
             self._drain()
@@ -81,24 +80,24 @@ class Ledger(Resource):
 
     @abstractmethod
     def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
-        """As ``segments``, under the lock; ``live`` are the allocations by the id of their block."""
+        """Return the segments, under the lock; ``live`` are the allocations by the id of their block."""
 
     def keeps(self, nbytes: int) -> bool:
-        """True when memory of so many requested bytes stays here once it is freed, so that a shelf may hold it; False
-        when it goes back to the system at once."""
+        """Return whether freed memory of ``nbytes`` requested bytes stays here, so that a shelf may hold it."""
         return True
 
     def _largest_cached(self) -> int:
-        """Bytes of the largest block in the cache."""
+        """Return the bytes of the largest cached block."""
         return 0
 
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         if nbytes.__class__ is int:
             shelf = self._shelves.get(nbytes)
+            # No lock: taking an entry is one list operation, and the entry already counts as live.
             if shelf:
                 try:
                     entry = shelf.pop()
-                except IndexError:  # another thread took the last one
+                except IndexError:  # another thread took the last entry
                     pass
                 else:
                     order, _, raw, block, size = entry
@@ -107,6 +106,7 @@ class Ledger(Resource):
                         return allocation if self._streams is None else self._ordered(allocation, self._streams)
                     allocation = Allocation(raw, nbytes, self.context, name, block, size)
                     self._live[id(allocation)] = allocation
+                    # A counter instead of `+=`, which is not atomic; `_drain` adds it to the hits.
                     self._shelf_hits()
                     if (recorder := recording.recorder) is not None:
                         recorder.allocated(allocation)
@@ -115,19 +115,19 @@ class Ledger(Resource):
         return allocation if self._streams is None else self._ordered(allocation, self._streams)
 
     def _ordered(self, allocation: Allocation, streams: StreamOrder) -> Allocation:
-        """An allocation whose bytes are used after what streams still do with them."""
+        """Order later use of an allocation's bytes after pending stream work on them, and return it."""
         if streams and allocation.nbytes:
             streams.order(address_of(allocation.raw), allocation.nbytes)
         return allocation
 
     def _allocate_written_off(self, entry: Entry, shelf: Shelf, name: object) -> Allocation:
-        """As ``allocate``, with memory from a shelf that is not counted as live."""
+        """Allocate from a shelf whose memory no longer counts as live."""
         _, nbytes, raw, block, size = entry
-        if self._lock.owned():  # in the middle of a change
+        if self._lock.owned():  # called during a change of the ledger
             shelf.append(entry)
             return self._allocate_aside(nbytes, name)
         with self._lock:
-            self._write_off()  # or what was freed before would count beside this in the peak
+            self._write_off()  # otherwise memory freed earlier would also count in the peak
             allocation = Allocation(raw, nbytes, self.context, name, block, size)
             self._live[id(allocation)] = allocation
             self._hits += 1
@@ -137,7 +137,7 @@ class Ledger(Resource):
             return allocation
 
     def _allocate(self, nbytes: int, name: object) -> Allocation:
-        """As ``allocate``, where no shelf serves."""
+        """Allocate when no shelf can serve."""
         if nbytes.__class__ is not int or nbytes < 0:
             nbytes = checked_size(nbytes, self.context)
         if self._lock.owned():
@@ -158,14 +158,15 @@ class Ledger(Resource):
                     recorder.refused(self.context, nbytes, self.device.memory_info()[0], name)
                 raise OutOfMemoryError(self._report(nbytes, cause)) from cause
         finally:
-            del cause  # by its traceback it keeps this frame, and those that called, with all that they have
+            del cause  # its traceback holds this frame and its callers' frames, with all their objects
 
     def _allocate_now(self, nbytes: int, name: object) -> Allocation:
-        """As ``_allocate``, without any rung of the ladder."""
+        """Allocate once, without the relief ladder."""
         with self._lock:
+            # Drain only if nothing cached fits: requests of several sizes would otherwise empty each other's shelves.
             if self._shelves or self._returned or self._aside:
                 self._drain(shelves=False)
-                if nbytes and self._serves(nbytes):
+                if nbytes and self._cache_serves(nbytes):
                     self._write_off()
                 else:
                     self._drain()
@@ -173,7 +174,7 @@ class Ledger(Resource):
                 try:
                     block, raw, size = self.take_block(nbytes)
                 except OutOfMemoryError as error:
-                    block, raw, size = self._take_again(nbytes, error)
+                    block, raw, size = self._retry_take(nbytes, error)
             else:
                 block, raw, size = None, self._empty(), 0
             allocation = Allocation(raw, nbytes, self.context, name, block, size)
@@ -183,13 +184,12 @@ class Ledger(Resource):
                 recorder.allocated(allocation)
             return allocation
 
-    def _serves(self, nbytes: int) -> bool:
-        """True when ``nbytes`` > 0 can be had without looking at what lies on shelves for requests of other sizes,
-        which goes on lying there: or each of several sizes in turn would empty the shelves of the others."""
+    def _cache_serves(self, nbytes: int) -> bool:
+        """Return whether the cache can serve ``nbytes`` > 0 without draining the shelves of other sizes."""
         return False
 
     def _room(self) -> int:
-        """Bytes beyond which no request can ever be served."""
+        """Return the size beyond which no request can ever be served."""
         return self.device.memory_info()[1]
 
     def _count(self, nbytes: int, size: int) -> None:
@@ -202,7 +202,7 @@ class Ledger(Resource):
             self._peak_allocated = total
 
     def _allocate_aside(self, nbytes: int, name: object) -> Allocation:
-        """As ``allocate``, under the lock in the middle of a change: touches nothing that the change may touch."""
+        """Allocate under the lock during a change of the ledger, without touching any state of that change."""
         block, raw, size = None, self._empty(), 0
         if nbytes:
             size = self._size(nbytes)
@@ -220,15 +220,13 @@ class Ledger(Resource):
         return allocation
 
     def _size(self, nbytes: int) -> int:
-        """Bytes of a block for ``nbytes`` > 0 that comes from the device past the cache."""
+        """Return the size of a block for ``nbytes`` > 0 that bypasses the cache."""
         return nbytes
 
-    def _take_again(self, nbytes: int, cause: OutOfMemoryError) -> tuple[object, RawArray, int]:
-        """As ``take_block``, which raised ``cause``: memory that came back meanwhile may make it fit.
-
-        Finalizers and other threads free while the lock is taken, and a refusal must be true when it is made.
-        """
+    def _retry_take(self, nbytes: int, cause: OutOfMemoryError) -> tuple[object, RawArray, int]:
+        """Retry ``take_block``, which raised ``cause``, after draining freed memory."""
         try:
+            # Finalizers and other threads free while the lock is held, and a refusal must be true when it is raised.
             while self._drain():
                 try:
                     return self.take_block(nbytes)
@@ -239,6 +237,7 @@ class Ledger(Resource):
             del cause
 
     def free(self, allocation: Allocation) -> None:
+        # The dictionary decides atomically which of two frees comes first.
         if self._live.pop(id(allocation), None) is None:
             raise wrong_free(allocation, self)
         raw, allocation.raw = allocation.raw, None
@@ -251,7 +250,7 @@ class Ledger(Resource):
             return
         shelf.append((self._order(), nbytes, raw, allocation.block, allocation.size))
         if not shelf.listed:
-            # Who drains forgets the shelf first and empties it then, so what lies there is seen now or later.
+            # A drain clears `listed` first and empties the shelf then, so this entry is seen now or later.
             shelf.listed = True
             self._shelves.touched.append(shelf)
 
@@ -268,28 +267,32 @@ class Ledger(Resource):
         if self._streams is None:
             with self._lock:
                 self._streams = self._streams or StreamOrder()
-        # Listed first: once it is free, another thread may get it.
+        # Record the range first: once it is free, another thread may get it.
         self._streams.add(address_of(allocation.raw), allocation.nbytes, stream, stream.record())
         self.free(allocation)
 
     def _take_back(self, entry: Entry) -> None:
-        """As ``free``, where there is no room on a shelf."""
+        """Free an allocation when its shelf is missing or full."""
         self._returned.append(entry)
         nbytes = entry[1]
         if self.keeps(nbytes):
             self._shelves.add(nbytes)
         if not self._lock.owned() and self._lock.acquire(blocking=False):
-            # Not in the middle of a change of this thread: nothing to fear from draining here.
+            # not during a change of this thread, so draining is safe
             try:
                 self._drain(shelves=False)
             finally:
                 self._lock.release()
 
     def _drain(self, *, shelves: bool = True, size: int | None = None) -> bool:
-        """Count what was made aside and take back everything freed, in its order; True if there was any. Under the
-        lock.
+        """Count allocations made aside and take back freed memory in its order, under the lock.
 
-        What lies on shelves is taken back only if ``shelves``, and if it occupies ``size`` bytes (None: any number).
+        Args:
+            shelves: take memory back from shelves, too.
+            size: only from shelves whose entries occupy this number of bytes; None: from all.
+
+        Returns:
+            Whether there was any freed memory.
         """
         any_returned = False
         while True:
@@ -303,6 +306,7 @@ class Ledger(Resource):
                 break
             any_returned = True
             try:
+                # Oldest first, so that the last freed block is the first reused.
                 while entries:
                     order, nbytes, _, block, size = entries.pop()
                     if order >= 0:
@@ -310,7 +314,7 @@ class Ledger(Resource):
                         self._allocated -= size
                     if block is not None:
                         self.give_block(block, size)
-            except BaseException:  # Ctrl-C: the others must not be lost
+            except BaseException:  # Ctrl-C: keep the remaining entries
                 self._returned.extend(entries)
                 raise
         hits = self._shelf_hits() - self._readings
@@ -320,7 +324,7 @@ class Ledger(Resource):
         return any_returned
 
     def _freed(self, shelves: bool, size: int | None) -> list[Entry]:
-        """Everything freed that nobody has taken, oldest last; from shelves as :meth:`_drain` says."""
+        """Return all freed entries, oldest last; from shelves as :meth:`_drain` specifies."""
         entries: list[Entry] = []
         while self._returned:
             entries.append(self._returned.popleft())
@@ -330,15 +334,15 @@ class Ledger(Resource):
         return entries
 
     def _write_off(self) -> None:
-        """Count what lies on shelves as live no more, where it goes on lying; under the lock. Who takes it from there
-        counts it again, so that peaks are exact though not every request empties the shelves."""
+        """Stop counting shelved memory as live but leave it in place, under the lock."""
+        # Taking an entry counts it again, so peaks are exact although not every request drains the shelves.
         for _ in range(len(self._shelves.touched)):
             requested, allocated = self._shelves.write_off()
             self._requested -= requested
             self._allocated -= allocated
 
     def count_taken(self, raw: RawArray) -> None:
-        """Count a block that came from the system."""
+        """Count a block from the system."""
         self._system_allocations += 1
         total = self._reserved = self._reserved + int(raw.nbytes)
         if total > self._peak_reserved:
@@ -347,7 +351,7 @@ class Ledger(Resource):
             recorder.grown(self.context, raw)
 
     def count_given(self, raw: RawArray) -> None:
-        """Count a block that is about to go back to the system, once no stream works on it."""
+        """Count a block that is about to be returned to the system, once no stream uses it."""
         if self._streams:
             self._streams.settle(address_of(raw), int(raw.nbytes))
         self._system_frees += 1
@@ -356,7 +360,7 @@ class Ledger(Resource):
             recorder.shrunk(self.context, raw)
 
     def _empty(self) -> RawArray:
-        """The zero bytes of every empty allocation."""
+        """Return the shared array of all empty allocations."""
         if self._nothing is None:
             from weftplan.device.registry import get
 
@@ -364,10 +368,10 @@ class Ledger(Resource):
         return self._nothing
 
     def statistics(self) -> Statistics:
-        if self._lock.owned():  # in the middle of a change: as far as it has got
+        if self._lock.owned():  # called during a change of the ledger: report the intermediate state
             return self._figures()
         with self._lock:
-            self._drain(shelves=False)  # what lies there goes on serving: who looks does not slow down who works
+            self._drain(shelves=False)  # shelves stay filled, so that reading statistics does not slow down allocations
             return self._figures(*self._shelves.counted())
 
     def reset_peaks(self) -> None:
@@ -377,7 +381,7 @@ class Ledger(Resource):
             self._peak_reserved = self._reserved
 
     def _figures(self, requested: int = 0, allocated: int = 0) -> Statistics:
-        """The figures without so many bytes, which lie on shelves."""
+        """Return the figures, less the bytes on shelves."""
         return Statistics(
             requested_bytes=self._requested - requested,
             allocated_bytes=self._allocated - allocated,
@@ -401,7 +405,7 @@ class Ledger(Resource):
             return self._release_all()
 
     def _release_all(self) -> int:
-        """Give every cached block back; returns the bytes. Under the lock."""
+        """Return all cached blocks to the system, under the lock, and return their bytes."""
         return 0
 
     def holders(self) -> list[Allocation]:

@@ -1,4 +1,4 @@
-"""A device whose memory is limited for this process, as on a smaller device."""
+"""A device with a memory limit for this process, like a smaller device."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from weftplan.support.array_types import RawArray
 
 
 class LimitedDevice:
-    """``device`` as a pool sees it: it refuses what would exceed ``limit`` bytes, and reports memory accordingly.
+    """Wrapper of ``device`` for pools: it refuses to exceed ``limit`` bytes, and reports memory accordingly.
 
-    A limit below the pool counts what the pool reserves, cached blocks included, and a pool that meets it gives its
-    cache back and asks again, as with a device that is full. (:class:`~weftplan.storage.LimitResource` stands above a
-    pool and counts what users ask for.)
+    The limit counts the bytes that a pool reserves, cached blocks included. A pool that hits it releases its cache and
+    retries, as on a full device. (:class:`~weftplan.storage.LimitResource` wraps a pool and counts requested bytes.)
     """
 
     def __init__(self, device: Device, limit: int, reason: str) -> None:
@@ -29,7 +28,8 @@ class LimitedDevice:
         return getattr(self._device, name)
 
     def allocate(self, nbytes: int) -> RawArray:
-        """As the device; raises OutOfMemoryError beyond the limit."""
+        """Allocate on the device; raise OutOfMemoryError beyond the limit."""
+        # Reserve under the lock, allocate outside: the device may take long.
         with self._lock:
             if self.used + nbytes > self.limit:
                 raise OutOfMemoryError(
@@ -46,14 +46,14 @@ class LimitedDevice:
             raise
 
     def free(self, raw: RawArray) -> None:
-        """As the device."""
+        """Free on the device."""
         nbytes = raw.nbytes
         self._device.free(raw)
         with self._lock:
             self.used -= nbytes
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes, of the limit if that is less."""
+        """Return (free, total) bytes, those of the limit if lower."""
         free, total = self._device.memory_info()
         return min(free, max(self.limit - self.used, 0)), min(total, self.limit)
 

@@ -1,12 +1,11 @@
 """MXNet's pools: one last-in-first-out free list per rounded size.
 
-The two differ in how sizes are rounded. Both give everything cached back before a system allocation that would leave
-less than ``reserve`` percent of the device's memory free, and once more when the system refuses.
+The pools differ in their rounding. Both return all cached blocks before a system allocation that would leave less than
+``reserve`` percent of the device's memory free, and again if the system refuses.
 
-MXNet's pools keep whatever they ever held. With ``slack`` a pool gives cached blocks back, those of the size unused for
-longest first, before it would hold more than the slack and the peak of live bytes in the last one to two thousand
-allocations: then it needs no more memory at its peak than a process without a pool, a loop that repeats its sizes finds
-its blocks in the cache, and what a phase of a program has left behind goes when the next one is under way.
+MXNet's pools never shrink. With ``slack``, a pool returns cached blocks, least recently used sizes first, before it
+would hold more than the slack and the peak of live bytes of the last 1024 to 2048 allocations. Its peak then stays near
+that of a process without a pool, loops find their blocks in the cache, and blocks of an earlier phase are released.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from weftplan.storage.ledger import Ledger
 from weftplan.support.array_types import RawArray
 
 _WINDOW = 1024
-"""Allocations after which a pool with slack forgets the peak of as many before them."""
+"""Length of the window, in allocations, after which a pool with slack forgets its peak."""
 _GRANTED_S = 0.02
-"""Seconds for which the system's answer about free memory holds: other programs take memory, too."""
+"""Lifetime in seconds of the system's answer about free memory: other programs allocate, too."""
 
 
 class _Pool(Ledger):
@@ -40,30 +39,30 @@ class _Pool(Ledger):
         self.reserve = reserve
         self.slack = slack
         self._free: dict[int, list[RawArray]] = {}
-        """Blocks by size; the sizes stand in the order in which they were last emptied by a request and came back."""
+        """Free blocks by size, ordered by when a size was last emptied and refilled."""
         self._granted = 0
-        """Bytes that may come from the system before it is asked again how much it has left."""
+        """Bytes that may be allocated before the system is asked for its free memory again."""
         self._granted_until = 0.0
         self._window = _WINDOW
         """Allocations left in this window."""
         self._recent = self._before = 0
-        """Most live bytes in this window, in the one before."""
+        """Peaks of live bytes in this window and the previous one."""
         self._rounded: dict[int, int] = {}
-        """Rounded sizes of the requests seen, bounded; saves the arithmetic on the fast path."""
+        """Bounded cache of rounded sizes for the fast path."""
 
     @abstractmethod
     def rounded(self, nbytes: int) -> int:
-        """Bytes of the block that serves a request of ``nbytes`` > 0."""
+        """Return the block size for a request of ``nbytes`` > 0."""
 
     def _size(self, nbytes: int) -> int:
         return self.rounded(nbytes)
 
-    def _serves(self, nbytes: int) -> bool:
+    def _cache_serves(self, nbytes: int) -> bool:
         size = self._block_size(nbytes)
         return size in self._free or (self._drain(size=size) and size in self._free)
 
     def _block_size(self, nbytes: int) -> int:
-        """As :meth:`rounded`, at little cost where it is asked again."""
+        """Return :meth:`rounded`, cached."""
         size = self._rounded.get(nbytes)
         if size is None:
             size = self.rounded(nbytes)
@@ -83,6 +82,7 @@ class _Pool(Ledger):
             if not stack:
                 del self._free[size]
             return raw, raw[:nbytes], size
+        # Release before growing, so that the pool does not exceed the recent peak and the slack.
         if self.slack is not None:
             self._release(self._reserved + size - max(self._recent, self._before) - self.slack)
         if self._reserved > self._allocated and not self._leaves_reserve(size):
@@ -97,12 +97,10 @@ class _Pool(Ledger):
         return raw, raw[:nbytes], size
 
     def _leaves_reserve(self, size: int) -> bool:
-        """Whether a block from the system leaves the reserve free.
-
-        The system is asked at most once for every 64th part of what it has left and every 20 ms: a program that makes
-        10,000 small arrays would spend most of its time on that.
-        """
+        """Return whether a block from the system leaves the reserve free."""
         now = time.monotonic()
+        # Ask the system once per 64th part of its free memory and 20 ms: with 10,000 small arrays the queries would
+        # dominate.
         if size > self._granted or now > self._granted_until:
             free, total = self.device.memory_info()
             left = free - total * self.reserve // 100
@@ -115,7 +113,7 @@ class _Pool(Ledger):
         return True
 
     def _note_peak(self, size: int) -> None:
-        """``size`` bytes are about to be live, too."""
+        """Update the peak for ``size`` bytes about to be live."""
         live = self._allocated + size
         if live > self._recent:
             self._recent = live
@@ -132,7 +130,7 @@ class _Pool(Ledger):
         stack.append(block)
 
     def _release(self, nbytes: int) -> int:
-        """Give cached blocks back until it was ``nbytes`` or nothing is cached; returns the bytes. Under the lock."""
+        """Return cached blocks to the system until ``nbytes`` or all are freed, under the lock; return the bytes."""
         freed = 0
         while freed < nbytes and self._free:
             size, stack = next(iter(self._free.items()))
@@ -149,22 +147,22 @@ class _Pool(Ledger):
         return self._release(self._reserved)
 
     def segments_of(self, live: Mapping[int, Allocation]) -> list[Segment]:
-        found = [Segment(held.block, ((0, held.size, held),)) for held in live.values()]
-        return found + [Segment(raw, ((0, size, None),)) for size, stack in self._free.items() for raw in stack]
+        segments = [Segment(held.block, ((0, held.size, held),)) for held in live.values()]
+        return segments + [Segment(raw, ((0, size, None),)) for size, stack in self._free.items() for raw in stack]
 
     def _largest_cached(self) -> int:
         return max(self._free, default=0)
 
 
 class NaivePool(_Pool):
-    """Sizes rounded to pages, and above ``large`` to multiples of ``large``.
+    """Pool with sizes rounded to pages, and above ``large`` to multiples of ``large``.
 
     Args:
-        device: where blocks come from.
+        device: the source of blocks.
         page: bytes of a page, at least 32.
-        large: bytes beyond which sizes are multiples of it.
+        large: size above which sizes are multiples of it.
         reserve: percent of the device's memory that cached blocks must leave free.
-        slack: bytes beyond the recent peak of live bytes that the pool may hold; None: as many as there are.
+        slack: bytes that the pool may hold beyond the recent peak of live bytes; None: no limit.
 
     >>> from weftplan.device import cpu, get
     >>> pool = NaivePool(get(cpu()))
@@ -191,14 +189,14 @@ class NaivePool(_Pool):
 
 
 class RoundPool(_Pool):
-    """Sizes rounded to the next power of two up to 2**cutoff, beyond it to multiples of 2**cutoff.
+    """Pool with sizes rounded to powers of two up to 2**cutoff, above it to multiples of 2**cutoff.
 
     Args:
-        device: where blocks come from.
+        device: the source of blocks.
         page: smallest size in bytes, a power of two of at least 32.
         cutoff: 20 to 34, and not below log2 of the page size.
         reserve: percent of the device's memory that cached blocks must leave free.
-        slack: bytes beyond the recent peak of live bytes that the pool may hold; None: as many as there are.
+        slack: bytes that the pool may hold beyond the recent peak of live bytes; None: no limit.
 
     >>> from weftplan.device import cpu, get
     >>> pool = RoundPool(get(cpu()), cutoff=20)

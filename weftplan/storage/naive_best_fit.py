@@ -1,6 +1,6 @@
 """Paddle's strategy ``naive_best_fit``: a large initial chunk from which every block is cut.
 
-It is a :class:`.ChunkPool` with Paddle's sizes and headers; any thread may allocate and free.
+A :class:`.ChunkPool` with Paddle's sizes and headers. Any thread may allocate and free.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from weftplan.storage.chunks import Block, ChunkPool, up
 from weftplan.support.array_types import RawArray
 
 HEADER = 64
-"""Bytes that Paddle spends on each block: the user's memory begins behind them."""
+"""Bytes of Paddle's header before the user's memory in each block."""
 
 
 class NaiveBestFit(ChunkPool):
     """Takes ``first`` bytes from the device at the first request, and ``refill`` bytes whenever they are used up.
 
-    A request for more than a chunk goes to the device, and back to it when it is freed; so does every request where
-    chunks are of 0 bytes. Of others, each takes the low end of the smallest free block that holds it. Chunks go back
-    with ``empty_cache``. A chunk that the device refuses is left out: the request goes to the device alone.
+    A request takes the low end of the smallest free block that holds it. A request larger than a chunk is allocated
+    from the device directly; so is every request if chunks have 0 bytes, or if the device refuses a chunk.
+    ``empty_cache`` returns unused chunks.
 
     Args:
-        device: where chunks come from.
-        first: bytes of the first chunk, or a function that says how many when it is needed.
-        refill: bytes of each later one, or such a function; default: as many as the first.
-        unit: bytes to a multiple of which requests are rounded; default: the alignment of the device.
-        header: bytes in front of each request that nobody uses. Paddle has 64.
-        insist: a chunk that the device refuses is an error, as in Paddle.
-        cap: most bytes to hold; None: no limit.
+        device: the source of chunks.
+        first: bytes of the first chunk, or a function that returns them on first use.
+        refill: bytes of each later chunk, or such a function; default: as the first.
+        unit: requests are rounded to a multiple of it; default: the alignment of the device.
+        header: unused bytes before each request. Paddle has 64.
+        insist: raise if the device refuses a chunk, as in Paddle.
+        cap: maximum number of bytes to hold; None: no limit.
 
     >>> from weftplan.device import cpu, get
     >>> pool = NaiveBestFit(get(cpu()), first=1 << 20, unit=256, header=HEADER)
@@ -62,7 +62,7 @@ class NaiveBestFit(ChunkPool):
 
     @property
     def largest(self) -> int:
-        """Most bytes, header included, that are cut from chunks: settled when first asked for, and kept then."""
+        """Largest size, header included, that is cut from chunks. Computed on first use."""
         if self._settled < 0:
             self._settled = self._bytes(self._first)
             if self._refill is not None:
@@ -70,7 +70,7 @@ class NaiveBestFit(ChunkPool):
         return self._settled
 
     def _next_chunk(self) -> int:
-        """Bytes of the next chunk."""
+        """Return the bytes of the next chunk."""
         if self._refill is None:
             return self.largest
         return self._bytes(self._refill if self._chunks else self._first)
@@ -104,9 +104,9 @@ class NaiveBestFit(ChunkPool):
         return block.chunk.raw[begin : begin + nbytes]
 
     def _past_chunks(self, nbytes: int, size: int) -> tuple[object, RawArray, int]:
-        """Memory of the device for one request; chunks that nobody uses make room for it."""
+        """Allocate one request from the device; release unused chunks if necessary."""
         if not self.insist:
-            # Without a header the device's own rounding will do.
+            # Without a header the device's own rounding suffices.
             size = nbytes
         self._check_cap(size)
         try:

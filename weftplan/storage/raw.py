@@ -11,10 +11,10 @@ from weftplan.support.array_types import RawArray
 
 
 class RawResource(Ledger):
-    """Asks the device for every allocation.
+    """Allocates each request from the device.
 
     Args:
-        device: where the memory comes from.
+        device: the source of the memory.
     """
 
     def keeps(self, nbytes: int) -> bool:

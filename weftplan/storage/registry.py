@@ -1,4 +1,4 @@
-"""The registry of resources: one stack per context and process, created on first use."""
+"""Registry of resources: one stack per context and process, created on first use."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ from weftplan.support import slots
 _resources: dict[Context, Resource] = {}
 _lock = whole_in_children(Lock())
 changes = 0
-"""How often a context has got another resource than it had: who keeps what :func:`get` said looks at this."""
+"""Number of times that a context's resource was replaced. Caches of :func:`get` compare it."""
 
 _HOST_SLACK = 16 << 20
-"""Bytes that the pool of a CPU may hold beyond the recent peak of live bytes, so that small arrays of changing sizes
-are found in the cache, too. Fresh pages cost a large addition on the host half as much again at most, so memory that
-nobody uses is worth more to others; on a GPU, where a system allocation stops the device, pools keep what they have."""
+"""Bytes that a CPU pool may hold beyond the recent peak, for small arrays of changing sizes.
+
+More cache is not worth its memory: fresh pages slow a large addition by at most half. GPU pools never shrink: a system
+allocation stops the device.
+"""
 _PREFIX = {"cpu": "CPU", "cpu_pinned": "CPU_PINNED", "gpu": "GPU", "sim": "GPU"}
-"""Whose variables configure a device type; a simulated device follows the GPU's."""
+"""Prefix of the variables of each device type. A simulated device uses the GPU's."""
 PADDLE_POISON = 0xEF
-"""What Paddle fills memory with under ``FLAGS_init_allocated_mem``."""
+"""Fill byte of Paddle under ``FLAGS_init_allocated_mem``."""
 
 
 def get(context: Context) -> Resource:
-    """The resource of ``context``: the pool that ``MXNET_{CPU,CPU_PINNED,GPU}_MEM_POOL_TYPE`` names, or the strategy of
-    Paddle that ``FLAGS_allocator_strategy`` names.
+    """Return the resource of ``context``.
+
+    It is the pool of ``MXNET_{CPU,CPU_PINNED,GPU}_MEM_POOL_TYPE`` or the Paddle strategy of
+    ``FLAGS_allocator_strategy``.
 
     Raises:
         ConfigError: a variable of the pool has an illegal value.
@@ -53,17 +57,17 @@ def get(context: Context) -> Resource:
 
 
 def build(context: Context) -> Resource:
-    """A new stack for ``context``, configured as :func:`get` does; nobody else knows of it.
+    """Create an unregistered stack for ``context``, configured as in :func:`get`.
 
-    A simulated device's memory is poisoned as it comes and goes, that of others with ``FLAGS_init_allocated_mem``;
-    with ``WEFTPLAN_STORAGE_GUARD`` it has margins.
+    Memory of simulated devices is poisoned, that of others with ``FLAGS_init_allocated_mem``. With
+    ``WEFTPLAN_STORAGE_GUARD`` it has margins.
     """
     resource = _poisoned(context)
     return GuardResource(resource) if config.process("WEFTPLAN_STORAGE_GUARD") else resource
 
 
 def _poisoned(context: Context) -> Resource:
-    """The stack of a context up to the poison."""
+    """Create the stack of a context up to the poison."""
     if context.device_type == "file":  # its unit is a page of the file system
         return AutoGrowth(device.get(context), release_idle=True)
     where = flags.limited(device.get(context))
@@ -85,7 +89,7 @@ def _poisoned(context: Context) -> Resource:
 
 
 def _mxnet(where: device.Device) -> Resource:
-    """The pool of MXNet that is configured for a device."""
+    """Create the MXNet pool that is configured for a device."""
     prefix = f"MXNET_{_PREFIX[where.context.device_type]}_MEM_"
     kind = config.process(prefix + "POOL_TYPE")
     if kind == "Unpooled":
@@ -101,13 +105,13 @@ def _mxnet(where: device.Device) -> Resource:
 
 
 def in_use() -> dict[Context, Resource]:
-    """The resources that :func:`get` has made so far, by context; makes none."""
+    """Return the resources that :func:`get` has created, by context."""
     with _lock:
         return dict(_resources)
 
 
 def empty_cache(context: Context | None = None) -> int:
-    """Give unused blocks of one context, or of all, back to the system; returns the bytes."""
+    """Return unused blocks of one context, or of all, to the system; return the bytes."""
     with _lock:
         places = [key for key in _resources if context is None or key == context]
         chosen = [_resources[key] for key in places]
@@ -117,10 +121,10 @@ def empty_cache(context: Context | None = None) -> int:
 
 
 def check_guards() -> None:
-    """Look for writes outside of allocations, in guard mode; call it when no operation is pending.
+    """Check all margins for out-of-bounds writes, in guard mode. Call it when no operation is pending.
 
     Raises:
-        GuardError: an operation wrote outside of its memory; names who had asked for that.
+        GuardError: an operation wrote outside its memory; the message names the allocation.
     """
     for resource in in_use().values():
         if isinstance(resource, GuardResource):
@@ -128,10 +132,9 @@ def check_guards() -> None:
 
 
 def compact(context: Context | None = None) -> int:
-    """Move arrays that nobody looks at together, in pools that cut chunks, so that free bytes lie together; returns the
-    bytes moved.
+    """Move arrays without live views, in pools that cut chunks, to merge free bytes; return the bytes moved.
 
-    Arrays can move where ``WEFTPLAN_STORAGE_COMPACT`` is set, or ``WEFTPLAN_SPILL`` lists homes.
+    Arrays can move with ``WEFTPLAN_STORAGE_COMPACT`` or if ``WEFTPLAN_SPILL`` lists offload targets.
     """
     compactor = slots.COMPACTOR.value
     if compactor is None:
@@ -140,18 +143,18 @@ def compact(context: Context | None = None) -> int:
 
 
 def reset_peaks(context: Context | None = None) -> None:
-    """Let the peaks of one context, or of all, be the figures of now."""
+    """Reset the peaks of one context, or of all, to the present figures."""
     for key, resource in in_use().items():
         if context is None or key == context:
             resource.reset_peaks()
 
 
 def memory_summary(context: Context | None = None, *, holders: int = 10) -> str:
-    """What each context holds, as text: live, cached and reserved bytes with their peaks, and who holds most.
+    """Return a text with live, cached and reserved bytes of each context, their peaks, and the largest holders.
 
     Args:
-        context: one context; default: all from which memory has been taken.
-        holders: how many operators or functions, with lines, are listed for each.
+        context: one context; default: all in use.
+        holders: number of operators or functions to list for each.
     """
     free, total = host_memory.memory_info()
     parts = [
@@ -178,7 +181,7 @@ def memory_summary(context: Context | None = None, *, holders: int = 10) -> str:
 
 
 def _empty_neighbours(context: Context, nbytes: int) -> bool:
-    """A rung: the caches of all pools of host memory, where host memory is wanted."""
+    """Rung: empty the caches of all host memory pools if host memory is wanted."""
     if context.device_type not in HOST_MEMORY:
         return False
     with _lock:
@@ -187,7 +190,7 @@ def _empty_neighbours(context: Context, nbytes: int) -> bool:
 
 
 def _take_temporaries_back(context: Context, nbytes: int) -> bool:
-    """A rung: what CuPy took inside kernels and has done with."""
+    """Rung: release CuPy's unused kernel temporaries."""
     temporaries = getattr(device.get(context), "temporaries", None) if context.device_type == "gpu" else None
     return temporaries is not None and temporaries.release() > 0
 
@@ -198,9 +201,9 @@ relief.add(25, _take_temporaries_back)
 
 @contextmanager
 def using(resource: Resource) -> Iterator[Resource]:
-    """Replace the resource of ``resource.context`` within a ``with`` block: for tests and measurements.
+    """Replace the resource of ``resource.context`` for the body of a ``with`` block, for tests and measurements.
 
-    Memory that was allocated inside must be freed to the same resource, wherever that happens.
+    Memory allocated inside must be freed to the same resource, even later.
     """
     global changes
     context = resource.context

@@ -1,16 +1,14 @@
 """Memory relief: a ladder of rungs, cheapest first, that an allocation tries before it fails.
 
-A pool first takes back what has been freed and gives its own idle blocks to the device. Then come the rungs, added by
-whoever can make room: arrays that are dead but not yet given back, the caches of other pools of the same memory, arrays
-that can wait elsewhere, arrays in cycles, and last a wait for frees that pending operations are about to make. After
-each that may have freed something the pool asks again.
+A pool first takes back freed memory and returns its own idle blocks to the device. Then it climbs the rungs registered
+by other layers: dead arrays not yet freed, caches of other pools of the same memory, arrays that can be offloaded,
+arrays in reference cycles, and finally a wait for frees of pending operations. After each rung that may have freed
+memory the pool retries.
 
-Rungs run without the pool's lock, on the thread that asks. One that finds itself on the ladder already, because a rung
-allocates, is refused at once.
+Rungs run on the allocating thread without the pool's lock. A rung that allocates gets no ladder of its own.
 
-Whoever has climbed in vain is *lacking* until it has memory or gives up. Those who could do without more memory for a
-moment, as runs that have not begun, let it go first (:func:`lacked`); those who know of memory in use that its users
-will soon let go add a wait (:func:`add_wait`).
+A thread that has climbed in vain is *starved* until it has memory or gives up. Runs that have not begun then release
+their memory (:func:`lacked`). Layers that know of memory that will soon be free register a wait (:func:`add_wait`).
 """
 
 from __future__ import annotations
@@ -26,18 +24,19 @@ from weftplan.errors import OutOfMemoryError
 T = TypeVar("T")
 
 Rung = Callable[[Context, int], bool]
-"""Makes room on a context, for so many bytes if it can choose; True if there may be more than before."""
+"""Frees memory on a context, if possible as many bytes as requested. Returns whether there may be more than before."""
 
 Wait = Callable[[Context, bool], bool]
-"""Waits for memory of a context that is in use and will soon not be; the second argument says that this thread is in an
-operation, which may not wait for operations. False: there is none."""
+"""Waits for memory of a context that will soon be free. The second argument tells whether this thread is inside an
+operation, which must not wait for operations. Returns False if there is no such memory.
+"""
 
 _rungs: dict[int, list[tuple[Rung, bool]]] = {}
 _waits: list[Wait] = []
-_lacking: dict[int, tuple[int, Context]] = {}
-"""Thread and context of everybody who lacks memory now."""
+_starved: dict[int, tuple[int, Context]] = {}
+"""Thread and context of every starved thread."""
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_lacking.clear)
+    os.register_at_fork(after_in_child=_starved.clear)
 
 
 class _Climbing(threading.local):
@@ -49,18 +48,18 @@ _climbing = _Climbing()
 
 
 def add(height: int, rung: Rung, *, again: bool = False) -> None:
-    """Add a rung; lower ones are tried first.
+    """Register a rung. Lower rungs are tried first.
 
     Args:
-        height: its place.
-        rung: makes room.
-        again: it is tried until it makes no more room, since what it freed may not have been enough.
+        height: its position on the ladder.
+        rung: the function that frees memory.
+        again: repeat it while it frees memory.
     """
     _rungs.setdefault(height, []).append((rung, again))
 
 
 def climb(context: Context, nbytes: int) -> Iterator[None]:
-    """Yields after each rung that may have made room: chances for :func:`again`."""
+    """Yield after each rung that may have freed memory; :func:`again` retries then."""
     if _climbing.now:
         return
     _climbing.now, _climbing.why = True, ""
@@ -76,12 +75,12 @@ def climb(context: Context, nbytes: int) -> Iterator[None]:
 
 
 def again(attempt: Callable[[], T], chances: Iterable[object]) -> T:
-    """What ``attempt`` returns, which raises OutOfMemoryError while there is no room: called after each of ``chances``,
-    and once more when there are none left. Other threads give memory back at any moment, so what the last chance looked
-    for may have come back between the attempt before it and its look.
+    """Return the result of ``attempt``, called after each of ``chances`` and once more at the end.
+
+    The final attempt is needed because other threads free memory at any moment, even after the last chance has looked.
 
     Raises:
-        OutOfMemoryError: the last attempt's.
+        OutOfMemoryError: that of the last attempt.
     """
     for _ in chances:
         try:
@@ -92,7 +91,7 @@ def again(attempt: Callable[[], T], chances: Iterable[object]) -> T:
 
 
 class Lacking:
-    """The time in which this thread has been refused memory of ``context`` and tries again: a ``with`` block."""
+    """Context manager that marks this thread as starved while it retries an allocation on ``context``."""
 
     __slots__ = ("_context",)
 
@@ -100,44 +99,44 @@ class Lacking:
         self._context = context
 
     def __enter__(self) -> Self:
-        _lacking[id(self)] = threading.get_ident(), self._context
+        _starved[id(self)] = threading.get_ident(), self._context
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _lacking.pop(id(self), None)
+        _starved.pop(id(self), None)
 
-    __del__ = __exit__  # an interrupt may have come between the two
+    __del__ = __exit__  # an interrupt may come between `__enter__` and the block
 
 
 def lacked(contexts: Iterable[Context]) -> bool:
-    """True while another thread lacks memory of one of ``contexts``."""
-    if not _lacking:
+    """Return whether another thread is starved on one of ``contexts``."""
+    if not _starved:
         return False
     wanted, here = set(contexts), threading.get_ident()
-    return any(context in wanted and thread != here for thread, context in list(_lacking.values()))
+    return any(context in wanted and thread != here for thread, context in list(_starved.values()))
 
 
 def lacking() -> set[int]:
-    """The threads that lack memory now."""
-    return {thread for thread, _ in list(_lacking.values())}
+    """Return the starved threads."""
+    return {thread for thread, _ in list(_starved.values())}
 
 
 def add_wait(wait: Wait) -> None:
-    """Add a wait, for those who have climbed in vain."""
+    """Register a wait for starved threads."""
     _waits.append(wait)
 
 
 def wait(context: Context, *, in_operation: bool) -> bool:
-    """Wait for memory that is in use, and that its users will soon let go; False when there is none."""
+    """Wait for memory that will soon be free. Return False if there is none."""
     return any(wait(context, in_operation) for wait in _waits)
 
 
 def explain(text: str) -> None:
-    """Called by a rung that could make no room, with the reason: the next report of this thread says it."""
+    """Record why a rung could free nothing; the next report of this thread shows it."""
     _climbing.why = text
 
 
 def explanation() -> str:
-    """What rungs have said since this thread began its last climb, and then forgotten."""
+    """Return the explanations of this thread's last climb, and clear them."""
     why, _climbing.why = _climbing.why, ""
     return why

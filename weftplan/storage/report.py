@@ -1,4 +1,4 @@
-"""The text of an out-of-memory error: the request, the holders, the settings, and advice."""
+"""Text of an out-of-memory error: the request, the holders, the settings, and advice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LISTED_HOLDERS = 10
 
 
 class Holder(Protocol):
-    """What a report needs to know of an allocation."""
+    """Interface of an allocation towards reports."""
 
     nbytes: int
     name: object
@@ -31,7 +31,7 @@ def report(
     holders: Collection[Holder],
     cause: str,
 ) -> str:
-    """The text of an OutOfMemoryError."""
+    """Return the text of an OutOfMemoryError."""
     cached = reserved - allocated
     scattered = f", {1 - largest_free / cached:.0%} of them scattered" if cached > 0 else ""
     return (
@@ -46,50 +46,50 @@ def report(
 
 
 def by_origin(holders: Iterable[Holder]) -> dict[str, tuple[int, int]]:
-    """(bytes, allocations) of each operator or function and line that holds memory."""
-    found: dict[str, tuple[int, int]] = {}
+    """Return (bytes, allocations) of each operator or function and line that holds memory."""
+    totals: dict[str, tuple[int, int]] = {}
     for allocation in holders:
         origin = "unnamed" if allocation.name is None else str(allocation.name)
-        nbytes, number = found.get(origin, (0, 0))
-        found[origin] = (nbytes + allocation.nbytes, number + 1)
-    return found
+        nbytes, number = totals.get(origin, (0, 0))
+        totals[origin] = (nbytes + allocation.nbytes, number + 1)
+    return totals
 
 
 def largest_holders(holders: Iterable[Holder], most: int = _LISTED_HOLDERS) -> str:
-    """The origins that hold most, in words."""
+    """Return the origins that hold most, as text."""
     origins = by_origin(holders)
     largest = heapq.nlargest(most, origins.items(), key=lambda item: item[1][0])
-    told = [f"{origin}: {nbytes:,}" + (f" in {n}" if n > 1 else "") for origin, (nbytes, n) in largest]
+    entries = [f"{origin}: {nbytes:,}" + (f" in {n}" if n > 1 else "") for origin, (nbytes, n) in largest]
     if len(origins) > most:
-        told.append(f"{len(origins) - most} more")
-    return "; ".join(told) or "nobody"
+        entries.append(f"{len(origins) - most} more")
+    return "; ".join(entries) or "nobody"
 
 
 def settings_in_force() -> str:
-    """Every variable of storage that is set, in words."""
-    told = []
+    """Return every storage variable that is set, as text."""
+    entries = []
     for variable in config.table():
         if variable.group != "storage":
             continue
         try:
-            found = config.lookup(variable.name)
+            setting = config.lookup(variable.name)
         except ConfigError:
             continue
-        if found.text is not None:
-            told.append(f"{variable.name}={found.text}")
-    return ", ".join(told) or "all at their defaults"
+        if setting.text is not None:
+            entries.append(f"{variable.name}={setting.text}")
+    return ", ".join(entries) or "all at their defaults"
 
 
 def advice(context: Context, nbytes: int, cached: int, largest_free: int) -> str:
-    """What to change, the most likely first."""
-    found = []
+    """Return suggested changes, the most likely first."""
+    suggestions = []
     if cached >= nbytes > largest_free:
-        found.append(
+        suggestions.append(
             "the free bytes would do but lie apart: set FLAGS_allocator_strategy=naive_best_fit or auto_growth"
         )
     if context.device_type in ("gpu", "sim") and config.lookup("FLAGS_gpu_memory_limit_mb").text is not None:
-        found.append("raise FLAGS_gpu_memory_limit_mb")
-    found.append("use a smaller batch")
-    found.append("drop arrays that are no longer needed")
-    found.append("let the planner recompute (MXNET_BACKWARD_DO_MIRROR=1, or simple_bind with memory_budget=)")
-    return ", ".join(found)
+        suggestions.append("raise FLAGS_gpu_memory_limit_mb")
+    suggestions.append("use a smaller batch")
+    suggestions.append("drop arrays that are no longer needed")
+    suggestions.append("let the planner recompute (MXNET_BACKWARD_DO_MIRROR=1, or simple_bind with memory_budget=)")
+    return ", ".join(suggestions)

@@ -1,7 +1,7 @@
-"""A memory snapshot: the blocks of every pool, their contents and allocation sites, recent events.
+"""Memory snapshot: the blocks of every pool, their contents and allocation sites, recent events.
 
-It can be written as the file that PyTorch's memory viewer (https://docs.pytorch.org/memory_viz) opens, and as a page of
-its own that loads nothing from anywhere. Device numbers in the file are places in :attr:`Snapshot.contexts`.
+It can be saved for PyTorch's memory viewer (https://docs.pytorch.org/memory_viz) or as a self-contained page. Device
+numbers in the file are indices into :attr:`Snapshot.contexts`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Snapshot:
     """Memory at one moment.
 
     Attributes:
-        contexts: every context whose memory has been asked for.
-        statistics, segments: of each of them.
-        records: what was recorded before, as :attr:`events` shows it.
-        settings: variables in force, in words.
+        contexts: every context in use.
+        statistics, segments: per context.
+        records: earlier records; :attr:`events` converts them.
+        settings: variables in force, as text.
     """
 
     contexts: tuple[Context, ...]
@@ -42,18 +42,20 @@ class Snapshot:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What was recorded before, oldest first; empty unless ``storage.record()`` was called."""
+        """Earlier events, oldest first; empty unless ``storage.record()`` was called."""
         return tuple(events_of(self.records))
 
     def as_dict(self) -> dict[str, object]:
-        """The form that PyTorch's memory viewer reads, which is that of ``torch.cuda.memory._snapshot()``."""
+        """Return the format of PyTorch's memory viewer, that of ``torch.cuda.memory._snapshot()``."""
         index = {context: place for place, context in enumerate(self.contexts)}
         traces: list[list[dict[str, object]]] = [[] for _ in self.contexts]
         for event in self.events:
             if event.context in index:
                 traces[index[event.context]] += _entries(event)
         return {
-            "segments": [_segment(segment, place) for place, found in enumerate(self.segments) for segment in found],
+            "segments": [
+                _segment(segment, place) for place, segments in enumerate(self.segments) for segment in segments
+            ],
             "device_traces": traces,
             "allocator_settings": {"weftplan": self.settings},
             "external_annotations": [],
@@ -61,19 +63,19 @@ class Snapshot:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`as_dict` as the pickle that PyTorch's viewer opens.
+        """Save :meth:`as_dict` as a pickle for PyTorch's viewer.
 
         Raises:
-            OSError: the file cannot be written; what was there is still there.
+            OSError: the file cannot be written; an existing file is unchanged.
         """
         with replacing(path) as file:
             pickle.dump(self.as_dict(), file, protocol=4)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """A page with bytes over time, the blocks and the largest holders; written to ``path`` if one is given.
+        """Return a page with bytes over time, the blocks and the largest holders; also write it to ``path``.
 
         Raises:
-            OSError: the file cannot be written; what was there is still there.
+            OSError: the file cannot be written; an existing file is unchanged.
         """
         text = slots.MEMORY_PAGE.get()(self)
         if path is not None:
@@ -82,7 +84,7 @@ class Snapshot:
 
 
 def snapshot() -> Snapshot:
-    """Memory of all contexts now; with the events before it where :func:`weftplan.storage.record` was called."""
+    """Return the present memory of all contexts, with earlier events if :func:`weftplan.storage.record` was called."""
     resources = registry.in_use()
     return Snapshot(
         tuple(resources),
@@ -94,21 +96,21 @@ def snapshot() -> Snapshot:
 
 
 def frames_of(name: object) -> list[dict[str, object]]:
-    """Who asked for memory, as a stack of at most one frame.
+    """Return the allocation site as a stack of at most one frame.
 
     >>> frames_of("zeros at train.py:12"), frames_of(None)
     ([{'name': 'zeros', 'filename': 'train.py', 'line': 12}], [])
     """
     if name is None:
         return []
-    found = _ORIGIN.fullmatch(str(name))
-    if found is None:
+    site = _ORIGIN.fullmatch(str(name))
+    if site is None:
         return [{"name": str(name), "filename": "", "line": 0}]
-    return [{"name": found["name"], "filename": found["filename"], "line": int(found["line"])}]
+    return [{"name": site["name"], "filename": site["filename"], "line": int(site["line"])}]
 
 
 def _segment(segment: Segment, place: int) -> dict[str, object]:
-    """One block of the system, as the viewer wants it."""
+    """Return one system block in the viewer's format."""
     begin = address_of(segment.raw)
     blocks: list[dict[str, Any]] = []
     for offset, nbytes, held in segment.parts:
@@ -139,7 +141,7 @@ def _segment(segment: Segment, place: int) -> dict[str, object]:
 
 
 def _entries(event: Event) -> list[dict[str, object]]:
-    """What the viewer shows of one event: a free is asked for and done in one."""
+    """Return the viewer's entries for one event; a free has two."""
     entry: dict[str, object] = {
         "action": event.action,
         "addr": event.address,

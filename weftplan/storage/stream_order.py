@@ -1,15 +1,14 @@
 """Stream-ordered memory: reuse of memory that a stream still uses, ordered after its work.
 
-A pool that waited for the device before it took memory back would hold all results of a graph that die one after the
-other. So memory may come back with an event (:meth:`Resource.free_behind`): the pool cuts and merges it like any other,
-and remembers which bytes the event is about. Who gets such bytes next is ordered behind the event: not at all on the
-stream that recorded it, by an event wait on another stream, and by a wait of the host without one.
+If frees waited for the device, all results of a graph that die one after another would be held. Memory therefore comes
+back with an event (:meth:`Resource.free_behind`). The pool cuts and merges it as usual and remembers the byte ranges of
+the event. The next user is ordered after the event: on the same stream for free, on another stream by an event wait,
+without a stream by a host wait.
 
-Host memory from or to which a device copies is not handed on that way: copies in both directions would wait for each
-other, where a little more memory lets them overlap. It stays in :data:`late` until its copy is over.
+Host memory of a pending copy is not reused this way: copies in both directions would wait for each other, although a
+little more memory lets them overlap. It stays in :data:`late` until its copy has finished.
 
-Invariant: bytes that are listed here are free, or on a free list. Any thread may call anything here; below its lock
-there is nothing.
+Invariant: listed bytes are free or on a free list. Any thread may call these functions; the lock is a leaf.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from weftplan.locks import Lock, whole_in_children
 from weftplan.storage import relief
 
 _SWEEP = 256
-"""Ranges from which those are forgotten whose events have passed."""
+"""Number of ranges at which ranges with passed events are removed."""
 
 
 class _Range(NamedTuple):
@@ -38,7 +37,7 @@ class _Range(NamedTuple):
 
 
 class StreamOrder:
-    """Which bytes of a pool streams still work on, by address. Ranges do not overlap."""
+    """Byte ranges of a pool with pending stream work, by address. Ranges do not overlap."""
 
     def __init__(self) -> None:
         self._lock = whole_in_children(Lock())
@@ -49,38 +48,38 @@ class StreamOrder:
         return bool(self._ranges)
 
     def add(self, start: int, nbytes: int, stream: Stream, event: Event) -> None:
-        """From now on ``nbytes`` bytes at ``start`` are used by ``stream`` until ``event``."""
+        """Record that ``stream`` uses ``nbytes`` bytes at ``start`` until ``event``."""
         self._cut(start, start + nbytes)
-        one = _Range(start, start + nbytes, stream, event)
+        entry = _Range(start, start + nbytes, stream, event)
         with self._lock:
-            self._ranges.insert(bisect_right(self._ranges, start, key=_start), one)
+            self._ranges.insert(bisect_right(self._ranges, start, key=_start), entry)
         if len(self._ranges) > self._sweep_at:
             self._sweep()
 
     def order(self, start: int, nbytes: int) -> None:
-        """Order what uses these bytes from now on behind what streams still do with them.
+        """Order later use of these bytes after pending stream work on them.
 
-        An error of that work is told to those who wait for its results.
+        A wait for the results of that work raises its error.
         """
-        events = {one.event: one.stream for one in self._cut(start, start + nbytes)}
+        events = {entry.event: entry.stream for entry in self._cut(start, start + nbytes)}
         stream = current_stream()
-        for event, other in events.items():
-            if other is stream:
+        for event, event_stream in events.items():
+            if event_stream is stream:
                 continue
             with suppress(Exception):
-                if stream is None or type(stream) is not type(other):
+                if stream is None or type(stream) is not type(event_stream):
                     event.synchronize()
                 else:
                     stream.wait(event)
 
     def settle(self, start: int, nbytes: int) -> None:
-        """Block the host until no stream uses these bytes: they go back to the system."""
-        for event in dict.fromkeys(one.event for one in self._cut(start, start + nbytes)):
+        """Block the host until no stream uses these bytes, before they return to the system."""
+        for event in dict.fromkeys(entry.event for entry in self._cut(start, start + nbytes)):
             with suppress(Exception):
                 event.synchronize()
 
     def _cut(self, start: int, stop: int) -> list[_Range]:
-        """Take all ranges out that overlap; what lies outside stays in."""
+        """Remove all overlapping ranges and return them; their parts outside stay listed."""
         with self._lock:
             ranges = self._ranges
             first = bisect_right(ranges, start, key=_start)
@@ -89,27 +88,28 @@ class StreamOrder:
             last = first
             while last < len(ranges) and ranges[last].start < stop:
                 last += 1
-            found = ranges[first:last]
-            if found:
-                rest = [found[0]._replace(stop=start)] if found[0].start < start else []
-                rest += [found[-1]._replace(start=stop)] if found[-1].stop > stop else []
-                ranges[first:last] = rest
-            return found
+            # Only the first and the last range can extend beyond the bytes.
+            overlapping = ranges[first:last]
+            if overlapping:
+                outside = [overlapping[0]._replace(stop=start)] if overlapping[0].start < start else []
+                outside += [overlapping[-1]._replace(start=stop)] if overlapping[-1].stop > stop else []
+                ranges[first:last] = outside
+            return overlapping
 
     def _sweep(self) -> None:
-        """Forget ranges whose events have passed."""
+        """Remove ranges whose events have passed."""
         passed: set[Event] = set()
-        for event in dict.fromkeys(one.event for one in list(self._ranges)):
+        for event in dict.fromkeys(entry.event for entry in list(self._ranges)):
             with suppress(Exception):
                 if event.query():
                     passed.add(event)
         with self._lock:
-            self._ranges[:] = [one for one in self._ranges if one.event not in passed]
+            self._ranges[:] = [entry for entry in self._ranges if entry.event not in passed]
             self._sweep_at = max(_SWEEP, 2 * len(self._ranges))
 
 
-def _start(one: _Range) -> int:
-    return one.start
+def _start(entry: _Range) -> int:
+    return entry.start
 
 
 class _Late(NamedTuple):
@@ -119,38 +119,38 @@ class _Late(NamedTuple):
 
 
 late: deque[_Late] = deque()
-"""Memory to be freed when an event has passed, the oldest first. Appending and taking are atomic."""
+"""Memory to free when an event has passed, oldest first. Appending and removing are atomic."""
 
 
 def free_after(event: Event, context: Context, free: Callable[[], None]) -> None:
-    """Call ``free`` when ``event`` has passed: at a later call of this, when memory runs out, or in :func:`settle`."""
+    """Call ``free`` when ``event`` has passed: in a later call, when memory runs out, or in :func:`settle`."""
     if late:
         settle()
     late.append(_Late(context, event, free))
 
 
 def settle(*, block: bool = False, context: Context | None = None) -> bool:
-    """Free what is in :data:`late` where the events have passed; ``block``: wait for those. True if there was any."""
+    """Free memory in :data:`late` whose events have passed; ``block``: wait for them. Return whether there was any."""
     freed = False
-    for one in list(late):
-        if context is not None and one.context != context:
+    for entry in list(late):
+        if context is not None and entry.context != context:
             continue
-        with suppress(Exception):  # an error is told to those who wait for the results
+        with suppress(Exception):  # a wait for the results raises the error
             if block:
-                one.event.synchronize()
-            elif not one.event.query():
+                entry.event.synchronize()
+            elif not entry.event.query():
                 continue
         try:
-            late.remove(one)
-        except ValueError:  # another thread was quicker
+            late.remove(entry)
+        except ValueError:  # another thread was faster
             continue
-        one.free()
+        entry.free()
         freed = True
     return freed
 
 
 def _settle_for(context: Context, nbytes: int) -> bool:
-    """A rung: host memory whose copies are under way."""
+    """Rung: free host memory whose copies are under way."""
     return bool(late) and settle(block=True, context=context)
 
 

@@ -403,9 +403,9 @@ def _helpers(wanted: int) -> list[_Helper]:
         while len(_free) < wanted and _started < wanted:
             _free.append(_Helper(_started))
             _started += 1
-        found = _free[:wanted]
+        helpers = _free[:wanted]
         del _free[:wanted]
-        return found
+        return helpers
 
 
 def _forget_helpers() -> None:

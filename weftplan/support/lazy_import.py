@@ -93,8 +93,8 @@ class Aliases:
         if holder is None or holder.__name__ == f"{self._package}.{parent}":
             return None
         own = f"{holder.__name__}.{last}"
-        found = own in sys.modules or (hasattr(holder, "__path__") and importlib.util.find_spec(own) is not None)
-        return partial(late_import, own) if found else None
+        exists = own in sys.modules or (hasattr(holder, "__path__") and importlib.util.find_spec(own) is not None)
+        return partial(late_import, own) if exists else None
 
     def other(self, name: str) -> Callable[[], ModuleType] | None:
         """Return a function that gets the module stored as an attribute called ``name``.

@@ -76,8 +76,10 @@ def width_of(stream: Any) -> int | None:
     try:
         if not stream.isatty() or os.environ.get("TERM") == "dumb":
             return None
-        given = os.environ.get("COLUMNS", "")
-        return int(given) if given.isdigit() and int(given) else os.get_terminal_size(stream.fileno()).columns or 80
+        columns = os.environ.get("COLUMNS", "")
+        return (
+            int(columns) if columns.isdigit() and int(columns) else os.get_terminal_size(stream.fileno()).columns or 80
+        )
     except (OSError, ValueError, AttributeError):
         return None
 

@@ -53,21 +53,23 @@ def _suspects(trace: TracebackType | None) -> str:
 
     If the line names some of these arrays, only those are listed.
     """
-    told = ""
+    description = ""
     while trace is not None:
         frame, line = trace.tb_frame, trace.tb_lineno
-        found = {name: text for name, value in frame.f_locals.items() if (text := _describe(value))}
-        if found:
+        read_only = {name: text for name, value in frame.f_locals.items() if (text := _describe(value))}
+        if read_only:
             on_line = {
-                one.argval
-                for one in dis.get_instructions(frame.f_code)
-                if one.positions and one.positions.lineno == line and isinstance(one.argval, str)
+                instruction.argval
+                for instruction in dis.get_instructions(frame.f_code)
+                if instruction.positions
+                and instruction.positions.lineno == line
+                and isinstance(instruction.argval, str)
             }
-            named = {name: text for name, text in found.items() if name in on_line} or found
+            named = {name: text for name, text in read_only.items() if name in on_line} or read_only
             arrays = " or ".join(f"{name!r}, {text}" for name, text in named.items())
-            told = f" ({arrays} at {frame.f_code.co_filename}:{line})"
+            description = f" ({arrays} at {frame.f_code.co_filename}:{line})"
         trace = trace.tb_next
-    return told
+    return description
 
 
 def _describe(value: Any) -> str:

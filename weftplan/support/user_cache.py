@@ -43,13 +43,13 @@ def folder(kind: str, environment: Mapping[str, str] | None = None) -> Path | No
     environment = os.environ if environment is None else environment
     if _user() is None:
         return None
-    given = environment.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(given):
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):
         home = environment.get("HOME", "")
         if not os.path.isabs(home):
             return None
-        given = os.path.join(home, *(("Library", "Caches") if sys.platform == "darwin" else (".cache",)))
-    return _under(given, kind)
+        base = os.path.join(home, *(("Library", "Caches") if sys.platform == "darwin" else (".cache",)))
+    return _under(base, kind)
 
 
 @lru_cache(maxsize=16)
@@ -60,17 +60,17 @@ def _under(caches: str, kind: str) -> Path:
 def refusal(place: Path) -> str | None:
     """Return why files of an existing folder must not be loaded; None if only this user can have written there."""
     try:
-        found = os.lstat(place)
+        status = os.lstat(place)
     except OSError as error:
         return f"{place}: {error.strerror}"
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return f"{place} is no folder"
     me = _user()
     if me is None:
         return f"{place}: this system does not tell who may write there"
-    if found.st_uid != me:
+    if status.st_uid != me:
         return f"{place} belongs to another user"
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         return f"{place} has permissions for others (expected 0700)"
     return _open_to_others(place.parent)
 
@@ -98,9 +98,9 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
             here = os.path.dirname(here)
             continue
         step = os.path.join(here, name)
-        found = os.lstat(step)
-        yield step, found
-        if stat.S_ISLNK(found.st_mode):
+        status = os.lstat(step)
+        yield step, status
+        if stat.S_ISLNK(status.st_mode):
             target = os.readlink(step)
             names += target.split(os.sep)[::-1]
             here = os.sep if os.path.isabs(target) else here
@@ -151,8 +151,8 @@ def load(place: Path | None, name: str) -> bytes | None:
         with os.fdopen(handle, "rb") as file:
             # The folder is checked last: often there is no such file, and any change that another user could make
             # until then could also have been made before the file was opened.
-            found = os.fstat(handle)
-            if found.st_uid != _user() or found.st_mode & 0o022 or not stat.S_ISREG(found.st_mode):
+            status = os.fstat(handle)
+            if status.st_uid != _user() or status.st_mode & 0o022 or not stat.S_ISREG(status.st_mode):
                 return None
             if refusal(place) is not None:
                 return None
@@ -215,8 +215,8 @@ def _make(place: Path) -> None:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         if folder.name == _OURS:
-            found = os.lstat(folder)
-            if found.st_uid == _user() and stat.S_ISDIR(found.st_mode) and found.st_mode & 0o022:
+            status = os.lstat(folder)
+            if status.st_uid == _user() and stat.S_ISDIR(status.st_mode) and status.st_mode & 0o022:
                 folder.chmod(0o700)
 
 

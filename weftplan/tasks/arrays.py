@@ -75,13 +75,13 @@ def var_of(array: Any, engine: Engine | None = None) -> Var:
     engine = engine if engine is not None else get()
     if _is_row(array):
         array = array.base
-    found = registry.whole(array, engine) if isinstance(array, np.ndarray) else vars_of(array, engine)
-    if len(found) != 1:
+    variables = registry.whole(array, engine) if isinstance(array, np.ndarray) else vars_of(array, engine)
+    if len(variables) != 1:
         raise EngineError(
-            f"an array of shape {array.shape} was divided into tiles and touches {len(found)} of them: it has no "
+            f"an array of shape {array.shape} was divided into tiles and touches {len(variables)} of them: it has no "
             f"var of its own; ask for a tile's"
         )
-    return found[0]
+    return variables[0]
 
 
 def vars_of(array: Any, engine: Engine) -> list[Var]:

@@ -142,9 +142,9 @@ def arrays_of_function(
         EngineError: a method that replaces the memory of its array.
     """
     if type(fn) is functools.partial:
-        given = (*fn.args, *args)
+        positional = (*fn.args, *args)
         named = {**fn.keywords, **kwargs}
-        reads, writes, whole = arrays_of_function(fn.func, given, named, written, label)
+        reads, writes, whole = arrays_of_function(fn.func, positional, named, written, label)
         out = fn.keywords.get("out")
         targets = [a for a in out if a is not None] if isinstance(out, (tuple, list)) else [] if out is None else [out]
         reads += held_arrays([*fn.args, *(value for key, value in fn.keywords.items() if key != "out")])

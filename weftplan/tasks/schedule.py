@@ -33,7 +33,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
 from weftplan.engine.factory import get
-from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
+from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of, runs
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError, UndeclaredAccessWarning
 from weftplan.support.keyword_errors import known_keywords
@@ -249,16 +249,16 @@ def wait(*arrays: Any, readers: bool = False) -> None:
     if not arrays:
         get().wait_for_all()
         return
-    found = list(dict.fromkeys(var for array in _each(arrays) for var in vars_of(array, get())))
+    variables = list(dict.fromkeys(var for array in _each(arrays) for var in vars_of(array, get())))
     if readers:
-        for one in found:
+        for one in variables:
             _engine_of(one).push(_nothing, (), (one,), name="wait")
     var: Var | None = None
     try:
-        for var in found:
+        for var in variables:
             _engine_of(var).wait_for_var(var)
     finally:
-        del arrays, found, var  # the error's traceback must not hold objects that hold the error
+        del arrays, variables, var  # the error's traceback must not hold objects that hold the error
 
 
 def _each(arrays: Iterable[Any]) -> Iterator[Any]:
@@ -327,7 +327,7 @@ def _schedule(
     if type(fn) is np.ufunc:
         if len(args) > fn.nin:  # outputs by position
             written = [*written, *arrays_in(args[fn.nin :])]
-    else:
+    elif not runs(fn):
         check_runs(fn, label)
         if type(fn) is not FunctionType:
             held, changed, whole = arrays_of_function(fn, args, kwargs, written, label)
@@ -348,7 +348,7 @@ def _schedule(
                 read_vars, write_vars, plain = vars_for(read, written, engine, var)
             except EngineError as error:
                 raise EngineError(f"task {label!r}: {error}") from None
-            if len(read_vars) < 2 and len(write_vars) == 1 and read_vars != write_vars:
+            if len({*read_vars, *write_vars}) == len(read_vars) + len(write_vars):
                 reads, writes = read_vars, write_vars
             else:
                 reads, writes = dedupe(read_vars, write_vars)
@@ -369,11 +369,11 @@ def _schedule(
                     ndarrays := [one for one in (*read, *written) if is_ndarray(one)]
                 ):
                     work = holding(ndarrays, work)
-        made: Task[Any] = Task(var, work, args, kwargs, out, label, nout, inherits)
-        engine.push(made, tuple(reads), (*writes, var), ctx, prop=prop, priority=priority, name=label)
+        task: Task[Any] = Task(var, work, args, kwargs, out, label, nout, inherits)
+        engine.push(task, tuple(reads), (*writes, var), ctx, prop=prop, priority=priority, name=label)
     finally:
         in_flight.discard(var)
-    return made
+    return task
 
 
 def _checked_names(

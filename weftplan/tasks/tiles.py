@@ -74,12 +74,12 @@ class Grid:
     def touched(self, view: Any) -> tuple[list[Var], bool]:
         """Return the vars of the tiles that a view of the buffer overlaps, and whether it extends beyond the tiles."""
         key = address(view), view.shape, view.strides, view.itemsize
-        found = self._known.get(key)
-        if found is None:
+        tiles = self._known.get(key)
+        if tiles is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            found = self._known[key] = self._look(view)
-        return found
+            tiles = self._known[key] = self._look(view)
+        return tiles
 
     def covers(self, view: Any) -> bool:
         """Return whether ``view`` has all the elements of the tiles that it overlaps."""
@@ -120,20 +120,20 @@ class Grid:
 
     def _box(self, view: Any, low: int) -> list[tuple[int, int]] | None:
         """Return first and last index along each axis of the box that contains ``view``; None if it is no box."""
-        rest = low
+        remainder = low
         first = [0] * len(self.tile)
         for stride, _, axis in self._axes:
-            first[axis], rest = divmod(rest, stride)
+            first[axis], remainder = divmod(remainder, stride)
         last = first[:]
-        within = rest + view.itemsize  # bytes from the start of an element
+        within = remainder + view.itemsize  # bytes from the start of an element
         for stride, count in zip(map(abs, view.strides), view.shape, strict=True):
             if count == 1 or not stride:
                 continue
-            found = next(((s, axis) for s, _, axis in self._axes if not stride % s), None)
-            if found is None:
+            divisor = next(((s, axis) for s, _, axis in self._axes if not stride % s), None)
+            if divisor is None:
                 within += stride * (count - 1)
             else:
-                last[found[1]] += stride // found[0] * (count - 1)
+                last[divisor[1]] += stride // divisor[0] * (count - 1)
         if within > self._itemsize:
             if not self._axes:
                 return None
@@ -192,6 +192,8 @@ def address(array: Any) -> int:
 def bounds(array: Any) -> tuple[int, int]:
     """Return the addresses of the first byte and of the byte after the last; the array must have elements."""
     low = high = address(array)
+    if array.flags.c_contiguous:
+        return low, low + int(array.nbytes)
     for stride, count in zip(array.strides, array.shape, strict=True):
         if stride < 0:
             low += stride * (count - 1)

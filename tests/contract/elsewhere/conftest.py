@@ -1,7 +1,7 @@
-"""Runs whole suites with other devices where they say CPU: what holds of ``cpu(i)`` holds of every device.
+"""Contracts on other devices: whole suites in which ``mx.cpu(i)`` means another device.
 
-A module here imports the tests of one suite by their names. In them ``mx.cpu(i)`` is device ``i`` (of four) of the
-place under test, and arrays are made there unless a context is named.
+A module here imports the tests of one suite by name. In them ``mx.cpu(i)`` is device ``i`` (of four) of the kind under
+test, which is also the default context.
 """
 
 import pytest
@@ -13,7 +13,7 @@ from weftplan import device
 
 @pytest.fixture(autouse=True, params=PLACES[1:])
 def there(request, monkeypatch):
-    """The place under test."""
+    """The kind of device under test."""
     with place(request.param) as context:
         for module in (mx, device):
             monkeypatch.setattr(module, "cpu", lambda index=0: context(index % 4))
@@ -23,5 +23,5 @@ def there(request, monkeypatch):
 
 @pytest.fixture
 def each_engine(there):
-    """Suites of arrays ask for every kind of engine; here one is enough."""
+    """Array suites request every kind of engine; here a single kind suffices."""
     return mx.engine.get()

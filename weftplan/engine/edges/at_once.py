@@ -1,16 +1,17 @@
 """Inline execution of small operations on the calling thread, without a queue.
 
-Handing an operation to a worker takes longer than work on a few hundred numbers. Where nobody writes what such work
-reads, and nobody has what it writes yet, no order can be seen: the caller does it, without telling anybody, and then
-asks inside the region whether that was so all the time. If it was, the engine counts an operation that was pushed and
-completed at that moment. Otherwise nothing has happened, and the caller pushes the work as any other.
+Passing an operation to a worker costs more than arithmetic on a few hundred elements. If the inputs have no pending
+write and no other code has seen the outputs, the order is not observable. The caller then runs the work optimistically
+and validates inside the region: if the inputs are unchanged, the engine counts one completed operation. Otherwise the
+attempt has no effect, and the caller pushes the work.
 
-What others have (:func:`write_at_once`) is written inside the region, where nobody can begin to use it.
+* :func:`at_once` is the optimistic path, for outputs that no other code has seen.
+* :func:`write_at_once` writes shared vars, inside the region, where no thread can start to use them.
+* :func:`begin` starts an asynchronous operation, which another thread completes later. It is pending meanwhile, as if
+  pushed.
 
-What only starts something, and is ended by somebody else later, begins in the same way (:func:`begin`): it is pending
-then, as if it had been pushed and had found a worker at once. Nothing else is ever pending here. A signal handler or a
-destructor that comes in between may push and wait as anywhere else, Ctrl-C leaves nothing half done, and an error is
-only found: the operation that is pushed then raises it again, on a worker, and it is kept on the vars as ever.
+Signal handlers and destructors that interrupt this code may push and wait as usual. Ctrl-C leaves nothing half done. An
+error is discarded: the pushed operation raises it again on a worker and records it on its vars.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ T = TypeVar("T")
 
 
 def at_once(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *args: object) -> T | None:
-    """Call ``work(*args)`` now, if it reads nothing but what ``reads`` order and writes nothing that anybody else has.
+    """Call ``work(*args)`` now if its inputs are idle. It may write only memory that no other code has seen.
 
-    It may be called again by whoever pushes it afterwards, and may find nonsense where another thread begins to write.
+    The caller may have to repeat the work by pushing it. The work may read inconsistent data if another thread writes
+    meanwhile.
 
     Returns:
-        What the work returns, which is not None: it has run, as an operation that was pushed by this call. None: it is
-        still to be pushed.
+        The result of the work, which is not None; None if the caller must push it.
     """
     if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
         return None
     region = engine._region
     requests, token = region.requests, region.token
+    # A request may be a write of an input that this thread has pushed.
     if requests or region.gate is not None:
         return None
     versions = 0
@@ -51,6 +53,7 @@ def at_once(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *args
             return None
         versions += var.version
     try:
+        # Optimistic: inputs may change meanwhile. An error is discarded, because the pushed operation raises it again.
         result = work(*args)
     except Exception:
         return None
@@ -61,7 +64,8 @@ def at_once(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *args
         except KeyError:  # another thread is inside
             return None
         try:
-            # What this thread has pushed is admitted when there is no request; versions grow only.
+            # Without requests, all pushes of this thread are admitted. Versions only grow, so an equal sum means no
+            # write.
             if not requests and not engine._any_failure:
                 for var in reads:
                     if var.write is not None:
@@ -75,19 +79,15 @@ def at_once(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *args
         finally:
             token[0] = 1
     finally:
-        if requests:  # they came while nobody else could get in
+        if requests:  # requests that arrived while this thread held the token
             region.apply(engine)
     return done
 
 
 def write_at_once(engine: Threads, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
-    """Call ``work()`` now, if all that it reads and writes is idle; see :meth:`Region.write_alone`.
+    """Call ``work()`` now if all its vars are idle; False: push it. See :meth:`Region.write_alone`.
 
-    An error is only found, and what was written then is written again by the operation that the caller pushes. Ctrl-C
-    pushes one here, so nothing stays half written: ``work`` may run twice, and has the same result then.
-
-    Returns:
-        True: it has run, as an operation that was pushed by this call. False: it is still to be pushed.
+    ``work`` may run twice with the same result: after an error the caller pushes it, after Ctrl-C this function.
     """
     if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
         return False
@@ -103,18 +103,17 @@ def write_at_once(engine: Threads, work: Callable[[], object], reads: Sequence[V
 def begin(
     engine: Threads, fn: Callable[..., object], reads: Sequence[Var], writes: Collection[Var], name: str, inner: int = 0
 ) -> Callable[..., None] | None:
-    """Begin an asynchronous operation of the package on this thread, if all its vars, none of which comes twice, are
-    idle: as if ``push_async(fn, …)`` had been called with ``FnProperty.NO_SKIP`` and had found a worker at once.
+    """Start an asynchronous package operation on this thread if all its vars are idle and distinct.
 
-    ``fn`` is not called: the caller, who holds Ctrl-C back until the operation is in good hands, does what it does.
+    The effect equals ``push_async(fn, …)`` with ``FnProperty.NO_SKIP`` and an idle worker. ``fn`` is not called: the
+    caller does its work, and holds Ctrl-C back until a thread is responsible for the completion.
 
     Args:
-        inner: so many callers, at least, are functions of the package: whoever looks for the line of the push passes
-            them over.
+        inner: number of package frames above the caller, which the search for the push site skips.
 
     Returns:
-        What ends the operation: ``on_complete(error=None)``, to be called once, with Ctrl-C held back, by whatever
-        thread. None: nothing is done, and it is to be pushed.
+        ``on_complete(error=None)``, to be called once from any thread, with Ctrl-C held back; None if the caller must
+        push the operation.
     """
     if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
         return None

@@ -1,15 +1,14 @@
 """``os.fork`` support: the child gets idle engines without threads, in a consistent state.
 
-Before a fork every engine finishes its work, and the forking thread takes its token, so nobody is inside the region.
-Requests that other threads put down meanwhile are carried out by the parent and forgotten by the child.
+Before a fork every engine finishes its work, and the forking thread takes its token, so no thread is inside the region.
+Requests that other threads append meanwhile are served in the parent and dropped in the child.
 
-Ctrl-C ends the waiting, not the fork, which nothing can call off any more: an engine that is still busy then refuses
-every use in the child, and the interrupt reaches the parent when ``os.fork`` is over. From the moment at which the
-tokens are held until they are given back interrupts are held, too (``shield.py``): the interpreter would report one
-that a hook raises, and forget it.
+Ctrl-C ends the wait but cannot cancel the fork. An engine that is still busy then refuses every use in the child, and
+the parent receives the interrupt after ``os.fork``. While the tokens are held, interrupts are deferred (``shield.py``):
+the interpreter would only print an interrupt raised inside a hook.
 
-Other modules prepare for a fork by hooks of their own: ``locks.py``, ``tasks/registry.py``, ``storage/relief.py``, and
-the sequencer and the rendezvous of distributed stores.
+Other modules have hooks of their own: ``locks.py``, ``tasks/registry.py``, ``storage/relief.py``, and the sequencer and
+rendezvous of distributed stores.
 """
 
 from __future__ import annotations
@@ -30,51 +29,51 @@ from weftplan.locks import members
 
 _GATE_S = 1.0
 in_child = False
-"""This process was forked from one that had imported this."""
+"""Whether this process was forked from one that had imported this module."""
 _numbers = count()
 
 
 class _Fork(threading.local):
-    """The fork that this thread is in the middle of."""
+    """Fork in progress on this thread."""
 
     def __init__(self) -> None:
         self.held: list[Core] = []
-        """Engines whose pushes are held back, and in whose region this thread is where it has got so far."""
+        """Engines whose pushes are blocked; this thread is inside the region of those it has reached."""
         self.error: BaseException | None = None
-        """What has ended the wait for them."""
+        """The error that ended the wait for them."""
         self.shield: AbstractContextManager[object] | None = None
 
 
 _fork = _Fork()
 _interrupt = iter(_thread.interrupt_main, 1)
-"""A loop calls it without looking for signals afterwards."""
+"""Interrupts the main thread without a signal check afterwards."""
 
 
 class Fork:
-    """What an engine keeps for forks."""
+    """Fork state of one engine."""
 
     __slots__ = ("gate", "number", "seizer", "threads")
 
     def __init__(self) -> None:
         self.number = next(_numbers)
-        """Threads that fork at the same time take the engines in this order, so that none waits for the other."""
+        """Lock order: threads that fork at the same time seize engines in this order, which avoids a deadlock."""
         self.gate: threading.Event | None = None
-        """Where pushes of other threads wait while this process forks."""
+        """Blocks pushes of other threads while this process forks."""
         self.threads: set[int] = set()
-        """Threads that fork."""
+        """Threads that are forking."""
         self.seizer: int | None = None
-        """The forking thread that is inside."""
+        """The forking thread that is inside the region."""
 
 
 def hold_pushes(engine: Core) -> None:
-    """Before a fork: other threads' pushes wait, or a fork under load would wait for ever.
+    """Before a fork: block pushes of other threads, or a fork under load would never start.
 
-    Operations may push, since the fork waits for them; so may the forking thread. The rest waits a second at most: one
-    of them may be what an asynchronous operation needs to end.
+    Operations may push, because the fork waits for them; so may the forking thread. Other threads block for at most one
+    second: an asynchronous operation may need one of their pushes to complete.
     """
     fork = engine._fork
     fork.threads.add(threading.get_ident())
-    if fork.gate is not None:  # another thread forks, too
+    if fork.gate is not None:  # another thread is forking
         return
     gate, forking = threading.Event(), fork.threads
 
@@ -87,7 +86,7 @@ def hold_pushes(engine: Core) -> None:
 
 
 def let_pushes_go(engine: Core) -> None:
-    """After a fork, in the parent."""
+    """After a fork, in the parent: unblock pushes."""
     fork = engine._fork
     fork.threads.discard(threading.get_ident())
     if not fork.threads and fork.gate is not None:
@@ -97,12 +96,13 @@ def let_pushes_go(engine: Core) -> None:
 
 
 def stop_and_seize(engine: Core) -> None:
-    """Before a fork: finish all work, and be inside."""
-    engine._flush_bulk()  # or both sides would run it
+    """Before a fork: finish all work, and enter the region."""
+    engine._flush_bulk()  # or both processes would run it
+    # Finish first: while this thread is inside the region, no operation completes.
     engine.stop()
     seize(engine)
     while engine._region.pending and not running.engines:
-        # Another thread has pushed in between, and left it to the one inside, which was this.
+        # Another thread has pushed in between and left its request to this thread, which was inside.
         leave(engine)
         engine._region.apply(engine, past_gate=True)
         time.sleep(0.0001)
@@ -111,37 +111,37 @@ def stop_and_seize(engine: Core) -> None:
 
 
 def seize(engine: Core) -> None:
-    """Before a fork: be the thread inside, until :func:`leave`, so that the child sees no half-made change."""
+    """Before a fork: enter the region until :func:`leave`, so that the child sees no half-made change."""
     while not try_to_seize(engine):
         engine._region.refuse_inside()
         time.sleep(0.0001)
 
 
 def try_to_seize(engine: Core) -> bool:
-    """Be the thread inside, if none is."""
+    """Enter the region unless another thread is inside."""
     me, fork = threading.get_ident(), engine._fork
     try:
         del engine._region.token[0]
     except KeyError:
         return False
-    fork.seizer = me  # no call in between, hence no interrupt
+    fork.seizer = me  # no call in between, so no interrupt
     return True
 
 
 def leave(engine: Core) -> None:
-    """Let another thread be inside."""
+    """Leave the region."""
     engine._fork.seizer = None
     engine._region.token[0] = 1
 
 
 def forget_the_parent(engine: Core) -> None:
-    """In a forked child: no thread but this one exists.
+    """In a forked child: drop all state of the parent's threads.
 
-    What was pending (the fork came from inside an operation, or an interrupt ended the wait for it) will never end:
-    every use is refused. Requests of other threads are the parent's.
+    Pending operations (the fork came from inside one, or an interrupt ended the wait) can never complete. The engine
+    then refuses every use. Requests of other threads belong to the parent.
     """
     fork = engine._fork
-    # The gate is not set: a thread that was about to wait there may have held its lock, and does not exist here.
+    # Do not set the gate: a vanished thread may hold the lock of the event.
     engine._region.gate = None
     fork.gate = None
     fork.threads.clear()
@@ -149,7 +149,7 @@ def forget_the_parent(engine: Core) -> None:
     engine._region.ready.clear()
     engine._here.clear()
     engine._region.idle_waiters.clear()
-    whole = fork.seizer is not None or bool(engine._region.token)  # else a thread was in the middle of a change
+    whole = fork.seizer is not None or bool(engine._region.token)  # otherwise a thread was inside the region
     fork.seizer = None
     engine._region.token[0] = 1
     if engine._region.pending or not whole:
@@ -163,38 +163,35 @@ def forget_the_parent(engine: Core) -> None:
 
 
 def engines() -> list[Core]:
-    """All live engines, oldest first."""
+    """Return all live engines, oldest first."""
     return sorted(members(live_engines), key=lambda engine: engine._fork.number)
 
 
 def _enter_all(held: list[Core]) -> None:
-    """Be inside every engine.
-
-    The loop has a function of its own, since the interpreter (3.14) looks for signals at its end, which no ``try``
-    around it would cover.
-    """
+    """Enter every region. A function of its own: the interpreter (3.14) checks for signals at the loop's end."""
     new = engines()
     while new:
         for engine in new:
+            # Recorded first: an interrupt must not leave an engine blocked.
             held.append(engine)
             hold_pushes(engine)
             stop_and_seize(engine)
-        new = [engine for engine in engines() if engine not in held]  # another thread has made some meanwhile
+        new = [engine for engine in engines() if engine not in held]  # created by another thread meanwhile
 
 
 def _before_fork() -> None:
-    """Finish all work and be inside every engine's region, so that the child sees no half-made change."""
+    """Finish all work and enter every engine's region, so that the child sees no half-made change."""
     held = _fork.held
     _fork.error = None
     try:
         _fork.shield = shielded()
         _fork.shield.__enter__()
-        clock.since = 0  # while it waits, an interrupt comes at once
+        clock.since = 0  # during the wait an interrupt is raised immediately
         _enter_all(held)
         clock.since = NEVER
-    except BaseException as error:  # Ctrl-C; or this thread is inside, interrupted by a destructor that forks
+    except BaseException as error:  # Ctrl-C, or a destructor that forks has interrupted this thread inside a region
         _fork.error = error
-        if shielded() is shield:  # it came before the shield was up
+        if shielded() is shield:  # it arrived before the shield was up
             _fork.shield = shield
             shield.__enter__()
         clock.since = NEVER
@@ -211,8 +208,9 @@ def _after_fork_in_parent() -> None:
         if engine._fork.seizer == me:
             leave(engine)
         let_pushes_go(engine)
+    # Serve requests that arrived while this thread was inside.
     for engine in held:
-        engine._region.apply(engine, past_gate=True)  # of another thread that forks, and waits for the rest of these
+        engine._region.apply(engine, past_gate=True)  # another forking thread waits for these
     error, guard = _fork.error, _fork.shield
     _fork.error = _fork.shield = None
     try:
@@ -220,19 +218,19 @@ def _after_fork_in_parent() -> None:
             guard.__exit__(None, None, None)
     except BaseException as held_back:
         error = held_back if error is None else error
-    if error is None:  # no call before it: from the end of the shield to here no interrupt can come
+    if error is None:  # no call before this line, so no interrupt can arrive after the shield has ended
         return
-    if isinstance(error, EngineError):  # the child's engine says it
+    if isinstance(error, EngineError):  # the child's engine reports it
         return
     if threading.current_thread() is not threading.main_thread():
-        raise error  # no signal has raised it; the interpreter reports it
+        raise error  # not raised by a signal; the interpreter prints it
     _raise_next(error)
-    for _ in _interrupt:  # the last step: it is raised where the interpreter looks next, which is not in here
+    for _ in _interrupt:  # the last step: the interpreter raises it at its next check, outside this function
         break
 
 
 def _raise_next(error: BaseException) -> None:
-    """Have the next interrupt raise ``error``, which may be what the handler of another signal has raised."""
+    """Make the next interrupt raise ``error``, which another signal's handler may have raised."""
     handler = signal.getsignal(signal.SIGINT)
 
     def once(number: int, frame: object) -> None:
@@ -243,10 +241,7 @@ def _raise_next(error: BaseException) -> None:
 
 
 def _in_forked_child() -> None:
-    """Put all engines right: their threads are gone, and so are all operations, for which the fork has waited.
-
-    New engines of the child use the MP worker count.
-    """
+    """Reset all engines, whose threads do not exist in the child. New engines use the MP worker count."""
     global in_child
     in_child = True
     for engine in engines():
@@ -255,7 +250,7 @@ def _in_forked_child() -> None:
     guard = _fork.shield
     _fork.error = _fork.shield = None
     if guard is shield:
-        shield.held = False  # the parent's
+        shield.held = False  # belongs to the parent
     if guard is not None:
         guard.__exit__(None, None, None)
 

@@ -1,26 +1,22 @@
 """Execution of ready operations by a waiting thread, in place of a sleeping worker.
 
-Waking a worker and being woken by it costs two changes of thread, which is more than most operations. So a thread that
-is about to sleep in a wait looks first whether all workers of the queue it depends on are asleep (or on their way from
-sleep); then it takes the place of one, the queue's ``seat``, and runs what the worker would have run. Never more
-operations of a queue run at a time than it has workers, and they are taken in the same order.
+Waking a worker and being woken by it costs two thread switches, more than most operations. A thread that is about to
+sleep in a wait therefore checks whether all workers of the queue are asleep. If so, it takes the place of one (the
+queue's ``seat``) and runs operations itself. The order and the maximum number of concurrent operations do not change.
 
-* Only operations that the package pushes for itself (``op.own``). A user's function could find out: it would see the
-  waiting thread's context, event loop and thread-local state, get past a lock that this thread holds, and have less
-  room for recursion. WEFTPLAN_ENGINE_WAITERS_HELP=all runs these, too; 0 leaves everything to workers.
-* Only where the operation that was measured last in that queue took less than ``QUICK_NS`` (``queue.quick``): the
-  change of thread is nothing to a long one, which is better left where Ctrl-C does not reach it.
-* ``wait_for_var`` runs only what the var waits for: the operation that is to write it, when that is the first of its
-  queue (or behind others, when the queue has one worker, which would have run those first, too).
-* ``wait_for_all`` runs whatever is ready.
-* What runs here may have idle cores help as on the worker (``support/core_sharing.py``), and is not interrupted
-  meanwhile.
+* It runs only operations that the package pushes for itself (``op.own``). A user function could observe the difference:
+  the waiting thread's context, event loop, thread-local state, locks and recursion depth.
+  WEFTPLAN_ENGINE_WAITERS_HELP=all includes user functions; 0 leaves everything to workers.
+* It runs only in queues whose last measured operation was shorter than ``QUICK_NS`` (``queue.quick``). For a long
+  operation the thread switch is negligible, and a worker is out of reach of Ctrl-C.
+* ``wait_for_var`` runs only the operation that will write the var, if that is first in its queue. In a queue with one
+  worker it also runs the operations before it.
+* ``wait_for_all`` runs everything that is ready.
 
-The function runs in a context of its own (``contextvars``), as on a worker: NumPy's ``errstate`` of the waiting thread
-does not reach it. Ctrl-C on the main thread is held back until the function has returned, so nothing is left half
-written (``shield.py``); only when the function turns out to take long is it interrupted, and then fails with
-KeyboardInterrupt. Queues of asynchronous devices are left to their workers, which own the streams.
-What it pushes is not collected into a bulk of the waiting thread.
+An operation runs in a ``contextvars`` context of its own, as on a worker: ``errstate`` of the waiting thread does not
+apply. Ctrl-C is deferred until the function has returned (``shield.py``). A function that turns out to be long is
+interrupted and fails with KeyboardInterrupt. Queues of asynchronous devices are left to their workers, which own the
+streams. Pushes of the operation do not join a bulk of the waiting thread.
 """
 
 from __future__ import annotations
@@ -43,11 +39,12 @@ if TYPE_CHECKING:
 
 
 class _Scene(threading.local):
-    """What a thread keeps for running operations while it waits."""
+    """Per-thread state for operations that run during a wait."""
 
     def __init__(self) -> None:
         self.variables = [Variables()]
-        """Without them while an operation runs in them: it may wait for another engine and run one of that."""
+        """Empty while an operation uses the context: it may wait for another engine and run its operations.
+        """
         blas_threads.enter_worker()
 
 
@@ -55,54 +52,57 @@ _scene = _Scene()
 
 
 def help_var(engine: Threads, var: Var) -> None:
-    """Run what ``var`` waits for, as long as no worker would be quicker."""
+    """Run the operations that ``var`` waits for, unless a worker is already on them."""
     last = engine._region.seq
     while True:
         op = var.write
+        # Nothing to write, not ready, or pushed after the wait began.
         if op is None or op.wait or op.seq > last:
             return
         queue = engine._queue_with(op)
         if queue is None or not queue.quick or not queue.items:
             return
         try:
+            # With several workers an operation further back is left to them: running it first would change the order.
             if queue.threads > 1 and queue.items[0] is not op:
                 return
-        except IndexError:  # a worker was quicker
+        except IndexError:  # a worker was faster
             return
         if not _stand_in(engine, queue, 1):
             return
 
 
 def help_all(engine: Threads) -> None:
-    """Run what is ready in queues whose workers are all asleep."""
-    found = True
-    while found and engine._region.pending:
-        found = False
+    """Run ready operations of queues whose workers are all asleep."""
+    progress = True
+    while progress and engine._region.pending:
+        progress = False
         for queue in list(engine._all_queues):
+            # Repeat until no queue makes progress: each operation may make operations of another queue ready.
             if queue.quick and queue.items and engine._can_help(queue):
-                found = _stand_in(engine, queue, 0) or found
+                progress = _stand_in(engine, queue, 0) or progress
 
 
 def _stand_in(engine: Threads, queue: WorkerQueue, most: int) -> bool:
-    """Run operations of ``queue`` in a worker's place, ``most`` of them (0: until none is left); False when none was.
+    """Run up to ``most`` operations of ``queue`` in a worker's place (0: all). Return False if none ran.
 
     Raises:
-        KeyboardInterrupt: held back while they ran, or an operation was interrupted.
+        KeyboardInterrupt: deferred while they ran, or raised by an interrupted operation.
     """
     if not queue.all_asleep():
         return False
     ample_room(6)
     seat = queue.seat
     count = 0
-    with shielded():  # to the very end: who has had the seat must wake a worker for what it leaves
+    with shielded():  # up to the very end: the seat holder must wake a worker for the remaining operations
         try:
             del seat[0]
         except IndexError:
             return False
         before = core_sharing.sit(None if engine._alone else undisturbed)
         try:
-            more = queue.all_asleep()  # looked at again, now that no other comes
-            while True:  # no condition in the head: see `region.py`
+            more = queue.all_asleep()  # check again, now that no other thread can take the seat
+            while True:  # no condition in the loop head: see `region.py`
                 if not more or not queue.items or not queue.quick or shield.held or 0 < most <= count:
                     break
                 more = run_next(engine, queue)
@@ -110,6 +110,7 @@ def _stand_in(engine: Threads, queue: WorkerQueue, most: int) -> bool:
         finally:
             core_sharing.sit(before)
             queue.looking = False
+            # Give the seat back, then check again: a worker that found it taken went back to sleep (README, race 11).
             seat.append(1)
             if queue.items and not queue.waking and (queue.idle or queue.permits):
                 queue.wake(engine)
@@ -117,20 +118,20 @@ def _stand_in(engine: Threads, queue: WorkerQueue, most: int) -> bool:
 
 
 def run_next(engine: Threads, queue: WorkerQueue) -> bool:
-    """Run the first operation of ``queue``; False when a worker was quicker."""
+    """Run the first operation of ``queue``. Return False if a worker was faster."""
     op: Any = None
     failure: Any = None
-    mine = running.__dict__  # looked for once: a look into what a thread has for itself costs as much as a call
+    mine = running.__dict__  # fetched once: each thread-local lookup costs as much as a call
     engines, seated = mine.get("engines", ()), mine.get("seated", False)
     own_only = engine._waiters_help != "all"
     clock.since = start = perf_counter_ns()
-    # From having taken an operation to the inner try no signal can come, whether it is shielded or not.
+    # No signal can arrive between taking an operation and the inner try, shielded or not.
     try:
         if own_only and not queue.items[0].own:
             return False
         for op in queue.taken:  # type: ignore[union-attr]  # noqa: B007
             break
-        if own_only and not op.own:  # a worker has taken the one before
+        if own_only and not op.own:  # a worker has taken the previous operation
             queue.items.appendleft(op)
             return False
         try:
@@ -142,10 +143,10 @@ def run_next(engine: Threads, queue: WorkerQueue) -> bool:
                 starting, op = op, None
                 engine._start_async(starting, completion(engine, queue.name, starting, start))
                 return True
-            kept = _scene.variables
-            variables = kept.pop() if kept else Variables()
+            contexts = _scene.variables
+            variables = contexts.pop() if contexts else Variables()
             failure = variables.run(engine._execute, op)
-            kept.append(variables)
+            contexts.append(variables)
         except BaseException as error:
             if op is None:
                 raise
@@ -155,12 +156,12 @@ def run_next(engine: Threads, queue: WorkerQueue) -> bool:
             mine["engines"], mine["seated"] = engines, seated
             if op is not None:
                 op.failure = failure
-                queue.looking = True  # no worker need be woken for what this makes ready: the seat looks next
+                queue.looking = True  # newly ready operations need no worker: the seat holder checks next
                 requests = engine._region.requests
-                requests += (op,)  # not a call, in which an interrupt could come
+                requests += (op,)  # not a call: no interrupt can arrive
                 queue.helped += 1
                 queue.measure(start)
-                engine._region.apply(engine, past_gate=True)  # of a fork, which waits for this operation
+                engine._region.apply(engine, past_gate=True)  # a fork waits for this operation: pass its gate
     except IndexError:
         if op is None:
             return False
@@ -171,8 +172,8 @@ def run_next(engine: Threads, queue: WorkerQueue) -> bool:
     if failure is None:
         return True
     raised = failure.error if isinstance(failure, Failure) and failure.seq == op.seq else failure
-    if issubclass(type(raised), KeyboardInterrupt):  # `isinstance` asks the object, which may be odd
-        if failure is raised:  # another thread is to make a failure of it
+    if issubclass(type(raised), KeyboardInterrupt):  # `isinstance` would call user code of an odd class
+        if failure is raised:  # the region will make a failure of it on another thread
             raise raised
         engine._raise(failure)
     return True

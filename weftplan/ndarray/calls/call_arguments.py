@@ -32,33 +32,36 @@ def understood(
     declared = [param.name for param in op.params]
     ctx = None if "ctx" in declared else named.pop("ctx", None)
     inputs: list[Any] = []
-    rest = list(args)
-    if op.variadic is not None and len(rest) >= 1 and isinstance(rest[0], list | tuple):
-        rest[:1] = list(rest[0])
-    while rest and isinstance(rest[0], NDArray):
-        inputs.append(rest.pop(0))
-    while rest and rest[0] is None and callable(op.inputs) and op.variadic is None:  # an optional input left out
-        rest.pop(0)
-    if rest and rest[0] is not None and not isinstance(rest[0], str):
+    remaining = list(args)
+    if op.variadic is not None and len(remaining) >= 1 and isinstance(remaining[0], list | tuple):
+        remaining[:1] = list(remaining[0])
+    while remaining and isinstance(remaining[0], NDArray):
+        inputs.append(remaining.pop(0))
+    optional = callable(op.inputs) and op.variadic is None
+    while optional and remaining and remaining[0] is None:  # an optional input left out
+        remaining.pop(0)
+    if remaining and remaining[0] is not None and not isinstance(remaining[0], str):
         # Text and None may be meant for a parameter; missing inputs are reported later.
         names = () if callable(op.inputs) else op.inputs
         missing = names[len(inputs) :] if not any(one in named for one in names) else ()
         if missing:
             raise DTypeError(
-                f"{op.name}: input {missing[0]} must be an NDArray, got {type(rest[0]).__name__}; make one with "
+                f"{op.name}: input {missing[0]} must be an NDArray, got {type(remaining[0]).__name__}; make one with "
                 f"mx.nd.array"
             )
     for parameter in declared:
-        if not rest:
+        if not remaining:
             break
         if parameter not in named and parameter != op.variadic:
-            named[parameter] = rest.pop(0)
-    if rest:
-        raise ParameterError(f"{op.name}: {len(rest)} positional arguments too many: {rest!r}")
-    given = {key: named.pop(key) for key in list(named) if isinstance(named[key], NDArray) and key not in declared}
+            named[parameter] = remaining.pop(0)
+    if remaining:
+        raise ParameterError(f"{op.name}: {len(remaining)} positional arguments too many: {remaining!r}")
+    named_inputs = {
+        key: named.pop(key) for key in list(named) if isinstance(named[key], NDArray) and key not in declared
+    }
     named = {key: value for key, value in named.items() if value is not None or key in declared}
-    if given:
-        inputs = _named_inputs(op, inputs, given, named)
+    if named_inputs:
+        inputs = _named_inputs(op, inputs, named_inputs, named)
     return inputs, named, out, _as_context(op, named.get("ctx", ctx)), is_train
 
 
@@ -83,7 +86,7 @@ def _as_context(op: Op, ctx: Any) -> Context | None:
     """Return ``ctx``, given as a context or as text such as ``cpu(1)``; None for None and empty text."""
     if ctx is None or isinstance(ctx, Context):
         return ctx
-    found = re.fullmatch(r"([a-z_]+)(?:\((\d+)\))?|", ctx.strip()) if isinstance(ctx, str) else None
-    if found is None:
+    match = re.fullmatch(r"([a-z_]+)(?:\((\d+)\))?|", ctx.strip()) if isinstance(ctx, str) else None
+    if match is None:
         raise DeviceError(f"{op.name}: ctx must be a context such as mx.cpu(0) or its text, got {ctx!r}")
-    return Context(found[1], int(found[2] or 0)) if found[1] else None
+    return Context(match[1], int(match[2] or 0)) if match[1] else None

@@ -57,11 +57,11 @@ class Repeated:
             self.small = SmallWork(bare, op.name, shape, dtype, nbytes, plan.workspace)
 
 
-def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def call(cache: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call ``nd.<name>(*args, **kwargs)``, from the cache if possible.
 
     Args:
-        kept: the cached calls of this function.
+        cache: the cached calls of this function.
     """
     arrays: list[NDArray] = []
     reads = []
@@ -107,9 +107,9 @@ def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwarg
             else:
                 return call_settled(name, args, kwargs)
     form = tuple(parts)
-    known = kept.get(form)
+    known = cache.get(form)
     if known is None:
-        return call_settled(name, args, kwargs) if form in kept else _first(kept, form, name, args, kwargs, arrays)
+        return call_settled(name, args, kwargs) if form in cache else _first(cache, form, name, args, kwargs, arrays)
     if not here or context is None or context.device_type != "cpu":
         return call_settled(name, args, kwargs)
     if known.order is not None:
@@ -120,18 +120,18 @@ def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwarg
             return target
         return call_settled(name, args, kwargs)
     if known.small is not None:
-        found = at_once(known.small, arrays, NDArray, context, reads)
-        if found is not None:
-            return found
+        result = at_once(known.small, arrays, NDArray, context, reads)
+        if result is not None:
+            return result
     nbytes, shape, dtype = known.plan.outputs[0]
-    made = ARRAY_CHUNK.get()(context, nbytes, delay_alloc=True, name=known.op.name, prompt=False)
-    out = NDArray(made, shape, dtype)
+    chunk = ARRAY_CHUNK.get()(context, nbytes, delay_alloc=True, name=known.op.name, prompt=False)
+    out = NDArray(chunk, shape, dtype)
     push_call(known.op, known.plan, arrays, out, context)
     return out
 
 
 def _first(
-    kept: dict[Any, Repeated | None], form: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any],
+    cache: dict[Any, Repeated | None], form: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any],
     arrays: Sequence[NDArray],
 ) -> Any:  # fmt: skip
     """Make a call that is not cached, and cache it."""
@@ -147,9 +147,9 @@ def _first(
         plan = settled(op, inputs, params, targets)
         if len(plan.outputs) == 1:
             known = Repeated(op, plan, inputs, None if order == tuple(range(len(inputs))) else order)
-    if len(kept) >= _MOST_KEPT:
-        kept.clear()
-    kept[form] = known
+    if len(cache) >= _MOST_KEPT:
+        cache.clear()
+    cache[form] = known
     return results[0] if len(results) == 1 else results
 
 

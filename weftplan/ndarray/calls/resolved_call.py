@@ -87,12 +87,12 @@ def _settle(
     count, visible = op.num_outputs(parsed), op.num_visible_outputs(parsed)
     if targets and len(targets) not in (visible, count):
         raise ParameterError(f"{op.name}: out= needs {visible} arrays, got {len(targets)}")
-    given: list[Shape | None] = [a.shape for a in inputs]
+    shapes: list[Shape | None] = [a.shape for a in inputs]
     kinds: list[DType | None] = [a.dtype for a in inputs]
     known = [*(t.shape for t in targets), *[None] * (count - len(targets))]
     known_kinds = [*(t.dtype for t in targets), *[None] * (count - len(targets))]
     try:
-        ins, outs = op.infer_shape(parsed, list(given), list(known))
+        ins, outs = op.infer_shape(parsed, list(shapes), list(known))
         in_kinds, out_kinds = op.infer_dtype(parsed, list(kinds), list(known_kinds))
     except (ShapeError, DTypeError) as error:
         shown = ", ".join(f"{name}: {a.shape} {a.dtype}" for name, a in zip(names, inputs, strict=True))

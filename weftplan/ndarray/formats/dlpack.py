@@ -90,12 +90,12 @@ def from_dlpack(dlpack: Any) -> NDArray:
     if int(kind) == 2:
         context = Context("gpu", int(index))
         place = device.get(context)
-        made = []
+        imported = []
         # Without a stream of ours the launch ends by waiting for CuPy's stream, after the other library's kernels. Our
         # streams do not wait for CuPy's.
         with no_stream():
-            place.launch(lambda: made.append(place.xp.from_dlpack(source)))
-        return adopt(made[0], context)
+            place.launch(lambda: imported.append(place.xp.from_dlpack(source)))
+        return adopt(imported[0], context)
     try:
         foreign = np.from_dlpack(source)
     except (TypeError, RuntimeError, BufferError) as error:
@@ -127,14 +127,14 @@ def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray
         ndarray.flags.writeable = True
     if not (ndarray.flags.c_contiguous and ndarray.flags.writeable):
         raise ParameterError("from_numpy: only contiguous, writable memory can be shared; pass zero_copy=False")
-    made = adopt(ndarray, Context("cpu", 0))
-    if not np.may_share_memory(made.chunk.raw, ndarray):  # another order of bytes, or none
-        return made
+    shared = adopt(ndarray, Context("cpu", 0))
+    if not np.may_share_memory(shared.chunk.raw, ndarray):  # another order of bytes, or none
+        return shared
     ndarray.flags.writeable = False
     if not lent:
         place = id(ndarray)
         _lent[place] = weakref.ref(ndarray, lambda gone: _lent.pop(place, None))
-    return made
+    return shared
 
 
 def adopt(foreign: Any, context: Context) -> NDArray:

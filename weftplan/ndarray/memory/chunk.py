@@ -184,15 +184,15 @@ class Chunk:
         if dead:
             sweep()
         current = engine.get()
-        made = []
+        chunks = []
         for raw in parts:
             chunk = cls.__new__(cls)
             # The reference to the owner lives in the release, so it ends only after the var's last operation.
             chunk._release, chunk._raw, chunk._shelf = partial(_let_go, owner), raw, None
             chunk.context, chunk.nbytes, chunk.name = ctx, int(raw.nbytes), name
             chunk.engine, chunk.var = current, current.new_variable(name)
-            made.append(chunk)
-        return made
+            chunks.append(chunk)
+        return chunks
 
     def __del__(self) -> None:
         # Only append: this may run inside any lock.
@@ -238,10 +238,10 @@ class MovableChunk(Chunk):
     @classmethod
     def several(cls, ctx: Context, parts: Iterable[Any], *, owner: Any, name: str | None = None) -> list[Self]:
         """Make a chunk as :meth:`over` does for each of ``parts``; a bind makes thousands."""
-        made = cls._each_over(ctx, parts, owner, name)
-        for chunk in made:
+        chunks = cls._each_over(ctx, parts, owner, name)
+        for chunk in chunks:
             chunk._watchers, chunk._bring_back = [], None
-        return made
+        return chunks
 
     def watch(self, method: weakref.WeakMethod[Any]) -> None:
         """Call a bound method, as long as its object exists, whenever the bytes have moved: old views are invalid then.

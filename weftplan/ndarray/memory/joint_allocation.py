@@ -104,21 +104,21 @@ def run(get: Callable[[], list[Any]], use: Callable[[list[Any]], object]) -> Non
 def _all_of(get: Callable[[], list[Any]], look: Look) -> list[Any]:
     """Return the result of ``get``, with ``look`` open."""
     attempt = _Attempt()
-    found = _tried(get, look, attempt)
-    if found is not None:
-        return found
+    held = _tried(get, look, attempt)
+    if held is not None:
+        return held
     assert attempt.context is not None
     with relief.Lacking(attempt.context):
         for _ in chances(attempt.context):
             drain(everything=True)
-            found = _tried(get, look, attempt)
-            if found is not None:
-                return found
+            held = _tried(get, look, attempt)
+            if held is not None:
+                return held
         with _beginning:
             for last in _ends_of_looks():
-                found = _tried(get, look, attempt, last=last)
-                if found is not None:
-                    return found
+                held = _tried(get, look, attempt, last=last)
+                if held is not None:
+                    return held
     raise AssertionError("the last attempt has raised")
 
 
@@ -132,9 +132,9 @@ def _tried(get: Callable[[], list[Any]], look: Look, attempt: _Attempt, *, last:
         before, _here.attempt = _here.attempt, attempt
         attempt.context = None
         try:
-            found = get()
+            held = get()
             look.begin()
-            return found
+            return held
         except OutOfMemoryError as error:
             for chunk in attempt.fresh:
                 chunk.drop()

@@ -97,15 +97,15 @@ def shelf_for(context: Context, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
     """Return the free list of arrays of this shape and dtype on a host, for the current engine and storage."""
     key = context, shape, dtype
     current, changes = engine.get(), registry.changes
-    found = _shelves.get(key)
-    if found is None or found.engine is not current or found.changes != changes:
-        if found is not None or len(_shelves) >= _MOST_SHELVES:
+    shelf = _shelves.get(key)
+    if shelf is None or shelf.engine is not current or shelf.changes != changes:
+        if shelf is not None or len(_shelves) >= _MOST_SHELVES:
             _close_shelves()
         resource = storage.get(context)
         room = min(_ROOM, _ROOM_BYTES // max(1, math.prod(shape) * dtype.itemsize))
         room = room if resource.hands_over and _ALONE else 0
-        found = _shelves[key] = Shelf(context, current, resource, changes, room)
-    return found
+        shelf = _shelves[key] = Shelf(context, current, resource, changes, room)
+    return shelf
 
 
 def _close_shelves() -> None:

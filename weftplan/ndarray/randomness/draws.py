@@ -74,14 +74,14 @@ def _number(name: str, key: str, value: Any) -> float:
 
 def _check(name: str, bounds: Mapping[str, str], values: Sequence[Any]) -> None:
     """Raise ParameterError unless each number is within its bounds, a key of ``_LEAST``, and low is not above high."""
-    given = dict(zip(bounds, values, strict=True))
-    for key, value in given.items():
+    named_values = dict(zip(bounds, values, strict=True))
+    for key, value in named_values.items():
         if not isinstance(value, float):
             continue  # an array, whose values the distribution checks
         fits = {"any": True, "positive": value > 0, "not negative": value >= 0, "probability": 0 < value <= 1}
         if not fits[bounds[key]]:
             raise ParameterError(f"{name}: {key} must be {_LEAST[bounds[key]]}, got {value}")
-    low, high = given.get("low"), given.get("high")
+    low, high = named_values.get("low"), named_values.get("high")
     if isinstance(low, float) and isinstance(high, float) and not low <= high:
         raise ParameterError(f"{name}: low must not be above high, got [{low}, {high})")
 

@@ -24,9 +24,9 @@ class DynamicChunk(SpillableChunk):
         self._address = 0
         super().__init__(ctx, nbytes, delay_alloc=True, name=name)
 
-    def _first_use(self, *, beside: bool = False) -> Any:
+    def _first_use(self, *, stream_ordered: bool = False) -> Any:
         if spilling.moving() or self._home is not None:
-            raw = super()._first_use(beside=beside)
+            raw = super()._first_use(stream_ordered=stream_ordered)
         else:  # no other thread moves the bytes
             if due:
                 drain()

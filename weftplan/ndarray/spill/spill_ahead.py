@@ -48,7 +48,7 @@ class Guest(Protocol):
 
     @property
     def away(self) -> bool: ...
-    def leave(self, where: tuple[HomeSpec, ...], *, beside: bool = False) -> bool: ...
+    def leave(self, where: tuple[HomeSpec, ...], *, stream_ordered: bool = False) -> bool: ...
     def return_beside(self) -> None: ...
 
 
@@ -71,9 +71,9 @@ class _Model:
 
     def remove(self, key: int) -> None:
         """Record that a chunk is no longer present."""
-        found = self.present.pop(key, None)
-        if found is not None:
-            self.total -= found[1]
+        entry = self.present.pop(key, None)
+        if entry is not None:
+            self.total -= entry[1]
 
 
 _models: dict[Context, _Model] = {}
@@ -179,7 +179,7 @@ def _victims(model: _Model, need: int, used: dict[int, Guest], current: Any) -> 
 
     Chunks of engines other than ``current`` stay, since this module cannot wait for their operations.
     """
-    found: list[Guest] = []
+    victims: list[Guest] = []
     for key, (ref, _) in list(model.present.items()):
         if model.total + need <= model.budget:
             break
@@ -191,8 +191,8 @@ def _victims(model: _Model, need: int, used: dict[int, Guest], current: Any) -> 
         model.remove(key)
         if chunk is not None:
             chunk.sent_away = True
-            found.append(chunk)
-    return found
+            victims.append(chunk)
+    return victims
 
 
 def _lane(where: tuple[HomeSpec, ...], context: Context, *, out: bool) -> tuple[Context, FnProperty]:
@@ -209,7 +209,7 @@ def _write_back(ref: weakref.ref[Guest], where: tuple[HomeSpec, ...]) -> None:
     if chunk is not None:
         try:
             with joint_allocation.Look():
-                chunk.leave(where, beside=True)
+                chunk.leave(where, stream_ordered=True)
         except (OutOfMemoryError, DeviceError, OSError):
             return  # the chunk stays; the allocation that needs the room reports the error
 

@@ -107,40 +107,40 @@ class SpillableChunk(Chunk):
 
         Only operations that declared the var as written may call this.
         """
-        self._first_use(beside=True)
+        self._first_use(stream_ordered=True)
 
-    def _first_use(self, *, beside: bool = False) -> Any:
+    def _first_use(self, *, stream_ordered: bool = False) -> Any:
         if due:
             drain()
         with self._moving:  # wait for a copy in progress
             if self._raw is not None:
                 return self._raw
         resource, allocation = self._take()
-        kept = taken = None
+        offloaded = taken = None
         try:
             with self._moving:
                 raw = self._raw
                 if raw is None:  # else another reader was faster
                     raw = counted(allocation.raw)
-                    kept = self._home
-                    if kept is not None:
-                        kept.read(raw, self.context, beside=beside)
+                    offloaded = self._home
+                    if offloaded is not None:
+                        offloaded.read(raw, self.context, stream_ordered=stream_ordered)
                     self._home, self._release, self._raw = None, partial(resource.free, allocation), raw
                     self._place = resource, allocation
                     taken = allocation
-                    if kept is None:
+                    if offloaded is None:
                         joint_allocation.first_memory(self)
         finally:
             if taken is None:
                 resource.free(allocation)
-        if kept is not None:
-            if beside:
-                _free_behind(*kept.given_up())  # after the copy
+        if offloaded is not None:
+            if stream_ordered:
+                _free_behind(*offloaded.given_up())  # after the copy
             else:
-                kept.free()
+                offloaded.free()
         if taken is not None:
             self._enrol()
-            if not beside and self.may_leave:
+            if not stream_ordered and self.may_leave:
                 spill_ahead.came(self)
         return raw
 
@@ -148,12 +148,12 @@ class SpillableChunk(Chunk):
         if (_homes or _movable) and self.nbytes >= LEAST:
             _members[id(self)] = weakref.ref(self)
 
-    def leave(self, where: tuple[HomeSpec, ...], *, beside: bool = False) -> bool:
+    def leave(self, where: tuple[HomeSpec, ...], *, stream_ordered: bool = False) -> bool:
         """Offload the bytes; return False if they are in use.
 
         Args:
             where: offload targets, in order of preference.
-            beside: copy in the order of the current stream, if there is one: for operations that declared the var.
+            stream_ordered: copy in the order of the current stream, if any, for operations that declared the var.
                 Otherwise nothing may be pending on the device.
 
         Raises:
@@ -165,25 +165,25 @@ class SpillableChunk(Chunk):
             raw, self._raw = self._raw, None
             if raw is None:
                 return False
-            kept = None
+            offloaded = None
             try:
-                stream = current_stream() if beside else None
+                stream = current_stream() if stream_ordered else None
                 if stream is not None:  # enqueued kernels use the bytes, too
                     stream.record().synchronize()
                 if _alone(raw) == _ALONE:
-                    kept = homes.keep(raw, self.context, where, self._origin, beside=beside)
+                    offloaded = homes.keep(raw, self.context, where, self._origin, stream_ordered=stream_ordered)
             finally:
-                if kept is None:
+                if offloaded is None:
                     self._raw = raw
-            if kept is None:
+            if offloaded is None:
                 return False
             place, release = self._place, self._release
-            self._release, self._home, self._place = kept.free, kept, None
+            self._release, self._home, self._place = offloaded.free, offloaded, None
         finally:
             self._moving.release()
         del raw
         _members.pop(id(self), None)
-        if not beside:
+        if not stream_ordered:
             spill_ahead.gone(self)
         if stream is not None and place is not None:
             _free_behind(*place)  # after the copy

@@ -1,0 +1,66 @@
+"""Readable prose: docstrings and comments of each folder avoid phrases that a reader has to decode."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.prose import GOALS, Counts
+
+ROOT = Path(__file__).parents[2]
+LIMITS = {
+    "bench": 120,
+    "docs": 76,
+    "examples": 114,
+    "tests/first_contact": 260,
+    "tests/kvstore": 204,
+    "tests/torch": 77,
+    "weftplan/compat": 14,
+    "weftplan/device": 134,
+    "weftplan/executor": 202,
+    "weftplan/kvstore": 201,
+    "weftplan/ops": 14,
+    "weftplan/planner": 141,
+    "weftplan/torch": 60,
+}
+"""Most occurrences of all phrases per 10,000 words in folders that miss the goals. Figures may only fall."""
+
+
+@cache
+def folders():
+    """Return the Python files of each room of the package and of the tests, and of the other top-level folders."""
+    files = {}
+    for top in ("weftplan", "tests", "bench", "docs", "examples"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            parts = path.relative_to(ROOT).parts
+            room = "/".join(parts[:2]) if top in ("weftplan", "tests") and len(parts) > 2 else top
+            if not path.is_symlink():
+                files.setdefault(room, []).append(path)
+    return files
+
+
+@pytest.mark.parametrize("folder", folders())
+def test_folder_is_within_its_limit(folder):
+    """A folder meets the goal of every phrase, or its limit in the table."""
+    counts = Counts(folders()[folder])
+    if folder in LIMITS:
+        assert counts.total() <= LIMITS[folder], f"{folder}: {counts.hits}"
+        return
+    above = {phrase: rate for phrase in GOALS if (rate := counts.rate(phrase)) > GOALS[phrase]}
+    assert not above, f"{folder}: occurrences per 10,000 words above the goals: {above}; name the subject instead"
+
+
+def test_limits_name_existing_folders():
+    """An entry of the table without a folder would limit nothing."""
+    assert LIMITS.keys() <= folders().keys()
+
+
+def test_counter_finds_every_phrase(tmp_path):
+    """The counter can fail: a text with each phrase twice, across lines and in comments, misses every goal."""
+    sentence = "who says what nobody knows where it\nis, of which another one so many beside"
+    path = tmp_path / "module.py"
+    path.write_text(f'"""{sentence}"""\n# ' + sentence.replace("\n", " ") + "\n")
+    counts = Counts([path])
+    assert counts.hits == dict.fromkeys(GOALS, 2)
+    assert counts.words == 2 * len(sentence.split())
+    assert all(counts.rate(phrase) > goal for phrase, goal in GOALS.items())
