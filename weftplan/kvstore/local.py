@@ -157,11 +157,11 @@ class KVStoreLocal(UpdatingStore):
 
     def _repeat(self, calls: Mapping[Key, Repeated], key: object, arrays: object) -> bool:
         """Run a call of one key inline that has the arrays of the last one; False: nothing is done."""
-        if key.__class__ is list and len(key) == 1 and arrays.__class__ is list and len(arrays) == 1:  # type: ignore[arg-type]
-            key, arrays = key[0], arrays[0]  # type: ignore[index]
+        if key.__class__ is list and len(key) == 1 and arrays.__class__ is list and len(arrays) == 1:
+            key, arrays = key[0], arrays[0]
         if key.__class__ is not str and key.__class__ is not int:
             return False
-        call = calls.get(key)  # type: ignore[call-overload]
+        call = calls.get(key)
         return call is not None and call.version == self._version and call.run(arrays)
 
     def row_sparse_pull(self, key: object, out: object = None, priority: int = 0, row_ids: object = None) -> None:
@@ -353,7 +353,7 @@ class KVStoreLocal(UpdatingStore):
                 return
             layout = self._lay(pushed, pulled, priority)
             self._run(layout, priority)
-            if len(pushed) == 1 and not pulled and self._updater is None:
+            if len(pushed) == 1 and not pulled and self._updater is None and layout.buckets:
                 self._keep(self._pushes, layout.buckets[0].lots[0], pushed[0])
 
     def _run(self, layout: Layout, priority: int) -> None:

@@ -138,7 +138,7 @@ class Repeated:
         """Run the stages if these, of a user, are its arrays; False: nothing is done."""
         if arrays.__class__ is not list and arrays.__class__ is not tuple:
             arrays = (arrays,)
-        given: Sequence[NDArray] = arrays  # type: ignore[assignment]
+        given: Sequence[NDArray] = arrays
         if len(given) != len(self._refs):
             return False
         for one, array in zip(self._refs, given, strict=True):
