@@ -92,19 +92,19 @@ class Addresses:
 
 
 class Wires:
-    """When each wire is busy; asked under the lock of simulated work.
+    """Busy times of each wire; used under the lock of simulated work.
 
-    A copy takes the first gap that is long enough, so a copy that is enqueued early and begins late, behind an event,
-    does not keep others from the wires until then.
+    A copy takes the first gap that is long enough. A copy that is enqueued early and waits for an event therefore
+    leaves the wires free until it begins.
     """
 
     def __init__(self) -> None:
         self._links: Interconnect | None = None
         self._busy: list[list[tuple[float, float]]] = []
-        """Of each wire (begin, end) of its last copies, in order; the first one stands for all before it."""
+        """Per wire, (begin, end) of its last copies, in order; the first entry stands for all earlier copies."""
 
     def copy(self, links: Interconnect, source: int, target: int, nbytes: int, begin: float) -> float:
-        """When a copy ends that may begin at ``begin``; it keeps its wires busy."""
+        """Return when a copy ends that may begin at ``begin``; it keeps its wires busy."""
         if links is not self._links:
             self._links, self._busy = links, [[(0.0, 0.0)] for _ in links.wires]
         if source == target or max(source, target) >= links.count:
@@ -125,7 +125,7 @@ class Wires:
 
 
 _COPIES = 256
-"""Copies of a wire between which gaps are known."""
+"""Copies per wire whose gaps are remembered."""
 
 
 def _first_gap(busy: Sequence[tuple[float, float]], begin: float, length: float) -> float:

@@ -8,22 +8,20 @@ messages of MPI. :class:`Alone` is for a process without others.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.distributed.arrays.contiguous import flat, pieces, side_by_side
 from weftplan.kvstore.distributed.arrays.piece_copies import Operand, Row, Span
+from weftplan.kvstore.distributed.group.data import DataMembers
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.messages import mark_of
 from weftplan.kvstore.distributed.transport.shared_memory import SharedMemory
 from weftplan.kvstore.distributed.transport.wire import INLINE, Kind, Message, clip
 from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
 from weftplan.support.array_types import DType
-
-if TYPE_CHECKING:
-    from weftplan.kvstore.distributed.group.group import Group
 
 
 class Sum:
@@ -36,7 +34,7 @@ class Sum:
         description: names the sum in messages.
     """
 
-    def __init__(self, group: Group, shares: Sequence[Array], totals: Sequence[Array], description: str) -> None:
+    def __init__(self, group: DataMembers, shares: Sequence[Array], totals: Sequence[Array], description: str) -> None:
         self.group, self.shares, self.totals, self.description = group, shares, totals, description
         self.nbytes = sum([share.nbytes for share in shares])
 
@@ -143,7 +141,7 @@ class InSharedMemory(Sum):
 
     def __init__(
         self,
-        group: Group,
+        group: DataMembers,
         shares: Sequence[Array],
         totals: Sequence[Array],
         description: str,
@@ -223,7 +221,7 @@ class InSharedMemory(Sum):
 
 
 def choose(
-    group: Group,
+    group: DataMembers,
     shares: Sequence[Array],
     totals: Sequence[Array],
     description: str,
