@@ -76,10 +76,10 @@ KILLS = """
             chance_of_all = random.Random(step)
             for i, n in enumerate(sizes):
                 kv.push(i, mx.nd.full((n,), 2.0 ** me * step))
-                pulled = value(i, (n,))
+                total = value(i, (n,))
                 want = sum(2.0 ** member for member in kv._group.members) * step
-                if not (pulled == want).all():
-                    print("WRONG", me, step, i, pulled[:3], want, flush=True)
+                if not (total == want).all():
+                    print("WRONG", me, step, i, total[:3], want, flush=True)
                 sums += 1
             for again in range(chance_of_all.randrange(6)):
                 for gradient in gradients:
