@@ -17,7 +17,7 @@ from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, li
 from weftplan.executor.backward_checks import keeps_forward, needs_training, reads_forward
 from weftplan.executor.debug import debug_str
 from weftplan.executor.memory import PlannedMemory
-from weftplan.executor.monitor import Monitored, warn_of_joined
+from weftplan.executor.monitor import Monitored, checked, warn_of_joined
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
 from weftplan.executor.run import RunState
@@ -107,7 +107,8 @@ class Executor:
             [], [self._memory.pool.var, *(var for var in output_vars if id(var) not in inputs)]
         )
         self._watches = False
-        self._monitor: Monitored | None = None
+        check = checked(None)
+        self._monitor = None if check is None else Monitored(check, False, self.planned.graph)
         self._ran_forward = False
         self._ran_training_forward = False
         self._ran_backward = False
@@ -453,6 +454,7 @@ class Executor:
         """
         if callback is not None:
             warn_of_joined(self.planned.graph.nodes)
+        callback = checked(callback)
         self._monitor = None if callback is None else Monitored(callback, monitor_all, self.planned.graph)
 
     def get_optimized_symbol(self) -> Symbol:

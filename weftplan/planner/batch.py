@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from weftplan.device.amounts import pasteable
 from weftplan.errors import BudgetError, PlanError
 from weftplan.support.tensor_types import Shape
 
@@ -64,7 +65,8 @@ def largest_batch(total: Callable[[int], int], budget: int) -> tuple[int, int]:
     known = {1: total(1)}
     if known[1] > budget:
         raise BudgetError(
-            f"not even a batch of 1 fits the budget of {budget:,} bytes; the smallest budget that works is {known[1]}",
+            f"not even a batch of 1 fits the budget of {budget:,} bytes; the smallest budget that works is "
+            f"{pasteable(known[1])}",
             smallest=known[1],
         )
     before = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from weftplan.device.amounts import pasteable
 from weftplan.errors import BudgetError
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.planned_steps import PlannedSteps
@@ -50,6 +51,6 @@ def plan_within(
     raise BudgetError(
         f"the budget is {budget:,} bytes, but {outside:,} bytes of arguments, gradients and states and a planned peak "
         f"of {peak:,} bytes (of {plain.memory.peak:,} without recomputation) are needed; the smallest budget found "
-        f"that works is {outside + peak}: raise it to that, or use a smaller batch",
+        f"that works is {pasteable(outside + peak)}: raise it to that, or use a smaller batch",
         smallest=outside + peak,
     ) from None

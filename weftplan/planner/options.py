@@ -53,6 +53,8 @@ class PlanOptions:
     colours need apart (``MemoryPlan.num_added_waits`` counts)."""
     inplace_grad_sum_cap: int = 8
     """Gradient sums of this many terms or more are accumulated in place, one term at a time (below 2: all sums)."""
+    max_inplace_grad_add: int = 0
+    """Gradient sums of fewer terms than this are accumulated in place, too."""
     eliminate_common_expr: bool = True
     """Merge nodes that compute the same."""
     fusion: bool = True
@@ -136,7 +138,13 @@ class PlanOptions:
         self._expect("links", "a tuple of (device, home, bytes a second > 0, seconds >= 0)", fine)
         object.__setattr__(self, "links", links)
         self._expect("autotune", "0, 1 or 2", _is_integer(self.autotune, 0) and self.autotune <= 2)
-        for name, least in (("match_range", 0), ("num_temp", 1), ("inplace_grad_sum_cap", 0), ("alignment", 0)):
+        for name, least in (
+            ("match_range", 0),
+            ("num_temp", 1),
+            ("inplace_grad_sum_cap", 0),
+            ("max_inplace_grad_add", 0),
+            ("alignment", 0),
+        ):
             self._expect(name, f"an integer >= {least}", _is_integer(getattr(self, name), least))
         self._expect("budget", "a number of bytes >= 0 or None", self.budget is None or _is_integer(self.budget, 0))
         fine = not self.alignment & (self.alignment - 1) and not 0 < self.alignment < 8
@@ -209,6 +217,7 @@ def _read(variables: tuple[tuple[str, str], ...]) -> PlanOptions:
         enable_inplace=config.get("MXNET_EXEC_ENABLE_INPLACE"),
         num_temp=config.get("MXNET_EXEC_NUM_TEMP"),
         inplace_grad_sum_cap=config.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP"),
+        max_inplace_grad_add=config.get("FLAGS_max_inplace_grad_add"),
         eliminate_common_expr=config.get("MXNET_ELIMINATE_COMMON_EXPR"),
         fusion=config.get("MXNET_USE_FUSION"),
         drop_dead_outputs=config.get("WEFTPLAN_DROP_DEAD_OUTPUTS"),

@@ -118,12 +118,12 @@ def peak(plan: MemoryPlan, width: int | None) -> list[str]:
 def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
     """Return nodes with several implementations, grouped, and the passes that created them."""
     labels = plan.labels
-    found: dict[tuple[str, str], list[int]] = {}
+    by_kernel: dict[tuple[str, str], list[int]] = {}
     for nid in labels.steps:
         text = plan.kernels.get(labels.node_names[nid])
         if text is not None:
-            found.setdefault((labels.node_op(nid), text), []).append(int(plan.workspace_nbytes[nid]))
-    rows = sorted(found.items())
+            by_kernel.setdefault((labels.node_op(nid), text), []).append(int(plan.workspace_nbytes[nid]))
+    rows = sorted(by_kernel.items())
     columns = [
         Column("operator", [op for (op, _), _ in rows]),
         Column("nodes", [str(len(scratch)) for _, scratch in rows], right=True),
@@ -146,9 +146,9 @@ def switched_off(one: Pass) -> str:
 
 def compared(rows: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
     """Return a table of plans; each row comes from :func:`weftplan.cli.plan.compare.compare`."""
-    made = [row for row in rows if "total" in row]
-    scale, unit = unit_of(max((row["total"] for row in made), default=0))
-    first = next((row["total"] for row in made), 0)
+    planned = [row for row in rows if "total" in row]
+    scale, unit = unit_of(max((row["total"] for row in planned), default=0))
+    first = next((row["total"] for row in planned), 0)
 
     def cell(row: Mapping[str, Any], text: str) -> str:
         return text if "total" in row else ""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import sys
 from typing import Any
 
 import click
 
+from weftplan.cli.plan.python_names import call, is_python_name, load_object
 from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
 
@@ -45,20 +43,15 @@ def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool)
 
 def _made(name: str) -> tuple[Any, tuple[Any, ...], Any]:
     """Return the function, its arguments and the optimizer or None, created by the named function."""
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise click.BadParameter(f"expected package.module:function, got {name!r}", param_hint="MODEL")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        make = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise click.BadParameter(f"{name}: {error}", param_hint="MODEL") from error
-    made = make()
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+    if not is_python_name(name):
         raise click.BadParameter(
-            f"{name} must return (loss, arguments) or (loss, arguments, optimizer), got {type(made).__name__}",
+            f"expected package.module:function or FILE.py:function, got {name!r}", param_hint="MODEL"
+        )
+    value = call(load_object(name), name)
+    if not isinstance(value, tuple) or len(value) not in (2, 3) or not callable(value[0]):
+        raise click.BadParameter(
+            f"{name} must return (loss, arguments) or (loss, arguments, optimizer), got {type(value).__name__}",
             param_hint="MODEL",
         )
-    args = made[1] if isinstance(made[1], tuple) else (made[1],)
-    return made[0], args, made[2] if len(made) == 3 else None
+    args = value[1] if isinstance(value[1], tuple) else (value[1],)
+    return value[0], args, value[2] if len(value) == 3 else None

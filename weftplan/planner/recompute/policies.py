@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from weftplan.device.amounts import counted
+from weftplan.device.amounts import counted, pasteable
 from weftplan.errors import BudgetError
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
@@ -57,7 +57,7 @@ def apply(start: Draft, options: PlanOptions, *, cost: Cost, most_time: float | 
             return start
         raise BudgetError(
             f"the plan needs {memory.peak:,} bytes, the budget is {options.budget:,}: without a backward part there is "
-            f"nothing to recompute; the smallest budget that works is {memory.peak}",
+            f"nothing to recompute; the smallest budget that works is {pasteable(memory.peak)}",
             smallest=memory.peak,
         )
     starts = _tapes(start, options, cost)
@@ -184,8 +184,8 @@ def nothing_fits(start: Draft, budget: int, *, smallest: int, needs: str) -> Bud
     outside = sum(start.program.external_bytes.values())
     return BudgetError(
         f"the plan needs {start.memory.peak:,} bytes {needs}, more than the budget of {budget:,}; the smallest budget "
-        f"found that works is {smallest}: raise the budget to that or use a smaller batch (arguments, gradients and "
-        f"states come on top: {outside:,} bytes)",
+        f"found that works is {pasteable(smallest)}: raise the budget to that or use a smaller batch (arguments, "
+        f"gradients and states come on top: {outside:,} bytes)",
         smallest=smallest,
     )
 

@@ -99,8 +99,8 @@ def plan(
     Traceback (most recent call last):
     ...
     weftplan.errors.BudgetError: the budget is 1,000 bytes, but 4,000 bytes of arguments, gradients and states and a \
-planned peak of 4,032 bytes (of 4,032 without recomputation) are needed; the smallest budget found that works is 8032: \
-raise it to that, or use a smaller batch
+planned peak of 4,032 bytes (of 4,032 without recomputation) are needed; the smallest budget found that works is 8032 \
+(7.84 KiB): raise it to that, or use a smaller batch
     """
     known, overrides = _sorted_out(symbol, shapes or {}, more)
     chosen = (PlanOptions.from_environment() if options is None else options).replace(**overrides)

@@ -42,7 +42,8 @@ def add_gradients(network: Network, settings: Settings) -> tuple[Network, str]:
         return network, ""
     options = settings.options
     edit = Edit(network)
-    rule = _Pass(edit, options.inplace_grad_sum_cap, like_mxnet=options.compat == "mxnet")
+    few = options.max_inplace_grad_add
+    rule = _Pass(edit, options.inplace_grad_sum_cap, few, like_mxnet=options.compat == "mxnet")
     gradients = rule.run(
         [network.arguments[name] for name in wanted],
         {network.arguments[name] for name in wanted if requests[name] == Req.ADD},
@@ -55,16 +56,17 @@ def add_gradients(network: Network, settings: Settings) -> tuple[Network, str]:
 
 
 class _Pass:
-    """State of one run of the pass; sums of ``sum_cap`` terms or more become a chain, which can run in place.
+    """State of one run of the pass; sums of ``sum_cap`` terms or more, or of fewer than ``few``, become a chain, which
+    can run in place.
 
     With ``like_mxnet`` head gradients pass through ``_identity_with_attr_like_rhs``, as in MXNet 1.9.1.
     """
 
-    def __init__(self, edit: Edit, sum_cap: int, *, like_mxnet: bool) -> None:
+    def __init__(self, edit: Edit, sum_cap: int, few: int, *, like_mxnet: bool) -> None:
         self.edit = edit
         self.graph = edit.network.graph
         self.outputs = edit.network.outputs
-        self.sum_cap = max(2, sum_cap)
+        self.sum_cap, self.few = max(2, sum_cap), few
         self.like_mxnet = like_mxnet
         self.terms: dict[int, list[int]] = {}
         """Entry -> entries whose sum is its gradient."""
@@ -106,7 +108,7 @@ class _Pass:
         if self.like_mxnet:
             return everything
         readers = Counter([makers[e] for inputs in graph.inputs for e in inputs])
-        if not readers or max(readers.values()) < self.sum_cap:
+        if not readers or (max(readers.values()) < self.sum_cap and self.few <= 2):
             return everything
         before = [[makers[e] for e in inputs] + deps for inputs, deps in zip(graph.inputs, graph.controls, strict=True)]
         return deepest_first(everything, before)
@@ -174,7 +176,7 @@ class _Pass:
             return None
         if len(terms) > 1:
             name = self.graph.names[nid] + ("_sum_grad" if index == 0 else f"_{index}_sum_grad")
-            if len(terms) < self.sum_cap:
+            if self.few <= len(terms) < self.sum_cap:
                 total = self.make("add_n", name, terms, {"num_args": len(terms)})[0]
             else:
                 total = self._chain(name, terms)
