@@ -68,7 +68,7 @@ def command(*args: object, **environment: str | None) -> tuple[str, int]:
 
 
 def test_commands(tmp_path: Path):
-    """An empty folder for an input, a device by another name, kernels in JSON only if asked for, the only parameters read."""
+    """An empty folder as input, a device by another name, kernels in JSON only if requested, the only parameters."""
     module = mx.mod.Module(network())
     module.bind([("data", (2, 4))], [("softmax_label", (2,))])
     module.init_params()

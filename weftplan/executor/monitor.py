@@ -44,7 +44,7 @@ def _input_names(op: Op, params: Params) -> tuple[str, ...]:
 
 
 def _output_names(op: Op, params: Params) -> tuple[str, ...]:
-    """The outputs likewise: gradients are numbered by the forward inputs, where there are several.
+    """Return the outputs likewise: gradients are numbered by the forward inputs, if there are several.
 
     MXNet's backward nodes have an output for each of them, those without a gradient included.
     """

@@ -9,7 +9,7 @@ from weftplan.cli.columns import Column, paragraph, table
 from weftplan.device.amounts import amount, counted, unit_of
 from weftplan.planner import MemoryPlan
 from weftplan.planner.labels import Pass
-from weftplan.report.plan_html import facts
+from weftplan.report.plan_html import facts, milliseconds
 from weftplan.report.plan_text import reuse
 
 ROWS = 12
@@ -134,9 +134,17 @@ def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
     columns = [
         Column("pass", [one.name for one in plan.passes]),
         Column("what it changed", [one.changed or "nothing" for one in plan.passes]),
+        Column("time", [milliseconds(plan.pass_seconds.get(one.name)) for one in plan.passes], right=True, leave=2),
         Column("what switches it off", [switched_off(one) for one in plan.passes], leave=1, name_like=True),
     ]
-    return [*lines, "", "passes that ran, the first one first", *table(columns, width)]
+    lines += ["", "passes that ran, the first one first", *table(columns, width)]
+    others = plan.pass_seconds.keys() - {one.name for one in plan.passes}
+    if others:
+        listed = ", ".join(
+            f"{name} {milliseconds(plan.pass_seconds[name])}" for name in plan.pass_seconds if name in others
+        )
+        lines += paragraph(f"steps of every plan: {listed}", width)
+    return lines
 
 
 def switched_off(one: Pass) -> str:

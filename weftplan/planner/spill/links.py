@@ -1,9 +1,10 @@
-"""When copies to homes and back run, beside the computation: a model of the links, in seconds.
+"""Where results of a device may wait, how fast the way there is, and when copies run: a model of the links, in seconds.
 
-A device copies in both directions while it computes; each direction takes one copy at a time, wherever it goes.
-Copies out start as soon as a result is there, in the order in which results are made. Copies back are the same thing
-with time reversed: they end just when a result is needed, in the order in which results are needed. Where memory is
-wanted before a copy out has ended, or is free only after a copy back should have started, the computation waits.
+Homes come from the options, in their order and with their limits. A device copies in both directions while it
+computes; each direction takes one copy at a time, wherever it goes. Copies out start as soon as a result is there, in
+the order of results. Copies back are the same with time reversed: they end just when a result is needed, in the order
+of needs. If memory is wanted before a copy out has ended, or is free only after a copy
+back should have started, the computation waits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,47 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from weftplan.planner.spill.place import Place
+from weftplan.device.context import Context
+from weftplan.device.homes import Link
+from weftplan.planner.options import PlanOptions
+
+PCIE = Link(bandwidth=1.2e10)
+"""Sixteen lanes of the third generation, or half of the data sheet's figure for the fourth."""
+FILE = Link(bandwidth=1.0e9, latency=1.0e-4)
+"""A solid-state disk under the page cache."""
+PEER = Link(bandwidth=2.0e10)
+"""Another device on the same switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place that takes results."""
+
+    context: Context
+    """Its memory."""
+    link: Link
+    """The way there and back."""
+    home: int
+    """Which of the homes it belongs to."""
+    limit: int | None
+    """Most bytes that may go to that home now; None: as many as there are."""
+
+
+def places(context: Context, options: PlanOptions) -> list[Place]:
+    """Return the places for results of ``context`` in the order of trials."""
+    known = {home: Link(*how) for device, home, *how in options.links if device == str(context)}
+    assumed = {"host": PCIE, "file": FILE, "peer": PEER}
+    listed: list[Place] = []
+    files = 0
+    for number, home in enumerate(options.homes):
+        taken = options.spill_taken[number] if number < len(options.spill_taken) else 0
+        limit = None if home.nbytes is None else max(home.nbytes - taken, 0)
+        for there in home.contexts(context, files=files, peers=options.peer_contexts):
+            link = assumed[home.kind]
+            # What is known of the memory of the host says nothing of a disk.
+            listed.append(Place(there, link if home.kind == "file" else known.get(str(there), link), number, limit))
+        files += home.kind == "file"
+    return listed if context.device_type in ("cpu", "gpu", "sim") else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +76,7 @@ class Idle:
     since: int
     """The step before which it may not be back; the turn at the earliest."""
     place: Place | None = None
-    """Where it goes, and over which link; None as long as nobody has chosen."""
+    """Its place, with the link; None until one is chosen."""
 
     @property
     def seconds(self) -> float:
@@ -79,7 +120,7 @@ def _one_way(jobs: Sequence[tuple[int, int, float]], times: Sequence[float]) -> 
         now = times[step] + delay
         if starts:
             free = ends[k] = max(free, now) + seconds
-            # Waits to come can only make the step later that this one names.
+            # Later waits can only make the step later that this wait names.
             done[k] = min(max(bisect_left(times, free - delay), step), due)
         if ends[k] > now and step == due:
             delay += ends[k] - now
