@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from weftplan.cli.plan.python_names import call, is_python_name, load_object
 from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
+from weftplan.planner.strategies import plan_graph
+
+if TYPE_CHECKING:
+    from weftplan.torch.choice import Choices, Plan
 
 
 def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool) -> MemoryPlan:
@@ -38,7 +43,20 @@ def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool)
             click.echo(f"    {amount(nbytes):>12}  {maker}")
         for total, more in trade_off.thinned(rows) if want_curve else ():
             click.echo(f"{total:>18,} bytes  {100 * more:6.1f} % more modelled time")
-    return trade_off.memory_plan(choices, plan)
+    return laid_out(choices, plan)
+
+
+def laid_out(choices: Choices, plan: Plan) -> MemoryPlan:
+    """Return the chosen plan laid out in one arena, for the reports of other plans: pages, files, pictures."""
+    from weftplan.torch.choice import OPTIONS
+
+    point = next(p for p in choices.points if p.peak + plan.resident.total == plan.peak)
+    program, _ = choices.planned(point)
+    memory = plan_graph(program, OPTIONS).memory
+    resident = plan.resident
+    outside = {"arguments": resident.inputs, "optimizer_states": resident.optimizer, "gradients": resident.gradients}
+    notes = ("offsets are those of one arena; PyTorch's allocator needs the lower bound, and its own rounding",)
+    return replace(memory, external_bytes=outside, notes=(*memory.notes, *notes), more_time=plan.more_time)
 
 
 def _made(name: str) -> tuple[Any, tuple[Any, ...], Any]:
