@@ -750,17 +750,17 @@ _KVSTORE = (
     ),
     _flag(
         "fuse_parameter_groups_size",
-        3,
-        "Gradients exchanged in one batch; -1 is no limit.",
+        -1,
+        "Gradients exchanged in one bucket; -1 is no limit.",
         low=-1,
-        effect="number of gradients that a distributed store batches into one exchange",
+        effect="number of gradients that local, device, nccl and dist_sync sum, update and copy as one bucket",
         group="kvstore",
     ),
     _flag(
         "fuse_parameter_memory_size",
-        -1.0,
-        "MiB of gradients exchanged in one batch; below 0 is no limit.",
-        effect="bytes that a distributed store batches into one exchange",
+        8.0,
+        "MiB of gradients exchanged in one bucket; below 0 is no limit.",
+        effect="bytes that local, device, nccl and dist_sync sum, update and copy as one bucket",
         group="kvstore",
     ),
 )

@@ -337,16 +337,6 @@ class Engine(Waiting):
         """
         return None
 
-    def write_too(self, fn: object, var: Var, writes: Sequence[Var], every: Collection[Var] | None = None) -> bool:
-        """Add idle vars to the writes of a pending package operation that writes ``var``. See ``edges/at_once.py``.
-
-        Returns:
-            False if the caller must push a separate operation for these vars.
-
-        :meta private:
-        """
-        return False
-
     def _make_room(self) -> None:
         """Block while WEFTPLAN_ENGINE_MAX_PENDING operations are pending, until half of them are done."""
         # Count unserved requests too: while one thread is held up inside the region, the others could queue any number.

@@ -327,41 +327,6 @@ class Region:
                 self.apply(driver)
         return done
 
-    def widen(self, driver: Driver, op: OprBlock, writes: Sequence[Var], every: Collection[Var]) -> bool:
-        """Add idle vars to the writes of the pending ``op``, as if it had been pushed with them.
-
-        No operation has used an idle var since that push, so the order is the same. Hold Ctrl-C back around the call.
-
-        Args:
-            op: an operation that the caller keeps from completing until this returns.
-            writes: vars without duplicates.
-            every: all vars that ``op`` then writes, searchable.
-
-        Returns:
-            False, with nothing done, if an operation waits for ``op``; other conditions as in :meth:`write_alone`.
-        """
-        requests, token = self.requests, self.token
-        done = False
-        try:
-            del token[0]
-        except KeyError:
-            return False
-        try:
-            if not requests and self.gate is None and not driver._any_failure and op.seq:
-                if self.seq != self.completed + 1 and any(map(_waiting, op.writes)):
-                    return False  # a waiting operation may have written these vars already
-                if _used(writes) or not _ours(driver, writes):
-                    return False
-                for var in writes:
-                    var.write = op
-                op.writes = every
-                done = True
-        finally:
-            token[0] = 1
-            if requests:  # requests that arrived while this thread held the token
-                self.apply(driver)
-        return done
-
     def end(self, driver: Driver, op: OprBlock) -> bool:
         """Complete ``op``, which has not failed, if no operation waits for it; False: request the completion.
 
@@ -578,6 +543,4 @@ def _release(reads: Iterator[Var], writes: Iterator[Var]) -> None:
         var.write = None
 
 
-_INSIDE = tuple(
-    method.__code__ for method in (Region.apply, Region.write_alone, Region.begin, Region.widen, Region.end)
-)
+_INSIDE = tuple(method.__code__ for method in (Region.apply, Region.write_alone, Region.begin, Region.end))

@@ -12,7 +12,7 @@ from typing import Any
 from weftplan import config
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
-from weftplan.engine.edges.at_once import at_once, begin, write_at_once, write_too
+from weftplan.engine.edges.at_once import at_once, begin, write_at_once
 from weftplan.engine.edges.helping import help_all, help_var, run_next
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Outcome
@@ -41,7 +41,6 @@ class ThreadedBase(Engine):
     at_once = at_once
     write_at_once = write_at_once
     begin = begin
-    write_too = write_too
     _alone = False
     """Whether the user asked for one worker; operations are then not split over idle cores."""
     short_inline = False

@@ -6,10 +6,9 @@ in lower case, as in MXNet.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar, TypeVar
 
 from weftplan.device.context import Context
@@ -82,15 +81,13 @@ class KVStoreBase:
         """
         raise NotImplementedError
 
-    def together(self) -> AbstractContextManager[None]:
-        """Pushes of a ``with`` block belong together: a store that exchanges them may choose their order."""
-        return contextlib.nullcontext()
+    def prepare(self, key: Keys, value: Values, out: Values | None = None) -> Callable[[], None]:
+        """Return a function that does :meth:`pushpull` of these very arrays, as often as it is called."""
+        return partial(self.pushpull, key, value, out)
 
-    def joined(self, keys: Sequence[K]) -> list[Sequence[K]] | None:
-        """These keys in the groups that a call with all of them exchanges as one, in that order; None where it is no
-        quicker than a call for each key."""
-        del keys
-        return None
+    def buckets(self, keys: Sequence[K]) -> list[Sequence[K]]:
+        """Return the keys of one call in the groups that are exchanged as one, in the order of exchange."""
+        return [keys]
 
     def set_optimizer(self, optimizer: object) -> None:
         """Let the store apply ``optimizer`` to every push."""

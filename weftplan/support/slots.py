@@ -133,9 +133,3 @@ WAIT_HELPERS: Slot[list[Callable[[], None]]] = Slot(
     "a thread that waits for a var: exchanges that it may run inline",
     [],
 )
-BEFORE_FORK: Slot[list[Callable[[], None]]] = Slot(
-    "weftplan.engine.edges.forking",
-    "weftplan.kvstore.distributed.arrays.lazy_values",
-    "a fork, once the engine is idle",
-    [],
-)

@@ -17,7 +17,7 @@ from weftplan.device.amounts import pasteable
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError
 from weftplan.kvstore import KVStoreDevice
-from weftplan.kvstore.copies import HOST
+from weftplan.kvstore.stages import HOST
 from weftplan.ops.core.schema import Shape
 from weftplan.planner.batch import batch_size, with_batch
 from weftplan.planner.memory_plan import MemoryPlan

@@ -29,26 +29,38 @@ Steps = Callable[[Sequence[Any], Any], None]
 """``steps(raws, scratch)``: raws are the arrays of each weight in turn: weight, gradient, states."""
 
 
+@lru_cache(maxsize=64)
 def work(
-    name: str, params: Sequence[Params], arrays: int, sizes: Sequence[int], dtype: DType, *, compiled: bool
+    name: str,
+    params: tuple[tuple[tuple[str, Any], ...], ...],
+    arrays: int,
+    sizes: tuple[int, ...],
+    dtype: DType,
+    *,
+    compiled: bool,
+    narrow: bool = False,
 ) -> tuple[Steps, int]:
     """What computes operator ``name`` on several weights in place, and the bytes of scratch that it needs.
 
     Args:
         name: an elementwise operator of (weight, gradient, states…) whose output is the new weight.
-        params: those of each weight, not parsed.
+        params: (name, value) of those of each weight, not parsed.
         arrays: how many belong to each weight.
         sizes: elements of each weight.
         dtype: of all arrays.
         compiled: whether compiled formulas may be used.
+        narrow: the gradient is in half precision, and after the states comes a weight in half precision, which becomes
+            the new weight, rounded.
     """
     made: dict[Any, tuple[_Range, int]] = {}
     kernels = []
     for one in params:
-        key = tuple(one.items())
-        if key not in made:
-            made[key] = _kernel(name, one, arrays, dtype, compiled=compiled)
-        kernels.append(made[key])
+        if one not in made:
+            made[one] = _kernel(name, dict(one), arrays, dtype, compiled=compiled)
+            if narrow:
+                made[one] = _widened(*made[one], dtype)
+        kernels.append(made[one])
+    arrays += narrow
     ends = list(accumulate(sizes))
     parts = max(1, min(MOST, ends[-1] // FEW))
     step = -(-ends[-1] // (parts * BORDER)) * BORDER
@@ -115,6 +127,24 @@ def _kernel(name: str, given: Params, arrays: int, dtype: DType, *, compiled: bo
             op.forward(OpContext(np, workspace=scratch), params, some, some[:1])
 
     return compute_blocks, op.workspace_bytes(params, [block] * arrays, [block])
+
+
+def _widened(compute: _Range, room: int, dtype: DType) -> tuple[_Range, int]:
+    """``compute`` in blocks, with a gradient and a second weight in half precision."""
+    block = tiling.block()
+    wide = block * dtype.itemsize
+
+    def compute_blocks(mine: Sequence[RawArray], first: int, last: int, scratch: RawArray) -> None:
+        weight, gradient, *states, narrow = mine
+        for begin in range(first, last, block):
+            end = min(last, begin + block)
+            widened = scratch[: (end - begin) * dtype.itemsize].view(dtype)
+            widened[...] = gradient[begin:end]
+            some = [weight[begin:end], widened, *(state[begin:end] for state in states)]
+            compute(some, 0, end - begin, scratch[wide:])
+            narrow[begin:end] = weight[begin:end]
+
+    return compute_blocks, wide + room
 
 
 _RATE = "lr"

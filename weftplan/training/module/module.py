@@ -6,7 +6,6 @@ files of this folder.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -46,6 +45,7 @@ from weftplan.training.module.module_checks import (
 )
 from weftplan.training.module.optimizer_states import adopt, read_states
 from weftplan.training.module.parameters import complete, first_values, unknown_names
+from weftplan.training.module.update_step import UpdateStep
 from weftplan.training.mxnet_names import ModuleNames
 from weftplan.training.optimizers import optimizer as optimizers
 
@@ -126,6 +126,7 @@ class Module(ModuleNames, BaseModule):
         self._bind_options: dict[str, Any] = {}
         self._kvstore: KVStoreBase | None = None
         self._update_on_kvstore = False
+        self._update_step: UpdateStep | None = None
         self._updater: Updater | None = None
         self._optimizer: optimizers.Optimizer | None = None
         self._pending_states: bytes | None = None
@@ -501,6 +502,7 @@ class Module(ModuleNames, BaseModule):
         )
         self._check_budget(store, chosen)
         self._optimizer, self._kvstore, self._update_on_kvstore = chosen, store, on_store
+        self._update_step = None
         self._updater = None
         if store is not None:
             if on_store:
@@ -533,7 +535,7 @@ class Module(ModuleNames, BaseModule):
         lost = [name for name in trained if name not in lent]
         if lost:
             raise MXNetError(f"borrow_optimizer: {lost} are trained here, and no parameters of the other module")
-        self._numbers = lent
+        self._numbers, self._update_step = lent, None
         self._optimizer, self._kvstore = shared_module._optimizer, shared_module._kvstore
         self._updater, self._update_on_kvstore = shared_module._updater, shared_module._update_on_kvstore
         self.optimizer_initialized = True
@@ -545,55 +547,13 @@ class Module(ModuleNames, BaseModule):
         return {i * count + k: name for name, i in self._numbers.items() for k in range(count)}
 
     def update(self) -> None:
-        """Exchange gradients through the store and update parameters, first parameter first (priority -index)."""
+        """Exchange all gradients through the store, the last layers' first, and update the parameters."""
         self._need("update", binded=True, params=True, optimizer=True)
-        store = self._kvstore
-        pairs = zip(self.group.grad_arrays, self.group.param_arrays, strict=True)
-        trained = {name: pair for name, pair in zip(self.param_names, pairs, strict=True) if pair[0] is not None}
-        groups = store.joined([*trained]) if store is not None and len(trained) > 1 else None
-        if store is not None and groups is not None:
-            self._update_joined(store, trained, groups)
-            return
-        with store.together() if store is not None else contextlib.nullcontext():
-            self._update_all(store)
-
-    def _update_joined(
-        self, store: KVStoreBase, trained: Mapping[str, tuple[Any, list[NDArray]]], groups: Sequence[Sequence[str]]
-    ) -> None:
-        """Update with a store that exchanges these groups of parameters as buckets.
-
-        Args:
-            trained: (gradients, weights) of each parameter.
-        """
-        grads, weights = map(list, zip(*trained.values(), strict=True))
-        store.pushpull([*trained], grads, out=weights if self._update_on_kvstore else grads)
-        if self._updater is None:
-            return
-        count = len(self.contexts)
-        for joined in groups:  # update each group when its gradients arrive, while others are in flight
-            firsts = [self._numbers[name] * count for name in joined]
-            self._updater(
-                [index for first in firsts for index in range(first, first + count)],
-                [grad for name in joined for grad in trained[name][0]],
-                [weight for name in joined for weight in trained[name][1]],
-            )
-
-    def _update_all(self, store: KVStoreBase | None) -> None:
-        group, count = self.group, len(self.contexts)
-        alone: list[tuple[int, NDArray, NDArray]] = []
-        for index, (name, grads) in enumerate(zip(self.param_names, group.grad_arrays, strict=True)):
-            if grads is None:
-                continue
-            weights = group.param_arrays[index]
-            first = self._numbers[name] * count
-            if store is None:
-                alone += zip(range(first, first + count), grads, weights, strict=True)
-                continue
-            store.pushpull(name, grads, out=weights if self._update_on_kvstore else grads, priority=-index)
-            if self._updater is not None:  # runs when these gradients arrive, while others are in flight
-                self._updater(list(range(first, first + count)), grads, weights)
-        if alone and self._updater is not None:
-            self._updater(*map(list, zip(*alone, strict=True)))
+        step = self._update_step
+        if step is None or step.group is not self._group or step.store is not self._kvstore:
+            step = UpdateStep(self.group, self._kvstore, self._numbers, on_store=self._update_on_kvstore)
+            self._update_step = step
+        step.run(self._updater)
 
     def owner(self) -> Module:
         return self

@@ -12,14 +12,16 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from weftplan.device.context import Context
 from weftplan.errors import ParameterError, ScheduledRateError
+from weftplan.kvstore.stages import Stage
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_half
 from weftplan.ops.core.schema import DType, Shape
 from weftplan.support.keyword_errors import Constructed, changed_settings, shown
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
-from weftplan.training.optimizers.fused_step import Step, push_together
+from weftplan.training.optimizers.fused_step import Step, can_fuse_on, push_together, stages_of
 from weftplan.training.optimizers.lr_scheduler import LRScheduler
 
 State = Any
@@ -225,21 +227,50 @@ class Optimizer(Constructed):
         self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
     ) -> None:
         """Update several weights like :meth:`update_multi_precision`. The updates are fused into a single operation if
-        each is a single operator on separate arrays in host memory.
+        each is a single operator on separate arrays.
 
         :meta private:
         """
+        if not self.fuses:
+            for index, weight, grad, state in zip(indices, weights, grads, states, strict=True):
+                self.update_multi_precision(index, weight, grad, state)
+            return
+        push_together(self._gather(indices, weights, grads, states))
+
+    @property
+    def fuses(self) -> bool:
+        """Whether an update is a single operator, so that the updates of many weights can be fused."""
         me = type(self)
         simple = me.update_multi_precision is Optimizer.update_multi_precision
-        gathering = simple and getattr(me.update, "one_operator", False)
+        return simple and bool(getattr(me.update, "one_operator", False))
+
+    def fuses_on(self, context: Context) -> bool:
+        """Return whether :meth:`fused_steps` may be called with weights on a device."""
+        return self.fuses and can_fuse_on(context)
+
+    def fused_steps(
+        self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
+    ) -> list[Stage]:
+        """Count an update of each weight and return the updates as stages, if :meth:`fuses_on` says so."""
+        return stages_of(self._gather(indices, weights, grads, states))
+
+    def _gather(
+        self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
+    ) -> list[Step]:
+        """Count an update of each weight and return the steps, without pushing any."""
         steps: list[Step] = []
+        self._gathered = steps
         try:
             for index, weight, grad, state in zip(indices, weights, grads, states, strict=True):
-                self._gathered = steps if gathering and not self._in_float32(weight) else None
-                self.update_multi_precision(index, weight, grad, state)
+                if not self._in_float32(weight):
+                    self.update(index, weight, grad, state)
+                    continue
+                own, master = state if self.weight_last else reversed(state)
+                self.update(index, master, grad, own)
+                steps[-1] = steps[-1]._replace(narrow=weight)
         finally:
             self._gathered = None
-            push_together(steps)
+        return steps
 
     def apply(self, name: str, weight: NDArray, grad: NDArray, *states: NDArray, **params: Any) -> None:
         """Push ``nd.<name>(weight, grad, *states, out=weight, **params)`` now, or queue it for a fused operation.

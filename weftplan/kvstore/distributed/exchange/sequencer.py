@@ -181,17 +181,6 @@ class Sequencer:
         if item.ready() and item.small:
             self._take_on(_POLITE, large=False)
 
-    def meanwhile(self, change: Callable[..., bool], *args: object) -> bool:
-        """``change(*args)``, while nobody drives; False: somebody does, or what it returns."""
-        with shielded():
-            unbroken()
-            if not self._driving.acquire(blocking=False):
-                return False
-            try:
-                return change(*args)
-            finally:
-                self._driving.release()
-
     def _take_on(self, most: int, *, large: bool) -> None:
         with shielded():
             while True:

@@ -92,26 +92,20 @@ def copy_past(source: Array, target: Array) -> bool:
 
 
 class Pieces:
-    """Makes, piece by piece, every target the sum of its terms; see :func:`compiled_pieces`.
+    """Makes, piece by piece, every target the sum of its terms; see :func:`compiled_pieces`."""
 
-    Attributes:
-        scalar: the type of an element, as LLVM writes it.
-        start: the address of a table of the pieces.
-    """
-
-    __slots__ = ("_entry", "_table", "scalar", "start", "targets", "terms")
+    __slots__ = ("_entry", "_start", "_table")
 
     def __init__(self, pieces: Sequence[Sequence[int]], terms: int, scalar: str) -> None:
-        self.scalar, self.terms = scalar, terms
-        self.targets = targets = len(pieces[0]) - 1 - terms
+        targets = len(pieces[0]) - 1 - terms
         name = f"pieces-{terms}-{targets}-{scalar}"
-        entries = library(name, lambda target: [pieces_function("pieces", scalar, terms, targets)], ("pieces",))
+        entries = library(name, lambda target: [_pieces_function("pieces", scalar, terms, targets)], ("pieces",))
         self._entry = entries["pieces"]
         self._table = np.array([len(pieces), *chain.from_iterable(pieces)], np.int64)
-        self.start = address(self._table)
+        self._start = address(self._table)
 
     def __call__(self) -> None:
-        self._entry(self.start)
+        self._entry(self._start)
 
 
 def compiled_pieces(pieces: Sequence[Sequence[int]], terms: int, dtype: np.dtype[Any]) -> Pieces | None:
@@ -180,25 +174,14 @@ def _total(f: Function, sources: Sequence[str], bracketed: int) -> Callable[[Cal
     return total
 
 
-def pieces_function(
-    name: str, scalar: str, terms: int, targets: int, *, local: bool = False, past: bool = False
-) -> Function:
-    """The first word is the number of pieces, each of which has (bytes, addresses…).
-
-    ``past``: the first target is written past the caches; it may have any alignment.
-    """
-    f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8), local=local)
+def _pieces_function(name: str, scalar: str, terms: int, targets: int) -> Function:
+    """The first word is the number of pieces, each of which has (bytes, addresses…)."""
+    f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
     width = 1 + terms + targets
     with f.loop(0, f.word("%words", 0)) as number:
         piece = f.at("%words", f.add(f.mul(number, 8 * width), 8))
         nbytes, *places = f.word(piece), *(f.pointer(piece, 1 + i) for i in range(terms + targets))
-        total, outs = _total(f, places[:terms], 1), places[terms:]
-        head: Value = 0
-        if past:
-            start = f.value(f"ptrtoint ptr {outs[0]} to i64")
-            head = f.smaller(f.value(f"and i64 {f.sub(0, start)}, {LINE - 1}"), nbytes)
-            _masked(f, 0, f.value(f"sdiv exact i64 {head}, {f.size}"), total, outs)
-        _each_line(f, head, nbytes, total, outs, past=past)
+        _each_line(f, 0, nbytes, _total(f, places[:terms], 1), places[terms:], past=False)
     return f
 
 
