@@ -18,12 +18,12 @@ element apart), whether channels lie further apart than inner positions, bytes o
 
 
 def word(function: Function, words: str, names: Sequence[str], name: str) -> str:
-    """The integer called ``name`` of a block of words."""
+    """Return the integer called ``name`` of a block of words."""
     return function.word(words, names.index(name))
 
 
 def pointer(function: Function, words: str, names: Sequence[str], name: str) -> str:
-    """The pointer called ``name`` of a block of words."""
+    """Return the pointer called ``name`` of a block of words."""
     return function.pointer(words, names.index(name))
 
 

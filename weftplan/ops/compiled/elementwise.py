@@ -60,7 +60,7 @@ def parts_of(size: int) -> int:
 
 
 def available() -> bool:
-    """Whether formulas can be compiled here."""
+    """Return whether formulas can be compiled here."""
     return not isinstance(host(), str)
 
 
@@ -139,6 +139,6 @@ def _operation(f: Function, name: str, operands: Sequence[str]) -> str:
 
 
 def _chosen(f: Function, how: str, a: str, b: str, then: str, otherwise: str) -> str:
-    """``then`` where a comparison holds."""
+    """Return ``then`` where a comparison holds."""
     there = f.value(f"fcmp {how} {f.vector} {a}, {b}")
     return f.value(f"select <{f.lanes} x i1> {there}, {f.vector} {then}, {f.vector} {otherwise}")

@@ -88,7 +88,7 @@ def refusal(inputs: Specs) -> str:
 
 
 def slower(m: Matrices) -> str:
-    """Why NumPy is expected to be faster; empty where this is."""
+    """Return why NumPy is expected to be faster; empty where this is."""
     if min(m.rows, m.columns, m.hidden) < LEAST:
         return f"fewer than {LEAST} rows, columns or hidden units"
     return ""
@@ -107,7 +107,7 @@ def data_gradient(m: Matrices, ograd: Any, weight: Any, dgrad: Any, room: Any) -
 
 
 def spec(array: Any) -> TensorSpec:
-    """Shape and dtype of an array."""
+    """Return the shape and dtype of an array."""
     return TensorSpec(array.shape, array.dtype)
 
 

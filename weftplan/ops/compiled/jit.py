@@ -84,7 +84,7 @@ def library(
 
 
 def _object(text: str, target: Target) -> bytes:
-    """The object of a module, from the cache or compiled."""
+    """Return the object of a module, from the cache or compiled."""
     where = place()
     name = user_cache.key(target.compiler, target.cpu, target.features, text)
     cached = user_cache.load(where, name)

@@ -56,7 +56,7 @@ class KernelArguments:
         return KernelArguments(self.names, words, self.tables)
 
     def __getitem__(self, name: str) -> int:
-        """The word called ``name``."""
+        """Return the word called ``name``."""
         return int(self.words[self.names.index(name)])
 
     @property
@@ -101,7 +101,7 @@ def _words(names: Sequence[str], values: dict[str, int]) -> Words:
 
 
 def _pairs(pairs: Iterable[tuple[int, int]], scale: int, other: int) -> Words:
-    """A table of (first times ``scale``, second times ``other``) bytes, never empty."""
+    """Return a table of (first times ``scale``, second times ``other``) bytes, never empty."""
     rows = [(first * scale, second * other) for first, second in pairs]
     return np.array(rows or [(0, 0)], dtype=np.int64)
 
@@ -124,7 +124,7 @@ def _pad_words(s: Sizes, from_: Triple, to: Triple, lead: Triple) -> Words:
 
 
 def _tap_offsets(s: Sizes, steps: Triple) -> list[int]:
-    """Where each tap lies in the source, against the first."""
+    """Return where each tap lies in the source, against the first."""
     moves = [d * step for d, step in zip(s.dilate, steps, strict=True)]
     return [sum(i * move for i, move in zip(tap, moves, strict=True)) for tap in every(*map(range, s.kernel))]
 
@@ -196,7 +196,8 @@ def _product(
     columns: list[tuple[int, int]], panel: int, panel_step: int, channels: int, channel_step: int,
     out: int,
 ) -> tuple[Words, list[Words]]:  # fmt: skip
-    """Words of one product; offsets in elements of x and y, which has ``out`` bytes each, and in positions of w."""
+    """Return the words of one product; offsets in elements of x and y, which has ``out`` bytes each, and in positions
+    of w."""
     size = s.itemsize
     held = [_pairs(outer, size, panel), _pairs(inner, size, panel), _pairs(rows, size, out),
             _pairs(columns, size, out)]  # fmt: skip
@@ -210,7 +211,7 @@ def _product(
 
 @functools.lru_cache(maxsize=1024)
 def data(s: Sizes, lanes: int) -> KernelArguments:
-    """The gradient of the image from filters and taps, one product for each phase of the strides."""
+    """Return the gradient of the image from filters and taps, one product for each phase of the strides."""
     size, taps, panel, stored = s.itemsize, s.taps, lanes * s.itemsize, s.stored
     reach, bands, together = reach_of(s), data_bands(s), s.data_side_by_side
     steps, plane = _steps(bands.extents), math.prod(bands.extents)
@@ -265,7 +266,7 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
 
 @functools.lru_cache(maxsize=1024)
 def weight(s: Sizes, lanes: int) -> KernelArguments:
-    """The gradient of the weight from pixels."""
+    """Return the gradient of the weight from pixels."""
     size, taps, panel, stored = s.itemsize, s.taps, lanes * s.itemsize, s.stored
     steps, plane = _steps(s.source), math.prod(s.source)
     together = s.together
@@ -312,6 +313,6 @@ After = tuple[Any, Any]
 
 
 def places_of(after: After | None) -> dict[str, int]:
-    """The words ``scale`` and ``shift`` of a call."""
+    """Return the words ``scale`` and ``shift`` of a call."""
     scale, shift = (0, 0) if after is None else map(address, after)
     return {"scale": scale, "shift": shift}

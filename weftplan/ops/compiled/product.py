@@ -56,7 +56,7 @@ class _Places:
         self.f.keep(0, self.column)
 
     def take(self, x: str, count: int) -> tuple[list[str], list[str]]:
-        """(addresses in x, offsets in y) of the next ``count`` places; moves on."""
+        """Return (addresses in x, offsets in y) of the next ``count`` places; moves on."""
         f = self.f
         row, column = f.word(self.row), f.word(self.column)
         after = f.add(column, count)
@@ -227,7 +227,7 @@ class _Tile:
                         put(value, there)
 
     def _turned(self, results: list[list[str]], count: int) -> Iterator[tuple[int, int, int, str, int]]:
-        """(panel, first place, lane, vector of places of that channel, how many) for the whole tile."""
+        """Yield (panel, first place, lane, vector of places of that channel, how many) for the whole tile."""
         f = self.f
         for panel in range(self.panels):
             for start in range(0, count, f.lanes):
@@ -390,7 +390,8 @@ def narrow(lanes: int) -> Function:
 
 
 def functions(scalar: str, target: Target, *, halves: bool = False) -> list[Function]:
-    """All functions of the module of dense convolutions; with ``halves`` on arrays of float16, computed in float32."""
+    """Return all functions of the module of dense convolutions; with ``halves`` on arrays of float16, computed in
+    float32."""
     lanes = target.lanes(4 if scalar == "float" else 8)
     helpers = {
         "pad": pad(scalar, lanes, halves=halves),

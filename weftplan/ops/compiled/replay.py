@@ -52,7 +52,7 @@ def nothing() -> None:
 
 
 def holding(call: Call, *arrays: object) -> Call:
-    """``call``, which has only addresses of these arrays, as one that keeps them alive."""
+    """Return ``call``, which has only addresses of these arrays, as one that keeps them alive."""
 
     def held(keeps: tuple[object, ...] = arrays) -> None:
         call()
@@ -61,7 +61,7 @@ def holding(call: Call, *arrays: object) -> Call:
 
 
 def one_after_other(*calls: Call) -> Call:
-    """All these calls as one."""
+    """Return all these calls as one."""
 
     def every() -> None:
         for call in calls:

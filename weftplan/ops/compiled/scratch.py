@@ -69,13 +69,13 @@ def light(work: int, parts: int) -> bool:
 
 
 def wide(rows: int, itemsize: int) -> int:
-    """``rows`` rounded up to whole panels of the widest machine."""
+    """Return ``rows`` rounded up to whole panels of the widest machine."""
     lanes = PANEL_BYTES // itemsize
     return -(-rows // lanes) * lanes
 
 
 def tile(s: Sizes) -> int:
-    """Channels of a tile on the widest machine: parts of fewer would not fill its registers."""
+    """Return the number of channels of a tile on the widest machine: parts of fewer would not fill its registers."""
     return 2 * PANEL_BYTES // s.itemsize
 
 
@@ -84,8 +84,8 @@ def _work(s: Sizes) -> int:
 
 
 def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
-    """How many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time: whole tiles, or
-    whole panels where images are near."""
+    """Return how many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time: whole tiles,
+    or whole panels where images are near."""
     if s.groups > 1:
         return rows
     unit, most = tile(s), min(SLICE_BYTES * s.batch, MOST_PACKED)
@@ -115,13 +115,13 @@ def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int, together: i
 
 
 def forward_cut(s: Sizes) -> Cut:
-    """Parts of the forward pass."""
+    """Return the parts of the forward pass."""
     image = s.groups * s.channels * math.prod(s.image)
     return _cut(s, s.filters, s.channels * s.taps, image, _forward_copy(s), s.side_by_side)
 
 
 def data_cut(s: Sizes) -> Cut:
-    """Parts of the gradient of the data."""
+    """Return the parts of the gradient of the data."""
     image = s.groups * s.filters * s.pixels
     return _cut(s, s.channels, s.filters * s.taps, image, _data_copy(s), s.data_side_by_side)
 
@@ -137,12 +137,13 @@ def filters_at_once(s: Sizes, cut: Cut | None = None) -> int:
 
 
 def channels_at_once(s: Sizes, cut: Cut | None = None) -> int:
-    """Channels of an image whose gradient one call computes; ``cut`` is :func:`data_cut`, when the caller has it."""
+    """Return the channels of an image whose gradient one call computes; ``cut`` is :func:`data_cut`, when the caller
+    has it."""
     return _at_once(s, s.channels, s.filters * s.taps, data_cut(s) if cut is None else cut)
 
 
 def forward_scratch(s: Sizes) -> Scratch:
-    """Filters as panels, and a band of an image."""
+    """Return the filters as panels, and a band of an image."""
     cut = forward_cut(s)
     packed = s.groups * wide(filters_at_once(s, cut), s.itemsize) * s.channels * s.taps * s.itemsize
     bias = s.groups * s.filters * s.itemsize if s.halves else 0
@@ -150,7 +151,7 @@ def forward_scratch(s: Sizes) -> Scratch:
 
 
 def data_scratch(s: Sizes) -> Scratch:
-    """The weight as panels of channels, and a band of an output gradient."""
+    """Return the weight as panels of channels, and a band of an output gradient."""
     cut = data_cut(s)
     packed = s.groups * wide(channels_at_once(s, cut), s.itemsize) * s.filters * s.taps * s.itemsize
     return Scratch(packed * cut.channels, _data_copy(s) * cut.channels * cut.images)
@@ -174,7 +175,7 @@ def _most_parts(s: Sizes, copies: int) -> int:
 
 
 def weight_rows(s: Sizes) -> int:
-    """Return the filters whose gradient one part computes, in whole tiles.
+    """Return the number of filters whose gradient one part computes, in whole tiles.
 
     Every part reads all images. If each part has to copy them, there are two parts if strides make the images large
     compared with the output, and otherwise as many as have room for their copies.
@@ -185,7 +186,7 @@ def weight_rows(s: Sizes) -> int:
 
 
 def copied_once(s: Sizes) -> bool:
-    """Whether all parts of a weight's gradient read one copy of all images."""
+    """Return whether all parts of a weight's gradient read one copy of all images."""
     return s.copied and s.groups == 1 and s.batch <= s.together
 
 

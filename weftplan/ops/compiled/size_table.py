@@ -130,7 +130,7 @@ class Sizes:
 
 @functools.lru_cache(maxsize=1024)
 def sizes(geo: Geometry) -> Sizes:
-    """The same convolution with three axes."""
+    """Return the same convolution with three axes."""
     return Sizes(
         batch=geo.batch,
         groups=geo.groups,
@@ -193,7 +193,8 @@ def forward_bands(s: Sizes) -> Bands:
 
 @functools.lru_cache(maxsize=1024)
 def cuts_columns(s: Sizes) -> bool:
-    """Whether a gradient of the data reads no padding, since places are apart that different columns of taps reach."""
+    """Return whether a gradient of the data reads no padding, since places are apart that different columns of taps
+    reach."""
     if s.halves or IMAGES_APART * s.groups * s.filters * s.pixels * s.itemsize > APART_BYTES:
         return False
     phases = reach_of(s).phases[2]

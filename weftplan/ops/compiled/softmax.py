@@ -42,12 +42,12 @@ _LEAST_POWER = -126 * math.log(2)
 
 
 def entry(target: Target | None = None) -> Entry:
-    """The compiled function."""
+    """Return the compiled function."""
     return library("softmax", lambda _: [_function()], ("softmax",), target)["softmax"]
 
 
 def _number(value: float) -> str:
-    """A float32 as LLVM writes it."""
+    """Return a float32 as LLVM writes it."""
     (bits,) = struct.unpack("<Q", struct.pack("<d", float(np.float32(value))))
     return f"0x{bits:016X}"
 

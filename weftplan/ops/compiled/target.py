@@ -37,7 +37,7 @@ class Target:
         return {512: "AVX-512", 256: "AVX2", 128: "NEON"}[self.bits]
 
     def lanes(self, itemsize: int) -> int:
-        """Elements of a vector."""
+        """Return the number of elements of a vector."""
         return self.bits // (8 * itemsize)
 
     @property
@@ -58,7 +58,7 @@ def binding() -> Any:
 
 @functools.cache
 def host() -> Target | str:
-    """This machine, or a sentence that says why nothing can be compiled for it."""
+    """Return this machine, or a sentence that says why nothing can be compiled for it."""
     try:
         llvm = binding()
         package = importlib.import_module("llvmlite")
@@ -79,7 +79,7 @@ def host() -> Target | str:
 
 
 def choose(machine: str, cpu: str, features: dict[str, bool], versions: str) -> Target | str:
-    """The target for a processor with these features, or why there is none."""
+    """Return the target for a processor with these features, or why there is none."""
     listed = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
     if machine in ("arm64", "aarch64"):
         return Target(cpu, listed, 128, 32, versions, "w")

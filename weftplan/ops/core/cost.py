@@ -66,7 +66,8 @@ def operations(
 
 
 def window(params: Mapping[str, object]) -> int:
-    """Elements that a pooling window covers; the whole image counts once, because it is one ordinary reduction."""
+    """Return the elements that a pooling window covers; the whole image counts once, because it is one ordinary
+    reduction."""
     kernel = params.get("kernel")
     if params.get("global_pool") or not isinstance(kernel, tuple):
         return 1

@@ -43,7 +43,7 @@ def planned_for(gpu: int) -> Iterator[None]:
 
 
 def planned_gpu() -> int | None:
-    """The GPU of :func:`planned_for`; None: the current one."""
+    """Return the GPU of :func:`planned_for`; None: the current one."""
     return _planned.gpu
 
 

@@ -114,8 +114,8 @@ class NodeCall:
 def bare_call(
     kernel: Kernel, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], workspace: int
 ) -> Callable[..., object]:
-    """A function of raw arrays (inputs, outputs, and ``workspace`` bytes of scratch unless that is 0) that computes
-    calls of ``kernel`` on NumPy arrays of these shapes and dtypes again and again, in any number of threads.
+    """Return a function of raw arrays (inputs, outputs, and ``workspace`` bytes of scratch unless that is 0) that
+    computes calls of ``kernel`` on NumPy arrays of these shapes and dtypes again and again, in any number of threads.
     """
     make = getattr(kernel, "bare", None)
     bare: Callable[..., object] | None = None if make is None else make(params, inputs, outputs)
@@ -131,7 +131,8 @@ def bare_call(
 
 
 def read_only(array: Any) -> Any:
-    """A view of a NumPy array that refuses writes, as debug mode hands inputs to kernels; of others, the array."""
+    """Return a view of a NumPy array that refuses writes, as debug mode hands inputs to kernels; of others, the array.
+    """
     if not isinstance(array, np.ndarray):
         return array
     view = array.view()

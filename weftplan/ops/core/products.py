@@ -60,7 +60,7 @@ def multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
 
 
 def _halfway(columns: int) -> int:
-    """Where two calls for several columns meet."""
+    """Return where two calls for several columns meet."""
     middle = -(-columns // (2 * STEP)) * STEP
     return middle if middle < columns else columns // 2
 

@@ -30,7 +30,7 @@ def register(op: Op) -> Op:
 
 
 def get(name: str) -> Op:
-    """The operator called ``name`` (or with that alias); raises UnknownOperatorError with near names."""
+    """Return the operator called ``name`` (or with that alias); raises UnknownOperatorError with near names."""
     op = _OPS.get(name) or _OPS.get(_ALIASES.get(name, ""))
     if op is None:
         # Users never call the gradients' operators by name.
@@ -76,12 +76,12 @@ def resolve(name: str, attrs: Mapping[str, object]) -> Op:
 
 
 def contains(name: str) -> bool:
-    """True when ``name`` is an operator or an alias."""
+    """Return whether ``name`` is an operator or an alias."""
     return name in _OPS or name in _ALIASES
 
 
 def names(*, aliases: bool = True) -> Iterator[str]:
-    """All operator names, and aliases unless told otherwise."""
+    """Yield all operator names, and aliases unless told otherwise."""
     yield from _OPS
     if aliases:
         yield from _ALIASES

@@ -38,7 +38,7 @@ DTypes = list[DType | None]
 
 
 def is_known(shape: Shape | None) -> bool:
-    """True when rank and every dimension are known.
+    """Return whether rank and every dimension are known.
 
     >>> is_known((2, 3)), is_known((2, 0)), is_known(None)
     (True, False, False)
@@ -68,7 +68,7 @@ def merge_shape(a: Shape | None, b: Shape | None, what: str) -> Shape | None:
 
 
 def merge_dim(a: int, b: int, what: str) -> int:
-    """The same for one dimension, 0 being unknown.
+    """Return the same for one dimension, 0 being unknown.
 
     >>> merge_dim(0, 4, "columns")
     4
@@ -79,7 +79,7 @@ def merge_dim(a: int, b: int, what: str) -> int:
 
 
 def merge_dtype(a: DType | None, b: DType | None, what: str) -> DType | None:
-    """The dtype that both sides agree on; DTypeError naming both when they differ."""
+    """Return the dtype that both sides agree on; DTypeError naming both when they differ."""
     if a is None or b is None:  # first: NumPy holds float64 and None to be equal
         return b if a is None else a
     if a == b:
@@ -88,7 +88,7 @@ def merge_dtype(a: DType | None, b: DType | None, what: str) -> DType | None:
 
 
 def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
-    """``axis`` counted from the front; ShapeError when the tensor has no such axis.
+    """Return ``axis`` counted from the front; ShapeError when the tensor has no such axis.
 
     >>> normalize_axis(-1, 3)
     2
@@ -122,7 +122,7 @@ def same_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DType
 
 
 def floats_only(name: str, rule: DTypeRule = same_dtype) -> DTypeRule:
-    """``rule`` for an operator whose first input must hold floats; integers would have no room for its results.
+    """Return ``rule`` for an operator whose first input must hold floats; integers would have no room for its results.
 
     Raises:
         DTypeError: as ``rule``, or the first input turns out to hold none.
@@ -198,7 +198,7 @@ def zero_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
 
 
 def same_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
-    """The incoming gradient itself, for every input: no node is made."""
+    """Return the incoming gradient itself, for every input: no node is made."""
     return [builder.ograd()] * builder.num_inputs
 
 
@@ -208,7 +208,8 @@ def grad(
     into: Sequence[int] | None = None,
     params: Mapping[str, Any] | Callable[[Params], Mapping[str, Any]] | None = None,
 ) -> GradientRule:
-    """A gradient rule of one node: ``op`` applied to ``uses``, its outputs being the gradients of inputs ``into``.
+    """Return a gradient rule of one node: ``op`` applied to ``uses``, its outputs being the gradients of inputs
+    ``into``.
 
     Args:
         op: name of the operator that computes the gradients.
@@ -292,7 +293,7 @@ def backward(
 
 
 def take_bytes(*specs: TensorSpec | tuple[Shape, DType]) -> int:
-    """Workspace bytes of a kernel that takes one array of each of these shapes and dtypes.
+    """Return the workspace bytes of a kernel that takes one array of each of these shapes and dtypes.
 
     >>> import numpy as np
     >>> take_bytes(((2, 3), np.dtype("float32")), ((100,), np.dtype("float64")))

@@ -139,7 +139,7 @@ def _nms(xp: ModuleType, p: Params, data: RawArray, out: RawArray, record: RawAr
 
 
 def _candidates(xp: ModuleType, params: Params, boxes: RawArray) -> Any:
-    """Places of the boxes that take part, the best first."""
+    """Return the places of the boxes that take part, the best first."""
     scores = boxes[:, params["score_index"]]
     valid = scores > params["valid_thresh"]
     if params["id_index"] >= 0:

@@ -29,7 +29,7 @@ def numbered(stem: str, count: int) -> tuple[str, ...]:
 
 
 def p_count(value: RawArray) -> int:
-    """A size: an integer of at least 1.
+    """Return a size: an integer of at least 1.
 
     >>> p_count("3")
     3

@@ -66,7 +66,7 @@ class _Division(UfuncKernel):
             divide_integers(ctx.xp, lhs, rhs, out, ctx.take(out.shape, out.dtype))
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The call with everything bound."""
+        """Return the call with everything bound."""
         if outputs[0].dtype.kind in "iu":
             return ctx.repeated(partial(self, ctx, params, inputs, outputs))
         return super().prepare(ctx, params, inputs, outputs)

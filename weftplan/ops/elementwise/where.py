@@ -42,7 +42,7 @@ def _where_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _integer(dtype: DType) -> DType:
-    """The signed integer dtype of the same size."""
+    """Return the signed integer dtype of the same size."""
     return np.dtype(f"i{dtype.itemsize}")
 
 

@@ -48,7 +48,7 @@ def _part(x: Any, heads: int, parts: int, part: int) -> Any:
 
 
 def _spread(attention: Any, heads: int) -> Any:
-    """Attention as (batch, heads, queries, keys)."""
+    """Return the attention as (batch, heads, queries, keys)."""
     return attention.reshape(-1, heads, *attention.shape[1:])
 
 
@@ -77,7 +77,8 @@ def _batch(name: str, attention: Shape, batch: int, heads: int) -> tuple[int, in
 def _product(
     name: str, parts: Sequence[int], params: Params, sequences: list[Shape], attention: Shape | None
 ) -> tuple[list[Shape], Shape]:
-    """The sequences (queries or output, keys or values; one alone stands for both), and attention, told by each other.
+    """Return the sequences (queries or output, keys or values; one alone stands for both), and attention, told by each
+    other.
 
     ``parts``: how many tensors each sequence interleaves.
     """
@@ -134,7 +135,7 @@ def _value_shape(name: str, parts: int, same: bool) -> Any:
 
 
 def _scores(ctx: Workspace, heads: int, queries: Any, keys: Any, out: Any) -> None:
-    """``out`` = scaled products of queries and keys, both (batch, heads, steps, units)."""
+    """Compute ``out`` = scaled products of queries and keys, both (batch, heads, steps, units)."""
     target = _spread(out, heads)
     multiply(ctx.xp, queries, keys.swapaxes(-1, -2), target)
     ctx.xp.multiply(out, 1.0 / math.sqrt(queries.shape[-1]), out=out)

@@ -112,7 +112,7 @@ class _Split:
         return self.outer_step, self.channel_step, self.inner
 
     def __iter__(self) -> Iterator[tuple[slice, slice]]:
-        """(outer range, channel range) of each block."""
+        """Yield (outer range, channel range) of each block."""
         for c in range(0, self.channels, self.channel_step):
             channels = slice(c, min(c + self.channel_step, self.channels))
             for o in range(0, self.outer, self.outer_step):
@@ -316,7 +316,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 def workspace_behind_relu(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    """Scratch of :func:`backward_behind_relu`."""
+    """Return the scratch bytes of :func:`backward_behind_relu`."""
     ograd, data, gamma, beta, *statistics = inputs
     split = _Split(params, data.shape)
     alone = _backward_workspace(params, [ograd, data, gamma, *statistics], outputs)

@@ -40,7 +40,7 @@ class _Buffers:
         return self._image is not None
 
     def columns(self, images: int, rows: int) -> Any:
-        """Columns of a tile: (channels, *kernel, images, rows, *rest)."""
+        """Return the columns of a tile: (channels, *kernel, images, rows, *rest)."""
         geo = self.geo
         shape = (geo.channels, *geo.kernel, images, rows, *geo.rest)
         return self._columns[: math.prod(shape)].reshape(shape)
@@ -53,7 +53,7 @@ class _Buffers:
         return self._grid[: math.prod(shape)].reshape(shape)
 
     def image(self, images: int) -> tuple[Any, Any]:
-        """The buffer of the image, flat per channel, and the part of it that is neither padding nor slack."""
+        """Return the buffer of the image, flat per channel, and the part of it that is neither padding nor slack."""
         geo = self.geo
         assert self._image is not None
         flat = self._image[:images]
@@ -84,7 +84,7 @@ def _widened(ctx: Workspace, geo: Geometry, weight: Any) -> Any:
 
 
 def _matrices(geo: Geometry, weight: Any) -> Any:
-    """A weight, or its gradient, as a matrix for each group."""
+    """Return a weight, or its gradient, as a matrix for each group."""
     return weight.reshape(geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)
 
 
@@ -99,7 +99,7 @@ def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None]
 
 
 def _fill(buffers: _Buffers, data: Any, first: int, last: int, *, padded: bool = False) -> Any:
-    """Images first…last as :func:`_lay_out` wants them: flat copies per channel, or the data itself.
+    """Return the images first…last as :func:`_lay_out` wants them: flat copies per channel, or the data itself.
 
     ``padded``: the buffer holds images of an earlier tile, so what is around them is zero already.
     """
@@ -157,7 +157,7 @@ def _add_back(ctx: Workspace, geo: Geometry, columns: Any, first_row: int, image
 
 
 def correlate(ctx: Workspace, geo: Geometry, data: Any, weight: Any, bias: Any, out: Any) -> None:
-    """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None. Shapes as in Convolution."""
+    """Compute ``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None. Shapes as in Convolution."""
     if geo.pointwise:
         xp = ctx.xp
         size = math.prod(geo.grid)
@@ -211,7 +211,8 @@ def _correlate(ctx: Workspace, geo: Geometry, data: Any, kernel: object, bias: A
 
 
 def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any) -> None:
-    """Gradients of :func:`correlate` with respect to ``data`` (into ``dgrad``) and ``weight`` (into ``wgrad``).
+    """Compute the gradients of :func:`correlate` with respect to ``data`` (into ``dgrad``) and ``weight`` (into
+    ``wgrad``).
 
     Either target may be None; ``data`` is read for ``wgrad`` only, ``weight`` for ``dgrad`` only.
     """
@@ -286,8 +287,8 @@ def _adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, 
 
 
 def _multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
-    """``out`` = ``a`` times ``b``, group by group. Of one group alone CuPy takes the transpose of an operand without a
-    copy of it, which it makes for products of several."""
+    """Compute ``out`` = ``a`` times ``b``, group by group. Of one group alone CuPy takes the transpose of an operand
+    without a copy of it, which it makes for products of several."""
     if xp is not np and out.shape[0] == 1:
         multiply(xp, a[0], b[0], out[0])
     else:
@@ -295,7 +296,7 @@ def _multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
 
 
 def _turned(geo: Geometry, buffers: _Buffers, ograd: Any, tile: tuple[int, int, int, int]) -> Any:
-    """The tile of ``ograd`` as (groups, filters, columns), with zeros in the columns that are no window."""
+    """Return the tile of ``ograd`` as (groups, filters, columns), with zeros in the columns that are no window."""
     first, last, top, bottom = tile
     part = ograd[first:last, :, top:bottom]
     if not geo.direct:

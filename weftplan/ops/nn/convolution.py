@@ -30,7 +30,7 @@ LAYOUTS = ("NCW", "NCHW", "NCDHW")
 
 
 def convolution_params(workspace: int, *, no_bias: bool) -> tuple[Param, ...]:
-    """Parameters that Convolution and Deconvolution share."""
+    """Return the parameters that Convolution and Deconvolution share."""
     return (
         Param("kernel", p_shape, doc="Extents of the kernel; their number is the number of spatial axes."),
         Param("num_filter", p_int, doc="Channels of the output."),
@@ -50,7 +50,7 @@ _PARAMS = convolution_params(1024, no_bias=False)
 
 
 def window(params: Params, what: str) -> tuple[Shape, Shape, Shape, Shape]:
-    """Kernel, stride, dilate and pad with their defaults filled in.
+    """Return the kernel, stride, dilate and pad with their defaults filled in.
 
     Raises:
         ParameterError: a length or value that makes no convolution, or a layout with channels last.
@@ -96,7 +96,8 @@ def _inputs(params: Params) -> tuple[str, ...]:
 
 
 def convolution_shape(params: Params, ins: Shapes, outs: Shapes, what: str = "Convolution") -> tuple[Shapes, Shapes]:
-    """Shapes of data, weight and bias (unless ``no_bias``), and of the output, as far as they tell each other."""
+    """Return the shapes of data, weight and bias (unless ``no_bias``), and of the output, as far as they tell each
+    other."""
     kernel, stride, dilate, pad = window(params, what)
     filters, groups = params["num_filter"], params["num_group"]
     rank = len(kernel)
@@ -136,7 +137,7 @@ def convolution_shape(params: Params, ins: Shapes, outs: Shapes, what: str = "Co
 
 
 def sizes(params: Params, data: TensorSpec, out: Shape) -> Geometry:
-    """The sizes of one call, from the data and the shape of the output (or its gradient)."""
+    """Return the sizes of one call, from the data and the shape of the output (or its gradient)."""
     kernel, stride, dilate, pad = window(params, "Convolution")
     return geometry(
         data.shape,

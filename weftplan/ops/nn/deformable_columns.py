@@ -58,8 +58,8 @@ class Sizes:
         return max(1, min(self.windows, tiling.tile_bytes() // row))
 
     def buffers(self, *, back: bool) -> list[tuple[Shape, DType]]:
-        """Points, columns, the window side of a tile, the two widened inputs, and two rows of conditions; for gradients
-        those of columns, points and image as well, sums of the weight's, and a row of the mask's."""
+        """Return the points, columns, the window side of a tile, the two widened inputs, and two rows of conditions;
+        for gradients those of columns, points and image as well, sums of the weight's, and a row of the mask's."""
         wide = self.acc != self.dtype
         places = self.taps * self.tile
         columns = self.channels * places
@@ -108,7 +108,7 @@ class Columns:
         return wide
 
     def tiles(self) -> Iterator[tuple[slice, Any, Any]]:
-        """(windows, columns (channels, taps, windows), window side (filters, windows)) of each tile in turn."""
+        """Yield (windows, columns (channels, taps, windows), window side (filters, windows)) of each tile in turn."""
         sizes = self.sizes
         for first in range(0, sizes.windows, sizes.tile):
             count = min(sizes.tile, sizes.windows - first)
@@ -117,7 +117,7 @@ class Columns:
             yield slice(first, first + count), columns, cut(self._grid, sizes.filters, count)
 
     def moved(self, offset: RawArray, where: slice) -> Iterator[tuple[int, slice, Any]]:
-        """(group, its channels, its points (2, taps, windows), x first) of each group in turn."""
+        """Yield (group, its channels, its points (2, taps, windows), x first) of each group in turn."""
         xp, sizes = self.xp, self.sizes
         points = cut(self._points, 2, sizes.taps, where.stop - where.start)
         places, taps = xp.arange(where.start, where.stop), xp.arange(sizes.taps)

@@ -92,7 +92,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _blocks(view: View, params: Params, data: RawArray) -> Room:
-    """Scratch of either direction: two blocks of the data, and two of its statistics."""
+    """Return the scratch of either direction: two blocks of the data, and two of its statistics."""
     shape, _ = view(params, data.shape)
     step, acc = rows_per_block(shape), accumulator(data.dtype)
     return [((step, *shape[1:]), acc)] * 2 + [((step, shape[1], 1, shape[3]), acc)] * 2

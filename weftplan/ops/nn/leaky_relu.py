@@ -103,7 +103,7 @@ def _selu(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) ->
 
 
 def _normal_cdf(xp: ModuleType, x: RawArray, out: RawArray, scratch: Sequence[RawArray]) -> None:
-    """``out`` = P(N(0, 1) <= x); scratch: six of out's dtype and a bool."""
+    """Compute ``out`` = P(N(0, 1) <= x); scratch: six of out's dtype and a bool."""
     scaled, t, u, a, b, c, near = scratch
     xp.multiply(x, math.sqrt(0.5), out=scaled)
     erf(xp, scaled, out, t, u, a, b, c, near)
@@ -120,7 +120,7 @@ _FORWARD: dict[str, Callable[..., None]] = {"leaky": _leaky, "elu": _elu, "selu"
 
 
 def _scratch(params: Params, dtype: DType, *, backward: bool = False) -> list[DType]:
-    """Dtypes of the scratch blocks of one pass (prelu and rrelu apart)."""
+    """Return the dtypes of the scratch blocks of one pass (prelu and rrelu apart)."""
     wide = accumulator(dtype)
     if params["act_type"] == "gelu":
         return [wide] * (8 if backward else 7) + [BOOL]

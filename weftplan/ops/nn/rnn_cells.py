@@ -25,14 +25,14 @@ def _sigmoid(xp: ModuleType, x: RawArray) -> None:
 
 
 def _slope_sigmoid(xp: ModuleType, y: RawArray, target: RawArray, spare: RawArray) -> None:
-    """``target`` *= y (1 - y)."""
+    """Compute ``target`` *= y (1 - y)."""
     xp.multiply(target, y, out=target)
     xp.subtract(1.0, y, out=spare)
     xp.multiply(target, spare, out=target)
 
 
 def _slope_tanh(xp: Any, y: Any, target: Any, spare: Any) -> None:
-    """``target`` *= 1 - y²."""
+    """Compute ``target`` *= 1 - y²."""
     xp.multiply(y, y, out=spare)
     xp.subtract(1.0, spare, out=spare)
     xp.multiply(target, spare, out=target)

@@ -14,7 +14,7 @@ from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
 
 
 def span(plan: Layout) -> int:
-    """Steps whose gates are one product with the input's weights (at least one)."""
+    """Return the number of steps whose gates are one product with the input's weights (at least one)."""
     return max(1, min(plan.steps, 8 * tiling.block() // (plan.batch * plan.gates)))
 
 
@@ -45,7 +45,7 @@ class ForwardPass:
         self.next = tuple(buffers) if plan.lengths else (self.state, self.cell)
 
     def _spans(self, reverse: bool) -> Iterator[range]:
-        """The steps in the order of the pass, in runs of at most :func:`span`."""
+        """Yield the steps in the order of the pass, in runs of at most :func:`span`."""
         count = self.plan.steps
         width = span(self.plan)
         for first in range(0, count, width):
@@ -202,7 +202,8 @@ class BackwardPass:
     def weight_gradients(
         self, d_weights: Weights, x: Any, kept: Kept, states: Any, initial: object, reverse: bool
     ) -> None:
-        """Gradients of weights and biases, after :meth:`input_gradient`: :attr:`d_gates` is changed (gru)."""
+        """Compute the gradients of weights and biases, after :meth:`input_gradient`: :attr:`d_gates` is changed (gru).
+        """
         xp, plan = self.xp, self.plan
         d_gates = self.d_gates
         rows = d_gates.reshape(-1, plan.gates)

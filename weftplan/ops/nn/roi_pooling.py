@@ -75,7 +75,7 @@ def _cells(start: int, end: int, cells: int, extent: int, kind: Any) -> list[tup
 
 
 def _regions(params: Params, rois: Any, data: Shape, kind: Any) -> Iterator[tuple[int, int, int, int, slice, slice]]:
-    """(region, image, cell row, cell column, rows, columns) of every cell that is not empty."""
+    """Yield (region, image, cell row, cell column, rows, columns) of every cell that is not empty."""
     height, width = _size(params)
     scale = kind(params["spatial_scale"])
     for region, (image, *corners) in enumerate(rois.tolist()):

@@ -48,7 +48,7 @@ class Sampler:
         self._values = values.reshape(-1)[: values.shape[0] * places].reshape(values.shape[0], places)
 
     def _corners(self, grid: Any, height: int, width: int, planes: object = None) -> Iterator[tuple[int, int]]:
-        """Which side each corner lies on (x, y: -1 or 1); index, bad, near and weight hold what belongs to it."""
+        """Yield which side each corner lies on (x, y: -1 or 1); index, bad, near and weight hold what belongs to it."""
         xp = self._xp
         for points, place, extent in ((grid[0], self._x, width), (grid[1], self._y, height)):
             if self._pixels:
@@ -99,7 +99,7 @@ class Sampler:
     def backward(
         self, ograd: Any, image: Any, grid: Any, of_image: Any, of_grid: Any, *, planes: Any = None, add: bool = False
     ) -> None:
-        """Gradients of the image (``add``: added to it) and of the grid's (2, places), each unless None."""
+        """Compute the gradients of the image (``add``: added to it) and of the grid's (2, places), each unless None."""
         xp = self._xp
         channels: int = image.shape[0]
         height, width = image.shape[-2:]
@@ -135,7 +135,7 @@ def base_bytes(height: int, width: int, dtype: DType) -> int:
 
 
 def base_grid(ctx: Workspace, height: int, width: int, dtype: DType) -> Any:
-    """(3, height · width): x, y and 1 of every pixel, which an affine map (2 by 3) is multiplied by."""
+    """Return (3, height · width): x, y and 1 of every pixel, which an affine map (2 by 3) is multiplied by."""
     xp = ctx.xp
     base = ctx.take((3, height, width), dtype)
     line = xp.arange(max(height, width))

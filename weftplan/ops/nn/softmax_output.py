@@ -70,7 +70,7 @@ def as_rows_of(params: Params, shape: Shape) -> Shape:
 
 
 def _label_shapes(params: Params, data: Shape) -> list[Shape]:
-    """Shapes that labels may have, the default first; ``data`` may have unknown dimensions."""
+    """Return the shapes that labels may have, the default first; ``data`` may have unknown dimensions."""
     if not params["multi_output"]:
         return [data[:-1], data[:1], data]
     inner = data[2:]
@@ -113,7 +113,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 def _label_blocks(labels: Any, size: int, index: Any) -> Iterator[tuple[int, Any]]:
-    """(first place, labels as integers) over the first ``size`` labels."""
+    """Yield (first place, labels as integers) over the first ``size`` labels."""
     flat = labels.reshape(-1)
     for first in range(0, size, _LABELS):
         last = min(first + _LABELS, size)

@@ -49,7 +49,7 @@ def _check(params: Params) -> int:
 
 
 def _deconvolution(params: Params, channels: int) -> Params:
-    """Parameters of the Deconvolution that enlarges ``channels`` channels by the filter."""
+    """Return the parameters of the Deconvolution that enlarges ``channels`` channels by the filter."""
     scale = _check(params)
     kernel, pad = 2 * scale - scale % 2, scale // 2
     return registry.parse_params(

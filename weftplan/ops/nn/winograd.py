@@ -36,7 +36,7 @@ _TURNED = np.ascontiguousarray(KERNEL[:, ::-1])
 
 
 def convolve(ctx: Workspace, p: Pass, source: Any, weight: Any, bias: Any, out: Any) -> None:
-    """``out`` = windows of ``source`` times ``weight``, plus ``bias`` unless None.
+    """Compute ``out`` = windows of ``source`` times ``weight``, plus ``bias`` unless None.
 
     ``weight`` has the filters of the forward pass first, in the pass back too.
     """
@@ -107,7 +107,7 @@ class Windows:
 
 
 def view(flat: Any, *shape: int) -> Any:
-    """An array of this shape at the beginning of flat scratch."""
+    """Return an array of this shape at the beginning of flat scratch."""
     return flat[: math.prod(shape)].reshape(shape)
 
 
@@ -239,7 +239,8 @@ def _combine(place: int, four: tuple[Any, Any, Any, Any], out: RawArray) -> None
 
 
 def _places(begin: int, size: int, count: int) -> tuple[slice, slice]:
-    """Which of ``count`` places, every second element from ``begin`` on, are within ``size``; and which elements."""
+    """Return which of ``count`` places, every second element from ``begin`` on, are within ``size``; and which
+    elements."""
     first, last = max(0, -(begin // 2)), min(count, (size - begin + 1) // 2)
     last = max(first, last)
     return slice(first, last), slice(begin + 2 * first, max(0, begin + 2 * last - 1), 2)

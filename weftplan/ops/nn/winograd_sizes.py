@@ -104,7 +104,7 @@ class Pass:
         return _fitting(self)[1]
 
     def columns(self, images: int) -> int:
-        """Columns of a row of tiles of a block of ``images``."""
+        """Return the number of columns of a row of tiles of a block of ``images``."""
         count = self.grid[1]
         return count if count * images >= RUN else count + 1
 
@@ -170,7 +170,7 @@ class Pass:
 
 @functools.lru_cache(maxsize=1024)
 def _fitting(p: Pass) -> tuple[int, int]:
-    """Images, and rows of tiles, of a block."""
+    """Return the images, and rows of tiles, of a block."""
     rows, columns = p.grid
     most = max(1, min(p.most_tiles, p.block_bytes // (PLACES * ITEM * max(p.channels, p.filters)))) * (
         1 if p.whole else MANY
@@ -196,21 +196,22 @@ def parts(p: Pass) -> tuple[Part, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def weight_parts(p: Pass) -> tuple[slice, ...]:
-    """The parts of the weight's gradient: ranges of images, each with sums of its own, which are added up in order."""
+    """Return the parts of the weight's gradient: ranges of images, each with sums of its own, which are added up in
+    order."""
     most = min(MOST, max(2, p.arrays // (SHARE * p.weight_room_nbytes)))
     count = min(PLACES * p.tiles * p.channels * p.filters // FEW, most, p.batch)
     return tuple(ranges(p.batch, max(1, count)))
 
 
 def fits(p: Pass, other: int) -> bool:
-    """Whether a pass is computed so: it is faster, and its scratch is no more than ``other`` bytes, those of the other
-    way, or than twice what it reads and writes."""
+    """Return whether a pass is computed so: it is faster, and its scratch is no more than ``other`` bytes, those of the
+    other way, or than twice what it reads and writes."""
     return _large(p) and p.nbytes <= max(other, 2 * (p.arrays + _weight_nbytes(p)))
 
 
 def weight_fits(p: Pass, other: int) -> bool:
-    """The same of the weight's gradient by the windows of a forward pass, whose sums must be few besides: they are
-    written, too, and count as the weight."""
+    """Return the same of the weight's gradient by the windows of a forward pass, whose sums must be few besides: they
+    are written, too, and count as the weight."""
     return _large(p) and p.whole and p.weight_nbytes <= max(other, 2 * (p.arrays + 2 * _weight_nbytes(p)))
 
 

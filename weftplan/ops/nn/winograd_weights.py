@@ -24,7 +24,7 @@ _BACK = KERNEL * np.kron(_SIGNS, _SIGNS)[:, None]
 
 
 def sum_up(ctx: Workspace, p: Pass, data: Any, ograd: Any, wgrad: Any) -> None:
-    """``wgrad`` = the sum over images and tiles; ``p`` is the pass forward."""
+    """Compute ``wgrad`` = the sum over images and tiles; ``p`` is the pass forward."""
     pieces = weight_parts(p)
     sums = ctx.take((len(pieces), PLACES, p.filters * p.channels + APART), F32)[:, :, : p.filters * p.channels]
     rooms = ctx.take((len(pieces), p.weight_room_nbytes - sums.strides[0]), np.uint8)
@@ -88,7 +88,7 @@ class _Sums:
 
 
 def _combine(place: int, even: RawArray, odd: RawArray, out: RawArray) -> RawArray:
-    """One row of A, but for the sign of the last: one of the two, their sum or their difference."""
+    """Return one row of A, but for the sign of the last: one of the two, their sum or their difference."""
     if place == 0:
         return even
     if place == ROW - 1:

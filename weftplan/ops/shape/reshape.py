@@ -49,7 +49,8 @@ from weftplan.support.array_types import RawArray
 
 
 def _solve_one(partial: Shape, size: int, what: str) -> Shape:
-    """``partial`` with its only unknown dimension chosen to make ``size`` elements (unchanged with more than one)."""
+    """Return ``partial`` with its only unknown dimension chosen to make ``size`` elements (unchanged with more than
+    one)."""
     if partial.count(0) != 1:
         return partial
     known = math.prod(dim for dim in partial if dim)

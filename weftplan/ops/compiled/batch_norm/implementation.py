@@ -46,7 +46,7 @@ LEAST_PLANE = 2
 
 
 def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
-    """The compiled functions for elements of ``dtype``."""
+    """Return the compiled functions for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(
         f"batch-norm-{scalar}",
@@ -57,7 +57,7 @@ def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
 
 
 def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
-    """(outer, channels, inner)."""
+    """Return (outer, channels, inner)."""
     axis = params["axis"] % len(shape)
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
@@ -171,7 +171,7 @@ def _normalize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) 
 
 
 def normalization(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
-    """The call of :func:`forward_pass`."""
+    """Return the call of :func:`forward_pass`."""
     return _on_channels("forward", FORWARD, inputs[0], forward_pass(ctx, params, inputs, outputs, relu=relu))
 
 
@@ -211,7 +211,8 @@ def backward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Array
 
 
 def refusal(params: Params, data: TensorSpec, vector: DType) -> str:
-    """Why these kernels do not compute it, of such data and statistics of dtype ``vector``; empty when they do."""
+    """Return why these kernels do not compute it, of such data and statistics of dtype ``vector``; empty when they do.
+    """
     target = host()
     if isinstance(target, str):
         return target

@@ -140,7 +140,7 @@ class _Sum:
         self.f.store(change(self.f.load(self.chains[chain])), self.chains[chain])
 
     def total(self) -> str:
-        """The sum of all, as a scalar."""
+        """Return the sum of all, as a scalar."""
         f = self.f
         a, b, c, d = (f.load(chain) for chain in self.chains)
         return f.total(f.binary("fadd", f.binary("fadd", a, b), f.binary("fadd", c, d)))
@@ -151,7 +151,7 @@ def _scalars(f: Function) -> Callable[[str, str, str], str]:
 
 
 def _or_one(f: Function, pointer: str, offset: Value) -> str:
-    """The element there, 1 for a null pointer."""
+    """Return the element there, 1 for a null pointer."""
     value = f.local(f.scalar)
     f.put_scalar("1.0", value)
     with f.when(f.value(f"icmp ne ptr {pointer}, null")):

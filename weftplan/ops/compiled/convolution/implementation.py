@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 def _refusal(spec: TensorSpec, geo: Geometry) -> str:
-    """Why these kernels cannot compute it; empty when they can."""
+    """Return why these kernels cannot compute it; empty when they can."""
     target = host()
     if isinstance(target, str):
         return target
@@ -54,7 +54,7 @@ def _refusal(spec: TensorSpec, geo: Geometry) -> str:
 
 
 def _slower(geo: Geometry, *, forward: bool) -> str:
-    """Why NumPy is expected to be faster; empty when it is not."""
+    """Return why NumPy is expected to be faster; empty when it is not."""
     s = sizes(geo)
     if forward and geo.pointwise and pointwise.forward_pass(s) is None:
         return "a plain matrix product"
@@ -64,7 +64,7 @@ def _slower(geo: Geometry, *, forward: bool) -> str:
 
 
 def _nbytes(s: Sizes, *scratches: Scratch) -> int:
-    """Scratch of the most demanding of these passes, which follow one another."""
+    """Return the scratch bytes of the most demanding of these passes, which follow one another."""
     if depthwise_tables.takes(s):
         return aligned(depthwise_tables.scratch(s))
     return max(need.nbytes for need in scratches)
@@ -86,18 +86,18 @@ def _buffers(room: Any, need: Scratch) -> tuple[Any, Any, Any]:
 
 
 def _plain(s: Sizes) -> bool:
-    """Whether the gradient of the data is a plain product of matrices of a type that a BLAS knows."""
+    """Return whether the gradient of the data is a plain product of matrices of a type that a BLAS knows."""
     return s.pointwise and not s.halves
 
 
 def _forward_scratch(s: Sizes) -> Scratch:
-    """Scratch of :func:`_correlate`."""
+    """Return the scratch of :func:`_correlate`."""
     small = pointwise.forward_pass(s)
     return forward_scratch(s) if small is None else Scratch(small.nbytes, 0)
 
 
 def _data_scratch(s: Sizes) -> Scratch:
-    """Scratch of the data gradient in :func:`_adjoint`: a plain product needs none."""
+    """Return the scratch of the data gradient in :func:`_adjoint`: a plain product needs none."""
     small = pointwise.data_pass(s)
     if small is not None:
         return Scratch(small.nbytes, 0)
@@ -105,7 +105,7 @@ def _data_scratch(s: Sizes) -> Scratch:
 
 
 def _weight_scratch(s: Sizes) -> Scratch:
-    """Scratch of the weight's gradient in :func:`_adjoint`."""
+    """Return the scratch of the weight's gradient in :func:`_adjoint`."""
     return weight_scratch(s) if pointwise_weights.weight_pass(s) is None else Scratch(0, 0)
 
 
@@ -216,7 +216,7 @@ def _normalized(
 
 
 def _apart(params: Params, inputs: Sequence[_T]) -> tuple[Params, Sequence[_T], Sequence[_T]]:
-    """(parameters of the batch norm, inputs of the convolution, those of the batch norm but for its data)."""
+    """Return (parameters of the batch norm, inputs of the convolution, those of the batch norm but for its data)."""
     return params[NORM], [*inputs[:2], *inputs[6:]], inputs[2:6]
 
 
@@ -232,7 +232,7 @@ def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: RawArray, stati
 
 
 def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu: str) -> int:
-    """Scratch of a convolution that has ``nbytes``, and a batch norm."""
+    """Return the scratch bytes of a convolution that has ``nbytes``, and a batch norm."""
     norm, _, statistics = _apart(params, inputs)
     out = outputs[0]
     if batch_norm.refusal(norm, out, statistics[1].dtype):
@@ -272,7 +272,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
 
 
 def _fast_backward_nbytes(s: Sizes) -> int:
-    """Scratch of both gradients in Winograd's way, which follow one another."""
+    """Return the scratch bytes of both gradients in Winograd's way, which follow one another."""
     return max(winograd.layout(winograd.data_pass(s)).nbytes, winograd_weights.layout(winograd.forward_pass(s)).nbytes)
 
 

@@ -77,7 +77,7 @@ class _Driver:
         self.f.keep(value, "%words", self._names.index(name))
 
     def pointer(self, name: str) -> str:
-        """The pointer called ``name``."""
+        """Return the pointer called ``name``."""
         return self.f.pointer("%words", self._names.index(name))
 
     def run(self, kernel: Function, block: str) -> None:
@@ -98,7 +98,7 @@ class _Driver:
 
 
 def functions(scalar: str, stride: int) -> list[Function]:
-    """The functions of the module for 3x3 windows with this stride."""
+    """Return the functions of the module for 3x3 windows with this stride."""
     norm = batch_norm_kernels.forward(scalar).within("norm")
     layer = depthwise.forward(scalar, stride, after_norm=True).within("layer")
     forward = _Driver("forward", _FORWARD, scalar)
@@ -130,7 +130,7 @@ def functions(scalar: str, stride: int) -> list[Function]:
 
 
 def entries(dtype: DType, stride: int, target: Target | None = None) -> dict[str, Entry]:
-    """The compiled functions for elements of ``dtype``."""
+    """Return the compiled functions for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(
         f"depthwise-block-{scalar}-{stride}", lambda _: functions(scalar, stride), ("forward", "backward"), target
@@ -142,7 +142,7 @@ def _sizes(params: Params, data: TensorSpec, inner: TensorSpec) -> Sizes:
 
 
 def refusal(params: Params, data: TensorSpec, inner: TensorSpec, vector: DType) -> str:
-    """Why these kernels do not compute it, of such data, results of the convolution, and statistics of dtype
+    """Return why these kernels do not compute it, of such data, results of the convolution, and statistics of dtype
     ``vector``; empty when they do."""
     for name, image in ((BEFORE, data), (BEHIND, inner)):
         why = batch_norm.refusal(params[name], image, vector)

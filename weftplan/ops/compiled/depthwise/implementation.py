@@ -144,7 +144,8 @@ def _each_plane(
 
 
 def _columns(f: Function, get: dict[str, str], by: int) -> list[Value]:
-    """Bytes from the first column of a 3x3 kernel to each, in a copy for columns taken one by one or two by two."""
+    """Return the bytes from the first column of a 3x3 kernel to each, in a copy for columns taken one by one or two by
+    two."""
     return [0, get["phase"], f.size] if by == 2 else [0, f.size, 2 * f.size]
 
 
@@ -346,7 +347,7 @@ def weights(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
 
 
 def functions(scalar: str) -> list[Function]:
-    """All functions of the module of depthwise convolutions."""
+    """Return all functions of the module of depthwise convolutions."""
     strides = (0, 1, 2)
     return [
         *(forward(scalar, by) for by in strides),

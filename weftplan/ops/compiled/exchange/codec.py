@@ -85,7 +85,7 @@ def _begin(name: str) -> tuple[Function, str, str, str, str]:
 
 
 def _shifts(bits: int) -> list[int]:
-    """Where each lane's code is in its byte: the first in the highest bits."""
+    """Return where each lane's code is in its byte: the first in the highest bits."""
     share = 8 // bits
     return [8 - bits * (lane % share + 1) for lane in range(STEP)]
 

@@ -179,6 +179,6 @@ def _tell(f: Function, value: int, place: str) -> None:
 
 
 def _changed(f: Function, place: str, old: int, new: int) -> str:
-    """Whether a word that was ``old`` is ``new`` now."""
+    """Return whether a word that was ``old`` is ``new`` now."""
     swapped = f.value(f"cmpxchg ptr {place}, i64 {old}, i64 {new} acq_rel acquire, align 8")
     return f.value(f"extractvalue {{ i64, i1 }} {swapped}, 1")

@@ -269,7 +269,7 @@ def _tell(f: Function, number: str, head: int, length: Value) -> None:
 
 
 def _all_here(f: Function, number: str, head: int) -> str:
-    """Whether all others have sent message ``number``, and it begins like the own one."""
+    """Return whether all others have sent message ``number``, and it begins like the own one."""
     good, others = f.local("i64"), f.word("%words", _COUNT)
     f.keep(0, good)
     with f.loop(0, others) as process:

@@ -141,7 +141,7 @@ def _spreads(scalar: str, count: int) -> dict[str, Entry]:
 
 
 def _goes_past(results: Sequence[Array]) -> bool:
-    """True when results are large enough for that, and lie on borders of lines."""
+    """Return whether results are large enough for that, and lie on borders of lines."""
     return sum(result.nbytes for result in results) >= PAST and all(address(r) % LINE == 0 for r in results)
 
 

@@ -156,14 +156,14 @@ def _pass(s: Sizes, channels: int, filters: int, *, back: bool) -> Pass | None:
 
 
 def entry(dtype: DType, target: Target | None = None) -> Entry:
-    """The compiled function for elements of ``dtype``."""
+    """Return the compiled function for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(f"pointwise-{scalar}", lambda one: [pointwise(scalar, one)], ("pointwise",), target)["pointwise"]
 
 
 @functools.lru_cache(maxsize=1024)
 def _arguments(p: Pass, bits: int) -> KernelArguments:
-    """The words of a pass, but for its arrays."""
+    """Return the words of a pass, but for its arrays."""
     plane = p.pixels * p.itemsize
     row, step = (p.itemsize, p.filters * p.itemsize) if p.back else (p.channels * p.itemsize, p.itemsize)
     some, pixels = ROOM // (VECTORS * bits // 8), p.pixels * (p.batch if p.spans else 1)

@@ -36,7 +36,7 @@ POINTERS = ("x", "w", "y", "bias", "scale", "shift", "room", "w_room")
 
 
 def rows_of(target: Target) -> int:
-    """Filters of one block of registers."""
+    """Return the number of filters of one block of registers."""
     return 8 if target.registers > 16 else 4
 
 

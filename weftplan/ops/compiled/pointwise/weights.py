@@ -76,7 +76,7 @@ def weight_pass(s: Sizes) -> Pass | None:
 
 
 def entry(dtype: DType, target: Target | None = None) -> Entry:
-    """The compiled function for elements of ``dtype``."""
+    """Return the compiled function for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     name = "pointwise_weights"
     return library(f"{name}-{scalar}", lambda one: [weights(scalar, one)], (name,), target)[name]
@@ -84,7 +84,7 @@ def entry(dtype: DType, target: Target | None = None) -> Entry:
 
 @functools.lru_cache(maxsize=1024)
 def _arguments(p: Pass) -> KernelArguments:
-    """The words of a pass, but for its arrays."""
+    """Return the words of a pass, but for its arrays."""
     plane = p.pixels * p.itemsize
     values = {
         "last": p.channels, "last_out": p.filters, "images": p.batch, "together": p.together, "pixels": p.pixels,

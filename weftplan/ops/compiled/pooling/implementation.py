@@ -50,7 +50,7 @@ def _triple(params: Params, image: Shape, grid: Shape) -> _Triple:
 
 
 def _pitch(of: _Triple, itemsize: int) -> int:
-    """Bytes of a row of the buffer: all that whole vectors of windows read, and a row with its padding."""
+    """Return the bytes of a row of the buffer: all that whole vectors of windows read, and a row with its padding."""
     lanes = VECTOR_BYTES // itemsize
     windows = -(-of.grid[2] // lanes) * lanes
     read = windows * of.step[2] + of.kernel[2] + lanes
@@ -62,7 +62,7 @@ def _parts(planes: int, plane: int) -> int:
 
 
 def entries(dtype: DType, step: int, target: Target | None = None) -> dict[str, Entry]:
-    """The compiled functions for elements of ``dtype``, and for windows of a row that are ``step`` apart."""
+    """Return the compiled functions for elements of ``dtype``, and for windows of a row that are ``step`` apart."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     known = step if step in (1, 2) else 0
     pairs = [backward_of_pairs(scalar)] if known == 2 else []

@@ -43,7 +43,7 @@ class _Pooling:
             f.store(self.padding, f.at(self.of["buffer"], i))
 
     def whole(self, extent: Value) -> Value:
-        """The elements of ``extent`` that fill vectors."""
+        """Return the elements of ``extent`` that fill vectors."""
         return self.f.value(f"and i64 {extent}, {-self.f.lanes}")
 
     def fill(self, source: str, depth: Value, height: Value) -> None:
@@ -233,7 +233,7 @@ def backward(scalar: str, step: int) -> Function:
 
 
 def backward_of_pairs(scalar: str) -> Function:
-    """``dx`` as in :func:`backward`, for adjacent windows without padding that are two elements wide.
+    """Return ``dx`` as in :func:`backward`, for adjacent windows without padding that are two elements wide.
 
     No two windows share an element, so each is written once, directly from the image: a window's gradient goes to the
     first element that equals its maximum, and later elements get 0.

@@ -59,7 +59,7 @@ APART = 192
 
 @functools.lru_cache(maxsize=1024)
 def refusal(s: Sizes) -> str:
-    """Why a convolution is not computed so; empty when it is."""
+    """Return why a convolution is not computed so; empty when it is."""
     if s.kernel != (1, 3, 3) or s.stride != (1, 1, 1) or s.dilate != (1, 1, 1) or s.groups > 1 or s.image[0] > 1:
         return "not 3x3 with strides of 1 in one group"
     if s.itemsize != 4 or s.halves:
@@ -178,7 +178,7 @@ def _lines(number: int) -> int:
 
 
 def layout(p: Pass) -> Layout:
-    """Scratch of a pass and how it is cut: the same on every machine."""
+    """Return the scratch of a pass and how it is cut: the same on every machine."""
     filters = _lines(p.filters)
     whole = PLACES * p.channels * filters * 4 <= WHOLE and p.channels <= CHANNELS
     chunk = p.channels if whole else min(CHUNK, p.channels)
@@ -198,7 +198,7 @@ def layout(p: Pass) -> Layout:
 
 
 def functions(target: Target) -> dict[str, Entry]:
-    """The compiled functions ``turned`` and ``winograd``."""
+    """Return the compiled functions ``turned`` and ``winograd``."""
     return library(
         "winograd-float", lambda one: winograd_kernels.functions("float", one), ("turned", "winograd"), target
     )
@@ -206,7 +206,7 @@ def functions(target: Target) -> dict[str, Entry]:
 
 @functools.lru_cache(maxsize=1024)
 def _arguments(p: Pass, at: Layout) -> KernelArguments:
-    """The words of a pass, but for its arrays."""
+    """Return the words of a pass, but for its arrays."""
     (height, width), (y_height, y_width) = p.source, p.result
     blocks = -(-p.all_tiles // WIDE)
     block = -(-p.all_tiles // (8 * blocks)) * 8

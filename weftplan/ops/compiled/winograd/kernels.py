@@ -397,7 +397,7 @@ def turned(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
 
 
 def functions(scalar: str, target: Target) -> list[Function]:
-    """All functions of the module."""
+    """Return all functions of the module."""
     lanes = target.lanes(4 if scalar == "float" else 8)
     rows = lines(scalar, lanes)
     helpers = {

@@ -98,13 +98,13 @@ def tiles(
 
 
 def both_ways(f: Function, d: list[list[str]], way: Callable[[Function, list[str]], list[str]]) -> list[list[str]]:
-    """``way`` of every column, then of every row of that."""
+    """Return ``way`` of every column, then of every row of that."""
     down = [way(f, list(column)) for column in zip(*d, strict=True)]
     return [way(f, list(row)) for row in zip(*down, strict=True)]
 
 
 def _widened(f: Function, e: list[str]) -> list[str]:
-    """A of two values."""
+    """Return A of two values."""
     return [
         e[0],
         f.binary("fadd", e[0], e[1]),
@@ -228,7 +228,7 @@ def weights(lanes: int, helpers: dict[str, Function]) -> Function:
 
 
 def functions(target: Target) -> list[Function]:
-    """All functions of the module."""
+    """Return all functions of the module."""
     lanes = target.lanes(4)
     copy = lines(lanes)
     helpers = {

@@ -75,7 +75,7 @@ def _row(elements: int) -> int:
 
 
 def layout(p: Pass) -> Layout:
-    """Scratch of a pass and how it is cut; ``p`` is the forward pass."""
+    """Return the scratch of a pass and how it is cut; ``p`` is the forward pass."""
     one = _cut(p, 1)
     most = min(MOST, max(2, MOST_BYTES // one.own), -(-p.channels // (2 * LANES)))
     return _cut(p, count(p.work, scratch.FEW, most))
@@ -96,13 +96,13 @@ def _cut(p: Pass, parts: int) -> Layout:
 
 
 def functions(target: Target) -> dict[str, Entry]:
-    """The compiled function ``weights``."""
+    """Return the compiled function ``weights``."""
     return library("winograd-weights-float", winograd_weight_kernels.functions, ("weights",), target)
 
 
 @functools.lru_cache(maxsize=1024)
 def _arguments(p: Pass, at: Layout) -> KernelArguments:
-    """The words of a pass, but for its arrays."""
+    """Return the words of a pass, but for its arrays."""
 
     def rows(planes: int, extents: tuple[int, int], lead: int) -> Any:
         plane = extents[0] * extents[1] * 4
