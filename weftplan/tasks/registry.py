@@ -99,7 +99,7 @@ class _Registry:
         return collected
 
     def add_vars(self, array: Any, engine: Engine, collected: list[Var]) -> None:
-        """Append the vars of ``array`` to ``found``."""
+        """Append the vars of ``array`` to ``collected``."""
         with self._lock:
             entry = self._entry(array, engine)
             if entry.parts is None and entry.grid is None:

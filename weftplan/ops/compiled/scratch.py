@@ -16,8 +16,8 @@ from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import aligned
 
 SLICE_BYTES = 384 << 10
-"""Bytes of packed weights per image of a batch, beyond which a part of the filters is packed at a time: packed whole,
-the weights of the last layers need more than everything else in a network that runs on one image."""
+"""Maximum bytes of packed weights per image of a batch; more weights are packed in slices of filters. Packed whole, the
+weights of the last layers need more than everything else in a network that runs on one image."""
 MOST_PACKED = 9 << 18
 """Largest bytes of packed weights, for any batch. More would dominate the scratch of a small network's training step,
 while reading the images once more for each slice costs only 1 to 2 % of the pass."""
@@ -25,14 +25,14 @@ NEAR_BYTES = 32 << 10
 """Bytes of images and results that together stay in the nearest cache, so that reading them for each panel is cheap.
 Packed filters then take at most as much, or one panel, since they would dominate such a network's scratch."""
 HEAVY = 4
-"""How many elements of a weight cost as much to pack without help as one of an image costs to read in every part."""
+"""Number of weight elements whose packing on one thread costs as much as reading one image element in every part."""
 COPIES_BYTES = SLICE_BYTES // 4
 """Bytes per image of a batch that padded copies of images may take in all parts, if there are more than two parts."""
 FEW = 1 << 23
-"""Multiplications of one part: below about a fifth of a millisecond, waking a core costs too much of its gain."""
+"""Minimum multiplications of a part: below about a fifth of a millisecond, waking a core costs too much of its gain."""
 LITTLE = 1 << 21
-"""Multiplications of one part for an awake core: a fiftieth of a millisecond. The handover and the interpreter's work
-before it take two threads a hundredth."""
+"""Minimum multiplications of a part for a helper that is awake: a fiftieth of a millisecond. Handing over a part takes
+about half of that, with the interpreter's work before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def parts_of(work: int, units: int, *, little: bool) -> int:
 
 
 def light(work: int, parts: int) -> bool:
-    """Return whether parts are light: only for awake helpers."""
+    """Return whether parts are so small that only helpers that are awake take them."""
     return work // parts < FEW
 
 
@@ -143,7 +143,7 @@ def channels_at_once(s: Sizes, cut: Cut | None = None) -> int:
 
 
 def forward_scratch(s: Sizes) -> Scratch:
-    """Return the filters as panels, and a band of an image."""
+    """Return the scratch of a forward pass: filters as panels, and a band of an image."""
     cut = forward_cut(s)
     packed = s.groups * wide(filters_at_once(s, cut), s.itemsize) * s.channels * s.taps * s.itemsize
     bias = s.groups * s.filters * s.itemsize if s.halves else 0
@@ -151,7 +151,7 @@ def forward_scratch(s: Sizes) -> Scratch:
 
 
 def data_scratch(s: Sizes) -> Scratch:
-    """Return the weight as panels of channels, and a band of an output gradient."""
+    """Return the scratch of a data gradient: the weight as panels of channels, and a band of an output gradient."""
     cut = data_cut(s)
     packed = s.groups * wide(channels_at_once(s, cut), s.itemsize) * s.filters * s.taps * s.itemsize
     return Scratch(packed * cut.channels, _data_copy(s) * cut.channels * cut.images)
@@ -196,7 +196,7 @@ def image_copy(s: Sizes) -> int:
 
 
 def weight_scratch(s: Sizes) -> Scratch:
-    """Output gradients of one chunk as panels, and the padded images of a chunk."""
+    """Return the scratch of a weight gradient: output gradients as panels, and padded images, of one chunk."""
     rows = weight_rows(s)
     slices = -(-s.filters // rows)
     pixels = s.together * s.pixels if s.together > 1 else min(s.pixels, s.chunk_rows * s.grid[2])

@@ -63,7 +63,7 @@ def _both_sides(
     db: RawArray,
     *scratch: RawArray,
 ) -> None:
-    """The wanted gradients of one block."""
+    """Compute the wanted gradients of one block."""
     if left:
         _apply(sides, sides.lhs, xp, g, a, b, da, scratch)
     if right:
@@ -71,7 +71,7 @@ def _both_sides(
 
 
 def _equal_blocks(sides: Sides, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
-    """What :func:`_both_sides` takes, block by block, for inputs of one shape."""
+    """Yield the arguments of :func:`_both_sides`, block by block, for inputs of one shape."""
     g, a, b = inputs
     da, db = outputs
     spare = g if da is None else da, g if db is None else db
@@ -153,7 +153,7 @@ def backward_kernel(sides: Sides) -> Kernel:
 
 
 def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
-    """Its workspace."""
+    """Return the function that computes the workspace bytes of the backward kernel."""
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         g, a, b = inputs

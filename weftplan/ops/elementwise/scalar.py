@@ -93,7 +93,7 @@ class _ScalarKernel:
             function(*pair, out=out, casting="unsafe")
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the bare call, with the number in the tensor's dtype; for integers the whole call."""
+        """Return a call of the bare ufunc with the number in the tensor's dtype; for integers, of the whole kernel."""
         out, xp = outputs[0], ctx.xp
         if not is_float(out.dtype) or inputs[0].dtype != out.dtype:
             return ctx.repeated(partial(self, ctx, params, inputs, outputs))

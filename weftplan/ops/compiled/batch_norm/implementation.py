@@ -40,9 +40,9 @@ from weftplan.ops.fusion.normalize import NORMALIZE
 from weftplan.support.array_types import RawArray
 
 FEW = 1 << 17
-"""Elements of one part of the channels for an idle core."""
+"""Minimum elements of a part, a range of channels, for an idle core."""
 LEAST_PLANE = 2
-"""A plane of one element is no range of memory to loop over, and NumPy works on all channels of an image at once."""
+"""Minimum elements of a plane. One element is no range to loop over, and NumPy takes all channels at once."""
 
 
 def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
@@ -222,7 +222,7 @@ def refusal(params: Params, data: TensorSpec, vector: DType) -> str:
 
 
 def _provide(op: str, make: Maker, data: int, vector: int, count: int) -> None:
-    """Offer what ``make`` says; ``data`` and ``vector`` are inputs, ``count`` vectors its scratch."""
+    """Register the kernel of ``make``; ``data`` and ``vector`` are indices of inputs, ``count`` its scratch vectors."""
 
     def refused(params: Params, inputs: Specs, outputs: Specs) -> str:
         return refusal(params, inputs[data], inputs[vector].dtype)

@@ -39,7 +39,7 @@ from weftplan.ops.core.schema import DType
 from weftplan.support.core_sharing import split, split_in_rooms
 
 FEW_PACKED = 1 << 20
-"""Bytes of one part where weights are packed with the help of idle cores: a fifth of a millisecond."""
+"""Minimum bytes of weights that one part packs if idle cores help: a fifth of a millisecond."""
 
 
 def entries(dtype: DType, target: Target) -> dict[str, Entry]:

@@ -1,8 +1,8 @@
 """Compiled implementations of Convolution and Deconvolution, forward and backward.
 
-It owns which sizes they take, when NumPy is expected to be faster, and the scratch that they declare; the kernels are
-those of ``dense.py``, ``pointwise/implementation.py``, ``depthwise/implementation.py`` and ``winograd/``. Any worker
-may call them: all they write is given.
+This module decides which sizes they take, when NumPy is expected to be faster, and how much scratch they declare. The
+kernels are those of ``dense.py``, ``pointwise/implementation.py``, ``depthwise/implementation.py`` and ``winograd/``.
+Any worker may call them: they write only to their arguments.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _buffers(room: Any, need: Scratch) -> tuple[Any, Any, Any]:
 
 
 def _plain(s: Sizes) -> bool:
-    """Return whether the gradient of the data is a plain product of matrices of a type that a BLAS knows."""
+    """Return whether the gradient of the data is a plain matrix product of a dtype that BLAS supports."""
     return s.pointwise and not s.halves
 
 
@@ -216,7 +216,7 @@ def _normalized(
 
 
 def _apart(params: Params, inputs: Sequence[_T]) -> tuple[Params, Sequence[_T], Sequence[_T]]:
-    """Return (parameters of the batch norm, inputs of the convolution, those of the batch norm but for its data)."""
+    """Return (parameters of the batch norm, inputs of the convolution, inputs of the batch norm except its data)."""
     return params[NORM], [*inputs[:2], *inputs[6:]], inputs[2:6]
 
 
@@ -349,7 +349,7 @@ def _provide(
 
 
 def _mixed(relu: str) -> Implementation:
-    """NumPy's convolution with the compiled batch norm, as the two have it that are nodes of their own."""
+    """Return an implementation that runs NumPy's convolution, then the compiled batch norm, as two nodes would."""
 
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
         norm, _, statistics = _apart(params, inputs)

@@ -42,14 +42,14 @@ def takes(s: Sizes) -> bool:
 
 
 def _level(s: Sizes) -> Sizes:
-    """A single row has any stride."""
+    """Return the sizes with the horizontal stride on both axes if the image is a single row, which any stride fits."""
     if s.image[1] == s.kernel[1] == 1 and not s.pad[1]:
         return replace(s, stride=(1, s.stride[2], s.stride[2]))
     return s
 
 
 FEW = 1 << 20
-"""Multiplications of one part."""
+"""Minimum multiplications of a part."""
 
 
 def _lanes(s: Sizes) -> int:
@@ -116,7 +116,7 @@ def _kernel(s: Sizes) -> list[tuple[int, int, int]]:
 
 @functools.lru_cache(maxsize=1024)
 def forward(s: Sizes) -> KernelArguments:
-    """Outputs from the image."""
+    """Return the arguments of the forward pass."""
     taps = [(i * s.dilate[1], j * s.dilate[2], index) for i, j, index in _kernel(s)]
     plan = _plan(
         s, s.image[1:], s.padded[1:], s.pad[1:], s.stride[1], taps, s.grid[1], s.grid[2], apart=s.stride[2] == 2
@@ -131,13 +131,13 @@ def _between(plan: KernelArguments, channels: int, x: int, y: int) -> KernelArgu
 
 
 def weight(s: Sizes) -> KernelArguments:
-    """Return the gradient of the weight from image and output gradient: the same planes and places."""
+    """Return the arguments of the weight gradient, which are those of the forward pass."""
     return forward(s)
 
 
 @functools.lru_cache(maxsize=1024)
 def data(s: Sizes) -> KernelArguments:
-    """Return the gradient of the image."""
+    """Return the arguments of the image gradient."""
     image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
     if s.stride[1:] == (1, 1):
         reach = [d * (k - 1) for d, k in zip(s.dilate[1:], s.kernel[1:], strict=True)]

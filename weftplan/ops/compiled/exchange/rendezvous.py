@@ -34,30 +34,31 @@ TEXT = 64
 HEAD = 32
 
 NEW, BEGUN, TOLD, DONE = range(4)
-"""How far a sum has come: nothing is done; this process has shown its share and said so; it has added what is its part
-and said so; all is over."""
+"""Stages of a sum: not started; this process has published its share; it has added its part and published the result;
+finished. Each publication ends with a message."""
 
 _STAGE, _NUMBER, _FIRST = 0, 1, 2
 _SECOND = _FIRST + HEAD // 8
 _SHOW, _ADD, _TAKE, _LENGTH, _OWN, _PAST, _SPENT, _TRIAL, _TIMES = range(_SECOND + HEAD // 8, _SECOND + HEAD // 8 + 9)
 _COUNT = _TIMES + 2
 _OTHERS = _COUNT + 1
-"""Words of a call: how far it has come; the number of the first of its two messages, and how they begin; the tables of
-pieces; the bytes of the first message; the own slots; whether what others read is written past the caches; what the
-steps have taken so far, without the waits; the number of the last trial, and the least that sums have taken in it
-through the caches and past them; the number of others, and the slots of each."""
+"""Indices of a call's words: its stage; the number of the first message; the heads of both messages; the tables of
+pieces (show, add, take); the bytes of the first message; the addresses of its own slots; whether shared results are
+written past the caches; the time of its steps without the waits; the number of the last trial, and the shortest sum in
+that trial through the caches and past them; the number of other processes; the address of each one's slots."""
 
 _TRIALS, _TRIED = 7, 3
-"""Binary logarithms: exchanges from one trial to the next, and those of a trial: half of them in either way."""
+"""Binary logarithms of the exchanges between trials, and of the exchanges in a trial. A trial writes half of them
+through the caches, half past them."""
 _NEVER = 1 << 40
-"""Initial time of a way of writing that has not been measured."""
+"""Initial minimum: more cycles than any sum takes."""
 
 _SPINS, _LOOKS = 64, 300
-"""Looks at a message before others may have the core between two, and looks in all: some hundred microseconds."""
+"""Polls of a message before the core is yielded after each poll, and polls in all: some hundred microseconds."""
 
 
 class MeetingSum:
-    """A sum whose places are known; it can be made again and again, by one thread at a time.
+    """A sum over fixed addresses that can be repeated, by one thread at a time.
 
     Args:
         show, add, take: functions that move the pieces of each step; of one dtype. ``take`` None: adding is the last
@@ -221,7 +222,7 @@ def _meeting(scalar: str, steps: dict[str, Function]) -> Function:
 
 
 def _choose_way(f: Function) -> None:
-    """Say whether what others read is to be written past the caches, in this sum."""
+    """Emit the choice whether this sum writes shared results past the caches: by trial number, else the faster way."""
     sequence = f.word("%words", _FIRST + 1)
     trial = f.value(f"lshr i64 {sequence}, {_TRIALS}")
     with f.when(f.compare("ne", f.word("%words", _TRIAL), trial)), f.when(_in_trial(f)):
@@ -241,7 +242,7 @@ def _in_trial(f: Function) -> str:
 
 
 def _write(f: Function, steps: dict[str, Function], name: str, table: int) -> None:
-    """Make a step whose results others read, in the way that was chosen."""
+    """Emit a step whose results other processes read, past the caches if :func:`_choose_way` chose that."""
     past, pieces = f.word("%words", _PAST), f.pointer("%words", table)
     for way, function in enumerate([steps[one] for one in (name, f"{name}_past") if one in steps]):
         with f.when(f.compare("eq", past, way)):
@@ -269,7 +270,8 @@ def _tell(f: Function, number: str, head: int, length: Value) -> None:
 
 
 def _all_here(f: Function, number: str, head: int) -> str:
-    """Return whether all others have sent message ``number``, and it begins like the own one."""
+    """Emit polls for message ``number`` of every other process; return whether all have come with the same head as
+    ours."""
     good, others = f.local("i64"), f.word("%words", _COUNT)
     f.keep(0, good)
     with f.loop(0, others) as process:

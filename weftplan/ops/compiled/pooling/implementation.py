@@ -24,7 +24,7 @@ from weftplan.ops.nn.pooling import grid_of, window
 from weftplan.ops.nn.pooling_windows import divisors, lowest
 
 FEW = 1 << 17
-"""Elements of one part of the planes for an idle core."""
+"""Minimum elements of a part, a range of planes, for an idle core."""
 
 
 class _Triple(NamedTuple):
@@ -38,7 +38,7 @@ class _Triple(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether no window reaches beyond the image, as the last may where their number is rounded up."""
+        """Whether no window reaches beyond the image; if their number is rounded up, the last may."""
         return all(g * s <= i for g, s, i in zip(self.grid, self.step, self.image, strict=True))
 
 
@@ -120,7 +120,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
 
 
 def _provide(op: str, make: Maker, *, gradient: bool) -> None:
-    """Offer what ``make`` says, whose first input has the dtype that counts."""
+    """Register the kernel of ``make``; the dtype of its first input decides."""
 
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
         target = host()
