@@ -48,7 +48,7 @@ def planned_gpu() -> int | None:
 
 
 def tuning(wanted: str | None = None) -> Tuning:
-    """The settings of now; ``wanted`` is the parameter ``cudnn_tune`` of a node, which comes first."""
+    """Return the current settings; the parameter ``cudnn_tune`` of a node (``wanted``) takes precedence."""
     level = config.get("MXNET_CUDNN_AUTOTUNE_DEFAULT")
     if not level and config.get("FLAGS_cudnn_exhaustive_search"):
         level = LIMITED

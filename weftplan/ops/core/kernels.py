@@ -135,7 +135,7 @@ Kind = DType | Literal["float"] | None
 
 
 def scratch_dtype(kind: Kind, dtype: DType) -> DType:
-    """The dtype of a scratch block for arrays of ``dtype``; "float" is float32 for float16, float64 for integers.
+    """Return a scratch block's dtype for arrays of ``dtype``; "float" is float32 for float16, float64 for integers.
 
     >>> scratch_dtype("float", np.dtype("int8")), scratch_dtype("float", np.dtype("float16"))
     (dtype('float64'), dtype('float32'))
@@ -170,7 +170,7 @@ def reduce_to(xp: ModuleType, source: Any, target: Any) -> None:
 
 @lru_cache(maxsize=4096)
 def collapse(out: Shape, *shapes: Shape) -> tuple[Shape, ...]:
-    """``out`` and the shapes that broadcast to it, with neighbouring axes joined that all of them treat alike.
+    """Return ``out`` and the shapes that broadcast to it, with neighbouring axes joined if all treat them alike.
 
     >>> collapse((2, 3, 4, 5), (2, 3, 4, 5), (3, 1, 1))
     ((2, 3, 20), (2, 3, 20), (1, 3, 1))
@@ -231,7 +231,7 @@ def divide_integers(xp: ModuleType, a: Any, b: Any, out: Any, scratch: Any) -> N
 
 
 def to_index(xp: ModuleType, index: Any, size: int, mode: str, out: Any) -> None:
-    """``out`` (int64) = whole positions of ``index`` (any dtype), brought into [0, size) by clipping or wrapping."""
+    """Write to ``out`` (int64) the integers of ``index`` (any dtype), clipped or wrapped into [0, size)."""
     xp.copyto(out, index, casting="unsafe")
     if mode == "wrap":
         xp.remainder(out, size, out=out)

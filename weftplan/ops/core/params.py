@@ -61,7 +61,7 @@ _NONE = frozenset({"none", ""})
 
 
 def dtype_code(dtype: DTypeLike) -> int:
-    """MXNet's number of ``dtype``; ValueError when MXNet has none.
+    """Return MXNet's number of ``dtype``; raise ValueError if MXNet has none.
 
     >>> dtype_code("float16")
     2
@@ -147,7 +147,7 @@ def p_bool(value: RawArray) -> bool:
 
 
 def p_str(value: RawArray) -> str:
-    """Any text, kept as it is.
+    """Return any text unchanged.
 
     >>> p_str("cpu(0)")
     'cpu(0)'

@@ -65,7 +65,7 @@ def register_maker(name: str, make: Callable[[Mapping[str, Any]], Op]) -> None:
 
 
 def resolve(name: str, attrs: Mapping[str, object]) -> Op:
-    """As :func:`get`, for a node with these attributes; a registered maker builds its operator from them.
+    """Return the operator of a node: as :func:`get`, or built from the attributes by a registered maker.
 
     The maker named :data:`ANY` is asked for names that are not registered.
     """
@@ -88,7 +88,7 @@ def names(*, aliases: bool = True) -> Iterator[str]:
 
 
 def parse_params(op: Op, attrs: Mapping[str, object], *, node: str = "") -> dict[str, Any]:
-    """Parsed parameters of ``op`` from strings or Python values; keys of the form ``__x__`` are skipped.
+    """Return the parsed parameters of ``op`` from strings or Python values; keys of the form ``__x__`` are skipped.
 
     Raises:
         ParameterError: unknown key, missing required parameter, or text that does not parse.

@@ -27,7 +27,7 @@ class Settled(Generic[R]):
         self._found: dict[tuple[Hashable, ...], tuple[Op, R]] = {}
 
     def answer(self, op: Op, params: Params, facts: Iterable[Hashable], ask: Callable[[], R]) -> R:
-        """What ``ask`` gives, or gave before for this operator, equal parameters and equal facts.
+        """Return ``ask()``, cached by operator, parameters and facts.
 
         Operators of the user's own may answer differently each time, and parameters of some types have no hash: then
         ``ask`` is called. An error is raised each time.

@@ -102,7 +102,7 @@ def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
 
 
 def same_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """All inputs and outputs have one shape."""
+    """Infer one shape for all inputs and outputs."""
     merged: Shape | None = None
     for position, shape in enumerate(ins):
         merged = merge_shape(merged, shape, f"input {position} against the inputs before it")
@@ -112,7 +112,7 @@ def same_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 
 
 def same_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """All inputs and outputs have one dtype."""
+    """Infer one dtype for all inputs and outputs."""
     merged: DType | None = None
     for position, dtype in enumerate(ins):
         merged = merge_dtype(merged, dtype, f"input {position} against the inputs before it")
@@ -139,17 +139,17 @@ def floats_only(name: str, rule: DTypeRule = same_dtype) -> DTypeRule:
 
 
 def pass_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Nothing is inferred: for backward operators, whose shapes the planner takes from the forward node."""
+    """Infer nothing: for backward operators, whose shapes the planner takes from the forward node."""
     return ins, outs
 
 
 def pass_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Nothing is inferred: for backward operators."""
+    """Infer nothing: for backward operators."""
     return ins, outs
 
 
 def broadcast_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Two inputs broadcast by NumPy's rule; 1 is repeated, missing leading dimensions count as 1.
+    """Infer shapes by NumPy's broadcasting rule for two inputs.
 
     Backwards, a known output and one input tell a dimension of the other wherever only one value is possible.
     """
@@ -193,7 +193,7 @@ def _broadcast_dim(a: int, b: int, out: int, what: str) -> tuple[int, int, int]:
 
 
 def zero_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
-    """No gradient flows to any input (rounding, comparisons, indices, …)."""
+    """Return no gradient for any input (rounding, comparisons, indices, …)."""
     return [None] * builder.num_inputs
 
 

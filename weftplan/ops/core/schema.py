@@ -100,11 +100,11 @@ class GradientBuilder(Protocol):
         ...
 
     def output(self, index: int) -> EntryRef:
-        """Output ``index`` of the forward node (hidden outputs included)."""
+        """Return output ``index`` of the forward node, counting hidden outputs."""
         ...
 
     def ograd(self, index: int = 0) -> EntryRef:
-        """Aggregated gradient of output ``index``."""
+        """Return the sum of the gradients of output ``index``."""
         ...
 
     def node(

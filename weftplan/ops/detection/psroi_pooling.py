@@ -125,7 +125,7 @@ def _forward(xp: Any, p: Params, data: Any, rois: Any, out: Any) -> None:
 
 @kernel
 def _backward(xp: Any, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
-    """Each pixel of a cell gets its share, in the order of the regions; the regions themselves get none."""
+    """Add each cell's gradient to its pixels, in the order of the regions; regions get no gradient."""
     if of_rois is not None:
         of_rois.fill(0)
     if of_data is None:

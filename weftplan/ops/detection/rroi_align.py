@@ -109,7 +109,7 @@ def _forward(ctx: Workspace, p: Params, data: Any, rois: Any, out: Any) -> None:
 
 @workspace_kernel
 def _backward(ctx: Workspace, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
-    """Each pixel gets its share, in the order of the regions and samples; the regions themselves get none."""
+    """Add each sample's gradient to its pixels, in the order of regions and samples; regions get no gradient."""
     if of_rois is not None:
         of_rois.fill(0)
     if of_data is None:

@@ -135,7 +135,7 @@ class _Tape:
         return record
 
     def copyto(self, out: _Array, source: Any, **options: Any) -> None:
-        """``out`` gets the value of ``source``."""
+        """Record a copy of ``source`` to ``out``."""
         if options.pop("casting", "same_kind") not in ("same_kind", "unsafe") or options:
             raise _CannotRecord("copyto with options")
         self._keep(out, self._value(source), of_truths=self._is_truth(source))

@@ -53,7 +53,7 @@ def _bits(xp: Any, condition: object, mask: Any, out: Any) -> None:
 
 
 def _by_row(ctx: Workspace, condition: Any, like: Any) -> Any:
-    """Bits of a condition that has one value for each row of ``like``."""
+    """Return the bits of a condition that has one value for each row of ``like``."""
     bits = ctx.take(condition.shape, _integer(like.dtype))
     _bits(ctx.xp, condition, ctx.take(condition.shape, BOOL), bits)
     return bits.reshape((condition.size,) + (1,) * (like.ndim - 1))

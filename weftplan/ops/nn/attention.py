@@ -104,7 +104,7 @@ def _product(
 
 
 def _score_shape(name: str, parts: tuple[int, ...]) -> Any:
-    """Inference of attention from one sequence or two."""
+    """Return the rule that infers the shape of attention from one sequence or two."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         sequences = [_sequence(shape, name, "input") for shape in ins]
@@ -115,7 +115,7 @@ def _score_shape(name: str, parts: tuple[int, ...]) -> Any:
 
 
 def _value_shape(name: str, parts: int, same: bool) -> Any:
-    """Inference of values weighted by attention; ``same``: keys and queries are one sequence."""
+    """Return the shape rule of values weighted by attention; ``same``: keys and queries are one sequence."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         heads = params["heads"]
@@ -186,7 +186,7 @@ def _backward_encdec_qk(
 
 
 def _weighted(parts: int) -> Any:
-    """Values, the last of ``parts`` interleaved tensors, weighted by attention."""
+    """Return the kernel that weights values, the last of ``parts`` interleaved tensors, by attention."""
 
     @kernel
     def compute(xp: Any, p: Params, keys_values: object, attention: object, out: Any) -> None:

@@ -119,7 +119,7 @@ class _Split:
                 yield slice(o, min(o + self.outer_step, self.outer)), channels
 
     def cut(self, buffer: Any, where: tuple[slice, slice]) -> Any:
-        """``buffer`` (of shape :attr:`block`) as a contiguous array of the size of block ``where``."""
+        """Return the start of ``buffer`` (of shape :attr:`block`) as a contiguous array of block ``where``'s size."""
         outer, channels = (part.stop - part.start for part in where)
         return buffer.reshape(-1)[: outer * channels * self.inner].reshape(outer, channels, self.inner)
 
@@ -135,7 +135,7 @@ def _add_up(xp: Any, values: Any, where: tuple[slice, slice], total: Any, part: 
 
 
 def _statistics(xp: Any, split: _Split, data: Any, mean: Any, var: Any, part: object, block: object) -> None:
-    """Mean and biased variance per channel, the variance from centred data."""
+    """Compute the mean and the biased variance per channel, the variance from centred data."""
     if xp is not np and split.outer_step == split.outer and split.channel_step == split.channels:
         xp.mean(data, axis=(0, 2), dtype=mean.dtype, out=mean)  # a launch fewer than a sum and a product
         xp.subtract(data, mean[:, None], out=block)

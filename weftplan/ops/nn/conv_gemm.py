@@ -46,7 +46,7 @@ class _Buffers:
         return self._columns[: math.prod(shape)].reshape(shape)
 
     def grid(self, images: int, rows: int) -> Any:
-        """Window side of a tile, column for column: (filters, images, rows, *rest)."""
+        """Return the buffer of a tile's outputs, one per column: (filters, images, rows, *rest)."""
         geo = self.geo
         shape = (geo.filters, images, rows, *geo.rest)
         assert self._grid is not None
@@ -69,7 +69,7 @@ class _Buffers:
 
 
 def _windows(geo: Geometry, part: Any) -> Any:
-    """The columns that are windows, of an array (…, rows, *rest)."""
+    """Return the part of an array (…, rows, *rest) whose columns are windows."""
     if geo.rest == geo.grid[1:]:
         return part
     return part[(..., slice(None), *(slice(size) for size in geo.grid[1:]))]
@@ -89,7 +89,7 @@ def _matrices(geo: Geometry, weight: Any) -> Any:
 
 
 def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None], *, weight: bool) -> None:
-    """``work`` on all parts of a pass, each in scratch of its own."""
+    """Call ``work`` on all parts of a pass, each with its own scratch."""
     pieces = parts(geo, weight=weight)
     if len(pieces) == 1:
         work(ctx, pieces[0])
@@ -185,7 +185,7 @@ def _per_filter(geo: Geometry, bias: Any) -> Any:
 
 
 def _correlate(ctx: Workspace, geo: Geometry, data: Any, kernel: object, bias: Any, out: Any) -> None:
-    """:func:`correlate` of one part."""
+    """Compute :func:`correlate` of one part."""
     xp = ctx.xp
     buffers = _Buffers(ctx, geo)
     image = None

@@ -103,7 +103,7 @@ class Geometry:
         return math.prod(self.padded) + self.slack
 
     def tiles(self) -> Iterator[tuple[int, int, int, int]]:
-        """First and last image, first and last row of each tile (half-open)."""
+        """Yield the first and last image, first and last row of each tile (half-open)."""
         for n in range(0, self.batch, self.images_per_tile):
             for r in range(0, self.grid[0], self.rows_per_tile):
                 yield n, min(n + self.images_per_tile, self.batch), r, min(r + self.rows_per_tile, self.grid[0])

@@ -66,7 +66,7 @@ def _window(
     what: str, kernel: Shape, stride: Shape, dilate: Shape, pad: Shape, layout: str | None, filters: int, groups: int,
     workspace: int,
 ) -> tuple[Shape, Shape, Shape, Shape]:  # fmt: skip
-    """:func:`window` of these parameters; a bind asks some ten times for each layer."""
+    """Return :func:`window` of these parameters, cached: a bind calls it some ten times per layer."""
     rank = len(kernel)
     if not 1 <= rank <= 3 or min(kernel) < 1:
         raise ParameterError(f"{what}: kernel={kernel}: expected one to three positive extents")
@@ -86,7 +86,7 @@ def _window(
 
 
 def check_channels(channels: int, groups: int, data: Shape, what: str) -> None:
-    """ShapeError unless the channels of ``data`` divide into ``groups`` (0: not known yet)."""
+    """Raise ShapeError unless the channels of ``data`` (0: unknown) divide into ``groups``."""
     if channels % groups:
         raise ShapeError(f"{what}: data {data} has {channels} channels, not a multiple of num_group={groups}")
 

@@ -71,7 +71,7 @@ class Sizes:
         return [((places,), BOOL), ((places,), BOOL), *(((size,), self.acc) for size in sizes)]
 
     def nbytes(self, *, back: bool) -> int:
-        """Workspace of one call."""
+        """Return the workspace bytes of one call."""
         places = self.taps * self.tile
         return take_bytes(*self.buffers(back=back)) + sampler_bytes(self.channels // self.moved, places, self.acc)
 

@@ -61,7 +61,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _scratch(params: Params, data: Any, *others: Any) -> Room:
-    """Of either direction: a block, and a number for each of its norms."""
+    """Return the scratch of either direction: a block, and a number for each of its norms."""
     rows, acc = _rows(params, data.shape), accumulator(data.dtype)
     step = rows_per_block(rows)
     return [((step, *rows[1:]), acc), ((step, 1, rows[2]), acc)]

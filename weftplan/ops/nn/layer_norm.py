@@ -59,7 +59,7 @@ def instance_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
 
 
 def _infer(params: Params, ins: Shapes, outs: Shapes, axis: int, name: str, *, keep: bool) -> tuple[Shapes, Shapes]:
-    """Gamma and beta along ``axis``; the statistics keep it as 1, or (``keep`` False) are (batch, channels)."""
+    """Infer gamma and beta along ``axis``; statistics keep it with extent 1, or with ``keep`` False drop it."""
     data = merge_shape(ins[0], outs[0], f"{name}: data and output")
     vector = merge_shape(ins[1], ins[2], f"{name}: gamma and beta")
     if data is None:

@@ -208,7 +208,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 @context_kernel
 def _random_forward(ctx: OpContext, p: Params, data: RawArray, out: Any, mask: RawArray) -> None:
-    """Slopes drawn in training, their mean otherwise; the mask holds 1 above 0 and the slope elsewhere."""
+    """Compute rrelu, with random slopes in training and their mean otherwise. The mask is 1 above 0, else the slope."""
     xp = ctx.xp
     low, high = p["lower_bound"], p["upper_bound"]
     generator = ctx.generator() if ctx.is_train else None

@@ -57,7 +57,7 @@ def _rows(shape: Shape) -> Shape:
 
 
 def _scratch(params: Params, data: Any, *others: Any) -> Room:
-    """Of either direction: two blocks."""
+    """Return the scratch of either direction: two blocks."""
     rows = _rows(data.shape)
     return [((rows_per_block(rows), *rows[1:]), accumulator(data.dtype))] * 2
 

@@ -114,7 +114,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def grid_of(params: Params, image: Shape, grid: Shape) -> Grid:
-    """The windows of a pooling that is not global."""
+    """Return the windows of a pooling that is not global."""
     kernel, stride, pad = window(params, len(image))
     return make_grid(image, grid, kernel, stride, pad, params["count_include_pad"] is not False)
 
@@ -136,7 +136,7 @@ def _parts(image: Shape, total: int) -> int:
 
 
 def _each_block(image: Shape, total: int, work: Callable[[int, int, int], None]) -> None:
-    """``work(first, last, room)`` for blocks of planes, where no two threads are in one of the rooms of scratch."""
+    """Call ``work(first, last, room)`` for blocks of planes; no two threads use one scratch room at the same time."""
     step, parts = _planes(image, total), _parts(image, total)
     each = -(-total // (step * parts)) * step
 

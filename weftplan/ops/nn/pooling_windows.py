@@ -79,7 +79,7 @@ def divisors(xp: ModuleType, grid: Grid, dtype: DTypeLike) -> Any:
 
 
 def _power(xp: ModuleType, source: RawArray, p: int, out: RawArray) -> None:
-    """``source`` to the power ``p`` (0, 1, 2 or 3) into ``out`` (another array)."""
+    """Write ``source`` to the power ``p`` (0, 1, 2 or 3) to ``out`` (another array)."""
     if p == 0:
         out.fill(1)
     elif p == 1:
@@ -91,7 +91,7 @@ def _power(xp: ModuleType, source: RawArray, p: int, out: RawArray) -> None:
 
 
 def root(xp: ModuleType, array: RawArray, p: int) -> None:
-    """The ``p``-th root of ``array``, in place."""
+    """Replace ``array`` by its ``p``-th root."""
     if p == 2:
         xp.sqrt(array, out=array)
     elif p == 3:

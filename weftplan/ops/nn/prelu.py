@@ -52,7 +52,7 @@ def prelu_block(shape: Shape) -> Shape:
 
 
 def prelu_part(shape: Shape, slopes: Shape) -> Shape:
-    """Of one block: the shape of its share in gamma's gradient."""
+    """Return the shape of one block's share in gamma's gradient."""
     return slopes if slopes[0] == 1 else (rows_per_block(shape), *slopes[1:])
 
 

@@ -19,7 +19,7 @@ def span(plan: Layout) -> int:
 
 
 def forward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
-    """What :class:`ForwardPass` takes."""
+    """Return the scratch of :class:`ForwardPass`."""
     n = plan.batch
     shapes: list[Shape] = [
         (span(plan), n, plan.gates),
@@ -101,7 +101,7 @@ class ForwardPass:
 
 
 def backward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
-    """What :class:`BackwardPass` takes."""
+    """Return the scratch of :class:`BackwardPass`."""
     n = plan.batch
     widest = max(plan.fan_in(layer) for layer in range(plan.layers))
     shapes: list[Shape] = [

@@ -172,7 +172,7 @@ def _last_backward(ctx: Workspace, p: Params, ograd: RawArray, *others: RawArray
 
 @workspace_kernel
 def _reverse(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> None:
-    """Its own inverse, and so its own gradient."""
+    """Reverse each sequence. The operation is its own inverse, so it is also its own gradient."""
     out = others[-1]
     if not p["use_sequence_length"]:
         ctx.xp.copyto(out, data[::-1])

@@ -40,7 +40,7 @@ def compute_dtype(source: DType, target: DType) -> DType:
 
 
 def forward_bytes(shape: Shape, source: DType, target: DType, *, log: bool = False, masked: bool = False) -> int:
-    """Workspace of :func:`softmax`."""
+    """Return the workspace bytes of :func:`softmax`."""
     acc = compute_dtype(source, target)
     parts, step = _parts(shape, plain=acc == target and not log and not masked)
     taken: list[tuple[Shape, DType]] = [((parts * step, 1, shape[2]), acc)]
@@ -148,7 +148,7 @@ def softmax_bare(shape: Shape, dtype: DType) -> Any:
 
 
 def backward_bytes(shape: Shape, source: DType, target: DType) -> int:
-    """Workspace of :func:`softmax_backward`."""
+    """Return the workspace bytes of :func:`softmax_backward`."""
     acc = compute_dtype(source, target)
     step = rows_per_block(shape)
     return take_bytes(((step, 1, shape[2]), acc), ((step, *shape[1:]), acc))

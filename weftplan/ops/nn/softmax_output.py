@@ -61,7 +61,7 @@ _PARAMS = (
 
 
 def as_rows_of(params: Params, shape: Shape) -> Shape:
-    """Data as (outer, classes, inner)."""
+    """Return the data's shape as (outer, classes, inner)."""
     if params["multi_output"]:
         return as_rows(shape, 1)
     if params["preserve_shape"]:

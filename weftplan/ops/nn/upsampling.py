@@ -113,7 +113,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _parts(params: Params, out: Any, inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """For each input (its part of ``out`` as (batch, channels, height, rows, width, columns), itself likewise)."""
+    """Return, per input, its part of ``out`` and itself, both as (batch, channels, height, rows, width, columns)."""
     parts = []
     first = 0
     for array in inputs:

@@ -32,13 +32,13 @@ _G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], F32)
 KERNEL = np.kron(_G, _G)
 """The matrix that maps the 9 elements of a kernel to the 16 of u."""
 _TURNED = np.ascontiguousarray(KERNEL[:, ::-1])
-"""The same for a kernel that is turned by half."""
+"""The same matrix for a kernel rotated by half a turn."""
 
 
 def convolve(ctx: Workspace, p: Pass, source: Any, weight: Any, bias: Any, out: Any) -> None:
     """Compute ``out`` = windows of ``source`` times ``weight``, plus ``bias`` unless None.
 
-    ``weight`` has the filters of the forward pass first, in the pass back too.
+    The first axis of ``weight`` is that of the forward pass's filters, in a data gradient as well.
     """
     kept = None
     if p.whole:
@@ -60,7 +60,7 @@ def convolve(ctx: Workspace, p: Pass, source: Any, weight: Any, bias: Any, out: 
 
 
 class Windows:
-    """The windows of a block of images as *v*, row by row, each block in the same scratch."""
+    """Rows of *v* of a block of images; all blocks use the same scratch."""
 
     def __init__(self, ctx: Workspace, p: Pass) -> None:
         self.p = p
@@ -80,12 +80,12 @@ class Windows:
             self.v[:, :, -images:] = 0  # no tiles, and nothing writes them
 
     def fill(self, source: RawArray, top: int) -> None:
-        """Copy what the tiles from row ``top`` on read, apart by even and odd rows and columns."""
+        """Copy the pixels that the tiles from row ``top`` on read, split into even and odd rows and columns."""
         above, left = self.p.pad
         take_apart(self.phases, source, 2 * top - above, -left)
 
     def transform(self, row: int) -> None:
-        """Row ``row`` of v: Bᵀ d B."""
+        """Compute row ``row`` of v = Bᵀ d B."""
         even, odd = self.phases
         for first in range(0, self.p.channels, SOME):
             channels = slice(first, min(first + SOME, self.p.channels))
@@ -133,7 +133,7 @@ def take_apart(phases: RawArray, source: RawArray, above: int, left: int) -> Non
 
 
 class _Block:
-    """The products of one block of a part, one block after the other in the same scratch."""
+    """The computation of a part, block by block in the same scratch."""
 
     def __init__(self, ctx: Workspace, p: Pass, part: Part, weight: Any, kept: Any) -> None:
         self.p = p
@@ -151,7 +151,7 @@ class _Block:
             self.turned = ctx.take((self.some * p.channels * 9,), F32) if p.back else None
 
     def run(self, source: Any, bias: Any, out: Any) -> None:
-        """The part, block after block."""
+        """Compute the part, block by block."""
         cut = None
         for images, top, rows in blocks(self.p, len(source)):
             sizes = images.stop - images.start, rows
@@ -173,7 +173,7 @@ class _Block:
         self.done = view(done, 2, self.some, rows, self.windows.columns, images)
 
     def _u(self, row: int, some: slice) -> Any:
-        """Row ``row`` of u for the filters ``some`` of the part."""
+        """Return row ``row`` of u for the filters ``some`` of the part; transform the weight unless u is kept."""
         places = slice(ROW * row, ROW * (row + 1))
         if self.kept is not None:
             return self.kept[places, some]
@@ -189,7 +189,7 @@ class _Block:
         return piece.reshape(ROW, channels, filters).swapaxes(1, 2)
 
     def _multiply(self, row: int) -> None:
-        """Row ``row`` of m, added to the sums over rows: Aᵀ m."""
+        """Compute row ``row`` of m and add it to the sums over rows: Aᵀ m."""
         above, below = self.sums
         for some in self._filters():
             u, upper, lower = self._u(row, some), above[:, some], below[:, some]
@@ -201,7 +201,7 @@ class _Block:
                 np.subtract(lower, m, out=lower)
 
     def _finish(self, bias: Any, out: Any, top: int) -> None:
-        """The sums over columns, into their places in ``out``: (Aᵀ m) A."""
+        """Sum over columns and write the results to ``out``: (Aᵀ m) A."""
         for some in self._filters():
             done = self.done[:, : some.stop - some.start]
             flat = done.reshape(2, some.stop - some.start, -1)
@@ -226,7 +226,7 @@ class _Block:
 
 
 def _combine(place: int, four: tuple[Any, Any, Any, Any], out: RawArray) -> None:
-    """One row of Bᵀ: of four neighbours the first without the third, the second and the third, …"""
+    """Apply row ``place`` of Bᵀ to four neighbours, for example first minus third for row 0."""
     first, second, third, fourth = four
     if place == 0:
         np.subtract(first, third, out=out)

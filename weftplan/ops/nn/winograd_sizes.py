@@ -14,20 +14,20 @@ from weftplan.ops.core.products import FEW, MOST, SHARE, ranges
 from weftplan.ops.core.schema import aligned
 
 PLACES = 16
-"""Elements of a transformed window, and so products of a pass: 4 rows of 4."""
+"""Number of elements of a transformed window (4 rows of 4), and of matrix products of a pass."""
 ROW = 4
-"""Products that are made at a time: one row of them, whose operands stay in the cache from step to step."""
+"""Number of products that are computed at a time: a row, whose operands stay in the cache between steps."""
 ITEM = 4
 """Bytes of a float32."""
 LEAST = 64
-"""Least channels and filters at which it is faster: with fewer, transforming costs more than it saves."""
+"""Minimum channels and filters at which this algorithm is faster: with fewer, transforms cost more than they save."""
 LEAST_TILES = 64
-"""Least tiles of a batch at which it is faster: with fewer, transforming the weight costs more than it saves."""
+"""Minimum tiles of a batch at which this algorithm is faster: with fewer, transforming the weight costs too much."""
 WHOLE = 1 << 22
 """Bytes of a transformed weight that is kept whole and made once. A larger one is made in pieces, again for each block.
 """
 TILES = 256
-"""Tiles of a block at most: products of more are no faster."""
+"""Maximum tiles of a block: larger products are no faster."""
 TILES_IN_TRAINING = 512
 """The same for gradients. A training plan is large, so their scratch hardly counts, and larger blocks hand over the
 interpreter lock less often: with two cores, 64 channels of 32x32 at batch 32 take 34 ms instead of 41."""
@@ -54,23 +54,23 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Images to images by 3x3 windows, forward or back, in blocks of ``images`` or of ``rows`` of tiles of one image.
+    """A 3x3 convolution, or its data gradient, in blocks of ``images`` whole images or of ``rows`` rows of tiles.
 
     A tile is 2x2 elements of the result and reads 4x4 of the source.
     """
 
     batch: int
     channels: int
-    """Summed over."""
+    """Channels of the source, which are summed over."""
     filters: int
     """Channels of the result."""
     source: tuple[int, int]
     result: tuple[int, int]
     pad: tuple[int, int]
     back: bool
-    """Whether the weight is turned by half, and its two first axes change places."""
+    """Whether this is a data gradient: the weight is rotated by half a turn, and its first two axes are exchanged."""
     block_bytes: int
-    """Bytes of all products' right sides of a block."""
+    """Maximum bytes of the right operands of all products of a block."""
     most_tiles: int = TILES
 
     @property
@@ -90,7 +90,7 @@ class Pass:
 
     @property
     def some(self) -> int:
-        """Filters that are multiplied at a time."""
+        """Number of filters that are multiplied at a time."""
         return min(self.filters, 2 * SOME if self.whole else SOME)
 
     @property
@@ -170,7 +170,7 @@ class Pass:
 
 @functools.lru_cache(maxsize=1024)
 def _fitting(p: Pass) -> tuple[int, int]:
-    """Return the images, and rows of tiles, of a block."""
+    """Return the number of images, and of rows of tiles, of a block."""
     rows, columns = p.grid
     most = max(1, min(p.most_tiles, p.block_bytes // (PLACES * ITEM * max(p.channels, p.filters)))) * (
         1 if p.whole else MANY

@@ -40,7 +40,7 @@ def sum_up(ctx: Workspace, p: Pass, data: Any, ograd: Any, wgrad: Any) -> None:
 
 
 class _Sums:
-    """The sums of one part, block after block in the same scratch."""
+    """The computation of one part's sums, block by block in the same scratch."""
 
     def __init__(self, ctx: Workspace, p: Pass) -> None:
         self.p = p
@@ -48,7 +48,7 @@ class _Sums:
         self._flat = [ctx.take((size,), F32) for size in p.weight_sizes[len(p.window_sizes) :]]
 
     def run(self, data: Any, ograd: Any, sums: Any) -> None:
-        """The part."""
+        """Compute the sums of the part."""
         cut = None
         first = True
         sums = sums.reshape(PLACES, self.p.filters, self.p.channels)

@@ -98,7 +98,7 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 def like_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Output 0 has the dtype of input 0; the other inputs have any."""
+    """Infer output 0's dtype from input 0 and back; the other inputs have any dtype."""
     dtype = merge_dtype(ins[0], outs[0], "input 0 and the output")
     return [dtype, *ins[1:]], [dtype]
 
