@@ -139,6 +139,6 @@ def _operation(f: Function, name: str, operands: Sequence[str]) -> str:
 
 
 def _chosen(f: Function, how: str, a: str, b: str, then: str, otherwise: str) -> str:
-    """Emit a lane-wise selection: ``then`` in lanes in which the comparison holds, else ``otherwise``."""
+    """Emit a selection by lane: ``then`` if the comparison holds, else ``otherwise``."""
     there = f.value(f"fcmp {how} {f.vector} {a}, {b}")
     return f.value(f"select <{f.lanes} x i1> {there}, {f.vector} {then}, {f.vector} {otherwise}")

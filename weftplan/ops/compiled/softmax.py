@@ -84,7 +84,7 @@ def _larger(f: Function, a: str, b: str) -> str:
 
 
 def _function() -> Function:
-    """``softmax(words)``."""
+    """``softmax(words)``: compute the softmax of rows as :data:`WORDS` describes."""
     f = Function("softmax", (("ptr", "words"),), "float", LINE // 4)
     x, y = f.pointer("%words", 0), f.pointer("%words", 1)
     first, last, classes, row_bytes = (f.word("%words", k) for k in range(2, 6))

@@ -29,8 +29,8 @@ SWEEPS: Mapping[str, float] = {
     # Random bits cost more than the traffic of the mask.
     "Dropout": 4.0,
 }
-"""How often an operator's memory traffic is more than reading every input and writing every output once; backward nodes
-are meant, too."""
+"""Factor of an operator's memory traffic, relative to one read of every input and one write of every output. It applies
+to backward nodes, too."""
 
 _PRODUCTS = frozenset(("FullyConnected", "dot", "batch_dot", "_linalg_gemm", "_linalg_gemm2"))
 COUNTED = _PRODUCTS | {"Convolution", "Deconvolution", "RNN"}

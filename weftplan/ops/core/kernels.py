@@ -289,7 +289,7 @@ def _into(function: Any, a: Any, b: Any, out: Any) -> None:
 
 
 MOST_PREPARED = 64
-"""Blocks. Larger arrays would need many views, and the overhead of a call no longer matters for them."""
+"""Maximum blocks of a prepared call. Larger arrays would need many views, and their call overhead does not matter."""
 
 
 ScratchRule = Callable[[Params, DType], Sequence[DType]]

@@ -256,7 +256,7 @@ class Op:
     outputs: tuple[str, ...] | Callable[[Params], tuple[str, ...]] = ("output",)
     """Names of all outputs, hidden outputs included."""
     visible_outputs: int | Callable[[Params], int] | None = None
-    """How many of them a user sees (None: all)."""
+    """Number of outputs that a user sees (None: all)."""
     gradient: GradientRule | None = None
     """None: not differentiable (an error unless every incoming gradient is zero)."""
     inplace: tuple[InplacePair, ...] | Callable[[Params], tuple[InplacePair, ...]] = ()
@@ -270,9 +270,9 @@ class Op:
     random: bool = False
     """Draws random numbers: never merged by common-subexpression elimination."""
     needs_training: Callable[[Params], bool] | None = None
-    """Where true, a forward run outside training does not make what the gradient reads."""
+    """Whether a forward run outside training omits values that the gradient reads."""
     loss: bool = False
-    """Its gradient ignores the incoming one (SoftmaxOutput, MakeLoss, …), so no head gradient need be given."""
+    """The gradient ignores the incoming gradient (SoftmaxOutput, MakeLoss, …), so head gradients are optional."""
     backward_of: str | None = None
     """For a backward operator: the forward operator; its output k is the gradient of forward input grad_inputs[k]."""
     grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()

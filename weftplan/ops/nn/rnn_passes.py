@@ -185,7 +185,7 @@ class BackwardPass:
         xp.add(d_weights.of_projection, self.projection, out=d_weights.of_projection)
 
     def input_gradient(self, weights: Weights, out: Any, add: bool) -> None:
-        """``out`` (steps, batch, inputs) = or += the gradient of the input, after :meth:`run`."""
+        """Write the input's gradient to ``out`` (steps, batch, inputs), or ``add`` it; call this after :meth:`run`."""
         xp, plan = self.xp, self.plan
         width = span(plan)
         for start in range(0, plan.steps, width):

@@ -265,7 +265,7 @@ def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 def _by_way_of(source: DType, target: DType) -> list[DType]:
-    """Return the intermediate dtype of a cast, if any: int64 from floats to small integers, so that 300.0 wraps to 44."""
+    """Return a cast's intermediate dtype, if any: int64 from floats to small integers, so that 300.0 wraps to 44."""
     return [INDEX] if is_float(source) and target.kind in "iu" and target.itemsize < 8 else []
 
 

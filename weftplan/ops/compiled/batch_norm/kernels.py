@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from weftplan.ops.compiled.ir import Function, Value
 
 EARLY, LATE = "early", "late"
-"""Phase in which a pass prefetches: while it computes the channel's sums, or while it writes the results."""
+"""Phases that prefetch: the computation of a channel's sums, and the writing of its results."""
 _FETCH = ("at", "image", "channel", "lines")
 FETCHED = tuple(f"{when}_{what}" for when in (EARLY, LATE) for what in _FETCH)
 """Words of the prefetch into the second cache, channel by channel: address of the first, bytes between images and
@@ -39,7 +39,7 @@ CHAINS = 4
 LINE = 64
 """Bytes of a cache line, and of a vector."""
 STRETCH = CHAINS * LINE
-"""Bytes of a channel that one loop iteration processes."""
+"""Bytes of a channel per loop iteration."""
 
 
 class _Channel:

@@ -39,7 +39,7 @@ from weftplan.ops.core.schema import DType
 from weftplan.support.core_sharing import split, split_in_rooms
 
 FEW_PACKED = 1 << 20
-"""Minimum bytes of weights that one part packs if idle cores help: a fifth of a millisecond."""
+"""Minimum bytes of weights that a part packs if idle cores help: a fifth of a millisecond."""
 
 
 def entries(dtype: DType, target: Target) -> dict[str, Entry]:

@@ -64,7 +64,7 @@ def _slower(geo: Geometry, *, forward: bool) -> str:
 
 
 def _nbytes(s: Sizes, *scratches: Scratch) -> int:
-    """Return the scratch bytes of the most demanding of these passes, which follow one another."""
+    """Return the scratch bytes of passes that run one after another: those of the most demanding pass."""
     if depthwise_tables.takes(s):
         return aligned(depthwise_tables.scratch(s))
     return max(need.nbytes for need in scratches)
@@ -144,8 +144,11 @@ def _correlate(
     after: After | None = None,
     relu: bool = False,
 ) -> Call:
-    """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None; ``after`` that scaled and shifted, and
-    with ``relu`` nothing below 0."""
+    """Return a call that convolves ``data`` with ``weight`` into ``out``.
+
+    The call adds ``bias`` unless None, multiplies by the scale of ``after`` and adds its shift, and applies a relu if
+    ``relu``.
+    """
     if depthwise_tables.takes(s):
         return depthwise_tables.forward_call(s, data, weight, bias, out, room, after=after, relu=relu)
     small = pointwise.forward_pass(s)
@@ -156,7 +159,7 @@ def _correlate(
 
 
 def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Any) -> list[Call]:
-    """Gradients of :func:`_correlate` for data and weight, unless None."""
+    """Return calls that compute the gradients of :func:`_correlate`: ``dgrad`` and ``wgrad``, each unless None."""
     single, small, turned = depthwise_tables.takes(s), pointwise.data_pass(s), pointwise_weights.weight_pass(s)
     calls: list[Call] = []
     if dgrad is not None and single:
@@ -232,7 +235,7 @@ def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: RawArray, stati
 
 
 def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu: str) -> int:
-    """Return the scratch bytes of a convolution that has ``nbytes``, and a batch norm."""
+    """Return the scratch bytes of a convolution, which needs ``nbytes``, followed by a batch norm."""
     norm, _, statistics = _apart(params, inputs)
     out = outputs[0]
     if batch_norm.refusal(norm, out, statistics[1].dtype):
@@ -272,7 +275,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
 
 
 def _fast_backward_nbytes(s: Sizes) -> int:
-    """Return the scratch bytes of both gradients in Winograd's way, which follow one another."""
+    """Return the scratch bytes of both gradients by Winograd's algorithm, computed one after the other."""
     return max(winograd.layout(winograd.data_pass(s)).nbytes, winograd_weights.layout(winograd.forward_pass(s)).nbytes)
 
 

@@ -121,7 +121,7 @@ _NUMBERS = ("images", "first", "last", "x_image", "x_channel", "y_image", "y_cha
 
 
 def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None:
-    """Emit a store of a vector of outputs, ``left`` of which belong to the row.
+    """Emit a store of a vector of outputs; the first ``left`` belong to the row.
 
     The excess overwrites later rows or planes, which are stored later; nothing is written after ``end``.
     """

@@ -45,7 +45,7 @@ _OTHERS = _COUNT + 1
 """Indices of a call's words: its stage; the number of the first message; the heads of both messages; the tables of
 pieces (show, add, take); the bytes of the first message; the addresses of its own slots; whether shared results are
 written past the caches; the time of its steps without the waits; the number of the last trial, and the shortest sum in
-that trial through the caches and past them; the number of other processes; the address of each one's slots."""
+that trial through the caches and past them; the number of other processes; the addresses of their slots."""
 
 _TRIALS, _TRIED = 7, 3
 """Binary logarithms of the exchanges between trials, and of the exchanges in a trial. A trial writes half of them

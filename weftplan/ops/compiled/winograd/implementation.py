@@ -34,13 +34,13 @@ LEAST_CHANNELS = 32
 """Minimum channels and filters at which this algorithm is faster: with fewer, computing v and y costs more than it
 saves. If rows of tiles fill vectors, half of that suffices."""
 FULL = 8
-"""Tiles per row from which a row counts as filling vectors."""
+"""Minimum tiles of a row that fills vectors."""
 LEAST_TILES = 32
 """Minimum tiles of a batch at which this algorithm is faster: with fewer, computing u costs more than it saves."""
 WHOLE = 5 << 18
 """Maximum bytes of u up to which all of it is computed once and kept."""
 CHANNELS = 256
-"""Maximum channels for which all of v is kept, if u is."""
+"""Maximum channels if all of u and v is kept."""
 CHUNK = 128
 """Channels that are summed at a time if u is not kept: their v stays in the second-level cache for all filters."""
 MOST_BYTES = 3 << 20
