@@ -25,7 +25,7 @@ from weftplan.ops.core.schema import DType, Params, TensorSpec
 THREADS = 256
 """Threads of a block that works on elements."""
 WIDE = 1024
-"""Most threads of a block that adds up."""
+"""Maximum threads of a block that computes a sum."""
 
 _NAMES = {"float16": "__half", "float32": "float", "float64": "double", "int32": "int", "int64": "long long",
           "uint8": "unsigned char", "int8": "signed char", "bool": "bool"}  # fmt: skip

@@ -84,7 +84,7 @@ class KernelWithBare:
         self.kernel(ctx, params, inputs, outputs)
 
     def on(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the kernel with everything bound."""
+        """Return the kernel with all arguments bound."""
         return self.kernel.on(ctx, params, inputs, outputs)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
@@ -259,7 +259,7 @@ class UfuncKernel:
         self._bound(ctx, inputs, outputs)()
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the call with everything bound."""
+        """Return the call with all arguments bound."""
         return self._bound(ctx, inputs, outputs)
 
     def bare(

@@ -131,8 +131,7 @@ def bare_call(
 
 
 def read_only(array: Any) -> Any:
-    """Return a view of a NumPy array that refuses writes, as debug mode hands inputs to kernels; of others, the array.
-    """
+    """Return a read-only view of a NumPy array, as debug mode passes inputs to kernels; other arrays unchanged."""
     if not isinstance(array, np.ndarray):
         return array
     view = array.view()
@@ -141,4 +140,4 @@ def read_only(array: Any) -> Any:
 
 
 def _nothing() -> None:
-    """Do nothing: the call of a node without a wanted output. Its operation only passes on the order of its memory."""
+    """Do nothing: the call of a node without a wanted output, whose operation only orders the uses of its memory."""

@@ -81,7 +81,7 @@ def contains(name: str) -> bool:
 
 
 def names(*, aliases: bool = True) -> Iterator[str]:
-    """Yield all operator names, and aliases unless told otherwise."""
+    """Yield all operator names, and the aliases unless ``aliases`` is False."""
     yield from _OPS
     if aliases:
         yield from _ALIASES

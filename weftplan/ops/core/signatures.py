@@ -118,8 +118,7 @@ def _open(hint: str) -> str:
 
 
 def stub(name: str, op: Op, array: str, extra: Sequence[str], *, method: bool = False) -> str:
-    """Return one line of a stub file: the definition of the function, or of the method, whose array is the first input.
-    """
+    """Return a line of a stub file: the definition of the function, or of the method of the first input."""
     parameters = signature(op, array, extra)
     return written(
         name, parameters.replace(parameters=_of_method(parameters) if method else list(parameters.parameters.values()))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Grain(NamedTuple):
-    """Sizes of the pieces.
+    """Sizes of blocks and tiles on a type of device.
 
     Attributes:
         block: elements of one block of an elementwise formula, a reduction or a row-wise operator.
@@ -61,8 +61,9 @@ def block() -> int:
 
 
 def share(size: int) -> int:
-    """Return the elements of one block of an array of ``size`` whose scratch may hold the peak of a small network: a
-    quarter.
+    """Return the elements per block of an array of ``size`` elements if its scratch could raise a small network's peak.
+
+    This is a quarter of the array, between ``Grain.least`` and ``Grain.block``.
 
     >>> share(10_000), share(100_000), share(10**9) == block()
     (4096, 25000, True)

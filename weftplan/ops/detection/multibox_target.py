@@ -25,7 +25,7 @@ from weftplan.ops.detection.multibox import VARIANCES, check_variances
 from weftplan.support.array_types import RawArray
 
 _LEAST = 1e-6
-"""Least overlap (exclusive) at which a box takes an anchor."""
+"""A box takes an anchor only if their overlap exceeds this."""
 
 _PARAMS = (
     Param("overlap_threshold", p_float, 0.5, "an anchor takes a box that it overlaps by more"),
@@ -64,8 +64,7 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
 
 
 def _scratch(params: Params, anchor: Any, label: Any, *others: Any) -> Room:
-    """Return the overlaps twice (the second copy is struck out), the best of each anchor, sizes, states, and the rest.
-    """
+    """Return the scratch: two copies of the overlaps, the best of each anchor, sizes, states, and work arrays."""
     anchors, dtype = anchor.shape[1], anchor.dtype
     grid = (label.shape[1], anchors)
     return [

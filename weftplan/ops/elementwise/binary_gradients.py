@@ -138,8 +138,8 @@ class _BackwardKernel:
             _both_sides(self.sides, ctx.xp, *block)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """Return the formulas bound to the views of every block; the whole call for unequal shapes or very many blocks.
-        """
+        """Return a call of the formulas on prepared views of all blocks; for unequal shapes or very many blocks, of the
+        whole kernel."""
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         if inputs[1].shape != inputs[2].shape:
             return whole
@@ -170,7 +170,8 @@ def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], 
 
 
 def sum_backward(sign: int) -> Kernel:
-    """Gradients of lhs + rhs and lhs - rhs: the incoming one, summed to each shape, the right one times ``sign``."""
+    """Return the gradient kernel of lhs + rhs or lhs - rhs: the output gradient summed to each input's shape; the right
+    gradient is multiplied by ``sign``."""
 
     @kernel
     def compute(xp: Any, p: Params, g: Any, left: Any, right: Any) -> None:

@@ -1,7 +1,7 @@
 """Activation: relu, sigmoid, tanh, softrelu, softsign; every gradient needs the output only.
 
-This file owns the formulas; ``max(x, 0)`` is that of the operator ``relu``. A formula works on one block and is given
-its scratch.
+This file owns the formulas, except that the operator ``relu`` owns ``max(x, 0)``. A formula works on one block; the
+caller provides its scratch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _softsign(xp: ModuleType, x: RawArray, out: RawArray, t: RawArray) -> None:
 
 
 def relu_gradient(xp: ModuleType, g: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
-    """Compute ``out`` = the gradient of relu from the incoming one and the output, with a block of truth values as
+    """Compute the relu's input gradient ``out`` from the output gradient ``g`` and the output ``y``; ``mask`` is
     scratch."""
     xp.not_equal(y, 0, out=mask)  # y is never negative; at NaN the incoming gradient must pass
     xp.multiply(g, mask, out=out)

@@ -77,10 +77,9 @@ def _batch(name: str, attention: Shape, batch: int, heads: int) -> tuple[int, in
 def _product(
     name: str, parts: Sequence[int], params: Params, sequences: list[Shape], attention: Shape | None
 ) -> tuple[list[Shape], Shape]:
-    """Return the sequences (queries or output, keys or values; one alone stands for both), and attention, told by each
-    other.
+    """Infer the shapes of the sequences (queries or output, then keys or values, or one for both) and of attention.
 
-    ``parts``: how many tensors each sequence interleaves.
+    ``parts``: number of tensors that each sequence interleaves.
     """
     heads = params["heads"]
     known = merge_shape((0, 0, 0), attention, f"{name}: attention (batch · heads, queries, keys)")

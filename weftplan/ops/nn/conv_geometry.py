@@ -208,7 +208,7 @@ class Part(NamedTuple):
 COPY = 32
 """Cost of copying an element of the columns, or of adding it back, in multiplications."""
 LEAST_ROWS = 32
-"""Least rows of the columns in a part of the channels: fewer would not fill a BLAS's tiles."""
+"""Minimum rows of the columns matrix in a part of the channels: fewer would not fill the tiles of BLAS."""
 
 
 @functools.lru_cache(maxsize=4096)

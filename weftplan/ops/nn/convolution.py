@@ -96,8 +96,7 @@ def _inputs(params: Params) -> tuple[str, ...]:
 
 
 def convolution_shape(params: Params, ins: Shapes, outs: Shapes, what: str = "Convolution") -> tuple[Shapes, Shapes]:
-    """Return the shapes of data, weight and bias (unless ``no_bias``), and of the output, as far as they tell each
-    other."""
+    """Infer the shapes of data, weight, bias (unless ``no_bias``) and output from each other."""
     kernel, stride, dilate, pad = window(params, what)
     filters, groups = params["num_filter"], params["num_group"]
     rank = len(kernel)

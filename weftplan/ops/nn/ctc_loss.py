@@ -81,7 +81,7 @@ class _Plan(NamedTuple):
     places: Any
     """(batch, places) int64: the channel of each place."""
     cells: Any
-    """(batch, places) int64: the same, counted over all samples."""
+    """(batch, places) int64: index of the place's channel among the channels of all samples."""
     skips: Any
     """(batch, places) bool: whether place i may follow place i - 2."""
     steps: Any

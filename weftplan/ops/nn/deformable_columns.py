@@ -53,7 +53,7 @@ class Sizes:
 
     @property
     def tile(self) -> int:
-        """Windows that are worked on together."""
+        """Number of windows of a tile."""
         row = self.channels * self.taps * self.acc.itemsize
         return max(1, min(self.windows, tiling.tile_bytes() // row))
 
@@ -161,7 +161,7 @@ class Columns:
             self.xp.copyto(of_place, 0, where=clamped)
 
     def sample(self, image: RawArray, offset: RawArray, where: slice, columns: RawArray) -> None:
-        """Fill a tile's columns, before any mask."""
+        """Sample a tile's columns from the image, without the mask."""
         for _, channels, points in self.moved(offset, where):
             target = columns[channels]
             self.sampler.forward(image[channels], points.reshape(2, -1), target.reshape(len(target), -1))

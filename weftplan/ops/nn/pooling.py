@@ -120,7 +120,7 @@ def grid_of(params: Params, image: Shape, grid: Shape) -> Grid:
 
 
 def _planes(image: Shape, total: int) -> int:
-    """Return the number of planes (images times channels) that are worked on together, so that they stay in a cache."""
+    """Return the number of planes (images times channels) per block: they fit a cache."""
     return min(total, max(1, tiling.block() // max(1, math.prod(image))))
 
 

@@ -13,7 +13,7 @@ from weftplan.support.array_types import RawArray
 
 
 def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
-    """Return the shape of gamma for ``data``: one slope for each channel, unless another is given that fits.
+    """Return the shape of gamma for ``data``: one slope per channel, unless ``gamma`` is another shape that fits.
 
     >>> prelu_gamma_shape((2, 3, 4), None), prelu_gamma_shape((2, 3, 4), (1, 3, 0))
     ((3,), (1, 3, 4))
@@ -42,12 +42,12 @@ def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
 
 
 def prelu_forward_block(shape: Shape) -> Shape:
-    """Return the shape of the block that the forward pass works on together: of a small array a quarter."""
+    """Return the shape of a block of the forward pass: a quarter of a small array."""
     return rows_per_block(shape, tiling.share(math.prod(shape))), *shape[1:]
 
 
 def prelu_block(shape: Shape) -> Shape:
-    """Return the shape of the block that the backward pass works on together; its sums follow from it."""
+    """Return the shape of a block of the backward pass, which determines the order of its sums."""
     return rows_per_block(shape), *shape[1:]
 
 

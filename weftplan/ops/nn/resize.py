@@ -84,7 +84,7 @@ def _scratch(old: Shape, new: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
 
 
 def _planes(old: Shape, new: Shape) -> int:
-    """Return how many planes are worked on together."""
+    """Return the number of planes per block."""
     widest = max(old[2] * old[3], new[2] * new[3], old[2] * new[3])
     return rows_per_block((old[0] * old[1], widest))
 

@@ -202,8 +202,7 @@ class BackwardPass:
     def weight_gradients(
         self, d_weights: Weights, x: Any, kept: Kept, states: Any, initial: object, reverse: bool
     ) -> None:
-        """Compute the gradients of weights and biases, after :meth:`input_gradient`: :attr:`d_gates` is changed (gru).
-        """
+        """Compute the gradients of weights and biases, after :meth:`input_gradient`: a gru changes :attr:`d_gates`."""
         xp, plan = self.xp, self.plan
         d_gates = self.d_gates
         rows = d_gates.reshape(-1, plan.gates)

@@ -46,7 +46,7 @@ from weftplan.ops.nn.softmax_core import FEW, as_rows, forward_bytes, softmax
 from weftplan.support.core_sharing import split
 
 _LABELS = 4096
-"""Labels that are turned into places together."""
+"""Number of labels that are converted to places at a time."""
 
 _PARAMS = (
     Param("grad_scale", p_float, 1.0, "Factor of the gradient."),

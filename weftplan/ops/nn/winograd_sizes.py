@@ -42,7 +42,7 @@ weight is not kept."""
 BEHIND = 16
 """Padding elements after each row of v, so that no other operand of a product has its strides."""
 APART = 48
-"""Elements between rows of the transformed weight, which lie a power of two apart otherwise and meet in the caches."""
+"""Padding elements between rows of the transformed weight, which would otherwise share cache sets."""
 
 
 class Part(NamedTuple):
@@ -204,14 +204,18 @@ def weight_parts(p: Pass) -> tuple[slice, ...]:
 
 
 def fits(p: Pass, other: int) -> bool:
-    """Return whether a pass is computed so: it is faster, and its scratch is no more than ``other`` bytes, those of the
-    other way, or than twice what it reads and writes."""
+    """Return whether this algorithm computes a pass: it is faster, and its scratch is acceptable.
+
+    Acceptable is at most ``other`` bytes, the scratch of the other algorithm, or twice the bytes it reads and writes.
+    """
     return _large(p) and p.nbytes <= max(other, 2 * (p.arrays + _weight_nbytes(p)))
 
 
 def weight_fits(p: Pass, other: int) -> bool:
-    """Return the same of the weight's gradient by the windows of a forward pass, whose sums must be few besides: they
-    are written, too, and count as the weight."""
+    """Return :func:`fits` for the weight gradient; ``p`` is the forward pass.
+
+    Its sums must be small enough to be kept whole. They are written as well, and count like the weight.
+    """
     return _large(p) and p.whole and p.weight_nbytes <= max(other, 2 * (p.arrays + 2 * _weight_nbytes(p)))
 
 

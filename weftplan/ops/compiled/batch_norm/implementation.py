@@ -211,8 +211,7 @@ def backward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Array
 
 
 def refusal(params: Params, data: TensorSpec, vector: DType) -> str:
-    """Return why these kernels do not compute it, of such data and statistics of dtype ``vector``; empty when they do.
-    """
+    """Return why these kernels refuse this data with statistics of dtype ``vector``; empty if they accept it."""
     target = host()
     if isinstance(target, str):
         return target

@@ -67,11 +67,10 @@ class _Channel:
         *,
         fetches: str = "",
     ) -> None:
-        """``body(offset, chain, mask)`` for every vector of the channel; the last of a plane may be masked.
+        """Emit ``body(offset, chain, mask)`` for every vector of the channel; the last of a plane may be masked.
 
-        ``result`` (a pointer, bytes between images and between channels) is an array whose planes lie elsewhere: in the
-        body the same offset from :attr:`result` leads to it. With ``fetches``, a time of :data:`FETCHED`, that is
-        fetched.
+        ``result`` (a pointer, bytes between images and between channels) is an array with another layout: in the body
+        the same offset from :attr:`result` addresses it. ``fetches`` is the phase of :data:`FETCHED` to prefetch in.
         """
         f = self.f
         with f.loop(0, self.images) as image:

@@ -43,8 +43,7 @@ FEW_PACKED = 1 << 20
 
 
 def entries(dtype: DType, target: Target) -> dict[str, Entry]:
-    """Return the compiled functions ``gather`` and ``weights`` for elements of ``dtype``, for float16 also ``narrow``.
-    """
+    """Return the compiled functions for ``dtype``: ``gather`` and ``weights``, for float16 also ``narrow``."""
     scalar, halves = "double" if dtype.itemsize == 8 else "float", dtype.itemsize == 2
     return library(
         f"convolution-{'half' if halves else scalar}",

@@ -24,7 +24,7 @@ _POINTERS = 7
 
 
 class _Pooling:
-    """The common part of both directions: planes, rows of windows, and the buffer."""
+    """Emitter shared by both directions: planes, rows of windows, and the buffer."""
 
     def __init__(self, name: str, scalar: str, step: int) -> None:
         self.f = f = Function(name, (("ptr", "words"),), scalar, VECTOR_BYTES // (4 if scalar == "float" else 8))

@@ -125,7 +125,7 @@ def lines(scalar: str, lanes: int) -> Function:
 
 
 def image(scalar: str, lanes: int, lines: Function) -> Function:
-    """``image(how, begin, end)``: v of some tiles."""
+    """``image(how, begin, end)``: compute v of the tiles ``begin`` to ``end``."""
     f = Function("image", (("ptr", "how"), ("i64", "begin"), ("i64", "end")), scalar, lanes, local=True)
     get = Words(f, WINOGRAD, ("x", "v", "line", "first_in", "last_in", "x_image", "x_plane", "lead", "line_bytes",
                               "odd", "tiles", "columns", "v_row", "v_place"), POINTERS)  # fmt: skip
@@ -292,7 +292,7 @@ def multiply(scalar: str, lanes: int, most: int) -> Function:
 
 
 def results(scalar: str, lanes: int) -> Function:
-    """``results(how, m, first, last, begin, end)``: y of some filters and tiles."""
+    """``results(how, m, first, last, begin, end)``: compute y of some filters and tiles from m."""
     arguments = (("ptr", "how"), ("ptr", "m"), ("i64", "first"), ("i64", "last"), ("i64", "begin"), ("i64", "end"))
     f = Function("results", arguments, scalar, lanes, local=True)
     get = Words(f, WINOGRAD, ("y", "bias", "tiles", "columns", "y_image", "y_plane", "y_height", "y_width",
@@ -363,7 +363,7 @@ def results(scalar: str, lanes: int) -> Function:
 
 
 def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
-    """``winograd(how)``: a range of tiles, channels and filters of a convolution."""
+    """``winograd(how)``: compute a range of tiles, channels and filters of a convolution."""
     f = Function("winograd", (("ptr", "how"),), scalar, lanes)
     get = Words(f, WINOGRAD, ("u", "line", "lines_bytes", "first", "last", "block", "first_in", "last_in", "first_out",
                               "last_out", "some", "turns", "channels", "m", "m_out", "ends"), POINTERS)  # fmt: skip
@@ -388,7 +388,7 @@ def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
 
 
 def turned(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
-    """``turned(how)``: u of the filters ``first_out`` to ``last_out``."""
+    """``turned(how)``: compute u of the filters ``first_out`` to ``last_out``."""
     f = Function("turned", (("ptr", "how"),), scalar, lanes)
     get = Words(f, WINOGRAD, ("u", "first_out", "last_out", "channels"), POINTERS)
     u = f.at(get["u"], f.mul(get["first_out"], f.mul(get["channels"], f.size)))
