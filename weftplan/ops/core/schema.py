@@ -212,7 +212,7 @@ class OpContext(Workspace):
         return self.xp.empty(self.output_shapes[index], dtype) if array is None else array
 
     def generator(self) -> Any:
-        """Return a random generator seeded by ``random_key`` alone, so that a recomputed node draws the same numbers."""
+        """Return a generator seeded by ``random_key`` alone, so that a recomputed node draws the same numbers."""
         seed, counter = self.random_key
         if self.xp is np:
             return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))

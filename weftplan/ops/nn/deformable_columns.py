@@ -58,8 +58,11 @@ class Sizes:
         return max(1, min(self.windows, tiling.tile_bytes() // row))
 
     def buffers(self, *, back: bool) -> list[tuple[Shape, DType]]:
-        """Return the points, columns, the window side of a tile, the two widened inputs, and two rows of conditions;
-        for gradients those of columns, points and image as well, sums of the weight's, and a row of the mask's."""
+        """Return the scratch: two rows of conditions, points, columns and outputs of a tile, and two widened inputs.
+
+        With ``back`` also the gradients of columns, points and image, sums of the weight gradient, and a row of the
+        mask gradient.
+        """
         wide = self.acc != self.dtype
         places = self.taps * self.tile
         columns = self.channels * places

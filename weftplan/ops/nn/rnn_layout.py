@@ -73,7 +73,7 @@ class Layout:
         return total
 
     def weights(self, vector: Any) -> list[Weights]:
-        """Return the views of ``vector``, for layer 0 forwards, layer 0 backwards, layer 1 forwards, …"""
+        """Return views of ``vector`` for layer 0 forwards, layer 0 backwards, layer 1 forwards, …"""
         at = 0
         matrices: list[tuple[Any, Any, Any]] = []
         for layer in range(self.layers):

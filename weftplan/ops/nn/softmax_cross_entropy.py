@@ -95,7 +95,7 @@ def _forward_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequen
 
 @workspace_kernel
 def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, label: Any, out: Any) -> None:
-    """(softmax - 1 at the label) times the incoming number."""
+    """Compute (softmax - 1 at the label) times the output gradient, a number."""
     xp = ctx.xp
     wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))
     for here in row_blocks(data.shape):
