@@ -7,6 +7,7 @@ text that this script would write.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import list_files
@@ -19,17 +20,20 @@ from weftplan.cli.doctor.command import environment_markdown
 from weftplan.ops.core import registry
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "bench"))
+import figures  # noqa: E402
+
 README = ROOT / "README.md"
 
 
 def readme() -> str:
-    """Return the README with today's number of public operators."""
+    """Return the README with today's number of public operators and the tables of the kept figures of speed."""
     public = {registry.get(name).name for name in dir(mx.sym) if registry.contains(name)}
     pattern = r" \d+ operators, listed by `dir\(mx\.sym\)`"
     text, count = re.subn(pattern, f" {len(public)} operators, listed by `dir(mx.sym)`", README.read_text("utf-8"))
     if count != 1:
         raise ValueError(f"expected one sentence like {pattern!r} in {README}, found {count}; mend one of the two")
-    return text
+    return figures.filled(text)
 
 
 def pages() -> dict[Path, str]:

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import weftplan
 
@@ -65,12 +67,36 @@ def test_metadata(wheel: Path):
     assert metadata["Requires-Python"] == ">=3.11"
     required = metadata.get_all("Requires-Dist") or []
     runtime = {line.split(">")[0].strip() for line in required if "extra ==" not in line}
-    assert runtime == {"numpy", "rich", "click", "threadpoolctl"}
+    assert runtime == {"numpy", "rich", "click", "threadpoolctl", "llvmlite"}
     extras = {"cuda12", "cuda13", "mpi", "plot", "examples", "fast", "test", "dev"}
     assert extras <= set(metadata.get_all("Provides-Extra") or [])
     assert "weftplan = weftplan.cli:main" in commands
     assert "Apache License" in licence
     assert "Version 2.0, January 2004" in licence
+
+
+PLATFORMS = {
+    ("linux", "x86_64", "3.11"): True,
+    ("linux", "aarch64", "3.14"): True,
+    ("darwin", "arm64", "3.12"): True,
+    ("win32", "AMD64", "3.13"): True,
+    ("linux", "riscv64", "3.13"): False,
+    ("darwin", "x86_64", "3.12"): False,
+    ("win32", "ARM64", "3.13"): False,
+    ("linux", "x86_64", "3.15"): False,
+}
+"""System, machine and Python -> whether llvmlite has a wheel and is a dependency."""
+
+
+@pytest.mark.parametrize("platform", PLATFORMS, ids=" ".join)
+def test_llvmlite_is_a_dependency_where_it_has_wheels(platform: tuple[str, str, str]):
+    """The marker of the dependency is true exactly on the platforms for which llvmlite publishes wheels."""
+    system, machine, version = platform
+    environment = {"sys_platform": system, "platform_machine": machine, "python_version": version}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (llvmlite,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "llvmlite")
+    assert llvmlite.marker is not None
+    assert llvmlite.marker.evaluate(environment) is PLATFORMS[platform]
 
 
 def test_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path):

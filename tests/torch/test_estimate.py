@@ -22,7 +22,7 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
 def step(model: Any, optimizer: Any, args: Any, *, none: bool = True, amp: bool = False, parts: int = 1) -> None:
-    """A training step with what people do in one."""
+    """A training step with accumulation, clipping and mixed precision."""
     optimizer.zero_grad(set_to_none=none)
     for _ in range(parts):
         with torch.autocast("cpu", torch.bfloat16, enabled=amp):
@@ -139,7 +139,7 @@ def test_compiled_steps_are_refused() -> None:
 
 
 def test_recurrent_layers_are_named_as_unseen() -> None:
-    """The kernel of ``nn.LSTM`` on a CPU is another than the one that a trace sees, and the report says so."""
+    """``nn.LSTM`` on a CPU does not run the kernel that a trace sees, and the report says so."""
     model = torch.nn.LSTM(8, 8)
     found = estimate(lambda: model(torch.ones(5, 2, 8))[0].sum().backward())
     assert "torch.lstm" in found.unseen

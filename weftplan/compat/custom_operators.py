@@ -187,10 +187,10 @@ def _make(attrs: Mapping[str, Any]) -> Op:
         )
     settings = {k: to_text(v) for k, v in attrs.items() if k != "op_type" and not k.startswith("__")}
     try:
-        made = prop(**settings)  # type: ignore[arg-type]  # a subclass takes what it will
+        prop_instance = prop(**settings)  # type: ignore[arg-type]  # a subclass takes what it will
     except TypeError as error:
         raise ParameterError(f"operator Custom ({kind}): {prop.__name__} does not take {settings}: {error}") from error
-    declared = Declared(str(kind), made, tuple(settings))
+    declared = Declared(str(kind), prop_instance, tuple(settings))
     return forward_op(declared, backward_op(declared))
 
 

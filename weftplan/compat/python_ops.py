@@ -41,8 +41,8 @@ class PythonOp:
                 super().__init__(op)
 
         register(kind)(Bound)
-        made: Symbol = sym.Custom(*args, op_type=kind, **kwargs)  # type: ignore[attr-defined]  # a hook
-        return made
+        symbol: Symbol = sym.Custom(*args, op_type=kind, **kwargs)  # type: ignore[attr-defined]  # a hook
+        return symbol
 
     def forward(self, in_data: list[Any], out_data: list[Any]) -> None:
         """Fill ``out_data``, by default with the first input."""
@@ -105,14 +105,16 @@ class _Runner(CustomOp):
                 self.assign(target, how, values)
 
     def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
-        made = self._op._given(out_data)
-        self._op.forward(in_data=self._op._given(in_data), out_data=made)
-        self._fill(out_data, req, made)
+        targets = self._op._given(out_data)
+        self._op.forward(in_data=self._op._given(in_data), out_data=targets)
+        self._fill(out_data, req, targets)
 
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
-        given, made = self._op._given, self._op._given(in_grad)
-        self._op.backward(out_grad=given(out_grad), in_data=given(in_data), out_data=given(out_data), in_grad=made)
-        self._fill(in_grad, req, made)
+        as_arrays, targets = self._op._given, self._op._given(in_grad)
+        self._op.backward(
+            out_grad=as_arrays(out_grad), in_data=as_arrays(in_data), out_data=as_arrays(out_data), in_grad=targets
+        )
+        self._fill(in_grad, req, targets)
 
 
 class _Prop(CustomOpProp):

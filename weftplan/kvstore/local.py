@@ -266,7 +266,7 @@ class KVStoreLocal(UpdatingStore):
         return found
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._name!r}: {len(self._stored)} keys>"
+        return f"<{type(self).__name__} {self._name!r}: {len(self._stored)} keys{self._described_updater()}>"
 
     # -- how ------------------------------------------------------------------------------------------------------
 

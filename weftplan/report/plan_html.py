@@ -60,8 +60,21 @@ def plan_html(plan: MemoryPlan, *, title: str = "memory plan") -> str:
         "STRATEGY": html.escape(plan.strategy),
         "LEFT_OUT": html.escape(plan.left_out),
         "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
+        "PASSES": "".join(
+            f"<li>{html.escape(one.text)}{f', {spent}' if (spent := milliseconds(plan.pass_seconds.get(one.name))) else ''}</li>"
+            for one in plan.passes
+        ),
     }
     return filled("plan_page.html", data, marks)
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return how long a pass took, for readers; empty if that is not known.
+
+    >>> milliseconds(0.00123), milliseconds(None)
+    ('1.23 ms', '')
+    """
+    return "" if seconds is None else f"{1e3 * seconds:.2f} ms"
 
 
 def facts(plan: MemoryPlan) -> list[tuple[str, int]]:

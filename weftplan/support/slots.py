@@ -64,6 +64,7 @@ def declared() -> Mapping[str, Slot[Any]]:
 BIND: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.executor", "Symbol.bind")
 SIMPLE_BIND: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.executor", "Symbol.simple_bind")
 PLAN_SYMBOL: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.planner", "Symbol.plan")
+DRAW_SYMBOL: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.report.network_svg", "a symbol in a notebook")
 SYMBOL_OPERATOR: Slot[Callable[[str], Function]] = Slot(
     "weftplan.symbol.symbol", "weftplan.symbol.api.functions", "an operator as a method of a symbol"
 )

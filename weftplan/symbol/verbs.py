@@ -38,3 +38,8 @@ class Verbs:
         """Plan the memory for these shapes without allocating any: see :mod:`weftplan.planner`."""
         with watching("planning within the budget", long=kwargs.get("budget") is not None):
             return slots.PLAN_SYMBOL.get()(self, shapes or {}, **kwargs)
+
+    def _repr_svg_(self) -> str:
+        """Return a picture of the graph, which notebooks show."""
+        svg: str = slots.DRAW_SYMBOL.get()(self)._repr_svg_()
+        return svg

@@ -24,7 +24,7 @@ from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_
 from weftplan.cli.plan.torch_step import plan_step
 from weftplan.convert.onnx_in import OnnxFile
 from weftplan.convert.onnx_plan import plan_onnx
-from weftplan.device.amounts import amount, bytes_of
+from weftplan.device.amounts import bytes_of, pasteable
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError, UnknownOperatorError
 from weftplan.planner import MemoryPlan, plan
@@ -128,7 +128,8 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     "--torch",
     "torch_step",
     is_flag=True,
-    help="MODEL is package.module:function, which returns (loss, arguments[, optimizer]) of a step of PyTorch.",
+    help="MODEL is package.module:function or FILE.py:function, which returns (loss, arguments[, optimizer]) of a step "
+    "of PyTorch.",
 )
 @click.option(
     "--curve", "want_curve", is_flag=True, help="Draw how much memory the plan needs when a step may take longer."
@@ -159,7 +160,8 @@ def command(
     want_curve: bool,
     torch_step: bool,
 ) -> None:
-    """Plan the memory of MODEL without running it: a built-in network, or an MXNet symbol file or its prefix.
+    """Plan the memory of MODEL without running it: a built-in network, an MXNet symbol file or its prefix, an
+    ONNX file, or a symbol of a program: FILE.py:NAME or package.module:NAME.
 
     Nothing is allocated. The exit code is 1 when the network cannot be planned or does not fit the budget; the message
     then names the smallest budget that works. After Ctrl-C it is 130.
@@ -192,8 +194,8 @@ def command(
             raise UnknownOperatorError(f"{error}; --inference plans the file by sizes alone") from error
         _write(_by_sizes(model, shape_texts, as_json), model, html_path, picture, save, to_stderr=as_json)
         return
-    given = parse_shapes(shape_texts)
-    shapes = network.shapes(given, batch)
+    explicit = parse_shapes(shape_texts)
+    shapes = network.shapes(explicit, batch)
     limit = _limit(budget, contexts)
     dtypes = parse_dtypes(dtype_texts, shapes, network.symbol)
     chosen: dict[str, Any] = {
@@ -251,14 +253,17 @@ def command(
     lines += ["", *paragraph(chosen_plan.left_out, width)]
     if not as_json:
         click.echo("\n".join(lines))
-    again = partial(
-        plan, network.symbol, network.shapes(given, facts.get("batch_max", facts.get("micro_batch", batch))), **chosen
+    repeat = partial(
+        plan,
+        network.symbol,
+        network.shapes(explicit, facts.get("batch_max", facts.get("micro_batch", batch))),
+        **chosen,
     )
     several: dict[str, list[Row]] = {}
     interrupted = stopped()
     for name, wanted, rows, shown in (
-        ("compare", want_compare, partial(compare, again, train=train), plan_output.compared),
-        ("curve", want_curve, partial(curve, again), plan_output.drawn),
+        ("compare", want_compare, partial(compare, repeat, train=train), plan_output.compared),
+        ("curve", want_curve, partial(curve, repeat), plan_output.drawn),
     ):
         if wanted and not interrupted:
             several[name], interrupted = _collect(rows(), f"{name} of {network.name}")
@@ -294,7 +299,7 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
     if not can_stop or before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    found = [False]
+    reported = [False]
 
     def on_signal(number: int, frame: Any) -> None:
         stop()
@@ -303,7 +308,7 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
     with stoppable():
         signal.signal(signal.SIGINT, on_signal)
         try:
-            yield lambda: found[0]
+            yield lambda: reported[0]
         except BudgetError as error:
             if not asked():
                 raise
@@ -316,7 +321,7 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
             raise click.exceptions.Exit(INTERRUPTED) from None
         finally:
             signal.signal(signal.SIGINT, before)
-            found[0] = asked()
+            reported[0] = asked()
 
 
 @contextmanager
@@ -329,7 +334,7 @@ def _advice(network: Network, shapes: Mapping[str, Any], budget: str | None) -> 
         if error.smallest is None or budget is None:
             raise
         raise BudgetError(
-            f"{error} (type --budget {error.smallest}, which is {amount(error.smallest)}, or --budget {budget} "
+            f"{error} (type --budget {error.smallest}, or --budget {budget} "
             f"--batch-max, which finds the largest batch that fits)",
             smallest=error.smallest,
         ) from None
@@ -367,27 +372,27 @@ def _fitting(make: Make, budget: int | None, *, as_needed: bool) -> MemoryPlan:
     """
     if as_needed:
         return make(budget=budget)
-    found = make()
-    if budget is not None and found.counted > budget:
+    plan = make()
+    if budget is not None and plan.counted > budget:
         raise BudgetError(
-            f"the network needs {found.counted:,} bytes, more than the budget of {budget:,}; the smallest budget that "
-            f"works is {found.counted}",
-            smallest=found.counted,
+            f"the network needs {plan.counted:,} bytes, more than the budget of {budget:,}; the smallest budget that "
+            f"works is {pasteable(plan.counted)}",
+            smallest=plan.counted,
         )
-    return found
+    return plan
 
 
 def _collect(rows: Iterator[Row], what: str) -> tuple[list[Row], bool]:
     """Return all rows, or the rows before Ctrl-C, and whether it occurred."""
-    found: list[Row] = []
+    collected: list[Row] = []
     with Progress(what, watch=True) as progress:
         try:
             for row in rows:
-                found.append(row)
-                progress.say(f"{what}: {len(found)} plans made, the last {row['plan']}")
+                collected.append(row)
+                progress.say(f"{what}: {len(collected)} plans made, the last {row['plan']}")
         except KeyboardInterrupt:
-            return found, True
-    return found, False
+            return collected, True
+    return collected, False
 
 
 def _write(

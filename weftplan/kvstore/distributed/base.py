@@ -210,7 +210,8 @@ class KVStoreDist(KVStoreLocal):
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} {self.type!r}: {len(self._stored)} keys, rank {self.rank} of {self.num_workers}>"
+            f"<{type(self).__name__} {self.type!r}: {len(self._stored)} keys, rank {self.rank} of {self.num_workers}"
+            f"{self._described_updater()}>"
         )
 
 

@@ -38,7 +38,7 @@ SMALL, FEW = 4096, 1024
 coming: deque[None] = deque()
 """One element per chunk that the engine will free when the pending operations on its var are over."""
 PATIENCE_S = 10.0
-"""Seconds that an allocation waits for pending operations, in all."""
+"""Seconds that an allocation of host memory waits for pending operations, in all."""
 
 
 def _next(dead: deque[tuple[Any, Any, Context, Callable[[], object]]]) -> tuple[Any, Any, Context, Any, int]:
@@ -201,7 +201,9 @@ def _await_frees(context: Context, nbytes: int) -> bool:
     """
     awaited = len(coming)
     try:
-        return awaited > 0 and (engine.get().settle(PATIENCE_S) or len(coming) < awaited)
+        on_gpu = context.device_type in ("gpu", "sim")
+        patience = config.process("FLAGS_gpu_allocator_retry_time") / 1000 if on_gpu else PATIENCE_S
+        return awaited > 0 and (engine.get().settle(patience) or len(coming) < awaited)
     except EngineError:  # the engine has stopped, or this thread is in the middle of its work
         return False
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from weftplan import config
+from weftplan.ops.core.schema import Params
+from weftplan.support.tensor_cores import allows_tf32
 
 OFF, LIMITED, FASTEST = 0, 1, 2
 
@@ -54,4 +56,10 @@ def tuning(wanted: str | None = None) -> Tuning:
         level = LIMITED
     if wanted is not None:
         level = {"off": OFF, "limited_workspace": LIMITED, "fastest": FASTEST}[wanted]
-    return Tuning(int(level), bool(config.get("FLAGS_enable_cublas_tensor_op_math")))
+    return Tuning(int(level), allows_tf32())
+
+
+def workspace_limit(params: Params) -> int:
+    """The bytes of scratch that an algorithm of a convolution may take."""
+    limit = config.get("FLAGS_conv_workspace_size_limit")
+    return int(params["workspace"] if limit < 0 else min(limit, params["workspace"])) << 20

@@ -17,6 +17,7 @@ from typing import Any
 
 from weftplan.ops.core import tiling
 from weftplan.ops.core.cuda_gemm import DTYPES, gemm
+from weftplan.ops.core.cuda_tuning import workspace_limit
 from weftplan.ops.core.schema import DType, Params, Shape, aligned
 from weftplan.ops.cuda.columns import Windows
 from weftplan.ops.nn.convolution import window
@@ -36,7 +37,7 @@ class Part:
         self._weight = (weight[0], self.windows.taps)
         self._groups = params["num_group"]
         self._dtype = dtype
-        self._limit = min(params["workspace"] << 20, tiling.GPU.tile_bytes)
+        self._limit = min(workspace_limit(params), tiling.GPU.tile_bytes)
 
     @property
     def refusal(self) -> str:

@@ -16,9 +16,7 @@ import numpy as np
 
 from weftplan.ops.core.products import multiply, stacked_product
 from weftplan.ops.core.schema import Workspace
-from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes, winograd, winograd_of_weight
-from weftplan.ops.nn.winograd import convolve
-from weftplan.ops.nn.winograd_weights import sum_up
+from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes
 from weftplan.support.core_sharing import split_in_rooms
 
 
@@ -167,10 +165,6 @@ def correlate(ctx: Workspace, geo: Geometry, data: Any, weight: Any, bias: Any, 
         if bias is not None:
             xp.add(out, _per_filter(geo, bias), out=out)
         return
-    fast = winograd(geo, back=False)
-    if fast is not None:
-        convolve(ctx, fast, data, weight, bias, out)
-        return
     kernel = _matrices(geo, _widened(ctx, geo, weight))
     _each(
         ctx,
@@ -227,17 +221,6 @@ def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, d
         shaped = ograd.reshape(geo.batch, geo.groups, geo.filters // geo.groups, size)
         stacked_product(xp, kernel, shaped, dgrad.reshape(geo.batch, geo.groups, geo.channels // geo.groups, size))
         dgrad = None
-    fast = None if dgrad is None else winograd(geo, back=True)
-    sums = None if wgrad is None else winograd_of_weight(geo)
-    if fast is not None or sums is not None:
-        room = ctx.take((geo.backward_nbytes(data=dgrad is not None, weight=wgrad is not None),), np.uint8)
-        if fast is not None:
-            convolve(Workspace(xp, room), fast, ograd, weight, None, dgrad)
-            dgrad = None
-        if sums is not None:
-            sum_up(Workspace(xp, room), sums, data, ograd, wgrad)
-            wgrad = None
-        ctx = Workspace(xp, room)
     if dgrad is None and wgrad is None:
         return
     if dgrad is not None:

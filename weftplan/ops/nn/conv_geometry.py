@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,6 @@ from weftplan.ops.core import tiling
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.products import FEW, MOST, SHARE, ranges
 from weftplan.ops.core.schema import Shape, aligned
-from weftplan.ops.nn import winograd_sizes
 
 WIDE_FILTERS = 192
 """With more filters per group the products cost more than the copies, and superfluous columns do not pay."""
@@ -129,9 +128,6 @@ class Geometry:
         """Return the scratch bytes of :func:`weftplan.ops.nn.conv_gemm.correlate`."""
         if self.pointwise:
             return 0
-        fast = winograd(self, back=False)
-        if fast is not None:
-            return fast.nbytes
         return self._rooms_nbytes(weight=False) + (self._weight_nbytes() if self.acc != self.dtype else 0)
 
     def backward_nbytes(self, *, data: bool = True, weight: bool = True) -> int:
@@ -140,11 +136,6 @@ class Geometry:
         turned = self._weight_nbytes() if self.pointwise and data and self.turns else 0
         if self.pointwise and not weight:
             return turned
-        fast, sums = winograd(self, back=True) if data else None, winograd_of_weight(self) if weight else None
-        if fast is not None or sums is not None:
-            of_data = 0 if not data else self._rooms_nbytes(weight=False) if fast is None else fast.nbytes
-            of_weight = 0 if not weight else self._rooms_nbytes(weight=True) if sums is None else sums.weight_nbytes
-            return max(of_data, of_weight)
         widened = self._weight_nbytes() if self.acc != self.dtype and data else 0
         passes = {True, False} if data and weight else {weight}  # a caller may want less than is declared for it
         return max(self._rooms_nbytes(weight=one) for one in passes) + widened + turned
@@ -158,42 +149,6 @@ class Geometry:
         """Whether the transposed weight of a pointwise product is copied first: in a batched product CuPy makes a copy
         of its own, which no plan counts."""
         return self.tile_bytes == tiling.GPU.tile_bytes
-
-
-@functools.lru_cache(maxsize=4096)
-def winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
-    """Return the forward pass, or the pass ``back`` to the data, by Winograd's products; None unless they are faster
-    and need little scratch."""
-    pass_ = _winograd(geo, back=back)
-    return pass_ if pass_ is not None and winograd_sizes.fits(pass_, geo._rooms_nbytes(weight=False)) else None
-
-
-@functools.lru_cache(maxsize=4096)
-def winograd_of_weight(geo: Geometry) -> winograd_sizes.Pass | None:
-    """Return the forward pass whose windows the weight's gradient sums by Winograd's products; None unless that is
-    faster and needs little scratch."""
-    pass_ = _winograd(geo, back=False)
-    pass_ = None if pass_ is None else replace(pass_, most_tiles=winograd_sizes.TILES_IN_TRAINING)
-    return pass_ if pass_ is not None and winograd_sizes.weight_fits(pass_, geo._rooms_nbytes(weight=True)) else None
-
-
-def _winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
-    """Return a pass by Winograd's products; None if the geometry does not allow them."""
-    ones = (1,) * len(geo.kernel)
-    if geo.kernel != (3, 3) or geo.stride != ones or geo.dilate != ones or geo.groups > 1 or geo.turns:
-        return None
-    if geo.dtype != np.float32 or any(
-        pad > 2 or grid != image + 2 * pad - 2 for pad, grid, image in zip(geo.pad, geo.grid, geo.image, strict=True)
-    ):
-        return None
-    (height, width), (rows, columns), (above, left) = geo.image, geo.grid, geo.pad
-    image, grid = (height, width), (rows, columns)
-    block = min(geo.workspace << 20, geo.tile_bytes)
-    if back:
-        pad = 2 - above, 2 - left
-        most = winograd_sizes.TILES_IN_TRAINING
-        return winograd_sizes.Pass(geo.batch, geo.filters, geo.channels, grid, image, pad, True, block, most)
-    return winograd_sizes.Pass(geo.batch, geo.channels, geo.filters, image, grid, (above, left), False, block)
 
 
 class Part(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.support import slots
-from weftplan.symbol import operators
 from weftplan.symbol.api.functions import function
+from weftplan.symbol.arithmetic import binary, is_number
 from weftplan.symbol.node import Entry
 from weftplan.symbol.symbol import Symbol, single
 
@@ -121,10 +121,10 @@ def modulo(dividend: Any, divisor: Any) -> Any:
 
 
 def _either(kind: str, left: Any, right: Any, numbers: Any) -> Any:
-    if operators.is_number(left) and operators.is_number(right):
+    if is_number(left) and is_number(right):
         return numbers(left, right)
     sides = [single(side, kind) if isinstance(side, Symbol) else side for side in (left, right)]
-    node = operators.binary(kind, *sides)
+    node = binary(kind, *sides)
     if node is None:
         raise TypeError(f"{kind} expects symbols or numbers, got {type(left).__name__} and {type(right).__name__}")
     return Symbol([Entry(node)])

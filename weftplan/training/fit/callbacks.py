@@ -120,8 +120,8 @@ class LogValidationMetricsCallback:
 
 def reports_validation(callbacks: Callbacks) -> bool:
     """Return whether any validation callback logs the validation metrics, so that ``fit`` need not log them."""
-    given = [callbacks] if callbacks is None or callable(callbacks) else callbacks
-    return any(isinstance(callback, LogValidationMetricsCallback) for callback in given)
+    listed = [callbacks] if callbacks is None or callable(callbacks) else callbacks
+    return any(isinstance(callback, LogValidationMetricsCallback) for callback in listed)
 
 
 class ProgressBar(Constructed):

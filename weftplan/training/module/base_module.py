@@ -132,6 +132,13 @@ class BaseModule(Constructed):
         """Return the Module that owns the parameters and the training state."""
         raise MXNetError(f"{type(self).__name__}.fit writes no checkpoints: it does not say what its state is")
 
+    def begin_epoch(self, epoch: int, train_data: DataIter, *, first: bool) -> None:
+        """Do nothing; a subclass may prepare the epoch. ``fit`` calls this before the first batch of each epoch.
+
+        Args:
+            first: whether ``train_data`` is as the caller of ``fit`` gave it; before later epochs it was reset.
+        """
+
     def bound_grad_req(self) -> Any:
         """The grad_req that was bound."""
         return None

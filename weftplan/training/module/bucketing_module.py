@@ -290,6 +290,10 @@ class BucketingModule(BaseModule):
             if module is not self._default:
                 module.borrow_optimizer(self._default)
 
+    def __repr__(self) -> str:
+        keys = ", ".join(map(str, self._buckets))
+        return f"<{type(self).__name__} with the buckets {keys}; the default one: {self._default!r}>"
+
     def owner(self) -> Module:
         return self._default
 

@@ -99,7 +99,7 @@ class FeedForward:
         last = "roll_over" if training else "pad"
         return NDArrayIter(data, label, size, shuffle=training, last_batch_handle=last)
 
-    def _module(self, batches: DataIter) -> BaseModule:
+    def _module(self, batches: DataIter, work_load_list: Sequence[float] | None) -> BaseModule:
         data = [desc[0] for desc in batches.provide_data]
         labels = [desc[0] for desc in batches.provide_label]
         make = self.sym_gen
@@ -109,10 +109,16 @@ class FeedForward:
             def generate(key: Any) -> tuple[Symbol, list[str], list[str]]:
                 return make(key), data, labels
 
-            return BucketingModule(generate, batches.default_bucket_key, context=self.ctx)  # type: ignore[attr-defined]
+            return BucketingModule(
+                generate,
+                batches.default_bucket_key,  # type: ignore[attr-defined]
+                context=self.ctx,
+                work_load_list=work_load_list,
+            )
         assert self.symbol is not None
         arguments = self.symbol.list_arguments()
-        return Module(self.symbol, data, [name for name in labels if name in arguments], context=self.ctx)
+        labels = [name for name in labels if name in arguments]
+        return Module(self.symbol, data, labels, context=self.ctx, work_load_list=work_load_list)
 
     def fit(
         self,
@@ -136,7 +142,7 @@ class FeedForward:
             if len(eval_data) != 2 or eval_data[0] is None:
                 raise ParameterError("eval_data must be a DataIter or a pair of samples and labels")
             eval_data = self._batches(*eval_data, training=False)
-        module = self._module(batches)
+        module = self._module(batches, work_load_list)
         if logger is not None:
             module.logger = logger
         if self.epoch_size is not None:

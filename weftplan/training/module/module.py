@@ -38,10 +38,10 @@ from weftplan.training.module.base_module import BaseModule, as_descs, without_p
 from weftplan.training.module.module_checks import (
     check_batch,
     context_list,
+    load_list,
     name_list,
     named_as,
     places,
-    refuse_shares,
     resized,
 )
 from weftplan.training.module.optimizer_states import adopt, read_states
@@ -58,7 +58,8 @@ class Module(ModuleNames, BaseModule):
         data_names, label_names: arguments that are inputs; all others are parameters.
         logger: logger of ``fit``; default: the logger ``weftplan``.
         context: a context or a list; the batch is split over a list. Default: the current context.
-        work_load_list: shares of the batch, which must be equal.
+        work_load_list: for each context a number in proportion to which it gets samples of a batch; default: equal
+            parts.
         fixed_param_names: parameters that are not trained.
         state_names: arguments that are neither fed nor trained, such as the initial states of recurrent cells. They are
             zero until :meth:`set_states`.
@@ -92,7 +93,7 @@ class Module(ModuleNames, BaseModule):
                 f"Module needs a Symbol (mx.sym.load opens a file), got {type(symbol).__name__}: {symbol!r}"
             )
         self.contexts = context_list(context)
-        refuse_shares(work_load_list)
+        self._work_load_list = load_list(work_load_list, len(self.contexts))
         self._group2ctxs = places(group2ctxs, len(self.contexts))
         self._compression_params = compression_params
         arguments = symbol.list_arguments()
@@ -134,6 +135,16 @@ class Module(ModuleNames, BaseModule):
         """Loss scale in mixed precision; None otherwise."""
         self._ran = False
         self._monitors: list[Monitor] = []
+
+    def __repr__(self) -> str:
+        places = ", ".join(map(str, self.contexts))
+        if self._group is None:
+            return f"<{type(self).__name__} {', '.join(self.output_names)} on {places}: not bound>"
+        store = None if self._kvstore is None else self._kvstore.type
+        inputs = ", ".join(f"{desc.name} {desc.shape}" for desc in (*self.data_shapes, *self.label_shapes))
+        update = f"; {self._optimizer!r}, kvstore {store}" if self.optimizer_initialized else ""
+        values = "" if self.params_initialized else "; parameters without values"
+        return f"<{type(self).__name__} {', '.join(self.output_names)} on {places}: bound to {inputs}{values}{update}>"
 
     # -- binding --------------------------------------------------------------------------------------------------
 
@@ -245,6 +256,7 @@ class Module(ModuleNames, BaseModule):
                 group2ctxs=self._group2ctxs,
                 share=self._share(data, label),
                 state_names=self.state_names,
+                loads=self._work_load_list,
                 **self._bind_options,
             )
 
@@ -264,6 +276,11 @@ class Module(ModuleNames, BaseModule):
         """Return each executor's share of the memory budget; None without a budget."""
         if self.memory_budget is None:
             return None
+        if len(set(self._work_load_list)) > 1:
+            raise BindError(
+                f"contexts share a memory budget equally, so work_load_list must have equal numbers, got "
+                f"{self._work_load_list}"
+            )
         kvstore, optimizer = (self._kvstore, self._optimizer) if self.optimizer_initialized else self._expected
         descs = [desc for desc in (*data, *label) if desc.name in {*self.data_names, *self.label_names}]
         training = self._bind_options["for_training"]

@@ -16,7 +16,7 @@ from weftplan.errors import ParameterError, ScheduledRateError
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_half
 from weftplan.ops.core.schema import DType, Shape
-from weftplan.support.keyword_errors import Constructed
+from weftplan.support.keyword_errors import Constructed, changed_settings, shown
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
 from weftplan.training.optimizers.fused_step import Step, push_together
@@ -53,6 +53,8 @@ class Optimizer(Constructed):
     weight_last: ClassVar[bool] = False
     """Order of a multi-precision state: (state, float32 weight) as MXNet's SGD and NAG have it, not (weight, state)."""
     opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}
+    create_optimizer: ClassVar[Callable[..., Optimizer]]
+    """:func:`weftplan.optimizer.create`, under the name that MXNet gives it here."""
     _gathered: list[Step] | None = None
     """Steps queued to be fused into a single operation."""
 
@@ -95,6 +97,12 @@ class Optimizer(Constructed):
         self.wd_mult: dict[Any, float] = {}
         self.set_lr_mult({})
         self.set_wd_mult({})
+
+    def __repr__(self) -> str:
+        changed = {"learning_rate": self.lr, **changed_settings(self)}
+        if self.lr_scheduler is not None:
+            del changed["learning_rate"]
+        return f"{type(self).__name__}({shown(changed)})"
 
     @staticmethod
     def register(klass: type[Optimizer]) -> type[Optimizer]:
@@ -148,6 +156,19 @@ class Optimizer(Constructed):
     def _get_wd(self, index: Any) -> float:
         """Return the weight decay of a parameter, for optimizers written for MXNet."""
         return self.wd * self._multiplier(self.wd_mult, index)
+
+    def _get_lrs(self, indices: Sequence[Any]) -> list[float]:
+        """Return the learning rates of several parameters, for optimizers written for MXNet."""
+        return [self._get_lr(index) for index in indices]
+
+    def _get_wds(self, indices: Sequence[Any]) -> list[float]:
+        """Return the weight decays of several parameters, for optimizers written for MXNet."""
+        return [self._get_wd(index) for index in indices]
+
+    @property
+    def sym_info(self) -> tuple[dict[str, dict[str, str]], list[str]]:
+        """Attributes of the symbol's arguments, and the arguments that have any; MXNet's name."""
+        return self._attrs, list(self._attrs)
 
     def _common(self) -> dict[str, Any]:
         return {"rescale_grad": self.rescale_grad, "clip_gradient": self.clip_gradient or -1.0}
