@@ -1,6 +1,7 @@
 """Dense convolutions by compiled products on caller-provided buffers: forward and both gradients.
 
-Each pass is cut into the parts of ``scratch.py`` for idle cores; a buffer holds the rooms of all parts in sequence.
+Each pass is cut into the parts of ``ops/compiled/scratch.py`` for idle cores; a buffer holds the rooms of all parts in
+sequence.
 """
 
 from __future__ import annotations
