@@ -106,8 +106,8 @@ class Pass:
     def by_pixels(self, parts: int) -> bool:
         """Return whether ``parts`` parts are ranges of pixels instead of filters.
 
-        Ranges of pixels need at least two units each and about equal sizes. A data gradient with enough filters is cut
-        by filters, because then each weight is gathered only once.
+        Ranges of pixels need at least two units each, unless there are few filters, and about equal sizes. A data
+        gradient with enough filters is cut by filters, because then each weight is gathered only once.
         """
         if self.filters >= parts * self.least_filters:
             if self.back:
