@@ -319,7 +319,9 @@ class Engine(Waiting):
         """
 
     def write_at_once(self, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
-        """Run small package work inline if all its vars are idle; False: push it. See ``edges/at_once.py``.
+        """Run small work of the package inline if all its vars are idle. Return False if the caller must push it.
+
+        See ``edges/at_once.py``.
 
         :meta private:
         """
@@ -567,7 +569,7 @@ class Engine(Waiting):
 
 
 def _check_place(ctx: object, priority: SupportsIndex) -> int:
-    """Return the priority as a plain integer, or raise before anything is changed."""
+    """Check a push's context, and return its priority as a plain integer."""
     if ctx is not None and not isinstance(ctx, Context):
         raise EngineError(f"ctx must be a context such as mx.cpu(0), got {ctx!r}")
     try:

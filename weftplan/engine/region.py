@@ -43,11 +43,11 @@ ONE = (1,)
 _NOTIFIED = -1
 """``wait`` of a waiter whose completion is already requested."""
 PATIENCE_S = 1.0
-"""How often a waiting thread serves requests itself, in case the thread inside could not notify it."""
+"""Seconds after which a waiting thread serves requests itself, in case the thread inside could not notify it."""
 MOST_AT_ONCE = 500
 """Requests that a thread serves before it offers the token to others."""
 PAUSE_S = 0.00005
-"""How long it pauses for another thread to take the token."""
+"""Seconds that a thread pauses so that another thread can take the token."""
 _engine, _events, _readers, _waiting, _write = map(attrgetter, ("engine", "events", "readers", "waiting", "write"))
 """Attribute getters of vars. With ``map`` they take a third of the time of a Python loop."""
 
@@ -91,7 +91,7 @@ class Region:
         self.requests: deque[OprBlock] = deque()
         """Operations to admit or to complete, in order. The head is removed only when it has been served."""
         self.token: dict[int, Any] = {0: 1}
-        """Empty while a thread is inside. The value identifies the last thread inside, if that thread wants to know."""
+        """Empty while a thread is inside. A pausing thread stores a unique value, to see whether another took it."""
         self.ready: deque[OprBlock] = deque()
         """Operations with all grants, not dispatched yet. Empty outside the region."""
         self.seq = 0

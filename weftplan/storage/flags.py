@@ -8,7 +8,7 @@ documents, ``paddle`` the source of 2020 to 2025:
 * A chunk that the device refuses is an error.
 * ``cpu(i)`` has no pool; the share of page-locked memory is a cap, and a chunk is the 256th part of it.
 * ``auto_growth`` caches idle chunks until the device refuses.
-* ``init_allocated_mem`` works only with ``naive_best_fit``.
+* ``FLAGS_init_allocated_mem`` works only with ``naive_best_fit``.
 """
 
 from __future__ import annotations

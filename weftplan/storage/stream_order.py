@@ -26,7 +26,7 @@ from weftplan.locks import Lock, whole_in_children
 from weftplan.storage import relief
 
 _SWEEP = 256
-"""Number of ranges at which ranges with passed events are removed."""
+"""Minimum number of ranges at which ranges with passed events are removed."""
 
 
 class _Range(NamedTuple):

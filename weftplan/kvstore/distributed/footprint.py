@@ -1,6 +1,6 @@
 """Memory footprint of distributed stores, computed from sizes before a job starts.
 
-The stores themselves are made of these classes, and so are stand-ins that never start MPI (:func:`planned_store`), so
+The stores themselves are made of these classes, and so are stand-ins that never start MPI (:func:`planned_stores`), so
 that a plan can say what a job will keep. The figures are those of ``statistics()``. They belong to gradients that are
 pushed together, as ``Module`` does it, in the order in which the keys were made.
 """

@@ -25,7 +25,7 @@ from weftplan.ops.core.schema import DType, Params, TensorSpec
 THREADS = 256
 """Threads of a block that works on elements."""
 WIDE = 1024
-"""Most threads of a block that adds up."""
+"""Maximum threads of a block that computes a sum."""
 
 _NAMES = {"float16": "__half", "float32": "float", "float64": "double", "int32": "int", "int64": "long long",
           "uint8": "unsigned char", "int8": "signed char", "bool": "bool"}  # fmt: skip
@@ -83,7 +83,7 @@ _WALK = {
 
 
 def walking(code: str) -> str:
-    """A source whose blocks go through the channels of an array (outer, ``channels``, ``inner``).
+    """Return a source whose blocks go through the channels of an array (outer, ``channels``, ``inner``).
 
     ``PLACES`` stands for declarations: block ``blockIdx.x`` works on one of ``pieces`` pieces of channel ``c``, which
     has ``count`` elements, and each thread on every ``blockDim.x``-th of them. Between ``WALK`` and ``STEP`` an element
@@ -107,7 +107,7 @@ def _compiled(maker: Any, code: str, name: str, types: tuple[tuple[str, DType], 
 
 
 def kernel(xp: Any, code: str, name: str, **types: DType) -> Any:
-    """The kernel ``name`` of a source; ``types`` as in :func:`text_of`."""
+    """Return the kernel ``name`` of a source; ``types`` as in :func:`text_of`."""
     return _compiled(xp.RawKernel, code, name, tuple(sorted(types.items())))
 
 
@@ -140,7 +140,7 @@ def each(xp: Any, code: str, name: str, count: int, args: Sequence[object], **ty
 
 
 def width(count: int, most: int = WIDE) -> int:
-    """Threads for adding ``count`` numbers in one block: a power of two.
+    """Return the number of threads for adding ``count`` numbers in one block: a power of two.
 
     >>> width(1), width(100), width(10**6)
     (32, 128, 1024)
@@ -149,7 +149,7 @@ def width(count: int, most: int = WIDE) -> int:
 
 
 def floats(*positions: int) -> Any:
-    """A refusal: the inputs at these positions must be float16, float32 or float64."""
+    """Return a refusal: the inputs at these positions must be float16, float32 or float64."""
 
     def refusal(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
         for position in positions:

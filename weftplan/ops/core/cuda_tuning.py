@@ -45,12 +45,12 @@ def planned_for(gpu: int) -> Iterator[None]:
 
 
 def planned_gpu() -> int | None:
-    """The GPU of :func:`planned_for`; None: the current one."""
+    """Return the GPU of :func:`planned_for`; None: the current one."""
     return _planned.gpu
 
 
 def tuning(wanted: str | None = None) -> Tuning:
-    """The settings of now; ``wanted`` is the parameter ``cudnn_tune`` of a node, which comes first."""
+    """Return the current settings; the parameter ``cudnn_tune`` of a node (``wanted``) takes precedence."""
     level = config.get("MXNET_CUDNN_AUTOTUNE_DEFAULT")
     if not level and config.get("FLAGS_cudnn_exhaustive_search"):
         level = LIMITED

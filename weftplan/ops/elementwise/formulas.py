@@ -85,7 +85,7 @@ class Recorded:
     constants: tuple[float | Number, ...]
 
     def at(self, value: float) -> Recorded:
-        """The same where every :class:`Number` is that of ``value``."""
+        """Return the same where every :class:`Number` is that of ``value``."""
         numbers = [one.at(value) if isinstance(one, Number) else one for one in self.constants]
         return Recorded(self.formula, tuple(numbers))
 
@@ -103,7 +103,7 @@ class _Array:
         self.value = value
 
     def reshape(self, *shape: int) -> _Array:
-        """The same elements."""
+        """Return the same elements."""
         return self
 
     def __bool__(self) -> bool:
@@ -135,7 +135,7 @@ class _Tape:
         return record
 
     def copyto(self, out: _Array, source: Any, **options: Any) -> None:
-        """``out`` gets the value of ``source``."""
+        """Record a copy of ``source`` to ``out``."""
         if options.pop("casting", "same_kind") not in ("same_kind", "unsafe") or options:
             raise _CannotRecord("copyto with options")
         self._keep(out, self._value(source), of_truths=self._is_truth(source))

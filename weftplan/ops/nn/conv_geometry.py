@@ -33,7 +33,7 @@ WIDE_FILTERS = 192
 
 
 def output_extent(extent: int, kernel: int, stride: int, pad: int, dilate: int) -> int:
-    """Number of windows along one axis.
+    """Return the number of windows along one axis.
 
     >>> output_extent(8, 3, 1, 1, 1), output_extent(8, 3, 2, 0, 1)
     (8, 3)
@@ -102,7 +102,7 @@ class Geometry:
         return math.prod(self.padded) + self.slack
 
     def tiles(self) -> Iterator[tuple[int, int, int, int]]:
-        """First and last image, first and last row of each tile (half-open)."""
+        """Yield the first and last image, first and last row of each tile (half-open)."""
         for n in range(0, self.batch, self.images_per_tile):
             for r in range(0, self.grid[0], self.rows_per_tile):
                 yield n, min(n + self.images_per_tile, self.batch), r, min(r + self.rows_per_tile, self.grid[0])
@@ -111,7 +111,7 @@ class Geometry:
         return aligned(elements * self.acc.itemsize)
 
     def _buffer_nbytes(self) -> int:
-        """The copy of the image, the columns, and the window side of a tile."""
+        """Return the copy of the image, the columns, and the window side of a tile."""
         image = self._nbytes(self.images_per_tile * self.channels * self.channel_size) if self.copies_image else 0
         grid = 0 if self.direct else self._nbytes(self.filters * self.columns_per_tile)
         return image + self._nbytes(self.taps * self.columns_per_tile) + grid
@@ -120,18 +120,19 @@ class Geometry:
         return self._nbytes(self.filters * self.taps // self.groups)
 
     def part_nbytes(self, *, weight: bool) -> int:
-        """Scratch of one part of these sizes, with the gradient of the weight or without."""
+        """Return the scratch bytes of one part of these sizes, with the gradient of the weight or without."""
         sums = self._weight_nbytes() * (1 + (self.acc != self.dtype)) if weight else 0
         return self._buffer_nbytes() + sums
 
     def forward_nbytes(self) -> int:
-        """Scratch of :func:`weftplan.ops.nn.conv_gemm.correlate`."""
+        """Return the scratch bytes of :func:`weftplan.ops.nn.conv_gemm.correlate`."""
         if self.pointwise:
             return 0
         return self._rooms_nbytes(weight=False) + (self._weight_nbytes() if self.acc != self.dtype else 0)
 
     def backward_nbytes(self, *, data: bool = True, weight: bool = True) -> int:
-        """Scratch of :func:`weftplan.ops.nn.conv_gemm.adjoint` for the gradients of data and weight, or one of them."""
+        """Return the scratch of :func:`weftplan.ops.nn.conv_gemm.adjoint` for the gradients of data and weight, or one
+        of them."""
         turned = self._weight_nbytes() if self.pointwise and data and self.turns else 0
         if self.pointwise and not weight:
             return turned
@@ -162,7 +163,7 @@ class Part(NamedTuple):
 COPY = 32
 """Cost of copying an element of the columns, or of adding it back, in multiplications."""
 LEAST_ROWS = 32
-"""Least rows of the columns in a part of the channels: fewer would not fill a BLAS's tiles."""
+"""Minimum rows of the columns matrix in a part of the channels: fewer would not fill the tiles of BLAS."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -213,7 +214,7 @@ def _size(some: slice) -> int:
 
 
 def _inner(geo: Geometry, **less: int) -> Geometry:
-    """The same windows on fewer images, channels or filters."""
+    """Return the same windows on fewer images, channels or filters."""
     sizes = {"batch": geo.batch, "channels": geo.channels, "filters": geo.filters, "groups": geo.groups, **less}
     return tiled(
         (sizes["batch"], sizes["channels"], *geo.image), sizes["filters"], geo.kernel, geo.stride, geo.dilate, geo.pad,

@@ -19,17 +19,18 @@ from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.target import host
 
 MOST = 32
-"""Arrays of a loop at most: each takes a register for its address and a stream of the processor's prefetching."""
+"""Maximum arrays of a loop: each takes a register for its address and a stream of the hardware prefetcher."""
 
 LINE = 64
-"""Bytes of a step: a line of the cache."""
+"""Bytes of a step: a cache line."""
 
 BLOCK = 1 << 15
-"""Bytes that go past the caches to one array after the other: they stay in a core's first cache meanwhile. Line by
-line, two such streams took up to 50 times as long at some distances of the arrays; why is not known."""
+"""Bytes that are written past the caches to one target before the next target; the source stays in a core's first
+cache. Alternating targets line by line took up to 50 times as long at some distances of the arrays, for unknown
+reasons."""
 
 PAST = 1 << 24
-"""Bytes: results of at least that many are written past the caches."""
+"""Minimum bytes of results that are written past the caches."""
 
 _SCALARS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
@@ -74,9 +75,9 @@ def compiled_spread(source: Array, targets: Sequence[Array]) -> Work | None:
 
 
 def copy_past(source: Array, target: Array) -> bool:
-    """``target[...] = source``, past the caches; False: there is no compiled kernel for it, and nothing is done.
+    """Copy ``source`` to ``target`` past the caches. Return False, with nothing done, if no compiled kernel can do it.
 
-    Both are contiguous, of one dimension, one size and one dtype, and share no memory; they begin anywhere.
+    Both are contiguous, one-dimensional, of one size and one dtype, and share no memory; any alignment is allowed.
     """
     start, itemsize = address(target), target.itemsize
     head = -start % LINE
@@ -135,7 +136,7 @@ def _spreads(scalar: str, count: int) -> dict[str, Entry]:
 
 
 def _goes_past(results: Sequence[Array]) -> bool:
-    """True when results are large enough for that, and lie on borders of lines."""
+    """Return whether results are written past the caches: they are large and aligned to cache lines."""
     return sum(result.nbytes for result in results) >= PAST and all(address(r) % LINE == 0 for r in results)
 
 
