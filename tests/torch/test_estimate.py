@@ -71,6 +71,18 @@ def test_peaks_of_whole_steps(make: Any, case: str) -> None:
     assert sum(found.parts.values()) == found.peak
 
 
+@pytest.mark.parametrize("how", OPTIMIZERS)
+def test_optimizers_that_have_stepped(how: str) -> None:
+    """An optimizer with states, whose step counts it reads, gives a new optimizer's estimate and stays unchanged."""
+    model = Decoder()
+    optimizer, args = OPTIMIZERS[how](model.parameters(), 0.01), model.inputs()
+    new = estimate(step, model, optimizer, args)
+    step(model, optimizer, args)
+    counts = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
+    assert estimate(step, model, optimizer, args).peak == new.peak
+    assert counts == [float(state["step"]) for state in optimizer.state.values() if "step" in state]
+
+
 def test_the_callers_things_stay_as_they_are() -> None:
     """Neither parameters nor gradients nor states nor random numbers nor counters change."""
     model = Decoder(drop=0.1)

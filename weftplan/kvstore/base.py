@@ -82,7 +82,13 @@ class KVStoreBase:
         raise NotImplementedError
 
     def prepare(self, key: Keys, value: Values, out: Values | None = None) -> Callable[[], None]:
-        """Return a function that does :meth:`pushpull` of these very arrays, as often as it is called."""
+        """Return a function that does :meth:`pushpull` of these very arrays, as often as it is called.
+
+        Args:
+            key: a key, or a list of keys.
+            value: arrays to push, as for :meth:`push`.
+            out: arrays to write, as for :meth:`pull`; None: the pushed arrays.
+        """
         return partial(self.pushpull, key, value, out)
 
     def buckets(self, keys: Sequence[K]) -> list[Sequence[K]]:

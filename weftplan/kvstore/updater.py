@@ -70,7 +70,10 @@ class Updater:
         return can_fuse is not None and all(map(can_fuse, contexts))
 
     def steps(self, keys: Sequence[Key], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> Sequence[Stage]:
-        """Count an update of each key and return its steps, fused into a stage for each kind of weight."""
+        """Count an update of each key and return its steps, fused into a stage for each kind of weight.
+
+        :meta private:
+        """
         states = [self._state(key, weight) for key, weight in zip(keys, weights, strict=True)]
         stages: Sequence[Stage] = self.optimizer.fused_steps(keys, weights, grads, states)  # type: ignore[attr-defined]
         return stages

@@ -69,6 +69,16 @@ class _Names(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
+class _FakeCopies(FakeCopyMode):  # type: ignore[misc]
+    """Copies tensors as fake tensors. Scalars on the host keep their value: optimizers read their counts of steps."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        fake = super().__torch_function__(func, types, args, kwargs)
+        if func is torch.Tensor.__deepcopy__ and args[0].dim() == 0 and args[0].is_cpu and not args[0].requires_grad:
+            fake.constant = args[0].clone()
+        return fake
+
+
 def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", warm: int = 1) -> Estimate:
     """Predict the peak bytes of ``step(*args)``, which may do all that a training step does.
 
@@ -86,7 +96,7 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
         raise PlanError(f"workspaces must be 'measure' or 'cached', got {workspaces!r}")
     probes, names = Probes(run=workspaces == "measure"), _Names()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(mode):
+    with _FakeCopies(mode):
         run, inputs, memo = _copied(step, args)
     recorder = Recorder(probes)
     try:
@@ -242,8 +252,7 @@ def _report(trace: Trace, probes: Probes, recurrent: set[str]) -> Estimate:
             parts[part] += trace.nbytes[r]
             if trace.born[r] >= 0:
                 alive[name] = alive.get(name, 0) + trace.nbytes[r]
-    inside = trace.calls[at].scratch if trace.calls else 0
-    if inside:
+    if trace.calls and (inside := trace.calls[at].scratch):
         parts["inside the kernel"] = inside
     unseen = dict.fromkeys(probes.unseen, "never measured on this machine")
     unseen |= {f"torch.{name}": "its kernel on a CPU is not the traced kernel" for name in recurrent}

@@ -251,7 +251,10 @@ class Optimizer(Constructed):
     def fused_steps(
         self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
     ) -> list[Stage]:
-        """Count an update of each weight and return the updates as stages, if :meth:`fuses_on` says so."""
+        """Count an update of each weight and return the updates as stages, if :meth:`fuses_on` says so.
+
+        :meta private:
+        """
         return stages_of(self._gather(indices, weights, grads, states))
 
     def _gather(
