@@ -30,6 +30,9 @@ WIDE = 1024
 _NAMES = {"float16": "__half", "float32": "float", "float64": "double", "int32": "int", "int64": "long long",
           "uint8": "unsigned char", "int8": "signed char", "bool": "bool"}  # fmt: skip
 
+ALIGNMENT = 16
+"""Bytes that one instruction loads or stores, if they begin at a multiple."""
+
 TOTAL = """
 __device__ A total(A* s, A value) {  // over a block, by halves: one fixed order
     int t = threadIdx.x;
@@ -134,9 +137,14 @@ def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Seque
         ) from error
 
 
-def each(xp: Any, code: str, name: str, count: int, args: Sequence[object], **types: DType) -> None:
-    """Enqueue one thread for each of ``count`` elements; the last argument of the kernel is ``count``."""
-    launch(xp, code, name, -(-count // THREADS), THREADS, (*args, count), **types)
+def each(xp: Any, code: str, name: str, count: int, args: Sequence[object], *, lanes: int = 1, **types: DType) -> None:
+    """Enqueue one thread for ``lanes`` of ``count`` elements; the last argument of the kernel is ``count``."""
+    launch(xp, code, name, -(-count // (THREADS * lanes)), THREADS, (*args, count), **types)
+
+
+def are_aligned(*arrays: Any) -> bool:
+    """Return whether vectors of :data:`ALIGNMENT` bytes may be loaded from and stored to the arrays."""
+    return all(int(array.data.ptr) % ALIGNMENT == 0 for array in arrays)
 
 
 def width(count: int, most: int = WIDE) -> int:

@@ -1,10 +1,10 @@
 """Formulas of elementwise kernels as data: operations on single elements, recorded from the kernels.
 
 A kernel is called once with a :class:`_Tape` in the place of NumPy and with names in the place of arrays, and what it
-asks for is written down. So a formula stands in one place, as NumPy's kernel, and whoever compiles it or joins several
-reads it from there. By default only operations that IEEE 754 settles to the last bit can be recorded: a compiled formula
-has the bits of NumPy's. Everything else (exp, tanh, integers, other dtypes than one) gives None. A caller that compiles
-with the same functions as the kernel's array module may also ask for :data:`FUNCTIONS`.
+asks for is written down. So a formula stands in one place, as NumPy's kernel; compilers and fusions read it there. By
+default only operations that IEEE 754 settles to the last bit can be recorded: a compiled formula has the bits of
+NumPy's. Everything else (exp, tanh, integers, other dtypes than one) gives None. A caller that compiles with the same
+functions as the kernel's array module may also ask for :data:`FUNCTIONS`.
 
 Nothing is kept; any thread may call.
 """

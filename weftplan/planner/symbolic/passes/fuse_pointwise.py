@@ -15,37 +15,17 @@ The pass runs last, when all shapes are known, and only if kernels are generated
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import prod
-from typing import Any
 
 from weftplan.device.amounts import counted
-from weftplan.ops.core import registry
-from weftplan.ops.core.implementations import choose, provided
-from weftplan.ops.core.schema import Op, Params, Shape, TensorSpec
 from weftplan.ops.cuda import pointwise as generated
-from weftplan.ops.elementwise.formulas import DTYPES
-from weftplan.ops.fusion.normalize import NORMALIZE
-from weftplan.ops.fusion.pointwise import GROUP, POINTWISE, Group, Member
-from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.network import Edit, Network, alike, shared
+from weftplan.ops.fusion.pointwise import POINTWISE
+from weftplan.planner.symbolic.network import Edit, Network, alike
+from weftplan.planner.symbolic.passes.elementwise_members import PLAIN, ElementwiseNodes
+from weftplan.planner.symbolic.passes.elementwise_node import FusedNode, SharedParams, members, unfuse
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, GRADIENTS, SIZES, GraphPass, Settings
-from weftplan.symbol.node import Entry, Node
 
-MEMBERS = "__members__"
-"""The attribute of a fused node that holds name, attributes and kind of each member, as JSON."""
-PLAIN, BIAS, NORM = "plain", "bias", "norm"
-"""Kinds of members: a whole node; the bias of a layer; the last step of a batch norm."""
-_BROADCAST_ADD = registry.get("broadcast_add")
-_BIASED = ("FullyConnected", "Convolution", "Deconvolution")
-_FORMULAS = frozenset(("add_n", "_copy", "LeakyReLU", "_backward_elemwise_sub", "_backward_elemwise_mul", "_backward_elemwise_div"))
-"""Operators that are elementwise for equal shapes although their kernels do not say so."""
-_FORWARD_BROADCASTS = frozenset(f"broadcast_{name}" for name in ("add", "sub", "mul", "div"))
 _MOST_MEMBERS = 48
-_NO_PARAMS: Params = {}
-_NORM_PARAMS = {fixed: {"fix_gamma": fixed, "relu": False} for fixed in (False, True)}
 
 
 @dataclass
@@ -62,139 +42,21 @@ class _Tree:
         return self.nodes[-1]
 
 
-class _Graph:
-    """A network with what the pass asks of it."""
-
-    def __init__(self, network: Network, settings: Settings) -> None:
-        graph = network.graph
-        self.network, self.graph, self.settings = network, graph, settings
-        self.num_forward = network.num_forward
-        self.readers: dict[int, list[int]] = {}
-        self.waiting: dict[int, list[int]] = {}
-        mutated: set[int] = set()
-        for nid, inputs in enumerate(graph.inputs):
-            work = graph.works[nid]
-            for slot, entry in enumerate(inputs):
-                if slot not in work.ignored:
-                    self.readers.setdefault(entry, []).append(nid)
-                if slot in work.writes:
-                    mutated.add(entry)
-            for dep in graph.controls[nid]:
-                self.waiting.setdefault(dep, []).append(nid)
-        self.heads = frozenset(graph.outputs)
-        self.mutated = mutated
-        self.costs: dict[int, int] = {}
-        """Of each whole node its operations for one element."""
-        self._costs: dict[tuple[object, ...], int] = {}
-        self.kinds = [self._kind(nid) for nid in range(graph.num_nodes)]
-
-    def outputs(self, nid: int) -> range:
-        """The entries of a node."""
-        return range(self.graph.row[nid], self.graph.row[nid + 1])
-
-    def is_read(self, entry: int) -> bool:
-        """Return whether a node or the caller reads an entry."""
-        return entry in self.heads or bool(self.readers.get(entry))
-
-    def nbytes(self, entry: int) -> int:
-        """Return the bytes of an entry."""
-        return TensorSpec(self.network.shapes[entry], self.network.dtypes[entry]).nbytes
-
-    def main(self, nid: int) -> int:
-        """The first entry of a node, which has the shape of its group."""
-        return self.graph.row[nid]
-
-    def _specs(self, entries: Iterable[int]) -> list[TensorSpec]:
-        return [TensorSpec(self.network.shapes[e], self.network.dtypes[e]) for e in entries]
-
-    def _kind(self, nid: int) -> str:
-        """Return how a node may be a member; empty if it may not."""
-        graph, network = self.graph, self.network
-        node = graph.nodes[nid]
-        op = node.op
-        if op is None or network.devices[nid].device_type != "gpu" or op.loss or not graph.inputs[nid]:
-            return ""
-        if op.name in ("LeakyReLU", "_backward_LeakyReLU"):
-            if node.params["act_type"] in ("prelu", "rrelu"):  # slopes that are learned or drawn
-                return ""
-        elif op.random:
-            return ""
-        main = self.main(nid)
-        shape, dtype = network.shapes[main], network.dtypes[main]
-        reads = [e for slot, e in enumerate(graph.inputs[nid]) if slot not in graph.works[nid].ignored]
-        if dtype not in DTYPES or not prod(shape) or any(network.dtypes[e] != dtype for e in reads):
-            return ""
-        if not self.mutated.isdisjoint(graph.inputs[nid]) and op.name != "BatchNorm":
-            return ""
-        if op.name in _BIASED:
-            return "" if node.params["no_bias"] or not self._adds_bias(nid) else BIAS
-        if op.name == "BatchNorm":
-            return NORM if self._splits_norm(nid) else ""
-        if op.aux or op.name in provided("gpu"):
-            return ""
-        if any(network.shapes[e] != shape for e in self.outputs(nid)):
-            return ""
-        equal = all(network.shapes[e] == shape for e in reads)
-        elementwise = op.name in _FORMULAS or getattr(op.forward, "elementwise", False)
-        if op.name not in _FORWARD_BROADCASTS and not (equal and elementwise):
-            return ""
-        self.costs[nid] = self._cost(nid)
-        return PLAIN if self.costs[nid] else ""
-
-    def _cost(self, nid: int) -> int:
-        """The operations of a node for one element; 0 if its formula cannot be generated."""
-        graph = self.graph
-        node, ignored = graph.nodes[nid], graph.works[nid].ignored
-        wanted = tuple(self.is_read(e) for e in self.outputs(nid))
-        key = (id(node.op), id(node.params), len(graph.inputs[nid]), wanted, self.network.dtypes[self.main(nid)])
-        if key not in self._costs:
-            assert node.op is not None
-            reads = tuple(None if slot in ignored else slot for slot in range(len(graph.inputs[nid])))
-            writes = tuple(len(reads) + k if one else None for k, one in enumerate(wanted))
-            shapes = (self.network.shapes[self.main(nid)],) * len(reads)
-            results = tuple(one for one in writes if one is not None)
-            alone = Group((Member(node.op, node.params, reads, writes),), shapes, results, shapes[0], key[-1])
-            self._costs[key] = generated.operations(alone) if results else 0
-        return self._costs[key]
-
-    def _adds_bias(self, nid: int) -> bool:
-        """Return whether the kernel of a layer adds its bias after a product, in a launch of its own."""
-        node = self.graph.nodes[nid]
-        assert node.op is not None
-        ins, outs = self._specs(self.graph.inputs[nid]), self._specs(self.outputs(nid))
-        if node.op.name == "FullyConnected":
-            return True
-        return choose(node.op, node.params, ins, outs, "native", on="gpu").implementation.name in ("cuda", "cudnn")
-
-    def _splits_norm(self, nid: int) -> bool:
-        """Return whether a batch norm may leave out its values, and has the kernel whose last step it is."""
-        node = self.graph.nodes[nid]
-        assert node.op is not None
-        data, mean = self.graph.inputs[nid][0], self.main(nid) + 1
-        if self.network.shapes[data][node.params["axis"]] == 1 or not self.settings.options.drop_dead_outputs:
-            return False
-        ins, outs = self._specs(self.graph.inputs[nid]), self._specs(self.outputs(nid))
-        chosen = choose(node.op, node.params, ins, outs, "native", on="gpu").implementation.name
-        return chosen == "cuda" and self.network.dtypes[mean] == self.network.dtypes[data]
-
-
 def fuse_pointwise(network: Network, settings: Settings) -> tuple[Network, str]:
     """Fuse such trees on GPUs."""
-    if all(context.device_type != "gpu" for context in {id(one): one for one in network.devices}.values()):
-        return network, ""
-    around = _Graph(network, settings)
+    around = ElementwiseNodes(network, settings)
     trees = [tree for tree in _trees(around) if _is_worth_it(around, tree)]
-    edit, shared_params, count = Edit(network), _SharedParams(), 0
+    edit, shared_params, count = Edit(network), SharedParams(), 0
     for tree in trees:
-        builder = _Builder(around, tree)
-        builder.replace(edit, shared_params)
+        node = FusedNode(around, tree.nodes)
+        node.replace(edit, shared_params)
         count += len(tree.nodes)
     if not count:
         return network, ""
     return edit.done(), f"fused {counted(count, 'elementwise node')} into {len(trees):,}"
 
 
-def _trees(around: _Graph) -> list[_Tree]:
+def _trees(around: ElementwiseNodes) -> list[_Tree]:
     """Grow groups from the first node to the last."""
     graph, kinds = around.graph, around.kinds
     tree_of: dict[int, _Tree] = {}
@@ -216,12 +78,12 @@ def _trees(around: _Graph) -> list[_Tree]:
     return list({id(tree): tree for tree in tree_of.values()}.values())
 
 
-def _is_first(around: _Graph, entry: int) -> bool:
+def _is_first(around: ElementwiseNodes, entry: int) -> bool:
     maker = around.graph.entry_node[entry]
     return around.kinds[maker] == PLAIN or entry == around.main(maker)
 
 
-def _may_join(around: _Graph, before: _Tree, tree: _Tree, joined: _Tree) -> bool:
+def _may_join(around: ElementwiseNodes, before: _Tree, tree: _Tree, joined: _Tree) -> bool:
     """Return whether the conditions hold under which ``before`` may run where ``tree`` runs."""
     graph, network = around.graph, around.network
     a, b = before.last, tree.last
@@ -237,7 +99,7 @@ def _may_join(around: _Graph, before: _Tree, tree: _Tree, joined: _Tree) -> bool
     # The first part of a layer or of a batch norm stays where it is, for its readers and for what it reads itself.
     moved = {nid for nid in joined.nodes if around.kinds[nid] == PLAIN}
     for nid in joined.nodes:
-        later = [reader for entry in _computed(around, nid) for reader in around.readers.get(entry, ())]
+        later = [reader for entry in around.computed(nid) for reader in around.readers.get(entry, ())]
         if nid in moved:
             later += around.waiting.get(nid, ())
         if any(reader <= b and reader not in moved for reader in later):
@@ -245,29 +107,24 @@ def _may_join(around: _Graph, before: _Tree, tree: _Tree, joined: _Tree) -> bool
     return _keeps_memory(around, before, joined)
 
 
-def _computed(around: _Graph, nid: int) -> Sequence[int]:
-    """The entries of a node that its group computes."""
-    return around.outputs(nid) if around.kinds[nid] == PLAIN else (around.main(nid),)
-
-
-def _keeps_memory(around: _Graph, before: _Tree, joined: _Tree) -> bool:
+def _keeps_memory(around: ElementwiseNodes, before: _Tree, joined: _Tree) -> bool:
     """Return whether at most as many bytes stay alive, from where ``before`` runs to the end, as without fusion.
 
     Without fusion its results stay alive; with it the inputs that no later node reads.
     """
     graph, last = around.graph, joined.last
-    between = [nid for nid in range(before.last + 1, last) if nid not in joined.members]
-    if all(graph.is_variable[nid] for nid in between):
+    inside = sum(nid > before.last for nid in joined.members)
+    if around.work_until[last + 1] - around.work_until[before.last + 1] == inside:  # nothing else runs in between
         return True
     saved = sum(
         around.nbytes(entry)
         for nid in before.nodes
-        for entry in _computed(around, nid)
+        for entry in around.computed(nid)
         if entry in around.heads or any(reader not in before.members for reader in around.readers.get(entry, ()))
     )
     kept: set[int] = set()
     for nid in before.nodes:
-        for entry in _read(around, nid):
+        for entry in around.kept_alive(nid):
             maker = graph.entry_node[entry]
             if maker in before.members and around.kinds[maker] == PLAIN:
                 continue
@@ -278,197 +135,22 @@ def _keeps_memory(around: _Graph, before: _Tree, joined: _Tree) -> bool:
     return sum(map(around.nbytes, kept)) <= saved
 
 
-def _read(around: _Graph, nid: int) -> list[int]:
-    """The entries that stay alive for a member: of a layer its own product, which the group reads."""
-    graph = around.graph
-    if around.kinds[nid] == BIAS:
-        return [around.main(nid)]
-    ignored = graph.works[nid].ignored
-    return [entry for slot, entry in enumerate(graph.inputs[nid]) if slot not in ignored]
-
-
-def _is_worth_it(around: _Graph, tree: _Tree) -> bool:
+def _is_worth_it(around: ElementwiseNodes, tree: _Tree) -> bool:
     """Return whether a group saves a launch, or a pass over its data."""
     plain = [nid for nid in tree.nodes if around.kinds[nid] == PLAIN]
     return bool(plain) and (len(tree.nodes) > 1 or around.costs[plain[0]] > 1)
 
 
-class _SharedParams:
-    """Parameters that equal nodes share: equal groups ask operators once, and share a kernel."""
-
-    def __init__(self) -> None:
-        self._groups: dict[tuple[object, ...], dict[str, Any]] = {}
-        self._unbiased: dict[int, dict[str, Any]] = {}
-
-    def of(self, builder: _Builder) -> dict[str, Any]:
-        """Those of a fused node."""
-        return self._groups.setdefault(builder.key, {GROUP: builder.group()})
-
-    def without_bias(self, params: Params) -> dict[str, Any]:
-        """Those of a layer without its bias."""
-        return self._unbiased.setdefault(id(params), {**params, "no_bias": True})
-
-
-class _Builder:
-    """Values, members and results of one group."""
-
-    def __init__(self, around: _Graph, tree: _Tree) -> None:
-        self.around, self.tree = around, tree
-        graph, network = around.graph, around.network
-        self.shape = network.shapes[around.main(tree.last)]
-        self.entries: list[tuple[int, bool]] = []
-        """Inputs: an entry, and whether it is the product of a layer of which the group adds the bias."""
-        self.results: list[int] = []
-        """Entries that another node reads."""
-        self._values: dict[tuple[int, bool], int] = {}
-        self._inputs: list[Shape] = []
-        self.split: dict[int, int] = {}
-        calls = [self._call(nid) for nid in tree.nodes]
-        made = {e for nid in tree.nodes for e in _computed(around, nid)}
-        for _, _, reads, _ in calls:
-            for key in reads:
-                if key is not None and (key[1] or key[0] not in made) and key not in self._values:
-                    self._values[key] = len(self._inputs)
-                    self.entries.append(key)
-                    self._inputs.append(self._input_shape(key[0]))
-        members = []
-        for op, params, reads, writes in calls:
-            for entry in writes:
-                if entry is not None:
-                    self._values[entry, False] = len(self._values)
-            members.append(
-                Member(op, params, tuple(None if key is None else self._values[key] for key in reads),
-                       tuple(None if entry is None else self._values[entry, False] for entry in writes))
-            )  # fmt: skip
-        for nid in tree.nodes:
-            for entry in _computed(around, nid):
-                readers = around.readers.get(entry, ())
-                outside = any(reader not in tree.members for reader in readers)
-                if (entry in around.heads or outside) and (entry, False) in self._values:
-                    self.results.append(entry)
-        self.key = (tuple((m.op.name, id(m.params), m.reads, m.writes) for m in members), tuple(self._inputs),
-                    tuple(self._values[e, False] for e in self.results), self.shape,
-                    network.dtypes[graph.row[tree.last]].str)  # fmt: skip
-        self.members = tuple(members)
-
-    def _call(
-        self, nid: int
-    ) -> tuple[Op, Params, list[tuple[int, bool] | None], list[int | None]]:
-        """A member in entries: operator, parameters, reads and writes."""
-        around, graph = self.around, self.around.graph
-        node, kind = graph.nodes[nid], around.kinds[nid]
-        assert node.op is not None
-        inputs, main = graph.inputs[nid], around.main(nid)
-        if kind == BIAS:
-            return _BROADCAST_ADD, _NO_PARAMS, [(main, True), (inputs[2], False)], [main]
-        if kind == NORM:
-            fixed = bool(node.params["fix_gamma"])
-            reads: list[tuple[int, bool] | None] = [(e, False) for e in (*inputs[:3], main + 1, main + 2)]
-            if fixed:
-                reads[1] = None
-            return NORMALIZE, _NORM_PARAMS[fixed], reads, [main]
-        ignored = graph.works[nid].ignored
-        reads = [None if slot in ignored else (e, False) for slot, e in enumerate(inputs)]
-        return node.op, node.params, reads, [e if around.is_read(e) else None for e in around.outputs(nid)]
-
-    def _input_shape(self, entry: int) -> Shape:
-        """The shape of an input with as many axes as the group's."""
-        own, shape = self.around.network.shapes[entry], self.shape
-        if own == shape:
-            return shape
-        for nid in self.tree.nodes:
-            node, kind = self.around.graph.nodes[nid], self.around.kinds[nid]
-            if kind == PLAIN or entry not in (*self.around.graph.inputs[nid], *self.around.outputs(nid)):
-                continue
-            axis = _channel_axis(node, kind, len(shape))
-            return tuple(size if k == axis else 1 for k, size in enumerate(shape))
-        return (1,) * (len(shape) - len(own)) + own
-
-    def group(self) -> Group:
-        """The group."""
-        dtype = self.around.network.dtypes[self.around.main(self.tree.last)]
-        values = tuple(self._values[entry, False] for entry in self.results)
-        return Group(self.members, tuple(self._inputs), values, self.shape, dtype)
-
-    def replace(self, edit: Edit, params: _SharedParams) -> None:
-        """Let one node stand for the members."""
-        around, graph, tree = self.around, self.around.graph, self.tree
-        inputs = [self._product(edit, params, entry) if product else entry for entry, product in self.entries]
-        last = graph.nodes[tree.last]
-        plain = [nid for nid in tree.nodes if around.kinds[nid] == PLAIN]
-        described = [(graph.nodes[nid].name, graph.nodes[nid].attrs, around.kinds[nid]) for nid in tree.nodes]
-        made = edit.add(
-            POINTWISE, last.name, inputs=inputs, main=tree.last, params=params.of(self),
-            attrs={**shared(last), MEMBERS: json.dumps(described)},
-            controls=[dep for nid in plain for dep in graph.controls[nid] if dep not in tree.members],
-            like=self.results,
-        )  # fmt: skip
-        for k, entry in enumerate(self.results):
-            edit.stand_for(entry, made + k)
-        for nid in plain:
-            edit.node_stands_for(nid, edit.makers[made])
-
-    def _product(self, edit: Edit, params: _SharedParams, entry: int) -> int:
-        """Add the layer that makes an entry without its bias; return its entry."""
-        graph = self.around.graph
-        nid = graph.entry_node[entry]
-        layer = graph.nodes[nid]
-        made = edit.add(
-            layer.op, f"{layer.name}_product", inputs=graph.inputs[nid][:2], main=nid,
-            params=params.without_bias(layer.params), attrs=layer.attrs, controls=graph.controls[nid], like=[entry],
-        )  # fmt: skip
-        edit.node_stands_for(nid, edit.makers[made])
-        return made
-
-
-def _channel_axis(node: Node, kind: str, ndim: int) -> int:
-    """Return the axis of the results along which the vectors of a layer or of a batch norm lie."""
-    if kind == NORM:
-        return int(node.params["axis"]) % ndim
-    assert node.op is not None
-    return ndim - 1 if node.op.name == "FullyConnected" else 1
-
-
-def _described(node: Node) -> list[tuple[str, dict[str, str], str]]:
-    return [(name, attrs, kind) for name, attrs, kind in json.loads(node.attrs[MEMBERS])]
-
-
-def members(node: Node) -> list[str]:
-    """Return the names of the nodes whose outputs a fused node does not make."""
-    group: Group = node.params[GROUP]
-    hidden = [not set(group.results).intersection(member.writes) for member in group.members]
-    return [name for (name, _, _), one in zip(_described(node), hidden, strict=True) if one]
-
-
-def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
-    """Return the results of the nodes that a fused one stands for."""
-    group: Group = node.params[GROUP]
-    values: dict[int, Entry] = dict(enumerate(inputs))
-    for member, (name, attrs, kind) in zip(group.members, _described(node), strict=True):
-        reads = [values[0 if one is None else one] for one in member.reads]
-        if kind == NORM:
-            values[_only(member)] = Entry(reads[3].node)
-            continue
-        op, params = member.op, member.params
-        if kind == BIAS:
-            product = reads[0].node
-            op, params = product.op, {**product.params, "no_bias": False}
-            reads = [*product.inputs, reads[1]]
-        whole = Node(op, name, attrs=attrs, params=params, inputs=reads, created_at=node.created_at)
-        values.update({value: Entry(whole, k) for k, value in enumerate(member.writes) if value is not None})
-    return [values[value] for value in group.results]
-
-
-def _only(member: Member) -> int:
-    (value,) = member.writes
-    assert value is not None
-    return value
+def _uses_gpus(settings: Settings) -> bool:
+    """Return whether kernels are generated, and a node may be on a GPU."""
+    contexts = (settings.context, *settings.group2ctx.values(), *settings.variable_contexts.values())
+    return settings.options.kernels != "numpy" and any(one.device_type == "gpu" for one in contexts)
 
 
 PASS = GraphPass(
     name="elementwise nodes fused",
     switch=FUSION,
-    enabled=lambda settings: settings.fuses and settings.options.kernels != "numpy",
+    enabled=lambda settings: settings.fuses and _uses_gpus(settings),
     run=fuse_pointwise,
     needs=frozenset((GRADIENTS, SIZES)),
     fused=(POINTWISE,),
