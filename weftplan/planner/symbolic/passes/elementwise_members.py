@@ -94,7 +94,8 @@ class ElementwiseNodes:
             return "" if node.params["no_bias"] or not self._adds_bias(nid) else BIAS
         if op.name == "BatchNorm":
             return NORM if self._splits_norm(nid) else ""
-        if op.aux or op.name in provided("gpu"):
+        unknown = nid < self.num_forward and graph.works[nid].ignored  # what such a node ignores could not be unfused
+        if op.aux or op.name in provided("gpu") or unknown:
             return ""
         if any(network.shapes[e] != shape for e in self.outputs(nid)):
             return ""

@@ -50,7 +50,6 @@ class FusedNode:
         """Entries that another node reads."""
         self._values: dict[tuple[int, bool], int] = {}
         self._inputs: list[Shape] = []
-        self.split: dict[int, int] = {}
         calls = [self._call(nid) for nid in nodes]
         made = {e for nid in nodes for e in around.computed(nid)}
         for _, _, reads, _ in calls:
@@ -112,7 +111,7 @@ class FusedNode:
 
     def group(self) -> Group:
         """The group."""
-        dtype = self.around.network.dtypes[self.around.main(self.self.nodes[-1])]
+        dtype = self.around.network.dtypes[self.around.main(self.nodes[-1])]
         values = tuple(self._values[entry, False] for entry in self.results)
         return Group(self.members, tuple(self._inputs), values, self.shape, dtype)
 
@@ -171,9 +170,9 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
     group: Group = node.params[GROUP]
     values: dict[int, Entry] = dict(enumerate(inputs))
     for member, (name, attrs, kind) in zip(group.members, _described(node), strict=True):
-        reads = [values[0 if one is None else one] for one in member.reads]
+        reads = [values[one] for one in member.reads if one is not None]  # a batch norm ignores a fixed gamma
         if kind == NORM:
-            values[_only(member)] = Entry(reads[3].node)
+            values[_only(member)] = Entry(reads[-1].node)
             continue
         op: Op | None = member.op
         params = dict_of(member.params)
