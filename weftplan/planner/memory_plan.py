@@ -82,8 +82,8 @@ class MemoryPlan:
     labels: Labels
     """Names, shapes and sources of entries, for reports and files."""
     external_bytes: Mapping[str, int]
-    """Bytes that the caller brings, by purpose: arguments, gradients, aux, head_grads and, where they were asked for,
-    optimizer_states."""
+    """Bytes outside the planned buffers, by purpose: what the caller brings (arguments, gradients, aux, head_grads and,
+    where they were asked for, optimizer_states), and on GPUs the workspaces of cuBLAS (cublas_workspaces)."""
     outputs: tuple[int, ...] = ()
     """Entries that the caller gets: the forward outputs."""
     num_forward: int | None = None

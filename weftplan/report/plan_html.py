@@ -93,6 +93,7 @@ _PURPOSES = {
     "aux": "auxiliary states",
     "head_grads": "gradients of outputs",
     "optimizer_states": "states of the optimizer",
+    "cublas_workspaces": "workspaces of cuBLAS, one for each worker",
     "host_copies": "Module's copies on the host",
     "kvstore_stored": "weights that the kvstore keeps",
     "kvstore_merged": "sums of gradients in the kvstore",
@@ -136,7 +137,11 @@ def meaning(figure: str) -> str:
     return _MEANINGS[figure]
 
 
-_BANDS = (("weights", "weights and inputs", "arguments", "aux"), ("gradients", "gradients", "gradients", "head_grads"))
+_BANDS = (
+    ("weights", "weights and inputs", "arguments", "aux"),
+    ("gradients", "gradients", "gradients", "head_grads"),
+    ("scratch", "workspaces of cuBLAS", "cublas_workspaces"),
+)
 
 
 def _bands(plan: MemoryPlan) -> list[dict[str, Any]]:

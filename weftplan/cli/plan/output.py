@@ -69,6 +69,7 @@ def answer(plan: MemoryPlan, what: str, *, train: bool) -> str:
         "weights": external["arguments"] + external["aux"],
         "gradients": external["gradients"] + external["head_grads"],
         "optimizer": external.get("optimizer_states", 0),
+        "cuBLAS": external.get("cublas_workspaces", 0),
         "other devices": external.get("other_devices", 0),
         "kvstore": sum(nbytes for purpose, nbytes in external.items() if purpose.startswith("kvstore")),
         "copies on the host": external.get("host_copies", 0),

@@ -31,6 +31,7 @@ from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.infer import byte_sizes
 from weftplan.planner.symbolic.kernel_choice import operator_choices
+from weftplan.planner.symbolic.library_memory import library_bytes
 from weftplan.planner.symbolic.network import Network
 from weftplan.planner.symbolic.passes import dead_outputs, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
@@ -305,6 +306,9 @@ def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int,
         gradients=frozenset(gradients),
         added=frozenset(e for e, name in gradients.items() if network.requests[name] == Req.ADD),
         workspaces=workspaces,
-        external_bytes={purpose: sum(nbytes[e] for e in entries) for purpose, entries in brought.items()},
+        external_bytes={
+            **{purpose: sum(nbytes[e] for e in entries) for purpose, entries in brought.items()},
+            **library_bytes(network, choices),
+        },
     )
     return program, choices
