@@ -97,7 +97,7 @@ class Ledger(Resource):
             shelf = self._shelves.get(nbytes)
             if shelf:
                 try:
-                    entry = shelf.pop()
+                    entry = shelf.pop() if self._streams is None else self._pop(shelf, self._streams)
                 except IndexError:  # another thread took the last one
                     pass
                 else:
@@ -113,6 +113,16 @@ class Ledger(Resource):
                     return allocation if self._streams is None else self._ordered(allocation, self._streams)
         allocation = self._allocate(nbytes, name)
         return allocation if self._streams is None else self._ordered(allocation, self._streams)
+
+    def _pop(self, shelf: Shelf, streams: StreamOrder) -> Entry:
+        """Take memory from a shelf, if possible some that the current stream need not wait for.
+
+        Another thread may take some meanwhile; any other entry serves as well.
+        """
+        if not streams:
+            return shelf.pop()
+        newest_first = ((address_of(entry[2]), entry[1]) for entry in reversed(shelf))
+        return shelf.pop(-1 - streams.choose(newest_first))
 
     def _ordered(self, allocation: Allocation, streams: StreamOrder) -> Allocation:
         """An allocation whose bytes are used after what streams still do with them."""

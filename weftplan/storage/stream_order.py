@@ -4,6 +4,8 @@ A pool that waited for the device before it took memory back would hold all resu
 other. So memory may come back with an event (:meth:`Resource.free_behind`): the pool cuts and merges it like any other,
 and remembers which bytes the event is about. Who gets such bytes next is ordered behind the event: not at all on the
 stream that recorded it, by an event wait on another stream, and by a wait of the host without one.
+Among free blocks that serve a request equally well, a pool takes one that the stream of the caller need not wait for
+(:meth:`StreamOrder.choose`).
 
 Host memory from or to which a device copies is not handed on that way: copies in both directions would wait for each
 other, where a little more memory lets them overlap. It stays in :data:`late` until its copy is over.
@@ -16,8 +18,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
 from weftplan.device.base import Event, Stream
@@ -26,6 +29,8 @@ from weftplan.device.stream import current_stream
 from weftplan.locks import Lock, whole_in_children
 from weftplan.storage import relief
 
+_LOOKED_AT = 8
+"""Free blocks of one size that are looked at for one that the current stream need not wait for."""
 _SWEEP = 256
 """Ranges from which those are forgotten whose events have passed."""
 
@@ -72,6 +77,29 @@ class StreamOrder:
                     event.synchronize()
                 else:
                     stream.wait(event)
+
+    def waits(self, start: int, nbytes: int) -> bool:
+        """Return whether what uses these bytes from now on would wait for work of another stream than the current."""
+        stream, stop = current_stream(), start + nbytes
+        with self._lock:
+            at = bisect_right(self._ranges, start, key=_start)
+            if at and self._ranges[at - 1].stop > start:
+                at -= 1
+            while at < len(self._ranges) and self._ranges[at].start < stop:
+                if self._ranges[at].stream is not stream:
+                    return True
+                at += 1
+        return False
+
+    def choose(self, places: Iterable[tuple[int, int]]) -> int:
+        """Return the number of the first of some ranges that the current stream need not wait for; 0 without one.
+
+        Each is an address and a number of bytes; only the first :data:`_LOOKED_AT` are looked at.
+        """
+        for number, (start, nbytes) in enumerate(islice(places, _LOOKED_AT)):
+            if not self.waits(start, nbytes):
+                return number
+        return 0
 
     def settle(self, start: int, nbytes: int) -> None:
         """Block the host until no stream uses these bytes: they go back to the system."""
