@@ -17,6 +17,7 @@ from weftplan.planner.symbolic.passes.graph_pass import Settings
 PLAIN, BIAS, NORM = "plain", "bias", "norm"
 """Kinds of members: a whole node; the bias of a layer; the last step of a batch norm."""
 _BIASED = ("FullyConnected", "Convolution", "Deconvolution")
+"""Layers whose kernels on GPUs all add the bias to the whole product, in a launch of its own."""
 _FORMULAS = frozenset(
     ("add_n", "_copy", "LeakyReLU", "_backward_elemwise_sub", "_backward_elemwise_mul", "_backward_elemwise_div")
 )
@@ -91,7 +92,7 @@ class ElementwiseNodes:
         if not self.mutated.isdisjoint(graph.inputs[nid]) and op.name != "BatchNorm":
             return ""
         if op.name in _BIASED:
-            return "" if node.params["no_bias"] or not self._adds_bias(nid) else BIAS
+            return "" if node.params["no_bias"] else BIAS
         if op.name == "BatchNorm":
             return NORM if self._splits_norm(nid) else ""
         unknown = nid < self.num_forward and graph.works[nid].ignored  # what such a node ignores could not be unfused
@@ -125,15 +126,6 @@ class ElementwiseNodes:
             alone = Group((Member(node.op, node.params, reads, writes),), shapes, results, shapes[0], key[-1])
             self._costs[key] = generated.operations(alone) if results else 0
         return self._costs[key]
-
-    def _adds_bias(self, nid: int) -> bool:
-        """Return whether the kernel of a layer adds its bias after a product, in a launch of its own."""
-        node = self.graph.nodes[nid]
-        assert node.op is not None
-        ins, outs = self._specs(self.graph.inputs[nid]), self._specs(self.outputs(nid))
-        if node.op.name == "FullyConnected":
-            return True
-        return choose(node.op, node.params, ins, outs, "native", on="gpu").implementation.name in ("cuda", "cudnn")
 
     def _splits_norm(self, nid: int) -> bool:
         """Return whether a batch norm may leave out its values, and has the kernel whose last step it is."""
