@@ -18,7 +18,7 @@ import numpy as np
 import weftplan.ops.cuda
 from tests.support.pointwise_networks import NETWORKS, groups, planned
 from weftplan.ops.core.cuda_source import OPTIONS, THREADS, WIDE, text_of
-from weftplan.ops.cuda import philox, pointwise, updates
+from weftplan.ops.cuda import philox, pointwise, pooling, updates
 
 FLOATS = ("float32", "float16", "float64")
 INDICES = (*FLOATS, "int32", "int64", "uint8", "int8")
@@ -40,6 +40,9 @@ def codes():
                 yield f"{found.name.rpartition('.')[2]}.{name}", value
     for kind in ("float", "double"):
         yield f"philox.{kind}", philox._FILL.replace("U(key0", f"uniform_{kind}(key0")
+    for (size, stride, pad), kind in itertools.product(((2, 2, 0), (3, 2, 1)), (0, 1)):
+        windows = (1, size, size, 1, stride, stride, 0, pad, pad)
+        yield f"pooling.{size}x{size}.{kind}", pooling.source(windows, kind=kind, padded=1, flat=True)
     for rule in updates._STEPS:
         yield f"updates.{rule}", updates.source(rule, updates.GROUP)
     for k, code in enumerate(generated()):
@@ -116,7 +119,7 @@ def ptx(text, folder, arch="sm_90"):
 
 
 def sass(text, folder, arch="sm_90", options=OPTIONS):
-    """The instructions of each kernel of a source as the GPU runs them, by name."""
+    """The instructions of each kernel of a source as the GPU runs them, by name: addresses and words."""
     path = pathlib.Path(folder, "kernel.cu")
     path.write_text(text)
     cubin = path.with_suffix(".cubin")
@@ -125,7 +128,8 @@ def sass(text, folder, arch="sm_90", options=OPTIONS):
     assert done.returncode == 0, done.stdout + done.stderr
     done = subprocess.run([CUOBJDUMP, "-sass", str(cubin)], capture_output=True, text=True, check=True)
     parts = done.stdout.split("Function : ")[1:]
-    return {part.split()[0]: re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", part) for part in parts}
+    found = {part.split()[0]: re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", part) for part in parts}
+    return {name: [(int(address, 16), words) for address, words in code] for name, code in found.items()}
 
 
 def loops(body):

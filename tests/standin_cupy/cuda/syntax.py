@@ -36,7 +36,7 @@ TYPES = {
     "double": "float64",
 }
 _WORDS = {word for name in TYPES for word in name.split()}
-_QUALIFIERS = {"const", "__restrict__", "static", "inline", "__forceinline__"}
+_QUALIFIERS = {"const", "__restrict__", "static", "inline", "__forceinline__", "__noinline__"}
 _TOKEN = re.compile(
     r"""\s*(?:(?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)[uUlLfF]*)
     |(?P<name>[A-Za-z_]\w*)|(?P<string>"[^"]*")

@@ -27,6 +27,9 @@ THREADS = 256
 WIDE = 1024
 """Most threads of a block that adds up."""
 
+TERMS = 16
+"""Numbers that a thread adds up by itself, if there are as many, before a block adds up by halves."""
+
 _NAMES = {"float16": "__half", "float32": "float", "float64": "double", "int32": "int", "int64": "long long",
           "uint8": "unsigned char", "int8": "signed char", "bool": "bool"}  # fmt: skip
 
@@ -147,13 +150,14 @@ def are_aligned(*arrays: Any) -> bool:
     return all(int(array.data.ptr) % ALIGNMENT == 0 for array in arrays)
 
 
-def width(count: int, most: int = WIDE) -> int:
-    """Threads for adding ``count`` numbers in one block: a power of two.
+def width(count: int, most: int = WIDE, *, terms: int = 1, least: int = 32) -> int:
+    """Threads for adding ``count`` numbers, of at least ``terms`` each unless they were ``least``: a power of two.
 
-    >>> width(1), width(100), width(10**6)
-    (32, 128, 1024)
+    >>> width(1), width(100), width(10**6), width(1000, terms=16)
+    (32, 128, 1024, 64)
     """
-    return min(most, max(32, 1 << max(0, count - 1).bit_length()))
+    threads = -(-count // terms)
+    return min(most, max(least, 1 << max(0, threads - 1).bit_length()))
 
 
 def floats(*positions: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.core.cuda_source import TOTAL, WIDE, floats, launch, width
+from weftplan.ops.core.cuda_source import TERMS, TOTAL, WIDE, floats, launch, width
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
@@ -147,7 +147,7 @@ def _forward(view: View, *, by_row: bool) -> Any:
             data, gamma, beta, spare, mean, deviation, rows, size, inner, acc.type(params["eps"]),
             _flag(by_row), _flag(outputs[0] is not None),
         )  # fmt: skip
-        launch(ctx.xp, _SOURCE, "normalize_rows", batch * rows * inner, width(size), args, T=data.dtype)
+        launch(ctx.xp, _SOURCE, "normalize_rows", batch * rows * inner, width(size, terms=TERMS), args, T=data.dtype)
 
     return kernel
 
@@ -168,7 +168,7 @@ def _backward(view: View, *, by_row: bool) -> Any:
         if outputs[0] is not None:  # it may be the memory of an input, hence last
             name, blocks = "normalize_rows_back", batch * rows * inner
             last = (ograd, data, gamma, mean, deviation, outputs[0], rows, size, inner, _flag(by_row))
-            launch(ctx.xp, _SOURCE, name, blocks, width(size), last, T=data.dtype)
+            launch(ctx.xp, _SOURCE, name, blocks, width(size, terms=TERMS), last, T=data.dtype)
 
     return kernel
 

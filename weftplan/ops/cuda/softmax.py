@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.core.cuda_source import LARGEST, TOTAL, WIDE, each, floats, launch, width
+from weftplan.ops.core.cuda_source import LARGEST, TERMS, TOTAL, WIDE, each, floats, launch, width
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
@@ -36,10 +36,12 @@ extern "C" __global__ void softmax_rows(const T* x, T* y, long long classes, lon
     for (unsigned int c = threadIdx.x; c < end; c += blockDim.x) most = fmax(most, (A)x[base + c * step]);
     most = largest(s, most);
     A sum = (A)0;
+    #pragma unroll 4
     for (unsigned int c = threadIdx.x; c < end; c += blockDim.x) sum += exp((A)x[base + c * step] - most);
     sum = total(s, sum);
     A power = log(sum);
     A share = (A)1 / sum;
+    #pragma unroll 4
     for (unsigned int c = threadIdx.x; c < end; c += blockDim.x) {
         A z = (A)x[base + c * step] - most;
         y[base + c * step] = (T)(logarithm == 1 ? z - power : exp(z) * share);
@@ -139,9 +141,9 @@ extern "C" __global__ void fill_with(const A* factor, T* out, long long count) {
 extern "C" __global__ void subtract_labels(const T* y, const L* label, const T* dy, const A* factor, T* dx,
                                            long long classes, long long inner, long long ignore, A hit, A rest, A scale,
                                            int ignores, int counted, int weighted, long long count) {
-    unsigned int first = (blockIdx.x * blockDim.x + threadIdx.x) * 4u;
+    unsigned int first = (blockIdx.x * blockDim.x + threadIdx.x) * 8u;
     if (first >= (unsigned int)count) return;
-    unsigned int last = first + 4u < (unsigned int)count ? first + 4u : (unsigned int)count;
+    unsigned int last = first + 8u < (unsigned int)count ? first + 8u : (unsigned int)count;
     unsigned int wide = (unsigned int)inner;
     unsigned int before = first / wide;
     unsigned int column = first - before * wide;
@@ -179,7 +181,7 @@ def _run(ctx: OpContext, name: str, arrays: tuple[RawArray, ...], rows: Shape, *
     if inner >= _APART:
         each(ctx.xp, _ROWS, name.replace("rows", "columns"), outer * inner, args, T=arrays[0].dtype)
         return
-    launch(ctx.xp, _ROWS, name, outer * inner, width(classes), args, T=arrays[0].dtype)
+    launch(ctx.xp, _ROWS, name, outer * inner, width(classes, terms=TERMS), args, T=arrays[0].dtype)
 
 
 def _softmax(log: bool) -> Any:
@@ -220,7 +222,7 @@ def _output_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Ar
         acc.type(1.0 - alpha - rest), acc.type(rest), acc.type(scale), _flag(params["use_ignore"]),
         _flag(params["normalization"] == "valid"), _flag(params["out_grad"]),
     )  # fmt: skip
-    each(xp, _LABELS, "subtract_labels", out.size, args, lanes=4, T=out.dtype, L=label.dtype)
+    each(xp, _LABELS, "subtract_labels", out.size, args, lanes=8, T=out.dtype, L=label.dtype)
 
 
 def _make_loss_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
