@@ -200,6 +200,7 @@ extern "C" __global__ void pointwise({", ".join([*heads, "long long count"])}) {
         {vector}
         return;
     }}
+    #pragma unroll 1
     for (unsigned int i = first; i < size; ++i) {{
     {scalar}
     }}

@@ -235,27 +235,26 @@ INPUTS
     for (int k = 0; k < STRIP; ++k) sums[k] = (A)0;
     int known = 0;
     A share = (A)1;
+    int low_a = low_of(layer, sd, pd, kd);
     int last_a = high_of(layer, sd, pd, od);
     int last_b = high_of(end - 1, sh, ph, oh);
     int low_b = low_of(row, sh, ph, kh);
     int last_c = high_of(column, sw, pw, ow);
     int low_c = low_of(column, sw, pw, kw);
 INSIDE
-    for (int a = low_of(layer, sd, pd, kd); a <= last_a; ++a) {
-        int depth = span_of(a, sd, pd, kd, d, padded);
+    // Windows within the image all have the same share.
+    inside = inside && from_b * sh >= ph && (from_b + windows - 1) * sh - ph + kh <= h;
+    inside = inside && low_c * sw >= pw && last_c * sw - pw + kw <= w;
+    inside = inside && low_a * sd >= pd && last_a * sd - pd + kd <= d;
+    for (int a = low_a; a <= last_a; ++a) {
         unsigned int lines = (image * (unsigned int)od + (unsigned int)a) * (unsigned int)oh;
         if (inside) {
             #pragma unroll
             for (int j = 0; j < windows; ++j) {
-                int area = kind == 1 ? depth * span_of(from_b + j, sh, ph, kh, h, padded) : 0;
                 #pragma unroll 1
                 for (int c = low_c; c <= last_c; ++c) {
-                    int m = area * span_of(c, sw, pw, kw, w, padded);
-                    if (m != known) {
-                        known = m;
-                        share = share_of(m);
-                    }
-                    A g = (A)dy[(lines + (unsigned int)(from_b + j)) * (unsigned int)ow + (unsigned int)c] * share;
+                    A g = (A)dy[(lines + (unsigned int)(from_b + j)) * (unsigned int)ow + (unsigned int)c];
+                    if (kind == 1) g = g * (A)(1.0 / (double)(kd * kh * kw));
                     #pragma unroll
                     for (int t = 0; t < kh; ++t) {
                         int k = (offset + j) * sh - ph + t;
@@ -265,6 +264,7 @@ INSIDE
             }
             continue;
         }
+        int depth = span_of(a, sd, pd, kd, d, padded);
         for (int b = low_b; b <= last_b; ++b) {
             int area = kind == 1 ? depth * span_of(b, sh, ph, kh, h, padded) : 0;
             int from = b * sh - ph - row;

@@ -181,7 +181,7 @@ def _run(ctx: OpContext, name: str, arrays: tuple[RawArray, ...], rows: Shape, *
     if inner >= _APART:
         each(ctx.xp, _ROWS, name.replace("rows", "columns"), outer * inner, args, T=arrays[0].dtype)
         return
-    launch(ctx.xp, _ROWS, name, outer * inner, width(classes, terms=TERMS), args, T=arrays[0].dtype)
+    launch(ctx.xp, _ROWS, name, outer * inner, width(classes, terms=2 * TERMS), args, T=arrays[0].dtype)
 
 
 def _softmax(log: bool) -> Any:
