@@ -82,8 +82,8 @@ class MemoryPlan:
     labels: Labels
     """Names, shapes and sources of entries, for reports and files."""
     external_bytes: Mapping[str, int]
-    """Bytes that the caller brings, by purpose: arguments, gradients, aux, head_grads and, on request,
-    optimizer_states."""
+    """Bytes outside the planned buffers, by purpose: arrays of the caller (arguments, gradients, aux, head_grads and,
+    on request, optimizer_states), and on GPUs the workspaces of cuBLAS (cublas_workspaces)."""
     input_bytes: int | None = None
     """Bytes of the arguments that are inputs: those whose shape is given, and labels. The other arguments are weights.
     None if the planner does not know which arguments are inputs, as for an executor."""

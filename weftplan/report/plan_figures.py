@@ -55,6 +55,7 @@ _PURPOSES = {
     "aux": "auxiliary states",
     "head_grads": "gradients of outputs",
     "optimizer_states": "states of the optimizer",
+    "cublas_workspaces": "workspaces of cuBLAS, one for each worker",
     "host_copies": "Module's copies on the host",
     "kvstore_stored": "weights that the kvstore keeps",
     "kvstore_merged": "sums of gradients in the kvstore",
@@ -73,6 +74,7 @@ _PARTS = {
     "aux": "auxiliary states",
     "head_grads": "gradients",
     "optimizer_states": "optimizer",
+    "cublas_workspaces": "workspaces of cuBLAS",
     "host_copies": "copies on the host",
 }
 """Purposes in fewer words."""
@@ -88,6 +90,7 @@ _MEANINGS = {
     "auxiliary states": "Arrays that operators update, such as the moving averages of BatchNorm.",
     "gradients of outputs": "What you give to backward where no loss is at the end.",
     "states of the optimizer": "What the optimizer keeps from step to step, such as momentum.",
+    "workspaces of cuBLAS, one for each worker": "Scratch of cuBLAS's handles; executors on one GPU share it.",
     "Module's copies on the host": "Module keeps the parameters in host memory too, to save and share them.",
     "weights that the kvstore keeps": "One copy of each weight, from which every device pulls.",
     "sums of gradients in the kvstore": "Merge buffers, where the gradients of all devices are added.",

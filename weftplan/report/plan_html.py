@@ -76,6 +76,7 @@ _BANDS = {
     "auxiliary states": "weights",
     "gradients": "gradients",
     "optimizer": "states",
+    "workspaces of cuBLAS": "scratch",
 }
 """Part of :func:`weftplan.report.plan_figures.parts` -> its colour."""
 

@@ -27,8 +27,14 @@ THREADS = 256
 WIDE = 1024
 """Maximum threads of a block that computes a sum."""
 
+TERMS = 16
+"""Numbers that a thread adds up by itself, if there are as many, before a block adds up by halves."""
+
 _NAMES = {"float16": "__half", "float32": "float", "float64": "double", "int32": "int", "int64": "long long",
           "uint8": "unsigned char", "int8": "signed char", "bool": "bool"}  # fmt: skip
+
+ALIGNMENT = 16
+"""Bytes that one instruction loads or stores, if they begin at a multiple."""
 
 TOTAL = """
 __device__ A total(A* s, A value) {  // over a block, by halves: one fixed order
@@ -134,18 +140,24 @@ def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Seque
         ) from error
 
 
-def each(xp: Any, code: str, name: str, count: int, args: Sequence[object], **types: DType) -> None:
-    """Enqueue one thread for each of ``count`` elements; the last argument of the kernel is ``count``."""
-    launch(xp, code, name, -(-count // THREADS), THREADS, (*args, count), **types)
+def each(xp: Any, code: str, name: str, count: int, args: Sequence[object], *, lanes: int = 1, **types: DType) -> None:
+    """Enqueue one thread for ``lanes`` of ``count`` elements; the last argument of the kernel is ``count``."""
+    launch(xp, code, name, -(-count // (THREADS * lanes)), THREADS, (*args, count), **types)
 
 
-def width(count: int, most: int = WIDE) -> int:
-    """Return the number of threads for adding ``count`` numbers in one block: a power of two.
+def are_aligned(*arrays: Any) -> bool:
+    """Return whether vectors of :data:`ALIGNMENT` bytes may be loaded from and stored to the arrays."""
+    return all(int(array.data.ptr) % ALIGNMENT == 0 for array in arrays)
 
-    >>> width(1), width(100), width(10**6)
-    (32, 128, 1024)
+
+def width(count: int, most: int = WIDE, *, terms: int = 1, least: int = 32) -> int:
+    """Threads for adding ``count`` numbers, of at least ``terms`` each unless they were ``least``: a power of two.
+
+    >>> width(1), width(100), width(10**6), width(1000, terms=16)
+    (32, 128, 1024, 64)
     """
-    return min(most, max(32, 1 << max(0, count - 1).bit_length()))
+    threads = -(-count // terms)
+    return min(most, max(least, 1 << max(0, threads - 1).bit_length()))
 
 
 def floats(*positions: int) -> Any:

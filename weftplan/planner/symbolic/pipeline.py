@@ -32,6 +32,7 @@ from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.kernel_choice import operator_choices
+from weftplan.planner.symbolic.library_memory import library_bytes
 from weftplan.planner.symbolic.network import Network
 from weftplan.planner.symbolic.passes import fuse_depthwise, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
@@ -334,7 +335,10 @@ def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int,
         gradients=frozenset(gradients),
         added=frozenset(e for e, name in gradients.items() if network.requests[name] == Req.ADD),
         workspaces=workspaces,
-        external_bytes={purpose: sum(map(nbytes.__getitem__, entries)) for purpose, entries in brought.items()},
+        external_bytes={
+            **{purpose: sum(map(nbytes.__getitem__, entries)) for purpose, entries in brought.items()},
+            **library_bytes(network, choices),
+        },
     )
     return program, choices
 

@@ -19,6 +19,7 @@ from weftplan.planner.symbolic.passes import (
     batch_weight_gradients,
     common_subexpressions,
     fuse_depthwise,
+    fuse_pointwise,
     fuse_relu,
     gradients,
     placement,
@@ -35,6 +36,7 @@ PASSES: list[GraphPass] = [
     batch_weight_gradients.PASS,
     fuse_depthwise.PASS,
     fuse_depthwise.REMATERIALIZE,
+    fuse_pointwise.PASS,
 ]
 """All passes in their order."""
 
