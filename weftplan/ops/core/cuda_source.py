@@ -34,7 +34,7 @@ _NAMES = {"float16": "__half", "float32": "float", "float64": "double", "int32":
           "uint8": "unsigned char", "int8": "signed char", "bool": "bool"}  # fmt: skip
 
 ALIGNMENT = 16
-"""Bytes that one instruction loads or stores, if they begin at a multiple."""
+"""Bytes that an instruction loads or stores, from an address that is a multiple."""
 
 TOTAL = """
 __device__ A total(A* s, A value) {  // over a block, by halves: one fixed order

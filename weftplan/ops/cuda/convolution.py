@@ -1,7 +1,7 @@
-"""Convolution and Deconvolution through cuDNN, where it is installed; else they are products by cuBLAS.
+"""Convolution and Deconvolution by cuDNN, if it is installed, else as products by cuBLAS.
 
-The workspace of a plan is what the chosen algorithm, or a tile of the products, asks for. Gradients of image and weight
-share one.
+The planned workspace is that of the chosen algorithm, or of a tile of the products. Gradients of image and weight share
+a workspace.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def _problem(kind: str, params: Params, image: RawArray, weight: RawArray, grid:
 
 
 class _Parts:
-    """What an operator computes: (kind, its image, weight and grid among inputs, then outputs).
+    """Parts of an operator's computation: (kind; positions of its image, weight and grid).
 
-    Positions from 0 on are inputs, ~0, ~1, … are outputs; a part whose output nobody wants is left out.
+    Positions from 0 on are inputs, ~0, ~1, … are outputs; a part with an unwanted output is left out.
     """
 
     def __init__(self, parts: Sequence[tuple[str, int, int, int]], bias: int, *, backward: bool) -> None:

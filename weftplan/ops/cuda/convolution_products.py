@@ -7,7 +7,7 @@ An operator has up to three parts. With the windows of an image as columns (``co
     wgrad   weight = Σ grid · columnsᵀ, over the tiles
 
 and each tile is two launches. A tile is some images, or some windows of one image, so that its columns stay within the
-operator's ``workspace``. Where the kernel is 1x1 the image itself is the columns of the first two.
+operator's ``workspace``. For a 1x1 kernel the image itself is the columns of fprop and dgrad.
 """
 
 from __future__ import annotations

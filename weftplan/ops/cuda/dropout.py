@@ -1,6 +1,6 @@
 """Dropout on a GPU: one launch draws the numbers and makes mask and result, with the bits that a host gives the mask.
 
-A kernel is offered to whoever plans for a GPU; it runs on the stream of the thread that calls it.
+Plans for GPUs may choose the kernel; it runs on the calling thread's stream.
 """
 
 from __future__ import annotations

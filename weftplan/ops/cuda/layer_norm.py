@@ -19,7 +19,7 @@ from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
 from weftplan.ops.nn.layer_norm import View, instance_view, layer_view
 
 _SIDE = 32
-"""Elements of gamma of one block, where they lie side by side."""
+"""Contiguous elements of gamma per block."""
 _SOURCE = (
     TOTAL
     + """

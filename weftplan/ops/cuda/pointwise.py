@@ -24,7 +24,8 @@ MOST_ARGUMENTS = 200
 MOST_OPERATIONS = 600
 """Operations of one formula, which bound the time of the compiler and the registers of a thread."""
 MOST_IN_VECTORS = 64
-"""Operations of a formula up to which a thread takes a vector of elements: longer ones are bound by arithmetic."""
+"""Most operations of a formula for which a thread takes a vector of elements: longer formulas are bound by
+arithmetic."""
 WHOLE, NUMBER, CYCLE, RUN, BAND = range(5)
 """How an input is read: every element; one number; periodically; each of its elements for a run; both."""
 _TEXTS = {
@@ -39,8 +40,8 @@ _TEXTS = {
 }  # fmt: skip
 """CUDA C of each operation. Of two operands ``maximum`` and ``minimum`` take a constant second, which is no NaN."""
 _CONTRACTED = ("log", "log1p")
-"""Functions of float64 in which CUDA's own code depends on the contraction of products and sums, which CuPy's kernels
-allow and generated ones do not: their bits would differ."""
+"""Functions of float64 whose code in CUDA depends on the contraction of products and sums. CuPy's kernels allow it and
+generated kernels do not, so their bits would differ."""
 _TRUTHS = TRUTHS | {"isnan", "logical_and", "logical_or", "logical_not"}
 
 

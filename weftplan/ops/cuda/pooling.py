@@ -328,7 +328,7 @@ _INDEX = np.dtype(np.int32)
 
 
 def _words(params: Params, image: Shape, grid: Shape, dtype: DType) -> tuple[str, tuple[Any, ...]]:
-    """The source for a call, and the arguments behind the arrays.
+    """Return the source for a call, and the arguments after the arrays.
 
     Two- and one-dimensional images have leading extents of 1.
     """
@@ -349,7 +349,8 @@ def _words(params: Params, image: Shape, grid: Shape, dtype: DType) -> tuple[str
 
 @lru_cache(maxsize=256)
 def source(windows: tuple[int, ...], *, kind: int, padded: int, flat: bool) -> str:
-    """The source for windows of which the compiler knows extents, strides, pads and kind: it divides by none of them.
+    """Return the source for windows whose extents, strides, pads and kind are constants, so that nothing divides by
+    them.
 
     With ``flat`` it also knows that images have no depth.
     """
@@ -381,7 +382,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
 
 
 def _threads(shape: Shape, rows: int) -> int:
-    """Threads for an array of which each takes some neighbouring rows of a column."""
+    """Return the number of threads for an array; each thread takes ``rows`` neighbouring rows of a column."""
     *outer, tall, wide = (*shape[:2], 1, shape[2]) if len(shape) == 3 else shape
     return math.prod(outer) * -(-tall // rows) * wide
 

@@ -1,7 +1,7 @@
-"""Sums of slices by index without atomics: slices are sorted by index, and each index adds up its own in their order.
+"""Sums of slices by index without atomics: slices are sorted by index, and each index sums its slices in order.
 
-Atomic additions of floats come in any order, and so do their rounding errors. Here the pairs (index, position) are
-sorted as whole numbers, of which no two are alike, so the order of additions is that of the positions, as on a CPU.
+The order of atomic additions, and so their rounding, varies from run to run. Here the pairs (index, position) are
+sorted as distinct integers, so the order of additions is that of the positions, as on a CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weftplan.support.array_types import RawArray
 
 KEY = np.dtype(np.uint64)
 TILE = 2048
-"""Keys that one block sorts in shared memory."""
+"""Keys that a block sorts in shared memory."""
 
 SORT = """
 extern "C" __global__ void sort_tile(unsigned long long* keys, long long first, long long tile) {
@@ -79,7 +79,7 @@ extern "C" __global__ void index_keys(const I* index, unsigned long long* keys, 
 }
 """
 PIECE = 1024
-"""Terms that one thread adds up; a sum of more has a thread for each piece of so many."""
+"""Most terms per thread; a longer sum has a thread for each piece of this many terms."""
 _SUM = """
 __device__ unsigned int start_of(const unsigned long long* keys, unsigned int end, unsigned long long row) {
     unsigned int low = 0;  // the first of the sorted keys below end that names the row
@@ -168,7 +168,7 @@ def room(count: int) -> tuple[Shape, DType]:
 
 
 def sort(xp: ModuleType, keys: RawArray) -> None:
-    """Sort keys, of which no two are alike but those of nobody, in place: Batcher's bitonic sort."""
+    """Sort keys in place by Batcher's bitonic sort; all keys but the padding are distinct."""
     count = keys.size
     tile = min(TILE, count)
     launch(xp, SORT, "sort_tile", count // tile, tile // 2, (keys, 2, tile))

@@ -1,10 +1,10 @@
 """Softmax and its losses: one block for each row, one thread for some elements of a gradient.
 
-Where the classes of a row lie apart (``multi_output``, an axis that is not the last), neighbouring threads work on
-neighbouring rows instead, each on one of them alone, so that a warp reads consecutive memory.
+If the classes of a row are not contiguous (``multi_output``, an axis that is not the last), each thread works on a row
+of its own and neighbouring threads on neighbouring rows, so that a warp reads consecutive memory.
 
-The formulas are those of :mod:`weftplan.ops.nn.softmax_core` and :mod:`weftplan.ops.nn.softmax_output`. What is divided
-by the number of valid labels is counted on the device, so that the host waits for nothing.
+The formulas are those of :mod:`weftplan.ops.nn.softmax_core` and :mod:`weftplan.ops.nn.softmax_output`. Valid labels
+are counted on the device, so that the host never waits.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ extern "C" __global__ void softmax_columns_back(const T* dy, const T* y, T* dx, 
 """
 )
 _APART = 8
-"""From so many elements between the classes of a row on, a thread has a row of its own: a warp then reads whole sectors
-of memory."""
+"""Least distance in elements between the classes of a row at which a thread has a row of its own: a warp then reads
+whole sectors of memory."""
 _LABELS = (
     TOTAL
     + """

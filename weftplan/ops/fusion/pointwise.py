@@ -1,4 +1,4 @@
-"""Fused pointwise nodes: a tree of elementwise nodes that one kernel computes, an element at a time.
+"""Fused pointwise nodes: one kernel computes a tree of elementwise nodes, element by element.
 
 Only the planner makes nodes of this operator (``planner/symbolic/passes/fuse_pointwise.py``), for GPUs, where
 ``ops/cuda/pointwise.py`` generates the kernel. The kernel here runs the members one after the other, with scratch for

@@ -40,17 +40,17 @@ def work(
     compiled: bool,
     narrow: bool = False,
 ) -> tuple[Steps, int]:
-    """What computes operator ``name`` on several weights in place, and the bytes of scratch that it needs.
+    """Return a call that applies operator ``name`` to several weights in place, and its scratch bytes.
 
     Args:
         name: an elementwise operator of (weight, gradient, states…) whose output is the new weight.
-        params: (name, value) of those of each weight, not parsed.
-        arrays: how many belong to each weight.
+        params: (name, value) pairs of the parameters of each weight, not parsed.
+        arrays: number of arrays per weight.
         sizes: elements of each weight.
         dtype: of all arrays.
         compiled: whether compiled formulas may be used.
-        narrow: the gradient is in half precision, and after the states comes a weight in half precision, which becomes
-            the new weight, rounded.
+        narrow: the gradient is in half precision, and a weight in half precision after the states gets the new weight,
+            rounded.
     """
     made: dict[Any, tuple[_Range, int]] = {}
     kernels = []
@@ -82,9 +82,9 @@ def work(
 
 
 def _pieces(ends: Sequence[int], step: int) -> list[list[tuple[int, int, int]]]:
-    """Parts of ``step`` elements of weights laid end to end: (weight, its first element, the one behind the last).
+    """Cut concatenated weights into parts of ``step`` elements: lists of (weight, first element, end element).
 
-    Inside a weight they are cut at multiples of :data:`BORDER`.
+    Cuts inside a weight are at multiples of :data:`BORDER`.
     """
     found: list[list[tuple[int, int, int]]] = [[]]
     left = step
@@ -106,7 +106,7 @@ _Range = Callable[[Sequence[Any], int, int, Any], None]
 
 
 def _kernel(name: str, given: Params, arrays: int, dtype: DType, *, compiled: bool) -> tuple[_Range, int]:
-    """What changes a range of one weight, and the scratch that it needs."""
+    """Return a function that updates a range of one weight, and its scratch bytes."""
     if compiled and elementwise.available():
         others = tuple((key, value) for key, value in given.items() if key != _RATE)
         formula = _formula(name, others, arrays, dtype)
@@ -153,7 +153,7 @@ _RATE = "lr"
 
 @lru_cache(maxsize=256)
 def _formula(name: str, others: tuple[tuple[str, Any], ...], arrays: int, dtype: DType) -> Recorded | None:
-    """What a step computes for any learning rate; None where only NumPy can."""
+    """Return a step's formula for any learning rate; None if only NumPy can compute it."""
     op = get(name)
     params = {**parse_params(op, {**dict(others), _RATE: 0.0}), _RATE: Number()}
     return recorded([(op.forward, params, range(arrays), [arrays])], arrays + 1, dtype, given=range(arrays))
