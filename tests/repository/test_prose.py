@@ -9,17 +9,13 @@ from tests.support.prose import GOALS, Counts
 
 ROOT = Path(__file__).parents[2]
 LIMITS = {
-    "bench": 120,
-    "docs": 76,
-    "examples": 114,
-    "tests/first_contact": 260,
-    "tests/kvstore": 204,
-    "tests/torch": 77,
-    "weftplan/compat": 14,
-    "weftplan/device": 134,
-    "weftplan/kvstore": 201,
-    "weftplan/ops": 14,
-    "weftplan/torch": 60,
+    "docs": 25,
+    "examples": 29,
+    "tests/first_contact": 250,
+    "tests/kvstore": 177,
+    "weftplan/compat": 11,
+    "weftplan/device": 128,
+    "weftplan/kvstore": 151,
 }
 """Most occurrences of all phrases per 10,000 words in folders that miss the goals. Figures may only fall."""
 
