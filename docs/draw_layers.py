@@ -2,9 +2,9 @@
 
 ``python docs/draw_layers.py`` writes ``docs/images/layers.svg``.
 
-The order of the rooms and what each is for come from the list in ``ARCHITECTURE.md``; the arrows come from the import
-statements of every module, those for types included. A test compares the stored picture's arrows with the imports of
-today, so the picture cannot grow old.
+The order of the rooms and their descriptions come from the list in ``ARCHITECTURE.md``; the arrows come from the import
+statements of every module, also for types. A test compares the stored picture's arrows with the imports of today, so
+the picture cannot grow old.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def arrows(graph: Graph, names: Mapping[str, str]) -> Counter[tuple[str, str]]:
 
 
 def calls_up(names: Mapping[str, str]) -> Counter[tuple[str, str]]:
-    """(calling room, providing room) -> the number of slots by which the first calls code of the second."""
+    """Return (calling room, providing room) -> the number of slots between them."""
     from weftplan.support.slots import declared
 
     return Counter(
@@ -130,7 +130,7 @@ def _room(module: str) -> str:
 
 
 def draw(names: Mapping[str, str], edges: Mapping[tuple[str, str], int], slots: Mapping[tuple[str, str], int]) -> str:
-    """Return an SVG: a square of layers by layers, with a dot where the row's layer imports the column's.
+    """Return an SVG: a matrix of layers, with a dot if the row's layer imports the column's.
 
     Rows and columns have the same order, so imports, which go down, fill one triangle. Calls that go up, through slots,
     are squares of another colour in the other triangle.

@@ -74,7 +74,7 @@ def seconds(module: mx.mod.Module, work: Callable[[], object]) -> float:
 
 def hidden(links: Interconnect, kernel: float = 5e-4, store: str = "device", steps: int = 4) -> tuple[float, ...]:
     """Return the seconds of computation alone, of an exchange alone, and of a step; the part of the shorter that is
-    hidden; and the part of what can be hidden: a gradient cannot travel before it is there."""
+    hidden; and the hidden part of the possible: a gradient cannot travel before it is there."""
     module, batch = module_on(links, kernel, store)
     compute, exchange = seconds(module, lambda: module.forward_backward(batch)), seconds(module, module.update)
 

@@ -3,8 +3,8 @@
     python examples/predict_workers.py
     python examples/predict_workers.py --network vgg16 --step-ms 180 --workers 1,8,64 --topology "(20us,1.1GB/s)"
 
-Nothing is sent, and nothing is measured. With P workers, S bytes, latency a, seconds a byte b and o seconds for which a
-message keeps its sender busy, an exchange after which every worker has the sum takes
+Nothing is sent, and nothing is measured. With P workers, S bytes, latency a, b seconds per byte and o seconds of a
+sender's time per message, an exchange that gives every worker the sum takes
 
     one_step   every worker sums one range for all:      2 (a + (P-1) o) + 2 (P-1)/P S b
     ring       ranges travel around twice:               2 (P-1) (a + o) + 2 (P-1)/P S b
@@ -32,7 +32,7 @@ class Link:
 
     latency: float  # seconds to the first byte
     bandwidth: float  # bytes a second in each direction
-    overhead: float = 1e-6  # seconds for which a message keeps its sender busy
+    overhead: float = 1e-6  # seconds of the sender's time per message
     shared: bool = False
 
 
@@ -82,7 +82,7 @@ def byte_seconds(link, workers):
 
 
 def one_step(nbytes, workers, link):
-    """Two rounds in which every worker sends a range to each of the others."""
+    """Two rounds: in each, every worker sends a range to each of the others."""
     sent = 2 * (workers - 1) / workers * nbytes
     return 2 * (link.latency + (workers - 1) * link.overhead) + sent * byte_seconds(link, workers)
 
@@ -162,7 +162,7 @@ def step(gradients, computation, workers, topology, bucket):
         taken, name = cheapest(filled, workers, topology)
         if filled > largest:
             algorithm, largest = name, filled
-        free = max(free, ready) + taken  # an exchange begins when its bucket is full and the one before has ended
+        free = max(free, ready) + taken  # full bucket, idle link
         exchanging, filled, count = exchanging + taken, 0.0, count + 1
     return Step(max(computation, free), exchanging, count, algorithm if workers > 1 else "none")
 

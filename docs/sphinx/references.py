@@ -1,6 +1,6 @@
 """References of docstrings: a name leads to the page that documents the object, under whatever name it is listed there.
 
-Docstrings name objects where they are defined; the reference documents them under their public names. A name that
+Docstrings name objects by their defining module; the reference documents them under their public names. A name that
 exists but has no page, such as an internal function or a class of another package, is shown without a link. A name that
 does not exist is a warning, and so an error of the build.
 """

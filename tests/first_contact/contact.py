@@ -1,8 +1,8 @@
-"""The first minutes on a card: parts in order, each with a limit of time, and one page of what came of them.
+"""The first minutes on a card: parts in order, each with a time limit, and one page with their results.
 
-A part runs in a thread of its own, so that one that hangs is given up. The run stops at the first error after which
-CUDA answers no call any more, and at a part that hangs: what would come then says nothing. Parts note what they are at,
-and what they have found; the page has both.
+A part runs in a thread of its own, so that a hanging part can be abandoned. The run stops at the first sticky CUDA
+error and at a part that hangs, since later results would mean nothing. Parts record their current step and their
+figures; the page has both.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ class Skip(Exception):
 
 @dataclass
 class Result:
-    """What came of one part."""
+    """Result of one part."""
 
     name: str
     state: str
     """``passed``, ``failed``, ``skipped`` or ``not reached``."""
     seconds: float = 0.0
     at: str = ""
-    """What it was at when it failed: a kernel, an operator, a network."""
+    """Step at the failure: a kernel, an operator, a network."""
     why: str = ""
     notes: list[str] = field(default_factory=list)
     trace: str = ""
 
 
 class Contact:
-    """What parts are given: contexts, sizes, and a place to note things.
+    """Input of the parts: contexts, sizes, and a record of steps and figures.
 
     Args:
-        context: makes the context of a GPU from its number.
-        count: how many GPUs there are.
+        context: returns the context of a GPU by its number.
+        count: number of GPUs.
         small: sizes for the stand-in, where NumPy computes.
     """
 
@@ -63,7 +63,7 @@ class Contact:
         self.now.notes.append(text)
 
     def settle(self) -> None:
-        """Wait for the first GPU, so that an error is told of what has just run."""
+        """Wait for the first GPU, so that an error belongs to the last step."""
         device.get(self.context(0)).synchronize()
 
     def answers(self) -> bool:
@@ -98,7 +98,7 @@ class Report:
         """Why nothing else is run; empty while it is."""
 
     def run(self, part: Part, contact: Contact) -> Result:
-        """Run one part, unless the run has stopped; the page is written anew."""
+        """Run one part, unless the run has stopped; rewrite the page."""
         result = contact.now = Result(part.name, "not reached", why=self.stopped)
         if not self.stopped:
             self._run(part, contact, result)
@@ -130,7 +130,7 @@ class Report:
             self.stopped = f"CUDA answers no call since {result.at or part.name}: {result.why[:200]}"
 
     def write(self) -> None:
-        """The page as Markdown, and the same as JSON beside it."""
+        """Write the page as Markdown, and as a JSON file in the same folder."""
         if self.path is None:
             return
         self.path.with_suffix(".md").write_text(self.markdown())
@@ -157,7 +157,7 @@ class Report:
 
 
 def machine_of(contact: Contact) -> dict[str, str]:
-    """What the figures are of."""
+    """Return the description of the machine."""
     cupy = device.get(contact.context(0)).xp
     properties = cupy.cuda.runtime.getDeviceProperties(0)
     name = properties["name"]

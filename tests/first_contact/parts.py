@@ -63,7 +63,7 @@ def the_libraries(contact: Contact) -> None:
 
 
 def _operator(contact: Contact, name: str, arrays: Any, params: Any) -> None:
-    """One case beside the host's values, in float32 where the case has float64."""
+    """Compare one case with the host's values, in float32 if the case has float64."""
     if all(np.asarray(x).dtype == np.float64 for x in arrays):
         arrays = [np.asarray(x, np.float32) for x in arrays]
     test_on_devices.check(device.get(contact.context(0)), name, arrays, params)
@@ -71,7 +71,7 @@ def _operator(contact: Contact, name: str, arrays: Any, params: Any) -> None:
 
 
 def the_operators(contact: Contact) -> None:
-    """Every operator beside the host's values: all its cases on a card, the first one on the stand-in."""
+    """Compare every operator with the host's values: all its cases on a card, the first case on the stand-in."""
     checked = 0
     for name, cases in test_on_devices.BY_OPERATOR.items():
         for _, arrays, params in cases[:1] if contact.small else cases:
@@ -94,7 +94,7 @@ def _branches() -> Any:
 
 
 def _fitted(contact: Contact, context: Any, steps: int, workers: int) -> dict[str, np.ndarray]:
-    """Weights of the branches after so many steps of SGD with momentum, from one seed."""
+    """Return the weights of the branches after ``steps`` steps of SGD with momentum, from one seed."""
     with engine.using(engine.create("ThreadedEnginePerDevice", gpu_workers=workers)):
         mx.random.seed(5)
         rng = np.random.default_rng(5)
@@ -177,7 +177,7 @@ def the_fusion(contact: Contact) -> None:
 
 
 def the_networks(contact: Contact) -> None:
-    """ResNet-18 and an LSTM: losses beside the host's, step by step."""
+    """Compare the losses of ResNet-18 and an LSTM with the host's, step by step."""
     large = (("resnet18", 16, 20, 10, (3, 64, 64)), ("lstm", 16, 20, 1000, (35,)))
     small = (("resnet18", 1, 1, 4, (3, 16, 16)), ("lstm", 1, 1, 20, (35,)))
     for name, *sizes in small if contact.small else large:
@@ -193,7 +193,7 @@ def the_networks(contact: Contact) -> None:
 
 
 def the_convolutions(contact: Contact) -> None:
-    """Convolutions by cuDNN beside products by cuBLAS."""
+    """Compare convolutions by cuDNN with products by cuBLAS."""
     shape = (2, 8, 12, 12) if contact.small else (16, 64, 56, 56)
     found = {}
     for off in (False, True):
@@ -281,8 +281,8 @@ class _Refusing:
 
 
 def running_out(contact: Contact) -> None:
-    """Out of memory at each of the first allocations of a step: an error or, where there is a way, the right values;
-    and the next run is right."""
+    """Out of memory at each of the first allocations of a step gives an error or the right values, and the next run is
+    right."""
     context = contact.context(0)
     place = device.get(context)
 
@@ -341,7 +341,7 @@ def several_cards(contact: Contact) -> None:
 
 
 def what_overlaps(contact: Contact) -> None:
-    """Copies beside kernels on one card: both at once take less than one after the other."""
+    """Copies overlap with kernels on one card: both at once take less time than in sequence."""
     if contact.small:
         raise Skip("the stand-in's work takes no time")
     context = contact.context(0)

@@ -42,5 +42,5 @@ def test_first_contact(contact, part):
 
 
 def test_all_parts_are_over_within_ten_minutes():
-    """Their limits are what they may take at most."""
+    """The sum of their time limits is at most ten minutes."""
     assert sum(part.limit_s for part in PARTS) <= 10 * 60

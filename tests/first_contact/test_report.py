@@ -1,4 +1,4 @@
-"""The run of the first contact: what stops it, what is skipped, what the page says."""
+"""The run of the first contact: reasons to stop, skipped parts, and the page."""
 
 import json
 import threading
@@ -28,7 +28,7 @@ def add(contact):
 
 
 def test_it_stops_at_an_error_that_stays(contact, tmp_path):
-    """An illegal access is told late and by every later call: the page names the kernel, and what was not reached."""
+    """Every later call reports an illegal access: the page names the kernel and the parts that did not run."""
     report = Report(tmp_path / "page", machine_of(contact))
     report.run(Part("good", 30, add), contact)
     machine.faulty["add"] = "cudaErrorIllegalAddress: an illegal memory access was encountered"
@@ -66,7 +66,7 @@ def test_it_goes_on_behind_a_wrong_value(contact):
 
 
 def test_it_stops_at_a_part_that_hangs(contact):
-    """It is given up after its time; nothing else is run beside it."""
+    """A hanging part is abandoned after its time limit; no other part runs."""
     report, over = Report(None, {}), threading.Event()
 
     def hang(contact):

@@ -1,6 +1,6 @@
-"""Bytes as people write and read them: ``2GB``, ``1.50 KiB``, or a share of what a device has.
+"""Bytes as people write and read them: ``2GB``, ``1.50 KiB``, or a share of a device's memory.
 
-Nothing is kept; any thread may call this.
+The module keeps no state; any thread may call it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def bytes_of(budget: int | str, context: Context | None = None) -> int:
-    """Bytes meant by ``2GB``, ``1.5 GiB``, a plain integer, or ``80%`` of the memory of ``context``.
+    """Return the bytes of ``2GB``, ``1.5 GiB``, a plain integer, or ``80%`` of the memory of ``context``.
 
-    The memory of a CPU is that of the machine, or of the container where that has less.
+    The memory of a CPU is that of the machine, or of its container if that has less.
 
     Raises:
         PlanError: no positive size, or more than 100 %.
@@ -68,7 +68,7 @@ def pasteable(nbytes: int) -> str:
 
 
 def unit_of(nbytes: float) -> tuple[int, str]:
-    """The unit in which people read such a number of bytes, and how many bytes it has.
+    """Return the bytes of the unit for displaying a number of bytes, and the unit's name.
 
     >>> unit_of(5 << 20)
     (1048576, 'MiB')

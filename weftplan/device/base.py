@@ -1,4 +1,4 @@
-"""What a device offers to the layers above: raw memory, copies, streams and events.
+"""The interface of a device: raw memory, copies, streams and events.
 
 Raw memory is a flat, contiguous ``uint8`` array of the device's array module (``xp``: NumPy or CuPy); a typed view of
 it is ``raw[offset:offset + n].view(dtype).reshape(shape)``. Everything here may be called from any thread.
@@ -27,14 +27,14 @@ class Event(Protocol):
 
 
 class Work(Protocol):
-    """What one operation enqueues, made by :meth:`Stream.work`. ``with work:`` is around it, in the same thread."""
+    """Work of an operation, created by :meth:`Stream.work`. The same thread enqueues it inside ``with work:``."""
 
     def record(self, stream: Any, number: int, after: Iterable[Event], over: Iterable[Event]) -> Event:
         """Mark the end of the work, on the stream that it ends on.
 
         Args:
-            stream: where it ends.
-            number: of the operation, in the order in which they were pushed.
+            stream: the stream that it ends on.
+            number: of the operation, in push order.
             after: events of the work whose results it reads.
             over: events of the work whose results it overwrites.
         """
@@ -64,13 +64,13 @@ class Stream(Protocol):
         ...
 
     def finish(self) -> Sequence[Any]:
-        """Block the host until the stream is empty; the faults of its work that nobody has been told of. A stream that
-        cannot say whose they are has none, and raises an error as :meth:`synchronize` does."""
+        """Block the host until the stream is empty; return the unreported faults of its work. A stream that cannot
+        attribute faults returns none, and raises an error as :meth:`synchronize` does."""
         ...
 
     def work(self, owner: Callable[[], Any]) -> Work:
-        """The work of one operation, to come on this stream; ``owner()`` is what a fault of it carries, where
-        faults are noted at all."""
+        """Return the work of one operation, to be enqueued on this stream; a recorded fault of it carries
+        ``owner()``."""
         ...
 
     def __enter__(self) -> Stream: ...

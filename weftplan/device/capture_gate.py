@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PATIENCE_S = 10.0
-"""Seconds for which a capture waits for others."""
+"""Seconds that a capture waits for other threads."""
 
 
 class CaptureGate:

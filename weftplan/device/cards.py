@@ -4,8 +4,8 @@ A card of "8 GB" has 8 GiB. A process on it also holds the CUDA context and the 
 counts. Nothing is kept; any thread may call this.
 
 * Memory: the makers' product pages. With ECC a card with GDDR memory keeps a sixteenth of it for check bits.
-* CUDA context: 274 MiB (PyTorch, pull request 86509) to 426 MiB (unsloth-zoo, pull request 1053, RTX 6000 Ada) where
-  kernels are loaded on first use, the default since CUDA 12; 636 MiB where all are loaded (the same request 86509).
+* CUDA context: 274 MiB (PyTorch, pull request 86509) to 426 MiB (unsloth-zoo, pull request 1053, RTX 6000 Ada) if
+  kernels are loaded on first use, the default since CUDA 12; 636 MiB if all are loaded (the same request 86509).
 * cuBLAS: 32 MiB for each worker of the device (:mod:`weftplan.device.cublas`).
 * NCCL: 4 MiB for each channel and direction (its manual, ``NCCL_BUFFSIZE``), of up to 32 channels.
 """

@@ -1,8 +1,8 @@
 """Contexts: the names of the places where arrays live and operations run.
 
 A context is a value (hashable, comparable, picklable); making one touches no hardware, so ``gpu(3)`` is legal on a
-machine without a GPU. The device behind a context is looked up at first use by :func:`weftplan.device.get`.
-The current context is kept per thread.
+machine without a GPU. :func:`weftplan.device.get` looks up a context's device on first use. The current context is
+thread-local.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOST_MEMORY = ("cpu", "cpu_pinned")
 """Device types whose memory is the host's own."""
 
 _empty: Callable[[Context], int] | None = None
-"""What empties a context's pool; None until storage is imported: then there are none."""
+"""Function that empties a context's pool; None until storage, which owns the pools, is imported."""
 
 
 def set_pools(empty: Callable[[Context], int]) -> None:

@@ -1,7 +1,7 @@
 """Workspaces of cuBLAS: of a fixed size, so that a product has the same bits in every run, and so that plans know them.
 
-CuPy gives each thread a handle for each device, and points it at the current stream before each call. Where one handle
-works on several streams, cuBLAS promises the same bits only if :data:`VARIABLE` was set before the handle was made.
+CuPy gives each thread a handle for each device, and points it at the current stream before each call. If a handle works
+on several streams, cuBLAS promises the same bits only if :data:`VARIABLE` was set before the handle was created.
 (``cublasSetWorkspace`` would not last: setting a stream undoes it.)
 """
 
@@ -12,9 +12,9 @@ import re
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _FIXED = ":4096:8"
-"""Eight workspaces of 4 MiB: what cuBLAS takes by itself on recent GPUs, now of a fixed size."""
+"""Eight workspaces of 4 MiB: cuBLAS's default on recent GPUs, with a fixed size."""
 _REPRODUCIBLE = (_FIXED, ":16:8")
-"""The values for which cuBLAS's documentation promises the same bits."""
+"""Values with which cuBLAS's documentation promises the same bits."""
 
 
 def fix_workspaces() -> None:
@@ -23,7 +23,7 @@ def fix_workspaces() -> None:
 
 
 def workspace_bytes() -> int:
-    """What one handle takes."""
+    """Return the workspace bytes of a handle."""
     sizes = re.findall(r":(\d+):(\d+)", os.environ.get(VARIABLE, _FIXED))
     return sum(int(kibibytes) * int(count) << 10 for kibibytes, count in sizes)
 

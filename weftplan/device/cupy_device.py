@@ -1,7 +1,7 @@
 """NVIDIA GPUs through CuPy. Nothing here is imported before the first use of a ``gpu(i)`` or ``cpu_pinned(i)``.
 
 Memory is taken with the CUDA allocator itself, not from CuPy's pool, so that this package's storage layer is the only
-pool and its figures are true; what CuPy allocates while our work runs comes from there, too (``temporaries.py``). A
+pool and its figures are true; CuPy's allocations during our work come from there, too (``temporaries.py``). A
 CuPy call enqueues work on CuPy's current stream of the calling thread; ``with stream:`` sets both that and
 :func:`weftplan.device.current_stream`.
 """
@@ -154,7 +154,7 @@ _known: weakref.WeakValueDictionary[int, CupyDevice] = weakref.WeakValueDictiona
 
 
 class CapturedGraph:
-    """Work that one launch enqueues; see :meth:`CupyDevice.capture`."""
+    """Work that a single launch enqueues; see :meth:`CupyDevice.capture`."""
 
     __slots__ = ("_device", "_graph")
 
@@ -186,8 +186,8 @@ class CupyDevice:
         self.guards = _GuardStack()
         self.captures = CaptureGate()
         self._capture_stream: CupyStream | None = None
-        """What work is captured on. No other work is ever put there: a captured stream takes whatever it is given, from
-        any thread, into the graph."""
+        """The stream of captures. No other work is enqueued there: a capture takes all work on its stream, from any
+        thread, into the graph."""
         self.temporaries = Temporaries(context, self.xp, self.synchronize)
         self.peers = Peers(self)
         self.home_links: dict[Context, Any] = {}
@@ -228,19 +228,19 @@ class CupyDevice:
         return int(free), int(total)
 
     def new_stream(self, *, priority: int = 0) -> CupyStream:
-        """A new stream; a higher ``priority`` is scheduled first where the GPU supports it."""
+        """Return a new stream; the GPU schedules a higher ``priority`` first, if it supports priorities."""
         return CupyStream(self, priority)
 
     def launch(self, fn: Callable[[], object]) -> None:
-        """Call ``fn`` with this GPU current: what it does through CuPy goes to the current stream.
+        """Call ``fn`` with this GPU current: its CuPy work goes to the current stream.
 
-        Without a current stream of ours nobody records events, so the work is waited for: a call then returns finished.
+        Without a current stream of ours no events are recorded, so the call waits for its work.
         """
         cuda = self.xp.cuda
         with cuda.Device(self.index), cuda.using_allocator(self.temporaries.allocate):
             try:
                 fn()
-            except cuda.memory.OutOfMemoryError as error:  # of what does not ask an allocator, such as a library
+            except cuda.memory.OutOfMemoryError as error:  # of an allocation outside the allocator, such as a library's
                 free, total = self.memory_info()
                 raise OutOfMemoryError(
                     f"{self.context}: CUDA ran out of memory inside an operation; {free:,} of {total:,} are free "
@@ -250,11 +250,11 @@ class CupyDevice:
                 cuda.get_current_stream().synchronize()
 
     def capture(self, fn: Callable[[], object]) -> CapturedGraph | str:
-        """What ``fn`` enqueues on the current stream, without running it; a text saying why where that cannot be.
+        """Capture the work that ``fn`` enqueues on the current stream, without running it; return why if it cannot be.
 
-        ``fn`` must have run before, so that its kernels are compiled and its libraries are loaded. Its arrays must stay
-        where they are as long as the graph is used. It is captured on a stream of its own, while calls of other threads
-        that CUDA refuses during a capture wait.
+        ``fn`` must have run before, so that its kernels are compiled and its libraries are loaded. Its arrays must keep
+        their addresses as long as the graph is used. The capture has a stream of its own; calls of other threads that
+        CUDA refuses during a capture wait.
         """
         if not isinstance(current_stream(), CupyStream):
             return "no stream of this GPU is current"
@@ -287,8 +287,8 @@ class CupyDevice:
     def copy(self, dst: Any, src: Any) -> None:
         """Copy between host and device, or between devices, on CuPy's current stream; see :meth:`launch`.
 
-        A copy to page-locked memory on a stream of ours only enqueues: whoever reads it there waits for an event of the
-        stream, as for device memory. Other host ends make CUDA wait for the copy; that is slower, not wrong.
+        A copy to page-locked memory on a stream of ours only enqueues: a reader waits for an event of the stream, as
+        for device memory. For other host memory CUDA waits for the copy; that is slower, not wrong.
         """
         cupy = self.xp
         with cupy.cuda.Device(self.index):
@@ -377,7 +377,7 @@ class PinnedDevice(NumpyDevice):
 
 
 def pinned_device(context: Context) -> Device:
-    """Pinned memory where there is a GPU to pin it for, plain host memory otherwise."""
+    """Return pinned memory if there is a GPU to pin it for, plain host memory otherwise."""
     try:
         return PinnedDevice(context, load_cupy(context))
     except DeviceError:

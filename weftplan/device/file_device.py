@@ -32,8 +32,8 @@ class FileDevice(NumpyDevice):
 
     Args:
         context: its name.
-        folder: where the files lie.
-        limit: most bytes at once; None: as many as the disk has.
+        folder: the folder of the files.
+        limit: most bytes at once; None: the disk's free bytes.
 
     Raises:
         DeviceError: the folder does not exist or cannot be written.
@@ -58,7 +58,7 @@ class FileDevice(NumpyDevice):
             ) from error
 
     def _remove_left_over(self) -> None:
-        """Remove what killed processes have left. Nobody needs the name of a file that is open."""
+        """Remove files of killed processes. Open files need no name."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self.folder):
                 if name.startswith(_PREFIX):

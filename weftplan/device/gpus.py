@@ -1,6 +1,6 @@
-"""How many GPUs there are, and how much of their memory is free.
+"""Number of GPUs, and their free memory.
 
-Both questions load CuPy and the driver where they are installed, and nothing is kept. Any thread may ask.
+Both functions load CuPy and the driver if they are installed, and keep no state. Any thread may ask.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def num_gpus() -> int:
 
 
 def gpu_memory_info(device_id: SupportsIndex = 0) -> tuple[int, int]:
-    """(free, total) bytes of the memory of ``gpu(device_id)``.
+    """Return (free, total) bytes of the memory of ``gpu(device_id)``.
 
     Raises:
-        DeviceError: there is no such GPU, or CuPy or the driver is missing; says what to install.
+        DeviceError: there is no such GPU, or CuPy or the driver is missing; names the package to install.
     """
     return get(gpu(device_id)).memory_info()

@@ -1,9 +1,8 @@
-"""How fast a device copies to where its results may wait: page-locked host memory, or another device.
+"""Speed of copies between a device and its offload targets: page-locked host memory, or another device.
 
-A GPU is measured once for each of them, when a bind with a budget first asks, by CUDA's own events. A simulated device
-says what it was given; binds do not ask it. Speeds are rounded to steps of a tenth, so that the same machine makes the
-same plan in nearly every run. What is computed does not depend on them. Any thread may ask; the first one measures
-while others wait.
+A GPU is measured once per target, by CUDA's events, when a bind with a budget first needs it. A simulated device has
+configured speeds. Speeds are rounded to steps of a tenth, so that the same machine makes the same plan in nearly every
+run. Results do not depend on them. Any thread may ask; the first measures while the others wait.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _lock = whole_in_children(Lock())
 
 
 def speed(context: Context, home: Context) -> Link | None:
-    """Between ``context`` and ``home``; None where it is not known, and planners assume one."""
+    """Return the link between ``context`` and ``home``; None if it is unknown, and planners assume a speed."""
     if context.device_type == "sim":
         return _given(context, home)
     if context.device_type != "gpu":
@@ -48,7 +47,7 @@ def _given(context: Context, home: Context) -> Link | None:
 
 
 def _measured(place: Any, home: Context) -> Link | None:
-    """What copies take; None where they cannot be made, or take no time, as where memory is short."""
+    """Measure copies; None if they fail, as with too little memory, or take no time."""
     try:
         other = get(home)
         here, there = place.allocate(_LONG), other.allocate(_LONG)
@@ -59,7 +58,7 @@ def _measured(place: Any, home: Context) -> Link | None:
                 for nbytes in (_SHORT, _LONG)
             )
             found.append((short, long))
-    except Exception:  # CuPy's own classes too; whoever copies for the program is told
+    except Exception:  # CuPy's own classes too; the program's own copies raise them
         return None
     if any(long <= short for short, long in found):
         return None

@@ -1,8 +1,8 @@
-"""Homes: where bytes wait that a device has no room for, as ``WEFTPLAN_SPILL`` lists them.
+"""Offload targets ("homes") for bytes that do not fit on a device, as ``WEFTPLAN_SPILL`` lists them.
 
-``host`` is page-locked memory of the host, ``file:FOLDER`` a file of which the name is gone as soon as it is open, and
-``peer`` another device of the same kind. Each may have a limit: ``host:8GB,file:/tmp:50GiB,peer``; ``sizes.py`` says
-what the units mean. This file says what the text means and touches no device.
+``host`` is page-locked memory of the host, ``file:FOLDER`` a file that is unlinked once it is open, and ``peer``
+another device of the same kind. Each may have a limit: ``host:8GB,file:/tmp:50GiB,peer``, in the units of
+``amounts.py``. This file parses the text and touches no device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weftplan.errors import ConfigError, PlanError
 
 FORM = "true, false, or homes such as host:8GB,file:/tmp:50GB,peer"
 _SIZE = re.compile(r"[0-9.]+ *(?:[KMGT]i?)?B", re.IGNORECASE)
-"""What is a size, and not the end of a folder's name."""
+"""Pattern of a size, as opposed to the end of a folder's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class HomeSpec:
     folder: str = ""
 
     def contexts(self, context: Context, *, files: int, peers: Iterable[Context]) -> list[Context]:
-        """The memories of this home that results of ``context`` may go to, in the order in which they are tried.
+        """Return the contexts of this target for results of ``context``, in order of preference.
 
-        Memory of the host is no home for a host, and a device none for itself. A folder is ``file(k)`` where ``files``
-        folders, k of them, come before it.
+        Host memory is no target for a host, and a device none for itself. A folder is ``file(files)``: ``files`` is the
+        number of folders before it.
         """
         if self.kind == "file":
             return [Context("file", files)]

@@ -19,11 +19,11 @@ _limited: tuple[float, list[tuple[Path, tuple[str, str], str]]] = (0.0, [])
 
 
 def memory_info() -> tuple[int, int]:
-    """(available, total) bytes; what a page cache would give up counts as available. Where the system does not say how
-    much is (macOS), all counts but what this process has.
+    """Return (available, total) bytes; reclaimable page cache counts as available. If the system does not report it
+    (macOS), all memory but this process's counts.
 
-    Where a control group of this process (version 1 or 2, its parents included) leaves less than the machine does, its
-    figures count: beyond them the kernel ends the process, however much the machine has.
+    If a control group of this process (version 1 or 2, parents included) leaves less than the machine, its figures
+    count: beyond them the kernel kills the process.
     """
     available, total = _machine()
     for group in _groups_with_limits():
@@ -34,7 +34,7 @@ def memory_info() -> tuple[int, int]:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now; the most there ever were where the system does not say."""
+    """Return the resident bytes of this process; its peak if the system does not report the current value."""
     if not hasattr(os, "sysconf"):
         return windows_memory.resident()
     try:
@@ -95,7 +95,7 @@ def _groups() -> Iterator[tuple[Path, tuple[str, str], str]]:
 
 
 def _figures(folder: Path, files: tuple[str, str], cache: str) -> tuple[int, int] | None:
-    """(limit, bytes left) of one group; None where there is no limit."""
+    """Return (limit, bytes left) of one group; None if there is no limit."""
     try:
         limit, used = ((folder / name).read_text().strip() for name in files)
         if not limit.isdecimal() or int(limit) >= _UNLIMITED:  # "max"

@@ -1,4 +1,4 @@
-"""What joins the devices of some contexts: one question for GPUs and for simulated devices. Any thread may ask."""
+"""The interconnect of some contexts' devices, for GPUs and for simulated devices. Any thread may ask."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weftplan.device.registry import get
 from weftplan.device.simulated_device import SimDevice
 
 _PORT, _PORT_LATENCY = 20e9, 8e-6
-"""Assumed of GPUs, whose driver does not say: bytes a second of each in each direction, and seconds of a copy's first
-byte. What is decided from them depends on who shares a port more than on how fast it is."""
+"""Assumed speed of GPUs, which the driver does not report: bytes per second of each in each direction, and seconds of a
+copy's first byte. Decisions depend more on shared ports than on these speeds."""
 
 
 _declared: list[Interconnect] = []
@@ -27,15 +27,15 @@ def declare(links: Interconnect | None) -> None:
 
 
 def joined() -> tuple[Interconnect | None, Interconnect | None]:
-    """What has been said of simulated devices, and of GPUs: whoever keeps plans made for it compares."""
+    """Return the declared interconnects of simulated devices, and of GPUs; caches of plans compare them."""
     return connected(), _declared[0] if _declared else None
 
 
 def interconnect(contexts: Sequence[Context]) -> Interconnect | None:
-    """What joins these devices, all GPUs or all simulated; None for others, which the host reads where they are.
+    """Return the interconnect of these devices, all GPUs or all simulated; None for others, which share host memory.
 
-    Of GPUs those are peers that have shown it (``peers.py``). The bandwidth of their ports is assumed, unless
-    :func:`declare` has said it.
+    GPUs are peers if they passed the check of ``peers.py``. The bandwidth of their ports is assumed, unless
+    :func:`declare` has set it.
     """
     kinds = {context.device_type for context in contexts}
     places = [context.device_id for context in contexts]
@@ -60,7 +60,7 @@ def interconnect(contexts: Sequence[Context]) -> Interconnect | None:
 
 
 def way(source: Context, target: Context) -> str:
-    """How a GPU copies to another one: :data:`~weftplan.device.peers.PEER`, or why it passes through the host.
+    """Return how a GPU copies to another GPU: :data:`~weftplan.device.peers.PEER`, or why it passes through the host.
 
     Empty for other devices, and within one.
     """

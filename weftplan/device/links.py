@@ -1,8 +1,8 @@
-"""Wires between devices, each with a bandwidth, and which of them a copy from one place to another takes.
+"""Wires between devices, each with a bandwidth, and the wires of each route.
 
-Devices have the places 0, 1, …; :data:`HOST` is the memory of the host. Copies that share a wire take turns on it. All
-here is data but for :func:`connect`, which sets up what simulated devices are joined by; any thread may call it.
-``interconnect.py`` says what joins the devices of given contexts.
+Devices have the places 0, 1, …; :data:`HOST` is the memory of the host. Copies that share a wire alternate on it.
+Everything here is data, except for :func:`connect`, which sets the wires of simulated devices; any thread may call it.
+``interconnect.py`` returns the wires of given contexts.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Interconnect:
         return (direct,) if direct else (self.routes[source, HOST], self.routes[HOST, target])
 
     def bandwidth(self, source: int, target: int) -> float:
-        """Bytes a second of a copy that nobody shares a wire with; half of it for one through the host."""
+        """Return the bytes per second of a copy without competing copies; half of it for a copy through the host."""
         hops = self.hops(source, target)
         return 1 / sum(1 / min(self.wires[wire] for wire in hop.wires) for hop in hops)
 
@@ -94,10 +94,10 @@ def matrix(
     host_bandwidth: float = 12e9,
     host_latency: float = 10e-6,
 ) -> Interconnect:
-    """Each pair of devices, and each device and the host, have wires of their own.
+    """Return an interconnect in which each pair of devices, and each device and the host, have wires of their own.
 
     Args:
-        bandwidth: bytes a second from row to column; 0 where the two are no peers. The diagonal does not count.
+        bandwidth: bytes per second from row to column; 0 for two devices that are no peers. The diagonal is ignored.
         latency: seconds, alike, or one number for all.
         host_bandwidth, host_latency: between each device and the host.
 
@@ -125,7 +125,7 @@ def matrix(
 
 
 def ports(count: int, bandwidth: float, latency: float) -> Interconnect:
-    """Each device has one way in and one way out, whoever it copies from and to: a switch of NVLink or PCIe."""
+    """Return an interconnect in which each device has one port in and one port out: a switch of NVLink or PCIe."""
     routes = {}
     for a in range(count):
         routes[a, HOST], routes[HOST, a] = Route(latency, (2 * a,)), Route(latency, (2 * a + 1,))

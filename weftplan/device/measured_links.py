@@ -1,7 +1,7 @@
-"""Links between devices as they are found by copying: for stores that choose their ways, and trees, by them.
+"""Links between devices, measured by copies: for stores that choose their routes and trees by them.
 
-What is chosen by measured links may differ from run to run, and with it the order of additions. So nothing here is done
-by itself: a program measures, keeps what it has found if it likes, and gives it to ``links.connect`` for simulated
+Choices by measured links may differ from run to run, and with them the order of additions. Nothing is therefore
+measured automatically: a program measures, may store the result, and passes it to ``links.connect`` for simulated
 devices, or to ``interconnect.declare`` for GPUs.
 """
 
@@ -23,14 +23,14 @@ _ROUNDS = 3
 
 
 def measured(contexts: Sequence[Context]) -> Interconnect:
-    """What joins these devices: a wire for each pair, and for each device and the host, with a latency and a bandwidth.
+    """Return the measured wires: one for each pair of devices, and for each device and the host.
 
-    Every copy is made alone, so wires that several pairs share are not found. Simulated devices are measured in
-    virtual time, others with the host's clock; of each copy the fastest of three counts. Two devices that are no peers
-    now get no wire, since their copies pass through the host.
+    Copies run one at a time, so shared wires are not detected. Simulated devices are measured in virtual time, others
+    with the host's clock; the fastest of three copies counts. Devices that are not peers get no wire, since their
+    copies pass through the host.
 
     Raises:
-        DeviceError: fewer than two devices, one of them twice, or such as the host reads where they are.
+        DeviceError: fewer than two devices, duplicates, or devices in host memory.
 
     >>> import weftplan as mx
     >>> links = measured([mx.sim(0), mx.sim(1)])

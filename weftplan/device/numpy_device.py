@@ -74,7 +74,7 @@ class HostStream:
 
 
 class NumpyDevice:
-    """Host memory with NumPy; also ``cpu_pinned`` where there is no GPU to pin memory for."""
+    """Host memory with NumPy; also ``cpu_pinned`` if there is no GPU to pin memory for."""
 
     alignment = ALIGNMENT
     asynchronous = False

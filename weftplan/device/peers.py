@@ -1,8 +1,8 @@
-"""Copies between two GPUs: directly where each pair has shown that it can, else through page-locked host memory.
+"""Copies between two GPUs: direct for pairs that passed a check, else through page-locked host memory.
 
-A pair is asked about once, when it first copies: the setting ``MXNET_ENABLE_GPU_P2P``, the driver, and then a copy of
-known bytes, because there are machines (virtual ones, and some with an IOMMU) where peer access is offered and brings
-other bytes. Any thread may call these; the first copy of a pair waits for the check.
+A pair is checked once, at its first copy: the setting ``MXNET_ENABLE_GPU_P2P``, the driver, and then a copy of known
+bytes, because on some machines (virtual machines, and some with an IOMMU) peer access is offered and brings wrong
+bytes. Any thread may call these functions; the first copy of a pair waits for the check.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Peers:
         """The same of streams that are gone. Finalizers append."""
 
     def way(self, other: Any) -> str:
-        """:data:`PEER` for a GPU to which this one copies directly, or why it does not."""
+        """Return :data:`PEER` if this GPU copies directly to the other, else the reason."""
         found = self._ways.get(other.index)
         if found is None:
             with self._lock:
@@ -76,7 +76,7 @@ class Peers:
     def staged(self, dst: Any, src: Any, stream: Any, pinned: Any) -> None:
         """Enqueue a copy through the host; ``pinned`` is the device that page-locked memory comes from.
 
-        One piece of page-locked memory serves a stream: what comes in is on its way out before the next comes in.
+        One piece of page-locked memory serves a stream: each copy out is enqueued before the next copy in.
         """
         to, of = (array.reshape(-1).view(np.uint8) for array in (dst, src))
         with self._lock:
@@ -95,7 +95,8 @@ class Peers:
         self._left.append(self._stages.pop(key))
 
     def _new_stage(self, stream: Any, pinned: Any) -> tuple[Any, Any]:
-        """(page-locked memory, event for the end of its copies) for a stream, which waits for those of the last one."""
+        """Return (page-locked memory, event for the end of its copies) for a stream, which waits for the last stream's
+        copies."""
         event = self._place.xp.cuda.Event(disable_timing=True)
         try:
             room, last = self._left.popleft()

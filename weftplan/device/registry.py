@@ -13,15 +13,15 @@ from weftplan.locks import Lock, whole_in_children
 
 _devices: dict[Context, Device] = {}
 _folders: dict[int, HomeSpec] = {}
-"""Folders of file contexts that somebody has named before their first use."""
+"""Folders of file contexts that were named before their first use."""
 _lock = whole_in_children(Lock())
 
 
 def get(context: Context) -> Device:
-    """The device behind ``context``.
+    """Return the device of ``context``.
 
     Raises:
-        DeviceError: the context is a GPU and CuPy, the driver or that GPU is missing; says what to install.
+        DeviceError: the context is a GPU and CuPy, the driver or that GPU is missing; names the package to install.
     """
     device = _devices.get(context)
     if device is not None:
@@ -102,7 +102,7 @@ def peers(context: Context) -> list[Context]:
 
 
 def put(device: Device) -> Device | None:
-    """Let ``device`` be the one behind its context from now on; returns the one before: for tests and measurements."""
+    """Install ``device`` for its context and return the previous device: for tests and measurements."""
     with _lock:
         before = _devices.get(device.context)
         _devices[device.context] = device

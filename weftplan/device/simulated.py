@@ -25,7 +25,7 @@ def configure(
     order: str | None = None,
     seed: int | None = None,
 ) -> SimDevice:
-    """Set up ``sim(index)`` and return it; what is None stays as it is.
+    """Set up ``sim(index)`` and return it; settings that are None stay unchanged.
 
     Args:
         capacity: bytes of device memory.
@@ -43,12 +43,11 @@ def configure(
 
 
 def seconds_of(work: Callable[[], object], contexts: Sequence[Context]) -> float:
-    """Virtual seconds from the beginning of ``work`` until these simulated devices have done all it gave them.
+    """Return the virtual seconds from the start of ``work`` until these simulated devices have finished it.
 
-    All of them begin at the same time, whatever ran on them before. What was pushed before is waited for before the
-    call, and ``work`` waits for its own operations (``weftplan.nd.waitall`` does both), so that nothing else is on its
-    way to a device. Operations that need nothing of each other may run one after another or at once, since each worker
-    thread has a stream.
+    All devices start at the same time. The caller waits for earlier operations before the call, and ``work`` for its
+    own operations (``weftplan.nd.waitall`` does both), so that no other work reaches a device. Independent operations
+    may run in sequence or at the same time, since each worker thread has a stream.
 
     Raises:
         DeviceError: a context that is no simulated device, or none at all.

@@ -1,7 +1,7 @@
 """A simulated device: host memory, in-order streams, events, a capacity and a virtual clock.
 
 It exists to make ordering bugs show on a machine without a GPU, always and at the same place. Work enqueued on a stream
-does *not* run at once; it runs when somebody waits, and in order ``"lazy"`` no more runs than that wait needs:
+does *not* run at once; it runs when a thread waits, and in order ``"lazy"`` no more runs than that wait needs:
 
     stream a:  write x ---- record e          b without wait(e): synchronising b runs only b,
     stream b:  [wait e] --- read x            and the read sees what was in x before
@@ -54,7 +54,7 @@ class SimEvent:
         self.work = work
         self.done = False
         self.fault: Fault | None = None
-        """Once it is complete: what went wrong with its work or with what that was made of."""
+        """After completion, the fault of its work or of the work's inputs."""
         self.time = stream._next
 
     def query(self) -> bool:
@@ -65,8 +65,8 @@ class SimEvent:
             return self.done
 
     def synchronize(self) -> None:
-        """Run simulated work until the event is complete; one that is of no :meth:`SimStream.work` raises what work of
-        its stream raised and nobody has been told of."""
+        """Run simulated work until the event is complete. An event without :meth:`SimStream.work` raises an unreported
+        error of its stream."""
         with _world:
             self.stream.device._run_until(self)
             if self.work is None:
@@ -90,9 +90,9 @@ class SimStream:
         self._queue: deque[tuple[str, Any, float, SimWork | None]] = deque()
         """Kind, function or event, the virtual time at which it is over, and whose it is."""
         self._untold: list[Fault] = []
-        """What has raised since somebody was last told of all."""
+        """Unreported errors."""
         self._nobodys: Fault | None = None
-        """Of work of which nobody said whose it was: the next operation that ends here answers for it."""
+        """Faults of work without an owner: the next operation that ends here reports them."""
 
     @property
     def pending(self) -> int:
@@ -120,7 +120,7 @@ class SimStream:
             self._append("run", lambda: _copy(dst, src), end)
 
     def work(self, owner: Callable[[], Any]) -> SimWork:
-        """The work of one operation; ``owner()`` is what its faults carry."""
+        """Return the work of one operation; its faults carry ``owner()``."""
         return SimWork(owner())
 
     def record(self, work: SimWork | None = None) -> SimEvent:
@@ -142,7 +142,7 @@ class SimStream:
             self._raise()
 
     def finish(self) -> list[Fault]:
-        """Run all work of this stream; its faults that nobody has been told of, each once."""
+        """Run all work of this stream; return its unreported faults, each once."""
         with _world:
             self.device._run_until(self.record())
             found, self._untold = self._untold, []
@@ -181,7 +181,7 @@ class SimStream:
         kind, item, self.time, work = self._queue.popleft()
         if kind == "run":
             try:
-                with np.errstate(all="ignore"):  # hardware that nobody watches makes infinities and NaN in silence
+                with np.errstate(all="ignore"):  # hardware makes infinities and NaN silently
                     item()
             except BaseException as error:
                 self._fail(error, work)
@@ -216,7 +216,7 @@ class SimStream:
 
 
 class SimDevice:
-    """Simulated hardware in host memory; see the module's text for the order in which work runs."""
+    """Simulated hardware in host memory; the module's docstring describes the order of work."""
 
     alignment = ALIGNMENT
     asynchronous = True
@@ -233,7 +233,7 @@ class SimDevice:
         self._made = 0
         """Streams made so far."""
         self._busy: dict[int, SimStream] = {}
-        """Streams with pending work or an error that nobody has been told; others live as long as somebody has them."""
+        """Streams with pending work or an unreported error; other streams live as long as they are referenced."""
         self._clock = 0.0
         self._start = 0.0
         """No work that is enqueued from now on begins earlier; see :func:`begin_together`."""
@@ -345,7 +345,7 @@ class SimDevice:
             return self._clock
 
     def _in_order(self) -> list[SimStream]:
-        """Busy streams in the order in which they were made."""
+        """Return the busy streams in order of creation."""
         return [self._busy[index] for index in sorted(self._busy)]
 
     def _run_until(self, event: SimEvent) -> None:

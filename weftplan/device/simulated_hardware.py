@@ -1,7 +1,7 @@
-"""What all simulated devices share: seconds of work, who has which addresses, and when the wires between them are free.
+"""State shared by all simulated devices: costs of work, owners of addresses, and schedules of wires.
 
-``simulated_device.py`` uses it under the lock that stands for hardware doing one thing at a time; nothing here takes a
-lock, so nobody else may ask or change it.
+Only ``simulated_device.py`` uses it, under the lock that models hardware doing one thing at a time; this module takes
+no lock.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class CostModel:
     """Virtual seconds of simulated work.
 
     Attributes:
-        launch: seconds of a kernel when nothing else is said.
+        launch: default seconds of a kernel.
         latency: seconds before a copy's first byte.
         bandwidth: bytes per second of a copy.
-        share: what a node of a bound graph takes beyond ``launch``, as a share of what the planner's model of an
-            accelerator says; 0: every kernel takes ``launch``, whatever its size.
+        share: seconds of a bound graph's node beyond ``launch``, as a share of the planner's modelled seconds for an
+            accelerator; 0: every kernel takes ``launch``, whatever its size.
     """
 
     launch: float = 5e-6
@@ -50,10 +50,10 @@ class Addresses:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._places: list[tuple[int, int, weakref.ref[Any]]] = []
-        """Of each start: the address behind the last, the device, and the array that owns the bytes."""
+        """By start address: end address, device, and the array that owns the bytes."""
         self._dead: deque[weakref.ref[Any]] = deque()
-        """Owners that died without being given back, as with a pool that nobody has any more: their addresses may soon
-        be those of something else. Appended by weak-reference callbacks only."""
+        """Owners that died without a free, as with a dropped pool: other arrays may soon reuse their addresses.
+        Appended by weak-reference callbacks only."""
 
     def add(self, raw: Any, place: int) -> None:
         """``raw`` is memory of this device from now on."""

@@ -1,9 +1,9 @@
-"""Whose error it is when simulated work fails after the operation that enqueued it is over, and what was made of it.
+"""Attribution of errors of simulated work that fails after its operation has returned.
 
-A stream runs the work of many operations, so that one of it has failed says nothing of the others. Each operation
-therefore knows the fault of its own work, on whatever streams it put it, or of work whose results it used; it is told
-to everybody who waits for the operation's event, as often as they ask. Everything here is changed under the lock of
-simulated work; the fault of an event that is complete does not change.
+A stream runs the work of many operations, so a failure must not spread to unrelated operations. Each operation
+therefore knows the fault of its own work, on any stream, or of work whose results it used; every wait for the
+operation's event reports it. All state changes under the lock of simulated work; the fault of a completed event does
+not change.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from weftplan.device.stream import pop_work, push_work
 class Fault:
     """An error of simulated work.
 
-    ``owner`` is what :meth:`weftplan.device.base.Stream.work` was told, or None if nobody said whose the work was;
-    ``kept`` is what the first who was told has made of the fault, and says whom it still ``blocks``.
+    ``owner`` is that of :meth:`weftplan.device.base.Stream.work`, or None for work without an owner; ``kept`` is the
+    engine's failure for the fault, created at the first report, and knows the operations that it still ``blocks``.
     """
 
     __slots__ = ("error", "kept", "moot", "owner")
@@ -32,7 +32,7 @@ class Fault:
 
     @property
     def untold(self) -> bool:
-        """Whether somebody is still to be told."""
+        """Whether a report is still due."""
         return self.kept is None and not self.moot
 
     def blocks(self, number: int) -> bool:
@@ -41,7 +41,7 @@ class Fault:
 
 
 class SimWork:
-    """What one operation enqueues: ``with work:`` says so to this thread."""
+    """Work of one operation: ``with work:`` attributes this thread's enqueued work to it."""
 
     __slots__ = ("_after", "_number", "_over", "_own", "owner")
 
@@ -60,7 +60,7 @@ class SimWork:
         return fault
 
     def fault(self) -> Fault | None:
-        """When all of it has run: the fault of what it reads or overwrites, as if it had not run then, or its own."""
+        """Return, after all of it has run, the fault of its inputs or of overwritten work, or else its own."""
         read: list[Fault | None] = [event.fault for event in self._after]
         written: list[Fault | None] = [event.fault for event in self._over]
         found = next((fault for fault in read if fault), None) or next(

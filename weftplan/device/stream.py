@@ -79,7 +79,7 @@ NO_WORK = NoWork()
 
 @contextmanager
 def no_stream() -> Iterator[None]:
-    """Within the ``with`` block this thread has no current stream: what it launches is over when the call returns."""
+    """Within the ``with`` block this thread has no current stream: its launches finish before they return."""
     stack: list[Stream] | None = getattr(_local, "stack", None)
     _local.stack = []
     try:

@@ -1,13 +1,13 @@
-"""Memory that CuPy takes by itself inside a kernel, out of the storage layer's pools.
+"""CuPy's temporaries inside kernels, allocated from the storage layer's pools.
 
 Some of CuPy's functions allocate: a sort its indices, a product of transposed matrices their copies. During our work
-they take that from here, so that it is in the statistics, under a name, and can be given back.
+they allocate here, so that the bytes are in the statistics, under a name, and can be released.
 
-Such memory is free for Python long before the GPU has worked with it. So it goes back to the stream that used it: on
-the same stream whatever uses it next runs later. Only :meth:`Temporaries.release`, which waits for the device first,
-gives it back to storage: before memory is said to have run out, and where caches are emptied.
+Python frees such memory long before the GPU has worked with it. It therefore returns to the stream that used it, where
+its next use is ordered later. Only :meth:`Temporaries.release`, which waits for the device first, returns it to
+storage: before an allocation fails, and when caches are emptied.
 
-Called from any thread; what a finalizer calls only appends to a deque.
+Any thread may call these functions; finalizers only append to a deque.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.support import slots
 
 NAME = "temporaries of CuPy"
-"""What the storage layer's reports call this memory."""
+"""Name of this memory in the storage layer's reports."""
 _ROUND = 512
 _WASTE = 2
 """A block serves requests down to this part of its size."""
@@ -35,7 +35,7 @@ _WASTE = 2
 class _Block(NamedTuple):
     allocation: Any
     resource: Any
-    """What it goes back to."""
+    """The resource that owns it."""
 
 
 class _Lease:
@@ -68,7 +68,7 @@ class _Refusing(threading.local):
 
 
 class Temporaries:
-    """CuPy's allocator for one device: :meth:`allocate` is what ``cupy.cuda.using_allocator`` takes."""
+    """CuPy's allocator for one device: :meth:`allocate` is passed to ``cupy.cuda.using_allocator``."""
 
     def __init__(self, context: Context, xp: ModuleType, synchronize: Callable[[], None]) -> None:
         self._context = context
@@ -137,11 +137,10 @@ class Temporaries:
         return _Block(found, resource)
 
     def release(self) -> int:
-        """Wait for the device and give every block that nobody has back to storage; returns the bytes.
+        """Wait for the device, return every free block to storage, and return the bytes.
 
-        A block that a finalizer on another thread appends while the host waits may belong to work that was enqueued
-        after the device had been found idle. It stays with its stream: only as many blocks are taken from the front as
-        were there before the wait.
+        A block that a finalizer on another thread appends during the wait may belong to work that was enqueued after
+        the device became idle. It stays with its stream: only the blocks that were there before the wait are released.
         """
         with self._lock:
             before = [(home, len(home)) for home in self._free.values() if home]

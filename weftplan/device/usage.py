@@ -28,7 +28,7 @@ class Usage:
             self._open(gpus)
 
     def _open(self, gpus: Sequence[Context]) -> None:
-        """Find the GPUs; without the library, or where it knows none of them, none is watched."""
+        """Find the GPUs; without the library, or if it knows none of them, none is watched."""
         try:
             library = importlib.import_module("pynvml")
             library.nvmlInit()
@@ -41,8 +41,8 @@ class Usage:
         self._library = library
 
     def figures(self) -> dict[str, Any]:
-        """``cpu``: cores that this process has kept busy since the last call, on average. ``gpus``: of each GPU that is
-        watched, the percentage of time in which a kernel ran lately, bytes in use by all processes, and watts."""
+        """Return ``cpu``, the average cores that this process kept busy since the last call, and ``gpus``: for each
+        watched GPU the recent percentage of kernel time, bytes in use by all processes, and watts."""
         now, busy = time.perf_counter(), _cpu_seconds()
         found: dict[str, Any] = {"cpu": round((busy - self._busy) / max(now - self._at, 1e-9), 3)}
         self._at, self._busy = now, busy
@@ -50,7 +50,7 @@ class Usage:
         return {**found, "gpus": gpus} if gpus else found
 
     def _ask(self, handle: Any) -> dict[str, float]:
-        """What the library says of one GPU; cards do not answer every question."""
+        """Return the library's figures of one GPU; cards do not support every figure."""
         library = self._library
         found: dict[str, float] = {}
         questions: dict[str, Callable[[], float]] = {

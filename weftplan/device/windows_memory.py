@@ -58,7 +58,7 @@ def resident() -> int:
 
 
 def _kernel32() -> Any:
-    """A handle of the library whose declarations are nobody else's."""
+    """Return a private handle of the library, whose declarations no other code changes."""
     windows: Any = ctypes  # which has WinDLL only there
     return windows.WinDLL("kernel32")
 

@@ -22,7 +22,7 @@ Values = NDArray | Sequence[NDArray] | Sequence[Sequence[NDArray]]
 
 
 class KVStoreBase:
-    """What every store offers. Keys are ints or strs; values are NDArrays, one per device.
+    """The interface of every store. Keys are ints or strs; values are NDArrays, one per device.
 
     Every data operation is asynchronous and ordered by the engine: a pull after a push sees it, without a barrier.
     """
@@ -115,11 +115,11 @@ class KVStoreBase:
     def buffer_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
-        """Bytes that the store will hold, by what for, once every array has been pushed from all contexts in turn.
+        """Return the bytes that the store will hold, by purpose, after every array was pushed from all contexts.
 
         Args:
             arrays: (elements, bytes) of each key.
-            contexts: where each of a key's arrays is.
+            contexts: context of each array of a key.
             updates: an optimizer will run on the store; its states are not counted.
         """
         del arrays, contexts, updates

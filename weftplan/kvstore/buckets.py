@@ -1,8 +1,8 @@
 """Gradient buckets: their contents, and the ranges that each participant sums.
 
-The rule of FLAGS_fuse_parameter_groups_size and _memory_size, as Paddle documents the two flags: a group has at most so
-many gradients, and together they have at most so many MiB. A gradient that is larger than the limit has a group of its
-own. One group has one dtype, since its gradients are joined.
+The rule of FLAGS_fuse_parameter_groups_size and _memory_size, as Paddle documents the two flags: they limit a group's
+number of gradients and its size in MiB. A gradient that is larger than the limit has a group of its own. A group has
+one dtype, since its gradients are concatenated.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class BucketRule:
 
 
 def even_range(size: int, count: int, place: int) -> tuple[int, int]:
-    """(first element, the one behind the last) of the range that the one at ``place`` of ``count`` adds up for all.
+    """Return (first, end) of the elements that participant ``place`` of ``count`` sums for all.
 
     >>> [even_range(10, 3, place) for place in range(3)]
     [(0, 3), (3, 6), (6, 10)]

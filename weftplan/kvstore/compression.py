@@ -1,8 +1,8 @@
 """Gradient compression to one or two bits an element, with residuals: ``set_gradient_compression``.
 
 The rule is that of MXNet's ``2bit`` (1.9.1) and ``1bit`` (2.0), after Seide et al., "1-bit stochastic gradient
-descent", 2014: a gradient is added to the *residual* of its place, and what is sent is taken off the residual. With
-``2bit`` that is +threshold, -threshold or nothing:
+descent", 2014: a gradient is added to the *residual* of its place, and the sent value is subtracted from the residual.
+``2bit`` sends +threshold, -threshold or 0:
 
     residual += gradient
     residual >=  threshold:  send code 11, meaning  threshold;  residual -= threshold
@@ -15,7 +15,7 @@ Four codes make a byte, the first in its two highest bits. With ``1bit`` it is a
     residual >  threshold:  send code 1, meaning  1;  residual -= 1
     else:                   send code 0, meaning -1;  residual += 1
 
-Eight codes make a byte, the first in its highest bit. Large arrays on the host take compiled loops where llvmlite is
+Eight codes make a byte, the first in its highest bit. Large arrays on the host use compiled loops if llvmlite is
 installed (:mod:`weftplan.ops.compiled.exchange.codec`), which several threads share; else NumPy works in blocks that
 stay in a core's cache. The bits are the same.
 """
@@ -60,10 +60,10 @@ class Compression:
 
     @classmethod
     def from_params(cls, params: object) -> Compression:
-        """From MXNet's dictionary: ``{"type": "2bit", "threshold": 0.5}``; the threshold may be left out.
+        """Read MXNet's dictionary: ``{"type": "2bit", "threshold": 0.5}``; the threshold is optional.
 
         Raises:
-            KVStoreError: not a dictionary, no type or another one, an unknown entry, or a threshold that is not a
+            KVStoreError: not a dictionary, a missing or unknown type, an unknown entry, or a threshold that is not a
                 finite number above 0.
         """
         example = "such as {'type': '2bit', 'threshold': 0.5}"
@@ -101,7 +101,7 @@ class Compression:
         bound: int = 1,
         compiled: bool = True,
     ) -> None:
-        """Add a gradient to its residual and write the codes of what is sent.
+        """Add a gradient to its residual and write the codes to send.
 
         Args:
             gradient: float32 array, contiguous, any shape.
@@ -164,7 +164,7 @@ class Compression:
     def unpack_sum(
         self, packed: Sequence[RawArray], out: RawArray, *, threads: int = 1, bound: int = 1, compiled: bool = True
     ) -> None:
-        """``out[...]`` = the sum of what was sent, from left to right.
+        """Write the sum of the decoded arrays, from left to right, to ``out``.
 
         Args:
             packed: at least one array of :meth:`pack`, each of ``out.size`` elements.

@@ -24,16 +24,16 @@ FUTURE_TYPES = ("dist_device_async", "dist_async_device", "p3")
 
 @known_keywords()
 def create(name: str = "local") -> KVStoreBase:
-    """A new store.
+    """Create a store.
 
     ``local`` sums on the CPU in MXNet's ``local`` order; ``device`` sums on the devices of the pushed arrays, each key
-    on the device that has least to sum so far; ``nccl`` lets NVIDIA's library do that. ``dist_sync`` and
-    ``dist_device_sync`` do as ``local`` and ``device`` and go on to sum over the processes of an MPI job (``weftplan
+    on the device with the fewest bytes to sum so far; ``nccl`` sums by NVIDIA's library. ``dist_sync`` and
+    ``dist_device_sync`` sum like ``local`` and ``device``, and then over the processes of an MPI job (``weftplan
     launch``).
 
     Raises:
-        KVStoreError: unknown name (the message lists the known ones), one that this version does not have yet, a
-            distributed one without MPI, or ``nccl`` without a GPU or NCCL (the message says what to install).
+        KVStoreError: an unknown name (the message lists the known names), a store that this version does not have, a
+            distributed store without MPI, or ``nccl`` without a GPU or NCCL (the message names the package to install).
 
     >>> create("local").type
     'local'

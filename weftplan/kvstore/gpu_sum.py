@@ -12,11 +12,11 @@ from weftplan.support.array_types import RawArray
 
 
 def sum_in_one_launch(sources: Sequence[RawArray], out: Any) -> None:
-    """``out[...]`` = the sum from left to right; half precision is added in float32 and rounded once.
+    """Write the sum from left to right to ``out``; half precision is added in float32 and rounded once.
 
     Args:
         sources: arrays of CuPy of one shape and dtype, on the device of ``out``.
-        out: another one, or ``sources[0]`` itself.
+        out: another array, or ``sources[0]`` itself.
     """
     xp = device.get(device.gpu(out.device.id)).xp
     halves = out.dtype.itemsize == 2 and out.dtype.kind not in "iu"

@@ -33,7 +33,7 @@ class KeyTable:
         return key
 
     def add(self, key: Key) -> None:
-        """Number a key that ``init`` has accepted; the first one fixes the type of all."""
+        """Number a key that ``init`` has accepted; the first key fixes the type of all."""
         if isinstance(key, str):
             self._type = str
             self._numbers.setdefault(key, len(self._numbers))
@@ -86,10 +86,10 @@ def _arrays(key: object, value: object, what: str) -> list[NDArray]:
 
 
 def check_fits(key: Key, arrays: list[NDArray], stored: NDArray, verb: str) -> None:
-    """Raise KVStoreError where one of ``arrays`` has not the shape and dtype of the stored value.
+    """Raise KVStoreError if the shape or dtype of an array differs from the stored value's.
 
     Args:
-        verb: what the call does, for the error.
+        verb: name of the call, for the error.
     """
     shape, dtype = stored.shape, stored.dtype
     for array in arrays:

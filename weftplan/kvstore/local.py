@@ -88,7 +88,7 @@ class KVStoreLocal(UpdatingStore):
         self._load: dict[Context, int] = {}
         """Bytes that are summed at each place."""
         self._turn = free_in_children(ReentrantLock())
-        """Held by whoever changes the above; re-entrant because an updater may use the store."""
+        """Held to change the fields above; re-entrant because an updater may use the store."""
         self._bound = int(config.get("MXNET_KVSTORE_BIGARRAY_BOUND"))
         self._sharing: dict[str, Any] = {
             "threads": int(config.get("MXNET_KVSTORE_REDUCTION_NTHREADS")),
@@ -130,7 +130,7 @@ class KVStoreLocal(UpdatingStore):
         Args:
             key: an int or str, or a list of them.
             value: one NDArray, a list of them (one per device), or a list of either for a list of keys.
-            priority: of the engine operations; larger runs earlier where the queue honours it.
+            priority: of the engine operations; a larger priority runs earlier in queues with priorities.
 
         Raises:
             KVStoreError: unknown key, or shapes or dtypes that differ from the stored value's.
@@ -156,7 +156,7 @@ class KVStoreLocal(UpdatingStore):
         self._exchange([], groups, priority)
 
     def _repeat(self, calls: Mapping[Key, Repeated], key: object, arrays: object) -> bool:
-        """Run a call of one key inline that has the arrays of the last one; False: nothing is done."""
+        """Run a call of one key inline if it has the arrays of the last call; return False if nothing was done."""
         if key.__class__ is list and len(key) == 1 and arrays.__class__ is list and len(arrays) == 1:
             key, arrays = key[0], arrays[0]
         if key.__class__ is not str and key.__class__ is not int:
@@ -202,7 +202,7 @@ class KVStoreLocal(UpdatingStore):
         self.pull(key, out, priority)
 
     def replace(self, key: object, value: NDArray) -> None:
-        """Make a copy of ``value`` the stored value of ``key``, past the updater: what a new set of weights needs.
+        """Make a copy of ``value`` the stored value of ``key``, without the updater: for a new set of weights.
 
         A key that the store does not have is left alone.
 
@@ -280,12 +280,12 @@ class KVStoreLocal(UpdatingStore):
     # -- how ------------------------------------------------------------------------------------------------------
 
     def _home(self, value: NDArray) -> Context:
-        """Where the stored value of a new key lives."""
+        """Return the context of a new key's stored value."""
         del value
         return cpu(0)
 
     def _least_loaded(self, contexts: Sequence[Context], load: dict[Context, int], nbytes: int) -> Context:
-        """Where the sum of a key of that many bytes is made; ``load`` counts the bytes of each place so far."""
+        """Return the context for the sum of a key of ``nbytes``; ``load`` counts the bytes of each context so far."""
         del contexts, load, nbytes
         return cpu(0)
 
@@ -293,8 +293,8 @@ class KVStoreLocal(UpdatingStore):
         return dict(self._stored)
 
     def _stored_near(self, key: Key, merged: NDArray, priority: int, *, kept: bool = True) -> NDArray:
-        """The stored value, moved for good to the device of the sum if that is another one; unless it is ``kept``, it
-        is about to be replaced."""
+        """Return the stored value, moved permanently to the device of the sum; unless it is ``kept``, it is about to be
+        replaced."""
         stored = self._stored[key]
         if stored.context != merged.context:
             moved = empty(stored.shape, ctx=merged.context, dtype=stored.dtype)
@@ -315,7 +315,7 @@ class KVStoreLocal(UpdatingStore):
         return [(k, arrays[0]) for k, arrays in groups]
 
     def _checked(self, key: object, value: object, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
-        """Groups of a call, all of which fit the stored values."""
+        """Return the groups of a call; raise unless all fit the stored values."""
         groups = group_pairs(self._keys, key, value, what=what)
         for k, arrays in groups:
             stored = self._stored.get(k)

@@ -45,7 +45,8 @@ class _Settings:
 
 
 def _bytes(value: object = b"", encoding: str = "latin1") -> bytes:
-    """What ``bytearray`` and ``_codecs.encode`` are called with: never a number, of which they would make as many."""
+    """Accept only text or bytes, as MXNet passes to ``bytearray`` and ``_codecs.encode``: a number would allocate as
+    many bytes."""
     if isinstance(value, str) and encoding in ("latin1", "latin-1"):
         return value.encode("latin1")
     if not isinstance(value, (bytes, bytearray)):
@@ -89,10 +90,10 @@ class _Reader(pickle._Unpickler):
 
 
 def read_mxnet_states(data: bytes) -> tuple[dict[Key, State], dict[Key, int]]:
-    """(state of each key, number of its updates where the file says so) of ``Updater.get_states`` of MXNet.
+    """Return (state of each key, number of its updates if stored) from ``Updater.get_states`` of MXNet.
 
     Raises:
-        FormatError: truncated, no such pickle, or one that names anything else.
+        FormatError: truncated, not such a pickle, or a pickle that names anything else.
     """
     try:
         return _plain(_Reader(io.BytesIO(data)).load(), len(data))
@@ -103,7 +104,7 @@ def read_mxnet_states(data: bytes) -> tuple[dict[Key, State], dict[Key, int]]:
 
 
 def _plain(found: object, size: int) -> tuple[dict[Key, State], dict[Key, int]]:
-    """States and counts of what a pickle of ``size`` bytes holds."""
+    """Return the states and counts in the content of a pickle of ``size`` bytes."""
     optimizer: Any = None
     if isinstance(found, tuple) and len(found) == 2:
         found, optimizer = found
@@ -117,8 +118,8 @@ def _plain(found: object, size: int) -> tuple[dict[Key, State], dict[Key, int]]:
 
 
 class _Room:
-    """What a pickle may still hold: it has a byte for each value and the bytes of each array, unless it names one
-    value in several places, and so a great many in few bytes."""
+    """Remaining size of a pickle's content: at least a byte for each value, and the bytes of each array. A malicious
+    pickle names one value in several places, and so a great many in few bytes."""
 
     def __init__(self, size: int) -> None:
         self._left = size

@@ -1,10 +1,9 @@
 """The store ``nccl``: sums over GPUs by NVIDIA's library, through ``cupy.cuda.nccl``.
 
-A push reduces the arrays of all GPUs to the GPU that has least to sum so far, a pull broadcasts from there. The keys of
-a bucket are one group of NCCL and one engine operation, in which every GPU has a stream. NCCL chooses routes and the
-order of additions by itself. It hangs if two threads give the same communicators work in different orders, so a lock
-orders them. A call whose arrays are not on several GPUs, each named once, is done as by ``device``. Gradients are not
-compressed.
+A push reduces the arrays of all GPUs to the GPU with the fewest bytes to sum so far, a pull broadcasts from there. The
+keys of a bucket are one NCCL group and one engine operation with a stream for every GPU. NCCL chooses routes and the
+order of additions. It hangs if two threads enqueue work on the same communicators in different orders, so a lock orders
+them. A call whose arrays are not on several distinct GPUs runs as in ``device``. Gradients are not compressed.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ _INSTALL = "`pip install nvidia-nccl-cu12` (or -cu13, as CuPy's wheel), or use m
 
 
 def library() -> ModuleType:
-    """``cupy.cuda.nccl``, with NCCL loaded.
+    """Return ``cupy.cuda.nccl``, with NCCL loaded.
 
     Raises:
-        KVStoreError: there is no GPU, or the library is missing; says what to install.
+        KVStoreError: there is no GPU, or the library is missing; names the package to install.
     """
     try:
         device.get(device.gpu(0))
     except DeviceError as error:
         raise KVStoreError(f"kvstore 'nccl' sums on NVIDIA GPUs: {error}") from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy warns where the library is missing; the error below says it
+        warnings.simplefilter("ignore")  # CuPy warns if the library is missing; the error below says it
         try:
             found = importlib.import_module("cupy.cuda.nccl")
         except ImportError as error:
@@ -65,7 +64,7 @@ class _Clique:
         self._members = nccl.NcclCommunicator.initAll([context.device_id for context in contexts])
 
     def run(self, reduces: Sequence[Call], copies: Sequence[Copy], broadcasts: Sequence[Call]) -> None:
-        """Enqueue them, each kind as one group, between what the current stream has now and what it gets later."""
+        """Enqueue the calls, each kind as one group, after the current stream's work and before its later work."""
         current = device.current_stream()
         main = self._devices[0].new_stream() if current is None else current
         begin = main.record()
@@ -215,7 +214,7 @@ class KVStoreNccl(KVStoreDevice):
     def buffer_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
-        """As of ``device``, without staging copies; what NCCL keeps for itself is not known."""
+        """Return the bytes of ``device``, without staging copies; NCCL's own memory is not known."""
         found = super().buffer_bytes(arrays, contexts, updates=updates)
         return {**found, "staging": 0} if takes(contexts, contexts[0]) else found
 

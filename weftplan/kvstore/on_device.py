@@ -1,7 +1,7 @@
 """The store ``device``: sums on the gradients' devices, with optional compression between devices.
 
-Between several GPUs, or several simulated devices, sums and values take the way that is fastest on their links
-(``exchange``). Everything else takes one step: what the place of the sum cannot read is copied there.
+Between several GPUs, or several simulated devices, sums and values take the fastest route on their links
+(``exchange``). Everything else takes one step: arrays that the place of the sum cannot read are copied there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weftplan.support.array_types import RawArray
 
 
 class KVStoreDevice(KVStoreLocal):
-    """Sums each key on one of the devices of the pushed arrays: the one with the fewest bytes to sum so far."""
+    """Sums each key on that device of the pushed arrays with the fewest bytes to sum so far."""
 
     _block_sum: BlockSum = staticmethod(sum_sequential_block)
 
@@ -38,12 +38,12 @@ class KVStoreDevice(KVStoreLocal):
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
         """Send two bits for each element of a pushed float32 gradient (+threshold, -threshold or nothing), or one.
 
-        What is not sent is kept in a residual per key and place in the list of values, and added to the next gradient.
-        Pulls are not compressed. It cannot be switched off again; another threshold may be set.
+        The unsent remainder is kept in a residual per key and place in the list of values, and added to the next
+        gradient. Pulls are not compressed. It cannot be switched off again; another threshold may be set.
 
         Args:
             compression_params: ``{"type": "2bit", "threshold": 0.5}``; the threshold is above 0, default 0.5. The
-                type ``"1bit"`` sends 1 where the residual is above the threshold, and -1 elsewhere.
+                type ``"1bit"`` sends 1 if the residual is above the threshold, else -1.
 
         Raises:
             KVStoreError: anything else in ``compression_params``; afterwards also pushes of another dtype.
@@ -63,7 +63,7 @@ class KVStoreDevice(KVStoreLocal):
         chosen = Compression.from_params(compression_params)
         with self._turn:
             self._compression = chosen
-            self._staging.clear()  # copies of what is not packed
+            self._staging.clear()  # copies of unpacked gradients
             self._packed.clear()  # with another kind they have another size
             self._ways.clear()
             self._version += 1
@@ -107,7 +107,7 @@ class KVStoreDevice(KVStoreLocal):
     def _planned(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, pulls_only: bool = False
     ) -> int | None:
-        """Bytes in which gradients of other devices arrive; None where each is copied whole."""
+        """Return the bytes of receive buffers for other devices' gradients; None if each is copied whole."""
         load: dict[Context, int] = {}
         total = 0
         for elements, nbytes in arrays:
@@ -174,7 +174,7 @@ class KVStoreDevice(KVStoreLocal):
 
 
 class Packed(Near):
-    """Sums of what is sent of gradients: codes, made where each gradient is.
+    """Sums of compressed gradients; each gradient is compressed on its own device.
 
     Args:
         way: the way without compression.

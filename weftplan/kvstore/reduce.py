@@ -40,7 +40,7 @@ def sum_grouped_block(sources: Sequence[Array], out: Array, scratch: Array) -> N
     if count == 1:
         np.copyto(out, sources[0])
         return
-    if count > 2 and out.dtype != np.float16 and is_half(out.dtype):  # bfloat16, for which MXNet has no sums
+    if count > 2 and out.dtype != np.float16 and is_half(out.dtype):  # bfloat16, which MXNet cannot sum
         wide, group_sum = sources[0].astype(np.float32), np.empty(out.shape, np.float32)
         sum_grouped_block([wide, *(term.astype(np.float32) for term in sources[1:])], wide, group_sum)
         np.copyto(out, wide, casting="unsafe")
@@ -121,8 +121,8 @@ def reduce_each(
     bound: int,
     compiled: bool = True,
 ) -> None:
-    """:func:`reduce_arrays` for each (sources, out), with the same bits; those that one thread adds in one go take less
-    time together."""
+    """Run :func:`reduce_arrays` for each (sources, out), with the same bits; small sums on one thread are faster
+    together."""
     small = []
     for sources, out in sums:
         in_one_go = len(sources) == 2 or out.nbytes <= BLOCK_BYTES
@@ -177,9 +177,9 @@ def spread_array(
 
 
 def filler(nbytes: int, *, compiled: bool = True) -> Callable[[Array, Array], object]:
-    """A function that makes its second array, of one dimension, like its first, as a part of ``nbytes`` in all.
+    """Return a function that copies its first array, of one dimension, to its second, as a part of ``nbytes`` in all.
 
-    Where they do not fit into the caches they are written past them, if a compiled loop may do that.
+    Copies that do not fit into the caches are written past them, if a compiled loop is allowed.
     """
     return _fill_past if compiled and nbytes >= PAST else _fill
 
@@ -194,7 +194,7 @@ def _fill_past(source: Array, target: Array) -> None:
 
 
 def _sum_range(sources: Sequence[Array], out: Array, start: int, stop: int, block: int, block_sum: BlockSum) -> None:
-    # A sum that overflows is inf, and no warning: what a user sees of it must not depend on the thread that sums.
+    # A sum that overflows is inf, without a warning: a warning would depend on the thread that sums.
     scratch = np.empty(min(block, stop - start), out.dtype) if len(sources) > 2 else out
     if stop - start <= block and start == 0 and stop == out.size:
         quietly(block_sum, sources, out, scratch)

@@ -32,7 +32,7 @@ def with_rows(groups: Sequence[tuple[Key, list[NDArray]]], row_ids: object) -> l
 
 
 def without_rows(arrays: list[NDArray]) -> list[NDArray]:
-    """Those that are no ``row_sparse`` ones; the list itself where all are plain."""
+    """Return the arrays that are not ``row_sparse``; the list itself if all are plain."""
     for array in arrays:
         if array.__class__ is not NDArray:
             return [array for array in arrays if array.stype == "default"]

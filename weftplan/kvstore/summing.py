@@ -1,9 +1,9 @@
 """Ways of summing a bucket over the devices of this process, and of copying the result to them.
 
-:class:`Near` sums where one device can read every gradient, or a copy of it; ``exchange/between.py`` has the way over
+:class:`Near` sums on one device that can read every gradient, or a copy of it; ``exchange/between.py`` has the way over
 links between devices, ``nccl.py`` NVIDIA's. A way turns the keys of a bucket into stages: the sum, the steps of the
-optimizer that the store adds, and the copies to the caller. A way keeps no state but buffers; the store's lock is held
-while one is called.
+optimizer that the store adds, and the copies to the caller. A way has no state but buffers; its caller holds the
+store's lock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Item(NamedTuple):
 
 
 class Way(Protocol):
-    """Who reduces a bucket."""
+    """A way of reducing a bucket."""
 
     def reaches(self, stored: NDArray, out: NDArray) -> bool:
         """Return whether :meth:`stages` can copy ``stored`` to ``out``."""

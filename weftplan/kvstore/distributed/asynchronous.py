@@ -1,10 +1,10 @@
 """``dist_async``: no process waits for another; servers apply each push on arrival.
 
 Every process is a worker and, on a thread of its own, a server of a share of the values (``server.py``). A push sums
-over this process's devices and sends the sum to the servers of the value; a pull asks them. Between what a worker has
-seen of a value and its push, others may have pushed: how many is the *staleness* that
-:meth:`KVStoreDistAsync.statistics` reports. Results depend on who comes first, so runs differ; use ``dist_sync`` where
-they must not.
+over this process's devices and sends the sum to the servers of the value; a pull asks them. Between a worker's pull of
+a value and its push, other workers may have pushed: their number is the *staleness* that
+:meth:`KVStoreDistAsync.statistics` reports. Results depend on the order of arrival, so runs differ; use ``dist_sync``
+for reproducible results.
 
 A push and a pull of one key happen in the order of the program. After the death of a process the others get a
 :class:`~weftplan.errors.WorkerLostError` at their next push or pull: its share is gone, and the job is over.
@@ -106,7 +106,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
     def _ask(
         self, key: Key, verb: Verb, values: NDArray, reads: tuple[Var, ...], priority: int, rate: float | None
     ) -> None:
-        """Push the operation that asks the servers of ``key``; requests go out in the order in which they are ready."""
+        """Push the operation that asks the servers of ``key``; requests are sent in the order of readiness."""
         exchange = self._request(key, verb, rate)
 
         def start(on_complete: OnComplete) -> None:
@@ -190,7 +190,8 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
     _barrier = barrier
 
     def statistics(self) -> dict[str, int]:
-        """As of ``local``, and of this process's server: bytes, pushes, and how many updates those were behind."""
+        """Return the statistics of ``local``, and of this process's server: bytes, pushes, and the staleness of
+        pushes."""
         return {
             **super().statistics(),
             "server_bytes": self._server.nbytes,

@@ -39,7 +39,8 @@ class KVStoreDist(KVStoreLocal):
     """A member of a job: its place, its thread for exchanges, initial values of rank 0, barriers."""
 
     _inline = 1 << 19
-    """Processes share the cores, and to hand a copy of so many bytes to a worker takes longer than the copy."""
+    """Most bytes of a copy that runs inline: handing it to a worker takes longer than the copy, since processes share
+    cores."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -56,16 +57,16 @@ class KVStoreDist(KVStoreLocal):
         self._sequencer = Sequencer(self._group, name)
         slots.WAIT_HELPERS.get().append(self._sequencer.help)
         self._wire: dict[Key, NDArray] = {}
-        """What travels of an array on a device, in host memory."""
+        """Host copies of device arrays for the exchange."""
         self._at_exit = _once_at_exit(self._end)
         self._meet(f"create the store {name!r}")
         self._sequencer.call(Group.share_memory)
 
     def init(self, key: object, value: object) -> None:
-        """Make keys with the values of rank 0; every rank gives its own, of the same shape and dtype.
+        """Create keys with the values of rank 0; every rank passes a value of the same shape and dtype.
 
         Raises:
-            KVStoreError: as ``local``; the other ranks' errors are raised where the value is read.
+            KVStoreError: as ``local``; reading the value raises the other ranks' errors.
         """
         with self._turn:
             self._sequencer.check()
@@ -132,10 +133,11 @@ class KVStoreDist(KVStoreLocal):
         self._exchange_bucket(lambda part: Ticket(description, [part], exchange), [(key, array, array)], 0)
 
     def set_updater(self, updater: UpdaterFunction | None) -> None:
-        """As of ``local``. Every rank calls this, or ``set_optimizer``, with one that does the same, and waits here.
+        """Set the updater as in ``local``. Every rank calls this, or ``set_optimizer``, with an equal updater, and
+        waits.
 
         Raises:
-            KVStoreError: ranks give different ones, as far as can be seen. The store has the one that it had before.
+            KVStoreError: ranks pass updaters that differ, as far as can be compared. The store keeps its old updater.
         """
         self._meet(f"use {_named(updater)}")
         super().set_updater(updater)
@@ -183,7 +185,7 @@ class KVStoreDist(KVStoreLocal):
     _barrier = barrier
 
     def agree(self, what: str) -> None:
-        """As :meth:`barrier`, where every process is about to do ``what``, in words; raises where they differ."""
+        """Wait as :meth:`barrier` does, before every process does ``what``, in words; raise if they differ."""
         self._meet(what)
 
     def close(self) -> None:
@@ -197,7 +199,7 @@ class KVStoreDist(KVStoreLocal):
     def _end(self) -> None:
         why = program_end.failure()
         if why:
-            note_loss()  # it does not wait for the others, who are to stop
+            note_loss()  # do not wait for the other processes, which have to stop
         self._sequencer.close(FAILED_S if why else EXIT_S, why)
         slots.WAIT_HELPERS.get().remove(self._sequencer.help)
 
@@ -237,7 +239,7 @@ def _once_at_exit(end: Callable[[], None]) -> Callable[[], None]:
 
 
 def _named(updater: UpdaterFunction | None) -> str:
-    """What of an updater must be the same on all ranks; functions cannot be compared."""
+    """Return the part of an updater that must be equal on all ranks; functions cannot be compared."""
     if updater is None:
         return "no updater"
     if not isinstance(updater, Updater):

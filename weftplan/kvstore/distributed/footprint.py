@@ -2,7 +2,7 @@
 
 The stores themselves are made of these classes, and so are stand-ins that never start MPI (:func:`planned_stores`), so
 that a plan can say what a job will keep. The figures are those of ``statistics()``. They belong to gradients that are
-pushed together, as ``Module`` does it, in the order in which the keys were made.
+pushed together, as ``Module`` does it, in the order of the keys' creation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Place:
 
 
 class SyncFootprint(KVStoreLocal):
-    """What a process of ``dist_sync`` keeps."""
+    """Memory of a process of ``dist_sync``."""
 
     _dist_compression: Compression | None = None
 
@@ -73,7 +73,7 @@ class SyncFootprint(KVStoreLocal):
         place, chosen = self._place(), self._dist_compression
         if place.workers == 1:
             return 0
-        if chosen is not None:  # everybody's packed gradients, one key after the other
+        if chosen is not None:  # packed gradients of all processes, key by key
             packed = [chosen.packed_size(elements) for elements, _ in arrays]
             return place.workers * max((sent for sent in packed if sent > INLINE), default=0)
         sized = [((elements, nbytes // elements), nbytes) for elements, nbytes in reversed(arrays) if elements]
@@ -87,7 +87,7 @@ class SyncFootprint(KVStoreLocal):
 
 
 class AsyncFootprint(KVStoreLocal):
-    """What a process of ``dist_async`` keeps, as a worker and as a server."""
+    """Memory of a process of ``dist_async``, as a worker and as a server."""
 
     def _place(self) -> Place:
         raise NotImplementedError
@@ -105,7 +105,7 @@ class AsyncFootprint(KVStoreLocal):
         return {**found, "server": served}
 
     def updated_here(self, number: int, elements: int) -> int:
-        """What this process serves of a key."""
+        """Return the elements of a key that this process serves."""
         place = self._place()
         ranges = placement(number, elements, place.workers, self._bound)
         return sum(end - first for server, first, end in ranges if server == place.position)
@@ -141,16 +141,16 @@ class _PlannedAsync(AsyncFootprint):
 
 
 def planned_stores(name: str, workers: int | None) -> list[KVStoreBase]:
-    """Stand-ins for the store of each process of a job, which answer ``buffer_bytes`` and start nothing.
+    """Return stand-ins for the store of each process of a job, which answer ``buffer_bytes`` and start nothing.
 
     Args:
         name: of a store of several processes.
-        workers: how many processes on one host; None inside a job: as many as it has, and the one stand-in is that of
-            this process.
+        workers: number of processes on one host; None inside a job: the job's number, with a stand-in for this process
+            only.
 
     Raises:
         KVStoreError: an unknown name.
-        PlanError: nothing says how many processes there are, or a number that makes no sense.
+        PlanError: the number of processes is unknown or invalid.
     """
     kinds: dict[str, type[_PlannedSync | _PlannedAsync]] = {
         **dict.fromkeys(DIST_TYPES, _PlannedSync),

@@ -1,11 +1,10 @@
 """The server half of ``dist_async``: a thread in every process, which owns a share of the values.
 
 A small value lives on one server whole; one of at least MXNET_KVSTORE_BIGARRAY_BOUND elements is cut into one range
-for each. Requests of a client are answered in the order in which they come, one at a time: a push is one update, a
-pull returns what the updates so far have made. Every answer tells the version of the range, which is the number of its
-updates.
+for each. Requests of a client are answered in order, one at a time: a push is one update, a pull returns the current
+values. Every answer has the version of the range, which is the number of its updates.
 
-A request is a header of fixed size, then data where the header says so; an answer likewise. Nothing is a pickle.
+A request is a header of fixed size, then optional data; an answer likewise. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ HEADER = _LAYOUT.size
 
 
 class Verb(IntEnum):
-    """What a client asks, and how a server answers."""
+    """Kinds of requests and answers."""
 
     PUSH = 1
     PULL = 2
@@ -60,7 +59,7 @@ class Verb(IntEnum):
 
 
 WITH_DATA = frozenset((Verb.PUSH, Verb.RESTORE))
-"""Requests behind which data follow."""
+"""Requests that are followed by data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +67,11 @@ class Header:
     """One request or answer.
 
     Attributes:
-        verb: what is asked or answered.
+        verb: kind of the request or answer.
         number: number of the key.
         version: of a push, the version that the client saw last; of an answer, the range's version now.
-        nbytes: bytes of data behind the header.
-        rate: of a push, the learning rate to use; None leaves it.
+        nbytes: bytes of data after the header.
+        rate: of a push, the learning rate to use; None keeps it.
     """
 
     verb: Verb
@@ -88,7 +87,7 @@ class Header:
 
     @classmethod
     def decode(cls, data: bytes | bytearray, sender: int) -> Header:
-        """The header in ``data``; raises KVStoreError, which names the sender, where there is none."""
+        """Return the header in ``data``; raise KVStoreError, which names the sender, if there is none."""
         if len(data) != HEADER:
             raise KVStoreError(f"rank {sender} sent {len(data)} bytes, a header has {HEADER}")
         magic, verb, rated, number, version, rate, nbytes = _LAYOUT.unpack(data)
@@ -102,8 +101,8 @@ class Range:
     """A part of one value on its server, with the number of updates that made it.
 
     Attributes:
-        values: what it was made with.
-        weight, gradient: arrays of the server's thread, made by the first push.
+        values: initial values.
+        weight, gradient: arrays of the server's thread, created by the first push.
     """
 
     key: Key
@@ -137,7 +136,7 @@ class Pending:
 
 
 class Server:
-    """The thread. ``add`` and ``use`` are called by the program before any client can ask for what they change.
+    """The server thread. The program calls ``add`` and ``use`` before any client can request their values.
 
     No receive blocks: a client that is stopped between a header and its data holds up its own requests only.
     """
@@ -149,7 +148,7 @@ class Server:
         self._updater: Updater | None = None
         self._ending: Request | None = None
         self._waiting: dict[int, deque[Pending]] = {}
-        """Requests of each client in the order in which they came."""
+        """Requests of each client, in order of arrival."""
         self._sending: list[tuple[Request, object]] = []
         """Requests of answers under way, each with the bytes that it sends."""
         self._undelivered: list[tuple[Request, object]] = []
@@ -174,7 +173,8 @@ class Server:
         return sum(2 * one.values.nbytes for one in list(self._ranges.values()))
 
     def end(self, timeout: float, *, failed: bool) -> None:
-        """Serve until every process has called this, then stop; at once if one has died or this one ``failed``."""
+        """Serve until every process has called this, then stop; stop at once after a death or if this process
+        ``failed``."""
         if not self._thread.is_alive():  # in a forked child, too
             return
         try:
@@ -293,8 +293,8 @@ class Server:
         self._send(client, Header(Verb.FAILED, 0, 0, text.nbytes), text)
 
     def _send(self, client: int, header: Header, data: Array | None) -> None:
-        # A server that waited for a client to take its answer, while that one waits for another server, could wait for
-        # ever. MPI reads the bytes later, so they are kept.
+        # Never wait for a client to take its answer: the client may be waiting for another server, which would
+        # deadlock. MPI reads the bytes later, so they are kept.
         byte, head = self._mpi.BYTE, header.encode()
         self._sending.append((self._comm.Isend([head, byte], dest=client, tag=ANSWER), head))
         if data is not None and data.nbytes:
@@ -331,7 +331,7 @@ def ask(
     """Send each (server, header, its array) at once and wait for all answers.
 
     Args:
-        requests: the array is what is pushed or restored, or what a pull fills.
+        requests: the array is pushed or restored, or filled by a pull.
         group: knows how to wait, and which ranks are lost.
         what: for messages.
 

@@ -4,9 +4,9 @@ A push sums over this process's devices as ``local`` or ``device`` does, then ov
 every process applies the same update to its own copy of the value. There is no server: the sums are equal to the bit,
 so the copies stay equal, too. Pulls are local.
 
-Exchanges happen in the order in which the program asks for them (``sequencer.py``), so every process must make the same
-calls in the same order. Within one call with several keys, or one ``together()`` block, the last key comes first, as
-backward computes gradients, and keys are joined into buckets (``buckets.py``).
+Exchanges run in program order (``sequencer.py``), so every process must make the same calls in the same order. Within a
+call with several keys the last key comes first, as backward computes gradients, and keys are grouped into buckets
+(``buckets.py``).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         self._exchange_bucket(lambda part: Ticket(f"sum {what}", [part], exchange), parts, priority)
 
     def _lay_out(self, keys: Iterable[Key]) -> None:
-        """Make the merge buffers of keys that are pushed together contiguous, in the order in which they travel.
+        """Make the merge buffers of keys that are pushed together contiguous, in exchange order.
 
         A bucket is then one range of memory, and MPI can have its gradients without a copy.
         """
@@ -186,10 +186,10 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
             updater.set_states(data.tobytes())
 
     def statistics(self) -> dict[str, int]:
-        """As of ``local``, and bytes for the exchange: parts of other processes' arrays, shares in memory that the
-        processes of a host have in common, copies of what a GPU holds.
+        """Return the statistics of ``local``, and the bytes of exchanges: parts of other processes' arrays, shares in
+        the shared memory of a host, host copies of GPU arrays.
 
-        ``joined_bytes`` counts what has been copied so far to join gradients into buckets for MPI.
+        ``joined_bytes`` counts the bytes copied so far to concatenate gradients into buckets for MPI.
         """
         return {
             **super().statistics(),
@@ -215,7 +215,7 @@ def _on_host(array: NDArray) -> bool:
 
 
 def _heal(array: NDArray) -> None:
-    """Let ``array`` be read again after a failure: what should have written it did not run, so its values are whole."""
+    """Clear ``array``'s failure: the operation that should have written it did not run, so its values are whole."""
     with contextlib.suppress(MXNetError):
         array.wait_to_read()
     get_engine().push(lambda: None, (), (array.var,), array.context, name="KVStoreRecover")

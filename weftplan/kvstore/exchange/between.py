@@ -25,7 +25,7 @@ from weftplan.support.array_types import RawArray
 
 
 class Exchange(NamedTuple):
-    """A program, and its arrays: the array of each place, the one at the home, and receive buffers."""
+    """A program, and its arrays: the array of each place, the array at the home, and receive buffers."""
 
     program: Program
     arrays: Sequence[NDArray]
@@ -51,11 +51,11 @@ class Between:
         self._room: dict[Key, dict[int, NDArray]] = {}
         """Of each key the inboxes by place, and host memory by -1."""
         self._home: dict[Key, tuple[Context, bool]] = {}
-        """What the room of each key is for: the place of its sum and True, or that of its stored value and False, as
-        long as nothing has been summed here."""
+        """Purpose of each key's room: (place of its sum, True), or (place of its stored value, False) before the first
+        sum."""
 
     def plan(self, contexts: Sequence[Context], home: Context, elements: int, itemsize: int) -> Plan | None:
-        """How an array of so many elements is exchanged; None where that is not what these contexts need."""
+        """Return how an array of ``elements`` is exchanged; None if these contexts need no exchange over links."""
         if home not in contexts or self._chooser.links(contexts) is None:
             return None
         return self._chooser.plan(contexts, list(contexts).index(home), elements, itemsize)
@@ -127,7 +127,7 @@ class Between:
         return plan
 
     def forget(self) -> None:
-        """Give back all memory in which gradients arrive."""
+        """Free all receive buffers."""
         self._room.clear()
         self._home.clear()
 
@@ -154,7 +154,7 @@ class Between:
         room = self._room.setdefault(key, {})
         home, summed = self._home.get(key, (like.context, False))
         if home != like.context and not (summed and contexts is None):
-            room.clear()  # it was for pulls from where the stored value was before the first push
+            room.clear()  # it was for pulls from the stored value's place before the first push
             home = like.context
         self._home[key] = home, summed or contexts is not None
         for place, (size, where) in wanted.items():

@@ -1,6 +1,6 @@
 """The choice of a store's route: the fastest push and pull by the link model in ``program.py``.
 
-The choice depends on links, sizes and settings only, never on what a clock says, so the same run makes the same sums.
+The choice depends on links, sizes and settings only, never on a clock, so the same run makes the same sums.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Chooser:
         self._plans: dict[tuple[tuple[Context, ...], int, int, int], Plan] = {}
 
     def links(self, contexts: Sequence[Context]) -> Interconnect | None:
-        """What joins the contexts; None where they are not several devices of one kind, each named once."""
+        """Return the interconnect of the contexts; None unless they are several distinct devices of one kind."""
         places = tuple(contexts)
         now = joined()
         if any(new is not old for new, old in zip(now, self._joined, strict=True)):  # devices have other links now
@@ -77,7 +77,7 @@ class Chooser:
         return links
 
     def plan(self, contexts: Sequence[Context], home: int, elements: int, itemsize: int) -> Plan | None:
-        """How so many elements are exchanged between the contexts, with the sum at ``contexts[home]``."""
+        """Return how ``elements`` are exchanged between the contexts, with the sum at ``contexts[home]``."""
         places = tuple(contexts)
         links = self.links(places)
         if links is None or not elements:

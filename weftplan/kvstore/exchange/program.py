@@ -1,9 +1,9 @@
 """A route as a program of copies between devices and additions on them, with its duration.
 
-:func:`push_steps` sums what every place has into one array at the home; :func:`pull_steps` copies an array of the home
-to every place. :func:`timed` puts steps in the order in which they can begin and says when the last one ends: a stream
-for each pair of places and one for the additions of each place, wires that copies take turns on. It is what a simulated
-device does with the same steps. Pure functions.
+:func:`push_steps` sums the arrays of all places into one array at the home; :func:`pull_steps` copies an array of the
+home to every place. :func:`timed` orders steps by their earliest start and returns the time of the last end: it models
+a stream for each pair of places, a stream for the additions of each place, and shared wires. A simulated device does
+the same with these steps. Pure functions.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Room(Enum):
     """Which array a piece is of."""
 
     VALUE = 1
-    """What a place pushes, or what it pulls into."""
+    """A place's pushed array, or the target of its pull."""
     INBOX = 2
-    """What a place receives, and partial sums."""
+    """A place's receive buffer, also for partial sums."""
     WHOLE = 3
     """The sum, or the stored value, at the home."""
     HOST = 4
@@ -61,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Steps in the order in which they are enqueued.
+    """Steps in enqueue order.
 
     Attributes:
         inboxes: elements of each place's inbox.
@@ -159,7 +159,7 @@ def pull_steps(way: Way, home: int, links: Interconnect, itemsize: int) -> Progr
 
 
 def timed(steps: Sequence[Step], links: Interconnect, itemsize: int) -> tuple[list[int], float]:
-    """(an order of the steps, seconds until the last one has ended): whatever could begin first comes first."""
+    """Return (the steps ordered by earliest start, seconds until the last end)."""
     waiting = [len(step.after) for step in steps]
     followers: list[list[int]] = [[] for _ in steps]
     for index, step in enumerate(steps):

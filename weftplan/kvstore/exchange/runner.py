@@ -29,7 +29,7 @@ Passed = tuple[Stream, Event]
 
 
 class Runner:
-    """Streams of these devices: for each stream on which operations run, one for each lane that programs have."""
+    """Streams of these devices: for each stream of operations, a stream for each lane of the programs."""
 
     def __init__(self, contexts: Sequence[Context]) -> None:
         self._contexts = list(contexts)

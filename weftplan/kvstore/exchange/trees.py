@@ -23,12 +23,12 @@ _TRIES = 20_000
 
 @functools.lru_cache(maxsize=64)
 def binary_trees(weights: Weights, penalty: float, *, exhaustive: bool) -> tuple[tuple[int, ...], ...]:
-    """For every root, the parent of each device; a root's is itself.
+    """Return, for every root, the parent of each device; a root is its own parent.
 
     Args:
         weights: the worth of the link from row to column, 0 to 1.
-        penalty: factor for a link that a tree before has used.
-        exhaustive: the tree of most weight, where there are not too many.
+        penalty: factor for a link that an earlier tree has used.
+        exhaustive: search all trees for the largest weight, unless there are too many.
     """
     now = [list(row) for row in weights]
     found = []

@@ -3,7 +3,7 @@
     one_step   all send everything to the home of the sum
     ranges     each place sums one range: the additions of ``one_step``, spread over the places
     ring       a range travels around and is added to at each place
-    chain      the same towards the home, in many ranges, one close behind the other
+    chain      the same towards the home, in many ranges in close succession
     tree       pairs, pairs of pairs, …: on one tree, or each range on the tree of another root
 
 The order of an element's additions follows from the tree, so each way has one. Pure functions.
@@ -19,7 +19,7 @@ from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.exchange.trees import binary_trees, ring
 
 Parents = tuple[int, ...]
-"""Of each place, the one that it sends to; the root has itself."""
+"""The target of each place; the root is its own target."""
 
 CHUNKS = (4, 16)
 """Ranges of a chain that are tried."""
@@ -47,12 +47,12 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class TreeRule:
-    """What the variables MXNET_KVSTORE_TREE_… say.
+    """Settings of the variables MXNET_KVSTORE_TREE_….
 
     Attributes:
         bound: arrays of more elements are cut into one range for each tree.
-        backtrack: search for trees exhaustively where that is possible.
-        penalty: factor of a link's weight for each tree that uses it.
+        backtrack: search for trees exhaustively if that is feasible.
+        penalty: factor of a link's weight, applied by each tree that uses it.
     """
 
     bound: int = 10_000_000
@@ -66,7 +66,7 @@ def one_step(count: int, elements: int, home: int) -> Way:
 
 
 def all_ways(links: Interconnect, elements: int, home: int, rule: TreeRule) -> list[Way]:
-    """What is worth a try for an array of so many elements."""
+    """Return the candidate routes for an array of ``elements``."""
     count = links.count
     around = ring(_weights(links))
     ways = [
@@ -79,7 +79,7 @@ def all_ways(links: Interconnect, elements: int, home: int, rule: TreeRule) -> l
 
 
 def trees(links: Interconnect, elements: int, home: int, rule: TreeRule, *, bounded: bool = True) -> list[Way]:
-    """One tree for everything, or a tree for each range; ``bounded``: the one that the rule's bound says."""
+    """Return one tree for the whole array, or a tree for each range; ``bounded``: the rule's bound decides."""
     found = binary_trees(_weights(links), rule.penalty, exhaustive=rule.backtrack)
     whole = Way("tree", (Share(0, elements, found[home]),))
     sliced = Way("trees", _cut(elements, found))
@@ -107,7 +107,8 @@ def _cut(elements: int, parents: Sequence[Parents]) -> tuple[Share, ...]:
 
 
 def _weights(links: Interconnect) -> tuple[tuple[float, ...], ...]:
-    """What a link is worth for trees and rings: its bandwidth, relative to the best, and little through the host."""
+    """Return the weight of each link for trees and rings: its bandwidth relative to the best, and little through the
+    host."""
     places = range(links.count)
 
     def speed(a: int, b: int) -> float:

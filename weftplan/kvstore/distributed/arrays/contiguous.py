@@ -12,7 +12,7 @@ from weftplan.ops.compiled.addresses import address
 
 
 def side_by_side(arrays: Sequence[Array]) -> Array | None:
-    """One array over all of these, contiguous ones, where each begins in memory where the one before ends; else None.
+    """Return one array over all of these contiguous arrays if each starts at the previous array's end; else None.
 
     The result does not keep their memory.
     """
@@ -30,8 +30,8 @@ def side_by_side(arrays: Sequence[Array]) -> Array | None:
 
 @lru_cache(512)
 def cuts(sizes: tuple[int, ...], first: int, end: int) -> tuple[tuple[int, int, int, int], ...]:
-    """Elements ``first`` to ``end`` of arrays of these sizes in a row: (which array, its first element, the one behind
-    its last, place of the first in the row), in order. Buckets come again at every step, so it is worked out once.
+    """Return elements ``first`` to ``end`` of concatenated arrays of these sizes, in order: (array, its first element,
+    its end element, position of the first element in the row). The result is cached, since buckets repeat every step.
 
     >>> cuts((3, 4), 1, 5)
     ((0, 1, 3, 1), (1, 0, 2, 3))

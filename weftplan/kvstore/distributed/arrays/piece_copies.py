@@ -17,7 +17,7 @@ from weftplan.ops.compiled.exchange.sums import PAST, Pieces, compiled_pieces
 from weftplan.support.array_types import DType
 
 ONE_CALL = 2 * PAST
-"""Bytes from which arrays are moved piece by piece, past the caches: below, one call takes less time."""
+"""Least bytes for moving arrays piece by piece, past the caches: below, a single call is faster."""
 
 
 class Row(NamedTuple):
@@ -31,7 +31,7 @@ Operand = Row | Sequence[Array]
 """Elements of a row of arrays: the flat arrays themselves, or a copy."""
 
 _Place = int | tuple[int, ...]
-"""Where the elements of an operand are: the first one of the row, or those of each array."""
+"""Addresses of an operand: of the row's first element, or of each array."""
 
 
 class Span(NamedTuple):
@@ -109,7 +109,7 @@ def _pieces(
     dtype: DType,
     spans: tuple[tuple[int, int, tuple[_Place, ...], tuple[_Place, ...]], ...],
 ) -> Pieces | None:
-    """What moves spans that are at these places; it follows from numbers alone, so it is right whenever they are."""
+    """Return a call that moves the spans at these addresses; it depends on numbers alone, so it can be cached."""
     item, pieces = dtype.itemsize, []
     for first, end, terms, targets in spans:
         for which, low, high, place in cuts(sizes, first, end):

@@ -1,8 +1,8 @@
 """Tickets of exchanges, and calls that a thread waits for.
 
-A :class:`Ticket` has one *part* for each operation that waits for it. ``Part.arrive`` is called from the engine (any
-thread) when its arrays are ready; the driver answers by calling ``on_complete`` of the operation. In which order all
-this happens, and on which thread, is the sequencer's.
+A :class:`Ticket` has one *part* for each operation that waits for it. The engine calls ``Part.arrive`` (on any thread)
+when its arrays are ready; the driver answers by calling ``on_complete`` of the operation. The sequencer decides on
+order and threads.
 """
 
 from __future__ import annotations

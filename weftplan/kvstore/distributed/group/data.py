@@ -35,11 +35,11 @@ class DataMembers(Meeting):
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes kept for parts of other processes' arrays, and for what they read of this one's."""
+        """Return the bytes kept for parts of other processes' arrays, and for their reads of this process's arrays."""
         return self._scratch.nbytes + self.shown + self.summed
 
     def tell_summed(self, told: Message, description: str) -> Steps[None]:
-        """Swap the messages of who has added up its range; raises if a member could not."""
+        """Swap the messages that report finished ranges; raise if a member failed."""
         own = told.encode()
         every = yield from self.swap(own, description)
         if told.kind is Kind.FAILED or not alike(own, every):

@@ -1,13 +1,13 @@
 """Exchanges between the processes that share a store: sums and broadcasts.
 
-Before data moves all have said what they are about to do (``messages.py``). Who they are, and what happens when one is
-lost, is in ``membership.py``; so is what :data:`Steps` are. How a sum is made is in ``ways.py``.
+Before data moves, all members announce the exchange (``messages.py``). ``membership.py`` has the members, lost members,
+and :data:`Steps`. ``ways.py`` has the ways of summing.
 
-A sum is made in rank order for every element, so its bits depend neither on who comes first nor on how gradients are
-cut or joined: each process receives everybody's part of one range, adds them from left to right, and sends the result
-to all. Arrays that fit into a message are sent to everybody at once.
+Every element is summed in rank order, so its bits depend neither on the order of arrival nor on how gradients are cut
+or concatenated: each process receives all parts of one range, adds them from left to right, and sends the result to
+all. Arrays that fit into a message are sent to all members at once.
 
-All waiting is bounded: after ``stall_s`` a warning names the ranks that have not come, after ``timeout_s`` an error.
+All waits are bounded: after ``stall_s`` a warning names the missing ranks, after ``timeout_s`` an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weftplan.kvstore.reduce import Array
 
 
 class Group(DataMembers):
-    """The members of a store, and what they exchange."""
+    """The members of a store, and their exchanges."""
 
     @property
     def whole(self) -> bool:
@@ -41,8 +41,8 @@ class Group(DataMembers):
         Args:
             shares: of this process.
             totals: their values are undefined after an error, unless this group is :attr:`whole`.
-            description: what is summed; must be the same everywhere.
-            failure: why this process has no share. Everybody's call raises then.
+            description: names the summed arrays; must be the same everywhere.
+            failure: why this process has no share. The calls of all members then raise.
 
         Raises:
             KVStoreError: a member failed, exchanges something else, or did not come in time.
@@ -58,7 +58,7 @@ class Group(DataMembers):
     def broadcast(self, array: Array, root: int, description: str, failure: str | None = None) -> Steps[None]:
         """Replace a contiguous ``array`` by that of rank ``root``; raises as :meth:`sum` does.
 
-        Where that rank has left meanwhile, the first member's array is taken.
+        If that rank has left meanwhile, the first member's array is used.
         """
         data = as_bytes(array)
         inline = data.nbytes <= INLINE

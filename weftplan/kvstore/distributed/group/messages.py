@@ -1,8 +1,8 @@
 """Messages between members before data moves, and the decisions that follow from them.
 
-Every exchange begins with a message from each process to each other; as all of them see the same messages, all of them
-decide the same: to exchange the data, to fail with the same error, or to go on without those who leave. Messages go
-through memory that all members share, where there is some, else through MPI; ``wire.py`` says what they look like.
+Every exchange begins with a message from each process to each other process. All members see the same messages, so all
+decide alike: to exchange the data, to fail with the same error, or to continue without leaving members. Messages go
+through shared memory if all members have it, else through MPI; ``wire.py`` has their format.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Meeting(Members):
     def __init__(self, mpi: ModuleType, comm: Communicator, *, stall_s: float, timeout_s: float) -> None:
         super().__init__(mpi, comm, stall_s=stall_s, timeout_s=timeout_s)
         self._rooms: dict[int, bytearray] = {}
-        """Where the message of each rank arrives, while no request of a lost exchange may write there."""
+        """Receive buffers, by rank; no request of a lost exchange may still write there."""
         self._shared: SharedMemory | None = None
 
     @property
@@ -52,7 +52,7 @@ class Meeting(Members):
         return self._shared is not None
 
     def share_memory(self) -> Steps[None]:
-        """Use memory that all members share, where all run on one host and are willing; every member calls this."""
+        """Use shared memory if all members run on one host and agree; every member calls this."""
         areas = Areas.new() if len(self.members) > 1 else None
         offer = Message(Kind.TEXT, self.sequence, bytes(8), 0, areas.offer() if areas else b"")
         offers = [decode(raw, rank).payload for rank, raw in (yield from self._named(offer, "offer memory"))]
@@ -73,7 +73,7 @@ class Meeting(Members):
             one.close()
 
     def stop_listening(self) -> None:
-        """Let go of what stands for messages of others; nothing is exchanged afterwards."""
+        """Cancel pending receives; no exchange follows."""
         super().stop_listening()
         if self._shared is not None:
             self._shared.close()
@@ -93,7 +93,7 @@ class Meeting(Members):
         yield from self._until_none(self._shared.behind, what)
 
     def regroup(self) -> Steps[int]:
-        """See :meth:`Members.regroup`; messages in shared memory begin anew."""
+        """See :meth:`Members.regroup`; messages in shared memory restart."""
         leader = yield from super().regroup()
         if self._shared is not None:
             self._shared.begin(self._epoch)
@@ -102,7 +102,7 @@ class Meeting(Members):
     def agreed(
         self, description: str, failure: str | None, nbytes: int, payload: bytes = b""
     ) -> Steps[list[memoryview]]:
-        """Exchange messages until all who are left want the same; returns payloads by position, one's own included.
+        """Exchange messages until all remaining members agree; return all payloads by position.
 
         They are valid until the next exchange.
         """
@@ -132,7 +132,7 @@ class Meeting(Members):
         raise self.failure(description, messages)
 
     def failure(self, description: str, messages: Sequence[Message]) -> KVStoreError:
-        """What the first member that failed says of it."""
+        """Return the error of the first member that failed."""
         for rank, message in zip(self.members, messages, strict=True):
             if message.kind is Kind.FAILED:
                 return KVStoreError(f"{description}: rank {rank} has no value for it: {message.text}")
@@ -144,9 +144,9 @@ class Meeting(Members):
         return list(zip(self.members, every, strict=True))
 
     def swap(self, own: bytes, what: str) -> Steps[list[memoryview]]:
-        """Send one message to every member, receive one from each; returned by position.
+        """Send a message to every member and return the message of each, by position.
 
-        They are valid until the next call; those in shared memory until the one after it.
+        Messages are valid until the next call; in shared memory until the call after it.
         """
         if len(self.members) == 1:
             return [memoryview(own)]
@@ -196,7 +196,7 @@ class Meeting(Members):
         return found
 
     def _difference(self, description: str) -> Steps[KVStoreError]:
-        """What the members wanted instead of the same; of what is too long for a message, from where it differs on."""
+        """Return the error with the members' differing descriptions; long descriptions start at the difference."""
         marks = b"".join([digest(description[at : at + _PIECE]) for at in range(0, len(description), _PIECE)])
         every = yield from self._texts(marks[:INLINE], description)
         text = description
@@ -220,7 +220,7 @@ class Meeting(Members):
         return [decode(raw, rank).payload for rank, raw in (yield from self._named(message, what))]
 
     def others(self) -> list[int]:
-        """Every other member, beginning behind oneself, so that not everybody sends to the same one first."""
+        """Return every other member, starting after this one, so that first messages go to different members."""
         members, place = self.members, self.position
         return members[place + 1 :] + members[:place]
 

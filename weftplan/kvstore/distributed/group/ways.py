@@ -1,8 +1,8 @@
 """Ways of a sum over processes. :func:`choose` names one before the first message; all members choose the same.
 
-:class:`InMessages` sends small arrays in the messages that every exchange begins with. :class:`InSharedMemory` lets
-each process add up one range of what all have shown in memory that they share. :class:`OverMPI` does the same with
-messages of MPI. :class:`Alone` is for a process without others.
+:class:`InMessages` sends small arrays in the messages at the start of every exchange. :class:`InSharedMemory` lets each
+process sum one range of all shares in shared memory. :class:`OverMPI` does the same with messages of MPI.
+:class:`Alone` is for a single process.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Sum:
         raise NotImplementedError
 
     def _ranges(self) -> dict[int, tuple[int, int]]:
-        """Return which elements each member adds up: (first, the one behind the last), by rank."""
+        """Return the elements that each member sums: (first, end), by rank."""
         members, size = self.group.members, self.nbytes // self.shares[0].itemsize
         return {rank: even_range(size, len(members), place) for place, rank in enumerate(members)}
 
 
 class Alone(Sum):
-    """The shares of the one member."""
+    """The shares of a single member."""
 
     def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
         """Copy the shares."""
@@ -134,9 +134,9 @@ class OverMPI(Sum):
 class InSharedMemory(Sum):
     """Ranges in memory that all members share.
 
-    Each process shows its shares, adds up a range of what all have shown, shows the result, and takes those of all. No
-    process writes over what another still reads: shares are shown again only after all have said that they have added,
-    sums only after all have come to the next exchange. Totals change when nothing can fail any more.
+    Each process publishes its shares, sums a range of all shares, publishes the result, and copies the results of all.
+    No process overwrites data that another process still reads: shares are published again only after all members have
+    reported their sums, sums only after all have reached the next exchange. Totals change only when no step can fail.
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class InSharedMemory(Sum):
         group.mover.move(sizes, dtype, self._taken(turn))
 
     def _show(self, *, whole: bool) -> None:
-        """Put the shares in a row where the others read them, except the range that this process adds up itself: unless
-        the row is ``whole`` it has no room for that."""
+        """Publish the shares in a row, except the range that this process sums itself: a row has room for that range
+        only if it is ``whole``."""
         area, sources, dtype = self._shared.own.shares, flat(self.shares), self.shares[0].dtype
         first, end = (0, 0) if whole else self._ranges()[self.group.rank]
         used = self.nbytes - (end - first) * dtype.itemsize
@@ -188,11 +188,11 @@ class InSharedMemory(Sum):
         self.group.mover.move(tuple([source.size for source in sources]), dtype, spans)
 
     def _added(self, turn: int, *, whole: bool) -> Span:
-        """Return what adds up a range of what all have shown; of its own share a process reads the arrays themselves.
+        """Return the sum of a range of all published shares; a process reads its own arrays directly.
 
         Args:
-            turn: at which of two places.
-            whole: the rows of others are.
+            turn: index of the alternating place, 0 or 1.
+            whole: whether the others' rows are whole.
         """
         dtype, ranges, terms = self.shares[0].dtype, self._ranges(), list[Operand]()
         first, end = ranges[self.group.rank]

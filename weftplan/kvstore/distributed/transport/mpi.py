@@ -1,8 +1,8 @@
 """The only import of mpi4py: the processes of this job, and Open MPI's settings.
 
-MPI is started when the first store of several processes is made. It then waits until all processes do so. Whoever
-imports :mod:`mpi4py.MPI` as usual waits within it, out of reach of Ctrl-C, and for ever where one never comes. So here
-it is started on a thread of its own, for which :func:`start` waits no longer than the settings say.
+The first distributed store starts MPI, which then waits until all processes have done so. A usual import of
+:mod:`mpi4py.MPI` waits inside MPI, out of reach of Ctrl-C, and for ever if a process never comes. Here a separate
+thread starts MPI, and :func:`start` waits for it no longer than the settings allow.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ wrong sums as success after a death on several hosts (Open MPI 5.0.11)."""
 
 TCP = "OMPI_MCA_btl_tcp_flags"
 BOTH_WAYS = "send,inplace"
-"""How Open MPI sends by TCP: large messages in pieces. Its default, ``put``, hands a whole message to the connection at
-once, with the answer to the message that comes from the other side behind it: the two then take turns, and an exchange
-takes up to twice as long."""
+"""Open MPI's TCP protocol: large messages in pieces. The default, ``put``, queues a whole message at once, and the
+answer to the opposite message after it: the two directions then alternate, and an exchange takes up to twice as
+long."""
 
 
 def environment() -> dict[str, str]:
@@ -145,7 +145,7 @@ def _initialize(mpi: ModuleType) -> None:
 
 
 _OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
-"""Variables one of which a process has that a launcher of MPI has started."""
+"""Variables that MPI's launchers set; a launched process has at least one."""
 
 
 def _refuse_other_launcher() -> None:

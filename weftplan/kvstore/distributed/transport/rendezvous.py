@@ -1,9 +1,9 @@
 """Rendezvous of a job's processes on this host, and detection of those that have exited.
 
-MPI does not say who is missing where it waits for all. Nor does Open MPI (5.0.11) tell the others of a process that
-ends with a status other than 0 without ending MPI, as ``os._exit(1)`` or a library that calls ``exit`` does. So each
-process listens at a name that belongs to it and the place, and the others connect. The kernel closes what a process has
-when it ends, in whatever way, and tells them. The names are in no folder, so none is left behind. Nothing is sent.
+MPI does not name the missing processes of a collective wait. Open MPI (5.0.11) does not report a process that exits
+with a nonzero status without finalizing MPI, as by ``os._exit(1)`` or a library that calls ``exit``. Each process
+therefore listens at a socket name of its own and the place, and the others connect. When a process exits, in any way,
+the kernel closes its sockets, which the others notice. The names are in no folder, so none remains. No data is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import struct
 import sys
 
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of whoever listens."""
+"""Process, user and group of the listener."""
 
 
 class Gathering:
@@ -61,9 +61,9 @@ class Gathering:
         self._poll.register(door, 0)  # which reports the end alone
 
     def ended(self) -> set[int]:
-        """Those that had come and were found to have ended at this look and at the one before it.
+        """Return the known processes that had exited both at this check and at the previous check.
 
-        Who has left says so before it ends: between two looks that is read.
+        A leaving process announces it before it exits, and that is read between two checks.
         """
         if not self._doors or self._poll is None:
             return set()
@@ -86,7 +86,7 @@ def _number(name: str) -> int:
 
 
 START = "start"
-"""Where processes are that have begun to create their first store: whoever came there is watched from then on."""
+"""Places of processes that have begun to create their first store; every process there is watched."""
 _places: dict[str, Gathering] = {}
 
 
@@ -99,17 +99,17 @@ def gather(place: str) -> Gathering:
 
 
 def begun() -> bool:
-    """Whether this process, or the one from which it was forked, has come anywhere."""
+    """Return whether this process, or its parent before a fork, has reached a place."""
     return bool(_places)
 
 
 def ended() -> set[int]:
-    """Ranks of processes on this host that have ended since they began, in whatever way, where that is known."""
+    """Return the ranks of processes on this host that are known to have exited since they began."""
     return _places[START].ended() if START in _places else set()
 
 
 def _forked() -> None:
-    """In a forked child: what stands for the parent must not live on with the child."""
+    """Close the parent's sockets in a forked child, so that they do not outlive the parent."""
     for place in _places.values():
         place.close()
 

@@ -1,16 +1,15 @@
 """Memory shared by the processes of a host, for messages and for sums without MPI.
 
-Each process has an *area* of its own, which the others can only read: two slots for messages and, behind them, room for
-arrays. A message is written into a slot, its number last, so whoever sees the number sees the message and everything
-that was written before it. This needs a processor that keeps the order of stores, as those of x86-64 do; elsewhere
-messages go through MPI.
+Each process has an *area* of its own, which the others can only read: two slots for messages, then room for arrays. A
+message's number is written last, so a reader that sees the number sees the message and all earlier writes. This needs a
+processor that keeps the order of stores, like x86-64; elsewhere messages go through MPI.
 
-Two slots are enough: message n + 2 is written over message n when all others have sent n + 1, and they send that
-after they have read n. Only one that leaves is not waited for any more: it asks how far the others are, and reads
-nothing. After a loss numbers begin anew with those of the new agreement.
+Two slots are enough: message n + 2 overwrites message n when all others have sent n + 1, which they do after reading n.
+The others do not wait for a leaving process: it only asks for their progress, and reads no message. After a loss
+numbers restart with those of the new agreement.
 
-An area is a file without a name: it goes with the last process that has it, however that one ends. Everything here
-belongs to whoever drives the exchanges (``sequencer.py``).
+An area is a file without a name: it is freed with the last process that maps it. Only the driver of exchanges
+(``sequencer.py``) uses this module.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SLOT, _TEXT = 8192, 64
 """Bytes of a slot: the number of its message, the length, the message from the second one on."""
 
 _MARK = 48, 64
-"""Where the first slot has random bytes, by which a process recognises the area that it was told of."""
+"""Offset of random bytes in the first slot, which identify an area."""
 
 _GROWTH = 1 << 20
 """The room for arrays grows by multiples of this."""
@@ -49,7 +48,7 @@ class Area:
     Attributes:
         words: all of it, as numbers of eight bytes.
         data: all of it, as bytes.
-        room: what is behind the slots.
+        room: bytes after the slots.
     """
 
     def __init__(self, file: int, *, own: bool) -> None:
@@ -58,7 +57,7 @@ class Area:
 
     @classmethod
     def new(cls) -> Area:
-        """An area of this process; OSError where there is none to be had."""
+        """Return an area of this process; raise OSError if the system has none."""
         area = cls(os.memfd_create("weftplan"), own=True)
         area.data[slice(*_MARK)] = os.urandom(_MARK[1] - _MARK[0])
         return area
@@ -72,7 +71,7 @@ class Area:
         self.room: Array = np.frombuffer(self.data, np.uint8)[2 * _SLOT :]
 
     def reach(self, nbytes: int) -> None:
-        """Have room for so many bytes; of another process only after it has done the same."""
+        """Make room for ``nbytes``; for another process's area only after that process has done the same."""
         if self.room.nbytes < nbytes:
             self._map(2 * _SLOT + -(-nbytes // _GROWTH) * _GROWTH)
 
@@ -103,7 +102,7 @@ class Area:
         return area
 
     def close(self) -> None:
-        """Let go of the file; what still looks at the memory keeps it."""
+        """Close the file; existing views keep the memory."""
         with contextlib.suppress(OSError):
             os.close(self._file)
 
@@ -115,7 +114,7 @@ def can_share() -> bool:
 
 
 class Areas:
-    """What a process shares: one area for its messages and its shares of sums, one for the sums that it makes.
+    """Shared areas of a process: one for its messages and shares, one for the sums that it computes.
 
     They are apart, because others may still read sums of the last exchange when shares of the next are written.
     """
@@ -125,7 +124,7 @@ class Areas:
 
     @classmethod
     def new(cls) -> Areas | None:
-        """Areas of this process; None where they are not to be had."""
+        """Return areas of this process; None if the system has none."""
         if not can_share():
             return None
         try:
@@ -134,7 +133,7 @@ class Areas:
             return None
 
     def offer(self) -> bytes:
-        """What another process needs to :meth:`accept` these areas."""
+        """Return the bytes that another process needs to :meth:`accept` these areas."""
         return self.shares.offer() + b" " + self.sums.offer()
 
     @classmethod
@@ -168,7 +167,8 @@ class SharedMemory:
         self._number = 0
 
     def begin(self, epoch: int) -> None:
-        """Number messages anew: all who are left do this at the end of an agreement, before they send anything."""
+        """Restart the numbers of messages: all survivors do this at the end of an agreement, before they send
+        anything."""
         self._number = epoch * _EPOCH
 
     def send(self, message: bytes) -> None:
@@ -181,14 +181,14 @@ class SharedMemory:
         own.words[start // 8] = self._number
 
     def missing(self, ranks: Iterable[int]) -> list[int]:
-        """Those who have not sent the message that is due."""
+        """Return the ranks that have not sent the current message."""
         number = self._number
         place, areas = number % 2 * (_SLOT // 8), self._areas
         return [rank for rank in ranks if areas[rank].shares.words[place] != number]
 
     def behind(self, ranks: Iterable[int]) -> list[int]:
-        """Those who have not come as far as the message that is due: who needs none of theirs is not waited for, so
-        they may have written over it."""
+        """Return the ranks that have not reached the current message. A process that needs none of their messages does
+        not wait for them, so they may have overwritten it."""
         number = self._number
         place, areas = number % 2 * (_SLOT // 8), self._areas
         return [rank for rank in ranks if areas[rank].shares.words[place] < number]
@@ -202,7 +202,7 @@ class SharedMemory:
         return area.data[start + _TEXT : start + _TEXT + length]
 
     def shares(self, rank: int, nbytes: int) -> Array:
-        """Room for what another process gives to a sum, at least so many bytes, after it has made it."""
+        """Return another process's room for its shares, at least ``nbytes``, after that process has made it."""
         return self._room(self._areas[rank].shares, rank, nbytes)
 
     def sums(self, rank: int, nbytes: int) -> Array:

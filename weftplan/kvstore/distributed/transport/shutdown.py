@@ -17,17 +17,17 @@ _lost: list[bool] = []
 _own: list[tuple[ModuleType, int]] = []
 """MPI and the process that has started it, where this package has: it then ends MPI, too."""
 _registered: list[Callable[[], None]] = []
-"""What is called at exit, once it is."""
+"""The registered exit function; None before registration."""
 
 _LATE_S = 1.0
-"""Seconds after which a process that waits for the ends of all believes that one which has ended did so without it."""
+"""Seconds after which a process that waits for all exits assumes that an exited process did not finalize MPI."""
 
 
 def note_loss() -> None:
-    """A process of this job has died or was given up: this one will end without ``MPI_Finalize``.
+    """Note that a process of this job has died or was abandoned: this process will exit without ``MPI_Finalize``.
 
-    There Open MPI (5.0.11) waits for all processes, and after a death now and then for ever. One that was given up
-    hears of it and ends in this way, too.
+    Open MPI (5.0.11) waits there for all processes, and after a death sometimes for ever. An abandoned process is
+    notified and exits in this way, too.
     """
     if not _lost:
         _lost.append(True)
@@ -39,7 +39,7 @@ def lost() -> bool:
 
 
 def prepare() -> None:
-    """End as this module says. What is registered at exit later, as stores are, comes first."""
+    """Register this module's exit function. Functions registered later, such as those of stores, run first."""
     if not _registered:
         _registered.append(atexit.register(_end))
 
@@ -50,7 +50,7 @@ def end_too(mpi: ModuleType) -> None:
 
 
 def _end() -> None:
-    """At exit, after the stores: end MPI, or nothing where that might not let this process go."""
+    """Finalize MPI at exit, after the stores, unless that might block this process."""
     for mpi, process in _own:
         here = process == os.getpid() and not mpi.Is_finalized()  # not in the child of a fork
         if not _lost and here and _all_end(mpi):
@@ -62,7 +62,7 @@ def _end() -> None:
         return
     if not _lost:
         return
-    # MPI was started elsewhere, and ends when the interpreter does. What the program exits with is not known here.
+    # MPI was started elsewhere, and ends with the interpreter. The program's exit status is not known here.
     _leave(1 if program_end.failure() else 0)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from weftplan.errors import KVStoreError
 
 INLINE = 4096
-"""Bytes of payload that travel behind a header; more travels after all headers were compared."""
+"""Bytes of payload that follow a header; larger data travels after all headers were compared."""
 
 _MAGIC = b"WFT1"
 _LAYOUT = struct.Struct("<4sHHQQ8s")
@@ -29,7 +29,7 @@ SIZE = HEADER + INLINE
 
 
 class Kind(IntEnum):
-    """What a process has to say about the exchange that is next."""
+    """A process's statement about the next exchange."""
 
     READY = 1
     """It takes part."""
@@ -47,10 +47,10 @@ class Message(NamedTuple):
     """One decoded message.
 
     Attributes:
-        kind: what the sender says.
+        kind: the sender's statement.
         sequence: the sender's number of the exchange, from 0.
-        digest: eight bytes that stand for the description of the exchange.
-        nbytes: bytes of the array that the sender exchanges; 0 for none.
+        digest: eight bytes that identify the description of the exchange.
+        nbytes: bytes of the sender's array; 0 for none.
         payload: the array's bytes if they fit, or UTF-8 text.
     """
 
@@ -81,7 +81,7 @@ def digest(description: str) -> bytes:
 
 
 def clip(text: str) -> bytes:
-    """Text as a payload, cut where it is too long."""
+    """Return text as a payload, truncated if it is too long."""
     data = text.encode()
     return data if len(data) <= INLINE else data[: INLINE - 3] + b"..."
 
@@ -113,9 +113,9 @@ _VIEW_LAYOUT = struct.Struct(f"<4sIQ{WHY}s")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a process knows after a loss: which ranks are gone, in which agreement, and how far it has come itself.
+    """A process's knowledge after a loss: the lost ranks, the number of the agreement, and its own progress.
 
-    ``why``: how it fails itself, in one line; empty while it goes on.
+    ``why``: its own failure, in one line; empty while it continues.
     """
 
     epoch: int
@@ -135,7 +135,7 @@ class View:
 
     @classmethod
     def decode(cls, data: bytes | bytearray, sender: int, size: int) -> View:
-        """The view in ``data``; raises KVStoreError, which names the sender, where there is none."""
+        """Return the view in ``data``; raise KVStoreError, which names the sender, if there is none."""
         if len(data) != view_bytes(size):
             raise KVStoreError(f"rank {sender} sent {len(data)} bytes, a view has {view_bytes(size)} here")
         magic, epoch, sequence, why = _VIEW_LAYOUT.unpack_from(data)
