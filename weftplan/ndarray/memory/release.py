@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from sys import getrefcount
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from weftplan import config, engine, storage
 from weftplan.device.context import Context, cpu
@@ -26,7 +26,7 @@ from weftplan.engine import Engine
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.storage import Resource, registry, relief, stream_order
-from weftplan.support.array_types import DType, RawArray
+from weftplan.support.array_types import DType
 
 SMALL, FEW = 4096, 1024
 """Bytes per chunk and number of chunks that may wait uncounted, 4 MiB in all."""
@@ -59,13 +59,15 @@ class Shelf:
 
     __slots__ = ("changes", "context", "engine", "entries", "resource", "room")
 
-    def __init__(self, context: Context, engine: Engine | None, resource: Resource | None, changes: int, room: int) -> None:
+    def __init__(
+        self, context: Context, engine: Engine | None, resource: Resource | None, changes: int, room: int
+    ) -> None:
         self.context = context
         self.engine = engine
         self.resource = resource
         self.changes = changes
         self.room = room
-        self.entries: list[tuple[Var, Callable[[], object], RawArray, RawArray]] = []
+        self.entries: list[tuple[Any, Any, Any, Any]] = []
 
     def clear(self) -> None:
         """Free all entries."""
@@ -91,7 +93,7 @@ _MOST_SHELVES, _ROOM, _ROOM_BYTES = 64, 16, 64 << 10
 class DeadChunks:
     """The dead chunks of this process whose memory has not been returned to storage yet.
 
-    A finalizer appends to ``queue`` and ``due``, and to the entries of a free list. :meth:`sweep` empties the first two.
+    A finalizer only appends, to ``queue`` and ``due``; :meth:`sweep` empties both.
 
     Attributes:
         queue: (engine, var, context, function to call when the var is idle) of collected chunks.
