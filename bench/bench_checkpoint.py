@@ -3,7 +3,7 @@
     python bench/bench_checkpoint.py [--network resnet18] [--batch 4] [--rounds 7]
 
 Steps and checkpoints take turns in one process. Counted is processor time of the whole process, the writing thread
-included, and beside it how long the thread that trains is held up. A checkpoint holds parameters, momentum and all the
+included, and how long the thread that trains is held up. A checkpoint holds parameters, momentum and all the
 rest; its bytes are on the disk when it counts as written. The share is that of one checkpoint in 100 steps; a larger
 batch makes it smaller.
 """

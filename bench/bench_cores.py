@@ -1,4 +1,4 @@
-"""Question: what do idle cores gain on one model, and what does cutting its large layers cost where none is idle?
+"""Question: how much do idle cores gain on one model, and how much does cutting its large layers cost if none is idle?
 
 Training steps of networks, in one process, in turn: layers whole, on one core; cut into parts, on one core; cut, on as
 many cores as there are. Wall milliseconds (median and least) and processor time of all threads. The
@@ -59,7 +59,7 @@ CUTTING = {module: module.FEW for module in (products, scratch, depthwise_tables
 
 
 def choose(cut, count):
-    """Cut into parts from now on, or not, and let so many cores help."""
+    """Cut into parts from now on, or not, and let this number of cores help."""
     for module, few in CUTTING.items():
         module.FEW = few if cut else 1 << 62
     core_sharing.usable_cores = lambda: count

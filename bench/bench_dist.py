@@ -1,4 +1,4 @@
-"""Question: what does ``dist_sync`` cost beside the same bytes through a raw ``Allreduce`` of mpi4py?
+"""Question: how much does ``dist_sync`` cost compared with the same bytes through a raw ``Allreduce`` of mpi4py?
 
 Both run in turn in the same processes, on this machine: one small key, and buckets of eight keys that travel together.
 A round begins at a barrier; the store's ends when every pulled array can be read. A loop of as many rounds without

@@ -1,15 +1,17 @@
-"""Question: what does an operation cost from Python, push to done, here and in the peers?
+"""Question: how long does an operation take from Python, push to done, here and in the peers?
 
 Runs weftplan and the peers side by side, one process each, in turn for several rounds, and prints medians in
 microseconds an operation, with the ratio peer / weftplan of each round's pair (median). Peers: MXNet 1.9.1 (its own
 interpreter: ``--mxnet-python``), dask's threaded scheduler, ``ThreadPoolExecutor`` with dependency callbacks written by
-hand, and the plain loop. Where the kernel puts the threads decides more than anything else, so it is decided here, in
-two ways. Then: 50 microseconds of NumPy in each operation, memory per pending operation, latency.
+hand, and the plain loop. The placement of the threads on cores decides more than anything else, so it is set here, in
+two ways. Then: 50 microseconds of NumPy in each operation, memory per pending operation, latency. A peer that is not
+installed is skipped.
 
-    python bench/bench_engine.py --mxnet-python PATH
+    python bench/bench_engine.py [--mxnet-python PATH]
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -25,6 +27,7 @@ PLACEMENTS = {
     "apart": "the pushing thread on one core, all others on the second",
     "together": "all on one core, as the kernel often has it, too",
 }
+HAS_DASK = importlib.util.find_spec("dask") is not None
 SHAPES = ("independent", "chain", "diamond", "wavefront", "random")
 
 
@@ -52,7 +55,8 @@ def no_ops(args, placement):
         if args.mxnet_python:
             measure("MXNet, 1 worker", args.mxnet_python, "mxnet_engine.py", args.count, 1)
             measure("MXNet, 2 workers", args.mxnet_python, "mxnet_engine.py", args.count, 2)
-        measure("dask threaded, 2 workers", me, "dask_engine.py", max(1000, args.count // 8), 2)
+        if HAS_DASK:
+            measure("dask threaded, 2 workers", me, "dask_engine.py", max(1000, args.count // 8), 2)
         measure("ThreadPoolExecutor, 1 worker", me, "pool_engine.py", args.count, 1)
         measure("ThreadPoolExecutor, 2 workers", me, "pool_engine.py", args.count, 2)
     print(f"\n### Threads {placement}: {PLACEMENTS[placement]}\n")
@@ -92,6 +96,9 @@ def main():
         raise SystemExit(subprocess.call([sys.executable, os.path.join(HERE, "profiler_cost.py")]))
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}")
     print(blas_setting.describe())
+    for peer, found in (("MXNet", args.mxnet_python), ("dask", HAS_DASK)):
+        if not found:
+            print(f"{peer} is skipped: {'it is not installed' if peer == 'dask' else 'no --mxnet-python'}")
     for placement in PLACEMENTS:
         no_ops(args, placement)
     del os.environ["BENCH_PLACEMENT"]
@@ -118,4 +125,5 @@ def main():
         )
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Question: what does replaying a bound graph of tiny operations cost beside a loop of the same NumPy calls?
+"""Question: how long does a replay of a bound graph of tiny operations take against a loop of the same NumPy calls?
 
 A chain of ``x + 1`` on 16 floats, bound once and run many times (inference: one bulk segment), against a loop of
 ``np.add(a, 1, out=b)`` over the same buffers. Paired rounds, medians. Goal: at most 1.3 times the loop.

@@ -1,10 +1,9 @@
 """Question: how long does the first bind of a process take, with nothing cached and with plans and kernels cached?
 
 Every figure is of a process of its own, in turn: weftplan with an empty folder of plans and compiled kernels, weftplan
-with what that process has left there, and MXNet 1.9.1. A process imports its framework, binds a network for training,
-and makes two steps. A call of a kernel is prepared by the first step, and a kernel is compiled or loaded then, so that
-what the first step takes longer than the second belongs to the bind. Medians, in milliseconds of processor time of all
-threads.
+with the files that the first process has left there, and MXNet 1.9.1. A process imports its framework, binds a network
+for training, and makes two steps. The first step prepares the calls of kernels, and compiles or loads kernels, so that
+its extra time over the second step belongs to the bind. Medians, in milliseconds of processor time of all threads.
 
     python bench/bench_first_bind.py [--mxnet-python PATH] [--networks resnet18 lenet] [--rounds 9]
 """
@@ -54,7 +53,7 @@ COLUMNS = ("import", "load", "bind", "first step", "bind in all")
 
 
 def measured(python, package, text, shapes, cache):
-    """What one fresh process spends, in milliseconds."""
+    """Return the milliseconds that one fresh process spends."""
     env = {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"), "XDG_CACHE_HOME": cache}
     command = [python, "-c", CHILD, package, str(text), json.dumps(shapes)]
     shown = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=600)

@@ -1,8 +1,8 @@
-"""Question: is everything right on this GPU, and how fast is it beside the card itself and beside torch?
+"""Question: is everything right on this GPU, and how fast is it compared with the card itself and torch?
 
 One command answers it in at most eight minutes. Every part runs in a process of its own, with its share of the time
 that is left: one that has used it up ends early and says so, one that hangs is killed, and one that fails, or leaves a
-CUDA error that no call survives, loses its own rows alone. The JSON file is written anew after every part.
+CUDA error that no call survives, loses its own rows alone. The JSON file is rewritten after every part.
 
 The file is long because it has one function for each part, and the parts share their tables.
 
@@ -12,16 +12,16 @@ The file is long because it has one function for each part, and the parts share 
 * *correctness*: every operator of the tests' cases, forward and backward, against the host.
 * *launches*: kernels launched per node of a training step, counted on the tests' stand-in for CuPy (they are a property
   of the code, and CUDA cannot be asked for them), with host synchronisations and memory that CuPy takes by itself.
-* *training*: a step of MLP, LeNet, ResNet-18, ResNet-50 and an LSTM, forward, backward and SGD, beside torch in eager
+* *training*: a step of MLP, LeNet, ResNet-18, ResNet-50 and an LSTM, forward, backward and SGD, against torch in eager
   mode in the same process: torch walks the same graph, node by node, with the same weights. Without torch: our times.
 * *copies*: the n-way sum, and copies out and in, against the card's own copy bandwidth.
 * *graphs*: a step with and without CUDA graphs, and whether the bits are the same.
 * *spill*: a step of ResNet-18 under a budget of half its memory.
 * *allocations*: taking and giving back memory, and how often a training step asks the driver for some.
 
-With ``--standin`` everything runs on the stand-in, on a machine without a GPU: what is counted or compared is so, and
-what only a clock on a card can tell is marked "not measured". The parts stand in one file, because one command is all
-that somebody who has a card has to run; what they train is in ``gpu_networks.py``.
+With ``--standin`` everything runs on the stand-in, on a machine without a GPU: counts and comparisons are real, and
+figures that need a clock on a card are marked "not measured". The parts stand in one file, because one command is all
+that an owner of a card has to run; the networks are in ``gpu_networks.py``.
 """
 
 import argparse
@@ -50,13 +50,13 @@ from weftplan.errors import BudgetError  # noqa: E402
 NOT = "not measured (stand-in)"
 SHARES = {"launches": 0.15, "copies": 0.08, "allocations": 0.05, "graphs": 0.1, "spill": 0.07, "training": 0.25,
           "correctness": 0.3}  # fmt: skip
-"""Parts in their order, and their shares of the time; what one leaves over goes to those behind it."""
+"""Parts in their order, and their shares of the time; time that a part leaves over goes to the later parts."""
 START = 15.0
 """Seconds that a part may take beyond its share: for its process, and for the step that it is in."""
 
 
 class Clock:
-    """What a part may still use."""
+    """Return the time that a part may still use."""
 
     def __init__(self, seconds):
         self.end = time.monotonic() + seconds
@@ -127,7 +127,7 @@ NETWORKS = {"resnet50": 32, "vgg16": 16, "densenet121": 16, "lstm": 32}
 
 
 def launches(args, context, clock, rows):
-    """Counts on the stand-in, also where there is a GPU."""
+    """Counts on the stand-in, also if there is a GPU."""
     for name, batch in NETWORKS.items():
         if clock.over():
             break
@@ -153,7 +153,7 @@ def count_launches(name, batch, context):
 
 TRAINED = {"mlp": (64, 10), "lenet": (64, 10), "resnet18": (32, 1000), "resnet50": (32, 1000), "lstm": (32, 10_000)}
 SMALL = {"mlp": (8, 10), "lenet": (2, 10), "resnet": (4, 10)}
-"""What the stand-in trains."""
+"""The network that the stand-in trains."""
 
 
 def training(args, context, clock, rows):
@@ -287,7 +287,7 @@ def graphs(args, context, clock, rows):
 
 @contextlib.contextmanager
 def environment(**values):
-    """Settings for what is made in the ``with`` block."""
+    """Settings for all objects made in the ``with`` block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -301,7 +301,7 @@ def environment(**values):
 
 
 def spill(args, context, clock, rows):
-    """A step whose plan has half the memory, beside one that has all: results wait elsewhere, or are computed again."""
+    """Compare a step whose plan has half the memory with an unlimited one: results are offloaded, or recomputed."""
     name, batch = ("chain", 256) if args.standin else ("resnet18", 64)
     times, gradients, whole = [], [], None
     for part in (1.0, 0.5):
@@ -369,7 +369,7 @@ PARTS = {name: globals()[name] for name in SHARES}
 
 
 def machine(args, context):
-    """What the figures were taken on."""
+    """Describe the machine of the figures."""
     found = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "weftplan": mx.__version__,
              "numpy": np.__version__}  # fmt: skip
     xp = device.get(context(0)).xp

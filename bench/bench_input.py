@@ -1,12 +1,13 @@
-"""Question: does training wait for its data, and what does the pipeline cost when the data are there?
+"""Question: does training wait for its data, and how much does the pipeline cost when the data are there?
 
 * *wait*: a reader that takes 1.5 times as long as the step in one process, and two workers. How much of the step is
-  spent waiting for data, beside the same reader without workers? Three kinds: the step is a device's, which leaves the
-  cores to the reader; the reader waits for a disk; both need the cores, whose two are then busy for 1.25 steps.
+  spent waiting for data, compared with the same reader without workers? Three kinds: the step is a device's, which
+  leaves the cores to the reader; the reader waits for a disk; both need the cores, whose two are then busy for 1.25
+  steps.
 * *overhead*: LeNet (batch 64) with the data there: how much longer a step takes, and how much more processor time of
   the training process, when workers or a thread that reads ahead feed it, than when it gets the same batch again and
   again. Steps of both kinds alternate.
-* *torch*: samples a second beside ``torch.utils.data.DataLoader`` on the same Python dataset, with two workers each, in
+* *torch*: samples a second against ``torch.utils.data.DataLoader`` on the same Python dataset, two workers each, in
   processes of their own, in turn: images that are augmented in NumPy, and images that are there. The processor time
   that both take for a sample, workers included, changes less on a loaded machine.
 
@@ -107,7 +108,7 @@ def overhead(args):
         ),
     }
 
-    # In turn, so that both meet the same moods of the machine. What is read ahead is read right after one is taken.
+    # In turn, so that both meet the same moods of the machine. A batch is read ahead right after another is taken.
     clocks = {"wall time": time.perf_counter, "processor time": time.process_time}
     alone, more = {name: [] for name in clocks}, {(name, clock): [] for name in feeds for clock in clocks}
     for _ in range(args.rounds + 1):

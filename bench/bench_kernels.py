@@ -1,4 +1,4 @@
-"""Question: how fast are the kernels of convolutions and batch norm, beside NumPy's, PyTorch's and the machine's sgemm?
+"""Question: how fast are the kernels of convolutions and batch norm against NumPy's, PyTorch's and the machine's sgemm?
 
 Every convolution of four networks (forward, gradient of the data, gradient of the weight) on one thread: CPU time of
 the thread, the least of some repetitions, candidates in turn. PyTorch runs in a process of its own, one network before
@@ -106,7 +106,7 @@ def least(calls, repetitions):
 
 
 def memory(shape, dtype=np.float32):
-    """An array that begins where one in storage would: from others a wide vector's loads would cross lines."""
+    """An array at an address like those of storage: from others a wide vector's loads would cross lines."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     room = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
@@ -285,7 +285,7 @@ def is_convolution(node):
 
 
 def scratch():
-    """What the scratch of convolutions adds to plans, and the largest of all against them."""
+    """Print the bytes that the scratch of convolutions adds to plans, and the largest scratch against them."""
     for network in ("lenet", "resnet18", "mobilenet"):
         for train in (False, True):
 

@@ -1,20 +1,20 @@
-"""Question: how fast does a store of one process exchange gradients, beside plain NumPy and MXNet 1.9.1?
+"""Question: how fast does a store of one process exchange gradients, compared with plain NumPy and MXNet 1.9.1?
 
 First the sum of n arrays alone, against the bandwidth with which the same machine copies (the better of ``np.copyto``
-on one thread and a copy on all) and against a chain of ``np.add``; useful bytes, (n + 1) arrays. Beside them stands how
+on one thread and a copy on all) and against a chain of ``np.add``; useful bytes, (n + 1) arrays. A column says how
 fast all threads read n arrays and write nothing, since a sum of many arrays is nearly all reading. The ways take turns,
 and each way's median is taken.
 
-Then one float32 key on 4 CPU contexts. GB/s of what the work must touch at least: a push reads 4 arrays and writes one,
-a pull reads one and writes 4. The NumPy row does the same with ``np.add(a, b, out=)`` and ``np.copyto`` on one thread.
-Every framework runs in a process of its own, in turn; medians over the rounds.
+Then one float32 key on 4 CPU contexts. GB/s of the least bytes that the work must touch: a push reads 4 arrays and
+writes one, a pull reads one and writes 4. The NumPy row does the same with ``np.add(a, b, out=)`` and ``np.copyto`` on
+one thread. Every framework runs in a process of its own, in turn; medians over the rounds.
 
     python bench/bench_kvstore.py --mxnet-python PATH [--rounds 3] [--store device] [--only PART]
 
 Then a key of 10 elements: microseconds until the call returns, and until its work is done. Last, virtual seconds of a
 push and a pull between eight simulated devices, for each way over their links and for the way that the store takes; and
-gradients of two bits and one bit: GB/s of what is read and written, beside the same copies as for the sums, and beside
-``memset`` on all threads: what is unpacked is hardly read, so it can be no faster than memory is written.
+gradients of two bits and one bit: GB/s of the bytes read and written, against the copies above, and against
+``memset`` on all threads: unpacking reads hardly anything, so it can be no faster than memory is written.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Question: how much memory and time do loops of array operations take, waited for or not, beside MXNet 1.9.1?
+"""Question: how much memory and time do loops of array operations take, waited for or not, compared with MXNet 1.9.1?
 
 Loops over arrays of one size (``a = a * 1.0001``), over results that are only summed, and over arrays of ever other
-sizes. Nobody waits inside the loop, or every step is waited for. Resident memory above that before the loop: its peak,
-and what is left when all arrays have gone. Each loop runs in a process of its own, in turn; medians over the rounds.
+sizes. The loop waits for no step, or for every step. Resident memory above that before the loop: its peak,
+and the rest when all arrays have gone. Each loop runs in a process of its own, in turn; medians over the rounds.
 Linux only.
 
-    python bench/bench_memory_of_loops.py --mxnet-python PATH [--mib 16] [--steps 300] [--rounds 3]
+    python bench/bench_memory_of_loops.py [--mxnet-python PATH] [--mib 16] [--steps 300] [--rounds 3]
 """
 
 import argparse
@@ -23,7 +23,7 @@ LOOPS = ("one size", "temporaries", "other sizes")
 
 
 def run(python, package, loop, mib, steps):
-    """What the peer prints."""
+    """Return the figures that the peer prints."""
     command = [python, PEER, package, loop, str(mib), str(steps)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:
@@ -37,25 +37,27 @@ def main():
     parser.add_argument("--mib", type=int, default=16, help="of one array; the largest of other sizes has ten times it")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--mxnet-python", required=True, help="interpreter of an environment with mxnet==1.9.1")
+    parser.add_argument("--mxnet-python", help="interpreter of an environment with mxnet==1.9.1")
     args = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
     print(f"{args.rounds} rounds, {args.steps} steps, arrays of {args.mib} MiB (other sizes: up to {10 * args.mib})\n")
-    print("| loop | peak, MB | MXNet | ratio | left, MB | MXNet | seconds | MXNet | CPU s | MXNet |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    if not args.mxnet_python:
+        print("MXNet is skipped: no --mxnet-python\n")
+    pythons = {"weftplan": sys.executable} | ({"mxnet": args.mxnet_python} if args.mxnet_python else {})
+    print("| loop | package | peak, MB | left, MB | seconds | CPU s |\n|---|---|---|---|---|---|")
     for loop in (name + wait for name in LOOPS for wait in ("", ", waiting")):
         mib, steps = (10 * args.mib, max(args.steps // 4, 1)) if loop.startswith("other") else (args.mib, args.steps)
-        pairs = [
-            (run(sys.executable, "weftplan", loop, mib, steps), run(args.mxnet_python, "mxnet", loop, mib, steps))
+        rounds = [
+            {package: run(python, package, loop, mib, steps) for package, python in pythons.items()}
             for _ in range(args.rounds)
         ]
-        ours, theirs = ({key: statistics.median(pair[k][key] for pair in pairs) for key in pairs[0][k]} for k in (0, 1))
-        mb = [f"{one[key] / 1e6:.0f}" for key in ("peak", "left") for one in (ours, theirs)]
-        ratio = ours["peak"] / max(theirs["peak"], 1)
-        print(
-            f"| {loop} | {mb[0]} | {mb[1]} | {ratio:.2f} | {mb[2]} | {mb[3]} | {ours['wall_s']:.2f} "
-            f"| {theirs['wall_s']:.2f} | {ours['cpu_s']:.2f} | {theirs['cpu_s']:.2f} |"
-        )
+        for package in pythons:
+            found = {key: statistics.median(one[package][key] for one in rounds) for key in rounds[0][package]}
+            print(
+                f"| {loop} | {package} | {found['peak'] / 1e6:.0f} | {found['left'] / 1e6:.0f} | {found['wall_s']:.2f} "
+                f"| {found['cpu_s']:.2f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

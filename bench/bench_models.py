@@ -1,4 +1,4 @@
-"""Question: how long does it take to open, bind and run a model file, beside MXNet 1.9.1?
+"""Question: how long does it take to open, bind and run a model file, compared with MXNet 1.9.1?
 
 The built-in networks are written as pairs of files, with the symbol in a form that MXNet wrote once (0.8, 0.9, 1.0
 or 1.9, in turn, or --format), and so are chains of 2,000 and 20,000 nodes. Each framework opens them in a process of
@@ -6,13 +6,13 @@ its own; every job is done in both, one directly after the other, and the ratio 
 for inference at batch 1, a run, bind for training, a step (forward and backward), with one thread and with two. Calls
 are prepared by the first run here and by the bind in MXNet, so a bind with its first run is timed, too; both return
 while other threads still fill new arrays with zeros, so a bind that waits for them is timed, too. A bind is of a symbol
-that has just been opened, whose plan an earlier process has kept in a file; "planned anew" is without such files, and
+that has just been opened, whose plan an earlier process has kept in a file; "replanned" is without such files, and
 "again" of a symbol that was bound for the same shapes before in the same process. A run and a step are the median of
 those that a framework makes in a row: after the other's, the first finds the caches empty.
-Planned bytes at batch 1 stand beside: MXNet's figure leaves its own scratch out, and is the sixteenth part of that at a
+Planned bytes at batch 1 follow: MXNet's figure leaves its own scratch out, and is the sixteenth part of that at a
 batch of 16, since it is said in whole mebibytes; its second one is without its fused operators.
 
-By default one network of each kind is measured, which takes some minutes; --all takes the larger ones, too.
+By default one network of each kind is measured, which takes some minutes; --all adds the larger networks.
 
     python bench/bench_models.py --mxnet-python PATH [--quick | --all] [--networks mlp lstm] [--threads 1] [--rounds 3]
 """
@@ -36,10 +36,10 @@ PEER = Path(__file__).parent / "peers" / "model_files.py"
 FORMATS = ("0.8", "0.9", "1.0", "1.9")
 QUICK = ("mlp", "lenet", "resnet18", "lstm")
 REPEATED = {"vgg16", "resnet34", "resnet101", "resnet152"}
-"""Built-in networks that are measured with --all only: larger ones of a kind."""
+"""Built-in networks that are measured with --all only: the larger networks of a kind."""
 LARGE = {"vgg16", "resnet101", "resnet152", "inception_v3", "densenet121"}
 RUN = 0.25
-"""Seconds in which a framework runs a network again and again, before the other one does."""
+"""Seconds for which a framework repeats a run of a network before the other framework does."""
 CHAINS = {"chain of 2,000 nodes": 2_000, "chain of 20,000 nodes": 20_000}
 
 
@@ -143,8 +143,8 @@ class Peer:
 
 
 def compare(ours, theirs, rounds, key, job, *, before=None, **more):
-    """(our median, their median, median ratio) of a job; an error in place of what failed. ``before``: files to open
-    before each, not counted."""
+    """(our median, their median, median ratio) of a job; an error in place of a failed figure. ``before``: files to
+    open before each, not counted."""
     pairs = []
     for _ in range(rounds):
         for peer in (ours, theirs):
@@ -191,8 +191,8 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         for threads in args.threads:
             print(f"\n### {threads} thread{'s' * (threads > 1)}\n")
-            columns = ("load", "bind, inference", "planned anew", "bind again", "run, batch 1", "bind, training",
-                       "planned anew, training", "bind again, training", "step", "bind with its fills, training",
+            columns = ("load", "bind, inference", "replanned", "bind again", "run, batch 1", "bind, training",
+                       "replanned, training", "bind again, training", "step", "bind with its fills, training",
                        "bind and first run, inference")  # fmt: skip
             print(f"| network | format | {' | '.join(columns)} | planned bytes, with scratch (MXNet's, unfused) |")
             print("|---" * (len(columns) + 3) + "|")

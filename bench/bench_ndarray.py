@@ -1,10 +1,10 @@
-"""Question: what does a call on a small array cost, from the call to the finished work, beside MXNet 1.9.1?
+"""Question: how long does a call on a small array take, from the call to the finished work, against MXNet 1.9.1?
 
 Arrays of 8 x 16 float32, so that nearly all of it is the library's own share; in a process that has made 1,000 calls
 before, 1,500 calls one after the other, then a wait for everything. Each program runs in a process of its own, in turn;
 medians over the rounds.
 
-    python bench/bench_ndarray.py --mxnet-python PATH [--rounds 3]
+    python bench/bench_ndarray.py [--mxnet-python PATH] [--rounds 3]
 """
 
 import argparse
@@ -33,17 +33,20 @@ def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--mxnet-python", required=True, help="interpreter of an environment with mxnet==1.9.1")
+    parser.add_argument("--mxnet-python", help="interpreter of an environment with mxnet==1.9.1")
     args = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
     print(blas_setting.describe())
     print(f"{args.rounds} rounds; microseconds a call\n")
-    rounds = [(run(sys.executable, "weftplan"), run(args.mxnet_python, "mxnet")) for _ in range(args.rounds)]
-    print("| call | weftplan | MXNet 1.9.1 | MXNet / weftplan |\n|---|---|---|---|")
-    for name in rounds[0][0]:
-        ours, theirs = (statistics.median(pair[k][name] for pair in rounds) for k in (0, 1))
-        ratio = statistics.median(theirs[name] / ours[name] for ours, theirs in rounds)
-        print(f"| `{name}` | {ours:.1f} | {theirs:.1f} | {ratio:.2f} |")
+    if not args.mxnet_python:
+        print("MXNet is skipped: no --mxnet-python\n")
+    pythons = {"weftplan": sys.executable} | ({"mxnet": args.mxnet_python} if args.mxnet_python else {})
+    rounds = [{package: run(python, package) for package, python in pythons.items()} for _ in range(args.rounds)]
+    print("| call | " + " | ".join(pythons) + " | mxnet / weftplan |\n" + "|---" * (len(pythons) + 2) + "|")
+    for name in rounds[0]["weftplan"]:
+        cells = [f"{statistics.median(one[package][name] for one in rounds):.1f}" for package in pythons]
+        ratios = [one["mxnet"][name] / one["weftplan"][name] for one in rounds if "mxnet" in one]
+        print(f"| `{name}` | {' | '.join(cells)} | {f'{statistics.median(ratios):.2f}' if ratios else ''} |")
 
 
 if __name__ == "__main__":

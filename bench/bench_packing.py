@@ -1,7 +1,7 @@
 """Question: how close to the lower bound, and how fast, are buffers packed into one slab?
 
-Instances: the recorded ones in ``bench/data`` (the MiniMalloc challenge problems and a SOMAS trace of ResNet-50),
-generated ones of the same kinds whose optimum is the bound by construction (``challenge``), planted ones, cut from a
+Instances: recorded in ``bench/data`` (the MiniMalloc challenge problems and a SOMAS trace of ResNet-50),
+generated instances of the same kinds whose optimum is the bound by construction (``challenge``), planted, cut from a
 full rectangle, and generated traces of large training runs. Baselines in the same run: first fit by size (what most
 compilers do), best fit by birth. Every packing is checked.
 
@@ -51,7 +51,7 @@ def instances(only, most):
 
 
 def baseline(buffers, *, by_birth):
-    """Ratio of one greedy packing, or None where it would take minutes."""
+    """Ratio of one greedy packing, or None if it would take minutes."""
     lower, upper, size = buffers
     if len(lower) > 50_000:
         return None

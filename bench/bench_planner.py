@@ -3,7 +3,7 @@
 Sections (``--only NAME`` runs one; each takes at most about two minutes):
 
 * ``ordinary``: eleven networks, training and inference: is our plan ever above MXNet 1.9.1's plan of the same symbol
-  file, how far above the lower bound of its order is it, and what is the geometric mean of ours / MXNet's? No
+  file, how far is it above the lower bound of its order, and how large is the geometric mean of ours / MXNet's? No
   recomputation; scratch of operators left out, as in MXNet's figure. Goals: never above; <= 1.005; <= 0.88.
 * ``recompute``: the same networks, training: how much smaller is the plan under a policy that costs at most 5 % of the
   time? Goals: geometric mean <= 0.65 of MXNet's default plan at >= 95 % of the speed; no policy above the plan without
@@ -79,7 +79,7 @@ def timed(function, *args, **named):
 
 
 def ordinary(args, measured):
-    """Ours beside MXNet's."""
+    """Compare our plans with MXNet's."""
     live = mxnet_now(args.mxnet_python, measured) if args.mxnet_python else {}
     for mode, grad_req in (("training", "write"), ("inference", "null")):
         print(f"\n### {mode}\n")
@@ -127,7 +127,7 @@ def ordinary(args, measured):
 
 
 def mxnet_now(python, measured):
-    """What MXNet plans on this machine, in whole mebibytes."""
+    """Return MXNet's plans on this machine, in whole mebibytes."""
     requests = {
         name: {"file": str(symbol_file(name)), "shapes": models.input_shapes(name, batch_of(name))} for name in measured
     }
@@ -184,7 +184,7 @@ def recompute(args, measured):
 
 
 def more_time(plan):
-    """What the planner's note says about time."""
+    """Return the words of the planner's note about time."""
     note = next((note for note in plan.notes if "run twice" in note), " for nothing")
     return note.rsplit(" for ", 1)[-1]
 
@@ -276,7 +276,7 @@ def planning_time(args, measured):
 
 
 def reality(args, measured):
-    """Bind, run, and compare what storage handed out with what the plan said."""
+    """Bind, run, and compare the bytes that storage handed out with those of the plan."""
     row = table("network", "strategy", "recompute", "planned", "handed out by storage", "after two steps", "same")
     for name in ("mlp", "lenet", "resnet"):
         symbol, shapes = models.get(name), models.input_shapes(name, 4)

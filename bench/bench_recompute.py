@@ -1,4 +1,4 @@
-"""Question: what do the recompute policies cost in measured step time, and what do they save?
+"""Question: how much step time do the recompute policies cost, and how many bytes do they save?
 
 For each network the same training step (forward, backward) is run with recomputation off and with each policy, in turn
 for several rounds; the speed kept is the median of each round's pair. Bytes are the plan's, which equal what was

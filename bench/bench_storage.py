@@ -1,18 +1,18 @@
-"""Questions: what does an allocation cost, how much does each strategy hold, and what does a run without a slab take?
+"""Questions: how long is an allocation, how many bytes does each strategy hold, how long is a run without a slab?
 
     python bench/bench_storage.py [--rounds 5] [--mxnet-python PYTHON] [--torch-python PYTHON]
                                   [pairs] [traces] [steady] [dynamic] [recording] [spill]
 
-* pairs: an allocation and its free from a warm pool, by size and number of threads, beside ``numpy.empty``; where their
-  interpreters are given, arrays of MXNet 1.9.1 and PyTorch, beside ours; and the ratios.
+* pairs: an allocation and its free from a warm pool, by size and number of threads, against ``numpy.empty``; if their
+  interpreters are given, arrays of MXNet 1.9.1 and PyTorch, against ours; and the ratios.
 * traces: bytes reserved over bytes live, at their peaks, by strategy: training steps with 1,000 random batch sizes, an
-  imperative LSTM's arrays, and instances of the planner replayed in the order in which they begin; beside them the
+  imperative LSTM's arrays, and instances of the planner replayed in the order of their first use; also the
   published rules of PyTorch, RMM and CuPy (``peers/published_rules.py``) on the same traces.
 * steady: allocations of any pool and of the device during planned training steps after the first.
-* dynamic: peak and step time of ``WEFTPLAN_EXECUTOR_STRATEGY=dynamic`` beside the static plan and the plan without
+* dynamic: peak and step time of ``WEFTPLAN_EXECUTOR_STRATEGY=dynamic`` against the static plan and the plan without
   sharing. The lower bound is the largest sum of bytes that are live at once.
 * spill: time of training steps in half the memory that they need, the rest in a file or on the host.
-* recording: time of training steps while pools are recorded and a snapshot is made now and then, beside steps without.
+* recording: time of training steps while pools are recorded and a snapshot is made now and then, against steps without.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""Question: what does a task cost beside a pool of threads and dask, and what do tasks gain on two cores?
+"""Question: how much does a task cost compared with a pool of threads and dask, and do tasks gain on two cores?
 
-* *cost*: processor time of submitting functions that do nothing and taking their results, all submitted first.
-* *50 us*: wall time of independent tasks of about 50 microseconds of NumPy that release the GIL, against the loop.
+* *cost*: processor time of submitting functions that do nothing and taking their results, all submitted first; and
+  of functions of two arrays that write a third one.
+* *20 us*, *50 us*: wall time of independent tasks of as much NumPy that releases the GIL, against the loop.
 * *stencil*: an iteration over bands of a grid in two buffers. Tasks, on slices or on tiles, need no barrier; the pool
-  waits for all bands after each step, which is what one writes by hand.
+  waits for all bands after each step, as in code written by hand.
 
 Each figure is the median over the rounds; in every round all candidates run one after the other in one process, in
 turning order. BLAS is not used.
@@ -35,7 +36,7 @@ def nothing():
 
 
 def some(x, out):
-    """About 50 microseconds without the GIL."""
+    """A few microseconds for each thousand elements, without the GIL."""
     np.sqrt(x, out=out)
     np.exp(out, out=out)
 
@@ -66,14 +67,45 @@ def cost(pool, count):
     return found
 
 
-def independent(pool, count):
-    """Candidate -> function that runs ``count`` tasks of 50 microseconds."""
-    x = np.random.default_rng(0).random(20_000).astype(np.float32)
-    out = np.empty_like(x)
-    start = time.perf_counter()
-    for _ in range(200):
+def three_arrays(x, y, out):
+    """Costs what calling with three arrays costs."""
+
+
+def arrays(pool, count):
+    """Candidate -> function that submits ``count`` empty tasks with two arrays to read and one to write."""
+    x, y, outs = np.ones(4), np.ones(4), [np.ones(4) for _ in range(count)]
+
+    def ours():
+        for out in outs:
+            engine.submit(three_arrays, x, y, out=out)
+        engine.wait()
+
+    def executor():
+        for future in [pool.submit(three_arrays, x, y, out=out) for out in outs]:
+            future.result()
+
+    return {"weftplan": ours, "ThreadPoolExecutor": executor}
+
+
+def sized(seconds):
+    """Return an array for which :func:`some` takes about ``seconds``."""
+    size = 10_000
+    while True:
+        x = np.random.default_rng(0).random(size).astype(np.float32)
+        out = np.empty_like(x)
         some(x, out)
-    x = x[: int(x.size * 50e-6 * 200 / (time.perf_counter() - start))]
+        start = time.perf_counter()
+        for _ in range(200):
+            some(x, out)
+        took = (time.perf_counter() - start) / 200
+        if 0.9 * seconds < took < 1.1 * seconds:
+            return x
+        size = max(int(size * seconds / took), 16)
+
+
+def independent(pool, count, seconds):
+    """Candidate -> function that runs ``count`` tasks of ``seconds``."""
+    x = sized(seconds)
     outs = [np.empty_like(x) for _ in range(count)]
 
     def loop():
@@ -186,9 +218,12 @@ def main():
         count = args.count
         found = measure(cost(pool, count), args.rounds, time.process_time)
         table("cost of a task", "us of processor time", 1e6 / count, found, "ThreadPoolExecutor")
+        found = measure(arrays(pool, count), args.rounds, time.process_time)
+        table("the same with three arrays", "us of processor time", 1e6 / count, found, "ThreadPoolExecutor")
         few = max(count // 4, 1)
-        found = measure(independent(pool, few), args.rounds, time.perf_counter)
-        table("independent tasks of 50 us", "us of wall time each", 1e6 / few, found, "the loop")
+        for micros in (20, 50):
+            found = measure(independent(pool, few, micros * 1e-6), args.rounds, time.perf_counter)
+            table(f"independent tasks of {micros} us", "us of wall time each", 1e6 / few, found, "the loop")
         steps = 100
         for size in (256, 1024):
             found = measure(stencil(pool, 8, size, steps), args.rounds, time.perf_counter)

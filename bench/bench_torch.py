@@ -3,11 +3,14 @@
     python bench/bench_torch.py                       # estimates, budgets, planning time
     python bench/bench_torch.py budgets --only gpt unet
     python bench/bench_torch.py time                  # paired slowdowns at equal peaks; worth little on a busy machine
+    python bench/bench_torch.py time --only unet resnet50 lstm
+    python bench/bench_torch.py budgets time --only gpt --inner inductor     # compiles for minutes; needs g++
 
-Baselines in the same run: eager PyTorch, full checkpointing of every block, and PyTorch's ``activation_memory_budget``
-with its default solver. Peaks are those of the CPU's allocator, exact to the byte, counted by the profiler from before
-the model is made for estimates, and from before the step for budgets, where nothing older dies during it. The profiler
-now and then loses an event and reports too little, so a peak is the most of several.
+Baselines in the same run: eager PyTorch (or inductor without a budget), full checkpointing of every block, and
+PyTorch's ``activation_memory_budget`` with its default solver. Planning is in seconds of processor time. Peaks are the
+CPU allocator's, exact to the byte, counted by the profiler from before the model is made for estimates, and from before
+the step for budgets, where nothing older dies during it. The profiler now and then loses an event and reports too
+little, so a peak is the most of several.
 Needs PyTorch: ``pip install 'weftplan[torch]'``.
 """
 
@@ -29,17 +32,28 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
-from torch_models import MODELS, Layers, Text, ids
+from torch_models import MODELS, Layers, Llama, Text, ids
 
 from weftplan.errors import BudgetError
 from weftplan.torch import budget, estimate
-from weftplan.torch.fit import eager
+from weftplan.torch.compilers import INNER, eager
+from weftplan.torch.fit import Budgeted, Partition
 from weftplan.torch.private import aot_autograd
 from weftplan.torch.probe import peak_of
 from weftplan.torch.trade_off import planned
 
 SHARES = (0.75, 0.5, 0.35)
 THEIRS = (0.2, 0.05)
+ROUNDS = 9
+"""How often each step of a comparison is timed, in turn."""
+DEEP = {
+    "gpt, 32": (lambda: Text(layers=32), ids(4, 256, 1000)),
+    "llama, 32": (lambda: Llama(layers=32), ids(4, 256, 1000)),
+    "bert, 32": (lambda: Text(layers=32, bert=True), ids(4, 256, 1000)),
+}
+"""Models of 32 layers, for planning time."""
+inner = "eager"
+"""The kernels of budgeted steps and of their rivals: ``--inner``."""
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {},
     "adam": {"adam": True},
@@ -67,7 +81,7 @@ def step(module: Any, optimizer: Any, x: Any, y: Any, *, none: bool = True, amp:
 
 
 def most_of(prepare: Callable[[], Callable[[], Any]], repeats: int = 3) -> int:
-    """The most of several measured peaks of what ``prepare`` returns."""
+    """The most of several measured peaks of the function that ``prepare`` returns."""
     peaks = []
     for _ in range(repeats):
         gc.collect()
@@ -168,16 +182,23 @@ class Trial:
         return max(peaks) + sum(resident.values()), [p.grad.clone() for p in self.module.parameters()]
 
 
-def theirs(share: float, compiler: Any = eager) -> Callable[[Any], Any]:
-    """Wrap a loss in PyTorch's own budget, a share of what is saved."""
+def plainly(loss: Any) -> Any:
+    """The loss without a budget: eager, or compiled by inductor."""
+    return loss if inner == "eager" else torch.compile(loss, dynamic=False)
+
+
+def theirs(share: float) -> Callable[[Any], Any]:
+    """Wrap a loss in PyTorch's own budget, a share of the saved bytes."""
 
     def wrap(loss: Any) -> Any:
-        chosen = aot_autograd(
-            fw_compiler=compiler,
-            bw_compiler=compiler,
-            partition_fn=min_cut_rematerialization_partition,
-            keep_inference_input_mutations=True,
-        )
+        chosen: Any = "inductor"
+        if inner == "eager":
+            chosen = aot_autograd(
+                fw_compiler=eager,
+                bw_compiler=eager,
+                partition_fn=min_cut_rematerialization_partition,
+                keep_inference_input_mutations=True,
+            )
         compiled = torch.compile(loss, backend=chosen, dynamic=False)
 
         def call(*args: Any) -> Any:
@@ -192,26 +213,22 @@ def theirs(share: float, compiler: Any = eager) -> Callable[[Any], Any]:
 def bench_budgets(names: list[str]) -> None:
     """Real peaks within budgets, gradients, and the smallest peak of every way."""
     for name in names or MODELS:
-        plain, want = Trial(name).measure()
-        print(f"{name}: eager {plain:,}", flush=True)
-        make, inputs = MODELS[name]
-        full = Trial(name, full=True).measure()[0] if len(make().blocks) else plain
+        plain, want = Trial(name, plainly).measure()
+        print(f"{name}: {inner} {plain:,}", flush=True)
+        full = Trial(name, plainly, full=True).measure()[0] if len(MODELS[name][0]().blocks) else plain
         least = min(Trial(name, theirs(share)).measure()[0] for share in THEIRS)
-        module = make()
-        began = time.perf_counter()
-        choices, plan = planned(lambda x, y, module=module: F.cross_entropy(module(x), y), inputs())
+        smallest = smallest_budget(name)
         print(
-            f"  full checkpointing {full:,}; activation_memory_budget at its smallest {least:,}; ours {plan.smallest:,}"
-            f"; traced and planned in {time.perf_counter() - began:.1f} s, of which the search {choices.seconds:.1f} s",
+            f"  full checkpointing {full:,}; activation_memory_budget at its smallest {least:,}; ours {smallest:,}",
             flush=True,
         )
         times = []
         for share in (*SHARES, None):
-            most = plan.smallest if share is None else int(share * plain)
+            most = smallest if share is None else int(share * plain)
             wrapped: list[Any] = []
 
             def wrap(loss: Any, most: int = most, wrapped: list[Any] = wrapped) -> Any:
-                wrapped.append(budget(loss, most))
+                wrapped.append(budget(loss, most, inner=inner))
                 return wrapped[-1]
 
             try:
@@ -222,56 +239,93 @@ def bench_budgets(names: list[str]) -> None:
             chosen = wrapped[-1].plans[-1]
             times.append(chosen.more_time)
             equal = all(torch.equal(a, b) for a, b in zip(gradients, want, strict=True))
+            close = all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(gradients, want, strict=True))
             print(
                 f"  {share or 'smallest'}: budget {most:,} planned {chosen.peak:,} real {real:,} "
                 f"({real / chosen.peak:.5f} of plan, {'within' if real <= most else 'ABOVE'}), "
                 f"{len(chosen.repeated)} twice, +{100 * chosen.more_time:.1f} % modelled, gradients "
-                f"{'equal' if equal else 'DIFFER'}, {'monotone' if times == sorted(times) else 'NOT MONOTONE'}",
+                f"{'equal' if equal else 'close' if close else 'DIFFER'}, "
+                f"{'monotone' if times == sorted(times) else 'NOT MONOTONE'}",
                 flush=True,
             )
 
 
+def smallest_budget(name: str) -> int:
+    """The smallest budget that works, as the error for a smaller one names it."""
+    try:
+        Trial(name, lambda loss: budget(loss, 1, inner=inner)).prepare()
+    except BudgetError as error:
+        return error.smallest or 0
+    raise AssertionError("a step cannot fit one byte")
+
+
 def bench_planning(names: list[str]) -> None:
-    """Seconds to plan transformers of 8 and 32 layers."""
-    del names
-    for layers in (8, 32):
-        module = Text(layers=layers)
-        x, y = ids(4, 256, 1000)()
-        began = time.perf_counter()
-        choices, plan = planned(lambda x, y, module=module: F.cross_entropy(module(x), y), (x, y))
-        whole = time.perf_counter() - began
-        print(
-            f"{layers} layers: search {choices.seconds:.2f} s, with tracing by PyTorch {whole:.2f} s; "
-            f"{len(choices.points)} choices, {plan.smallest / plan.plain:.3f} of plain at the smallest",
-            flush=True,
-        )
+    """Processor seconds to plan each model at two budgets: tracing by PyTorch, and our share."""
+    made = {**MODELS, **DEEP}
+    for name in names or made:
+        module, (x, y) = made[name][0](), made[name][1]()
+
+        def loss(x: Any, y: Any, module: Any = module) -> Any:
+            return F.cross_entropy(module(x), y)
+
+        plan = planned(loss, (x, y))[1]  # measures scratch, so that neither figure below holds it
+        for label, most in (("largest", plan.plain), ("smallest", plan.smallest)):
+            torch.compiler.reset()
+            part = Timed(most, inner=inner)
+            began = time.process_time()
+            Budgeted(loss, part, fullgraph=True)(x, y)
+            whole = time.process_time() - began
+            points = len(part.choices[0].points)
+            print(
+                f"{name:9} {label:8} ours {part.spent:5.2f} s (search {part.choices[0].seconds:.2f} s of wall time), "
+                f"tracing by PyTorch and the first forward pass {whole - part.spent:5.2f} s; {points} choices, "
+                f"smallest {plan.smallest / plan.plain:.3f} of plain",
+                flush=True,
+            )
+
+
+class Timed(Partition):
+    """A partition function that counts its processor time."""
+
+    spent = 0.0
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        """Partition a joint graph."""
+        began = time.process_time()
+        try:
+            return super().__call__(*args, **more)
+        finally:
+            self.spent = time.process_time() - began
 
 
 def bench_time(names: list[str]) -> None:
-    """Slowdown against eager PyTorch, paired, at the peak that full checkpointing and PyTorch's budget reach."""
+    """Slowdown, paired, at the peaks that PyTorch's budget and full checkpointing reach; the plain step is 1."""
     logs: dict[str, list[float]] = {}
     for name in names or MODELS:
         rivals: dict[str, Trial] = {f"share {share}": Trial(name, theirs(share)) for share in (0.4, 0.1)}
         if len(MODELS[name][0]().blocks):
-            rivals["full"] = Trial(name, full=True)
+            rivals["full"] = Trial(name, plainly, full=True)
+        smallest = smallest_budget(name)
         for how, rival in rivals.items():
-            torch._dynamo.reset()
+            torch.compiler.reset()
             peak = rival.measure()[0]
-            torch._dynamo.reset()
-            base, other = Trial(name).prepare(), rival.prepare()
-            try:
-                ours = Trial(name, lambda loss, peak=peak: budget(loss, peak)).prepare()
-            except BudgetError as error:
-                print(f"{name:9} {how:10} peak {peak:,}: ours needs {error.smallest:,}", flush=True)
+            if peak < smallest:
+                print(f"{name:9} {how:10} peak {peak:,}: ours needs {smallest:,}", flush=True)
                 continue
-            runs = [base, other, ours]
-            rows = [[seconds(run) for run in runs] for _ in range(9)]
-            their = statistics.median(row[1] / row[0] for row in rows)
-            our = statistics.median(row[2] / row[0] for row in rows)
-            logs.setdefault(how, []).append(our / their)
-            print(f"{name:9} {how:10} peak {peak:,}: theirs {their:.3f}, ours {our:.3f} of eager (paired)", flush=True)
-    for how, ratios in logs.items():
-        print(f"geometric mean of ours / {how}: {statistics.geometric_mean(ratios):.3f} over {len(ratios)} models")
+            torch.compiler.reset()
+            trial = Trial(name, lambda loss, peak=peak: budget(loss, peak, inner=inner))
+            runs = [Trial(name, plainly).prepare(), rival.prepare(), trial.prepare()]
+            rows = [[seconds(run) for run in runs] for _ in range(ROUNDS)]
+            their, our = (statistics.median(row[k] / row[0] for row in rows) for k in (1, 2))
+            ratios = sorted(row[2] / row[1] for row in rows)
+            logs.setdefault(how, []).append(statistics.median(ratios))
+            print(
+                f"{name:9} {how:10} peak {peak:,}: theirs {their:.3f}, ours {our:.3f} of {inner}; ours / theirs "
+                f"{statistics.median(ratios):.3f} (quartiles {ratios[2]:.3f} to {ratios[-3]:.3f}, {ROUNDS} pairs)",
+                flush=True,
+            )
+    for how, found in logs.items():
+        print(f"geometric mean of ours / {how}: {statistics.geometric_mean(found):.3f} over {len(found)} models")
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -287,7 +341,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}")
     parser.add_argument("--only", nargs="*", default=[], help="names of models")
+    parser.add_argument("--inner", choices=INNER, default="eager", help="kernels of budgeted steps and of their rivals")
     asked = parser.parse_args()
+    inner = asked.inner
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")

@@ -1,4 +1,4 @@
-"""Question: how long does a training step take beside PyTorch on the CPU and MXNet 1.9.1?
+"""Question: how long does a training step take compared with PyTorch on the CPU and MXNet 1.9.1?
 
 Forward, backward and SGD with momentum on one random batch of: an MLP 784-512-512-10 (batch 128), LeNet (28x28,
 batch 64), ResNet-18 for 32x32 images (batch 32) and for 224x224 (batch 8), MobileNet v1 for 224x224 (batch 4), and a
@@ -26,7 +26,7 @@ STEPS = {"mlp": 40, "lenet": 10, "resnet18": 2, "resnet18_224": 2, "mobilenet": 
 
 
 def call(python, threads, script, *args, **more):
-    """What a peer prints as JSON: seconds of a step."""
+    """Return the JSON that a peer prints: seconds of a step."""
     settings = {
         "OMP_NUM_THREADS": str(threads),
         "OPENBLAS_NUM_THREADS": str(threads),
@@ -86,4 +86,5 @@ def main():
         print(f"| {network} | " + " | ".join(cells) + " |", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,15 +1,15 @@
-"""Question: do networks that somebody else's program wrote open, bind and compute what MXNet computes of them?
+"""Question: do networks written by other programs open, bind and compute MXNet's values?
 
 MXNet 1.9.1 exports every network of its Gluon model zoo for vision, and some made of its other layers, with random
 weights. Each pair of files is opened here, inferred, planned and bound; outputs of inference and gradients of all
 parameters are compared with MXNet's, gradients in float64 where MXNet can: the largest difference of an array, divided
-by the largest value in it. Plans for one image, with scratch and without, stand beside MXNet's (with its fused
-operators, and without its scratch), and what is allocated is compared with what is planned. Files are kept in FOLDER,
-and made only where they are missing.
+by the largest value in it. Plans for one image, with scratch and without, are compared with MXNet's (with its fused
+operators, and without its scratch), and allocated bytes with planned bytes. Files are kept in FOLDER,
+and made only if they are missing.
 
     python bench/bench_zoo.py --mxnet-python PATH --folder FOLDER [--only resnet18_v1 lstm]
 
-Files of others take the same way: FOLDER holds ``NAME-symbol.json``, and ``NAME-0000.params`` where they are at hand
+Files of others take the same way: FOLDER holds ``NAME-symbol.json``, and ``NAME-0000.params`` if they are at hand
 (others are drawn), and ``SHAPES`` says for each name the shapes of inputs to run with and to plan for:
 ``{NAME: {"run": {"data": [2, 3, 64, 64]}, "plan": {"data": [1, 3, 224, 224]}}}``. Arguments and inferred shapes
 are compared, too, and whether files that are saved again give MXNet the same bits.
@@ -116,7 +116,7 @@ def judged(folder, name):
     scale = max((float(np.abs(value).max(initial=0.0)) for value in gradients.values()), default=1.0)
 
     def size(key):
-        """What is zero but for rounding (a bias in front of BatchNorm) is measured by the largest gradient of all."""
+        """Return the scale of a gradient: its largest value, at least a thousandth of the largest of all gradients."""
         return max(float(np.abs(gradients[key]).max(initial=0.0)), 1e-3 * scale)
 
     def worst_of(one, other):

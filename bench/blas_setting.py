@@ -1,7 +1,7 @@
 """Import this before NumPy: a bench measures BLAS as the processor runs it, not as a variable pins it.
 
 OPENBLAS_CORETYPE makes OpenBLAS run as on an older processor (``Haswell`` on a processor with AVX-512 halves NumPy's
-products) and OPENBLAS_L2_SIZE shrinks its blocks. Both touch NumPy alone and none of the frameworks beside it, so they
+products) and OPENBLAS_L2_SIZE shrinks its blocks. Both touch NumPy alone and no other framework, so they
 are taken out of the environment of the bench and hence of its children.
 """
 
@@ -16,7 +16,7 @@ taken = {name: os.environ.pop(name) for name in PINS if name in os.environ}
 
 
 def describe():
-    """One line: which BLAS NumPy has, as which processor it runs, and what was taken out of the environment."""
+    """One line: which BLAS NumPy has, as which processor it runs, and the variables taken out of the environment."""
     import numpy  # noqa: F401 - loads the library that is asked below
     from threadpoolctl import threadpool_info
 

@@ -41,8 +41,8 @@ def one_core_each(prefix):
 
 
 def settle():
-    """Call it when a program is prepared, before the clock starts: or the garbage collector would go through what was
-    prepared in somebody's time."""
+    """Call it when a program is prepared, before the clock starts: otherwise the garbage collector would traverse the
+    program while a peer is timed."""
     gc.collect()
 
 
@@ -78,7 +78,7 @@ def wavefront(count):
 
 
 def random_program(count):
-    """Each operation reads up to three of 100 vars and writes another one; seeded."""
+    """Each operation reads up to three of 100 vars and writes a further var; seeded."""
     rng = random.Random(7)
     program = []
     for _ in range(count):
@@ -97,9 +97,9 @@ SHAPES = {
 
 
 def ideal_span(program, workers, seconds):
-    """Time of a good schedule without any overhead; ``seconds[k - 1]`` is what an operation takes beside k - 1 others.
+    """Time of a good schedule without any overhead; ``seconds[k - 1]``: of an operation among k that run at once.
 
-    Whenever a worker is free it takes, of the ready operations, the one with the longest way to the end (Hu 1961:
+    Whenever a worker is free it takes, of the ready operations, that with the longest way to the end (Hu 1961:
     optimal for in-trees, close elsewhere).
     """
     import heapq
@@ -125,7 +125,7 @@ def ideal_span(program, workers, seconds):
 
 
 def dependencies(program):
-    """(who waits for each operation, how many each waits for) under the read/write rule; each pair once."""
+    """(users of each operation, how many it waits for) under the read/write rule; each pair once."""
     last_write, readers = {}, {}
     users, missing = [[] for _ in program], [0] * len(program)
     for i, (reads, writes) in enumerate(program):

@@ -1,4 +1,4 @@
-"""The networks of which MXNet's plans were measured: its own symbol files, and the batch."""
+"""The networks whose plans by MXNet were measured: its own symbol files, and the batch."""
 
 import gzip
 from pathlib import Path

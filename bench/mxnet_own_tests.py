@@ -7,8 +7,8 @@ pass all of them on today's NumPy and without a network; ``--mxnet-json`` takes 
 
     python bench/mxnet_own_tests.py MXNET_TREE [--mxnet-python PYTHON] [--files test_symbol,test_io] [--seeds 1]
 
-With several ``--seeds`` or ``--engines`` the files run on weftplan once for each pair, and what does not end the same
-way everywhere is listed.
+With several ``--seeds`` or ``--engines`` the files run on weftplan once for each pair, and tests that do not end
+the same way everywhere are listed.
 
     python bench/mxnet_own_tests.py MXNET_TREE --files test_symbol,test_executor --seeds 1,2,3,4,5 \\
         --engines NaiveEngine,ThreadedEngine,ThreadedEnginePerDevice
@@ -32,11 +32,11 @@ CHILD = Path(__file__).parent / "peers" / "own_tests_child.py"
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).parent / "data" / "own_tests.json"
 """``files``: those to run; ``absent``: parts of MXNet that are absent on purpose, whose use makes a test out of scope;
-``out_of_scope``: {file: {test: reason}} for what the child cannot see by itself."""
+``out_of_scope``: {file: {test: reason}} for reasons that the child cannot see by itself."""
 
 
 IDLE = 5
-"""A child that neither ends a test nor computes is given up after so many limits of the clock."""
+"""A child that neither ends a test nor computes is given up after this number of limits of the clock."""
 
 
 def start(python, path, only, *, tree, scratch, seed, engine, verbose):
@@ -70,7 +70,7 @@ def start(python, path, only, *, tree, scratch, seed, engine, verbose):
 
 
 def processor_time(pid):
-    """Seconds that a process and its dead children have computed; None where the system does not say."""
+    """Seconds that a process and its dead children have computed; None if the system does not say."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -79,7 +79,7 @@ def processor_time(pid):
 
 
 def lines(process, pipe, limit):
-    """What a child says; None when it said nothing for ``limit`` seconds of its processor time, or for longer."""
+    """Return a child's answer; None when it said nothing for ``limit`` seconds of its processor time, or for longer."""
     rest = b""
 
     def given_up():
@@ -106,7 +106,7 @@ def lines(process, pipe, limit):
 
 
 def run_file(python, path, *, tree, limit, seed, wanted, verbose, engine=None):
-    """{test: (result, why)} of one file; a child that hangs or dies is replaced for the tests behind."""
+    """{test: (result, why)} of one file; a child that hangs or dies is replaced for the tests after it."""
     results, names = {}, None
     todo = None
     while todo is None or todo:
@@ -170,7 +170,7 @@ def counted(found):
 
 
 def on_every_engine(args, files, table, folder):
-    """Run the files for each engine and seed; print the counts and what differs, which is the exit status."""
+    """Run the files for each engine and seed; print the counts and the differences, whose number is the exit status."""
     tests, passes = {}, {}
     for engine in args.engines or [None]:
         for seed in args.seeds:

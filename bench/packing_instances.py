@@ -1,8 +1,8 @@
-"""Generated packing problems: with a known optimum, with the shape of real traces, and like the hard public ones.
+"""Generated packing problems: with a known optimum, with the shape of real traces, and like the hard public problems.
 
 The last kind, challenges, are a few hundred buffers whose optimum is the lower bound.
 
-All are cut from a full rectangle of 1024 x 1024 cells, from which buffers are then taken away; those that live at one
+All are cut from a full rectangle of 1024 x 1024 cells, and buffers are then taken away; those that live at one
 chosen moment stay, so that the rectangle's height remains both the lower bound and the optimum. What differs is how the
 rectangle is cut and how much is taken. The MiniMalloc challenge problems fall into the same kinds: sizes from a
 thousandth to most of the memory, the larger the shorter-lived, and hardly any hole (B, E, K); or hundreds of boxes of
@@ -153,7 +153,7 @@ def _thinned(table: Int64, part: float, rng: np.random.Generator) -> Int64:
 
 
 def _shaved(table: Int64, rng: np.random.Generator) -> Int64:
-    """Every third buffer up to a tenth shorter and smaller, by at least a cell where it has two."""
+    """Every third buffer up to a tenth shorter and smaller, by at least a cell if it has two."""
     kept = _kept(table, rng)
     shaved = table.copy()
     for k in range(0, len(table), 3):
@@ -208,7 +208,7 @@ def training_trace(layers: int, ops: int, seed: int = 0) -> Buffers:
 
     Each of ``layers`` equal layers runs ``ops`` operations forward and backward. Some outputs are kept for backward,
     most die within a few steps, gradients of parameters live from their operation to the end, and the sizes span seven
-    decades as in recorded traces: few large ones carry the peak, thousands of tiny ones surround them.
+    decades as in recorded traces: few large buffers carry the peak, thousands of tiny buffers surround them.
     """
     rng = np.random.default_rng(seed)
     steps = 2 * layers * ops + 1

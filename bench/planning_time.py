@@ -19,22 +19,26 @@ from weftplan import models
 from weftplan.planner import plan_symbol
 
 
-def measure(kind, nodes):
-    """What planning one graph in this process takes; once only for very large graphs."""
-    training = kind.endswith("training")
+def graph(kind, nodes):
+    """Return the symbol and the shapes of one graph."""
     if not nodes:
         name = kind.split(",")[0]
-        symbol, shapes = mxnet_networks.load(name), models.input_shapes(name, mxnet_networks.batch_of(name))
-    elif kind.startswith("unrolled"):
-        symbol, shapes = unrolled_rnn(nodes), {"data": (8, 16), "h": (8, 16)}
-    else:
-        net = skip = mx.sym.Variable("data")
-        for i in range(nodes if not training else nodes // 2):
-            if i % 8 == 7:
-                net = skip = net + skip
-            else:
-                net = mx.sym.tanh(net) if i % 2 else net + 1.0
-        symbol, shapes = net, {"data": (64, 16)}
+        return mxnet_networks.load(name), models.input_shapes(name, mxnet_networks.batch_of(name))
+    if kind.startswith("unrolled"):
+        return unrolled_rnn(nodes), {"data": (8, 16), "h": (8, 16)}
+    net = skip = mx.sym.Variable("data")
+    for i in range(nodes // 2 if kind.endswith("training") else nodes):
+        if i % 8 == 7:
+            net = skip = net + skip
+        else:
+            net = mx.sym.tanh(net) if i % 2 else net + 1.0
+    return net, {"data": (64, 16)}
+
+
+def measure(kind, nodes):
+    """Return the cost of planning one graph in this process; a very large graph is planned once."""
+    training = kind.endswith("training")
+    symbol, shapes = graph(kind, nodes)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     spent = []
     for _ in range(7 if nodes <= 20_000 else 1):

@@ -1,4 +1,4 @@
-"""Question: what does the profiler cost an operation, off and on?
+"""Question: how much time does the profiler add to an operation, off and on?
 
 The same no-op operations through one worker, in turn with the profiler stopped and running (live bytes sampled, too),
 and the median of the pairs' differences. ``python bench/bench_engine.py --profiler`` runs it.

@@ -25,7 +25,7 @@ class Pass(NamedTuple):
     """``forward``, ``data`` or ``weight``."""
     flops: float
     nbytes: float
-    """What it reads and writes at least."""
+    """Return the bytes that it reads and writes at least."""
     seconds: float
 
     @property
@@ -106,7 +106,7 @@ def table(passes, peak, bandwidth):
 
 
 def _decades(values):
-    """(exponent of the decade below all, of the one above)."""
+    """(exponent of the decade below all, of the decade above)."""
     return math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 1e-9)
 
 

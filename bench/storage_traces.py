@@ -1,4 +1,4 @@
-"""How much each pool holds beside what is live, on traces of memory: a part of ``bench_storage.py``."""
+"""How much each pool holds above the live bytes, on traces of memory: a part of ``bench_storage.py``."""
 
 import random
 from pathlib import Path

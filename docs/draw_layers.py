@@ -141,7 +141,7 @@ def draw(names: Mapping[str, str], edges: Mapping[tuple[str, str], int], slots: 
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + side + 50} {top + side + 12}" '
         'font-family="system-ui, sans-serif">',
-        "<title>The layers of weftplan and what imports what; every import goes down</title>",
+        "<title>The layers of weftplan and their imports; every import goes down</title>",
         "<style>.n{font-weight:600;fill:#1b3a4b}.p{fill:#555}.a{fill:#1f77b4}.u{fill:#d62728}.s{fill:#e08214}.b{fill:#eef3f7}"
         ".g{stroke:#c9d3da;stroke-width:.5}@media(prefers-color-scheme:dark){.n{fill:#d6e6f2}.p{fill:#aaa}"
         ".b{fill:#22303a}.a{fill:#6cb4ee}.g{stroke:#44525c}}</style>",

@@ -1,94 +1,168 @@
-"""Draws how pushes and pulls run beside the rest of backward.
+"""Draws how exchanges of gradients run during backward and during the next forward, on simulated GPUs.
 
-``python docs/draw_overlap.py`` trains a network of fully connected layers on two CPU contexts for a few steps with the
-store ``device``, records one step with the profiler, and draws what each of the two ran when, from the trace, to
-``docs/images/overlap.svg``. It prints how much of the store's time lies within backward.
+``python docs/draw_overlap.py`` trains a network of fully connected layers on four simulated GPUs that NVLink joins,
+with the store ``device``, and draws two steps by the simulated clock to ``docs/images/overlap.svg``: for each GPU the
+computation and the exchange. It prints which part of an exchange is hidden, for links of several kinds.
 """
 
 from __future__ import annotations
 
-import json
-import tempfile
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 
 import weftplan as mx
+from weftplan.device import simulated
+from weftplan.device.links import Interconnect, connect, nvlink_mesh, pcie_tree
+from weftplan.device.simulated_device import SimStream
+from weftplan.device.simulated_hardware import CostModel
+from weftplan.device.stream import current_work
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs/images/overlap.svg"
-LAYERS, WIDTH, BATCH = 6, 1500, 48
-COLOURS = {"forward": "#8fb8de", "backward": "#3f6ea5", "store": "#d9822b", "update": "#7a9e5a"}
+LAYERS, WIDTH, COUNT = 8, 1024, 4
+COLOURS = {"forward": "#8fb8de", "backward": "#3f6ea5", "copy": "#d9822b", "sum and update": "#7a9e5a"}
+LINKS = {"nvlink_mesh": nvlink_mesh(), "pcie_tree": pcie_tree()}
 
 
-def one_step() -> list[dict[str, Any]]:
-    """The operations of one training step, from a trace: those with a beginning and a duration."""
+class Span(NamedTuple):
+    """Work of one stream: device, what it is, and when it begins and ends, in virtual seconds."""
+
+    device: int
+    kind: str
+    begin: float
+    end: float
+
+
+def module_on(links: Interconnect, kernel: float, store: str) -> tuple[mx.mod.Module, mx.io.DataBatch]:
+    """Return a Module on simulated GPUs that are joined like this, after some steps, and a batch."""
+    connect(links)
+    contexts = [mx.sim(index) for index in range(COUNT)]
+    for context in contexts:
+        simulated.configure(context.device_id, cost=CostModel(launch=kernel, share=0.0))
     net = mx.sym.Variable("data")
     for _ in range(LAYERS):
         net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=WIDTH), act_type="relu")
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=10), name="softmax")
-    rng = np.random.default_rng(0)
-    images, labels = rng.random((BATCH, WIDTH), dtype=np.float32), rng.integers(0, 10, BATCH)
-    batches = mx.io.NDArrayIter(images, labels.astype(np.float32), batch_size=BATCH)
-    module = mx.mod.Module(net, context=[mx.cpu(0), mx.cpu(1)])
-    module.bind(data_shapes=batches.provide_data, label_shapes=batches.provide_label)
-    module.init_params()
-    module.init_optimizer(kvstore=mx.kv.create("device"), optimizer_params={"learning_rate": 0.01, "momentum": 0.9})
-    batch = next(iter(batches))
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        for step in range(6):
-            mx.nd.waitall()
-            if step == 5:
-                mx.profiler.set_config(filename=str(trace))
-                mx.profiler.set_state("run")
+    shape = (4 * COUNT, WIDTH)
+    module = mx.mod.Module(net, context=contexts)
+    module.bind([("data", shape)], [("softmax_label", shape[:1])])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(kvstore=mx.kv.create(store), optimizer_params={"learning_rate": 0.01, "momentum": 0.9})
+    data = np.random.default_rng(0).random(shape, np.float32)
+    batch = mx.io.DataBatch([mx.nd.array(data)], [mx.nd.zeros(shape[:1])])
+    for _ in range(3):
+        module.forward_backward(batch)
+        module.update()
+    mx.nd.waitall()
+    return module, batch
+
+
+def seconds(module: mx.mod.Module, work: Callable[[], object]) -> float:
+    """Return the virtual seconds of some work."""
+
+    def run() -> None:
+        work()
+        mx.nd.waitall()
+
+    return simulated.seconds_of(run, module.contexts)
+
+
+def hidden(links: Interconnect, kernel: float = 5e-4, store: str = "device", steps: int = 4) -> tuple[float, ...]:
+    """Return the seconds of computation alone, of an exchange alone, and of a step; the part of the shorter that is
+    hidden; and the part of what can be hidden: a gradient cannot travel before it is there."""
+    module, batch = module_on(links, kernel, store)
+    compute, exchange = seconds(module, lambda: module.forward_backward(batch)), seconds(module, module.update)
+
+    def run() -> None:
+        for _ in range(steps):
             module.forward_backward(batch)
             module.update()
-        mx.profiler.set_state("stop")
-        mx.profiler.dump()
-        events: list[dict[str, Any]] = json.loads(trace.read_text())["traceEvents"]
-    return [event for event in events if event.get("ph") == "X" and event.get("cat") != "push"]
+
+    step = seconds(module, run) / steps
+    connect(None)
+    first = compute - (2 * LAYERS + 1) * kernel  # when the first gradients are there, the other layers' are not
+    least = max(compute, first + exchange)
+    saved = compute + exchange - step
+    return compute, exchange, step, saved / min(compute, exchange), saved / (compute + exchange - least)
 
 
-def kind(name: str) -> str:
-    """What an operation belongs to."""
-    if name.startswith("KVStore"):
-        return "store"
-    if "backward" in name.lower():
-        return "backward"
-    return "update" if "sgd" in name.lower() or "update" in name.lower() else "forward"
+@contextmanager
+def recorded(spans: list[Span]) -> Iterator[None]:
+    """Record the work that streams are given."""
+    append = SimStream._append
+
+    def noting(self: SimStream, kind: str, item: object, end: float) -> None:
+        if kind == "run" and (work := current_work()) is not None:
+            label = str(work.owner[0])
+            cost = self.device.cost
+            is_copy = abs(end - self._next - cost.launch) > 1e-9 or "copy" in label
+            what = "copy" if is_copy else "sum and update"
+            if not label.startswith("KVStore"):
+                what = "" if is_copy else "backward" if "backward" in label.lower() else "forward"
+            if what:
+                spans.append(Span(self.device.context.device_id, what, self._next, end))
+        append(self, kind, item, end)
+
+    SimStream._append = noting  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SimStream._append = append  # type: ignore[method-assign]
 
 
 def draw() -> None:
-    """Run, and draw."""
+    """Run two steps, and draw them."""
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "weftplan"
     from matplotlib import pyplot
 
-    events = one_step()
-    begin = min(event["ts"] for event in events)
-    lanes = sorted({(event["pid"], event["tid"]) for event in events})
-    figure, axes = pyplot.subplots(figsize=(9, 0.6 + 0.45 * len(lanes)))
-    for event in events:
-        lane = lanes.index((event["pid"], event["tid"]))
-        left, width = (event["ts"] - begin) / 1e3, event["dur"] / 1e3
-        axes.barh(lane, width, 0.8, left, color=COLOURS[kind(event["name"])], edgecolor="white", linewidth=0.3)
-    contexts = sorted({process for process, _ in lanes})
-    axes.set_yticks(range(len(lanes)), [f"cpu({contexts.index(process)}), worker" for process, _ in lanes])
+    module, batch = module_on(LINKS["nvlink_mesh"], 5e-4, "device")
+    spans: list[Span] = []
+
+    def two() -> None:
+        for _ in range(2):
+            module.forward_backward(batch)
+            module.update()
+
+    with recorded(spans):
+        seconds(module, two)
+    connect(None)
+    begin = min(span.begin for span in spans)
+    figure, axes = pyplot.subplots(figsize=(9, 3.6))
+    for span in spans:
+        row = 2.4 * span.device + (span.kind in ("copy", "sum and update"))
+        left, width = (span.begin - begin) * 1e3, (span.end - span.begin) * 1e3
+        axes.barh(row, width, 0.8, left, color=COLOURS[span.kind], edgecolor="white", linewidth=0.2)
+    rows = [2.4 * device + half for device in range(COUNT) for half in range(2)]
+    axes.set_yticks(rows, [f"sim({device}) {what}" for device in range(COUNT) for what in ("computes", "exchanges")])
     axes.invert_yaxis()
-    axes.set_xlabel("milliseconds of one step")
+    axes.set_xlabel("simulated milliseconds of two steps")
     handles = [mpl.patches.Patch(color=colour, label=label) for label, colour in COLOURS.items()]
     axes.legend(handles=handles, ncols=len(handles), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
     figure.savefig(PICTURE, metadata={"Date": None})
-    ends = [event["ts"] + event["dur"] for event in events if kind(event["name"]) == "backward"]
-    stores = [event for event in events if kind(event["name"]) == "store"]
-    within = sum(event["dur"] for event in stores if event["ts"] < max(ends))
-    print(f"{within / sum(event['dur'] for event in stores):.0%} of the store's time lies within backward")
+
+
+def table() -> None:
+    """Print which part of an exchange is hidden."""
+    print("| store | links | kernel | forward + backward | exchange | step | hidden | of what can be hidden |")
+    print("|---|---|---|---|---|---|---|---|")
+    for store in ("device", "dist_device_sync"):
+        for name, links in LINKS.items():
+            for kernel in (5e-4, 2e-4):
+                *times, part, possible = hidden(links, kernel, store)
+                cells = [f"{1e3 * one:.2f} ms" for one in (kernel, *times)]
+                print(f"| {store} | {name} | {' | '.join(cells)} | {part:.0%} | {possible:.0%} |", flush=True)
 
 
 if __name__ == "__main__":
     draw()
+    if "table" in sys.argv:
+        table()

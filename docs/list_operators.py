@@ -1,8 +1,8 @@
-"""Write the page of operators, docs/operators.md, from the registry: gradients, GPUs, ONNX, and what MXNet has besides.
+"""Write the page of operators, docs/operators.md, from the registry: gradients, GPUs, ONNX, and gaps against MXNet.
 
 python docs/list_operators.py
 
-A test compares the page with what this would write.
+A test compares the page with the text that this script would write.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ CuPy refuses. `python docs/list_operators.py` makes this page.
 ## Operators of MXNet 1.9.1 that are not there
 
 {len(lost)} names of MXNet's list, without gradients, sparse arrays, graphs, integer arithmetic of quantized networks
-and what is inside of MXNet alone. A file that has one opens all the same: [Open an MXNet
+and internals of MXNet. A file that has one opens all the same: [Open an MXNet
 model](mxnet-models.md#an-operator-that-weftplan-does-not-have) shows what can be used, and how a class in Python fills
 the gap.
 

@@ -52,7 +52,7 @@ PAGES = {
         "MXNET_CUDNN_AUTOTUNE_DEFAULT",
     ),
 }
-"""What the pages name, by page."""
+"""Names on the pages, by page."""
 
 
 def shown(folder: Path) -> Iterator[tuple[str, str]]:
@@ -95,7 +95,7 @@ def page() -> str:
         "# Flags and variables",
         "",
         "Every flag and variable that the documentation of PaddlePaddle and MXNet names for memory and its speed, and",
-        "every other setting: what it does here, and the test that changes it and observes the effect.",
+        "every other setting: its effect here, and the test that changes it and observes the effect.",
         "[environment.md](environment.md) has legal values and meanings. `python docs/list_settings.py` makes this",
         "page.",
         "",

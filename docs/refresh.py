@@ -7,10 +7,12 @@ text that this script would write.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import list_files
 import list_operators
+import list_reading
 import list_settings
 import write_stubs
 
@@ -19,17 +21,20 @@ from weftplan.cli.doctor.command import environment_markdown
 from weftplan.ops.core import registry
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "bench"))
+import figures  # noqa: E402
+
 README = ROOT / "README.md"
 
 
 def readme() -> str:
-    """Return the README with today's number of public operators."""
+    """Return the README with the operators, lengths of reading lists and figures of speed of today."""
     public = {registry.get(name).name for name in dir(mx.sym) if registry.contains(name)}
     pattern = r" \d+ operators, listed by `dir\(mx\.sym\)`"
     text, count = re.subn(pattern, f" {len(public)} operators, listed by `dir(mx.sym)`", README.read_text("utf-8"))
     if count != 1:
         raise ValueError(f"expected one sentence like {pattern!r} in {README}, found {count}; mend one of the two")
-    return text
+    return figures.filled(list_reading.sentence(text))
 
 
 def pages() -> dict[Path, str]:
@@ -39,6 +44,7 @@ def pages() -> dict[Path, str]:
         ROOT / "docs/environment.md": environment_markdown(),
         list_operators.PAGE: list_operators.page(),
         list_settings.PAGE: list_settings.page(),
+        list_reading.PAGE: list_reading.page(),
         **write_stubs.stubs(),
         **{path: list_files.filled(path) for path in list_files.readmes()},
     }

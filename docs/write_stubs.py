@@ -37,7 +37,7 @@ Numbers = float | {array}
 '''
 OF_SYMBOLS = ("name", "attr")
 HANDED_ON = {"exponential": ("lam",), "randn": ("data",)}
-"""Keywords of a distribution's operator that its function takes beside its own."""
+"""Keywords of a distribution's operator that its function takes in addition to its own."""
 
 
 def _class(name: str, lines: Iterable[str], *, static: bool) -> list[str]:

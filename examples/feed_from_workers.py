@@ -2,7 +2,7 @@
 
     python examples/feed_from_workers.py
 
-What workers are sent, here the class of the dataset, stands at the top of the file, and what runs stands behind
+Objects that workers receive, here the class of the dataset, stand at the top of the file; the program stands below
 ``if __name__ == "__main__":``, since a worker begins by importing the file.
 """
 
@@ -30,17 +30,17 @@ class Digits:
     def __getitem__(self, number):
         if number % 50 == 49:
             raise OSError(f"picture {number} is truncated")
-        shift = mx.io.sample_rng().integers(-1, 2)  # the sample's own generator, whoever reads it
+        shift = mx.io.sample_rng().integers(-1, 2)  # the sample's own generator, in any process
         return np.roll(self.pixels[number], shift, axis=2), self.labels[number]
 
 
 def batches(workers):
-    """Batches of 32 in a random order; what cannot be read is left out and counted."""
+    """Batches of 32 in a random order; unreadable samples are left out and counted."""
     return mx.io.DatasetIter(Digits(512), 32, shuffle=True, on_error="skip", num_workers=workers)
 
 
 def weights(workers):
-    """What a network learns from them."""
+    """Return the weights that a network learns from them."""
     logging.getLogger("weftplan").setLevel(logging.ERROR)  # what is left out would be told as a warning
     mx.random.seed(3)
     module = mx.mod.Module(mx.models.digits("mlp"))

@@ -3,7 +3,7 @@
     python examples/overnight.py
 
 The run is a process of its own, which is killed without warning (SIGKILL), as a machine that loses its power or a
-scheduler would. What makes it safe is one line of `fit`: `checkpoint=…, every=…, resume=True`.
+scheduler would. One argument list of `fit` makes it safe: `checkpoint=…, every=…, resume=True`.
 """
 
 from __future__ import annotations

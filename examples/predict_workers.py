@@ -82,7 +82,7 @@ def byte_seconds(link, workers):
 
 
 def one_step(nbytes, workers, link):
-    """Two rounds in which every worker sends a range to every other one."""
+    """Two rounds in which every worker sends a range to each of the others."""
     sent = 2 * (workers - 1) / workers * nbytes
     return 2 * (link.latency + (workers - 1) * link.overhead) + sent * byte_seconds(link, workers)
 
@@ -131,7 +131,7 @@ def seconds(algorithm, nbytes, workers, topology):
 
 
 def cheapest(nbytes, workers, topology):
-    """(seconds, name) of the fastest algorithm; of equally fast ones the first."""
+    """(seconds, name) of the fastest algorithm; of equally fast algorithms the first."""
     names = list(ALGORITHMS)
     if 1 < topology.per_machine < workers:
         names += [f"within+{name}" for name in ALGORITHMS]
@@ -168,7 +168,7 @@ def step(gradients, computation, workers, topology, bucket):
 
 
 def best_step(gradients, computation, workers, topology):
-    """The step with the size of buckets that makes it shortest; of equal ones the one with the fewest exchanges."""
+    """The step with the size of buckets that makes it shortest; of equal sizes the size with the fewest exchanges."""
     steps = [step(gradients, computation, workers, topology, bucket) for bucket in BUCKETS]
     return min(steps, key=lambda found: (found.seconds, found.buckets))
 

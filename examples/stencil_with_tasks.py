@@ -5,7 +5,7 @@
 Each task names the rows that it reads and the rows that it writes. The engine orders two tasks where these overlap, so
 the loop may run far ahead of the work, and the result is that of the plain loop, bit for bit. A gain needs bands that
 take much longer than waking a thread. Here a task takes some tenths of a millisecond: two idle cores take 0.6 to 0.95
-of the plain loop's time, while beside other work the loop may win. With a ``SIZE`` of 256 it always does.
+of the plain loop's time, while on a busy machine the loop may win. With a ``SIZE`` of 256 it always does.
 """
 
 import os
@@ -42,7 +42,7 @@ def plain(old, new, bands, steps):
 
 
 def tasks(old, new, bands, steps):
-    """The same as tasks: the loop only says what is to be done."""
+    """The same as tasks: the loop only submits them."""
     for _ in range(steps):
         for first, last in bands:
             engine.submit(smooth, old[first - 1 : last + 1], out=new[first:last])

@@ -101,9 +101,9 @@ def numpy_without_a_seed():
 @pytest.fixture(autouse=True, scope="session")
 def no_plans_from_before():
     """Ignore cached plans of earlier runs, so that the tests plan themselves."""
-    from weftplan.executor import plan_files
+    from weftplan.executor import plan_cache
 
-    plan_files._CODE = ""
+    plan_cache._CODE = ""
 
 
 @pytest.fixture

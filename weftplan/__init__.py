@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from weftplan.training.metrics import metric
     from weftplan.training.optimizers import lr_scheduler, optimizer
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "AttrScope", "Context", "MXNetError", "__version__", "callback", "config", "context", "cpu",
     "cpu_pinned", "current_context", "engine", "executor", "gpu", "init", "initializer", "io", "kv", "kvstore",
@@ -58,6 +58,8 @@ _LAZY = {
     "callback": "training.fit.callbacks",
     "context": "device",
     "contrib": "compat.contrib",
+    "executor_manager": "compat.executor_manager",
+    "gluon": "compat.gluon",
     "image": "training.data.images",
     "img": "training.data.images",
     "init": "training.initializers.initializer",
@@ -77,6 +79,7 @@ _LAZY = {
     "onnx": "compat.onnx",
     "operator": "compat.operator",
     "optimizer": "training.optimizers.optimizer",
+    "notebook": "compat.notebook_names",
     "num_gpus": "device:num_gpus",
     "random": "ndarray.random",
     "recordio": "training.data.recordio",
@@ -94,10 +97,16 @@ _LAZY = {
 """Public names with their location below ``weftplan``: ``module`` or ``module:attribute``."""
 _ABSENT = {
     "autograd": "bind a symbol and call executor.backward()",
-    "gluon": "write the network with mx.sym and train it with mx.mod.Module; one that Gluon exported is loaded by "
-    "mx.mod.Module.load(prefix, 0, label_names=None)",
+    "error": "every exception class is in weftplan.errors",
+    "libinfo": "nothing here is a C library; mx.runtime says what there is",
+    "library": "operators are written in Python: mx.operator.CustomOp",
     "np": "use NumPy itself, or mx.nd for arrays whose operations run on the engine",
     "npx": "use the operators of mx.nd and mx.sym",
+    "numpy": "use NumPy itself, or mx.nd for arrays whose operations run on the engine",
+    "numpy_extension": "use the operators of mx.nd and mx.sym",
+    "registry": "the classes have register and create themselves, such as mx.optimizer.register",
+    "rtc": "kernels in CUDA C are compiled with CuPy: cupy.RawKernel, in an operator of mx.operator",
+    "th": "functions of PyTorch are called in an operator of mx.operator",
 }
 """Modules of MXNet 1.9.1 that are absent on purpose, with their replacement."""
 
@@ -105,6 +114,7 @@ _ABSENT = {
 _DEEPER = {
     **{f"module.{name}": f"training.module.{name}" for name in
        "module base_module bucketing_module sequential_module python_module".split()},  # noqa: SIM905
+    "gluon.utils": "compat.gluon_utils",
     "image.detection": "training.data.images.detection",
     "image.image": "training.data.images",
     "io.io": "training.data.iterators",
@@ -112,25 +122,13 @@ _DEEPER = {
     "misc": "training.optimizers.lr_scheduler",
     "module.executor_group": "training.executor_group",
     "ndarray.ndarray": "ndarray",
+    "notebook.callback": "compat.notebook",
     "optimizer.optimizer": "training.optimizers.optimizer",
     "rnn.io": "rnn.sentences",
     "rnn.rnn": "rnn.checkpoints",
     "rnn.rnn_cell": "rnn",
 }  # fmt: skip
 """Further modules of MXNet 1.9.1, with the location of their classes, both below ``weftplan``."""
-_ABSENT_MODULES = {
-    "error": "every exception class is in weftplan.errors",
-    "executor_manager": "mx.mod.Module splits batches over contexts",
-    "libinfo": "nothing here is a C library; mx.runtime says what there is",
-    "library": "operators are written in Python: mx.operator.CustomOp",
-    "notebook": "fit(progress=True) shows a live line, fit(report=FOLDER) writes curves as a page",
-    "numpy": _ABSENT["np"],
-    "numpy_extension": _ABSENT["npx"],
-    "registry": "the classes have register and create themselves, such as mx.optimizer.register",
-    "rtc": "kernels in CUDA C are compiled with CuPy: cupy.RawKernel, in an operator of mx.operator",
-    "torch": "functions of PyTorch are called in an operator of mx.operator",
-}
-"""Modules that no script reads as attributes, with their replacement."""
 
 
 def _attribute(name: str) -> Any:
@@ -168,5 +166,7 @@ def _own(module: Any, name: str) -> bool:
 
 # For `from weftplan.io import DataBatch`. Names that are files of their own need no alias.
 _ALIASES = {name for name, place in _LAZY.items() if ":" not in place and place != name}
-Aliases(__name__, _ALIASES, _DEEPER, _ABSENT | _ABSENT_MODULES).install()
+Aliases(__name__, _ALIASES, _DEEPER, _ABSENT).install()
 config.check_environment()
+if config.process("MXNET_PROFILER_AUTOSTART"):
+    late_import("weftplan.profiler").start_at_import()

@@ -239,15 +239,30 @@ _PLANNER = (
         default=1,
         low=1,
         aliases=("NNVM_EXEC_NUM_TEMP",),
+        default_from="MXNET_GPU_TEMP_COPY",
         meaning="Temporary workspaces per device: fewer need less memory and allow less parallelism.",
         effect="in force at every bind: above 1, operations wait less for memory of other branches, and memory "
         "may grow to the total of that number of groups of branches",
+    ),
+    _planner(
+        name="MXNET_GPU_TEMP_COPY",
+        default=1,
+        low=1,
+        meaning="Temporary workspaces per GPU, as the older name of MXNET_EXEC_NUM_TEMP.",
+        effect="default of MXNET_EXEC_NUM_TEMP",
     ),
     _planner(
         name="MXNET_EXEC_INPLACE_GRAD_SUM_CAP",
         default=8,
         low=0,
         meaning="Gradient sums of this many terms or more are accumulated in place, one term at a time.",
+        effect=_BIND_NOW,
+    ),
+    _planner(
+        name="FLAGS_max_inplace_grad_add",
+        default=0,
+        low=0,
+        meaning="Gradient sums of fewer terms than this are accumulated in place, one term at a time.",
         effect=_BIND_NOW,
     ),
     _planner(
@@ -332,7 +347,7 @@ _EXECUTOR = (
         default="auto",
         choices=("auto", "numpy", "native"),
         meaning="Compiled kernels: auto uses them if they are expected to be faster, native whenever possible, numpy "
-        "never. Without llvmlite (extra fast) all three mean numpy.",
+        "never. Without llvmlite all three mean numpy.",
         effect=_BIND_NOW,
     ),
     _executor(
@@ -426,6 +441,7 @@ def _flag(
     choices: tuple[str, ...] = (),
     effect: str,
     group: str = "storage",
+    default_from: str | None = None,
 ) -> Variable:
     """Return one of Paddle's flags, typed by its default."""
     return Variable(
@@ -438,6 +454,7 @@ def _flag(
         group=group,
         meaning=meaning,
         effect=effect,
+        default_from=default_from,
     )
 
 
@@ -458,7 +475,7 @@ _STORAGE = (
         "Share of the free GPU memory per block; 0 takes no blocks.",
         low=0,
         high=1,
-        effect="chunks of gpu(i) and sim(i), with naive_best_fit",
+        effect="chunks of gpu(i) and sim(i), with naive_best_fit, which it chooses unless another variable does",
     ),
     _flag(
         "fraction_of_cpu_memory_to_use",
@@ -466,7 +483,7 @@ _STORAGE = (
         "Largest share of the host memory per block; 0 takes no blocks.",
         low=0,
         high=1,
-        effect="chunks of cpu(i), with naive_best_fit",
+        effect="chunks of cpu(i), with naive_best_fit, which it chooses unless another variable does",
     ),
     _flag(
         "fraction_of_cuda_pinned_memory_to_use",
@@ -474,7 +491,7 @@ _STORAGE = (
         "Share of the host memory for pinned blocks.",
         low=0,
         high=1,
-        effect="chunks of cpu_pinned(i), with naive_best_fit",
+        effect="chunks of cpu_pinned(i), with naive_best_fit, which it chooses unless another variable does",
     ),
     _flag(
         "initial_cpu_memory_in_mb",
@@ -521,6 +538,13 @@ _STORAGE = (
         False,
         "Return unused chunks to the device before a pool grows.",
         effect="pools of every device, with auto_growth",
+    ),
+    _flag(
+        "gpu_allocator_retry_time",
+        10_000,
+        "Milliseconds that an allocation of GPU memory waits for frees before it fails.",
+        low=0,
+        effect="gpu(i) and sim(i): how long an allocation without room waits for operations that still use dead arrays",
     ),
     _flag(
         "init_allocated_mem",
@@ -604,11 +628,41 @@ _STORAGE = (
         group="executor",
     ),
     _flag(
+        "conv_workspace_size_limit",
+        -1,
+        "MiB of scratch that the algorithm of a convolution may take; -1: as the operator's workspace says.",
+        low=-1,
+        effect="convolutions on gpu(i), from the next plan on: the smaller of this and the operator's workspace",
+        group="executor",
+    ),
+    _flag(
+        "check_nan_inf",
+        False,
+        "Check all results of all nodes, and fail at the first one that is not a finite number.",
+        effect="executors that are bound later: forward and backward run node by node, wait for each, and raise an "
+        "error that names the node",
+        group="executor",
+    ),
+    _flag(
         "enable_cublas_tensor_op_math",
         False,
         "Allow tensor cores in matrix products, at some loss of precision.",
         effect="float32 as TF32: products of a GPU from its first use on, convolutions by cuDNN from the next plan on",
         group="executor",
+        default_from="MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION",
+    ),
+    _executor(
+        name="MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION",
+        default=False,
+        meaning="Let float32 products use tensor cores.",
+        effect="default of FLAGS_enable_cublas_tensor_op_math",
+    ),
+    _executor(
+        name="MXNET_CUDA_ALLOW_TENSOR_CORE",
+        default=True,
+        meaning="Let operators use tensor cores.",
+        effect="0: float32 is never computed as TF32, whatever FLAGS_enable_cublas_tensor_op_math says; which cores "
+        "compute float16, the libraries of CUDA decide",
     ),
 )
 
@@ -696,17 +750,17 @@ _KVSTORE = (
     ),
     _flag(
         "fuse_parameter_groups_size",
-        3,
-        "Gradients exchanged in one batch; -1 is no limit.",
+        -1,
+        "Gradients exchanged in one bucket; -1 is no limit.",
         low=-1,
-        effect="number of gradients that a distributed store batches into one exchange",
+        effect="number of gradients that local, device, nccl and dist_sync sum, update and copy as one bucket",
         group="kvstore",
     ),
     _flag(
         "fuse_parameter_memory_size",
-        -1.0,
-        "MiB of gradients exchanged in one batch; below 0 is no limit.",
-        effect="bytes that a distributed store batches into one exchange",
+        8.0,
+        "MiB of gradients exchanged in one bucket; below 0 is no limit.",
+        effect="bytes that local, device, nccl and dist_sync sum, update and copy as one bucket",
         group="kvstore",
     ),
 )
@@ -723,17 +777,83 @@ _TRAINING = (
     ),
 )
 
-TABLE: tuple[Variable, ...] = (*_ENGINE, *_PLANNER, *_EXECUTOR, *_STORAGE, *_KVSTORE, *_TRAINING)
+_PROFILER = (
+    Variable(
+        name="MXNET_PROFILER_AUTOSTART",
+        default=False,
+        group="profiler",
+        when=When.PROCESS,
+        meaning="Record operations from the import of the package on.",
+        effect="the trace is written to profile.json, or the file that mx.profiler.set_config names, when the process "
+        "ends; mx.profiler.dump writes it earlier",
+    ),
+)
+
+TABLE: tuple[Variable, ...] = (*_ENGINE, *_PLANNER, *_EXECUTOR, *_STORAGE, *_KVSTORE, *_TRAINING, *_PROFILER)
 """Every variable, grouped by the layer that reads it."""
 
-_ELSEWHERE = """
-BACKWARD_MIRROR_STEP CPU_PARALLEL_RAND_COPY CPU_PARALLEL_SIZE CPU_TEMP_COPY CUDA_GRAPHS_VERBOSE
-ENABLE_CUDA_GRAPHS_VERBOSE ENABLE_CUDA_GRAPHS_MAX_LOG_ENTRIES ENGINE_INFO EXEC_VERBOSE_LOGGING FUSION_VERBOSE
-GPU_CUDNN_DROPOUT_STATE_COPY GPU_PARALLEL_RAND_COPY GPU_TEMP_COPY GPU_WORKER_NSTREAMS HOME
-INFER_STORAGE_TYPE_VERBOSE_LOGGING KVSTORE_DIST_ROW_SPARSE_VERBOSE KVSTORE_SERIAL_PUSH KVSTORE_SLICE_THRESHOLD
-LIBRARY_PATH MEM_PLAN_VERBOSE_LOGGING MP_OPENCV_NUM_THREADS OMP_MAX_THREADS OPTIMIZER_AGGREGATION_SIZE
-PROFILER_AUTOSTART PROFILER_MODE SAFE_ACCUMULATION STORAGE_FALLBACK_LOG_VERBOSE SUBGRAPH_BACKEND SUBGRAPH_VERBOSE
-UPDATE_AGGREGATION_SIZE USE_NAIVE_STORAGE_MANAGER USE_OPERATOR_TUNING USE_SIGNAL_HANDLER
-"""
-UNUSED_HERE = frozenset("MXNET_" + name for name in _ELSEWHERE.split())
-"""Names that MXNet 1.9.1 or 2.0 reads and weftplan does not. They are not misspellings of ours."""
+_WORDS = {
+    "accuracy is that of NumPy: sums of float16 are made in float32": "MXNET_SAFE_ACCUMULATION",
+    "MXNET_BACKWARD_DO_MIRROR and a budget decide what is repeated": "MXNET_BACKWARD_MIRROR_STEP",
+    "random numbers have a key for each draw and share no generators": """
+        MXNET_CPU_PARALLEL_RAND_COPY MXNET_GPU_PARALLEL_RAND_COPY MXNET_GPU_CUDNN_DROPOUT_STATE_COPY""",
+    "WEFTPLAN_KERNEL_CORES says how many cores one operation may use": """
+        MXNET_CPU_PARALLEL_SIZE MXNET_OMP_MAX_THREADS MXNET_USE_NUM_CORES_OPERATOR_TUNING FLAGS_paddle_num_threads
+        FLAGS_inner_op_parallelism""",
+    "scratch is planned with the graph": "MXNET_CPU_TEMP_COPY",
+    "weftplan plan --kernels shows kernels and passes": """
+        MXNET_FUSION_VERBOSE MXNET_EXEC_VERBOSE_LOGGING MXNET_MEM_PLAN_VERBOSE_LOGGING
+        MXNET_INFER_STORAGE_TYPE_VERBOSE_LOGGING MXNET_SUBGRAPH_VERBOSE MXNET_STORAGE_FALLBACK_LOG_VERBOSE
+        FLAGS_print_sub_graph_dir FLAGS_enable_unused_var_check""",
+    "a trace shows which graphs were captured": """
+        MXNET_CUDA_GRAPHS_VERBOSE MXNET_ENABLE_CUDA_GRAPHS_VERBOSE MXNET_ENABLE_CUDA_GRAPHS_MAX_LOG_ENTRIES""",
+    "mx.profiler records operations": """
+        MXNET_ENGINE_INFO FLAGS_pe_profile_fname FLAGS_tracer_profile_fname FLAGS_multiple_of_cupti_buffer_size
+        FLAGS_enable_rpc_profiler FLAGS_benchmark FLAGS_call_stack_level FLAGS_enable_host_event_recorder_hook""",
+    "every operation is recorded in any mode": "MXNET_PROFILER_MODE",
+    "MXNET_GPU_WORKER_NTHREADS is also the number of streams": "MXNET_GPU_WORKER_NSTREAMS",
+    "nothing is downloaded": "MXNET_HOME MXNET_GLUON_REPO",
+    "nothing here is a C library": """
+        MXNET_LIBRARY_PATH MXNET_INCLUDE_PATH MXNET_ENABLE_CYTHON MXNET_ENFORCE_CYTHON MXNET_CONF_PATH""",
+    "every array is dense": "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE",
+    "sums have a fixed order of additions": """
+        MXNET_KVSTORE_SERIAL_PUSH FLAGS_sort_sum_gradient FLAGS_cudnn_deterministic FLAGS_cpu_deterministic
+        FLAGS_embedding_deterministic""",
+    "every process sums its share; there are no servers": """
+        MXNET_KVSTORE_SLICE_THRESHOLD FLAGS_rpc_deadline FLAGS_rpc_server_profile_path FLAGS_rpc_send_thread_num
+        FLAGS_rpc_get_thread_num FLAGS_rpc_prefetch_thread_num FLAGS_rpc_disable_reuse_port FLAGS_rpc_retry_times
+        FLAGS_rpc_retry_bind_port FLAGS_dist_threadpool_size FLAGS_worker_update_interval_secs
+        FLAGS_communicator_fake_rpc FLAGS_communicator_independent_recv_thread FLAGS_communicator_max_merge_var_num
+        FLAGS_communicator_max_send_grad_num_before_recv FLAGS_communicator_merge_sparse_bucket
+        FLAGS_communicator_merge_sparse_grad FLAGS_communicator_min_send_grad_num_before_recv
+        FLAGS_communicator_send_queue_size FLAGS_communicator_send_wait_times FLAGS_communicator_thread_pool_size
+        FLAGS_communicator_is_sgd_optimizer FLAGS_apply_pass_to_program FLAGS_apply_pass_to_communicator""",
+    "images are decoded by Pillow, on preprocess_threads threads": "MXNET_MP_OPENCV_NUM_THREADS",
+    "updates of many weights are fused into one operation": """
+        MXNET_OPTIMIZER_AGGREGATION_SIZE MXNET_UPDATE_AGGREGATION_SIZE FLAGS_fuse_all_optimizer_ops""",
+    "graphs are not given to other runtimes": """
+        MXNET_SUBGRAPH_BACKEND FLAGS_use_mkldnn FLAGS_tracer_mkldnn_ops_on FLAGS_tracer_mkldnn_ops_off FLAGS_use_ngraph
+        FLAGS_use_cinn FLAGS_use_xpu MXNET_MKLDNN_CACHE_NUM MXNET_MKLDNN_DEBUG MXNET_MKLDNN_ENABLED
+        MXNET_USE_MKLDNN_RNN MXNET_MKLDNN_FORCE_FC_AB_FORMAT MXNET_MKLDNN_QFC_DYNAMIC_PARAMS
+        MXNET_DISABLE_MKLDNN_CONV_OPT MXNET_DISABLE_MKLDNN_FC_OPT MXNET_DISABLE_MKLDNN_FUSE_CONV_BN
+        MXNET_DISABLE_MKLDNN_FUSE_CONV_RELU MXNET_DISABLE_MKLDNN_FUSE_CONV_SUM MXNET_DISABLE_MKLDNN_FUSE_FC_ELTWISE
+        MXNET_DISABLE_MKLDNN_TRANSFORMER_OPT MXNET_DISABLE_MKLDNN_QEM_FLOAT_OUTPUT MXNET_DISABLE_MKLDNN_QEM_FUSE_ALL
+        MXNET_DISABLE_MKLDNN_QFC_FLOAT_OUTPUT MXNET_DISABLE_MKLDNN_QFC_FUSE_ALL
+        MXNET_DISABLE_MKLDNN_QTRANSFORMER_FLOAT_OUTPUT MXNET_DISABLE_MKLDNN_QTRANSFORMER_FUSE_ALL""",
+    "networks are not run in int8": "MXNET_QUANTIZATION_VERBOSE MXNET_RNN_USE_WEIGHT_CACHE",
+    "MXNET_*_MEM_POOL_TYPE and FLAGS_allocator_strategy choose the pools": """
+        MXNET_USE_NAIVE_STORAGE_MANAGER FLAGS_use_pinned_memory FLAGS_use_system_allocator
+        FLAGS_use_cuda_managed_memory FLAGS_use_stream_safe_cuda_allocator FLAGS_use_shm_cache
+        FLAGS_use_virtual_memory_auto_growth FLAGS_gpu_memory_growth FLAGS_fraction_of_npu_memory_to_use""",
+    "kernels are chosen by MXNET_CUDNN_AUTOTUNE_DEFAULT": """
+        MXNET_USE_OPERATOR_TUNING MXNET_OUTPUT_TUNING_DATA MXNET_VERBOSE_TUNING_INFO MXNET_TUNING_WEIGHT_SCALE
+        FLAGS_cudnn_batchnorm_spatial_persistent FLAGS_cudnn_exhaustive_search_times FLAGS_use_autotune""",
+    "errors carry the user's line": "MXNET_USE_SIGNAL_HANDLER",
+    "mx.gpu(i) and CUDA_VISIBLE_DEVICES choose GPUs": "FLAGS_selected_gpus",
+    "the store nccl and peer access decide how GPUs exchange": """
+        FLAGS_sync_nccl_allreduce FLAGS_enable_parallel_graph FLAGS_nccl_blocking_wait
+        FLAGS_allreduce_record_one_event""",
+}
+"""Why names of MXNet 1.9.1 and 2.0 and of Paddle do nothing here -> these names."""
+UNUSED_HERE: dict[str, str] = {name: word for word, names in _WORDS.items() for name in names.split()}
+"""Names that MXNet or Paddle reads and weftplan does not, each with the reason: they are no misspellings of ours."""

@@ -268,7 +268,7 @@ def check_environment() -> None:
 
 
 def strangers() -> list[str]:
-    """Return unknown names in the environment with one of our prefixes, sorted. Names of MXNet are known."""
+    """Return unknown names in the environment with one of our prefixes, sorted. Names of MXNet and Paddle are known."""
     return sorted(
         name
         for name in os.environ
@@ -276,9 +276,9 @@ def strangers() -> list[str]:
     )
 
 
-def without_effect() -> list[str]:
-    """Return names in the environment that MXNet reads and weftplan does not, sorted."""
-    return sorted(UNUSED_HERE.intersection(os.environ))
+def without_effect() -> dict[str, str]:
+    """Return the names in the environment that MXNet or Paddle reads and weftplan does not, each with the reason."""
+    return {name: UNUSED_HERE[name] for name in sorted(UNUSED_HERE.keys() & os.environ)}
 
 
 def nearest(name: str) -> str | None:

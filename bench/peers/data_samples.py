@@ -25,7 +25,7 @@ class Images:
 
 
 class Ready(Images):
-    """The same images without work: what remains is the loader's own."""
+    """The same images without work, so that the time is the loader's own."""
 
     def __getitem__(self, number):
         return self.pixels[number, :, :32, :32], self.labels[number]

@@ -1,4 +1,4 @@
-"""One process of ``bench_dist.py``: exchanges of a store and raw ones of mpi4py, in turn; rank 0 prints JSON.
+"""One process of ``bench_dist.py``: exchanges of a store and raw exchanges of mpi4py, in turn; rank 0 prints JSON.
 
 dist_rank.py ROUNDS BYTES…
 """

@@ -1,6 +1,6 @@
 """One loop of array operations: ``python memory_of_loops.py {weftplan|mxnet} LOOP MIB STEPS`` prints JSON.
 
-Resident bytes above those before the loop: the most, and what is left after all arrays have gone; and seconds.
+Resident bytes above those before the loop: the most, and the rest after all arrays have gone; and seconds.
 """
 
 import gc
@@ -33,7 +33,7 @@ def one_size(wait):
 
 
 def temporaries(wait):
-    """Results of one array, of which only a sum is kept."""
+    """Results of one array; only their sum is kept."""
     a, total = nd.ones((elements,)), nd.zeros((1,))
     for step in range(steps):
         total += nd.sum(a * (step + 1))
@@ -59,7 +59,7 @@ done = threading.Event()
 
 
 def watch():
-    """Where the process was larger before the loop than in it, its mark says nothing: then samples do."""
+    """If the process was larger before the loop than in it, its mark says nothing, and samples are taken."""
     while not done.wait(0.002):
         most.append(status()[0])
 

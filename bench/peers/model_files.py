@@ -1,7 +1,7 @@
 """Peer of ``bench_models.py``: opens, binds and runs model files in PACKAGE (``weftplan`` or ``mxnet``).
 
-Reads a line of JSON for each job and answers with a line: {"wall": seconds, "cpu": seconds of all threads}, and what
-the job found out. Jobs: ``load`` (a pair of files), ``bind`` (mode ``inference`` or ``training``), ``bind_and_fill``
+Reads a line of JSON for each job and answers with a line: {"wall": seconds, "cpu": seconds of all threads}, and the
+results of the job. Jobs: ``load`` (a pair of files), ``bind`` (mode ``inference`` or ``training``), ``bind_and_fill``
 (until all arrays are filled), ``run`` (once), ``runs`` (again and again; the median), ``bind_and_run``.
 """
 
@@ -47,7 +47,7 @@ def bind(job):
 
 
 def bind_and_fill(job):
-    """A bind, and what it leaves to threads: both frameworks return while arrays are being filled with zeros."""
+    """A bind, and the work that it leaves to threads: both frameworks return while they fill arrays with zeros."""
     bind(job)
     mx.nd.waitall()
     return {}
@@ -80,7 +80,7 @@ def facts(job):
 
 
 def run(job):
-    """Once forward, and backward where it is bound for training."""
+    """Once forward, and backward if it is bound for training."""
     executor = held["executor"]
     executor.forward(is_train=held["training"])
     if held["training"]:

@@ -1,9 +1,9 @@
-"""Planner peer: what MXNet 1.9.1 plans for symbol files. Run with MXNet's own interpreter.
+"""Planner peer: the plans of MXNet 1.9.1 for symbol files. Run with MXNet's own interpreter.
 
     python bench/peers/mxnet_planner.py < requests.json
 
 Standard input: ``{network: {"file": path, "shapes": {name: dims}}}``. Prints one JSON object: for each network the
-mebibytes that the executor reports after binding for training and for inference (``debug_str`` prints whole ones).
+mebibytes that the executor reports after binding for training and for inference (``debug_str`` prints whole mebibytes).
 """
 
 import gc

@@ -4,9 +4,9 @@ Run with the Python of an environment that has MXNet 1.9.1, from the repository'
 
     PYTHON-WITH-MXNET bench/peers/mxnet_symbols.py [folder]
 
-The files (gzip when large, default folder ``bench/data/symbols``) are what planner comparisons and the tests of
-``weftplan.models`` read. Zoo networks come from MXNet's own model zoo, with a SoftmaxOutput on top; their names are
-made independent of what was built before in the process.
+Planner comparisons and the tests of ``weftplan.models`` read the files (gzip when large, default folder
+``bench/data/symbols``). Zoo networks come from MXNet's own model zoo, with a SoftmaxOutput on top; their names are
+made independent of graphs built before in the process.
 """
 
 import gzip

@@ -28,7 +28,7 @@ SAME = {"ndarray.ndarray": "ndarray", "symbol.symbol": "symbol", "model": "model
 
 PRIVATE = {"ndarray.ndarray": {"_STORAGE_TYPE_STR_TO_ID": {"undefined": -1, "default": 0, "row_sparse": 1, "csr": 2},
                                "py_slice": slice}}  # fmt: skip
-"""What the tests and their tools import of MXNet's inside."""
+"""The names inside MXNet that the tests and their tools import."""
 
 importing = True
 
@@ -64,7 +64,7 @@ class Absent(types.ModuleType):
 
 
 class Used:
-    """What inherits from something absent."""
+    """A class that inherits from an absent class."""
 
     def __new__(cls, *args, **kwargs):
         raise OutOfScopeError(cls.__name__)

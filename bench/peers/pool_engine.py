@@ -23,7 +23,7 @@ def nothing():
 
 
 class Task:
-    """One operation: how many it waits for, and who waits for it."""
+    """One operation: how many it waits for, and the operations that wait for it."""
 
     __slots__ = ("next", "wait")
 

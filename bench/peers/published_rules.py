@@ -1,9 +1,9 @@
 """The rules of other allocators, as their documentation publishes them, on our blocks: for traces, not for programs.
 
 * PyTorch's caching allocator (2.x, "CUDA semantics" and the comments of its allocator): sizes are multiples of 512
-  bytes; requests up to 1 MiB are cut from segments of 2 MiB, those up to 10 MiB from segments of 20 MiB, larger ones
-  have a segment of their own, a multiple of 2 MiB; the two kinds do not mix; best fit; a rest is cut off from 512 bytes
-  on among the small, and beyond 1 MiB among the large.
+  bytes; requests up to 1 MiB are cut from segments of 2 MiB, those up to 10 MiB from segments of 20 MiB, larger
+  requests have a segment of their own, a multiple of 2 MiB; the two kinds do not mix; best fit; a rest is cut off
+  from 512 bytes on among the small, and beyond 1 MiB among the large.
 * RMM's pool (0.20 and later): multiples of 256 bytes; a coalescing best fit from a pool that grows by as much as it
   has, or by the request if that is more; it begins with 1 MiB here, since its default is a share of a GPU.
 * CuPy's pool: multiples of 512 bytes, best fit among chunks of exactly what was asked for, every rest is cut off.
@@ -67,7 +67,7 @@ class _TorchLarge(Rule):
 
 
 class Torch:
-    """PyTorch's: two pools, of which neither gives anything back before the device is full."""
+    """PyTorch's: two pools; neither gives anything back before the device is full."""
 
     def __init__(self, device):
         self.pools = _TorchSmall(device), _TorchLarge(device)

@@ -17,9 +17,8 @@ import numpy as np
 CONTEXTS = 4
 
 
-def main(package, store, elements, repeat):
-    """Exchange one key."""
-    mx = importlib.import_module(package)
+def prepare(mx, store, elements):
+    """Return the functions that push and pull one key of a new store, and the arrays that a pull fills."""
     kv = mx.kv.create(store)
     values = [mx.nd.full((elements,), i + 1.0, ctx=mx.cpu(i)) for i in range(CONTEXTS)]
     outs = [mx.nd.zeros((elements,), ctx=mx.cpu(i)) for i in range(CONTEXTS)]
@@ -30,6 +29,14 @@ def main(package, store, elements, repeat):
 
     def pull():
         kv.pull("w", out=outs)
+
+    return push, pull, outs
+
+
+def main(package, store, elements, repeat):
+    """Exchange one key."""
+    mx = importlib.import_module(package)
+    push, pull, outs = prepare(mx, store, elements)
 
     def both():
         push()
@@ -50,4 +57,5 @@ def main(package, store, elements, repeat):
     print(json.dumps(result))
 
 
-main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

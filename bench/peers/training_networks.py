@@ -28,7 +28,7 @@ def batch(network):
 
 
 def with_loss(sym, network):
-    """A network and the loss behind it; of the LSTM at every step."""
+    """A network and its loss; of the LSTM at every step."""
     label = sym.Variable("softmax_label")
     if network == "lstm":
         label = sym.Reshape(label, shape=(-1,))

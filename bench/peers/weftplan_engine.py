@@ -26,17 +26,33 @@ def nothing():
     """The pushed function."""
 
 
-def run(eng, num_vars, program, fn):
-    """Seconds from the first push until all are done."""
+def prepare(eng, num_vars, program):
+    """Return the vars of each operation as tuples, the form that costs a push least."""
     made = [eng.new_variable() for _ in range(num_vars)]
-    # Made beforehand in the form that costs a push least, as MXNet's peer makes its arrays of handles.
     calls = [(tuple([made[i] for i in reads]), tuple([made[i] for i in writes])) for reads, writes in program]
-    push = eng.push
     programs.settle()
-    start = time.perf_counter()
+    return calls
+
+
+def push_all(eng, calls, fn):
+    """Push ``fn`` for each of the prepared calls, and wait until all are done."""
+    push = eng.push
     for reads, writes in calls:
         push(fn, reads, writes)
     eng.wait_for_all()
+
+
+def push_and_wait(eng, var):
+    """Push one operation and wait for it."""
+    eng.push(nothing, (), [var])
+    eng.wait_for_var(var)
+
+
+def run(eng, num_vars, program, fn):
+    """Return the seconds from the first push until all are done."""
+    calls = prepare(eng, num_vars, program)
+    start = time.perf_counter()
+    push_all(eng, calls, fn)
     return time.perf_counter() - start
 
 
@@ -59,14 +75,12 @@ def no_ops(count, workers):
         rounds = 5000
         start = time.perf_counter()
         for _ in range(rounds):
-            eng.push(nothing, (), [var])
-            eng.wait_for_var(var)
+            push_and_wait(eng, var)
         result["push_wait"] = (time.perf_counter() - start) / rounds * 1e6
         eng._waiters_help = "1"
         start = time.perf_counter()
         for _ in range(rounds):
-            eng.push(nothing, (), [var])
-            eng.wait_for_var(var)
+            push_and_wait(eng, var)
         result["user_wait"] = (time.perf_counter() - start) / rounds * 1e6
         a = mx.nd.zeros((16,))
         for _ in range(100):
@@ -154,7 +168,7 @@ def resident():
 
 
 def memory(count, workers):
-    """Bytes per pending operation, and what is still held after they ran."""
+    """Bytes per pending operation, and bytes still held after they ran."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
     gate = threading.Event()
     var = eng.new_variable()
@@ -194,5 +208,6 @@ def latency(count, workers):
 
 
 MODES = {"work": work, "memory": memory, "latency": latency}
-mode = MODES[sys.argv[3]] if len(sys.argv) > 3 else no_ops
-print(json.dumps(mode(int(sys.argv[1]), int(sys.argv[2]))))
+if __name__ == "__main__":
+    mode = MODES[sys.argv[3]] if len(sys.argv) > 3 else no_ops
+    print(json.dumps(mode(int(sys.argv[1]), int(sys.argv[2]))))

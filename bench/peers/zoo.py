@@ -1,14 +1,14 @@
-"""Peer of ``bench_zoo.py``: exports networks of MXNet's Gluon with random weights, and what MXNet computes of them.
+"""Peer of ``bench_zoo.py``: exports networks of MXNet's Gluon with random weights, and MXNet's values of them.
 
     MXNET_PYTHON bench/peers/zoo.py FOLDER NAME…
     MXNET_PYTHON bench/peers/zoo.py --files SHAPES FOLDER NAME…
     MXNET_PYTHON bench/peers/zoo.py --again FOLDER NAME…
 
 For each network the files ``NAME-symbol.json`` and ``NAME-0000.params`` as ``HybridBlock.export`` writes them, and
-``NAME.npz`` with the inputs, the outputs of inference without MXNet's fused operators (and what goes into a softmax at
+``NAME.npz`` with the inputs, the outputs of inference without MXNet's fused operators (and the input of a softmax at
 the end, since it may hide differences), in float64, too, and the gradients of all parameters from a training step of
-the symbol, in which dropout is switched off. With ``--files`` the symbols are in FOLDER already, and parameters are
-drawn where there are none; ``SHAPES`` is a file of JSON, ``{NAME: {"run": shapes of inputs, "plan": the same}}``. With
+the symbol, with dropout switched off. With ``--files`` the symbols are in FOLDER already, and parameters are
+drawn if there are none; ``SHAPES`` is a file of JSON, ``{NAME: {"run": shapes of inputs, "plan": the same}}``. With
 ``--again`` the files ``NAME-again-symbol.json`` and ``.params``, which weftplan wrote, are run, and it is said whether
 the outputs have the same bits. ``--list`` prints the names.
 """
@@ -145,7 +145,7 @@ def _made(name):
 
 
 def _export(folder, name):
-    """Make the pair of files, and what MXNet computes of it."""
+    """Make the pair of files, and MXNet's values of it."""
     mx.random.seed(1)
     np.random.seed(1)  # noqa: NPY002 - what MXNet draws from
     net, x = _made(name)
@@ -168,7 +168,7 @@ def _draw_statistics(aux, random):
 
 
 def _given(folder, name, shapes):
-    """Draw parameters of a symbol where there are none, and inputs; compute."""
+    """Draw the parameters of a symbol if there are none, and inputs; compute."""
     random = np.random.RandomState(5)
     symbol = mx.sym.load(str(folder / f"{name}-symbol.json"))
     run = {key: tuple(shape) for key, shape in shapes["run"].items()}
@@ -214,7 +214,7 @@ def _slopes(path):
 
 
 def _scores(symbol):
-    """Names of what goes into a softmax at the end."""
+    """Names of the inputs of a softmax at the end."""
     graph = json.loads(symbol.tojson())
     nodes = graph["nodes"]
     ends = [nodes[head[0]] for head in graph["heads"]]
@@ -253,7 +253,7 @@ def _planned(symbol, shapes):
 
 
 def _compute(folder, name, inputs, plan, random):
-    """What MXNet computes of a pair of files, in ``NAME.npz``."""
+    """Write MXNet's values of a pair of files into ``NAME.npz``."""
     path = folder / f"{name}-symbol.json"
     symbol, args, aux = mx.model.load_checkpoint(str(folder / name), 0)
     outputs = _infer(symbol, args, aux, inputs)

@@ -22,7 +22,7 @@ import pytest
 import weftplan as mx
 from weftplan.cli.model_files import _text
 from weftplan.cli.plan.inputs import load_network
-from weftplan.cli.run import _read
+from weftplan.cli.run.inputs import read as _read
 from weftplan.convert import load_safetensors
 from weftplan.errors import FormatError
 from weftplan.kvstore.updater import Updater
@@ -158,8 +158,8 @@ CASES: dict[str, tuple[str, Callable[[], bytes], Load]] = {
         lambda path: mx.io.MNISTIter(image=path, label=path),
     ),
     "csv, packed": ("a.csv.gz", packed_zeros, lambda path: mx.io.CSVIter(data_csv=path, data_shape=(2,))),
-    "npz, compressed": ("a.npz", packed_npz, lambda path: _read(path, None, None, None)),
-    "npy, a shape without data": ("a.npy", npy_header, lambda path: _read(path, None, None, None)),
+    "npz, compressed": ("a.npz", packed_npz, lambda path: _read(path)),
+    "npy, a shape without data": ("a.npy", npy_header, lambda path: _read(path)),
     **{
         f"onnx, {build.__name__}": ("a.onnx", lambda build=build: onnx_file(build), mx.onnx.import_model)
         for build in (filled, ranged, outer, gathered, doubled)
@@ -189,13 +189,13 @@ def test_large_images_are_refused(tmp_path: Path):
     pillow = pytest.importorskip("PIL.Image")
     pillow.new("1", (10_000, 9_500)).save(tmp_path / "a.png")
     with pytest.raises(FormatError, match="exceeds limit"):
-        _read(tmp_path / "a.png", None, None, None)
+        _read(tmp_path / "a.png")
 
 
 def test_compressible_data_is_read(tmp_path: Path):
     """Data that compresses below a hundredth is read if small, and large data that compresses less."""
     np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros(1_000_000, np.float32))
-    assert _read(tmp_path / "zeros.npz", None, None, None)["x"].shape == (1_000_000,)
+    assert _read(tmp_path / "zeros.npz")["x"].shape == (1_000_000,)
     (tmp_path / "images").write_bytes(gzip.compress(struct.pack(">IIII", 0x803, 1000, 28, 28) + bytes(784_000)))
     (tmp_path / "labels").write_bytes(gzip.compress(struct.pack(">II", 0x801, 1000) + bytes(1000)))
     assert len(list(mx.io.MNISTIter(image=tmp_path / "images", label=tmp_path / "labels", batch_size=100))) == 10
@@ -224,8 +224,8 @@ FOLDERS: dict[str, Load] = {
     "image list": lambda path: mx.image.ImageIter(1, (3, 4, 4), path_imglist=path, path_root=path),
     "image": mx.image.imread,
     "states of a module": read_states,
-    "run": lambda path: _read(path, None, None, None),
-    "run image": lambda path: _read(path / "folder.png", None, None, None),
+    "run": lambda path: _read(path),
+    "run image": lambda path: _read(path / "folder.png"),
 }
 
 

@@ -215,7 +215,8 @@ def test_a_page(prefix: Path, tmp_path: Path) -> None:
     text = (tmp_path / "page.html").read_text()
     assert f"wrote {tmp_path / 'page.html'}" in result.output
     assert "<td>conv</td>" in text
-    assert "http" not in text
+    assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert text.count("<svg") == 1
 
 
 def expected(data: Any) -> Any:
@@ -326,3 +327,28 @@ def test_run_says_what_is_missing(prefix: Path, tmp_path: Path) -> None:
     save_checkpoint(prefix, 9, None, args, aux)
     result = call("run", prefix, 9, "--input", tmp_path / "x.npy")
     assert "lack ['fc_weight', 'bn_moving_var']" in result.output
+
+
+def test_label_that_passes_a_reshape(tmp_path: Path) -> None:
+    """A recurrent network of MXNet's examples is run without its label, and converted with or without its shape."""
+    pytest.importorskip("onnxruntime")
+    cell = mx.rnn.LSTMCell(4, prefix="l0_")
+    embedded = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=9, output_dim=5, name="embed")
+    outputs, _ = cell.unroll(6, embedded, merge_outputs=True)
+    scores = mx.sym.FullyConnected(mx.sym.Reshape(outputs, shape=(-1, 4)), num_hidden=9, name="pred")
+    label = mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
+    module = mx.mod.Module(mx.sym.SoftmaxOutput(scores, label, name="softmax"))
+    module.bind([("data", (2, 6))], [("softmax_label", (2, 6))])
+    module.init_params(mx.init.Xavier())
+    module.save_checkpoint(tmp_path / "lstm", 3)
+    words = np.random.RandomState(0).randint(0, 9, (2, 6)).astype("f")
+    np.save(tmp_path / "x.npy", words)
+    result = call("run", tmp_path / "lstm", 3, "--input", tmp_path / "x.npy", "-o", tmp_path / "out.npz")
+    assert result.exit_code == 0, result.output
+    module.forward(mx.io.DataBatch([mx.nd.array(words)], [mx.nd.zeros((2, 6))]), is_train=False)
+    with np.load(tmp_path / "out.npz") as found:
+        np.testing.assert_allclose(found["softmax_output"], module.get_outputs()[0].asnumpy(), rtol=1e-5)
+    for more in ((), ("--shape", "softmax_label=2,6")):
+        result = call("convert", tmp_path / "lstm", 3, tmp_path / "l.onnx", "--shape", "data=2,6", *more)
+        assert result.exit_code == 0, result.output
+        assert "checked with onnxruntime" in result.output

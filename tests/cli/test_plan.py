@@ -85,7 +85,7 @@ def test_text_for_people() -> None:
     assert "CUDA context" in result.stdout
     first = result.stdout.splitlines()[0]
     assert first.startswith("training lenet, batch 32, float32: ")
-    assert f"{found['total'] / 2**20:.2f} MiB in all (activations " in first
+    assert f"{found['total'] / 2**20:.2f} MiB in all (planned peak " in first
     assert "not counted" not in first
     assert "optimizer not counted: --optimizer adam)" in plan("lenet").stdout.splitlines()[0]
 
@@ -378,3 +378,24 @@ def test_kernels_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rows) == 2
     assert all("numpy (chosen by the user)" in row for row in rows)
     assert set(figures("lenet", "--kernels")["kernels"].values()) == {"numpy (chosen by the user)"}
+
+
+def test_onnx_file_of_another_batch(tmp_path: Path) -> None:
+    """Initial states in a file have the batch of the export; the message says so, and not which weight to reshape."""
+    pytest.importorskip("onnx")
+    cell = mx.rnn.FusedRNNCell(8, mode="lstm", prefix="r_")
+    steps = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=20, output_dim=6, name="embed")
+    outputs, _ = cell.unroll(12, mx.sym.SwapAxis(steps, dim1=0, dim2=1), layout="TNC", merge_outputs=True)
+    module = mx.mod.Module(mx.sym.FullyConnected(outputs, num_hidden=3, name="fc"), label_names=None)
+    module.bind([("data", (4, 12))], for_training=False)
+    module.init_params(mx.init.Xavier())
+    path = tmp_path / "rnn.onnx"
+    module.save_checkpoint(tmp_path / "rnn", 0)
+    made = CliRunner().invoke(main, ["convert", str(tmp_path / "rnn"), "0", str(path), "--shape", "data=4,12"])
+    assert made.exit_code == 0, made.output
+    result = CliRunner().invoke(main, ["plan", str(path), "--inference", "--shape", "data=64,12"])
+    assert result.exit_code == 1
+    assert "rnn.onnx was exported for data=4,12, and values in it have sizes that follow" in " ".join(
+        result.output.split()
+    )
+    assert "--shape" not in result.output

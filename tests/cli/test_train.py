@@ -221,5 +221,5 @@ def test_a_budget_that_cannot_be_met():
     refused = CliRunner().invoke(main, [*arguments, "--budget", "10KB"])
     assert refused.exit_code == 1
     assert "the memory budget is 10,000 bytes" in refused.output
-    smallest = int(refused.output.split("budget found that works is ")[1].split(":")[0])
+    smallest = int(refused.output.split("budget found that works is ")[1].split(" ")[0])
     assert train(*arguments[1:], "--budget", str(smallest))["allocated_bytes"] < smallest

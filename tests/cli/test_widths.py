@@ -32,10 +32,10 @@ for width in map(int, sys.argv[1:]):
 """
 
 
-def on_a_terminal(script: str, *arguments: object) -> str:
+def on_a_terminal(script: str, *arguments: object, width: int = 80) -> str:
     """Return the output of a child process on a pseudo-terminal."""
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     environment = {**os.environ, "TERM": "xterm", "WEFTPLAN_KERNELS": "numpy"}
     environment.pop("COLUMNS", None)
     child = subprocess.Popen(
@@ -109,3 +109,25 @@ def test_a_pipe_has_no_width() -> None:
     assert any("last read by" in line for line in lines)
     assert any(len(line) > 120 for line in lines)
     assert done.stderr == ""
+
+
+NARROW = """
+from weftplan.cli import main
+
+main(["inspect", "lenet"], standalone_mode=False)
+print("@")
+main(["train", "--network", "mlp", "--epochs", "1", "--devices", "1", "-q"], standalone_mode=False)
+"""
+
+
+def test_forty_columns_cut_no_word_and_no_number() -> None:
+    """``inspect`` and ``train`` on a terminal of 40 columns: columns are left out, texts fold between words."""
+    inspected, _, trained = on_a_terminal(NARROW, width=40).partition("@")
+    lines = [line.rstrip("\r") for line in inspected.splitlines()]
+    assert max(map(len, lines)) <= 40
+    assert lines[1].split() == ["layer", "output", "parameters"]
+    for layer in ("conv1    1 x 20 x 24 x 24         520", "fc1      1 x 500              400,500"):
+        assert layer in lines
+    assert "operations of a forward run: 4,631,980" in lines
+    assert re.search(r"planned peak: 82\.50 KiB \(84,480 bytes\)\r?\n", trained)
+    assert "lower bound: 82.50 KiB" in trained

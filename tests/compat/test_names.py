@@ -56,7 +56,7 @@ def test_util(monkeypatch):
     def function():
         """Document a function."""
 
-    assert function.__doc__ == "What it is for."
+    assert function.__doc__ == "Document a function."
     for call in (function, mx.util.np_array, mx.util.set_np):
         with pytest.raises(NotImplementedForSymbol, match="absent on purpose"):
             call()

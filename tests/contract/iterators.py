@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import weftplan as mx
+from weftplan.training.data.image_files import encode
 from weftplan.training.data.worker_share import PartOfBatchIter
 
 ROWS = np.arange(22, dtype="float32").reshape(11, 2)
@@ -54,6 +55,29 @@ def records(folder: Path, **settings: Any) -> mx.io.DataIter:
         file.write(mx.recordio.pack_img((0, float(number), number, 0), pixels, 6, ".png"))
     file.close()
     return mx.io.ImageRecordIter(path, (3, 4, 4), 4, rand_crop=True, rand_mirror=True, **settings)
+
+
+def photos(folder: Path, **settings: Any) -> mx.io.DataIter:
+    """Eleven images of 6x6 pixels in folders of three classes, cropped and mirrored at random."""
+    for number in range(11):
+        pixels = np.random.RandomState(number).randint(0, 256, (6, 6, 3)).astype("u1")
+        path = folder / "photos" / "abc"[number % 3] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(pixels, 6, ".png"))
+    return mx.io.ImageFolder(folder / "photos", (3, 4, 4), 4, rand_crop=True, rand_mirror=True, **settings)
+
+
+def boxes(folder: Path, **settings: Any) -> mx.io.DataIter:
+    """Eleven images with one to three boxes from a file of records, padded and cropped at random."""
+    path = folder / "boxes.rec"
+    file = mx.recordio.MXRecordIO(path, "w")
+    for number in range(11):
+        pixels = np.random.RandomState(number).randint(0, 256, (6, 6, 3)).astype("u1")
+        label = [2, 5, *([number, 0.1, 0.2, 0.7, 0.9] * (1 + number % 3))]
+        file.write(mx.recordio.pack_img((0, np.array(label, "f"), number, 0), pixels, 6, ".png"))
+    file.close()
+    return mx.io.ImageDetRecordIter(path, (3, 4, 4), 4, rand_crop_prob=0.5, rand_pad_prob=0.5, max_pad_scale=2.0,
+                                    min_crop_scales=0.5, **settings)  # fmt: skip
 
 
 def sentences(folder: Path) -> mx.io.DataIter:
@@ -105,6 +129,10 @@ ITERATORS: dict[str, Callable[[Path], mx.io.DataIter]] = {
     "images": images,
     "records": records,
     "records shuffled": lambda folder: records(folder, shuffle=True, round_batch=False, prefetch_buffer=1),
+    "photos": photos,
+    "photos shuffled": lambda folder: photos(folder, shuffle=True, round_batch=False, prefetch_buffer=1),
+    "boxes": boxes,
+    "boxes shuffled": lambda folder: boxes(folder, shuffle=True, round_batch=False),
     "sentences": sentences,
     "resized": lambda folder: mx.io.ResizeIter(arrays(), 5),
     "resized going on": lambda folder: mx.io.ResizeIter(arrays(), 2, reset_internal=False),

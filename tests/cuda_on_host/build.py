@@ -36,6 +36,7 @@ _POINTER = re.compile(rf"\b(const )?({_TYPE}) ?\* ?(?=(?:__restrict__ )?\w+ ?[,;
 _REFERENCE = re.compile(rf"\b(const )?({_TYPE})& (?=\w+ =)")
 _SHARED = re.compile(rf"__shared__ ({_TYPE}) (\w+)\[(\w+)\](?:\[(\w+)\])?;")
 _CAST = re.compile(rf"\(({_WHOLE})\)(?=[\w(-])")
+_ALIGNED = re.compile(rf"\((?:const )?{_TYPE} ?\*\) ?__builtin_assume_aligned\(")
 _KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(")
 
 
@@ -82,6 +83,7 @@ def translated(text: str) -> str:
         lambda m: f'static host::shared<{m[1]}, {m[3]}{", " + m[4] if m[4] else ""}> {m[2]}("shared memory {m[2]}");',
         text,
     )
+    text = _ALIGNED.sub("host::aligned(", text)
     text = _CAST.sub(r"(host::whole<\1>)", text)
     text = _REFERENCE.sub(lambda m: f"const {m[2]} " if m[1] else f"host::ref<{m[2]}> ", text)
     return _POINTER.sub(lambda m: f"host::ptr<{m[1] or ''}{m[2]}> ", text)

@@ -8,6 +8,7 @@ from tests.contract.devices import place
 from tests.standin_cupy import machine
 from weftplan import planner
 from weftplan.device import cublas
+from weftplan.errors import BudgetError
 
 
 def network():
@@ -36,14 +37,33 @@ def test_products_are_reproducible(monkeypatch, setting):
         taken = {handle.workspace for handle in machine.handles.values()}
         monkeypatch.setenv("MXNET_GPU_WORKER_NTHREADS", "2")
         plan = planner.plan_symbol(network(), {"data": (2, 4)}, context=context(0)).memory
-        text = plan.left_out
     if setting != ":0:0":
         assert taken == {cublas.workspace_bytes()}
     each = {None: 33_554_432, ":16:8": 131_072, ":0:0": 0}[setting]
-    assert f"{2 * each:,} bytes of cuBLAS (2 workers with {each:,} each" in text
-    assert ("may vary from run to run" in text) == (setting == ":0:0")
+    assert plan.external_bytes["cublas_workspaces"] == 2 * each
+    assert ("cuBLAS" in plan.left_out) == (setting == ":0:0")
+    assert ("may vary from run to run" in plan.left_out) == (setting == ":0:0")
 
 
-def test_a_plan_for_a_host_names_no_bytes():
-    """There is no cuBLAS."""
-    assert "bytes of cuBLAS" not in planner.plan_symbol(network(), {"data": (2, 4)}).memory.left_out
+def test_a_plan_for_a_host_has_no_workspaces():
+    """Nor has one without products."""
+    assert "cublas_workspaces" not in planner.plan_symbol(network(), {"data": (2, 4)}).memory.external_bytes
+    without = mx.sym.exp(mx.sym.Variable("data"))
+    assert (
+        "cublas_workspaces" not in planner.plan_symbol(without, {"data": (2,)}, context=mx.gpu(0)).memory.external_bytes
+    )
+
+
+def test_a_budget_covers_the_workspaces(monkeypatch):
+    """They are part of the total, once for each GPU with products, and a budget below them fits nothing."""
+    monkeypatch.delenv(cublas.VARIABLE, raising=False)
+    plan = network().plan(data=(2, 4), train=False, context=mx.gpu(0))
+    assert plan.total > 33_554_432
+    assert network().plan(data=(2, 4), train=False, context=mx.gpu(0), budget=plan.total).total == plan.total
+    with pytest.raises(BudgetError) as caught:
+        network().plan(data=(2, 4), train=False, context=mx.gpu(0), budget=33_554_432)
+    assert caught.value.smallest == plan.total
+    with mx.AttrScope(ctx_group="there"):
+        there = mx.sym.FullyConnected(network(), num_hidden=3)
+    two = there.plan(data=(2, 4), train=False, context=mx.gpu(0), group2ctx={"there": mx.gpu(1)})
+    assert two.external_bytes["cublas_workspaces"] == 2 * 33_554_432

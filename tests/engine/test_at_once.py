@@ -249,64 +249,6 @@ def test_tracer_bulk_and_foreign_vars_disable_inline_write(eng):
     assert not eng.write_at_once(lambda: None, (gone,), (var,))
 
 
-class Pending:
-    """An asynchronous operation that ends on command."""
-
-    def __init__(self, eng, count=1):
-        self.vars = [eng.new_variable() for _ in range(count)]
-        self.begun, self.complete = threading.Event(), None
-        eng.push_async(self.start, (), tuple(self.vars))
-        assert self.begun.wait(60)
-
-    def start(self, on_complete):
-        self.complete = on_complete
-        self.begun.set()
-
-
-@pytest.mark.parametrize("count", [1, 8])
-def test_pending_operation_adopts_idle_vars(eng, count):
-    """As if pushed with them: later operations wait for it, and the vars fail with it."""
-    pending, idle, order = Pending(eng, count), [eng.new_variable() for _ in range(2)], []
-    assert eng.write_too(pending, pending.vars[0], idle)
-    for var in idle:
-        eng.push(lambda: order.append("read"), (var,), ())
-        eng.push(lambda: order.append("write"), (), (var,))
-    assert not eng.wait_until_written(idle[0], timeout=0.01)
-    order.append("completed")
-    pending.complete()
-    eng.wait_for_all()
-    assert order[0] == "completed"
-    assert sorted(order[1:]) == ["read", "read", "write", "write"]
-    assert [var.version for var in (*pending.vars, *idle)] == [1] * count + [2, 2]
-
-    failing = Pending(eng)
-    assert eng.write_too(failing, failing.vars[0], idle)
-    failing.complete(ValueError("lost"))
-    for var in (*failing.vars, *idle):
-        with pytest.raises(ValueError, match="lost"):
-            eng.wait_for_var(var)
-
-
-def test_pending_operation_refuses_busy_vars(eng):
-    """A var in use, an operation with waiting successors, or another operation: nothing is done."""
-    gate, read, written, idle = threading.Event(), eng.new_variable(), eng.new_variable(), eng.new_variable()
-    pending, other = Pending(eng), Pending(eng)
-    eng.push(gate.wait, (read,), (written,))
-    for var in (read, written):
-        assert not eng.write_too(pending, pending.vars[0], [idle, var])
-        assert idle.write is None
-    assert not eng.write_too(pending, other.vars[0], [idle])
-    assert not eng.write_too(pending, idle, [idle])
-    assert eng.write_too(other, other.vars[0], [idle])
-    eng.push(lambda: None, (), (pending.vars[0],))  # it may write their inputs
-    assert not eng.write_too(pending, pending.vars[0], [eng.new_variable()])
-    gate.set()
-    pending.complete()
-    other.complete()
-    eng.wait_for_all()
-    assert not eng.write_too(pending, pending.vars[0], [eng.new_variable()])  # it has completed
-
-
 def begun(eng, reads=(), writes=()):
     """Return the completion callback of an inline operation, or None if it must be pushed."""
     return eng.begin(lambda on_complete: None, tuple(reads), tuple(writes), "begun")
@@ -366,16 +308,14 @@ def test_begin_needs_idle_vars(eng):
 def test_begun_operation_completes_inline(eng):
     """Without waiting successors its vars are idle after it, without a request, whatever else is pending."""
     gate, busy = threading.Event(), eng.new_variable()
-    reads, writes, more = ([eng.new_variable() for _ in range(3)] for _ in range(3))
+    reads, writes = ([eng.new_variable() for _ in range(3)] for _ in range(2))
     for round in range(2):
         end = begun(eng, reads, writes)
-        operation = writes[0].write
-        assert eng._region.widen(eng, operation, more, (*writes, *more))
         apply, eng._region.apply = eng._region.apply, None
         end()
         eng._region.apply = apply
-        assert [var.version for var in (*reads, *writes, *more)] == [0] * 3 + [round + 1] * 6
-        assert all(var.write is None and not var.readers for var in (*reads, *writes, *more))
+        assert [var.version for var in (*reads, *writes)] == [0] * 3 + [round + 1] * 3
+        assert all(var.write is None and not var.readers for var in (*reads, *writes))
         assert eng.statistics().pending == round
         if not round:
             eng.push(gate.wait, (), (busy,))

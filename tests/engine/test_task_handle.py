@@ -276,3 +276,21 @@ def test_tasks_on_ndarrays(driver):
     out = np.zeros(3)
     assert engine.submit(np.multiply, x, 2, out=out).result() is out
     assert out.tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize(("progress", "lines"), [(True, True), (None, True), (False, False)])
+def test_map_shows_how_far_it_is(progress, lines, monkeypatch, capsys):
+    """After a second a line counts the results; ``progress=False`` shows none; the results are the same."""
+    from weftplan.support import progress as shown
+
+    monkeypatch.setenv("WEFTPLAN_PROGRESS", "1")
+    monkeypatch.setattr(shown, "PATIENCE", 0.0)
+    monkeypatch.setattr(shown, "PERIOD", 0.0)
+    monkeypatch.setattr(shown, "live_width", lambda stream: 80)
+    assert list(engine.map(pow, [2, 3, 4], [1, 2, 3], progress=progress)) == [2, 9, 64]
+    text = capsys.readouterr().err
+    assert ("pow: 2 of 3 results" in text) == lines
+    begun = engine.map(time.sleep, [0.01] * 200, progress=progress)
+    next(begun)
+    begun.close()  # cancels the others
+    engine.get().wait_for_all()

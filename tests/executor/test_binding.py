@@ -4,46 +4,41 @@ import numpy as np
 
 import weftplan as mx
 from weftplan.planner import drafts
-from weftplan.planner.symbolic import infer
+from weftplan.planner.symbolic.passes import sizes
 
 
 def test_everything_is_inferred_once_and_planned_once(monkeypatch):
-    """Shapes are solved once per part of the graph, and a budget hands its plan on to the executor."""
+    """Shapes are solved once, of the symbol's graph, and a budget hands its plan on to the executor."""
     solved, planned = [], []
-    solve, follow, plan = infer.infer_shapes, infer.infer_rest, drafts.plan_graph
+    solve, plan = sizes.infer_shapes, drafts.plan_graph
 
     def solving(nodes, known, **how):
         solved.append(len(nodes))
         return solve(nodes, known, **how)
 
-    def following(nodes, known, **how):
-        solved.append(len(nodes))
-        return follow(nodes, known, **how)
-
     def planning(facts, options):
         planned.append(options)
         return plan(facts, options)
 
-    monkeypatch.setattr(infer, "infer_shapes", solving)
-    monkeypatch.setattr(infer, "infer_rest", following)
+    monkeypatch.setattr(sizes, "infer_shapes", solving)
     monkeypatch.setattr(drafts, "plan_graph", planning)
     net = mx.sym.Variable("data")
     for k in range(12):
         net = mx.sym.FullyConnected(mx.sym.Activation(net, act_type="tanh"), num_hidden=64, name=f"fc{k}")
     plain = net.simple_bind(mx.cpu(), data=(256, 64))
-    assert len(solved) == 2  # the forward part, and the backward part on top of it
+    assert len(solved) == 1
     assert len(planned) == 1
     held = plain.memory_plan.total
     solved.clear()
     planned.clear()
     tight = net.simple_bind(mx.cpu(), data=(256, 64), memory_budget=held - plain.memory_plan.peak // 4)
     assert tight.memory_plan.total < held
-    assert len(solved) == 2
+    assert len(solved) == 1
     options = [each for each in planned if each.budget is None]
     assert len(options) == 1, "the plan without recomputation is made once"
     solved.clear()
     again = tight.reshape(data=(128, 64))
-    assert len(solved) == 2
+    assert len(solved) == 1
     assert again.memory_plan.options == tight.memory_plan.options
 
 

@@ -49,6 +49,7 @@ def expected():
 def bound(context, monkeypatch):
     """An executor that pushes an operation for each node, and whose branches have memory of their own."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", "0")
+    monkeypatch.setenv("MXNET_USE_FUSION", "0")  # or one kernel computes all branches
     monkeypatch.setenv("MXNET_EXEC_NUM_TEMP", str(BRANCHES))  # branches do not share memory, which would order them
     executor = four_branches().simple_bind(context, grad_req="null", data=(3, 4))
     executor.arg_dict["data"][:] = mx.nd.array(DATA, ctx=context)

@@ -12,7 +12,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import planner
-from weftplan.executor import kept_plans
+from weftplan.executor import plan_cache
 
 
 def network() -> Any:
@@ -63,9 +63,9 @@ def test_shapes_to_and_fro(planned):
     assert len(planned) == 3, "bound from one shape and reshaped from all shapes are two questions"
     symbol = network()
     del planned[:]
-    for rows in (*range(1, kept_plans.MOST + 2), 2, 1):
+    for rows in (*range(1, plan_cache.MOST + 2), 2, 1):
         bind(symbol, data=(rows, 5))
-    assert len(planned) == kept_plans.MOST + 2
+    assert len(planned) == plan_cache.MOST + 2
 
 
 CHANGES: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import planner
-from weftplan.executor import plan_files
+from weftplan.executor import plan_cache
 from weftplan.ops.core import implementations, registry
 from weftplan.planner import PlannedGraph, PlanOptions, stopping
 
@@ -27,7 +27,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of plans, empty; the other tests keep none."""
     home = tmp_path.resolve()
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
-    monkeypatch.setattr(plan_files, "_CODE", plan_files._state_of_code())
+    monkeypatch.setattr(plan_cache, "_CODE", plan_cache._state_of_code())
     return home / "weftplan" / "plans"
 
 
@@ -246,7 +246,7 @@ def test_the_graph_and_its_surroundings_count(kept: Path, planned: list[None], m
     assert len(planned) == 6
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(kept.parents[1]))
-    monkeypatch.setattr(plan_files, "_CODE", "other code")
+    monkeypatch.setattr(plan_cache, "_CODE", "other code")
     before = len(list(kept.glob("*/*")))
     bind(network(), data=(6, 5))
     assert len(list(kept.glob("*/*"))) == before + 1
@@ -259,12 +259,12 @@ def test_another_compiler_plans_anew(kept: Path, planned: list[None], monkeypatc
         return mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c")
 
     bind(convolution(), data=(1, 3, 8, 8))
-    monkeypatch.setattr(plan_files, "host", lambda: "nothing compiles")
+    monkeypatch.setattr(plan_cache, "host", lambda: "nothing compiles")
     bind(convolution(), data=(1, 3, 8, 8))
     assert len(planned) == 2
     bind(convolution(), data=(1, 3, 8, 8))
     assert len(planned) == 2, "the new one has taken its place"
-    monkeypatch.setattr(plan_files, "host", pytest.fail)
+    monkeypatch.setattr(plan_cache, "host", pytest.fail)
     for _ in range(2):
         bind(mx.sym.MakeLoss(mx.sym.Variable("data"), name="loss"), data=(6, 5))
     assert len(planned) == 3

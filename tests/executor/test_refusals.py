@@ -55,19 +55,19 @@ def broken(monkeypatch):
     from weftplan.executor import schedule
 
     told = [True]
-    real = schedule._kernel_call
+    real = schedule.StepBuilder._kernel_call
 
-    def sometimes(op, node, *rest):
-        bind = real(op, node, *rest)
+    def sometimes(builder, step, *sizes):
+        bind = real(builder, step, *sizes)
 
         def failing():
             if told[0]:
                 raise FloatingPointError("kernel failed")
             bind(schedule.RunState(is_train=False))()
 
-        return (lambda run: failing) if node.name == "middle" else bind
+        return (lambda run: failing) if step.node.name == "middle" else bind
 
-    monkeypatch.setattr(schedule, "_kernel_call", sometimes)
+    monkeypatch.setattr(schedule.StepBuilder, "_kernel_call", sometimes)
     return told
 
 

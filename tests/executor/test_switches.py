@@ -123,6 +123,10 @@ MEMORY = [
     ("MXNET_EXEC_NUM_TEMP", "8", {"WEFTPLAN_PLANNER_STRATEGY": "arena"}, branches(), False, "more"),
     ("MXNET_EXEC_NUM_TEMP", "8", {"WEFTPLAN_PLANNER_STRATEGY": "match_range"}, branches(), False, "more"),
     ("MXNET_EXEC_NUM_TEMP", "2", {}, branches(), False, "more"),
+    ("MXNET_GPU_TEMP_COPY", "8", {}, branches(), False, "more"),
+    ("MXNET_GPU_TEMP_COPY", "8", {"MXNET_EXEC_NUM_TEMP": "1"}, branches(), False, "same"),
+    ("FLAGS_max_inplace_grad_add", "7", {}, fan(6), True, "fewer"),
+    ("FLAGS_max_inplace_grad_add", "6", {}, fan(6), True, "same"),
     ("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "2", {}, fan(6), True, "fewer"),
     ("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "0", {}, fan(6), True, "fewer"),
     ("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "7", {}, fan(9), True, "same"),
@@ -136,6 +140,7 @@ MEMORY = [
 
 @pytest.mark.parametrize(("variable", "value", "others", "net", "training", "bytes_"), MEMORY)
 @pytest.mark.shows("MXNET_EXEC_NUM_TEMP", "MXNET_EXEC_MATCH_RANGE", "MXNET_EXEC_ENABLE_INPLACE")
+@pytest.mark.shows("MXNET_GPU_TEMP_COPY", "FLAGS_max_inplace_grad_add")
 @pytest.mark.shows(
     "NNVM_AUTO_SEARCH_MATCH_RANGE", "MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "MXNET_ELIMINATE_COMMON_EXPR", "MXNET_MEMORY_OPT"
 )

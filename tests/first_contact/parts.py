@@ -12,10 +12,12 @@ import numpy as np
 import weftplan as mx
 from tests.first_contact.contact import Contact, Part, Skip
 from tests.ops import test_on_devices
+from tests.support.pointwise_networks import NETWORKS, groups
 from weftplan import device, engine, models, storage
 from weftplan.cli.doctor.gpu_libraries import libraries
 from weftplan.device.interconnect import way
 from weftplan.errors import KVStoreError, OutOfMemoryError
+from weftplan.planner import PlanOptions
 from weftplan.storage import NaivePool, StatisticsResource
 
 _FAMILIES = (
@@ -147,6 +149,31 @@ def _losses(context: Any, name: str, batch: int, steps: int, classes: int, shape
             if grad is not None and key not in shapes:
                 executor.arg_dict[key] -= 1e-3 * grad
     return losses
+
+
+def the_fusion(contact: Contact) -> None:
+    """Fused elementwise nodes, with every function that is generated: the bits of CuPy's kernels, one after another."""
+    launches = 0
+    for name, (make, small) in NETWORKS.items():
+        shape = small if contact.small else (64 * small[0], *small[1:])
+        if name == "formulas":  # of one shape, as some of its arrays have
+            shape = small
+        found = {}
+        for fusion in (False, True):
+            contact.at(f"{name} with fusion={fusion}")
+            executor = make().simple_bind(
+                contact.context(0), grad_req="write", data=shape, options=PlanOptions(fusion=fusion)
+            )
+            rng = np.random.default_rng(6)
+            for array in (*executor.arg_arrays, *executor.aux_arrays):
+                array[:] = rng.uniform(0.1, 1.0, array.shape).astype(np.float32)
+            outputs = executor.forward(is_train=True)
+            executor.backward([mx.nd.ones(out.shape, ctx=contact.context(0)) for out in outputs])
+            arrays = [*outputs, *(grad for grad in executor.grad_arrays if grad is not None)]
+            found[str(fusion)] = {str(k): array.asnumpy() for k, array in enumerate(arrays)}
+            launches += len(groups(executor.planned.graph))
+        _equal(found["False"], found["True"])
+    contact.note(f"{launches} fused nodes in {len(NETWORKS)} networks, equal bits")
 
 
 def the_networks(contact: Contact) -> None:
@@ -360,11 +387,12 @@ def what_overlaps(contact: Contact) -> None:
 
 PARTS = [
     Part("libraries and a kernel of each family", 75, the_libraries),
-    Part("operators beside the host's", 150, the_operators),
+    Part("operators beside the host's", 135, the_operators),
+    Part("fused elementwise nodes", 30, the_fusion),
     Part("CUDA graphs, two workers", 60, the_graphs),
     Part("ResNet-18 and LSTM beside the host's", 90, the_networks),
     Part("cuDNN beside products", 45, the_convolutions),
-    Part("the same seed twice", 45, the_seeds),
+    Part("the same seed twice", 30, the_seeds),
     Part("memory beside the plan", 30, the_memory),
     Part("out of memory", 45, running_out),
     Part("several cards", 45, several_cards),

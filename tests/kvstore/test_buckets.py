@@ -14,12 +14,12 @@ F4, F2 = np.dtype("f4"), np.dtype("f2")
 
 
 @pytest.mark.shows("FLAGS_fuse_parameter_groups_size", "FLAGS_fuse_parameter_memory_size")
-def test_the_defaults_join_three(monkeypatch: pytest.MonkeyPatch):
-    """Three gradients a group, no limit of bytes; the flags change both; 0 gradients is an error."""
-    assert BucketRule.from_environment() == BucketRule(3, None)
-    monkeypatch.setenv("FLAGS_fuse_parameter_groups_size", "-1")
+def test_the_flags_set_both_limits(monkeypatch: pytest.MonkeyPatch):
+    """By default no limit of gradients, and 8 MiB; the flags change both; 0 gradients is an error."""
+    assert BucketRule.from_environment() == BucketRule(-1, 8 * 2**20)
+    monkeypatch.setenv("FLAGS_fuse_parameter_groups_size", "5")
     monkeypatch.setenv("FLAGS_fuse_parameter_memory_size", "16")
-    assert BucketRule.from_environment() == BucketRule(-1, 16 * 2**20)
+    assert BucketRule.from_environment() == BucketRule(5, 16 * 2**20)
     monkeypatch.setenv("FLAGS_fuse_parameter_groups_size", "0")
     with pytest.raises(ConfigError, match="at least one gradient"):
         BucketRule.from_environment()

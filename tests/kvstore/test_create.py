@@ -87,7 +87,7 @@ def test_device_store_balances_merge_buffers():
         kv.init(key, mx.nd.zeros((100,)))
         kv.push(key, [mx.nd.ones((100,), ctx=mx.cpu(i)) for i in range(2)])
     assert [str(kv._merged[key].context) for key in range(4)] == ["cpu(0)", "cpu(1)", "cpu(0)", "cpu(1)"]
-    assert repr(kv) == "<KVStoreDevice 'device': 4 keys>"
+    assert repr(kv) == "<KVStoreDevice 'device': 4 keys, its own updater>"
     assert kv.statistics() == {"keys": 4, "stored_bytes": 1600, "merged_bytes": 1600, "staging_bytes": 0}
 
 

@@ -85,9 +85,7 @@ ORDERED = """
             for array in arrays:  # each is ready at a moment of its own
                 pause = float(waiting.random() * 0.004)
                 mx.engine.get().push(lambda pause=pause: time.sleep(pause), mutable_vars=[array.var])
-            with kv.together():
-                for i, array in enumerate(arrays):
-                    kv.push(i, array, priority=int(waiting.integers(-5, 5)))
+            kv.push(list(range(len(arrays))), arrays, priority=int(waiting.integers(-5, 5)))
             for i, shape in enumerate(shapes):
                 digest.update(value(i, shape).tobytes())
         print("digest", rank, digest.hexdigest())

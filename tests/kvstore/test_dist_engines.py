@@ -37,9 +37,7 @@ for step in range(2):
     assert values() == [[total if asynchronous else pushed]] * 3, values()
 if not asynchronous:
     kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
-    with kv.together():
-        for key, shape in shapes.items():
-            kv.push(key, [mx.nd.ones(shape, ctx=mx.cpu(i)) for i in range(2)])
+    kv.push(keys, [[mx.nd.ones(shape, ctx=mx.cpu(i)) for i in range(2)] for shape in shapes.values()])
     assert values() == [[pushed - 2.0 * size]] * 3, values()
     kv.pushpull(keys, [mx.nd.ones(shape) for shape in shapes.values()], out=outs)
     assert values() == [[pushed - 3.0 * size]] * 3, values()

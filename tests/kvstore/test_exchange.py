@@ -113,8 +113,8 @@ def run_on_devices(way, links, home, values, seed=None):
     for program in (push, pull):
 
         def work(program=program):
-            with places[home].new_stream() as stream:
-                runner.run(program, home, find)
+            with places[home].new_stream() as stream, runner.lanes() as lanes:
+                lanes.program(program, find)
             stream.synchronize()
 
         seconds += seconds_of(work, contexts)

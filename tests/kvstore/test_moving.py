@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from weakref import ref
-
 import numpy as np
 import pytest
 
 from weftplan.kvstore.distributed.arrays import piece_copies
-from weftplan.kvstore.distributed.arrays.piece_copies import Known, Mover, Row, Span
-from weftplan.ops.compiled.exchange.rendezvous import MeetingSum
-from weftplan.ops.compiled.exchange.sums import compiled_pieces
+from weftplan.kvstore.distributed.arrays.piece_copies import Mover, Row, Span
 
 SIZES = (5, 0, 700, 1, 64)
 
@@ -63,27 +59,3 @@ def test_an_array_that_has_moved():
         source, target = np.full(50, number, dtype), np.zeros(50, dtype)
         mover.move((50,), dtype, [Span(0, 50, ([source],), ([target],))])
         assert (target == number).all()
-
-
-def test_what_is_known_of_an_exchange():
-    """Holds for its very arrays, in their order, at the same places; it keeps none of them alive."""
-    rows, members = [[np.zeros(3), np.ones(3)], [np.zeros(3), np.ones(3)]], [0, 1]
-    work = MeetingSum(*[compiled_pieces([(8, 0, 0)], 1, np.dtype("float32"))] * 3, 0, (), b"")
-    known = Known(rows, (members, 5), work)
-    assert known.holds(rows, (members, 5))
-    assert not known.holds(rows, ([0, 1], 5))
-    assert not known.holds(rows, (members, 6))
-    for others in (
-        rows[:1],
-        [*rows, rows[0]],
-        [rows[0], rows[1][:1]],
-        [rows[0], [*rows[1], rows[1][0]]],
-        [rows[0], rows[1][::-1]],
-        [rows[0], [rows[1][0], rows[1][1].copy()]],
-    ):
-        assert not known.holds(others, (members, 5))
-    del others
-    kept = ref(rows[0][0])
-    rows[0][0] = np.zeros(3)
-    assert kept() is None
-    assert not known.holds(rows, (members, 5))

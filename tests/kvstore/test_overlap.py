@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from tests.kvstore.ranks import run_ranks
@@ -50,9 +51,7 @@ NETWORK = """
         mx.profiler.set_state("run")
         bound.forward(is_train=True)
         bound.backward()
-        with kv.together():
-            for i, name in enumerate(names):
-                kv.push(i, bound.grad_dict[name])
+        kv.push([0, 1], [bound.grad_dict[name] for name in names])
         last = value(1, bound.grad_dict["last_weight"].shape)  # while backward stands in the gate
         before = not exchanged.is_set()
         exchanged.set()
@@ -78,3 +77,17 @@ def test_the_last_gradient_travels_while_backward_runs(tmp_path: Path):
     """
     done = run_ranks(tmp_path, 2, NETWORK, FOLDER=str(tmp_path), FLAGS_fuse_parameter_groups_size="1")
     assert done.stdout.count("beside") == 4
+
+
+def test_most_of_an_exchange_is_hidden_on_devices_with_streams() -> None:
+    """Four simulated GPUs that NVLink joins: more than half of the exchange runs during backward, and an in-order
+    schedule, in which the next computation waits for every exchange, would hide nothing."""
+    script = Path(__file__).parents[2] / "docs/draw_overlap.py"
+    spec = importlib.util.spec_from_file_location("draw_overlap", script)
+    assert spec is not None
+    assert spec.loader is not None
+    drawing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawing)
+    compute, exchange, step, part, _ = drawing.hidden(drawing.LINKS["nvlink_mesh"])
+    assert part > 0.55
+    assert step < compute + 0.45 * exchange

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan import device, engine, nd, storage
+from weftplan import config, device, engine, nd, storage
 from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray.memory.release import drain
 from weftplan.storage import LimitResource, RawResource
@@ -204,3 +204,31 @@ def test_memory_comes_from_the_resource_of_the_call(gate):
         result.wait_to_read()
     assert first.statistics().requested_bytes == MIB
     assert second.statistics().requested_bytes == 0
+
+
+@pytest.mark.shows("FLAGS_gpu_allocator_retry_time")
+@pytest.mark.parametrize(("milliseconds", "fits"), [("20000", True), ("50", False)])
+def test_how_long_an_allocation_on_a_gpu_waits(monkeypatch, milliseconds, fits):
+    """An array has died while an operation uses it: its memory comes back in time, or the allocation fails."""
+    monkeypatch.setenv("FLAGS_gpu_allocator_retry_time", milliseconds)
+    config._reset_for_tests()
+    context, gate = mx.sim(6), threading.Event()
+    held = engine.create("ThreadedEnginePerDevice")
+    with engine.using(held), limited(MIB + 4096, context):
+        x = nd.ones(SHAPE, context)
+        x.wait_to_read()
+        held.push(gate.wait, [x.var], (), context)
+        del x
+        release = threading.Timer(0.5, gate.set)
+        release.start()
+        resource = storage.get(context)
+        if fits:
+            resource.free(resource.allocate(MIB, name="next"))
+        else:
+            with pytest.raises(OutOfMemoryError):
+                resource.allocate(MIB, name="next")
+        release.join()
+        nd.waitall()
+        drain()
+    held.stop()
+    config._reset_for_tests()

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.support import cuda_bounds
 from tests.support import ops_cuda_sources as cuda
 
 REGISTERS = 65536
@@ -66,8 +67,9 @@ def test_nvrtc_takes_every_source():
         assert len(_or_skip(text)) > 0
 
 
-BOUND_BY_MEMORY = ("piece_sums", "piece_squares", "piece_products", "normalize", "normalize_back", "pool", "pool_back",
-                   "pool_whole", "softmax_columns", "softmax_columns_back", "drop", "drop_back")  # fmt: skip
+BOUND_BY_MEMORY = ("piece_sums", "piece_squares", "piece_products", "normalize", "normalize_back", "pool_largest",
+                   "pool_sum", "find_largest", "pool_back", "spread_back", "pool_whole", "softmax_columns",
+                   "softmax_columns_back", "drop", "drop_back")  # fmt: skip
 """Kernels whose arithmetic is to take less time than their memory."""
 
 
@@ -87,3 +89,23 @@ def test_kernels_bound_by_memory_divide_no_long_numbers(tmp_path):
             assert not re.search(r"\b(div|rem)\.[su]32", loop), f"{name} divides in a loop"
     assert len(re.findall(r"mul\.hi\.u64", found["drop"])) <= 8 * 2.5
     assert "st.shared" in found["drop"]
+
+
+@pytest.mark.skipif(cuda.NVCC is None or cuda.CUOBJDUMP is None, reason="nvcc or cuobjdump is not installed")
+def test_no_kernel_is_bound_by_instructions():
+    """Issuing the instructions of elementwise nodes, normalisation, pooling and softmax takes less time than moving
+    their bytes, on an H100 and but for the exceptions on an H200, by the machine code of each kernel."""
+    for rows in cuda_bounds.measured().values():
+        for row, count in rows:
+            for gpu, ratio in cuda_bounds.bounds(count, row.nbytes).items():
+                most = cuda_bounds.ABOVE.get((gpu, row.kernel), 1.0)
+                assert ratio <= most, (
+                    f"{row.kernel} ({row.call}) on {gpu}: {count:.0f} instructions, {row.nbytes} bytes"
+                )
+
+
+def test_the_page_has_the_bounds_of_every_kernel():
+    """``python -m tests.support.cuda_bounds --write`` writes them where the tools are."""
+    text = cuda_bounds.PAGE.read_text()
+    for row in cuda_bounds.KERNELS:
+        assert f"| `{row.kernel}` | {row.call} |" in text

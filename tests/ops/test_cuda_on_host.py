@@ -9,12 +9,14 @@ import itertools
 import numpy as np
 import pytest
 
+import weftplan as mx
 from tests.contract.devices import place
 from tests.cuda_on_host import build
 from tests.cuda_on_host.kernels import on_host
 from tests.ops.test_on_devices import on_device, same
 from tests.support import ops_cuda_sources as cuda
 from tests.support.ops_harness import differentiate, prepare
+from tests.support.pointwise_networks import NETWORKS
 from weftplan import device
 from weftplan.ops.core.schema import OpContext
 from weftplan.ops.cuda import segments, updates
@@ -111,6 +113,7 @@ CASES = {
         {"use_data_lengths": True, "use_label_lengths": True}),
     "the last channel is blank": ("CTCLoss", [numbers(8, 3, 5), whole(-1, 4, 3, 4)], {"blank_label": "last"}),
     "words": ("Embedding", [whole(-2, 13, 5000), numbers(11, 3)], {"input_dim": 11, "output_dim": 3}),
+    "words in pieces": ("Embedding", [whole(0, 3, 5000, seed=1), numbers(3, 2)], {"input_dim": 3, "output_dim": 2}),
     "two words": ("Embedding", [np.array([1.0]), numbers(2, 1)], {"input_dim": 2, "output_dim": 1}),
     "taken around": ("take", [numbers(2, 7, 5), whole(-30, 30, 40, 9)], {"axis": 1, "mode": "wrap"}),
     "taken at the ends": ("take", [numbers(6, 5), np.array([NAN, -INF, 3, -7, 9])], {"mode": "clip"}),
@@ -262,6 +265,18 @@ def test_distributions_are_drawn(host):
 def test_steps_of_optimizers(host):
     """One weight and a whole group, of 1 to 2,232 elements."""
     step_all(host[0], np.float32)
+
+
+def test_fused_nodes(host):
+    """A tree of elementwise nodes; more in test_cuda_pointwise.py."""
+    make, shape = NETWORKS["formulas"]
+    found = []
+    for context in (mx.cpu(), host[0].context):
+        executor = make().simple_bind(context, grad_req="null", data=shape)
+        for k, array in enumerate(executor.arg_arrays):
+            array[:] = mx.nd.array(np.sin(np.arange(array.size) + k).reshape(array.shape), ctx=context)
+        found.append(executor.forward()[0].asnumpy())
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-6)
 
 
 def test_every_kernel_has_run(host, request):

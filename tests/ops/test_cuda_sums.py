@@ -63,3 +63,37 @@ def test_a_training_step_takes_nothing_from_cupy():
         assert not meter.atomics
         assert device.get(context(0)).temporaries.reserved == 0
         del executor
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("op", ["Embedding", "take", "gather_nd"])
+def test_a_frequent_index_is_summed_by_many_threads(op, dtype):
+    """Pieces of 1,024 terms, then the pieces, each in the order of the positions: rows named by at most as many have
+    the bits of the host, the others those of that order, in every run."""
+    rng = np.random.default_rng(1)
+    places, rows, wide = 7001, 6, 3
+    index = rng.choice(rows, places, p=[0.55, 0.3, 0.12, 0.02, 0.01, 0.0])
+    head = (rng.standard_normal((places, wide)) * 10.0 ** rng.integers(-2, 3, (places, 1))).astype(dtype)
+    x, weight = mx.sym.Variable("data"), mx.sym.Variable("weight", shape=(rows, wide), dtype=dtype)
+    if op == "Embedding":
+        net = mx.sym.Embedding(x, weight, input_dim=rows, output_dim=wide, dtype=dtype)
+    elif op == "take":
+        net = mx.sym.take(weight, x)
+    else:
+        net = mx.sym.gather_nd(weight, mx.sym.reshape(x, shape=(1, -1)))
+    wider = np.float32 if dtype == "float16" else np.dtype(dtype)
+    expected = np.zeros((rows, wide), dtype)
+    for row in range(rows):
+        terms = head[index == row].astype(wider)
+        pieces = [np.add.accumulate(terms[k : k + 1024])[-1] for k in range(0, len(terms), 1024)]
+        expected[row] = np.add.accumulate(pieces)[-1] if pieces else 0
+    with place("standin") as context:
+        for k in (0, 1):
+            types = {"data": "int32", "weight": dtype}
+            executor = net.simple_bind(
+                context(k), data=(places,), type_dict=types, grad_req={"data": "null", "weight": "write"}
+            )
+            executor.forward(is_train=True, data=mx.nd.array(index, ctx=context(k), dtype="int32"))
+            executor.backward(mx.nd.array(head, ctx=context(k), dtype=dtype))
+            assert executor.grad_dict["weight"].asnumpy().tobytes() == expected.tobytes()
+        del executor

@@ -119,6 +119,38 @@ def test_settings_choose_the_algorithm(monkeypatch, level, tf32, megabytes, shar
         assert found.workspace == share * IMAGE
 
 
+@pytest.mark.parametrize(("limit", "share"), [("-1", 4.0), ("0", 0.0), ("1024", 4.0)])
+@pytest.mark.shows("FLAGS_conv_workspace_size_limit")
+def test_the_flag_limits_scratch_beside_the_operator(monkeypatch, limit, share):
+    """The smaller of both limits holds: the fastest algorithm is not taken when its scratch is above the flag."""
+    monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", "1")
+    monkeypatch.setenv("FLAGS_conv_workspace_size_limit", limit)
+    with cudnn(), place("standin", kind="NaiveEngine") as context:
+        (found,) = bound(context)
+        assert found.workspace == share * IMAGE
+
+
+@pytest.mark.parametrize(
+    ("settings", "tf32"),
+    [
+        ({"MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION": "1"}, True),
+        ({"MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION": "1", "MXNET_CUDA_ALLOW_TENSOR_CORE": "0"}, False),
+        ({"FLAGS_enable_cublas_tensor_op_math": "1", "MXNET_CUDA_ALLOW_TENSOR_CORE": "0"}, False),
+        ({"FLAGS_enable_cublas_tensor_op_math": "0", "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION": "1"}, False),
+        ({"MXNET_CUDA_ALLOW_TENSOR_CORE": "1"}, False),
+    ],
+)
+@pytest.mark.shows("MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION", "MXNET_CUDA_ALLOW_TENSOR_CORE")
+def test_mxnets_variables_of_tensor_cores(monkeypatch, settings, tf32):
+    """One lets float32 use them, where Paddle's flag is not set; the other forbids it, to products and convolutions."""
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with cudnn(), place("standin", kind="NaiveEngine") as context:
+        (found,) = bound(context)
+        assert found.workspace == (1.0 if tf32 else 2.0) * IMAGE
+        assert machine.compute_types == ({"float32": "TF32"} if tf32 else {})
+
+
 @pytest.mark.shows("FLAGS_cudnn_exhaustive_search")
 def test_exhaustive_search_and_the_node_itself(monkeypatch):
     """FLAGS_cudnn_exhaustive_search measures; ``cudnn_tune`` of a node comes before both."""

@@ -17,7 +17,7 @@ from weftplan.ops.core.rules import same_dtype, same_shape
 from weftplan.ops.core.schema import Op, OpContext, TensorSpec
 
 ROOT = pathlib.Path(weftplan.ops.__file__).parent
-ADAPTORS = {"fusion/depthwise_block.py", "fusion/relu.py", "sync_batch_norm.py"}
+ADAPTORS = {"fusion/depthwise_block.py", "fusion/pointwise.py", "fusion/relu.py", "sync_batch_norm.py"}
 """Files with functions that call another operator's kernel, whatever its arrays are."""
 BRANCHES = {"nn/pooling.py"}
 """Files with kernels that take other scratch in each of several branches."""
@@ -197,7 +197,7 @@ def test_a_chosen_kernel_is_called_in_every_way():
 
 def test_only_what_depends_on_the_run_is_not_prepared():
     """Every operator can be prepared but those that draw numbers, ask for training, or place unwanted outputs."""
-    asking = {"BatchNorm", "_contrib_SyncBatchNorm", "_npx_batch_norm", "UpSampling"}
+    asking = {"BatchNorm", "_contrib_SyncBatchNorm", "_npx_batch_norm", "IdentityAttachKLSparseReg", "UpSampling"}
     asking |= {f"_backward_{name}" for name in ("Dropout", "RNN", "UpSampling", "Concat", "rnn_param_concat")}
     operators = [op for op in map(registry.get, registry.names(aliases=False)) if op.single is False]
     assert {op.name for op in operators if not hasattr(op.forward, "prepare") and not op.random} == asking

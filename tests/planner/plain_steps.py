@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from weftplan.device.context import Context
-from weftplan.ops.core.schema import InplacePair, Req
-from weftplan.planner.drafts import Drafts
+from weftplan.ops.core.schema import InplacePair
+from weftplan.planner.drafts import PlannedSteps, plan_program
 from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.planned_steps import PlannedSteps, planned_steps
 from weftplan.planner.program import Program
-
-BYTE = np.dtype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -60,24 +55,17 @@ def program_of_steps(
         names=names,
         works=[VARIABLE] * len(given) + works,
         inputs=[[] for _ in given] + [[number[name] for name in step.reads] for step in steps],
-        controls=[[] for _ in names],
-        counts=[1] * len(names),
         heads=[number[name] for name in (*outputs, *gradients)],
     )
     contexts = tuple(dict.fromkeys(step.device for step in steps))
     return Program(
         graph=graph,
-        order=[number[step.name] for step in steps],
         num_forward=len(steps) if forward is None else forward,
-        shapes=[(size,) for size in sizes],
-        dtypes=[BYTE] * len(names),
         nbytes=sizes,
         contexts=contexts,
         device=[0] * len(given) + [contexts.index(step.device) for step in steps],
         gradients=frozenset(number[name] for name in gradients),
-        added=frozenset(),
         workspaces={number[step.name]: step.scratch for step in steps if step.scratch},
-        external_bytes={"given": sum(given.values())},
     )
 
 
@@ -97,10 +85,4 @@ def plan_steps(
     """
     program = program_of_steps(given, steps, outputs, gradients=gradients, forward=forward)
     seconds = [0.0] * len(given) + [step.seconds for step in steps]
-    draft = Drafts(program).plan(
-        PlanOptions() if options is None else options,
-        cost=lambda program: [seconds[origin] if origin >= 0 else 0.0 for origin in program.graph.origin],
-    )
-    made: list[int] = draft.program.graph.outputs
-    written = zip(gradients, made[len(outputs) :], strict=True)
-    return planned_steps(draft, made[: len(outputs)], gradients={name: (eid, Req.WRITE) for name, eid in written})
+    return plan_program(program, options, seconds=seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from weftplan.ops.core import registry
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.symbolic import passes
 from weftplan.planner.symbolic.network import Edit, Network
-from weftplan.planner.symbolic.passes.graph_pass import SIZES, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, PLACED, SIZES, GraphPass, Settings
 from weftplan.planner.symbolic.translate import translated
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -157,3 +158,41 @@ def test_an_edit_leaves_the_given_network_as_it_is() -> None:
     assert "s0" not in after.graph.names
     assert "instead" in after.graph.names
     assert before == ([list(ins) for ins in given.graph.inputs], list(given.graph.names), list(given.graph.outputs))
+
+
+def _without_controls(network: Network, settings: Settings) -> tuple[Network, str]:
+    edit = Edit(network)
+    edit.controls = [[] for _ in edit.controls]
+    return edit.done(), "dropped what nodes wait for"
+
+
+def _elsewhere(network: Network, settings: Settings) -> tuple[Network, str]:
+    edit = Edit(network)
+    edit.devices = [Context("cpu", 1)] * len(edit.devices)
+    return edit.done(), "moved all nodes"
+
+
+def _renamed(network: Network, settings: Settings) -> tuple[Network, str]:
+    return replace(network, arguments={f"my_{name}": nid for name, nid in network.arguments.items()}), "renamed"
+
+
+def _larger(network: Network, settings: Settings) -> tuple[Network, str]:
+    return replace(network, shapes=[(*shape, 1) for shape in network.shapes]), "gave arrays an axis more"
+
+
+@pytest.mark.parametrize(
+    ("run", "part"),
+    [(_without_controls, BACKWARD), (_elsewhere, PLACED), (_renamed, "variables"), (_larger, SIZES)],
+)
+@pytest.mark.shows("WEFTPLAN_ENGINE_DEBUG")
+def test_a_pass_changes_only_what_its_record_lists(
+    run: Callable[[Network, Settings], tuple[Network, str]], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debug mode names a pass that changes more, and the part; a record that lists it is let through."""
+    wrong = GraphPass(name="does more", switch="none", run=run, changes=frozenset((FORWARD,)))
+    monkeypatch.setattr(passes, "PASSES", [*passes.PASSES, wrong])
+    with pytest.raises(PlanError, match=f"pass 'does more' has changed {part}: its record must list that"):
+        passes.run_passes(start(), settings(), checked=True)
+    allowed = replace(wrong, changes=frozenset((FORWARD, part)))
+    monkeypatch.setattr(passes, "PASSES", [*passes.PASSES[:-1], allowed])
+    passes.run_passes(start(), settings(), checked=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ def test_a_budget_is_kept(fraction: float) -> None:
     smallest = refused.value.smallest
     assert smallest is not None
     assert smallest < plain.total
-    assert f"smallest budget found that works is {smallest}:" in str(refused.value)
+    assert f"smallest budget found that works is {smallest} (" in str(refused.value)
     budget = smallest + int((plain.total - smallest) * fraction)
     plan = net.plan(shapes, budget=budget)
     assert plan.total <= budget
@@ -242,7 +243,7 @@ def test_reports_from_the_plan_alone() -> None:
     plan = net.plan(shapes, recompute="sqrt")
     back = MemoryPlan.from_json(plan.to_json())
     assert back.summary() == plan.summary()
-    assert back.to_html() == plan.to_html()
+    assert back.to_html() == replace(plan, pass_seconds={}).to_html()
     assert back.notes == plan.notes != ()
     assert f"note: {plan.notes[0]}" in plan.summary()
     assert plan._repr_html_().startswith("<iframe srcdoc=")

@@ -12,10 +12,9 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.planner import PlanOptions, validate
 from weftplan.planner.buffers import Buffers
-from weftplan.planner.drafts import Drafts
+from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
 from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.planner.liveness import dependencies, lifetimes
-from weftplan.planner.planned_steps import PlannedSteps, planned_steps
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Tape, repeat
 from weftplan.planner.recompute.orders import lazy_backward

@@ -205,14 +205,14 @@ def test_a_monitor_names_what_it_cannot_show() -> None:
 
 
 def test_a_kept_plan_has_the_blocks() -> None:
-    """A plan that is written as plain values and read again has the same nodes."""
-    from weftplan.planner.symbolic.plain_values import flat, restored
+    """A plan that is written to bytes and read again has the same nodes."""
+    from weftplan.planner.symbolic.stored_plans import dumped, loaded
     from weftplan.symbol.traversal import depth_first_order
 
     net = network()
     planned = plan_symbol(net, {"data": SHAPE}, grad_req="write")
-    order, options = depth_first_order(entry[0] for entry in net.entries), planned.memory.options
-    again = restored(flat(planned, order=order, options=options), nodes=order[0], options=options)
+    order = depth_first_order(entry[0] for entry in net.entries)
+    again = loaded(dumped(planned, order), order[0])
     names = [(node.op and node.op.name, node.name) for node in planned.graph.nodes]
     assert [(node.op and node.op.name, node.name) for node in again.graph.nodes] == names
     assert (BLOCK.name, "n2_relu") in names

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from weftplan import symbol as sym
-from weftplan.planner import PlanOptions, plan_symbol, reachability
+from weftplan.planner import PlanOptions, liveness, plan_symbol
 from weftplan.planner.packing.problem import Problem, leaf_parts, sectioned
 from weftplan.symbol.node import Node
 
@@ -110,11 +110,11 @@ def test_who_needs_whom_by_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -
         count = rng.randrange(1, 30)
         producers = [rng.sample(range(step), min(step, rng.randrange(3))) for step in range(count)]
         rows = [sorted(rng.choices(range(count), k=rng.randrange(4))) for _ in range(20)]
-        sets = reachability.ancestors(producers)
+        sets = liveness.ancestors(producers)
         expected = [not row or all(sets[row[-1]] >> step & 1 for step in row) for row in rows]
         with monkeypatch.context() as patch:
-            patch.setattr(reachability, "MOST_STEPS", block)
-            assert reachability.last_needs_others(producers, rows) == expected
+            patch.setattr(liveness, "MOST_STEPS", block)
+            assert liveness.last_needs_others(producers, rows) == expected
 
 
 def test_paddle_counts_no_waits_of_long_orders(monkeypatch: pytest.MonkeyPatch) -> None:

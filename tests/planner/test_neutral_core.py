@@ -16,8 +16,6 @@ from weftplan.planner import PlanOptions, validate
 from weftplan.planner.inplace import Kind
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
-CHOICES = {"options.py": {"MODES"}}
-"""The user's option names the existing kinds of kernels."""
 
 
 def core() -> list[Path]:
@@ -40,7 +38,7 @@ def strangers(path: Path) -> list[str]:
             elif node.module == "weftplan.planner" and "symbolic" in names:
                 found.append("weftplan.planner.symbolic")
             elif node.module == "weftplan.ops" or node.module.startswith("weftplan.ops."):
-                found += [f"{node.module}.{name}" for name in names - CHOICES.get(path.name, set())]
+                found += [f"{node.module}.{name}" for name in names]
     return found
 
 

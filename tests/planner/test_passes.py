@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,8 @@ def test_the_list_is_shown(tmp_path: Path) -> None:
         assert shown.exit_code == 0, shown.output
         assert "WEFTPLAN_DROP_DEAD_OUTPUTS=0" in shown.output
         assert "BatchNorm+relu" in shown.output
+        assert re.search(r"layers joined .*joined 2 pairs .* \d+\.\d\d ms", shown.output)
+        assert re.search(r"steps of every plan: sizes inferred \d+\.\d\d ms, gradients added", shown.output)
         as_json = json.loads(runner.invoke(command, [*arguments, "--json"], catch_exceptions=False).stdout)
         assert [one["name"] for one in as_json["passes"]][:2] == [
             "equal expressions merged",
@@ -150,3 +153,5 @@ def test_the_list_is_shown(tmp_path: Path) -> None:
         ]
     plan = bound.memory_plan
     assert MemoryPlan.from_json(plan.to_json()).passes == plan.passes != ()
+    page = net.plan(**SHAPES, train=False).to_html()
+    assert re.search(r"<li>layers joined: joined 2 pairs .*\(MXNET_USE_FUSION\), \d+\.\d\d ms</li>", page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -365,3 +366,16 @@ def test_a_named_file_is_written_at_the_end_of_the_process(config, state, end, w
     assert [path.name for path in tmp_path.iterdir()] == (["t.json"] if written else [])
     if written:
         assert "_plus_scalar" in (tmp_path / "t.json").read_text()
+
+
+@pytest.mark.parametrize(("value", "written"), [("1", True), ("0", False)])
+@pytest.mark.shows("MXNET_PROFILER_AUTOSTART")
+def test_the_profiler_starts_with_the_import(value: str, written: bool, tmp_path: Path):
+    """With the variable all operations are recorded, and the trace is written when the process ends."""
+    code = "import weftplan as mx; (mx.nd.ones((2, 2)) + 1).wait_to_read()"
+    variables = {**os.environ, "MXNET_PROFILER_AUTOSTART": value}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60, env=variables)
+    assert [path.name for path in tmp_path.iterdir()] == (["profile.json"] if written else [])
+    if written:
+        events = json.loads((tmp_path / "profile.json").read_text())["traceEvents"]
+        assert any("plus_scalar" in event["name"] for event in events)

@@ -17,6 +17,7 @@ from weftplan import models
 from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
 from weftplan.planner.labels import USES
+from weftplan.report import plan_figures
 from weftplan.report import plan_html as module
 
 CHROMIUM = shutil.which("chromium")
@@ -236,7 +237,9 @@ def test_the_page_in_a_browser(plan: MemoryPlan, tmp_path: Path) -> None:
     assert {name for name in expected if seen[name] is True} == expected
     assert seen["trapped"] is False
     assert 0 < seen["filtered"] == len(pooling) < len(bars)
-    assert seen["message"].startswith(f"{len(pooling)} buffers of {amount(sum(bar.nbytes for bar in pooling))}")
+    assert seen["message"].startswith(
+        f"{len(pooling)} buffers, whose sizes add up to {amount(sum(bar.nbytes for bar in pooling))}"
+    )
 
 
 def test_every_figure_has_a_definition(plan: MemoryPlan) -> None:
@@ -244,9 +247,9 @@ def test_every_figure_has_a_definition(plan: MemoryPlan) -> None:
     shapes = models.input_shapes("lenet", 8)
     several = models.get("lenet").plan(shapes, context=[mx.sim(0), mx.sim(1)], optimizer="adam")
     for found in (plan, several):
-        for name, _ in module.facts(found):
-            assert len(module.meaning(name)) > 20
-            assert module.meaning(name) in found.to_html().replace("&#x27;", "'")
+        for name, _ in plan_figures.facts(found):
+            assert len(plan_figures.meaning(name)) > 20
+            assert plan_figures.meaning(name) in found.to_html().replace("&#x27;", "'")
 
 
 def test_what_memory_is_for() -> None:

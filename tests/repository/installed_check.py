@@ -1,4 +1,4 @@
-"""A check of an installed package, on any Python: every module imports, and each layer does its work once.
+"""A check of an installed package, on any Python: every module is there, and each room does its work once.
 
 The interpreter of an environment runs it that holds only the package and its dependencies.
 """
@@ -6,7 +6,10 @@ The interpreter of an environment runs it that holds only the package and its de
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
@@ -27,18 +30,38 @@ def check_modules() -> None:
                 raise
 
 
-def check_layers() -> None:
-    """Plan, bind and run a network, order tasks by their arrays, and sum in a store."""
+def check_rooms() -> None:
+    """Let every room of the package do its work once."""
+    import weftplan
+
+    folders = Path(weftplan.__file__).parent.iterdir()
+    rooms = {folder.name for folder in folders if folder.is_dir() and (folder / "__init__.py").is_file()}
+    assert rooms == {name for names in SAMPLES for name in names.split()}, "a room has no sample here"
+    for sample in SAMPLES.values():
+        sample()
+
+
+def plan_and_run() -> None:
+    """Plan, report, bind and run a network."""
     import weftplan as mx
-    from weftplan import engine
 
     net = mx.models.digits("mlp")
     plan = net.plan(data=(8, 64), grad_req="write")
+    assert "<html" in plan.to_html()
+    mx.profiler.set_config(aggregate_stats=True, filename=os.devnull)
+    mx.profiler.set_state("run")
     executor = net.simple_bind(mx.cpu(), data=(8, 64))
     assert executor.allocated_bytes == plan.peak
     executor.forward(is_train=True, data=np.ones((8, 64), np.float32))
     executor.backward()
     assert all(np.isfinite(array.asnumpy()).all() for array in executor.grad_arrays if array is not None)
+    mx.profiler.set_state("stop")
+    assert "fc1" in mx.profiler.dumps()
+
+
+def tasks() -> None:
+    """Order tasks by their arrays."""
+    from weftplan import engine
 
     field = np.zeros((4, 4))
     for number in range(4):
@@ -46,14 +69,90 @@ def check_layers() -> None:
     engine.wait(field)
     assert field[:, 0].tolist() == [0, 1, 2, 3]
 
-    store = mx.kv.create("device")
-    store.init("w", mx.nd.zeros((2,)))
-    store.push("w", [mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(3)])
+
+def store() -> None:
+    """Sum in a store."""
+    import weftplan as mx
+
+    kv = mx.kv.create("device")
+    kv.init("w", mx.nd.zeros((2,)))
+    kv.push("w", [mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(3)])
     out = mx.nd.empty((2,))
-    store.pull("w", out=out)
+    kv.pull("w", out=out)
     assert out.asnumpy().tolist() == [3, 3]
+    assert "cpu(0)" in mx.storage.memory_summary()
+
+
+def training() -> None:
+    """Train a module on two contexts, save it, and load it."""
+    import weftplan as mx
+
+    images = np.random.default_rng(0).random((32, 64), dtype=np.float32)
+    batches = mx.io.NDArrayIter(images, images.argmax(1) % 10, batch_size=16)
+    module = mx.mod.Module(mx.models.digits("mlp"), context=[mx.cpu(0), mx.cpu(1)])
+    module.fit(batches, num_epoch=1, progress=False)
+    with tempfile.TemporaryDirectory() as folder:
+        module.save_checkpoint(f"{folder}/net", 1)
+        symbol, arguments, states = mx.model.load_checkpoint(f"{folder}/net", 1)
+    assert symbol.list_outputs() == ["softmax_output"]
+    assert set(arguments) == set(module.get_params()[0])
+    assert not states
+
+
+def recurrent() -> None:
+    """Unroll a cell, and fold the constants of its graph."""
+    import weftplan as mx
+    from weftplan import convert
+
+    outputs, _ = mx.rnn.LSTMCell(8, prefix="l_").unroll(3, mx.sym.Variable("data"), merge_outputs=True)
+    symbol, _, _ = convert.fold_constants(outputs, {}, {})
+    assert symbol.list_outputs() == outputs.list_outputs()
+
+
+def pytorch() -> None:
+    """Say what is missing without PyTorch; with it the functions are there."""
+    from weftplan import torch
+
+    try:
+        found = str(torch.budget)
+    except ModuleNotFoundError as error:
+        found = str(error)
+    assert "budget" in found or "pip install" in found
+
+
+def switches() -> None:
+    """Read a feature of the build and a switch of NumPy's semantics."""
+    import weftplan as mx
+
+    assert not mx.util.is_np_array()
+    assert mx.runtime.feature_list()
+
+
+def command() -> None:
+    """Call a command in this process."""
+    from weftplan.cli import main
+
+    code: object = 0
+    try:
+        main(["plan", "lenet", "--json"])
+    except SystemExit as stop:
+        code = stop.code
+    assert not code
+
+
+SAMPLES = {
+    "planner symbol models ops executor ndarray device support report profiler": plan_and_run,
+    "tasks engine": tasks,
+    "kvstore storage": store,
+    "training": training,
+    "rnn convert": recurrent,
+    "torch": pytorch,
+    "compat": switches,
+    "cli": command,
+}
+"""Rooms -> a function that uses them."""
 
 
 if __name__ == "__main__":
     check_modules()
-    check_layers()
+    check_rooms()

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import runpy
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from weftplan import engine, models
+
 ROOT = Path(__file__).parents[2]
 SAYS = {
+    "engine_in_100_lines.py": "['write a', 'read a, write b', 'write a again'] versions 2 1",
     "fit_a_budget.py": "bit for bit",
     "leftover_model.py": "classes [",
     "overnight.py": "ended with the same weights, bit for bit",
@@ -51,6 +58,47 @@ def test_a_dataset_for_workers(tmp_path: Path) -> None:
     assert "another one went on: 16 batches of 16" in done.stdout
 
 
-def test_the_planner_is_short() -> None:
-    """A planner in 100 lines has no more."""
-    assert len((ROOT / "examples" / "planner_in_100_lines.py").read_text().splitlines()) <= 100
+@pytest.mark.parametrize("name", ["engine", "planner"])
+def test_a_hundred_lines(name: str) -> None:
+    """An engine and a planner in 100 lines have no more."""
+    assert len((ROOT / "examples" / f"{name}_in_100_lines.py").read_text().splitlines()) <= 100
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("name", models.names())
+def test_the_short_planner_agrees_with_the_real_one(name: str, batch: int) -> None:
+    """For every built-in network the peak is that of ``match_range`` without the steps that the example names."""
+    example = runpy.run_path(str(ROOT / "examples" / "planner_in_100_lines.py"))
+    shapes = models.input_shapes(name, batch)
+    assert example["plan"](models.get(name), **shapes)[0] == example["reference"](models.get(name), shapes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_short_engine_agrees_with_the_real_one(seed: int) -> None:
+    """Random programs of 200 operations on five lists give the lists of the order of the pushes, on both engines."""
+    example = runpy.run_path(str(ROOT / "examples" / "engine_in_100_lines.py"))
+    rng = random.Random(seed)
+    program = [(rng.sample(range(5), rng.randint(0, 3)), rng.sample(range(5), rng.randint(0, 2))) for _ in range(200)]
+    short = run(program, example["Engine"](3), [example["Var"]() for _ in range(5)])
+    with engine.using(engine.create("ThreadedEngine")) as real:
+        assert short == run(program, real, [real.new_variable() for _ in range(5)])
+    assert short[1] == [sum(place in writes for _, writes in program) for place in range(5)]
+
+
+def run(program: list[tuple[list[int], list[int]]], on: Any, variables: list[Any]) -> tuple[list[int], list[int]]:
+    """Return values and versions after a program, whose operations write a hash of their number and their inputs."""
+    values = [0] * 5
+
+    def step(number: int, reads: list[int], writes: list[int]) -> None:
+        seen = hash((number, *(values[place] for place in reads)))
+        if number % 7 == 0:
+            time.sleep(0.0005)  # the others overtake, if they may
+        for place in writes:
+            values[place] = hash((values[place], seen))
+
+    for number, (reads, writes) in enumerate(program):
+        reads = [place for place in reads if place not in writes]
+        call = partial(step, number, reads, writes)
+        on.push(call, [variables[place] for place in reads], [variables[place] for place in writes])
+    on.wait_for_all()
+    return values, [variable.version for variable in variables]

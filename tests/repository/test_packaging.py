@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import email
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import weftplan
+from tests.support.scripts import script
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,14 +67,60 @@ def test_metadata(wheel: Path):
     assert metadata["Version"] == weftplan.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    page = metadata.get_payload()
+    assert page.startswith("# weftplan")
+    assert [link for link in re.findall(r"\]\(([^)]+)\)", page) if not re.match(r"https?:", link)] == []
+    assert "'weftplan[examples]'" in page
     required = metadata.get_all("Requires-Dist") or []
     runtime = {line.split(">")[0].strip() for line in required if "extra ==" not in line}
-    assert runtime == {"numpy", "rich", "click", "threadpoolctl"}
+    assert runtime == {"numpy", "rich", "click", "threadpoolctl", "llvmlite"}
     extras = {"cuda12", "cuda13", "mpi", "plot", "examples", "fast", "test", "dev"}
     assert extras <= set(metadata.get_all("Provides-Extra") or [])
     assert "weftplan = weftplan.cli:main" in commands
     assert "Apache License" in licence
     assert "Version 2.0, January 2004" in licence
+
+
+def test_links_of_the_package_page() -> None:
+    """With an address they lead to this version's files; without one they are text. Web addresses stay."""
+    page = script("package_page").without_relative_links
+    text = "[a](docs/a.md#b) ![p](p.png) [w](https://example.org) [h](#top)"
+    assert page(text, None) == "a  [w](https://example.org) [h](#top)"
+    assert page(text, "https://x.org/v1") == (
+        "[a](https://x.org/v1/docs/a.md#b) ![p](https://x.org/v1/p.png) [w](https://example.org) [h](#top)"
+    )
+
+
+def test_the_newest_section_of_the_changelog_is_this_version() -> None:
+    """Or it is still called Unreleased."""
+    newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] in ("Unreleased", weftplan.__version__)
+
+
+PLATFORMS = {
+    ("linux", "x86_64", "3.11"): True,
+    ("linux", "aarch64", "3.14"): True,
+    ("darwin", "arm64", "3.12"): True,
+    ("win32", "AMD64", "3.13"): True,
+    ("linux", "riscv64", "3.13"): False,
+    ("darwin", "x86_64", "3.12"): False,
+    ("win32", "ARM64", "3.13"): False,
+    ("linux", "x86_64", "3.15"): False,
+}
+"""System, machine and Python -> whether llvmlite has a wheel and is a dependency."""
+
+
+@pytest.mark.parametrize("platform", PLATFORMS, ids=" ".join)
+def test_llvmlite_is_a_dependency_where_it_has_wheels(platform: tuple[str, str, str]):
+    """The marker of the dependency is true exactly on the platforms for which llvmlite publishes wheels."""
+    system, machine, version = platform
+    environment = {"sys_platform": system, "platform_machine": machine, "python_version": version}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (llvmlite,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "llvmlite")
+    assert llvmlite.marker is not None
+    assert llvmlite.marker.evaluate(environment) is PLATFORMS[platform]
 
 
 def test_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path):

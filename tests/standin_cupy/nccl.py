@@ -1,7 +1,7 @@
 """``cupy.cuda.nccl`` of the stand-in: the calls that weftplan uses, with the signatures of CuPy 14.2.
 
-Calls of a group run when the group ends, as NCCL's do; then every member must have made the same call. Members add in
-the order of their ranks, which NCCL does not promise.
+Calls of a group run when the group ends, as NCCL's do; then every member must have made the same calls in one order.
+Members add in the order of their ranks, which NCCL does not promise.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,9 +80,19 @@ def groupEnd() -> None:
     calls, _calls[:] = list(_calls), []
     if _depth[0] or not calls:
         return
+    rows: dict[int, list[tuple[str, NcclCommunicator, dict[str, int]]]] = {}
+    for call in calls:
+        rows.setdefault(call[1].rank, []).append(call)
+    if len(rows) != calls[0][1].size or len({len(row) for row in rows.values()}) > 1:
+        raise RuntimeError("NCCL_ERROR_INVALID_USAGE: members of a group do not make the same call")
+    for together in zip(*(rows[rank] for rank in sorted(rows)), strict=True):
+        _run(together)
+
+
+def _run(calls: Sequence[tuple[str, NcclCommunicator, dict[str, int]]]) -> None:
+    """Run one call of all members, by rank."""
     names = {(name, member.clique, given["count"], given["kind"], given["root"]) for name, member, given in calls}
-    ranks = sorted(member.rank for _, member, _ in calls)
-    if len(names) > 1 or ranks != list(range(calls[0][1].size)):
+    if len(names) > 1:
         raise RuntimeError("NCCL_ERROR_INVALID_USAGE: members of a group do not make the same call")
     name, _, given = calls[0]
     kind = next(np.dtype(key.lower()) for key, value in _KINDS.items() if value == given["kind"])

@@ -81,6 +81,32 @@ def test_fractions(built, kind, flag, fraction, chunk):
     assert taken_by(*built(kind, "naive_best_fit", **{flag: fraction}, **more), 10) == [chunk]
 
 
+@pytest.mark.parametrize(
+    ("kind", "flag"),
+    [
+        ("cpu", "fraction_of_cpu_memory_to_use"),
+        ("cpu_pinned", "fraction_of_cuda_pinned_memory_to_use"),
+        ("sim", "fraction_of_gpu_memory_to_use"),
+        ("gpu", "fraction_of_gpu_memory_to_use"),
+    ],
+)
+@pytest.mark.shows("FLAGS_fraction_of_*")
+def test_a_fraction_alone_chooses_its_strategy(built, kind, flag):
+    """As Paddle's documents set it, without a strategy; a named strategy or a pool of MXNet goes before it."""
+    assert taken_by(*built(kind, **{flag: 0.25}), 10) == [256 << 20]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"allocator_strategy": "mxnet"}, {"MXNET_GPU_MEM_POOL_TYPE": "Naive"}, {"allocator_strategy": "auto_growth"}],
+)
+def test_a_strategy_goes_before_a_fraction(built, other):
+    """No large chunk is taken, and a warning says that the fraction does nothing."""
+    with pytest.warns(ConfigWarning, match=r"FLAGS_fraction_of_gpu_memory_to_use=0\.25 has no effect on sim"):
+        resource, room = built("sim", fraction_of_gpu_memory_to_use=0.25, **other)
+    assert sum(taken_by(resource, room, 10)) < 64 << 20
+
+
 @pytest.mark.parametrize("kind", ["cpu", "cpu_pinned", "sim", "gpu"])
 def test_default_chunks(built, kind):
     """500 MiB on a host, half of its memory page-locked, 92 % of the free memory on a GPU."""

@@ -76,10 +76,10 @@ KILLS = """
             chance_of_all = random.Random(step)
             for i, n in enumerate(sizes):
                 kv.push(i, mx.nd.full((n,), 2.0 ** me * step))
-                pulled = value(i, (n,))
+                total = value(i, (n,))
                 want = sum(2.0 ** member for member in kv._group.members) * step
-                if not (pulled == want).all():
-                    print("WRONG", me, step, i, pulled[:3], want, flush=True)
+                if not (total == want).all():
+                    print("WRONG", me, step, i, total[:3], want, flush=True)
                 sums += 1
             for again in range(chance_of_all.randrange(6)):
                 for gradient in gradients:
@@ -119,9 +119,8 @@ ORDERS = """
             mx.engine.get().push(lambda pause=pause: time.sleep(pause), mutable_vars=[arrays[i].var])
         keys, outs = list(range(len(arrays))), [mx.nd.zeros(shape) for shape in shapes]
         if order % 3 == 0:
-            with kv.together():
-                for i in keys:
-                    kv.push(i, arrays[i], priority=int(chance.integers(-5, 5)))
+            for i in keys:
+                kv.push(i, arrays[i], priority=int(chance.integers(-5, 5)))
             kv.pull(keys, outs)
         elif order % 3 == 1:
             kv.push(keys, arrays, priority=int(chance.integers(-5, 5)))

@@ -37,8 +37,8 @@ AREAS = {
     ),
     "planner": (
         "planner",
-        "inplace match_range memory_plan liveness program graph reachability strategies rewiring "
-        "order symbolic/realise symbolic/network symbolic/passes/gradients symbolic/passes/common_subexpressions "
+        "inplace match_range memory_plan liveness program graph strategies rewiring "
+        "order symbolic/translate symbolic/network symbolic/passes/gradients symbolic/passes/common_subexpressions "
         "recompute/rewrite validation/replay",
         "tests/contract/test_planner.py tests/planner/test_[!p]*.py tests/planner/test_p[!a]*.py "
         "tests/planner/recompute tests/planner/spill",

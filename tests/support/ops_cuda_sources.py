@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import os
@@ -10,18 +11,21 @@ import pkgutil
 import re
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 
 import weftplan.ops.cuda
+from tests.support.pointwise_networks import NETWORKS, groups, planned
 from weftplan.ops.core.cuda_source import OPTIONS, THREADS, WIDE, text_of
-from weftplan.ops.cuda import philox, updates
+from weftplan.ops.cuda import philox, pointwise, pooling, updates
 
 FLOATS = ("float32", "float16", "float64")
 INDICES = (*FLOATS, "int32", "int64", "uint8", "int8")
 LETTERS = {"T": FLOATS, "L": INDICES, "I": INDICES}
 """Dtypes for the letters of a source; ``A`` follows ``T``."""
-ONLY = {"philox": (*FLOATS, "int64"), "roi_pooling": ("float32", "float64"), "updates": ("float32", "float64")}
+ONLY = {"philox": (*FLOATS, "int64"), "roi_pooling": ("float32", "float64"), "updates": ("float32", "float64"),
+        "pointwise": ("float32", "float64")}  # fmt: skip
 """Dtypes of ``T`` in files that refuse some floats, or also support integers."""
 _FOUND = re.compile(r"Compiling entry function '(\w+)__(\d+)'[\s\S]*?(\d+) bytes stack frame, (\d+) bytes spill "
                     r"stores[\s\S]*?Used (\d+) registers[^\n]*")  # fmt: skip
@@ -36,8 +40,25 @@ def codes():
                 yield f"{found.name.rpartition('.')[2]}.{name}", value
     for kind in ("float", "double"):
         yield f"philox.{kind}", philox._FILL.replace("U(key0", f"uniform_{kind}(key0")
+    for (size, stride, pad), kind in itertools.product(((2, 2, 0), (3, 2, 1)), (0, 1)):
+        windows = (1, size, size, 1, stride, stride, 0, pad, pad)
+        yield f"pooling.{size}x{size}.{kind}", pooling.source(windows, kind=kind, padded=1, flat=True)
     for rule in updates._STEPS:
         yield f"updates.{rule}", updates.source(rule, updates.GROUP)
+    for k, code in enumerate(generated()):
+        yield f"pointwise.{k}", code
+
+
+@functools.cache
+def generated():
+    """The sources of the fused elementwise nodes of a few networks, of vectors and of single elements."""
+    every = [group for make, shape in NETWORKS.values() for group in groups(planned(make(), shape).graph)]
+    kernels = [
+        pointwise.kernel_of(group, (True,) * len(group.results), lanes)
+        for group in every
+        for lanes in sorted({1, pointwise.lanes_of(group)})
+    ]
+    return list(dict.fromkeys(kernel.code for kernel in kernels))
 
 
 def texts(every):
@@ -97,6 +118,20 @@ def ptx(text, folder, arch="sm_90"):
     return {kernel[1]: kernel[0] for kernel in re.finditer(r"\.entry (\w+)\(.*?\n\}\n", listing, re.DOTALL)}
 
 
+def sass(text, folder, arch="sm_90", options=OPTIONS):
+    """The instructions of each kernel of a source as the GPU runs them, by name: addresses and words."""
+    path = pathlib.Path(folder, "kernel.cu")
+    path.write_text(text)
+    cubin = path.with_suffix(".cubin")
+    command = [NVCC, "-cubin", f"-arch={arch}", *options, "-ftz=true", "-o", str(cubin), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([CUOBJDUMP, "-sass", str(cubin)], capture_output=True, text=True, check=True)
+    parts = done.stdout.split("Function : ")[1:]
+    found = {part.split()[0]: re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", part) for part in parts}
+    return {name: [(int(address, 16), words) for address, words in code] for name, code in found.items()}
+
+
 def loops(body):
     """Return the parts of a PTX kernel between a label and a jump back to it."""
     lines = body.splitlines()
@@ -129,7 +164,15 @@ def nvrtc(text, arch="sm_90"):
         library.destroyProgram(program)
 
 
+def _cuobjdump():
+    """The tool of the toolkit, or of the wheel nvidia-cuda-cuobjdump."""
+    wheels = [pathlib.Path(folder, "nvidia") for folder in sys.path if folder]
+    found = (path for wheel in wheels if wheel.is_dir() for path in sorted(wheel.glob("*/bin/cuobjdump")))
+    return shutil.which("cuobjdump") or next(map(str, found), None)
+
+
 NVCC = shutil.which("nvcc")
+CUOBJDUMP = _cuobjdump()
 INCLUDES = [
     *os.environ.get("CPATH", "").split(os.pathsep),
     *([str(pathlib.Path(NVCC).resolve().parents[1] / "include")] if NVCC else []),

@@ -323,6 +323,7 @@ LOSSES = [
         for name in ("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput")
     ),
     ("LinearRegressionOutput", [uniform(4, 1), uniform(4)], {}),
+    ("IdentityAttachKLSparseReg", [distinct(4, 3), np.array([0.2, 0.5, 0.7])], {"penalty": 0.1}),
     *(("SVMOutput", [uniform(4, 3) * 2, np.array([0.0, 1, 2, -1])], {"use_linear": linear}) for linear in (0, 1)),
     *(("MakeLoss", [uniform(4, 3)], {"normalization": how}) for how in ("null", "batch", "valid")),
     ("make_loss", [uniform(4, 3)], {}),
@@ -340,7 +341,7 @@ CASES = [*DIFFERENTIABLE, *LOSSES, *OTHERS]
 
 def narrowed(op, arrays, dtype):
     """Return the arrays of a case in a narrower float dtype; vectors of BatchNorm stay float32 next to float16 data."""
-    vectors = "float32" if op in ("BatchNorm", SYNC) and dtype == "float16" else dtype
+    vectors = "float32" if op in ("BatchNorm", SYNC, "IdentityAttachKLSparseReg") and dtype == "float16" else dtype
     return [x.astype(vectors if k else dtype) if x.dtype == np.float64 else x.copy() for k, x in enumerate(arrays)]
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from weftplan import symbol as sym
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ops.core import registry
-from weftplan.planner import PlanOptions, plan_symbol
+from weftplan.planner import plan_symbol
 from weftplan.symbol import Entry, Node
 from weftplan.symbol.inference import rules as infer_rules
 from weftplan.symbol.inference import solver as infer
-from weftplan.symbol.inference.backward_shapes import infer_rest
+from weftplan.symbol.inference.rules import DTYPES, SHAPES
 
 
 def mlp() -> sym.Symbol:
@@ -166,35 +164,28 @@ def test_repeated_layers_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert calls == 1
 
 
-def test_a_backward_part_follows_in_one_walk() -> None:
-    """The shapes of a graph with gradients follow from its forward part alone; otherwise the result is unknown."""
+def test_added_nodes_get_the_sizes_that_a_solver_finds() -> None:
+    """Passes give the nodes that they add the sizes that two inferences of the whole graph give."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc")
-    net = sym.sum(sym.exp(x) * x + sym.tanh(x))
+    net = sym.sum(sym.exp(x) * x + sym.Activation(x, act_type="relu"))
     given = {"data": (5, 4)}
-    planned = plan_symbol(net, given, {"data": "float64"}, grad_req={"fc_weight": "write"},
-                          options=PlanOptions(fusion=False))  # fmt: skip
+    planned = plan_symbol(net, given, {"data": "float64"}, grad_req={"fc_weight": "write", "data": "add"})
     graph = planned.graph
-    forward = len(sym.topological_order(net.entries))
-    assert any(node.op is not None and node.op.name == "add_n" for node in graph.nodes)
+    names = [node.op.name for node in graph.nodes if node.op is not None]
+    assert {"add_n", "_backward_FullyConnected"} <= set(names)
     head = graph.nodes[planned.head_grads[0]]
     how = {"rows": graph.row, "inputs": graph.inputs, "controls": graph.controls}
     float64 = np.dtype(np.float64)
-    shapes = infer.infer_shapes(graph.nodes, {**given, head: (1,)}, **how)
-    dtypes = infer.infer_dtypes(graph.nodes, {"data": float64, head: float64}, **how)
-    own = graph.row[forward]
+    assert infer.infer_shapes(graph.nodes, {**given, head: (1,)}, **how) == planned.shapes
+    assert infer.infer_dtypes(graph.nodes, {"data": float64, head: float64}, **how) == planned.dtypes
 
-    def rest(known: dict[Node, Any], *more: tuple[Node, list[int]]) -> Any:
-        nodes = graph.nodes[: forward if more else None]
-        inputs = graph.inputs[: len(nodes)]
-        nodes, inputs = [*nodes, *(node for node, _ in more)], [*inputs, *(reads for _, reads in more)]
-        return infer_rest(nodes, known, rows=infer.entry_rows(nodes), inputs=inputs,
-                          controls=[*graph.controls[:forward], *[[]] * len(more)] if more else graph.controls,
-                          shapes=shapes[:own], dtypes=dtypes[:own])  # fmt: skip
 
-    assert rest({head: ((1,), float64)}) == (shapes, dtypes)
-    assert rest({}) is None
-    add = registry.get("elemwise_add")
-    assert rest({}, (Node(add, "wrong"), [0, own - 1])) is None
-    for batch, answers in ((5, True), (0, False)):
-        known = {head: ((batch, 4), float64)}
-        assert (rest(known, (head, []), (Node(add, "open"), [0, own])) is not None) == answers
+def test_outputs_of_known_inputs() -> None:
+    """An error names an output that no rule knows, and inputs that do not fit."""
+    add, reshape = registry.get("elemwise_add"), registry.get("_zeros_without_dtype")
+    assert SHAPES.outputs(add, Node(add, "sum"), [(2, 3), (2, 3)]) == [(2, 3)]
+    with pytest.raises(ShapeError, match=r"elemwise_add .*'sum'"):
+        SHAPES.outputs(add, Node(add, "sum"), [(2, 3), (2, 4)])
+    zeros = Node(reshape, "open", params=registry.parse_params(reshape, {"shape": "(2,)"}))
+    with pytest.raises(DTypeError, match=r"dtype of output 0 of operator _zeros_without_dtype .*cannot be inferred"):
+        DTYPES.outputs(reshape, zeros, [])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weftplan import symbol as sym
-from weftplan.errors import DTypeError, ShapeError, UnknownOperatorError
+from weftplan.errors import DTypeError, MXNetError, ShapeError, UnknownOperatorError
 from weftplan.report.viz import plot_network, print_summary
 
 
@@ -104,3 +104,40 @@ def test_namespaces() -> None:
     assert sym._internal._plus(a, a).entries[0].node.op is sym.elemwise_add(a, a).entries[0].node.op
     with pytest.raises(UnknownOperatorError, match=r"mx\.sym\.linalg has no operator 'nope'"):
         sym.linalg.nope  # noqa: B018
+
+
+def test_plot_network_has_the_arguments_of_mxnet():
+    """The order of positional arguments is MXNet's: symbol, title, save_format, shape."""
+    dot = plot_network(net(), "mine", "svg", {"data": (4, 3)})
+    assert (dot.title, dot.format) == ("mine", "svg")
+    assert 'label="4x3"' in dot.source
+
+
+def test_render_writes_the_text_and_a_picture(tmp_path, monkeypatch):
+    """Without Graphviz the picture is SVG, another format warns; ``view`` opens it, ``cleanup`` removes the text."""
+    monkeypatch.setenv("PATH", "")
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    dot = plot_network(net(), "mine", save_format="svg")
+    path = Path(dot.render(directory=tmp_path / "out"))
+    assert path == tmp_path / "out" / "mine.gv.svg"
+    assert path.read_text(encoding="utf-8") == dot._repr_svg_()
+    assert (tmp_path / "out" / "mine.gv").read_text() == dot.source
+    with pytest.warns(UserWarning, match="Graphviz is not installed, so the picture is an SVG file and not pdf"):
+        assert dot.render("x", tmp_path, cleanup=True, format="pdf") == str(tmp_path / "x.svg")
+    assert not (tmp_path / "x").exists()
+    assert dot.view("y", tmp_path) == str(tmp_path / "y.svg")
+    assert opened == [(tmp_path / "y.svg").as_uri()]
+
+
+def test_render_calls_graphviz(tmp_path, monkeypatch):
+    """With Graphviz it draws the text; what it says when it fails is the error."""
+    program = tmp_path / "dot"
+    program.write_text('#!/bin/sh\ntest "$1" = -Tbad && { echo "no format bad" >&2; exit 1; }\necho "$@" > "$3"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    name = plot_network(net(), "mine").render(directory=tmp_path)
+    assert name == str(tmp_path / "mine.gv.pdf")
+    assert Path(name).read_text().split() == ["-Tpdf", "-o", name, str(tmp_path / "mine.gv")]
+    with pytest.raises(MXNetError, match=r"cannot draw .* as bad: no format bad"):
+        plot_network(net(), "mine").render(directory=tmp_path, format="bad")

@@ -50,7 +50,7 @@ class Decoder(nn.Module):
 
     @staticmethod
     def inputs() -> tuple[torch.Tensor, torch.Tensor]:
-        """Words and the next ones."""
+        """Words and their successors."""
         return torch.randint(0, 64, (4, 48)), torch.randint(0, 64, (4, 48))
 
 
@@ -88,15 +88,15 @@ def step_of(make: Callable[[], Any], wrap: Callable[[Any], Any], *, seed: int = 
     return module, run
 
 
-def real_peak(make: Callable[[], Any], wrap: Callable[[Any], Any]) -> tuple[int, list[torch.Tensor]]:
-    """The peak of the second step, of three measurements the most, and its gradients.
+def real_peak(make: Callable[[], Any], wrap: Callable[[Any], Any], rounds: int = 3) -> tuple[int, list[torch.Tensor]]:
+    """Return the peak of the second step, the most of ``rounds`` measurements, and its gradients.
 
     The profiler is on before the model is made, since the death of a block is counted only when its birth was; now and
     then it loses an event.
     """
     step_of(make, wrap)[1]()  # workspaces are measured here, not within the profile
     peaks = []
-    for _ in range(3):
+    for _ in range(rounds):
         torch._dynamo.reset()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
             module, run = step_of(make, wrap)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'weftplan[torch]'")
 
 from tests.torch.models import Convolutions, Decoder, real_peak, step_of  # noqa: E402
-from weftplan.errors import BudgetError, PlanError  # noqa: E402
+from weftplan.errors import BudgetError  # noqa: E402
 from weftplan.torch import backend, budget, knapsack_solver, partition  # noqa: E402
-from weftplan.torch.fit import eager  # noqa: E402
+from weftplan.torch.compilers import eager  # noqa: E402
 from weftplan.torch.private import aot_autograd  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
@@ -84,19 +83,6 @@ def test_repeated_dropout_draws_the_same_numbers() -> None:
     assert torch.equal(torch.get_rng_state(), after)
 
 
-def test_too_small_budgets_name_the_smallest() -> None:
-    """The error's number is one that works, and one byte less does not."""
-    with pytest.raises(BudgetError, match="the smallest budget that works is") as caught:
-        budget(Decoder(), "10KB")(*Decoder.inputs())
-    smallest = caught.value.smallest
-    assert smallest is not None
-    torch._dynamo.reset()
-    budget(Decoder(), smallest)(*Decoder.inputs())
-    torch._dynamo.reset()
-    with pytest.raises(BudgetError):
-        budget(Decoder(), smallest - 1)(*Decoder.inputs())
-
-
 def test_optimizer_states_and_kept_gradients_count() -> None:
     """The states that Adam will make, and gradients that exist before the step, are part of the peak."""
     model = Decoder()
@@ -119,7 +105,7 @@ def test_optimizer_states_and_kept_gradients_count() -> None:
 
 
 def test_the_update_alone_can_exceed_a_budget() -> None:
-    """What the optimizer's own step allocates is checked, too."""
+    """The scratch of the optimizer's own step is checked, too."""
     model = torch.nn.Linear(512, 512)
     states = torch.optim.Adam(model.parameters(), foreach=True)
     with pytest.raises(BudgetError, match="the step of Adam alone needs"):
@@ -134,15 +120,8 @@ def broken(x: Any) -> Any:
     return y.exp().sum()
 
 
-def test_control_flow_on_data_names_its_line() -> None:
-    """A step that cannot be one graph is refused with the line."""
-    with pytest.raises(PlanError, match=r"test_budget\.py\", line \d+, in broken") as caught:
-        budget(broken, "1GB")(torch.randn(8, requires_grad=True))
-    assert "breaks='sum'" in str(caught.value)
-
-
 def test_broken_graphs_share_the_budget() -> None:
-    """With ``breaks="sum"`` each graph is planned below what the earlier ones keep."""
+    """With ``breaks="sum"`` each graph is planned below the bytes that earlier graphs leave."""
     x = torch.full((64,), 0.5, requires_grad=True)
     wrapped = budget(broken, "1MB", breaks="sum")
     wrapped(x).backward()
@@ -176,7 +155,7 @@ class Counting(torch.nn.Module):
         self.register_buffer("scale", torch.ones(32))
 
     def forward(self, x: Any) -> Any:
-        """The sum of what the layers make."""
+        """Return the sum of the layers' results."""
         for layer in self.layers:
             x = torch.sin(layer(x) + self.scale)
         self.scale.add_(1.0)
@@ -212,33 +191,8 @@ def test_other_shapes_are_planned_again() -> None:
     assert third.repeated == []
 
 
-def test_operators_without_fake_kernels_are_named() -> None:
-    """A custom operator that cannot be traced is refused by name."""
-
-    @torch.library.custom_op("weftplan_tests::halve", mutates_args=())
-    def halve(x: torch.Tensor) -> torch.Tensor:
-        return x / 2
-
-    with pytest.raises(PlanError, match="weftplan_tests"):
-        budget(lambda x: halve(x).sum(), "1GB")(torch.randn(4, requires_grad=True))
-
-
-def test_bad_arguments_are_refused() -> None:
-    """Compiled modules, unknown words and things that cannot be called."""
-    model = Decoder()
-    with pytest.raises(PlanError, match="compiled already"):
-        budget(torch.compile(model), "1GB")
-    with pytest.raises(PlanError, match="compiled already"):
-        budget(budget(model, "1GB"), "1GB")
-    with pytest.raises(PlanError, match="expected a module or a function, got int"):
-        budget(3, "1GB")  # type: ignore[arg-type]
-    for name in ("seconds", "workspaces", "breaks"):
-        with pytest.raises(PlanError, match=f"{name} must be"):
-            budget(model, "1GB", **{name: "no"})  # type: ignore[arg-type]
-
-
 def test_operators_that_nobody_measured_are_listed() -> None:
-    """With ``workspaces="cached"`` and nothing in the cache, plans say what they do not count."""
+    """With ``workspaces="cached"`` and nothing in the cache, plans list the operators that they do not count."""
     wrapped = budget(Convolutions(), "1GB", workspaces="cached")
     wrapped(*Convolutions.inputs())
     plan = wrapped.plans[0]
@@ -290,7 +244,7 @@ def test_the_knapsack_solver_saves_at_most_what_it_may() -> None:
     calls = []
 
     class Watched(type(knapsack_solver())):  # type: ignore[misc]
-        """Notes what is asked and answered."""
+        """Notes questions and answers."""
 
         def __call__(self, memory: Any, graph: Any, most: float, info: Any, nodes: Any) -> Any:
             answer = super().__call__(memory, graph, most, info, nodes)
@@ -306,24 +260,3 @@ def test_the_knapsack_solver_saves_at_most_what_it_may() -> None:
         assert sorted([*saved, *again]) == list(range(len(memory)))
     for p, g in zip(model.parameters(), want, strict=True):
         torch.testing.assert_close(p.grad, g)
-
-
-def test_another_version_warns() -> None:
-    """A version of PyTorch that the tests did not run with is named."""
-    from weftplan.torch.private import check_version
-
-    with pytest.warns(UserWarning, match=r"tested with PyTorch 2\.13, this is 3\.0\.1"):
-        check_version("3.0.1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_version("2.13.7+cpu")
-
-
-def test_private_functions_have_the_known_parameters() -> None:
-    """Each private function of PyTorch that is used takes the parameters that this package was written for."""
-    import inspect
-
-    from weftplan.torch import private
-
-    for name, parameters in private.SIGNATURES.items():
-        assert list(inspect.signature(getattr(private, name)).parameters) == parameters.split(), name

@@ -15,8 +15,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from tests.torch.models import Decoder  # noqa: E402
 from tests.torch.test_budget import fresh  # noqa: E402, F401
 from weftplan.cli import main  # noqa: E402
+from weftplan.cli.plan.torch_step import laid_out  # noqa: E402
 from weftplan.torch import curve  # noqa: E402
-from weftplan.torch.trade_off import memory_plan, planned  # noqa: E402
+from weftplan.torch.trade_off import planned  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -48,9 +49,9 @@ def test_measured_points() -> None:
 def test_plans_have_a_layout() -> None:
     """A plan can be laid out in one arena, whose lower bound is the plan's own peak."""
     choices, plan = planned(Decoder(), Decoder.inputs())
-    laid_out = memory_plan(choices, plan)
-    assert laid_out.lower_bound + plan.resident.total == plan.peak
-    assert laid_out.total >= plan.peak
+    layout = laid_out(choices, plan)
+    assert layout.lower_bound + plan.resident.total == plan.peak
+    assert layout.total >= plan.peak
 
 
 STEP = """

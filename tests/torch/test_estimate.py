@@ -22,7 +22,7 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
 def step(model: Any, optimizer: Any, args: Any, *, none: bool = True, amp: bool = False, parts: int = 1) -> None:
-    """A training step with what people do in one."""
+    """A training step with accumulation, clipping and mixed precision."""
     optimizer.zero_grad(set_to_none=none)
     for _ in range(parts):
         with torch.autocast("cpu", torch.bfloat16, enabled=amp):
@@ -69,6 +69,18 @@ def test_peaks_of_whole_steps(make: Any, case: str) -> None:
     assert found.peak == pytest.approx(real, rel=0.005)
     assert found.before > 0
     assert sum(found.parts.values()) == found.peak
+
+
+@pytest.mark.parametrize("how", OPTIMIZERS)
+def test_optimizers_that_have_stepped(how: str) -> None:
+    """An optimizer with states, whose step counts it reads, gives a new optimizer's estimate and stays unchanged."""
+    model = Decoder()
+    optimizer, args = OPTIMIZERS[how](model.parameters(), 0.01), model.inputs()
+    new = estimate(step, model, optimizer, args)
+    step(model, optimizer, args)
+    counts = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
+    assert estimate(step, model, optimizer, args).peak == new.peak
+    assert counts == [float(state["step"]) for state in optimizer.state.values() if "step" in state]
 
 
 def test_the_callers_things_stay_as_they_are() -> None:
@@ -139,7 +151,7 @@ def test_compiled_steps_are_refused() -> None:
 
 
 def test_recurrent_layers_are_named_as_unseen() -> None:
-    """The kernel of ``nn.LSTM`` on a CPU is another than the one that a trace sees, and the report says so."""
+    """``nn.LSTM`` on a CPU does not run the kernel that a trace sees, and the report says so."""
     model = torch.nn.LSTM(8, 8)
     found = estimate(lambda: model(torch.ones(5, 2, 8))[0].sum().backward())
     assert "torch.lstm" in found.unseen

@@ -1,4 +1,4 @@
-"""The package without PyTorch: it can be imported, and says what to install."""
+"""The package without PyTorch: it can be imported, and names the package to install."""
 
 from __future__ import annotations
 

@@ -99,7 +99,8 @@ def test_mxnets_order_of_settings(caplog):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"work_load_list": [1, 2]}, r"equal shares \(or None\).* got \[1, 2\]"),
+        ({"work_load_list": [1, 2]}, r"a positive number for each of the 1 contexts, got \[1, 2\]"),
+        ({"work_load_list": [0]}, r"a positive number for each of the 1 contexts, got \[0\]"),
         ({"state_names": ["h"]}, r"state_names \['h'\] are no arguments"),
         ({"group2ctxs": [{}, {}]}, "a list of one for each of the 1 contexts"),
         ({"group2ctxs": [mx.cpu(1)]}, "must be a dictionary from groups to contexts"),

@@ -122,3 +122,30 @@ def test_what_is_no_number_names_the_cure(values: Any):
     """Words, complex numbers, dates, ragged lists and other objects are refused."""
     with pytest.raises(DTypeError, match=re.escape("np.asarray(values, dtype=float)")):
         mx.nd.array(values)
+
+
+def test_more_names_of_groups_and_optimizers():
+    """Attributes of executor groups, optimizers and schedules that a comparison of instances with MXNet 1.9.1 found."""
+    _, module = trained([mx.cpu(0), mx.cpu(1)], "device", allow_missing=True)
+    group = module._exec_group
+    assert (group.symbol, group.for_training, group.inputs_need_grad) == (module.symbol, True, False)
+    assert (group.output_names, group.num_outputs, group.workload) == (["softmax_output"], 1, [1.0, 1.0])
+    assert (group.data_layouts, group.label_layouts, group.output_layouts) == ([0], [0], [0])
+    assert group.grad_req["fc_weight"] == "write"
+    assert group.grad_req["data"] == "null"
+    assert group.fixed_param_names == group.state_names == group.get_states() == []
+    assert module._total_exec_bytes == sum(executor.memory_plan.peak for executor in group.execs)
+    batch = next(iter(batches()))
+    module.forward(batch, is_train=False)
+    found, expected = mx.metric.create("acc"), mx.metric.create("acc")
+    group.update_metric(found, batch.label)
+    module.update_metric(expected, batch.label)
+    assert found.get() == expected.get()
+    sliced = mx.metric.create("acc")
+    group.update_metric(sliced, [[label[part] for label in batch.label] for part in group.slices], pre_sliced=True)
+    assert sliced.get() == expected.get()
+    optimizer = mx.optimizer.Optimizer.create_optimizer("sgd", learning_rate=0.5, sym=network())
+    optimizer.set_lr_mult({0: 2.0})
+    assert (optimizer._get_lrs([0, 1]), optimizer._get_wds([0, 1])) == ([1.0, 0.5], [0.0, 0.0])
+    assert optimizer.sym_info == (optimizer._attrs, list(optimizer._attrs))
+    assert mx.lr_scheduler.PolyScheduler(10, warmup_steps=4).max_steps == 6

@@ -52,17 +52,17 @@ def test_training_goes_on_after_a_failing_kernel(monkeypatch):
     The failed step taints weights and momentum alike, so both are reset: set_params and init_optimizer.
     """
     broken = []
-    real = schedule._kernel_call
+    real = schedule.StepBuilder._kernel_call
 
-    def sometimes(op, node, *rest):
-        bind = real(op, node, *rest)
+    def sometimes(builder, step, *sizes):
+        bind = real(builder, step, *sizes)
 
         def fail():
             raise FloatingPointError("kernel failed")
 
-        return (lambda run: lambda: fail() if broken else bind(run)()) if node.name == "act" else bind
+        return (lambda run: lambda: fail() if broken else bind(run)()) if step.node.name == "act" else bind
 
-    monkeypatch.setattr(schedule, "_kernel_call", sometimes)
+    monkeypatch.setattr(schedule.StepBuilder, "_kernel_call", sometimes)
     module, expected = ready(), steps(ready(), 3)
     good = module.get_params()
     broken.append(True)

@@ -11,6 +11,8 @@ from weftplan.support.progress import width_of
 
 GAP = 2
 """Blanks between two columns."""
+NARROW = 30
+"""Fewest columns for a text next to its label."""
 SHORTEST = 12
 """Fewest characters of a shortened name."""
 
@@ -107,6 +109,25 @@ def paragraph(text: str, width: int | None, *, indent: str = "") -> list[str]:
     if width is None:
         return [text]
     return wrap(text, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def labelled(rows: Sequence[tuple[str, str]], width: int | None) -> list[str]:
+    """Return lines of labels with their texts next to them, or after them on a narrow terminal.
+
+    >>> labelled([("peak", "1 KiB in all"), ("lower bound", "1 KiB")], 60)
+    ['peak         1 KiB in all', 'lower bound  1 KiB']
+    >>> labelled([("peak", "1 KiB in all"), ("lower bound", "1 KiB")], 20)
+    ['peak: 1 KiB in all', 'lower bound: 1 KiB']
+    """
+    labels = max((len(name) for name, _ in rows), default=0) + GAP
+    lines: list[str] = []
+    for name, text in rows:
+        if width is None or width >= labels + NARROW:
+            first, *more = paragraph(text, None if width is None else width - labels)
+            lines += [name.ljust(labels) + first, *(" " * labels + line for line in more)]
+        else:
+            lines += paragraph(f"{name.strip()}: {text}", width, indent="  ")
+    return lines
 
 
 def output_width(*, stderr: bool = False) -> int | None:

@@ -16,7 +16,7 @@ import numpy as np
 from weftplan.cli.model_files import Model, load_model
 from weftplan.cli.options import FILE, model_argument, shape_option
 from weftplan.cli.plan.inputs import check_names, parse_shapes, shape_advice
-from weftplan.cli.run import check_complete, predict
+from weftplan.cli.run.prediction import check_complete, predict
 from weftplan.convert import save_safetensors
 from weftplan.errors import MXNetError, ShapeError, listed
 from weftplan.report.input_forms import is_label
@@ -81,12 +81,12 @@ def _to_onnx(model: Model, shapes: Mapping[str, tuple[int, ...]], target: Path, 
         if unknown:
             raise ShapeError(f"{model.name}: an export needs the shape of {listed(unknown)}")
         with watching(f"converting {model.name}"):
-            made = export_model(model.symbol, model.args, model.aux, shapes, name=model.name)
-            content = made.SerializeToString()
+            model_proto = export_model(model.symbol, model.args, model.aux, shapes, name=model.name)
+            content = model_proto.SerializeToString()
     if check:
         with watching("checking with onnxruntime"):
-            found = difference(model, content, {name: shapes[name] for name in inputs})
-        click.echo(found)
+            gap = difference(model, content, {name: shapes[name] for name in inputs})
+        click.echo(gap)
     with replacing(target) as file:
         file.write(content)
 
@@ -128,9 +128,9 @@ def difference(model: Model, content: bytes, shapes: Mapping[str, tuple[int, ...
 
 def _limits(model: Model) -> dict[str, int]:
     """Return the inputs that are indices, with their upper limits."""
-    found = {}
+    limits = {}
     for entry in model.symbol.get_internals().entries:
         node = entry.node
         if node.op is not None and node.op.name == "Embedding" and node.inputs[0].node.op is None:
-            found[node.inputs[0].node.name] = int(node.params["input_dim"])
-    return found
+            limits[node.inputs[0].node.name] = int(node.params["input_dim"])
+    return limits

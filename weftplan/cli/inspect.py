@@ -7,20 +7,18 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from weftplan.cli.columns import output_width, paragraph
+from weftplan.cli.columns import Column, labelled, output_width, paragraph, table
 from weftplan.cli.model_files import epochs, load_model
 from weftplan.cli.options import FILE, json_option, model_argument, shape_option
 from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.inputs import check_names, parse_shapes, shape_advice
 from weftplan.errors import listed
+from weftplan.ops.core.rules import is_known
 from weftplan.report.inspection import Inspection, Layer, inspect
+from weftplan.report.network_svg import draw
 from weftplan.support.atomic_files import write_text
 
-WIDTH = 160
 COLUMNS = ("layer", "operator", "output", "parameters", "operations", "bytes")
 
 
@@ -57,20 +55,17 @@ def command(
     check_names(shapes, loaded.symbol, "--shape")
     shapes = loaded.network.shapes(shapes, 1 if loaded.network.built_in and not shapes else None)
     with shape_advice(loaded.network, shapes, loaded.stored_shapes):
-        found = inspect(
+        inspection = inspect(
             loaded.symbol, name=loaded.name, version=loaded.version, args=loaded.args, aux=loaded.aux, shapes=shapes
         )
-    console = Console(stderr=as_json, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = WIDTH
     if as_json:
-        click.echo(json.dumps(found.as_dict(), indent=1))
+        click.echo(json.dumps(inspection.as_dict(), indent=1))
     else:
-        _show(found, console)
+        _show(inspection)
         if want_kernels:
             lines = ["kernels and passes: the shapes of inputs are not known; add --shape"]
-            if found.plan is not None:
-                lines = plan_output.kernels(found.plan, output_width())
+            if inspection.plan is not None:
+                lines = plan_output.kernels(inspection.plan, output_width())
             click.echo("\n" + "\n".join(lines))
         if beside:
             names = ", ".join(path.name for path in beside)
@@ -78,8 +73,8 @@ def command(
             for line in paragraph(text, output_width()):
                 click.echo(line)
     if html_path is not None:
-        write_text(html_path, page(found))
-        console.print(f"wrote {html_path}", highlight=False, markup=False)
+        write_text(html_path, page(inspection, draw(loaded.symbol, _input_shapes(inspection)).svg))
+        click.echo(f"wrote {html_path}", err=as_json)
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
@@ -118,25 +113,17 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
     return rows + [("warning", text) for text in found.warnings]
 
 
-def _show(found: Inspection, console: Console) -> None:
-    table = Table(title=escape(found.name), title_justify="left", box=None, header_style="bold")
-    rows = [_cells(layer) for layer in found.layers]
-    known = [any(cells) for cells in zip(*rows, strict=True)]  # without shapes no sizes are known
-    for column, wanted in zip(COLUMNS, known, strict=False):
-        if wanted:
-            words = column in COLUMNS[:3]
-            whole = column not in COLUMNS[:2]  # shapes and numbers stay on one line; names may be folded
-            table.add_column(column, overflow="fold", no_wrap=whole, justify="left" if words else "right")
-    for row in rows:
-        table.add_row(*(escape(cell) for cell, wanted in zip(row, known, strict=True) if wanted))
-    console.print(table)
-    facts = Table(show_header=False, box=None)
-    facts.add_column()
-    facts.add_column(overflow="fold")
-    for name, text in _facts(found):
-        facts.add_row(escape(name), escape(text))
-    console.print(facts)
-    click.echo("\n".join(paragraph(found.verdict, output_width())))
+def _show(found: Inspection) -> None:
+    """Print the layers, then the facts; on a narrow terminal columns are left out, and numbers are never cut."""
+    width = output_width()
+    cells = list(zip(*map(_cells, found.layers), strict=True)) or [()] * len(COLUMNS)
+    columns = [
+        Column(name, texts, right=place > 2, leave=leave, name_like=not leave)
+        for place, (name, leave, texts) in enumerate(zip(COLUMNS, (0, 3, 1, 2, 5, 4), cells, strict=True))
+        if any(texts)  # without shapes no sizes are known
+    ]
+    lines = [found.name, *table(columns, width), "", *labelled(_facts(found), width), ""]
+    click.echo("\n".join([*lines, *paragraph(found.verdict, width)]))
 
 
 def _cells(layer: Layer) -> list[str]:
@@ -144,8 +131,13 @@ def _cells(layer: Layer) -> list[str]:
     return [layer.name, layer.op + ("" if layer.supported else " (not supported)"), _shape(layer.shape), *counts]
 
 
-def page(found: Inspection) -> str:
-    """Return an HTML page without scripts or external links."""
+def _input_shapes(found: Inspection) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the inputs whose sizes are all known."""
+    return {one.name: one.shape for one in found.inputs if one.shape is not None and is_known(one.shape)}
+
+
+def page(found: Inspection, picture: str) -> str:
+    """Return an HTML page without scripts or external links; ``picture`` is SVG."""
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(layer)) + "</tr>\n"
         for layer in found.layers
@@ -166,5 +158,7 @@ def page(found: Inspection) -> str:
         "td,th{border-color:#343d4a}}</style>\n"
         f"<h1>{html.escape(found.name)}</h1>\n<p class=verdict>{html.escape(found.verdict)}</p>\n"
         f"<dl>\n{facts}</dl>\n<div class=layers><table><thead><tr>{head}</tr></thead><tbody>\n{rows}"
-        "</tbody></table></div>\n</html>\n"
+        f"</tbody></table></div>\n<h2>The network</h2>\n"
+        "<p>The names and shapes of a box appear when the pointer rests on it.</p>\n"
+        f"<div class=layers>{picture}</div>\n</html>\n"
     )

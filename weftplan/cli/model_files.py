@@ -64,8 +64,8 @@ def load_model(model: str, params: str | None) -> Model:
     version = "weftplan" if network.built_in or path is None else version_of(_text(path))
     if params is None:
         return Model(network, version, None, None)
-    found = _params_path(params, path)
-    args, aux = load_safetensors(found) if found.suffix == ".safetensors" else read_params(found)
+    params_path = _params_path(params, path)
+    args, aux = load_safetensors(params_path) if params_path.suffix == ".safetensors" else read_params(params_path)
     states = set(network.symbol.list_auxiliary_states())  # another writer's file does not distinguish them
     aux = {**aux, **{name: args.pop(name) for name in states & args.keys()}}
     return Model(network, version, args, aux)
@@ -74,6 +74,18 @@ def load_model(model: str, params: str | None) -> Model:
 def epochs(path: Path) -> list[Path]:
     """Return the parameter files next to a symbol file."""
     return parameter_files(path.with_name(path.name.removesuffix(".gz").removesuffix("-symbol.json")))
+
+
+def class_names_path(prefix: Path) -> Path:
+    """Return the file with the names of the classes of a checkpoint, one on each line."""
+    return prefix.with_name(f"{prefix.name}-classes.txt")
+
+
+def class_names(model: str, labels: Path | None) -> list[str] | None:
+    """Return the names of the classes from ``labels``, or from the file next to a checkpoint; None if there is none."""
+    beside = class_names_path(Path(model.removesuffix(".gz").removesuffix("-symbol.json")))
+    path = labels or (beside if beside.is_file() else None)
+    return None if path is None else path.read_text(encoding="utf-8").splitlines()
 
 
 def _symbol_path(model: str) -> Path | None:
@@ -87,9 +99,9 @@ def _params_path(params: str, symbol_path: Path | None) -> Path:
     path = Path(params)
     beside = epochs(symbol_path) if symbol_path is not None else []
     if params.isdigit():
-        for other in beside:
-            if int(other.stem.rpartition("-")[2]) == int(params):
-                return other
+        for candidate in beside:
+            if int(candidate.stem.rpartition("-")[2]) == int(params):
+                return candidate
     if not path.is_file():
         there = f"; beside {symbol_path} there are {', '.join(p.name for p in beside)}" if beside else ""
         raise click.BadParameter(f"there is no parameter file {params!r}{there}", param_hint="PARAMS")

@@ -25,8 +25,8 @@ def _model_names(context: click.Context, parameter: click.Parameter, incomplete:
     """
     from click.shell_completion import CompletionItem
 
-    found = [CompletionItem(name) for name in models.names() if name.startswith(incomplete)]
-    return [CompletionItem(incomplete, type="file"), *found]
+    items = [CompletionItem(name) for name in models.names() if name.startswith(incomplete)]
+    return [CompletionItem(incomplete, type="file"), *items]
 
 
 def starting(names: Callable[[], list[str]]) -> Callable[..., list[str]]:
@@ -67,6 +67,47 @@ def positive(*names: str, help: str) -> Callable[[Command], Command]:
 def budget_option(help: str) -> Callable[[Command], Command]:
     """Add an option for bytes, in the syntax of ``bytes_of``."""
     return click.option("--budget", metavar="BYTES", help=help)
+
+
+def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> list[float] | None:
+    """Parse numbers separated by commas: one for all channels, or one for each."""
+    if value is None:
+        return None
+    try:
+        numbers = [float(part) for part in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"expected numbers with commas between, got {value!r}") from None
+    if len(numbers) not in (1, 3):
+        raise click.BadParameter(f"takes 1 or 3 numbers, got {len(numbers)}")
+    return numbers
+
+
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """Parse (height, width) from ``224`` or ``224x320``."""
+    if value is None:
+        return None
+    parts = value.split("x")
+    if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"expected a side or HEIGHTxWIDTH in pixels, got {value!r}")
+    return int(parts[0]), int(parts[-1])
+
+
+def pixel_options(resize: str) -> Callable[[Command], Command]:
+    """Add ``--mean``, ``--std`` and ``--resize``, whose help text is ``resize``."""
+    mean = "Subtract these numbers from the pixels, which go from 0 to 255."
+    std = "Divide the pixels by these numbers, after the mean is subtracted."
+    options = (
+        click.option("--mean", callback=_numbers, metavar="NUMBERS", help=mean),
+        click.option("--std", callback=_numbers, metavar="NUMBERS", help=std),
+        click.option("--resize", callback=_size, metavar="SIDE|HxW", help=resize),
+    )
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def writable_folder(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:

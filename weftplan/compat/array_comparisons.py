@@ -133,5 +133,5 @@ def compare_ndarray_tuple(t1: Any, t2: Any, rtol: float | None = None, atol: flo
     if not isinstance(t1, tuple):
         assert_almost_equal(t1, t2, rtol, atol)
         return
-    for one, other in zip(t1, t2, strict=True):
-        compare_ndarray_tuple(one, other, rtol, atol)
+    for one, second in zip(t1, t2, strict=True):
+        compare_ndarray_tuple(one, second, rtol, atol)

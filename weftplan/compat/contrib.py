@@ -1,4 +1,4 @@
-"""``mx.contrib``: contributed operators of arrays and symbols, ONNX files, and text.
+"""``mx.contrib``: contributed operators of arrays and symbols, ONNX files, text, and SVRG.
 
 The module holds names only, and explains the absence of MXNet's other contributed parts.
 """
@@ -20,7 +20,6 @@ ABSENT = {
     "autograd": "gradients are those of a symbol: bind it and call backward",
     "io": "it is for data loaders of Gluon; weftplan.io.DatasetIter reads datasets and loaders",
     "quantization": "operators quantize and dequantize, but networks are not calibrated or run in int8",
-    "svrg_optimization": "no optimizer here keeps a second copy of the network",
     "tensorboard": "Module.fit(report=FOLDER) writes events and a page",
     "tensorrt": "graphs are not given to other runtimes",
 }
@@ -28,8 +27,8 @@ ABSENT = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "onnx":  # imports the ONNX reader and writer on first use
-        return late_import("weftplan.compat.onnx")
+    if name in ("onnx", "svrg_optimization"):  # imports what they need on first use
+        return late_import(f"weftplan.compat.{name}")
     if name in ABSENT:
         raise AttributeError(f"mx.contrib.{name} is absent on purpose: {ABSENT[name]}")
     raise AttributeError(f"module 'mx.contrib' has no attribute {name!r}")

@@ -67,11 +67,11 @@ class Declared:
         """Return the operator object for these inputs; forward and backward share it."""
         shapes, dtypes = tuple(a.shape for a in arrays), tuple(a.dtype for a in arrays)
         key = (ctx, shapes, dtypes)
-        found = self._objects.get(key)
-        if found is None:
+        operator = self._objects.get(key)
+        if operator is None:
             types = [dtype.type for dtype in dtypes]
-            found = self._objects[key] = self.prop.create_operator(ctx, [list(s) for s in shapes], types)
-        return found
+            operator = self._objects[key] = self.prop.create_operator(ctx, [list(s) for s in shapes], types)
+        return operator
 
 
 def _facts(declared: Declared, found: Any, what: str) -> tuple[list[Any], list[Any], list[Any]]:
@@ -125,42 +125,42 @@ def forward_op(declared: Declared, backward: Op) -> Op:
 
     def infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         try:
-            found = declared.prop.infer_shape([list(shape or ()) for shape in ins[:count]])
+            answer = declared.prop.infer_shape([list(shape or ()) for shape in ins[:count]])
         except Exception as error:
             if not all(is_known(shape) for shape in ins[:count]):
                 return ins, outs  # it needs a shape that is not known yet
             raise ShapeError(f"operator Custom ({declared.kind}): infer_shape raised {error!r}") from error
-        some, made, states = (list(map(_as_shape, part)) for part in _facts(declared, found, "infer_shape"))
+        some, outputs, states = (list(map(_as_shape, part)) for part in _facts(declared, answer, "infer_shape"))
         what = f"operator Custom ({declared.kind})"
         known = [merge_shape(a, b, what) for a, b in zip(ins, [*some, *states], strict=True)]
-        return known, [merge_shape(a, b, what) for a, b in zip(outs, made, strict=True)]
+        return known, [merge_shape(a, b, what) for a, b in zip(outs, outputs, strict=True)]
 
     def infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
         first = next((dtype for dtype in ins[:count] if dtype is not None), None)
         if count and first is None:
             return ins, outs
         try:
-            found = declared.prop.infer_type([(dtype or first).type for dtype in ins[:count]])  # type: ignore[union-attr]
+            answer = declared.prop.infer_type([(dtype or first).type for dtype in ins[:count]])  # type: ignore[union-attr]
         except Exception as error:
             if count:
                 raise DTypeError(f"operator Custom ({declared.kind}): infer_type raised {error!r}") from error
-            found = [], [np.float32] * len(outs), [np.float32] * len(declared.states)
-        some, made, states = (
-            [None if t is None else np.dtype(t) for t in part] for part in _facts(declared, found, "infer_type")
+            answer = [], [np.float32] * len(outs), [np.float32] * len(declared.states)
+        some, outputs, states = (
+            [None if t is None else np.dtype(t) for t in part] for part in _facts(declared, answer, "infer_type")
         )
         what = f"operator Custom ({declared.kind})"
         known = [merge_dtype(a, b, what) for a, b in zip(ins, [*some, *states], strict=True)]
-        return known, [merge_dtype(a, b, what) for a, b in zip(outs, made, strict=True)]
+        return known, [merge_dtype(a, b, what) for a, b in zip(outs, outputs, strict=True)]
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         with engine.nested() as mine, recorded(declared.kind, mine):
             where = _place(ctx.xp)
             arrays = [_wrap(where, raw) for raw in inputs]
             computing = declared.object(where, arrays[:count])
-            made, reqs = _targets(where, outputs, ctx.output_shapes, arrays[0].dtype if arrays else np.float32)
+            targets, reqs = _targets(where, outputs, ctx.output_shapes, arrays[0].dtype if arrays else np.float32)
             with _raising_ours():
                 computing.forward(
-                    is_train=ctx.is_train, req=reqs, in_data=arrays[:count], out_data=made, aux=arrays[count:]
+                    is_train=ctx.is_train, req=reqs, in_data=arrays[:count], out_data=targets, aux=arrays[count:]
                 )
 
     def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
@@ -197,15 +197,15 @@ def backward_op(declared: Declared) -> Op:
             where = _place(ctx.xp)
             arrays = [_wrap(where, raw) for raw in inputs]
             out_grad, in_data = arrays[: ends[0]], arrays[ends[0] : ends[1]]
-            made, reqs = _targets(where, outputs, ctx.output_shapes, np.float32)
-            computing = declared.object(where, in_data if len(in_data) == len(declared.arguments) else made)
+            targets, reqs = _targets(where, outputs, ctx.output_shapes, np.float32)
+            computing = declared.object(where, in_data if len(in_data) == len(declared.arguments) else targets)
             with _raising_ours():
                 computing.backward(
                     req=reqs,
                     out_grad=out_grad,
                     in_data=in_data,
                     out_data=arrays[ends[1] : ends[2]],
-                    in_grad=made,
+                    in_grad=targets,
                     aux=arrays[ends[2] :],
                 )
 
@@ -240,14 +240,14 @@ def _wrap(ctx: Context, raw: Any) -> NDArray:
 
 def _targets(ctx: Context, raws: Sequence[Any], shapes: Sequence[Any], dtype: Any) -> tuple[list[NDArray], list[str]]:
     """Return arrays to write and their grad_req. They are zeroed, so that unwritten elements are deterministic."""
-    made, reqs = [], []
+    targets, reqs = [], []
     for position, raw in enumerate(raws):
         if raw is None:  # the result is unused; user code may write it regardless
             shape = tuple(shapes[position]) if shapes else (1,)
-            made.append(NDArray(Chunk(ctx, math.prod(shape) * np.dtype(dtype).itemsize), shape, np.dtype(dtype)))
+            targets.append(NDArray(Chunk(ctx, math.prod(shape) * np.dtype(dtype).itemsize), shape, np.dtype(dtype)))
             reqs.append("null")
         else:
             raw.fill(0)
-            made.append(_wrap(ctx, raw))
+            targets.append(_wrap(ctx, raw))
             reqs.append("write")
-    return made, reqs
+    return targets, reqs

@@ -48,7 +48,15 @@ class CustomOp:
     def forward(
         self, is_train: bool, req: list[str], in_data: list[NDArray], out_data: list[NDArray], aux: list[NDArray]
     ) -> None:
-        """Write ``out_data`` from ``in_data``, each as ``req`` says: ``write``, or ``null`` if the result is unused."""
+        """Write ``out_data`` from ``in_data``, each as ``req`` says: ``write``, or ``null`` if the result is unused.
+
+        Args:
+            is_train: whether a backward may follow.
+            req: ``write``, ``add`` or ``null`` for each array that is written.
+            in_data: inputs.
+            out_data: outputs.
+            aux: auxiliary states.
+        """
 
     def backward(
         self,
@@ -59,10 +67,25 @@ class CustomOp:
         in_grad: list[NDArray],
         aux: list[NDArray],
     ) -> None:
-        """Write ``in_grad``, the gradients of ``in_data``, from ``out_grad``."""
+        """Write ``in_grad``, the gradients of ``in_data``, from ``out_grad``.
+
+        Args:
+            req: ``write``, ``add`` or ``null`` for each array that is written.
+            out_grad: gradients of the outputs.
+            in_data: inputs.
+            out_data: outputs.
+            in_grad: gradients of the inputs.
+            aux: auxiliary states.
+        """
 
     def assign(self, dst: NDArray, req: str, src: Any) -> None:
-        """Write ``src`` (an array or a number) to ``dst`` as ``req`` says."""
+        """Write ``src`` (an array or a number) to ``dst`` as ``req`` says.
+
+        Args:
+            dst: array that is written.
+            req: ``write``, ``inplace``, ``add`` or ``null``.
+            src: array or number.
+        """
         if req in ("write", "inplace"):
             dst[:] = src
         elif req == "add":
@@ -108,11 +131,23 @@ class CustomOpProp:
     def declare_backward_dependency(
         self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
     ) -> Iterable[int]:
-        """Return the identifiers of the arrays that backward reads; its lists contain no others."""
+        """Return the identifiers of the arrays that backward reads; its lists contain no others.
+
+        Args:
+            out_grad: identifiers of the gradients of outputs.
+            in_data: identifiers of the inputs.
+            out_data: identifiers of the outputs.
+        """
         return [*(out_grad if self.need_top_grad_ else ()), *in_data, *out_data]
 
     def create_operator(self, ctx: Any, in_shapes: list[Any], in_dtypes: list[Any]) -> CustomOp:
-        """Return the operator object."""
+        """Return the operator object.
+
+        Args:
+            ctx: the device.
+            in_shapes: shapes of the inputs.
+            in_dtypes: dtypes of the inputs.
+        """
         return CustomOp()
 
 
@@ -187,10 +222,10 @@ def _make(attrs: Mapping[str, Any]) -> Op:
         )
     settings = {k: to_text(v) for k, v in attrs.items() if k != "op_type" and not k.startswith("__")}
     try:
-        made = prop(**settings)  # type: ignore[arg-type]  # a subclass takes what it will
+        prop_instance = prop(**settings)  # type: ignore[arg-type]  # a subclass takes what it will
     except TypeError as error:
         raise ParameterError(f"operator Custom ({kind}): {prop.__name__} does not take {settings}: {error}") from error
-    declared = Declared(str(kind), made, tuple(settings))
+    declared = Declared(str(kind), prop_instance, tuple(settings))
     return forward_op(declared, backward_op(declared))
 
 

@@ -75,11 +75,11 @@ def chi_square_check(
         if (np.diff(edges) < 0).any():
             raise ParameterError(f"chi_square_check: ranges must ascend and not overlap, got {list(buckets)}")
         places = np.searchsorted(edges, samples, side="right")
-        found = np.bincount(places[places % 2 == 1] // 2, minlength=len(buckets))[: len(buckets)]
+        observed = np.bincount(places[places % 2 == 1] // 2, minlength=len(buckets))[: len(buckets)]
     else:
-        found = np.array([(samples == value).sum() for value in buckets])
-    statistic = float(((found - expected) ** 2 / expected).sum())
-    return _upper_gamma((len(buckets) - 1) / 2, statistic / 2), found, expected
+        observed = np.array([(samples == value).sum() for value in buckets])
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    return _upper_gamma((len(buckets) - 1) / 2, statistic / 2), observed, expected
 
 
 def verify_generator(

@@ -68,12 +68,12 @@ def get_mnist() -> dict[str, Any]:
         MXNetError: a file is missing.
         FormatError: a file is damaged.
     """
-    found = {}
+    arrays = {}
     for part, begins in (("train", "train"), ("test", "t10k")):
         pixels = read_idx(_mnist_file(f"{begins}-images-idx3-ubyte"), 3)
-        found[f"{part}_data"] = pixels[:, None].astype(np.float32) / 255
-        found[f"{part}_label"] = read_idx(_mnist_file(f"{begins}-labels-idx1-ubyte"), 1).astype(np.int8)
-    return found
+        arrays[f"{part}_data"] = pixels[:, None].astype(np.float32) / 255
+        arrays[f"{part}_label"] = read_idx(_mnist_file(f"{begins}-labels-idx1-ubyte"), 1).astype(np.int8)
+    return arrays
 
 
 def _mnist_file(name: str) -> Path:

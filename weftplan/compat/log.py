@@ -57,6 +57,13 @@ def getLogger(
     filemode: str | None = None,
     level: int = WARNING,
 ) -> logging.Logger:
-    """Call :func:`get_logger` under its deprecated name."""
+    """Call :func:`get_logger` under its deprecated name.
+
+    Args:
+        name: of the logger; None: the root.
+        filename: file that takes the records; None: stderr.
+        filemode: mode of the file; None: ``a``.
+        level: lowest level that is logged.
+    """
     warnings.warn("getLogger is deprecated, use get_logger instead", DeprecationWarning, stacklevel=2)
     return get_logger(name, filename, filemode, level)

@@ -41,15 +41,22 @@ class PythonOp:
                 super().__init__(op)
 
         register(kind)(Bound)
-        made: Symbol = sym.Custom(*args, op_type=kind, **kwargs)  # type: ignore[attr-defined]  # a hook
-        return made
+        symbol: Symbol = sym.Custom(*args, op_type=kind, **kwargs)  # type: ignore[attr-defined]  # a hook
+        return symbol
 
     def forward(self, in_data: list[Any], out_data: list[Any]) -> None:
         """Fill ``out_data``, by default with the first input."""
         out_data[0][:] = in_data[0]
 
     def backward(self, out_grad: list[Any], in_data: list[Any], out_data: list[Any], in_grad: list[Any]) -> None:
-        """Fill ``in_grad``, by default with 1."""
+        """Fill ``in_grad``, by default with 1.
+
+        Args:
+            out_grad: gradients of the outputs.
+            in_data: inputs.
+            out_data: outputs.
+            in_grad: gradients of the inputs.
+        """
         in_grad[0][:] = 1.0
 
     def infer_shape(self, in_shape: list[Any]) -> Any:
@@ -71,7 +78,13 @@ class PythonOp:
     def declare_backward_dependency(
         self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
     ) -> Iterable[int]:
-        """Return the identifiers of the arrays that backward reads."""
+        """Return the identifiers of the arrays that backward reads.
+
+        Args:
+            out_grad: identifiers of the gradients of outputs.
+            in_data: identifiers of the inputs.
+            out_data: identifiers of the outputs.
+        """
         return [*(out_grad if self.need_top_grad() else ()), *in_data, *out_data]
 
     def _given(self, arrays: list[NDArray]) -> list[Any]:
@@ -105,14 +118,16 @@ class _Runner(CustomOp):
                 self.assign(target, how, values)
 
     def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
-        made = self._op._given(out_data)
-        self._op.forward(in_data=self._op._given(in_data), out_data=made)
-        self._fill(out_data, req, made)
+        targets = self._op._given(out_data)
+        self._op.forward(in_data=self._op._given(in_data), out_data=targets)
+        self._fill(out_data, req, targets)
 
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
-        given, made = self._op._given, self._op._given(in_grad)
-        self._op.backward(out_grad=given(out_grad), in_data=given(in_data), out_data=given(out_data), in_grad=made)
-        self._fill(in_grad, req, made)
+        as_arrays, targets = self._op._given, self._op._given(in_grad)
+        self._op.backward(
+            out_grad=as_arrays(out_grad), in_data=as_arrays(in_data), out_data=as_arrays(out_data), in_grad=targets
+        )
+        self._fill(in_grad, req, targets)
 
 
 class _Prop(CustomOpProp):

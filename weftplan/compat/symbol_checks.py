@@ -42,12 +42,12 @@ def _bound(
     ctx = current_context() if ctx is None else ctx
 
     def arrays(values: Mapping[str, Any]) -> dict[str, NDArray]:
-        found = {}
+        bound = {}
         for name, value in values.items():
-            given = host(value)
-            kept = isinstance(value, NDArray) or given.dtype.kind != "f"
-            found[name] = nd.array(given, ctx=ctx, dtype=given.dtype if kept else dtype)
-        return found
+            array = host(value)
+            kept = isinstance(value, NDArray) or array.dtype.kind != "f"
+            bound[name] = nd.array(array, ctx=ctx, dtype=array.dtype if kept else dtype)
+        return bound
 
     args = arrays(_named(location, symbol.list_arguments(), "location"))
     aux = arrays(_named(aux_states, symbol.list_auxiliary_states(), "aux_states"))
@@ -123,15 +123,15 @@ def check_symbolic_backward(
                      for one in ([out_grads] if isinstance(out_grads, NDArray) else out_grads)]  # fmt: skip
     executor.backward(out_grads)
     for name, value in wanted.items():
-        req, found = reqs.get(name, "null"), grads[name].asnumpy()
+        req, actual = reqs.get(name, "null"), grads[name].asnumpy()
         goal = {"write": host(value), "add": before[name] + host(value), "null": before[name]}[req]
-        _compare(found, goal, rtol, atol, equal_nan, f"gradient of {name} (grad_req {req})")
+        _compare(actual, goal, rtol, atol, equal_nan, f"gradient of {name} (grad_req {req})")
     return grads
 
 
 def _slopes(total: Callable[[], float], array: NDArray, base: Host, eps: float) -> Host:
     """Return central differences of ``total()`` by each element of ``array``, which holds ``base`` afterwards."""
-    found = np.zeros(base.shape)
+    slopes = np.zeros(base.shape)
     for place in np.ndindex(base.shape):
         sides = []
         for step in (eps / 2, -eps / 2):
@@ -139,9 +139,9 @@ def _slopes(total: Callable[[], float], array: NDArray, base: Host, eps: float) 
             moved[place] += step
             array[:] = moved
             sides.append(total())
-        found[place] = (sides[0] - sides[1]) / eps
+        slopes[place] = (sides[0] - sides[1]) / eps
     array[:] = base
-    return found
+    return slopes
 
 
 def numeric_grad(
@@ -210,7 +210,7 @@ def check_numeric_gradient(
     states = {name: value.asnumpy() for name, value in executor.aux_dict.items()}
     weights = [np.random.normal(size=out.shape).astype(out.dtype) for out in executor.forward(is_train=True)]
     executor.backward([nd.array(weight, ctx=ctx, dtype=weight.dtype) for weight in weights])
-    found = {name: grad.asnumpy() for name, grad in grads.items()}
+    actual = {name: grad.asnumpy() for name, grad in grads.items()}
 
     def total() -> float:
         for name, state in states.items():
@@ -221,7 +221,7 @@ def check_numeric_gradient(
 
     for name in wanted:
         numeric = _slopes(total, executor.arg_dict[name], values[name], numeric_eps)
-        _compare(found[name], numeric, rtol, 1e-4 if atol is None else atol, False, f"gradient of {name}")
+        _compare(actual[name], numeric, rtol, 1e-4 if atol is None else atol, False, f"gradient of {name}")
 
 
 _TOLERANCES = {"float16": 1e-1, "float32": 1e-3, "float64": 1e-5}
@@ -261,23 +261,23 @@ def check_consistency(
         for name, array in executor.arg_dict.items():
             if name not in values:
                 draw = random.uniform(-0.5, 0.5, array.shape) if use_uniform else random.normal(size=array.shape)
-                given = (arg_params or {}).get(name)
-                values[name] = (draw * scale).astype(rand_type) if given is None else host(given)
+                initial = (arg_params or {}).get(name)
+                values[name] = (draw * scale).astype(rand_type) if initial is None else host(initial)
             array[:] = values[name]
         for name, array in executor.aux_dict.items():
             array[:] = host((aux_params or {}).get(name, 0))
         train = any(req != "null" for req in executor.grad_req.values())
         outputs = executor.forward(is_train=train)
-        found = {name: out.asnumpy() for name, out in zip(symbol.list_outputs(), outputs, strict=True)}
+        actual = {name: out.asnumpy() for name, out in zip(symbol.list_outputs(), outputs, strict=True)}
         if train:
             executor.backward([out.copy() for out in outputs])
-            found.update((f"gradient of {n}", g.asnumpy()) for n, g in executor.grad_dict.items() if g is not None)
+            actual.update((f"gradient of {n}", g.asnumpy()) for n, g in executor.grad_dict.items() if g is not None)
         kind = min((out.dtype for out in outputs), key=lambda one: np.dtype(one).itemsize)
-        runs.append((np.dtype(kind), found))
+        runs.append((np.dtype(kind), actual))
     truth = max(runs, key=lambda run: run[0].itemsize)[1] if ground_truth is None else dict(ground_truth)
-    for number, (kind, found) in enumerate(runs):
+    for number, (kind, actual) in enumerate(runs):
         most = _TOLERANCES.get(kind.name, 0.0) if tol is None else tol[kind] if isinstance(tol, Mapping) else tol
-        for name, value in found.items():
+        for name, value in actual.items():
             try:
                 _compare(value, truth[name], most, most, equal_nan, f"run {number} ({kind}): {name}")
             except AssertionError as error:

@@ -33,6 +33,12 @@ def fold_constants(
     An output of the symbol stays a node, so that outputs keep their names. Nodes also stay if they draw random numbers,
     change states, belong to a device group, or have a result larger than ``most_bytes``.
 
+    Args:
+        symbol: the network.
+        arg_params: parameters by name.
+        aux_params: auxiliary states by name.
+        most_bytes: size up to which a result is stored.
+
     Returns:
         (symbol, arg_params, aux_params): unchanged arrays are the input arrays. A folded array is named after its
         node's output (``<name>_output``), with a number appended if the name is taken.

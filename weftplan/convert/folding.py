@@ -38,6 +38,11 @@ def fold_batch_norm(
     bias; all values must be available. Every other node stays. The layer gets the name of the ``BatchNorm``, so that
     outputs keep their names.
 
+    Args:
+        symbol: the network.
+        arg_params: parameters by name.
+        aux_params: auxiliary states by name.
+
     Returns:
         (symbol, arg_params, aux_params): unchanged arrays are the input arrays.
     """
@@ -74,9 +79,9 @@ def fold_batch_norm(
     folded = Symbol([followed(entry, moved) for entry in symbol.entries])
     wanted = {node.name for node in topological_order(folded.entries) if node.is_variable}
     arguments = {name: value for name, value in arg_params.items() if name in wanted}
-    for name, made in changed.items():
+    for name, new_value in changed.items():
         near = arg_params[name] if name in arg_params else next(iter(arg_params.values()))
-        arguments[name] = array(made, ctx=near.context, dtype=made.dtype)
+        arguments[name] = array(new_value, ctx=near.context, dtype=new_value.dtype)
     return folded, arguments, {name: value for name, value in aux_params.items() if name in wanted}
 
 

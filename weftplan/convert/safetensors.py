@@ -22,6 +22,11 @@ def save_safetensors(
 ) -> None:
     """Write parameters and auxiliary states atomically.
 
+    Args:
+        path: the file.
+        arg_params: parameters by name.
+        aux_params: auxiliary states by name.
+
     Raises:
         FormatError: a name that is both, or a dtype that the format does not support.
     """

@@ -58,6 +58,15 @@ def amount(nbytes: float) -> str:
     return f"{nbytes / scale:.2f} {unit}" if unit != "B" else f"{nbytes:.0f} B"
 
 
+def pasteable(nbytes: int) -> str:
+    """A number of bytes to be pasted as a budget, and for people.
+
+    >>> pasteable(1536)
+    '1536 (1.50 KiB)'
+    """
+    return f"{nbytes} ({amount(nbytes)})"
+
+
 def unit_of(nbytes: float) -> tuple[int, str]:
     """The unit in which people read such a number of bytes, and how many bytes it has.
 

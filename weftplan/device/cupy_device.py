@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from weftplan import config
 from weftplan.device import capture_gate
 from weftplan.device.base import Device
 from weftplan.device.capture_gate import CaptureGate
@@ -30,6 +29,7 @@ from weftplan.device.peers import PEER, Peers
 from weftplan.device.stream import NO_WORK, NoWork, current_stream, pop_stream, push_stream
 from weftplan.device.temporaries import Temporaries
 from weftplan.errors import DeviceError, OutOfMemoryError
+from weftplan.support.tensor_cores import allows_tf32
 
 _numbers = itertools.count(1)
 _HOST_MEMORY = 1
@@ -180,7 +180,7 @@ class CupyDevice:
         self.index = context.device_id
         fix_workspaces()
         self.xp: ModuleType = load_cupy(context)
-        if config.get("FLAGS_enable_cublas_tensor_op_math"):
+        if allows_tf32():
             with self.xp.cuda.Device(self.index):
                 self.xp._core.set_compute_type(np.float32, self.xp._core._routines_linalg.COMPUTE_TYPE_TF32)
         self.guards = _GuardStack()

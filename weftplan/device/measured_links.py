@@ -15,7 +15,7 @@ from weftplan.device.context import Context
 from weftplan.device.interconnect import interconnect
 from weftplan.device.links import HOST, Interconnect, Route
 from weftplan.device.registry import get
-from weftplan.device.simulated_device import SimDevice
+from weftplan.device.simulated_device import SimDevice, begin_together
 from weftplan.errors import DeviceError
 
 _SHORT, _LONG = 256, 8 << 20
@@ -57,6 +57,8 @@ def measured(contexts: Sequence[Context]) -> Interconnect:
                 if a == b or (HOST not in (a, b) and not known.peers(a, b)):
                     continue
                 driver = devices[a if b == HOST else b]
+                if isinstance(driver, SimDevice):
+                    begin_together([device for device in devices if isinstance(device, SimDevice)])
                 short, long = (_seconds(driver, raws[b][:n], raws[a][:n]) for n in (_SHORT, _LONG))
                 speed = (_LONG - _SHORT) / max(long - short, 1e-9)
                 routes[a, b] = Route(max(0.0, short - _SHORT / speed), (len(wires),))
@@ -71,8 +73,7 @@ def measured(contexts: Sequence[Context]) -> Interconnect:
 def _seconds(device: Any, target: Any, source: Any) -> float:
     if not isinstance(device, SimDevice):
         return _fastest(device, target, source, time.perf_counter)
-    # The device's clock is that of its last stream, which may be ahead of all that a copy needs. On a stream of its own
-    # the first copy may wait for a wire, and the others begin where it ended.
+    # The device's clock is that of its last stream, which may be ahead of all that a copy needs.
     stream = device.new_stream()
     return _fastest(stream, target, source, lambda: stream.time)
 

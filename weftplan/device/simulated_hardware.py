@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,21 +92,47 @@ class Addresses:
 
 
 class Wires:
-    """When each wire is free again; asked under the lock of simulated work."""
+    """Busy times of each wire; used under the lock of simulated work.
+
+    A copy takes the first gap that is long enough. A copy that is enqueued early and waits for an event therefore
+    leaves the wires free until it begins.
+    """
 
     def __init__(self) -> None:
         self._links: Interconnect | None = None
-        self._free: list[float] = []
+        self._busy: list[list[tuple[float, float]]] = []
+        """Per wire, (begin, end) of its last copies, in order; the first entry stands for all earlier copies."""
 
     def copy(self, links: Interconnect, source: int, target: int, nbytes: int, begin: float) -> float:
-        """When a copy ends that may begin at ``begin``; it keeps its wires busy."""
+        """Return when a copy ends that may begin at ``begin``; it keeps its wires busy."""
         if links is not self._links:
-            self._links, self._free = links, [0.0] * len(links.wires)
+            self._links, self._busy = links, [[(0.0, 0.0)] for _ in links.wires]
         if source == target or max(source, target) >= links.count:
             return begin + links.launch
         for hop in links.hops(source, target):
-            begin = max(begin, *(self._free[wire] for wire in hop.wires))
-            for wire in hop.wires:
-                self._free[wire] = begin + nbytes / links.wires[wire]
+            spans = [(self._busy[wire], nbytes / links.wires[wire]) for wire in hop.wires]
+            before = -1.0
+            while before != begin:  # until all wires have a gap from there
+                before = begin
+                for busy, length in spans:
+                    begin = _first_gap(busy, begin, length)
+            for busy, length in spans:
+                bisect.insort(busy, (begin, begin + length))
+                if len(busy) > _COPIES:
+                    busy[:2] = [(busy[0][0], busy[1][1])]
             begin += hop.latency + nbytes / min(links.wires[wire] for wire in hop.wires)
         return begin
+
+
+_COPIES = 256
+"""Copies per wire whose gaps are remembered."""
+
+
+def _first_gap(busy: Sequence[tuple[float, float]], begin: float, length: float) -> float:
+    """Return when a wire is free for so long, at ``begin`` at the earliest."""
+    place = max(0, bisect.bisect(busy, (begin, float("inf"))) - 1)
+    for start, end in busy[place:]:
+        if start >= begin + length:
+            break
+        begin = max(begin, end)
+    return begin

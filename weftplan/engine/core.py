@@ -66,11 +66,14 @@ class Engine(Waiting):
     """
 
     options: ClassVar[tuple[str, ...]] = ()
-    """Keywords that :meth:`build` accepts in addition to the thread counts."""
+    """Keywords that :meth:`~weftplan.engine.core.Engine.build` accepts in addition to the thread counts."""
 
     @classmethod
     def build(cls, threads: ThreadCounts, **options: object) -> Engine:
-        """Create an engine of this type. The default ignores the caller's thread counts."""
+        """Create an engine of this type. The default ignores the caller's thread counts.
+
+        :meta private:
+        """
         return cls(**options)
 
     def __init__(self) -> None:
@@ -84,7 +87,10 @@ class Engine(Waiting):
 
     @property
     def has_failed(self) -> bool:
-        """Whether any var may hold a failure."""
+        """Whether any var may hold a failure.
+
+        :meta private:
+        """
         return self._any_failure
 
     # -- vars and operators -----------------------------------------------------------------------------------------
@@ -94,7 +100,10 @@ class Engine(Waiting):
         return Var(self, name)
 
     def new_order(self, name: str | None = None) -> Order:
-        """Return a new var that orders operations but carries no failure from writer to reader."""
+        """Return a new var that orders operations but carries no failure from writer to reader.
+
+        :meta private:
+        """
         return Order(self, name)
 
     def new_operator(
@@ -107,6 +116,13 @@ class Engine(Waiting):
         name: str | None = None,
     ) -> Operator:
         """Create a reusable operation and check its vars once.
+
+        Args:
+            fn: called without arguments at every execution.
+            const_vars: vars that it reads.
+            mutable_vars: vars that it writes.
+            prop: kind of the operation, which selects its queue.
+            name: shown in traces and errors; None: that of ``fn``.
 
         Raises:
             DuplicateVarError, EngineError: as :meth:`push`.
@@ -126,6 +142,11 @@ class Engine(Waiting):
         self, var: Var, delete_fn: Callable[[], object] | None = None, ctx: Context | None = None
     ) -> None:
         """Run ``delete_fn`` after all operations on ``var`` pushed so far, failed or not, and mark the var as deleted.
+
+        Args:
+            var: the var.
+            delete_fn: called without arguments; None: nothing is called.
+            ctx: the device whose worker calls it.
 
         Raises:
             EngineError: the var belongs to another engine or is already deleted, or ``delete_fn`` is not callable.
@@ -284,6 +305,8 @@ class Engine(Waiting):
 
         Returns:
             The result of ``work``; None if the caller must push it instead.
+
+        :meta private:
         """
         return None
 
@@ -291,10 +314,17 @@ class Engine(Waiting):
         """Yield the interpreter to a worker that has been woken but has not started yet. Costs about 60 µs.
 
         Call this after pushing long work when the caller has more to do before it waits.
+
+        :meta private:
         """
 
     def write_at_once(self, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
-        """Run small package work inline if all its vars are idle; False: push it. See ``edges/at_once.py``."""
+        """Run small work of the package inline if all its vars are idle. Return False if the caller must push it.
+
+        See ``edges/at_once.py``.
+
+        :meta private:
+        """
         return False
 
     def begin(
@@ -304,16 +334,10 @@ class Engine(Waiting):
 
         Returns:
             The completion callback; None if the caller must push the operation instead.
+
+        :meta private:
         """
         return None
-
-    def write_too(self, fn: object, var: Var, writes: Sequence[Var], every: Collection[Var] | None = None) -> bool:
-        """Add idle vars to the writes of a pending package operation that writes ``var``. See ``edges/at_once.py``.
-
-        Returns:
-            False if the caller must push a separate operation for these vars.
-        """
-        return False
 
     def _make_room(self) -> None:
         """Block while WEFTPLAN_ENGINE_MAX_PENDING operations are pending, until half of them are done."""
@@ -355,6 +379,15 @@ class Engine(Waiting):
 
         Call ``on_complete(error=None)`` exactly once, from any thread; a second call raises EngineError. If ``fn``
         raises, the operation completes with that error.
+
+        Args:
+            fn: called with ``on_complete``.
+            const_vars: vars that it reads.
+            mutable_vars: vars that it writes.
+            ctx: the device whose worker calls it; None: ``cpu(0)``.
+            prop: kind of the operation, which selects its queue.
+            priority: operations with a higher priority run first among those that are ready.
+            name: shown in traces and errors; None: that of ``fn``.
         """
         if not callable(fn):
             raise EngineError(f"an operation needs a function of on_complete, got {type(fn).__name__}")
@@ -444,7 +477,10 @@ class Engine(Waiting):
         """Undo :meth:`stop`. Threads start when an operation needs them."""
 
     def notify_shutdown(self) -> None:
-        """Stop running new functions, except deletes; futures still complete."""
+        """Stop running new functions, except deletes; futures still complete.
+
+        :meta private:
+        """
         self._shutdown = self._careful = True
 
     def unobserved_failures(self) -> list[Failure]:
@@ -457,12 +493,17 @@ class Engine(Waiting):
         """Yield each time pending operations have completed, for a caller whose allocation failed.
 
         Inside an operation this thread runs others meanwhile; outside it waits for at most ``patience_s`` seconds.
+
+        :meta private:
         """
         return others_first(self, patience_s)
 
     @property
     def in_operation(self) -> bool:
-        """Whether this thread is inside an operation of this engine."""
+        """Whether this thread is inside an operation of this engine.
+
+        :meta private:
+        """
         return self in running.engines
 
     def idle(self, variables: Iterable[Var]) -> bool:
@@ -470,6 +511,8 @@ class Engine(Waiting):
 
         Raises:
             EngineError: called by a destructor or signal handler that interrupted the engine.
+
+        :meta private:
         """
         chosen = list(variables)
         return self._exclusively(lambda: all(var.write is None and not var.readers for var in chosen))
@@ -526,7 +569,7 @@ class Engine(Waiting):
 
 
 def _check_place(ctx: object, priority: SupportsIndex) -> int:
-    """Return the priority as a plain integer, or raise before anything is changed."""
+    """Check a push's context, and return its priority as a plain integer."""
     if ctx is not None and not isinstance(ctx, Context):
         raise EngineError(f"ctx must be a context such as mx.cpu(0), got {ctx!r}")
     try:

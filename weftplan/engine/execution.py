@@ -109,7 +109,10 @@ class Execution(Driver):
         self._here: Any = deque()
 
     def enlist(self) -> None:
-        """Register this engine for forks and exit. The last step of a subclass's ``__init__``."""
+        """Register this engine for forks and exit. The last step of a subclass's ``__init__``.
+
+        :meta private:
+        """
         live_engines.add(self)
 
     def _note_unusual(self) -> None:
@@ -121,7 +124,10 @@ class Execution(Driver):
 
     @property
     def waits_in_push(self) -> bool:
-        """Whether a push returns only when its operation has run. Its inputs must then be pushed first."""
+        """Whether a push returns only when its operation has run. Its inputs must then be pushed first.
+
+        :meta private:
+        """
         return self._inline
 
     has_threads = True
@@ -138,6 +144,8 @@ class Execution(Driver):
 
         Returns:
             True if the caller should call again, because pending operations may become ready.
+
+        :meta private:
         """
         return False
 

@@ -48,7 +48,10 @@ class ThreadedEnginePerDevice(ThreadedBase):
 
     @classmethod
     def build(cls, threads: ThreadCounts, **options: object) -> ThreadedEnginePerDevice:
-        """Create an engine with the caller's thread counts; the environment sets the others."""
+        """Create an engine with the caller's thread counts; the environment sets the others.
+
+        :meta private:
+        """
         workers = "MXNET_MP_WORKER_NTHREADS" if forking.in_child else "MXNET_CPU_WORKER_NTHREADS"
         tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or blas_threads.usable_cpus()
         engine = cls(

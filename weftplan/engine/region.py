@@ -43,11 +43,11 @@ ONE = (1,)
 _NOTIFIED = -1
 """``wait`` of a waiter whose completion is already requested."""
 PATIENCE_S = 1.0
-"""How often a waiting thread serves requests itself, in case the thread inside could not notify it."""
+"""Seconds after which a waiting thread serves requests itself, in case the thread inside could not notify it."""
 MOST_AT_ONCE = 500
 """Requests that a thread serves before it offers the token to others."""
 PAUSE_S = 0.00005
-"""How long it pauses for another thread to take the token."""
+"""Seconds that a thread pauses so that another thread can take the token."""
 _engine, _events, _readers, _waiting, _write = map(attrgetter, ("engine", "events", "readers", "waiting", "write"))
 """Attribute getters of vars. With ``map`` they take a third of the time of a Python loop."""
 
@@ -91,7 +91,7 @@ class Region:
         self.requests: deque[OprBlock] = deque()
         """Operations to admit or to complete, in order. The head is removed only when it has been served."""
         self.token: dict[int, Any] = {0: 1}
-        """Empty while a thread is inside. The value identifies the last thread inside, if that thread wants to know."""
+        """Empty while a thread is inside. A pausing thread stores a unique value, to see whether another took it."""
         self.ready: deque[OprBlock] = deque()
         """Operations with all grants, not dispatched yet. Empty outside the region."""
         self.seq = 0
@@ -327,41 +327,6 @@ class Region:
                 self.apply(driver)
         return done
 
-    def widen(self, driver: Driver, op: OprBlock, writes: Sequence[Var], every: Collection[Var]) -> bool:
-        """Add idle vars to the writes of the pending ``op``, as if it had been pushed with them.
-
-        No operation has used an idle var since that push, so the order is the same. Hold Ctrl-C back around the call.
-
-        Args:
-            op: an operation that the caller keeps from completing until this returns.
-            writes: vars without duplicates.
-            every: all vars that ``op`` then writes, searchable.
-
-        Returns:
-            False, with nothing done, if an operation waits for ``op``; other conditions as in :meth:`write_alone`.
-        """
-        requests, token = self.requests, self.token
-        done = False
-        try:
-            del token[0]
-        except KeyError:
-            return False
-        try:
-            if not requests and self.gate is None and not driver._any_failure and op.seq:
-                if self.seq != self.completed + 1 and any(map(_waiting, op.writes)):
-                    return False  # a waiting operation may have written these vars already
-                if _used(writes) or not _ours(driver, writes):
-                    return False
-                for var in writes:
-                    var.write = op
-                op.writes = every
-                done = True
-        finally:
-            token[0] = 1
-            if requests:  # requests that arrived while this thread held the token
-                self.apply(driver)
-        return done
-
     def end(self, driver: Driver, op: OprBlock) -> bool:
         """Complete ``op``, which has not failed, if no operation waits for it; False: request the completion.
 
@@ -578,6 +543,4 @@ def _release(reads: Iterator[Var], writes: Iterator[Var]) -> None:
         var.write = None
 
 
-_INSIDE = tuple(
-    method.__code__ for method in (Region.apply, Region.write_alone, Region.begin, Region.widen, Region.end)
-)
+_INSIDE = tuple(method.__code__ for method in (Region.apply, Region.write_alone, Region.begin, Region.end))

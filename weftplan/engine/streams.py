@@ -12,7 +12,8 @@ works; events keep the order:
 
 A device has a few streams, shared by its workers. An operation continues the stream of one of its inputs if nothing was
 enqueued there since; otherwise it takes the next stream. Independent chains therefore overlap, whichever worker runs
-them. Copies to and from the device have one stream each.
+them. Copies to and from the device have one stream each. Exchanges between devices, which are prioritized work, have
+four streams in turn: a computation that is enqueued later does not wait for an exchange.
 
 Failures after enqueueing: if a device can attribute them (``Stream.work``), the mark's event carries the fault, and so
 do the events of dependent work. The result equals that of an operation that fails at once. If several operations
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 # (1) enqueue a read, (1) record, (2) enqueue a read, (2) record, (2) store its mark, (1) store its mark,
 # and the stored mark would not cover the second read.
 _lock = free_in_children(Lock())
+_LANES = 4
+"""Streams for exchanges per device: the number of buckets in flight."""
 DEFERRED = cast("Outcome", object())
 """Returned by :meth:`StreamWorker.run` for a deferred delete; :meth:`StreamWorker.finish_deletes` completes it."""
 
@@ -182,6 +185,8 @@ class StreamPool:
         self._last: dict[Stream, int] = dict.fromkeys(self._compute, -1)
         """Number of the last operation per stream."""
         self._turn = 0
+        self._exchange = [device.new_stream() for _ in range(_LANES)]
+        self._lane = 0
 
     def choose(self, op: OprBlock) -> Stream:
         """Return the stream for ``op``."""
@@ -189,6 +194,9 @@ class StreamPool:
             return self.inward
         if op.prop is FnProperty.COPY_FROM_GPU:
             return self.outward
+        if op.prop is FnProperty.GPU_PRIORITIZED:
+            self._lane += 1
+            return self._exchange[self._lane % _LANES]
         with _lock:
             # Continue the stream of the newest input whose work is the last there: no event wait is needed.
             chosen, newest = None, -1
@@ -204,7 +212,7 @@ class StreamPool:
 
     def drain(self, core: Runs) -> None:
         """Block until all enqueued work has passed. An error becomes a failure that wait_for_all raises."""
-        for stream in (self.inward, self.outward, *self._compute):
+        for stream in (self.inward, self.outward, *self._compute, *self._exchange):
             try:
                 faults = stream.finish()
             except Exception as error:

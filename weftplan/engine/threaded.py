@@ -12,7 +12,7 @@ from typing import Any
 from weftplan import config
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
-from weftplan.engine.edges.at_once import at_once, begin, write_at_once, write_too
+from weftplan.engine.edges.at_once import at_once, begin, write_at_once
 from weftplan.engine.edges.helping import help_all, help_var, run_next
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Outcome
@@ -41,7 +41,6 @@ class ThreadedBase(Engine):
     at_once = at_once
     write_at_once = write_at_once
     begin = begin
-    write_too = write_too
     _alone = False
     """Whether the user asked for one worker; operations are then not split over idle cores."""
     short_inline = False
@@ -248,7 +247,10 @@ class ThreadedBase(Engine):
         return total
 
     def give_way(self) -> None:
-        """Sleep for the shortest time if a woken worker is waiting for the interpreter."""
+        """Sleep for the shortest time if a woken worker is waiting for the interpreter.
+
+        :meta private:
+        """
         for queue in list(self._all_queues):
             if queue.waking:
                 # Any sleep releases the interpreter, and the shortest one is longer than a worker needs to take it.
@@ -343,7 +345,10 @@ class ThreadedEngine(ThreadedBase):
 
     @classmethod
     def build(cls, threads: ThreadCounts, **options: object) -> ThreadedEngine:
-        """Create an engine with 16 workers and one copy thread, unless the caller asked for other counts."""
+        """Create an engine with 16 workers and one copy thread, unless the caller asked for other counts.
+
+        :meta private:
+        """
         engine = cls(workers=threads.cpu_workers or 16, copy_workers=threads.copy_workers or 1, **options)
         engine._alone = threads.cpu_workers == 1
         return engine

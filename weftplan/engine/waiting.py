@@ -60,6 +60,8 @@ class Waiting(Execution):
 
         Returns:
             False if the time was not enough.
+
+        :meta private:
         """
         inside = running.engines
         if inside:
@@ -126,6 +128,8 @@ class Waiting(Execution):
 
         Returns:
             True if nothing is pending; False after ``timeout``, or immediately inside an operation.
+
+        :meta private:
         """
         if running.engines or running.seated or running.short is not None:
             return False
@@ -190,7 +194,10 @@ class Waiting(Execution):
         self._region.apply(self)
 
     def throw(self, var: Var) -> None:
-        """Raise the failure of ``var`` if it has one, without waiting."""
+        """Raise the failure of ``var`` if it has one, without waiting.
+
+        :meta private:
+        """
         if not isinstance(var, Var):
             checked_vars(self, (var,), (), "throw")
         failure = var.failure
@@ -266,7 +273,7 @@ class Waiting(Execution):
             raise EngineError(message)
 
         verbs = ("wait_for_var", "wait_until_written", "wait_for_all", "future")
-        for verb in ("push", "push_async", "at_once", "write_at_once", "begin", "write_too", "delete_variable", *verbs):
+        for verb in ("push", "push_async", "at_once", "write_at_once", "begin", "delete_variable", *verbs):
             setattr(self, verb, refuse)
 
     def _flush_bulk(self) -> None:

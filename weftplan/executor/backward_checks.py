@@ -1,4 +1,4 @@
-"""May the backward part run? What forward outside training leaves out, and what a backward run leaves of forward.
+"""Checks before a backward run: did forward compute all that it reads, and has a backward run overwritten some of it?
 
 Questions about prepared steps and their plan; nothing here is changed or kept, and any thread may ask.
 """
@@ -11,14 +11,14 @@ import numpy as np
 
 from weftplan.executor.schedule import Step
 from weftplan.planner import PlannedGraph
-from weftplan.planner.symbolic.realise import MARK as SPILL_MARK
+from weftplan.planner.symbolic.translate import MARK as SPILL_MARK
 
 _Range = tuple[int, int, int]
-"""(slab, first byte, byte behind the last)."""
+"""(slab, first byte, end)."""
 
 
 def needs_training(forward: Iterable[Step]) -> str:
-    """Why the backward part cannot follow a forward run outside training, in words; empty where it can."""
+    """Return why the backward part cannot follow a forward run outside training, in words; empty if it can."""
     for step in forward:
         op = step.node.op
         assert op is not None
@@ -30,7 +30,7 @@ def needs_training(forward: Iterable[Step]) -> str:
 
 
 def reads_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
-    """True when ``backward`` reads what the forward part computes; else it may run without it."""
+    """Return whether ``backward`` reads results of the forward part; else it may run without it."""
     graph = planned.graph
     own = {step.nid for step in backward}
     return any(
@@ -41,8 +41,7 @@ def reads_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
 
 
 def keeps_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
-    """True when ``backward`` may run twice after one forward: it writes nothing where results of forward lie that it
-    reads.
+    """Return whether ``backward`` may run twice after one forward: it overwrites no result of forward that it reads.
 
     Args:
         planned: graph and plan.
@@ -75,7 +74,7 @@ def keeps_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
 
 
 def _meet(kept: Sequence[_Range], changed: Sequence[_Range]) -> bool:
-    """True when a range of one list overlaps one of the other."""
+    """Return whether a range of one list overlaps a range of the other."""
     for slab in {r[0] for r in kept} & {r[0] for r in changed}:
         mine = [r for r in kept if r[0] == slab]
         # Marks per byte boundary: sums of both lists that are above 0 at once.

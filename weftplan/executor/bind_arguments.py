@@ -1,4 +1,4 @@
-"""What callers of ``bind`` give, checked and brought into the order of the symbol's name lists."""
+"""Arguments of ``bind`` and ``simple_bind``, checked and brought into the order of the symbol's name lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, d
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import dtype_of
 from weftplan.symbol import Symbol
-from weftplan.symbol.grad_req import read_grad_req
+from weftplan.symbol.attribute import read_grad_req
 from weftplan.symbol.inference import unknown_shapes as unknown
 from weftplan.symbol.provenance import warn
 from weftplan.symbol.traversal import Order, depth_first_order, split_variables
@@ -42,24 +42,32 @@ def normalize_grad_req(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
     return read_grad_req(grad_req, names, BindError)
 
 
-def collect(given: Any, names: Sequence[str], what: str) -> list[NDArray]:
-    """The arrays ``given`` as a list or a dictionary, one for every name.
+def _in_order(values: Any, names: Sequence[str], what: str) -> list[Any]:
+    """Return the items of a list or a dictionary in the order of names, None for those that a dictionary lacks.
+
+    Raises:
+        BindError: it is neither, or a list has the wrong length.
+    """
+    if isinstance(values, Mapping):
+        return [values.get(name) for name in names]
+    if not isinstance(values, (list, tuple)):
+        raise BindError(f"bind: {what} must be a list or a dictionary, got {type(values).__name__}")
+    if len(values) != len(names):
+        raise BindError(f"bind: {what} has {len(values)} arrays, needed are {len(names)}: {listed(names)}")
+    return list(values)
+
+
+def collect(values: Any, names: Sequence[str], what: str) -> list[NDArray]:
+    """Return arrays, which come as a list or a dictionary, one for every name.
 
     Raises:
         BindError: arrays are missing, or the list is too long.
         DTypeError: something is no NDArray.
     """
-    if isinstance(given, Mapping):
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise BindError(f"bind: {what} lacks {listed(missing)}; needed are {listed(names)}")
-        arrays = [given[name] for name in names]
-    elif isinstance(given, (list, tuple)):
-        if len(given) != len(names):
-            raise BindError(f"bind: {what} has {len(given)} arrays, needed are {len(names)}: {listed(names)}")
-        arrays = list(given)
-    else:
-        raise BindError(f"bind: {what} must be a list or a dictionary, got {type(given).__name__}")
+    missing = [name for name in names if name not in values] if isinstance(values, Mapping) else []
+    if missing:
+        raise BindError(f"bind: {what} lacks {listed(missing)}; needed are {listed(names)}")
+    arrays = _in_order(values, names, what)
     for name, array in zip(names, arrays, strict=True):
         if not isinstance(array, NDArray):
             raise DTypeError(
@@ -69,14 +77,13 @@ def collect(given: Any, names: Sequence[str], what: str) -> list[NDArray]:
 
 
 def collect_gradients(
-    given: Any, reqs: Mapping[str, str], args: Sequence[NDArray]
+    args_grad: Any, reqs: Mapping[str, str], args: Sequence[NDArray]
 ) -> tuple[list[NDArray | None], dict[str, str], dict[str, Any]]:
-    """(gradient arrays, None where none was given; what is wanted of them; dtypes of those with another than their
-    argument's).
+    """Return (gradient arrays, None if not given; their grad_req; dtypes that differ from the argument's).
 
     Args:
-        given: a list or a dictionary of gradient arrays, or None.
-        reqs: what is wanted of the gradient of each argument; null where it has no array.
+        args_grad: a list or a dictionary of gradient arrays, or None.
+        reqs: the grad_req of each argument; null if it has no array.
         args: the arguments, in the order of ``reqs``.
 
     Raises:
@@ -84,18 +91,9 @@ def collect_gradients(
         DTypeError, ShapeError: a gradient is no array, or has not its argument's shape.
     """
     names = list(reqs)
-    grads: list[Any]
-    if given is None:
-        grads = [None] * len(names)
-    elif isinstance(given, Mapping):
-        _warn_unknown("args_grad", given, names)
-        grads = [given.get(name) for name in names]
-    elif not isinstance(given, (list, tuple)):
-        raise BindError(f"bind: args_grad must be a list or a dictionary, got {type(given).__name__}")
-    elif len(given) != len(names):
-        raise BindError(f"bind: args_grad has {len(given)} items, needed are {len(names)}: {listed(names)}")
-    else:
-        grads = list(given)
+    if isinstance(args_grad, Mapping):
+        _warn_unknown("args_grad", args_grad, names)
+    grads = _in_order({} if args_grad is None else args_grad, names, "args_grad")
     wanted = {name: "null" if grad is None else req for (name, req), grad in zip(reqs.items(), grads, strict=True)}
     dtypes: dict[str, Any] = {}
     for name, array, grad in zip(names, args, grads, strict=True):
@@ -139,17 +137,17 @@ def check_context(verb: str, ctx: Any) -> None:
         raise BindError(f"{verb}: ctx must be a context such as mx.cpu() or mx.gpu(0), got {ctx!r}")
 
 
-def _warn_unknown(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
+def _warn_unknown(what: str, values: Mapping[str, Any], names: Sequence[str]) -> None:
     """Extra names are allowed, as in MXNet, but a misspelt one would silently train nothing."""
     known = frozenset(names)
-    for name in given:
+    for name in values:
         if name not in known:
             hint = did_you_mean(name, names)
             warn(f"{what} names {name!r}, which is no argument: {hint}the arguments are {listed(names)}")
 
 
 def as_shape(name: str, shape: Any) -> tuple[int, ...]:
-    """``shape`` of the argument ``name`` as a tuple of ints, 0 for what is unknown (0 or -1); raises ShapeError."""
+    """Return the shape of an argument as a tuple of ints, 0 for unknown dimensions (0 or -1); raise ShapeError."""
     try:
         dims: tuple[int, ...] = unknown.read([operator.index(d) for d in shape], f"the shape of {name!r}")
         return dims
@@ -177,11 +175,11 @@ def given_dtypes(type_dict: Mapping[str, Any], names: Sequence[str]) -> dict[str
     return known
 
 
-def either(verb: str, name: str, value: Any, older: str, other: Any) -> Any:
+def either(verb: str, name: str, value: Any, older: str, older_value: Any) -> Any:
     """The value of an option that has two names; raises BindError for both at once."""
-    if value is not None and other is not None:
+    if value is not None and older_value is not None:
         raise BindError(f"{verb}: {name} and {older} are two names of one option; give {name}")
-    return other if value is None else value
+    return older_value if value is None else value
 
 
 def names_of(symbol: Symbol) -> tuple[list[str], list[str], Order]:

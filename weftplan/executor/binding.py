@@ -1,9 +1,8 @@
 """``bind``, ``simple_bind`` and ``reshape``: from a symbol and arrays (or shapes) to an executor.
 
-Every way is the same climb: what is given is checked (``bind_arguments.py``), then the graph is planned
-(``bound_symbol.py``), then arrays are made where there are none (``new_arrays.py``), then the executor lays the plan
-into memory. So what is wrong is said before anything is allocated, and shapes and dtypes are inferred once, by the
-planner.
+All three take the same steps: the arguments are checked (``bind_arguments.py``), the graph is planned
+(``bound_symbol.py``), missing arrays are made (``new_arrays.py``), and the executor lays the plan into memory. So an
+error is raised before anything is allocated, and the planner infers shapes and dtypes once.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ def bind(
     arg_arrays = collect(args, names, "args")
     aux_arrays = collect(aux_states if aux_states is not None else [], aux_names, "aux_states")
     grad_arrays, reqs, grad_dtypes = collect_gradients(args_grad, normalize_grad_req(grad_req, names), arg_arrays)
-    given = either("bind", "options", options, "plan_options", plan_options)
-    chosen, kind = strategy_of(given, ctx, budget=False)
+    chosen_options = either("bind", "options", options, "plan_options", plan_options)
+    chosen, kind = strategy_of(chosen_options, ctx, budget=False)
     binding = Binding(
         symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind, grad_dtypes=grad_dtypes
     )
@@ -107,14 +106,14 @@ def simple_bind(
     Args:
         ctx: default context.
         grad_req: as for :func:`bind`.
-        type_dict: dtypes by argument name; what nothing says is float32.
+        type_dict: dtypes by argument name; float32 is the default.
         group2ctx: context of each ``ctx_group`` attribute; arrays are made where their group says.
         shared_arg_names: arguments that are the same arrays as in ``shared_exec`` (their gradients too).
         shared_exec: an executor whose planned memory and auxiliary states are used again.
-        shared_buffer: name -> array; other arguments are cut from these; missing ones are added, small ones grow.
+        shared_buffer: name -> array; other arguments are cut from these; missing arrays are added, small arrays grow.
         budget: most bytes for everything that the executor holds (arguments, gradients, states and planned memory),
-            such as ``"2GB"`` or ``"80%"``; forward results are computed again where that is needed to fit.
-        dtype: one dtype for every argument whose shape is given, where ``type_dict`` says nothing else.
+            such as ``"2GB"`` or ``"80%"``; forward results are recomputed if the budget needs it.
+        dtype: one dtype for every argument whose shape is given and that ``type_dict`` does not name.
         options: how to plan; default: from the environment.
         memory_budget, plan_options: ``budget`` and ``options`` by their older names.
         shapes: known shapes by argument name.
@@ -126,9 +125,9 @@ def simple_bind(
     check_context("simple_bind", ctx)
     if stype_dict and any(kind != "default" for kind in stype_dict.values()):
         raise BindError(f"simple_bind: only dense arrays are supported, got {dict(stype_dict)}")
-    given = either("simple_bind", "options", options, "plan_options", plan_options)
+    chosen_options = either("simple_bind", "options", options, "plan_options", plan_options)
     limit = either("simple_bind", "budget", budget, "memory_budget", memory_budget)
-    chosen, kind = strategy_of(given, ctx, budget=limit is not None)
+    chosen, kind = strategy_of(chosen_options, ctx, budget=limit is not None)
     if limit is not None and kind is DynamicExecutor:
         raise BindError("simple_bind: a budget needs a plan that is kept; unset WEFTPLAN_EXECUTOR_STRATEGY=dynamic")
     names, aux_names, order = names_of(symbol)

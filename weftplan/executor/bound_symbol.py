@@ -15,11 +15,11 @@ from weftplan.errors import BindError, ShapeError, did_you_mean, listed
 from weftplan.executor.bind_arguments import as_shape
 from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.executor.executor import Executor
-from weftplan.executor.kept_plans import planned_once
 from weftplan.executor.new_arrays import Groups, fitted
+from weftplan.executor.plan_cache import planned_once
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
-from weftplan.planner.spill.place import places
+from weftplan.planner.spill.links import places
 from weftplan.storage import homes
 from weftplan.support.gc_pause import resting
 from weftplan.symbol import Symbol
@@ -52,7 +52,7 @@ class Binding:
 
         Args:
             shapes: by name.
-            dtypes: by name; what cannot be inferred is float32.
+            dtypes: by name; float32 if nothing else is inferred.
             contexts: where the array of each variable is, or is to be; looked at with ``group2ctx`` only.
             budget: most bytes for everything that the executor holds.
             order: the depth-first order of the symbol, when the caller has it.
@@ -105,7 +105,7 @@ class Binding:
         if not self.group2ctx:
             names = list(planned.arguments)
             for k, held in enumerate((*args, *grads, *aux)):
-                if held is not None and held.context is not ctx and held.context != ctx:
+                if held is not None and held.chunk.context is not ctx and held.context != ctx:
                     label = (*names, *(f"grad of {name}" for name in names), *planned.aux)[k]
                     raise BindError(
                         f"bind: {label!r} is on {held.context}, the executor on {ctx}; copy it with "
@@ -171,9 +171,9 @@ _OF_COLLECTOR = (
 """Flags that shape what a dynamic executor does, and nothing else."""
 
 
-def strategy_of(given: PlanOptions | None, ctx: Context, *, budget: bool) -> tuple[PlanOptions, type[Executor]]:
-    """How to plan, and what runs it."""
-    options = PlanOptions.from_environment() if given is None else given
+def strategy_of(requested: PlanOptions | None, ctx: Context, *, budget: bool) -> tuple[PlanOptions, type[Executor]]:
+    """Return how to plan, and the class that runs the plan."""
+    options = PlanOptions.from_environment() if requested is None else requested
     if not options.peers and any(home.kind == "peer" for home in options.homes):
         options = options.replace(peers=tuple(map(str, homes.peers(ctx))))
     if any(home.nbytes is not None for home in options.homes):
@@ -189,20 +189,20 @@ def strategy_of(given: PlanOptions | None, ctx: Context, *, budget: bool) -> tup
         options = options.replace(links=_links(options, ctx))
     if config.get(_STRATEGY) == "dynamic":
         return replace(options, strategy="none"), DynamicExecutor
-    for name in _OF_COLLECTOR:
-        if config.lookup(name).text is not None:
+    for name, text in config.in_force():
+        if text and name in _OF_COLLECTOR:
             config.warn_once(name, f"{name} has no effect: graphs have a static plan; set {_STRATEGY}=dynamic")
     return options, Executor
 
 
 def _links(options: PlanOptions, ctx: Context) -> tuple[tuple[str, str, float, float], ...]:
     """How fast the ways from a device to its homes are, as far as that is known."""
-    found = []
+    links = []
     for place in places(ctx, options):
         known = speed(ctx, place.context)
         if known is not None:
-            found.append((str(ctx), str(place.context), known.bandwidth, known.latency))
-    return tuple(found)
+            links.append((str(ctx), str(place.context), known.bandwidth, known.latency))
+    return tuple(links)
 
 
 def facts_of(

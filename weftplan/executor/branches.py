@@ -4,7 +4,7 @@ A segment is one operation of the engine and runs on one stream. Consecutive ste
 that need nothing of each other: in one segment they would run one after the other. :func:`chains` regroups steps:
 
     a step joins the chain whose last step it needs, if it waits for nothing that the chain does not wait for anyway
-    any other step begins a chain, and ends those on whose inner steps it depends behind these steps
+    any other step begins a chain; a chain ends after each of its steps that such a step needs
 
 So no step waits longer than in a segment of its own, but for chains too short to be worth an operation. Each chain
 follows all chains that it needs. Pure functions of the vars that steps use.
@@ -22,16 +22,16 @@ MOST = 4096
 
 
 class Uses(Protocol):
-    """What is known of a step: the vars that it reads and writes."""
+    """The vars that a step reads and writes."""
 
     reads: Any
     writes: Any
 
 
 def parents(items: Sequence[Uses]) -> list[set[int]]:
-    """For each item those before it with which it clashes by a var: the last writer, and for a write all readers
-    since. What is before these is left out."""
-    found: list[set[int]] = []
+    """Return for each item the earlier items with which it clashes by a var: the last writer, and for a write all
+    readers since. Items before these are left out."""
+    clashes: list[set[int]] = []
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for number, item in enumerate(items):
@@ -45,12 +45,12 @@ def parents(items: Sequence[Uses]) -> list[set[int]]:
         for var in item.reads:
             readers.setdefault(id(var), []).append(number)
         mine.discard(number)
-        found.append(mine)
-    return found
+        clashes.append(mine)
+    return clashes
 
 
 def ancestors(above: Sequence[set[int]]) -> list[int]:
-    """For each item a mask of all those that come before it in any case."""
+    """Return for each item a mask of all items that come before it in any case."""
     masks: list[int] = []
     for mine in above:
         mask = 0
@@ -61,7 +61,7 @@ def ancestors(above: Sequence[set[int]]) -> list[int]:
 
 
 def chains(steps: Sequence[Any], seconds: Callable[[Any], float]) -> list[list[Any]]:
-    """``steps``, which are in execution order, as chains in an order in which they may be pushed.
+    """Return ``steps``, which are in execution order, as chains in an order that the engine may take.
 
     Args:
         steps: each has ``reads``, ``writes``, ``context`` and ``copies``; a copy between devices is a chain of its own.
@@ -88,7 +88,7 @@ def _grouped(steps: Sequence[Any], above: Sequence[set[int]], masks: Sequence[in
                 candidate = ending.get(last)
                 if candidate is None or steps[last].context != step.context:
                     continue
-                # What the chain waits for, and itself; every member needs the one before it.
+                # The chain waits for these steps; every member needs the member before it.
                 if not masks[number] & ~(masks[last] | 1 << last):
                     chain = candidate
                     break
@@ -104,23 +104,23 @@ def _grouped(steps: Sequence[Any], above: Sequence[set[int]], masks: Sequence[in
 
 
 def _cut(groups: list[list[int]], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
-    """The chains, cut behind the steps for which first steps of others wait."""
+    """Return the chains, cut after the steps for which first steps of other chains wait."""
     ends: set[int] = set()
     for first, *_ in groups:
         covered = 0
         for number in above[first]:
             covered |= masks[number]
         ends |= {number for number in above[first] if not covered >> number & 1}
-    found: list[list[int]] = []
+    parts: list[list[int]] = []
     for group in groups:
         begin = 0
         for index, number in enumerate(group, 1):
             if number in ends or index == len(group):
                 if begin < index:
-                    found.append(group[begin:index])
+                    parts.append(group[begin:index])
                 begin = index
-    found.sort(key=lambda group: group[0])
-    return found
+    parts.sort(key=lambda group: group[0])
+    return parts
 
 
 def _joined(
@@ -130,34 +130,36 @@ def _joined(
     masks: Sequence[int],
     seconds: Callable[[Any], float],
 ) -> list[list[int]]:
-    """Chains too short for an operation of their own, joined with a neighbour where nothing long waits for more than
-    before: with the next one, if all that waits for them waits for that one, too; with the one before, if they wait for
-    nothing else."""
+    """Return the chains; those too short for an operation of their own are joined with a neighbour.
+
+    No long chain may wait for more than before. So a short chain joins the next chain if all its users wait for that
+    chain, too, and the previous chain if it waits for nothing else.
+    """
     chain_of = {number: index for index, group in enumerate(groups) for number in group}
     waiting: list[set[int]] = [set() for _ in groups]
     """Of each chain: first steps of others that wait for it."""
     for first, *_ in groups:
         for number in above[first]:
             waiting[chain_of[number]].add(first)
-    found: list[list[int]] = []
+    joined: list[list[int]] = []
     lengths: list[float] = []
     users: list[set[int]] = []
     for group, waits in zip(groups, waiting, strict=True):
         length = sum(seconds(steps[number]) for number in group)
-        if found and _alike(steps, found[-1], group):
+        if joined and _alike(steps, joined[-1], group):
             first, last = group[0], group[-1]
             others = users[-1] - {first}
             stem = lengths[-1] < LEAST_S and first in users[-1] and all(masks[one] >> last & 1 for one in others)
-            tail = length < LEAST_S and not masks[last] & ~_covered(found[-1], masks) & ~_bits(group)
+            tail = length < LEAST_S and not masks[last] & ~_covered(joined[-1], masks) & ~_bits(group)
             if stem or tail:
-                found[-1] += group
+                joined[-1] += group
                 lengths[-1] += length
                 users[-1] = others | waits
                 continue
-        found.append(list(group))
+        joined.append(list(group))
         lengths.append(length)
         users.append(waits)
-    return found
+    return joined
 
 
 def _bits(group: list[int]) -> int:

@@ -1,11 +1,12 @@
 """When dead results of a dynamic executor give their memory back: the rules of Paddle's garbage collector.
 
-* ``FLAGS_eager_delete_tensor_gb`` below 0: nothing is collected within a run; 0: at once; above: when so much is dead.
-* ``FLAGS_memory_fraction_of_eager_deletion``: only the largest, until their bytes are that share of all; the one that
-  crosses the line is collected whole.
+* ``FLAGS_eager_delete_tensor_gb`` below 0: nothing is collected within a run; 0: immediately; above: when that number
+  of gigabytes is dead.
+* ``FLAGS_memory_fraction_of_eager_deletion``: only the largest, until their bytes are that share of all; the chunk
+  that crosses the line is collected whole.
 * ``FLAGS_fast_eager_deletion_mode``: on devices with streams memory goes back when the kernels that use it have been
-  enqueued, for what is enqueued behind them; else when they are over.
-* ``FLAGS_eager_delete_scope``: what was not collected goes back at the end of the run; else it stays for the next one.
+  enqueued, for operations that are enqueued later; else when they are over.
+* ``FLAGS_eager_delete_scope``: all other chunks go back at the end of the run; else they stay for the next run.
 
 Everything is decided on the pushing thread, from sizes that are known when the executor is bound.
 """
@@ -48,9 +49,9 @@ class Collector:
         """Find out where each chunk dies.
 
         Args:
-            forward, backward: segments in the order in which they are pushed.
+            forward, backward: segments in the order of their pushes.
             chunks_of: the chunks that a step uses.
-            inside: chunks may go back inside a segment, if that is ordered behind all others that use them.
+            inside: chunks may go back inside a segment, if that segment is ordered after all other users.
 
         Returns:
             By is_train and node, the chunks that go back when the step of that node is over.
@@ -90,23 +91,23 @@ class Collector:
         if self.threshold < 0:
             return []
         most = self.fraction * sum(chunk.nbytes for chunk in chunks)
-        found, nbytes = [], 0
+        largest, nbytes = [], 0
         for chunk in sorted(chunks, key=lambda chunk: -chunk.nbytes):
             if nbytes >= most:
                 break
-            found.append(chunk)
+            largest.append(chunk)
             nbytes += chunk.nbytes
-        return found
+        return largest
 
     def passed(self, is_train: bool, number: int) -> list[Any]:
-        """What goes back behind segment ``number``, which has just been pushed."""
+        """Return the chunks that go back after segment ``number``, which has just been pushed."""
         dead = self._ends[is_train].get(number, ())
         self._queue += dead
         self._queued += sum(chunk.nbytes for chunk in dead)
         return self._emptied() if self._queued >= self.threshold else []
 
     def ended(self, is_train: bool) -> list[Any]:
-        """What goes back at the end of a run."""
+        """Return the chunks that go back at the end of a run."""
         return [*self._emptied(), *(self._kept[is_train] if self.scope else ())]
 
     def _emptied(self) -> list[Any]:
@@ -115,11 +116,11 @@ class Collector:
 
 
 class _Idle:
-    """A segment that is not pushed: it comes behind nothing, and nothing behind it."""
+    """A segment that is not pushed: it waits for no segment, and no segment waits for it."""
 
     reads = writes = ()
 
 
 def _behind(segments: Sequence[Segment]) -> list[int]:
-    """For each segment a mask of those that the engine always runs before it, by the vars that they share."""
+    """Return for each segment a mask of the segments that the engine always runs before it, by common vars."""
     return ancestors(parents([segment if segment.pushed else _Idle() for segment in segments]))

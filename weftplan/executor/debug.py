@@ -6,13 +6,13 @@ It reads a planned graph, keeps nothing, and may be called from any thread.
 from __future__ import annotations
 
 from weftplan.planner import PlannedGraph
+from weftplan.symbol.json_io import debug_lines
 
 
 def debug_str(planned: PlannedGraph) -> str:
     """Outputs, nodes in depth-first order, passes, then ``Total <MB> MB allocated`` and MXNet's constant second line.
 
-    Passes are those that ran, what each changed, and what switches it off. The megabytes are those of the plan, cut to
-    whole ones.
+    Each pass that ran is listed with its changes and its switch. The megabytes are those of the plan, rounded down.
     """
     graph = planned.graph
 
@@ -20,26 +20,18 @@ def debug_str(planned: PlannedGraph) -> str:
         maker = graph.entry_node[eid]
         return f"{graph.names[maker]}({eid - graph.row[maker]})"
 
-    lines = ["Symbol Outputs:"]
-    heads = list(dict.fromkeys([*planned.outputs, *planned.gradients.values()]))
-    for i, eid in enumerate(heads):
-        lines.append(f"\toutput[{i}]={named(eid)}")
-    for nid, node_object in enumerate(graph.nodes):
-        if node_object.op is None:
-            lines.append(f"Variable:{node_object.name}")
-            continue
-        lines.append("-" * 20)
-        lines.append(f"Op:{node_object.op.name}, Name={node_object.name}")
-        lines.append("Inputs:")
-        for i, eid in enumerate(graph.inputs[nid]):
-            version = f" version={graph.version(nid, i)}" if graph.is_variable[graph.entry_node[eid]] else ""
-            lines.append(f"\targ[{i}]={named(eid)}{version}")
-        if node_object.attrs:
-            lines.append("Attrs:")
-            lines += [f"\t{key}={value}" for key, value in sorted(node_object.attrs.items())]
-        if graph.controls[nid]:
-            lines.append("Control deps:")
-            lines += [f"\tcdep[{i}]={graph.names[dep]}" for i, dep in enumerate(graph.controls[nid])]
+    def read(nid: int) -> list[str]:
+        """Return the texts of a node's inputs."""
+        versions = [
+            f" version={graph.version(nid, slot)}" if graph.is_variable[graph.entry_node[eid]] else ""
+            for slot, eid in enumerate(graph.inputs[nid])
+        ]
+        return [named(eid) + version for eid, version in zip(graph.inputs[nid], versions, strict=True)]
+
+    heads = dict.fromkeys([*planned.outputs, *planned.gradients.values()])
+    lines = ["Symbol Outputs:", *(f"\toutput[{i}]={named(eid)}" for i, eid in enumerate(heads))]
+    for nid, node in enumerate(graph.nodes):
+        lines += debug_lines(node, read(nid), [graph.names[dep] for dep in graph.controls[nid]])
         chosen = planned.kernels.get(nid)
         if chosen is not None and chosen.several:
             lines.append(f"Kernel: {chosen.text}")

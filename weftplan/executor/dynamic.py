@@ -1,10 +1,10 @@
 """The executor strategy ``dynamic``: each result takes memory when it is written, and gives it back when it is dead.
 
 The graph is planned without sharing, except in place. Each storage is a chunk of its own, which takes memory inside the
-operation that first writes it. A chunk whose last segment is ordered behind all others that use it goes back inside
-that segment, behind the last step that uses it; every other one by an operation of its own, which writes the chunk's
-var and therefore runs when the last reader is over, on streams too. When that happens, and for which chunks, is up to
-the :class:`Collector`.
+operation that first writes it. A chunk whose last segment is ordered after all other users goes back inside that
+segment, after the last step that uses it. Every other chunk goes back by an operation of its own, which writes the
+chunk's var and therefore runs when the last reader is over, on streams too. The :class:`Collector` decides when that
+happens, and to what chunks.
 
 Outputs, arguments, gradients and auxiliary states are held for as long as the executor lives.
 """
@@ -65,7 +65,7 @@ class DynamicMemory(PlannedMemory):
             else:
                 self._chunks[number] = DynamicChunk(ctx, nbytes, names[number])
         self.local: dict[bool, dict[int, list[DynamicChunk]]] = {True: {}, False: {}}
-        """By is_train and node: what goes back when the step of that node is over."""
+        """By is_train and node: the chunks that go back when the step of that node is over."""
         self.used: dict[int, list[Chunk]] = {}
         """By node: every chunk that its call looks at."""
         self.random: frozenset[int] = frozenset()
@@ -81,7 +81,7 @@ class DynamicMemory(PlannedMemory):
         return self._chunks
 
     def bound(self, nid: int, make: Callable[[], Bind]) -> Bind:
-        """What makes a call that looks for memory only when it runs."""
+        """Return a function that makes a call which looks for memory only when it runs."""
         return lambda run: partial(self._call, nid, make, run)
 
     def _call(self, nid: int, make: Callable[[], Bind], run: RunState) -> None:
@@ -94,7 +94,7 @@ class DynamicMemory(PlannedMemory):
             chunk.drop_in_order()
 
     def _use(self, nid: int, make: Callable[[], Bind], run: RunState, chunks: Sequence[Chunk], raws: list[Any]) -> None:
-        """Make the call, or the one that was made before, with the bytes of ``chunks`` there, and call it."""
+        """Make the call, or take the cached call, with the bytes of ``chunks`` there, and call it."""
         key = (nid, run.is_train, *[chunk.address for chunk in chunks])
         known = self._calls.get(key)
         if known is None:
@@ -106,15 +106,15 @@ class DynamicMemory(PlannedMemory):
     def _made(self, key: tuple[int, ...], raws: list[Any], bind: Bind, run: RunState) -> Any:
         """A call, which is kept if its results are small: its views keep their memory in the process, also when a pool
         gives it back."""
-        made = None if key[0] in self.random else bind(run), bind, list(raws)
+        entry = None if key[0] in self.random else bind(run), bind, list(raws)
         nbytes = sum(chunk.nbytes for chunk in self.used.get(key[0], ()) if isinstance(chunk, DynamicChunk))
         if self._remembered + nbytes <= _MOST_REMEMBERED and not spilling.active():
             self._remembered += nbytes
-            self._calls[key] = made
-        return made
+            self._calls[key] = entry
+        return entry
 
     def after(self, storage: int) -> list[Any]:
-        """No storage lies where another one lay."""
+        """Return no vars: no storage lies over an earlier storage."""
         return []
 
 
@@ -137,17 +137,9 @@ class DynamicExecutor(Executor):
         if not inside or spilling.active():  # what a segment uses cannot be sent elsewhere while it runs
             self._bulk = False
         super()._prepare()
-        self._memory.used = {
-            step.nid: _looked_at(self._memory, step)
-            for segment in (*self._forward_segments, *self._backward_segments)
-            for step in segment.steps
-        }
-        self._memory.random = frozenset(
-            step.nid
-            for segment in (*self._forward_segments, *self._backward_segments)
-            for step in segment.steps
-            if step.node.op is not None and step.node.op.random
-        )
+        steps = (*self._forward_steps, *self._backward_steps)
+        self._memory.used = {step.nid: _looked_at(self._memory, step) for step in steps}
+        self._memory.random = frozenset(step.nid for step in steps if step.node.op is not None and step.node.op.random)
         self._memory.local = self._collector.settle(
             self._forward_segments, self._backward_segments, _chunks_of(self._memory), inside=inside
         )
@@ -173,7 +165,7 @@ class DynamicExecutor(Executor):
 
 
 def _chunks_of(memory: DynamicMemory) -> Callable[[Step], list[DynamicChunk]]:
-    """What finds the chunks that a step uses; inputs of which it reads the shape alone are none."""
+    """Return a function that finds the dynamic chunks that a step uses."""
 
     def found(step: Step) -> list[DynamicChunk]:
         return [chunk for chunk in _looked_at(memory, step) if isinstance(chunk, DynamicChunk)]
@@ -182,7 +174,7 @@ def _chunks_of(memory: DynamicMemory) -> Callable[[Step], list[DynamicChunk]]:
 
 
 def _looked_at(memory: DynamicMemory, step: Step) -> list[Chunk]:
-    """The chunks that a step uses; inputs of which it reads the shape alone are none."""
+    """Return the chunks that a step uses; inputs whose shape alone it reads have none."""
     workspace = memory.workspace(step.nid)
     chunks = [array.chunk for array in (*step.inputs, *step.outputs) if array is not None]
     return chunks if workspace is None else [*chunks, workspace[0]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 from weftplan import engine
@@ -17,7 +18,7 @@ from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, li
 from weftplan.executor.backward_checks import keeps_forward, needs_training, reads_forward
 from weftplan.executor.debug import debug_str
 from weftplan.executor.memory import PlannedMemory
-from weftplan.executor.monitor import Monitored, warn_of_joined
+from weftplan.executor.monitor import Monitored, checked, warn_of_joined
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
 from weftplan.executor.run import RunState
@@ -68,23 +69,13 @@ class Executor:
         self.grad_req = dict(grad_req)
         self._rebind = rebind
         self._inferred: frozenset[str] = frozenset()
-        """Arrays that simple_bind filled with zeros, and whose shapes nobody gave: parameters, not inputs."""
+        """Arrays that simple_bind filled with zeros, and whose shapes were inferred: parameters, not inputs."""
         self._unset: list[str] = []
         """Those of them that the last copy_params_from left as they were made."""
-        self._arg_dict: dict[str, NDArray] | None = None
-        self._grad_dict: dict[str, NDArray | None] | None = None
-        self._aux_dict: dict[str, NDArray] | None = None
         graph = planned.graph
-        named = (
-            (planned.arguments, self.arg_names, self.arg_arrays),
-            (planned.aux, self.aux_names, self.aux_arrays),
-        )
-        external = {
-            graph.row[nodes[name]]: array
-            for nodes, names, arrays in named
-            for name, array in zip(names, arrays, strict=True)
-            if nodes.get(name, -1) >= 0
-        }
+        variables = (*planned.arguments.values(), *planned.aux.values())
+        arrays = zip(variables, (*args, *aux), strict=True)
+        external = {graph.row[nid]: array for nid, array in arrays if nid >= 0}
         grad_of = dict(zip(self.arg_names, self.grad_arrays, strict=True))
         external.update((eid, g) for name, eid in planned.gradients.items() if (g := grad_of.get(name)) is not None)
         self._head_grads: list[NDArray | None] = [None] * len(planned.head_grads)
@@ -98,16 +89,11 @@ class Executor:
         self._external = external
         self._bulk, *self._limits = bulk_limits(bool(planned.gradients), len(planned.order))
         self._overlaps = planned.memory.num_reuse_edges > 0
-        self._random = any(node.op is not None and node.op.random for node in graph.nodes)
         self._forget()  # the first run prepares the calls: many an executor is bound to be looked at, or resized
         self.outputs = self._output_arrays()
-        output_vars = [array.var for array in self.outputs]
-        inputs = {id(array.var) for array in external.values()}
-        _, self._fence_vars = engine.dedupe(
-            [], [self._memory.pool.var, *(var for var in output_vars if id(var) not in inputs)]
-        )
         self._watches = False
-        self._monitor: Monitored | None = None
+        check = checked(None)
+        self._monitor = None if check is None else Monitored(check, False, self.planned.graph)
         self._ran_forward = False
         self._ran_training_forward = False
         self._ran_backward = False
@@ -122,18 +108,18 @@ class Executor:
     def _output_arrays(self) -> list[NDArray]:
         """The arrays of the outputs, given or in planned memory."""
         eids = self.planned.outputs
-        made = {eid: self._memory.entry(eid) for eid in eids if eid not in self._external}
-        return [made[eid] if eid in made else self._external[eid] for eid in eids]
+        planned = {eid: self._memory.entry(eid) for eid in eids if eid not in self._external}
+        return [planned[eid] if eid in planned else self._external[eid] for eid in eids]
 
     def _watch(self) -> None:
-        """Be told when memory moves of which prepared calls hold views: planned memory, and arrays that are somebody
-        else's planned memory."""
+        """Watch memory that may move while prepared calls hold views of it: planned memory, of this executor and of
+        others."""
         if self._watches:
             return
         self._watches = True
         forget = weakref.WeakMethod(self._forget)
-        given = {id(array.chunk): array.chunk for array in self._external.values()}
-        for chunk in (*self._memory.chunks.values(), *given.values()):
+        external = {id(array.chunk): array.chunk for array in self._external.values()}
+        for chunk in (*self._memory.chunks.values(), *external.values()):
             if isinstance(chunk, MovableChunk):
                 chunk.watch(forget)
 
@@ -149,6 +135,10 @@ class Executor:
         self._watch()
         builder = StepBuilder(planned, self._memory, self._external)
         steps = [builder.build(nid) for nid in planned.order]
+        self._random = any(step.node.op is not None and step.node.op.random for step in steps)
+        inputs = {id(array.var) for array in self._external.values()}
+        outputs = [array.var for array in self.outputs]
+        _, self._fence_vars = engine.dedupe([], [self._memory.pool.var, *(v for v in outputs if id(v) not in inputs)])
         split = planned.num_forward_nodes
         self._forward_steps, self._backward_steps = steps[:split], steps[split:]
         gradients = {id(array.var): array.nbytes for array in self.grad_arrays if array is not None}
@@ -158,25 +148,16 @@ class Executor:
         def ready(step: Step) -> int:
             return sum(gradients.get(id(var), 0) for var in step.writes)
 
-        self._forward_segments = make_segments(
-            self._forward_steps,
-            limit=self._limits[0],
+        cut = partial(
+            make_segments,
             bulk=self._bulk,
             ends_after=leave,
             begins_at=enter,
             graphs=self._memory.graphs,
             branches=branches,
         )
-        self._backward_segments = make_segments(
-            self._backward_steps,
-            limit=self._limits[1],
-            bulk=self._bulk,
-            ends_after=leave,
-            ready=ready,
-            begins_at=enter,
-            graphs=self._memory.graphs,
-            branches=branches,
-        )
+        self._forward_segments = cut(self._forward_steps, limit=self._limits[0])
+        self._backward_segments = cut(self._backward_steps, limit=self._limits[1], ready=ready)
         self._fences_itself = self._overlaps and may_fence(self._forward_segments, self._memory.pool.var)
         if self._fences_itself:
             self._forward_segments[0].write_too(self._fence_vars)
@@ -205,12 +186,12 @@ class Executor:
     def forward(self, is_train: bool = False, **inputs: Any) -> list[NDArray]:
         """Run the forward part, asynchronously; returns ``outputs``.
 
-        Where an operation of a run fails, whoever reads what needs its result is told. What does not need it is
-        computed, unless it would overwrite memory of what has failed before anybody has been told.
+        If an operation of a run fails, reading a result that depends on it raises the error. Other results are
+        computed, unless that would overwrite memory of a failed result before any reader has seen the error.
 
         Args:
-            is_train: training behaviour of Dropout, BatchNorm and the like; needed before ``backward`` where the
-                network has such.
+            is_train: training behaviour of Dropout, BatchNorm and the like; needed before ``backward`` if the
+                network has such operators.
             inputs: values to copy into arguments first, by name.
 
         Raises:
@@ -318,7 +299,7 @@ class Executor:
             writes = [*writes, *(chunk.var for chunk in self._memory.chunks.values())]
         placement = self._memory.placement
         if not pool.owned_by(placement):
-            # Held until the push: nobody else may hold these storages, and the var of one that has died is deleted.
+            # Held until the push: no other object may hold these storages, and the var of a dead storage is deleted.
             before = pool.take_over(placement)
             if before:
                 writes = [*self._fence_vars, *[chunk.var for chunk in before], *writes]
@@ -351,26 +332,20 @@ class Executor:
 
     # -- arrays ---------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def arg_dict(self) -> dict[str, NDArray]:
         """Arguments by name; raises BindError when two have the same name."""
-        if self._arg_dict is None:
-            self._arg_dict = by_name(self.arg_names, self.arg_arrays)
-        return self._arg_dict
+        return by_name(self.arg_names, self.arg_arrays)
 
-    @property
+    @cached_property
     def grad_dict(self) -> dict[str, Any]:
         """Gradients by argument name (None where not wanted)."""
-        if self._grad_dict is None:
-            self._grad_dict = by_name(self.arg_names, self.grad_arrays)
-        return self._grad_dict
+        return by_name(self.arg_names, self.grad_arrays)
 
-    @property
+    @cached_property
     def aux_dict(self) -> dict[str, NDArray]:
         """Auxiliary states by name."""
-        if self._aux_dict is None:
-            self._aux_dict = by_name(self.aux_names, self.aux_arrays)
-        return self._aux_dict
+        return by_name(self.aux_names, self.aux_arrays)
 
     @property
     def output_dict(self) -> dict[str, NDArray]:
@@ -388,6 +363,12 @@ class Executor:
 
         Values are NDArrays or NumPy arrays. A parameter that ``simple_bind`` made and that has no value by the next
         :meth:`forward` is an error there, unless ``allow_missing``: as zeros it would give plausible, wrong outputs.
+
+        Args:
+            arg_params: values of arguments by name.
+            aux_params: values of auxiliary states by name; None: none.
+            allow_extra_params: whether unknown names are ignored.
+            allow_missing: whether parameters may stay without a value.
 
         Raises:
             BindError: an unknown name, unless ``allow_extra_params``. Nothing is copied then.
@@ -413,7 +394,7 @@ class Executor:
             )
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **shapes: Any) -> Executor:
-        """An executor for other input shapes that shares arrays and planned memory with this one.
+        """Return an executor for other input shapes that shares arrays and planned memory with this executor.
 
         Args:
             partial_shaping: allow shapes of arguments to change that were not given.
@@ -453,12 +434,13 @@ class Executor:
         """
         if callback is not None:
             warn_of_joined(self.planned.graph.nodes)
+        callback = checked(callback)
         self._monitor = None if callback is None else Monitored(callback, monitor_all, self.planned.graph)
 
     def get_optimized_symbol(self) -> Symbol:
-        """A copy of the forward part as it runs: equal expressions merged, copies between contexts inserted.
+        """Return a copy of the forward part as it runs, with equal expressions merged and copies between contexts.
 
-        What is computed in one pass, as a layer and its relu, are nodes of their own in it.
+        Fused nodes, such as a layer and its relu, are nodes of their own in it.
         """
         return Symbol(unfused(self.planned.graph, self.planned.outputs))
 

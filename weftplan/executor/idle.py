@@ -1,21 +1,14 @@
-"""Idle executors make room: the block of a pool waits in a home of ``WEFTPLAN_SPILL`` until somebody needs its bytes.
+"""Idle executors make room: the block of a pool is offloaded (``WEFTPLAN_SPILL``) until a thread needs its bytes.
 
 This is a rung of storage's ladder, which is tried after arrays have left. A block may leave when no run is being pushed
-on its pool, no operation on any var of the pool is pending, and nobody has an array exported from it. The thread that
-sends it away
-
-1. takes the pool's lock; who begins a run, or finds no bytes under an array of the pool, waits for that;
-2. takes the bytes from every storage: an operation that is granted from now on finds none, and waits, too;
-3. looks whether anything is pending, drops prepared calls, and looks whether anybody else has a view of the bytes. What
-   had them before step 2 still is pending, or still has the view: then they are put back;
-4. copies the bytes and gives the memory back.
+on its pool, no operation on any var of the pool is pending, and no array is exported from it (``Idleness.leave``).
 
 The bytes come back before the next run is pushed, or in the first operation that reads an output. Memory for them is
 taken without the lock: that may wait for operations that need it.
 
-Who lacks memory waits for runs that other threads push, for operations that are pending on a block, and a moment for
-whoever looks at one. Meanwhile a run that has not begun waits, so that no thread that runs without a pause keeps the
-others from their turn. A wait ends when nobody in the way can go on, because all of them wait for memory, as the
+A starved thread waits for runs that other threads push, for operations that are pending on a block, and a moment for
+threads that look at a block. Meanwhile a run that has not begun waits, so that no thread that runs without a pause
+starves the others. A wait ends when no thread in the way can go on, because all of them wait for memory, as the
 wait-for graph (``waits.py``) tells.
 """
 
@@ -45,28 +38,28 @@ _pools: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 LOOKING_S = 1.0
-"""Seconds that somebody may look at memory that another thread lacks."""
+"""Seconds for which a thread may look at memory that another thread lacks."""
 _GLANCE_S = 0.0005
 _turn = free_in_children(ReentrantLock())
 """Held while all bytes of a pool are taken, or come back for a run: of two pools that need two devices each, none then
-waits for the other with half of what it needs. Not waited for by who is in a run or an operation already."""
+waits for the other with half of its memory. A thread that is in a run or an operation already does not wait for it."""
 _MOST_TIMES = 100
 """How often a run begins again."""
 
 
 class _Here(threading.local):
-    """What this thread does."""
+    """The state of this thread."""
 
     def __init__(self) -> None:
         self.runs = 0
         """Runs that it is pushing."""
         self.in_runs: list[Idleness] = []
-        """What could not leave when it last climbed the ladder, because another thread pushes a run on it, or moves it.
-        """
+        """Blocks that could not leave when it last climbed the ladder, because another thread pushes a run on them, or
+        moves them."""
         self.pending: list[Idleness] = []
-        """What could not leave then because an operation needs it."""
+        """Blocks that could not leave then because an operation needs them."""
         self.looked_at: list[Idleness] = []
-        """What could not leave then because somebody has a view of it."""
+        """Blocks that could not leave then because some object has a view of them."""
 
 
 _here = _Here()
@@ -93,18 +86,18 @@ def _measured() -> tuple[int, int]:
 
 
 _BLOCK, _ATTRIBUTE = _measured()
-"""What the count says of a block that a table and a variable hold, and of what one attribute holds."""
+"""The counts of a block that a table and a variable hold, and of an object that one attribute holds."""
 _EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 """Where references are not counted exactly nothing leaves."""
 
 
 def in_turn() -> AbstractContextManager[object]:
-    """A ``with`` block in which no other pool takes the memory of all its devices."""
+    """Return a ``with`` block; inside it no other pool takes the memory of all its devices."""
     return nullcontext() if _here.runs or engine.get().in_operation else _turn
 
 
 class Idleness:
-    """What of one pool is in homes, and whether more may go there."""
+    """The offloaded blocks of one pool, and whether more may be offloaded."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = weakref.ref(pool)
@@ -140,21 +133,21 @@ class Idleness:
     def prepared(
         self, prepare: Callable[[], object], arrays: Iterable[Any] = ()
     ) -> AbstractContextManager[object, bool | None]:
-        """As the ``with`` block of this object, behind a call of ``prepare``: where one of them finds no memory
-        because others wait for this pool's, they get it first, and all begins again.
+        """Return the ``with`` block of this object, after a call of ``prepare``. If one of them finds no memory
+        because other threads wait for this pool's, those get it first, and both begin again.
 
         Args:
-            arrays: what the run reads and writes beside the pool's memory.
+            arrays: the arrays outside the pool that the run reads and writes.
         """
         return self._prepared_in_turn(prepare, arrays) if spilling.active() else _Prepared(self, prepare)
 
     @contextmanager
     def _prepared_in_turn(self, prepare: Callable[[], object], arrays: Iterable[Any]) -> Iterator[None]:
-        """As :meth:`prepared`, where somebody may wait for this pool's memory."""
+        """As :meth:`prepared`, if other threads may wait for this pool's memory."""
         me = threading.get_ident()
         for left in reversed(range(_MOST_TIMES)):
-            again = left and not _here.runs and not engine.get().in_operation and spilling.active()
-            if again:
+            may_retry = left and not _here.runs and not engine.get().in_operation and spilling.active()
+            if may_retry:
                 self._let_pending_end(arrays)
                 waits.preparing.add(me)
             begun = False
@@ -166,15 +159,15 @@ class Idleness:
                     yield
                 return
             except OutOfMemoryError as error:
-                if begun or not again or not (isinstance(error, waits.PostponedError) or self._lacked()):
+                if begun or not may_retry or not (isinstance(error, waits.PostponedError) or self._lacked()):
                     raise
             finally:
                 waits.preparing.discard(me)
             self._let_others_go_first()
 
     def _let_pending_end(self, arrays: Iterable[Any]) -> None:
-        """Where room is made ahead, wait while anything is pending on ``arrays``: it may be ordered behind operations
-        that lack the memory which the run has from its preparation on."""
+        """If room is made ahead, wait while anything is pending on ``arrays``: it may be ordered after operations that
+        lack the memory which the run has from its preparation on."""
         pool = self._pool()
         if pool is None or not spill_ahead.active():
             return
@@ -183,7 +176,7 @@ class Idleness:
             time.sleep(_GLANCE_S)
 
     def _lacked(self) -> bool:
-        """True while others lack memory where this pool has some."""
+        """Return whether other threads lack memory of a device and this pool has some of it."""
         pool = self._pool()
         return pool is not None and relief.lacked([*pool._blocks, *self._kept])
 
@@ -192,7 +185,7 @@ class Idleness:
             self._users.remove(me)
 
     def _let_others_go_first(self) -> None:
-        """Wait while others lack memory where this pool has some: between two runs it may leave."""
+        """Wait while other threads lack memory that this pool has: between two runs it may leave."""
         end = time.monotonic() + PATIENCE_S
         while self._lacked() and time.monotonic() < end:
             time.sleep(_GLANCE_S)
@@ -208,12 +201,12 @@ class Idleness:
             raise
 
     def bring_back(self, ctx: Context) -> bool:
-        """Bring the block on ``ctx`` back; False where the pool has none, neither here nor away.
+        """Bring the block on ``ctx`` back; return False if the pool has none, neither here nor offloaded.
 
         Raises:
             OutOfMemoryError: there is no room. The bytes still are away.
         """
-        with self._lock:  # behind a copy that is on its way
+        with self._lock:  # after a copy that is on its way
             nbytes = self.away.get(ctx)
             if nbytes is None:
                 pool = self._pool()
@@ -263,11 +256,12 @@ class Idleness:
         return [pool.var, *(chunk.var for chunk in chunks if chunk.context == ctx)]
 
     def leave(self, ctx: Context, where: tuple[Any, ...]) -> int:
-        """Send the block on ``ctx`` to a home; returns the bytes, 0 where somebody uses it.
+        """Offload the block on ``ctx``; return its bytes, 0 if it is in use.
 
         Raises:
-            OutOfMemoryError: no home has room. The bytes are where they were.
+            OutOfMemoryError: no home has room. The bytes have not moved.
         """
+        # A thread that begins a run, or finds no bytes under an array of the pool, waits for this lock.
         if not self._lock.acquire(blocking=False):
             _here.in_runs.append(self)
             return 0
@@ -285,6 +279,8 @@ class Idleness:
                 return 0
             members = pool._placements()
             chunks = [chunk for member in members for chunk in member.chunks.values() if chunk.context == ctx]
+            # An operation that is granted from now on finds no bytes, and waits for the lock, too. A user that had them
+            # before is still pending, or still has a view: then they are put back.
             raws = [chunk.withhold() for chunk in chunks]
             kept = None
             try:
@@ -296,7 +292,7 @@ class Idleness:
                 elif alone:
                     for chunk in chunks:
                         chunk.forget_views()
-                    # Who reads after a wait is no operation: its view refers to the bytes.
+                    # A reader after a wait is no operation: its view refers to the bytes.
                     if all(_references(raw) == _BLOCK for raw in raws):
                         kept = homes.keep(block.raw, ctx, where, "planned")
             finally:
@@ -322,7 +318,7 @@ class Idleness:
 
 
 class _Prepared:
-    """A ``with`` block of what is prepared, where nobody waits for its memory."""
+    """A ``with`` block of a prepared run, if no other thread waits for its memory."""
 
     __slots__ = ("_idleness", "_prepare")
 
@@ -366,8 +362,8 @@ def _send_away(context: Context, nbytes: int) -> bool:
 def _await_users(context: Context, in_operation: bool) -> bool:
     """A wait: until one of the blocks that were in use as this thread climbed the ladder is not any more.
 
-    Threads may wait for the memory of each other's runs. Then one of them, chosen by a lock, finds that nobody in its
-    way can go on, and gives up, for which the others wait.
+    Threads may wait for the memory of each other's runs. Then one of them, chosen by a lock, finds that no thread in
+    its way can go on, and gives up; the others wait for that.
     """
     runs, pending, looked_at = _here.in_runs, [] if in_operation else _here.pending, _here.looked_at
     _here.in_runs, _here.pending, _here.looked_at = [], [], []
@@ -399,8 +395,8 @@ def _await_users(context: Context, in_operation: bool) -> bool:
 
 
 def _await_views(context: Context, blocks: list[Idleness]) -> bool:
-    """Wait until nobody looks at one of the blocks, and send it away: who reads an array has a view for a moment, who
-    has exported one may have it for ever."""
+    """Wait until no thread looks at one of the blocks, and offload it. A reader of an array has a view for a moment; an
+    exported array may live for ever."""
     end = time.monotonic() + LOOKING_S
     while blocks and time.monotonic() < end:
         try:

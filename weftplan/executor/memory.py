@@ -21,11 +21,11 @@ _WIDEST = 8
 
 
 def place(planned: PlannedGraph) -> Placement:
-    """The slabs of the plan one behind the other on each device, so that what they need is the sum of their sizes.
+    """Return the slabs of the plan one after another on each device, so that their need is the sum of their sizes.
 
     Sizes that are no multiples of the alignment (``compat="mxnet"``) come last, those divisible by the larger powers
     of two first: no room is lost, and every element lies at a multiple of its size. Only a storage of mixed dtypes
-    whose size fits the narrow ones alone costs padding.
+    whose size fits the narrow dtypes alone costs padding.
     """
     plan = planned.memory
     contexts = [plan.contexts[int(device)] for device in plan.slab_device]
@@ -56,22 +56,22 @@ def place(planned: PlannedGraph) -> Placement:
 
 
 def _homes(planned: PlannedGraph) -> dict[Context, HomeSpec]:
-    """The homes in which results of the plan wait, by their memory."""
+    """Return the offload targets of the plan's results, by their memory."""
     plan = planned.memory
     if len(plan.contexts) == 1:  # that which computes
         return {}
     listed = {home.kind: home for home in plan.options.homes}
     folders = [home for home in plan.options.homes if home.kind == "file"]
-    found: dict[Context, HomeSpec] = {}
+    targets: dict[Context, HomeSpec] = {}
     if plan.in_homes:
         for ctx, nbytes in plan.peak_by_device.items():
             if nbytes and ctx.device_type == "file" and ctx.device_id < len(folders):
-                found[ctx] = folders[ctx.device_id]
+                targets[ctx] = folders[ctx.device_id]
             elif nbytes and ctx.device_type == "cpu_pinned" and plan.on_host and "host" in listed:
-                found[ctx] = listed["host"]
+                targets[ctx] = listed["host"]
             elif nbytes and ctx in plan.options.peer_contexts and "peer" in listed:
-                found[ctx] = listed["peer"]
-    return found
+                targets[ctx] = listed["peer"]
+    return targets
 
 
 class PlannedMemory:
@@ -79,13 +79,13 @@ class PlannedMemory:
 
     Args:
         planned: graph and plan.
-        pool: where they lie; None: in a pool of their own.
+        pool: the pool that holds them; None: a pool of their own.
 
     Attributes:
         pool: the pool.
-        placement: where they lie in it.
-        allocated_bytes: bytes by which the pool has grown for them (0 when it was large enough).
-        graphs: None where segments may be captured as CUDA graphs; otherwise why not.
+        placement: their addresses in it.
+        allocated_bytes: growth of the pool for them (0 when it was large enough).
+        graphs: None if segments may be captured as CUDA graphs; otherwise why not.
     """
 
     def __init__(self, planned: PlannedGraph, pool: SlabPool | None = None) -> None:
@@ -120,9 +120,9 @@ class PlannedMemory:
         return self.chunks[int(plan.workspace_storage[node])], nbytes
 
     def bound(self, nid: int, make: Callable[[], Bind]) -> Bind:
-        """What makes the calls of node ``nid``: the result of ``make``, which looks at addresses."""
+        """Return the function that makes the calls of node ``nid``: the result of ``make``, which reads addresses."""
         return make()
 
     def after(self, storage: int) -> list[Any]:
-        """Vars of the storages whose memory this one reuses: its first writer must wait for their readers."""
+        """Return vars of the storages whose memory a storage reuses: its first writer must wait for their readers."""
         return [self.chunks[r].var for r in self._planned.memory.after(storage)]

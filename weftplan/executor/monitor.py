@@ -9,12 +9,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 
-from weftplan.errors import ConfigWarning, listed
+import numpy as np
+
+from weftplan import config
+from weftplan.errors import ConfigWarning, MXNetError, listed
 from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
 from weftplan.ops.core import registry
+from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.schema import Op, Params
 from weftplan.planner.graph import Graph
 from weftplan.planner.symbolic.passes.unfuse import hidden_members
@@ -40,7 +44,7 @@ def _input_names(op: Op, params: Params) -> tuple[str, ...]:
 
 
 def _output_names(op: Op, params: Params) -> tuple[str, ...]:
-    """The outputs likewise: gradients are numbered by the forward inputs, where there are several.
+    """Return the outputs likewise: gradients are numbered by the forward inputs, if there are several.
 
     MXNet's backward nodes have an output for each of them, those without a gradient included.
     """
@@ -96,3 +100,35 @@ class Monitored:
             for label, output in zip(_output_names(node.op, node.params), step.outputs, strict=True):
                 if output is not None:
                     self._callback(f"{node.name}_{label}", output)
+
+
+def check_finite(name: str, array: NDArray) -> None:
+    """Wait for an array and raise an error if an element is no finite number: a callback for ``FLAGS_check_nan_inf``.
+
+    Raises:
+        MXNetError: with the name of the output, its shape, and how many elements are not finite.
+    """
+    values = array.asnumpy()
+    if not is_float(values.dtype):
+        return
+    wrong = int(values.size - np.isfinite(values).sum())
+    if wrong:
+        what = "NaN" if np.isnan(values).any() else "infinite"
+        raise MXNetError(
+            f"{name}: {wrong} of {values.size} elements are not finite ({what}) in the result of shape {values.shape}; "
+            f"FLAGS_check_nan_inf is set"
+        )
+
+
+def checked(callback: Callable[[str, NDArray], None] | None) -> Callable[[str, NDArray], None] | None:
+    """Return the callback with the check of ``FLAGS_check_nan_inf`` before it, if that is set."""
+    if not config.get("FLAGS_check_nan_inf"):
+        return callback
+    if callback is None:
+        return check_finite
+
+    def both(name: str, array: NDArray) -> None:
+        check_finite(name, array)
+        callback(name, array)
+
+    return both

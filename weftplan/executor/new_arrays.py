@@ -1,4 +1,4 @@
-"""The arrays that ``simple_bind`` and ``reshape`` make: where they are, what is shared, what is kept."""
+"""The arrays that ``simple_bind`` and ``reshape`` make, share and keep."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from weftplan.symbol.provenance import warn
 
 Groups = Mapping[str, Context] | None
 _AT_ONCE = 1 << 16
-"""Most bytes that are filled where they are made: to push an operation takes as long as to fill so many."""
+"""Most bytes that the calling thread fills: to push an operation takes as long as to fill that number."""
 _TOGETHER = 1 << 22
-"""Bytes from which arrays have an operation of their own that fills them, so that several workers take part."""
+"""From this number of bytes on, an array is filled by an operation of its own, so that several workers take part."""
 
 
 def variable_contexts(symbol: Symbol, ctx: Context, group2ctx: Groups) -> dict[str, Context]:
@@ -51,15 +51,15 @@ def arrays_like(
     shared_exec: Any,
     shared_buffer: dict[str, NDArray] | None,
 ) -> tuple[list[NDArray], list[NDArray | None], list[NDArray]]:
-    """(arguments, gradients, auxiliary states), filled with zeros where they are not shared.
+    """Return (arguments, gradients, auxiliary states), filled with zeros unless they are shared.
 
     Args:
         wanted: shape, dtype and context of each variable.
         names, aux_names: the arguments and the states, in order.
-        reqs: what is wanted of the gradient of each argument.
-        shared: for each array that is another executor's, the table where it is.
+        reqs: the grad_req of each argument.
+        shared: for each array that is another executor's, its table.
         shared_exec: that executor, or None.
-        shared_buffer: where the other arguments are cut from, or None.
+        shared_buffer: arrays to cut the other arguments from, or None.
     """
     args: list[NDArray] = []
     grads: list[NDArray | None] = []
@@ -107,7 +107,7 @@ def arrays_like(
 
 
 def shared_array(table: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype: Any) -> NDArray:
-    """The array ``name`` of the executor that shares it; raises BindError or ShapeError where it does not fit."""
+    """Return the array ``name`` of the executor that shares it; raise BindError or ShapeError if it does not fit."""
     array = table.get(name)
     if array is None:
         hint = did_you_mean(name, table)
@@ -118,7 +118,7 @@ def shared_array(table: Mapping[str, Any], name: str, shape: tuple[int, ...], dt
 
 
 def buffered_array(pool: dict[str, NDArray], name: str, shape: tuple[int, ...], dtype: Any, ctx: Context) -> NDArray:
-    """An array cut from ``pool[name]``, which is made where it is missing and grows where it is too small.
+    """Return an array cut from ``pool[name]``, which is made if it is missing and grows if it is too small.
 
     Arrays that were cut from it before stay valid, and keep their values. So the bytes that the pool holds do not
     depend on the order of the requests. An array that the caller put there cannot grow, and no array changes its dtype
@@ -150,7 +150,7 @@ def view_as(array: NDArray, shape: tuple[int, ...]) -> NDArray:
 
 
 def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: bool) -> NDArray:
-    """``array`` under another shape, or a new one where it is too small; raises ShapeError where none is allowed."""
+    """Return ``array`` under another shape, or a larger array; raise ShapeError if that is needed and not allowed."""
     if tuple(array.shape) == shape:
         return array
     if int(np.prod(shape, dtype=np.int64)) <= array.size:
@@ -179,11 +179,11 @@ def _new(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
 
 
 def _fill(arrays: Sequence[NDArray]) -> None:
-    """Fill new arrays with zeros: small ones at once, the others in operations, several of them in one."""
+    """Fill new arrays with zeros: small arrays inline, the others in operations, several arrays in each."""
     large: list[NDArray] = []
     for array in arrays:
         if _is_at_once(array.chunk, array.chunk.nbytes):
-            array.chunk.raw.fill(0)  # nobody else knows the array yet, and its memory does not move
+            array.chunk.raw.fill(0)  # no other thread knows the array yet, and its memory does not move
         else:
             large.append(array)
     groups: dict[Context, list[Chunk]] = {}
@@ -210,8 +210,8 @@ def _fill_each(parts: list[Any]) -> None:
 
 
 def gradients_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> dict[str, NDArray]:
-    """Memory, not filled yet, for gradients of (shape, dtype, context), those of a context and dtype side by side, the
-    last one first.
+    """Return memory, not filled yet, for gradients of (shape, dtype, context): contiguous for each context and dtype,
+    the last gradient first.
 
     Backward ends with the gradients of the last arguments first, and a store exchanges them in this order, several as
     one: they are then one range of memory already. Each has a var of its own. Those that cannot be parts of a whole, on
@@ -221,13 +221,13 @@ def gradients_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) ->
 
 
 def _small_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> dict[str, NDArray]:
-    """Zeros for those of (shape, dtype, context) that are filled at once, side by side: a network has hundreds of
-    gammas, biases and means, of which few fill a page. Which are left out :func:`gradients_beside` says."""
+    """Return contiguous zeros for small arrays of (shape, dtype, context): a network has hundreds of gammas, biases and
+    means, and few of them fill a page. :func:`gradients_beside` says which arrays are left out."""
     few = {name: fact for name, fact in wanted.items() if math.prod(fact[0]) * fact[1].itemsize <= _AT_ONCE}
-    wholes, found = _beside(few)
+    wholes, arrays = _beside(few)
     for whole in wholes:
-        whole.raw.fill(0)  # nobody else knows the arrays yet
-    return found
+        whole.raw.fill(0)  # no other thread knows the arrays yet
+    return arrays
 
 
 def _beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> tuple[list[Chunk], dict[str, NDArray]]:
@@ -241,7 +241,7 @@ def _beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> tuple[li
                 group = groups.setdefault((place, np.dtype(dtype)), [])
             group.append(name)
     wholes: list[Chunk] = []
-    found: dict[str, NDArray] = {}
+    arrays: dict[str, NDArray] = {}
     for (place, dtype), names in groups.items():
         sizes = [math.prod(wanted[name][0]) * dtype.itemsize for name in names]
         if len(names) < 2 or not sum(sizes) or not _plain(place):
@@ -249,22 +249,22 @@ def _beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> tuple[li
         whole = Chunk(place, sum(sizes))
         wholes.append(whole)
         for name, part in zip(names, whole.cut(sizes), strict=True):
-            found[name] = NDArray.over(part, wanted[name][0], dtype)
-    return wholes, found
+            arrays[name] = NDArray.over(part, wanted[name][0], dtype)
+    return wholes, arrays
 
 
 def _plain(place: Context) -> bool:
-    """Whether arrays have memory that stays where it is; made to be looked at only where the class does not say."""
+    """Return whether memory of arrays never moves; an array is made for the answer only if the class leaves it open."""
     return ARRAY_CHUNK.value is Chunk or type(ARRAY_CHUNK.get()(place, 1)) is Chunk
 
 
 def writes_of_zeros(array: NDArray) -> int:
-    """How many writes its var has counted when :func:`new_zeros` has made it: none where it is filled at once."""
+    """Return how many writes its var has counted when :func:`new_zeros` has made it: none if it was filled inline."""
     return 0 if _is_at_once(array.chunk, array.nbytes) else 1
 
 
 def _is_at_once(chunk: Chunk, nbytes: int) -> bool:
-    """Whether a new array of so many bytes is filled where it is made."""
+    """Return whether the calling thread fills a new array of ``nbytes`` bytes."""
     if nbytes > _AT_ONCE or type(chunk) is not Chunk:
         return False
     return chunk.context.device_type == "cpu" or not device.get(chunk.context).asynchronous

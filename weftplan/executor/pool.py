@@ -1,29 +1,18 @@
 """Memory that executors share: one block per device, as large as the largest of them needs.
 
 Executors that never need their memory at once (reshape, bucketing) share a :class:`SlabPool`. Each lays its slabs one
-behind the other from the start of the block. What the pool holds is the most that any of its executors has needed, in
-whatever order they were bound: when a larger one joins, the block is replaced and the others move, contents and all.
+after another from the start of the block. The pool holds the most that any of its executors has needed, in whatever
+order they were bound: when a larger one joins, the block is replaced and the others move, contents and all.
 
-A move happens on the thread that binds:
-
-1. an operation that writes every var of the pool's executors is pushed and waited for: nothing is pending then, on
-   streams neither, and nobody but that thread pushes;
-2. the new block is filled with what the last run left, since its outputs may still be read, or its backward run;
-3. every storage's chunk is pointed at its new bytes, and prepared calls, which hold views of the old ones, are dropped
-   (an executor makes them again before its next run);
-4. the old block goes back to storage, unless an array that was exported from it is still held by somebody.
+A move happens on the thread that binds, when no operation is pending on any var of the pool's executors (``_grow``).
 
 All executors of a pool must be used by one thread at a time.
 
-All operations of an executor *read* the pool's var; whoever starts a run after another executor's, or with a plan
-whose storages overlap in address, first *writes* it (see ``Executor.forward``), so the engine keeps runs apart without
-blocking the caller. Users' operations read arrays of an executor (its outputs, what a monitor saw) without knowing the
-pool: a run that takes the memory over from another executor therefore also writes the vars of that one's storages.
-Without that:
-
-1. executor A runs; the user pushes a copy of A's output, which waits for a slow destination;
-2. executor B, which shares A's memory, runs, and writes over that output;
-3. the copy starts, and reads B's values.
+All operations of an executor *read* the pool's var; a run after another executor's, or with a plan whose storages
+overlap in address, first *writes* it (see ``Executor.forward``), so the engine keeps runs apart without
+blocking the caller. Users' operations read arrays of an executor (its outputs, arrays that a monitor saw) without
+knowing the pool: a run that takes the memory over from another executor therefore also writes the vars of the storages
+of that executor (``take_over``).
 """
 
 from __future__ import annotations
@@ -46,7 +35,7 @@ from weftplan.storage import homes
 
 
 class Placement:
-    """Where the storages of one executor lie in the blocks of a pool.
+    """The addresses of the storages of one executor in the blocks of a pool.
 
     Attributes:
         chunks: by storage, its bytes and its var; at first only of those that are looked at before the first run.
@@ -68,7 +57,7 @@ class Placement:
         """Nothing is looked at yet but what is needed.
 
         Args:
-            slabs: device of each slab, and where it begins in the block.
+            slabs: device of each slab, and its offset in the block.
             storages: three arrays: the slab of each storage, its offset there, its bytes.
             at_once: storages that have a chunk from the start.
         """
@@ -100,13 +89,13 @@ class Placement:
     def make(self, storages: list[int], blocks: Mapping[Context, PoolMemory]) -> None:
         """Make the chunks of these storages in the blocks of all devices."""
         places = [*zip(storages, self._where(storages), strict=True)]
-        made = dict(self.chunks)  # other threads may be looking at those that there are
+        chunks_by_storage = dict(self.chunks)  # other threads may be looking at those that there are
         for ctx, block in blocks.items():
             mine = [(k, at, size) for k, (where, at, size) in places if where is ctx or where == ctx]
             parts = block.cut_all([(at, size) for _, at, size in mine])
             chunks = MovableChunk.several(ctx, parts, owner=block, name="planned")
-            made.update(zip([k for k, _, _ in mine], chunks, strict=True))
-        self.chunks = made
+            chunks_by_storage.update(zip([k for k, _, _ in mine], chunks, strict=True))
+        self.chunks = chunks_by_storage
 
     def rest(self) -> list[int]:
         """The storages that have no chunk yet."""
@@ -154,11 +143,15 @@ class SlabPool:
 
     def take_over(self, placement: Placement) -> list[Any]:
         """Make ``placement`` the owner; returns the storages of the owner before it (none: no run yet)."""
+        # The run writes the vars of these storages, too. Without that:
+        # 1. executor A runs; the user pushes a copy of A's output, which waits for a slow destination;
+        # 2. executor B, which shares A's memory, runs, and writes over that output;
+        # 3. the copy starts, and reads B's values.
         before, self._owner = self._owner, placement
         return [] if before is None else list(before.chunks.values())
 
     def join(self, placement: Placement) -> int:
-        """Make room for ``placement`` and give it its first chunks; returns the bytes by which the pool has grown.
+        """Make room for ``placement`` and give it its first chunks; return by how many bytes the pool has grown.
 
         Raises:
             OutOfMemoryError: no room; every executor of the pool goes on as before.
@@ -180,7 +173,7 @@ class SlabPool:
         before = self.nbytes
         # A block that is missing although others need it was lost when memory ran out: all of them get it back.
         short = {
-            ctx: max(nbytes, *(other.needs.get(ctx, 0) for other in others), 0)
+            ctx: max(nbytes, *(member.needs.get(ctx, 0) for member in others), 0)
             for ctx, nbytes in placement.needs.items()
             if nbytes > before.get(ctx, -1)
         }
@@ -197,7 +190,7 @@ class SlabPool:
         return fresh
 
     def complete(self, placement: Placement) -> None:
-        """Make the chunks of ``placement`` that are missing; what is in homes has been brought back.
+        """Make the chunks of ``placement`` that are missing; offloaded blocks have been brought back.
 
         Raises:
             OutOfMemoryError: a block was lost when memory ran out.
@@ -217,7 +210,7 @@ class SlabPool:
             chunk.returned_by(back)
 
     def _placements(self) -> list[Placement]:
-        """The placements that somebody may still use."""
+        """Return the placements that may still be in use."""
         living = [member for member in (ref() for ref in self._members) if member is not None]
         if self._owner is not None and self._owner not in living:
             living.append(self._owner)
@@ -235,6 +228,7 @@ class SlabPool:
         before = self.nbytes[ctx]
         kept = None
         if self._owner is not None:
+            # The results of the last run move, too: its outputs may still be read, or its backward part run.
             try:
                 new = PoolMemory(ctx, nbytes)
             except OutOfMemoryError:
@@ -258,7 +252,7 @@ class SlabPool:
         try:
             self._refill(ctx, old() or PoolMemory(ctx, nbytes), kept)
         except OutOfMemoryError:
-            self._owner = None  # its values are lost; who joins next brings the block back
+            self._owner = None  # its values are lost; the next executor that joins brings the block back
             raise
 
     def _refill(self, ctx: Context, block: PoolMemory, kept: Any) -> None:
@@ -267,8 +261,9 @@ class SlabPool:
         self._install(ctx, block)
 
     def _install(self, ctx: Context, block: PoolMemory) -> None:
-        """Everybody's storages on ``ctx`` lie in ``block`` from now on."""
+        """Let the storages of all executors on ``ctx`` lie in ``block`` from now on."""
         self._blocks[ctx] = block
+        # Prepared calls hold views of the old bytes: a chunk that moves drops them, and the next run makes new ones.
         for member in self._placements():
             member.put({ctx: block})
 
@@ -294,6 +289,6 @@ class SlabPool:
 
 
 def _close(idleness: Idleness, room: homes.Room) -> None:
-    """A pool is gone: what it has in homes goes, too."""
+    """Free the offloaded blocks of a pool that is gone."""
     idleness.close()
     room.free()

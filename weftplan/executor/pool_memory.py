@@ -20,15 +20,15 @@ from weftplan.ndarray.spill import spilling
 
 
 class PoolMemory:
-    """One allocation. Chunks, and arrays exported from them, hold the block, never the allocation itself: a block that
-    nobody refers to can be closed at once."""
+    """One allocation. Chunks, and arrays exported from them, hold the block, never the allocation itself: a block
+    without references can be closed inline."""
 
     __slots__ = ("__weakref__", "chunk", "counted")
 
     def __init__(self, ctx: Context, nbytes: int) -> None:
         self.chunk = Chunk(ctx, nbytes, name="planned")
         self.counted = spilling.active()
-        """Views of what :meth:`cut` returns refer to that, so that a count tells whether anybody looks at the bytes."""
+        """Whether views of a result of :meth:`cut` refer to it, so that a count tells whether any view is alive."""
 
     def cut(self, offset: int, nbytes: int) -> Any:
         """A range of the bytes."""
@@ -53,7 +53,7 @@ class PoolMemory:
 
 
 def settle(vars_: Iterable[Any]) -> None:
-    """Block until no operation on these vars is pending, failed ones included; raises no failure.
+    """Block until no operation on these vars is pending, failed operations included; raise no failure.
 
     Raises:
         WaitInWorkerError: called inside an engine operation.
@@ -65,7 +65,7 @@ def settle(vars_: Iterable[Any]) -> None:
 
 
 def finish_deletes(ctx: Context) -> None:
-    """Let the engine delete the vars of what is dead by now, and with them the references to blocks on ``ctx``."""
+    """Let the engine delete the vars of dead chunks, and with them the references to blocks on ``ctx``."""
     drain(everything=True)
     done = Chunk(cpu(0), 0, name="drained")
     push(nothing, (), (done.var,), ctx, name="drain")
@@ -88,10 +88,10 @@ def growable(ctx: Context, shape: tuple[int, ...], dtype: Any) -> NDArray:
 
 
 def grow(chunk: MovableChunk, nbytes: int) -> None:
-    """Give a chunk ``nbytes`` bytes, more than it has: the old ones first, then zeros. Arrays on it stay valid.
+    """Give a chunk ``nbytes`` bytes, more than it has: its old bytes first, then zeros. Arrays on it stay valid.
 
     Raises:
-        OutOfMemoryError: no room beside the old bytes; nothing has changed.
+        OutOfMemoryError: no room next to the old bytes; nothing has changed.
         WaitInWorkerError: called inside an engine operation.
     """
     block, before = PoolMemory(chunk.context, nbytes), chunk.nbytes

@@ -1,4 +1,4 @@
-"""What one run of an executor is, and what becomes of its steps.
+"""The state of one run of an executor, and the calls of its steps.
 
 The values are fixed on the thread that pushes a run. Workers only read them, which makes a run the same on every
 engine.
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class RunState:
-    """What differs between runs, fixed on the pushing thread."""
+    """The differences between runs, fixed on the pushing thread."""
 
     is_train: bool
     seed: int = 0

@@ -49,17 +49,17 @@ def copy_in(value: Any, target: NDArray) -> None:
     (value if value.dtype == target.dtype else value.astype(target.dtype)).copyto(target)
 
 
-def unset(executor: Any, given: Collection[str]) -> list[str]:
-    """Parameters of an executor that are as ``simple_bind`` has made them, those in ``given`` and labels left out."""
+def unset(executor: Any, valued: Collection[str]) -> list[str]:
+    """Return parameters that are as ``simple_bind`` has made them, those in ``valued`` and labels left out."""
     tables = (executor.arg_dict, executor.aux_dict)
     arrays = {name: array for table in tables for name, array in table.items() if name in executor._inferred}
-    found = []
+    names = []
     for name, array in arrays.items():
-        if name not in given and not name.endswith("label"):
+        if name not in valued and not name.endswith("label"):
             array.wait_to_read()
             if array.var.version <= writes_of_zeros(array):
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:
@@ -88,13 +88,13 @@ def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:
 
 
 def head_values(out_grads: Any, names: Sequence[str], heads: Sequence[NDArray | None]) -> list[tuple[Any, NDArray]]:
-    """(value, where it belongs) for each output whose gradient is needed; ``heads`` is None for the others.
+    """Return (value, target) for each output whose gradient is needed; ``heads`` is None for the others.
 
     Raises:
         MXNetError: one that is needed is missing.
         BindError, ShapeError, DTypeError: as :func:`output_gradients` and :func:`as_array`.
     """
-    found = []
+    pairs = []
     for name, head, value in zip(names, heads, output_gradients(out_grads, names), strict=True):
         if head is None:
             continue
@@ -103,14 +103,14 @@ def head_values(out_grads: Any, names: Sequence[str], heads: Sequence[NDArray | 
                 f"backward: the gradient of output {name!r} is needed; pass out_grads, or end the network "
                 f"in a loss operator such as SoftmaxOutput or make_loss"
             )
-        found.append((as_array(value, head, f"backward: the gradient of output {name!r}"), head))
-    return found
+        pairs.append((as_array(value, head, f"backward: the gradient of output {name!r}"), head))
+    return pairs
 
 
 def parameter_values(
     tables: Iterable[tuple[Mapping[str, Any], Mapping[str, NDArray], str]], *, allow_extra: bool
 ) -> list[tuple[Any, NDArray]]:
-    """(value, where it belongs) of parameters given by name.
+    """Return (value, target) of parameters given by name.
 
     Args:
         tables: (values, bound arrays, what they are called in errors).
@@ -120,27 +120,27 @@ def parameter_values(
         BindError: an unknown name.
         ShapeError, DTypeError: as :func:`as_array`.
     """
-    found = []
-    for given, table, what in tables:
-        if not isinstance(given, Mapping):
+    pairs = []
+    for values, table, what in tables:
+        if not isinstance(values, Mapping):
             raise BindError(
-                f"copy_params_from: {what}_params must be a dictionary of arrays by name, got {type(given).__name__}"
+                f"copy_params_from: {what}_params must be a dictionary of arrays by name, got {type(values).__name__}"
             )
-        unknown = [name for name in given if name not in table]
+        unknown = [name for name in values if name not in table]
         if unknown and not allow_extra:
             hint = did_you_mean(unknown[0], table)
             if unknown[0].startswith(("arg:", "aux:")):
                 hint = "mx.model.load_params(prefix, epoch) takes the kinds off the names and gives two dictionaries; "
             raise BindError(
                 f"copy_params_from: {listed(unknown)} {'is' if len(unknown) == 1 else 'are'} no {what} of the symbol: "
-                f"{len(given) - len(unknown)} of {len(given)} names match; {hint}it has {listed(table)}"
+                f"{len(values) - len(unknown)} of {len(values)} names match; {hint}it has {listed(table)}"
             )
-        known = [(name, value, table[name]) for name, value in given.items() if name in table]
+        known = [(name, value, table[name]) for name, value in values.items() if name in table]
         check_shapes(
             ((name, target.shape, getattr(value, "shape", None)) for name, value, target in known), "copy_params_from: "
         )
-        found += [(as_array(value, target, f"copy_params_from: {name!r}"), target) for name, value, target in known]
-    return found
+        pairs += [(as_array(value, target, f"copy_params_from: {name!r}"), target) for name, value, target in known]
+    return pairs
 
 
 def check_shapes(facts: Iterable[tuple[str, Sequence[int], Any]], verb: str) -> None:
@@ -149,9 +149,9 @@ def check_shapes(facts: Iterable[tuple[str, Sequence[int], Any]], verb: str) -> 
     A single one is left to :func:`as_array`, which says more of it.
     """
     wrong = [
-        f"{name!r} was bound with shape {tuple(bound)}, got {tuple(given)}"
-        for name, bound, given in facts
-        if given is not None and tuple(bound) != tuple(given)
+        f"{name!r} was bound with shape {tuple(bound)}, got {tuple(shape)}"
+        for name, bound, shape in facts
+        if shape is not None and tuple(bound) != tuple(shape)
     ]
     if len(wrong) > 1:
         raise ShapeError(f"{verb}{len(wrong)} parameters have other shapes: {'; '.join(wrong)}")

@@ -25,10 +25,10 @@ from weftplan.ndarray.copying import device_end, route
 from weftplan.ndarray.memory.chunk import nothing
 from weftplan.ops.core import tiling
 from weftplan.ops.core.node_call import NodeCall
-from weftplan.ops.core.schema import Kernel, Op, Req, Shape, aligned
+from weftplan.ops.core.schema import Op, Req, aligned
 from weftplan.planner import PlannedGraph
 from weftplan.planner.symbolic.cost import ACCELERATOR, seconds_of
-from weftplan.planner.symbolic.realise import MARK as SPILL_MARK
+from weftplan.planner.symbolic.translate import MARK as SPILL_MARK
 from weftplan.symbol.node import Node
 
 
@@ -39,7 +39,7 @@ class Step:
     Attributes:
         node: the graph node.
         nid: its id in the indexed graph.
-        context: where it runs.
+        context: its device.
         bind: makes the call that does the work of a run; None when there is nothing to do (an identity in place). Runs
             that differ in nothing but random keys may use one call again, as long as the node is not random.
         reads, writes: engine vars, duplicates removed.
@@ -103,7 +103,7 @@ class StepBuilder:
             writes.append(workspace[0].var)
         idle = nid in planned.skipped or (workspace is None and _is_noop(op, node, in_ids, out_ids, planned))
         if not idle:
-            # Invariant: the first writer of a storage runs. It alone makes later ones wait for earlier users.
+            # Invariant: the first writer of a storage runs. It alone makes later writers wait for earlier users.
             for eid, request in zip(out_ids, requests, strict=True):
                 if request != Req.NULL:
                     writes += self._reused(eid)
@@ -114,7 +114,6 @@ class StepBuilder:
         step = Step(node, nid, context, None, read_list, write_list, inputs, outputs)
         if idle:
             return step
-        shapes = tuple(planned.shapes[e] for e in out_ids)
         if op.name == "_CrossDeviceCopy":
             if outputs[0] is None:
                 return step  # its reader wants the shape alone
@@ -124,27 +123,56 @@ class StepBuilder:
             if node.attrs.get(SPILL_MARK) == "out":
                 step.bind = _training_only(step.bind)
             return step
-        chosen = planned.kernels.get(nid)
-        kernel = op.forward if chosen is None else chosen.implementation.kernel
-        rank = self._ranks.get(node, 0)
-        step.bind = self._memory.bound(
-            nid,
-            partial(
-                _kernel_call,
-                op,
-                node,
-                kernel,
-                rank,
-                context,
-                inputs,
-                outputs,
-                requests,
-                workspace,
-                shapes,
-                self._launch(nid),
-            ),
-        )
+        step.bind = self._memory.bound(nid, partial(self._kernel_call, step, requests, workspace))
         return step
+
+    def _kernel_call(self, step: Step, requests: Sequence[Req], workspace: Any) -> Bind:
+        """Return a function that binds the kernel of a step to a run.
+
+        Accumulated outputs are computed in workspace, then added.
+        """
+        planned, nid, node, op = self._planned, step.nid, step.node, step.node.op
+        assert op is not None
+        chosen, place = planned.kernels.get(nid), device.get(step.context)
+        raw_out: list[Any] = [None if array is None else array.raw() for array in step.outputs]
+        scratch: Any = None if workspace is None else NDArray(workspace[0], (workspace[1],), np.dtype(np.uint8)).raw()
+        added: list[tuple[Any, Any]] = []
+        if Req.ADD in requests:
+            # The tail of the workspace holds the sums' terms: the planner counted aligned(nbytes) for each.
+            end = scratch.size
+            for k, request in enumerate(requests):
+                if request == Req.ADD:
+                    target = raw_out[k]
+                    end -= aligned(target.nbytes)
+                    term = scratch[end : end + target.nbytes].view(target.dtype).reshape(target.shape)
+                    raw_out[k] = term
+                    added.append((target, term))
+            scratch = scratch[:end] if end else None
+        call = NodeCall(
+            op,
+            op.forward if chosen is None else chosen.implementation.kernel,
+            node.params,
+            place.xp,
+            [None if array is None else array.raw() for array in step.inputs],
+            raw_out,
+            workspace=scratch,
+            added=added,
+            guarded=engine.debug_enabled(),
+            recompute=node.mirror_of is not None,
+            output_shapes=tuple(planned.shapes[planned.graph.row[nid] : planned.graph.row[nid + 1]]),
+        )
+        sizes, key, launch = tiling.of(step.context.device_type), self._ranks.get(node, 0), self._launch(nid)
+        with tiling.using(sizes):
+            prepared = call.prepared()
+
+        def bind(run: RunState) -> Call:
+            if prepared is not None:
+                return prepared
+            return call.bound(is_train=run.is_train, random_key=(run.seed, (run.counter << 32) + key))
+
+        if launch is None:
+            return bind
+        return lambda run: partial(launch, tiling.bound(sizes, bind(run)))
 
     def seconds(self, step: Step) -> float:
         """How long a step takes, by the planner's model."""
@@ -154,7 +182,7 @@ class StepBuilder:
         return place.cost.kernel(modelled) if isinstance(place, SimDevice) else modelled + ACCELERATOR.call
 
     def _launch(self, nid: int) -> Callable[[Callable[[], object]], None] | None:
-        """What runs a node's call on its device; None: the call itself. A simulated device is told how long it is."""
+        """Return the function that runs a node's call on its device, told how long it is; None: call it."""
         place = device.get(self._planned.devices[nid])
         if not place.asynchronous:
             return None
@@ -185,7 +213,7 @@ def _is_noop(op: Op, node: Node, in_ids: Sequence[int], out_ids: Sequence[int], 
 
 
 def _copy_call(source: NDArray, target: NDArray) -> Bind:
-    """What makes a copy between contexts."""
+    """Return a function that makes a copy between contexts."""
     call = partial(device.get(device_end(source.context, target.context)).copy, target.raw(), source.raw())
     return lambda run: call
 
@@ -195,64 +223,8 @@ def _training_only(bind: Bind) -> Bind:
     return lambda run: bind(run) if run.is_train else nothing
 
 
-def _kernel_call(
-    op: Op,
-    node: Node,
-    kernel: Kernel,
-    key: int,
-    context: Context,
-    inputs: Sequence[NDArray | None],
-    outputs: Sequence[NDArray | None],
-    requests: Sequence[Req],
-    workspace: Any,
-    output_shapes: tuple[Shape, ...],
-    launch: Callable[[Callable[[], object]], None] | None,
-) -> Bind:
-    """What binds one kernel to a run; outputs to be accumulated are computed in workspace, then added."""
-    place = device.get(context)
-    raw_out: list[Any] = [None if array is None else array.raw() for array in outputs]
-    scratch: Any = None if workspace is None else NDArray(workspace[0], (workspace[1],), np.dtype(np.uint8)).raw()
-    added: list[tuple[Any, Any]] = []
-    if Req.ADD in requests:
-        # The tail of the workspace holds the sums' terms: the planner counted aligned(nbytes) for each.
-        end = scratch.size
-        for k, request in enumerate(requests):
-            if request == Req.ADD:
-                target = raw_out[k]
-                end -= aligned(target.nbytes)
-                term = scratch[end : end + target.nbytes].view(target.dtype).reshape(target.shape)
-                raw_out[k] = term
-                added.append((target, term))
-        scratch = scratch[:end] if end else None
-    call = NodeCall(
-        op,
-        kernel,
-        node.params,
-        place.xp,
-        [None if array is None else array.raw() for array in inputs],
-        raw_out,
-        workspace=scratch,
-        added=added,
-        guarded=engine.debug_enabled(),
-        recompute=node.mirror_of is not None,
-        output_shapes=output_shapes,
-    )
-    sizes = tiling.of(context.device_type)
-    with tiling.using(sizes):
-        prepared = call.prepared()
-
-    def bind(run: RunState) -> Call:
-        if prepared is not None:
-            return prepared
-        return call.bound(is_train=run.is_train, random_key=(run.seed, (run.counter << 32) + key))
-
-    if launch is None:
-        return bind
-    return lambda run: partial(launch, tiling.bound(sizes, bind(run)))
-
-
 def crossings(planned: PlannedGraph) -> tuple[frozenset[int], frozenset[int]]:
-    """(nodes that make what is copied to another device, first readers of what was copied there)."""
+    """Return (nodes whose results are copied to another device, first readers of such copies)."""
     graph = planned.graph
     makers: set[int] = set()
     readers: set[int] = set()
@@ -274,7 +246,7 @@ def random_ranks(planned: PlannedGraph) -> dict[Node, int]:
     """A number for every random node: its place among the random nodes of the forward graph.
 
     A recomputed node has the number of the node it repeats, so it draws the same values. Names do not count (they
-    depend on what else the process built), nor do nodes that a pass merges (random ones never are).
+    depend on other networks of the process), nor do nodes that a pass merges (random ones never are).
     """
     ranks: dict[Node, int] = {}
     for node in planned.graph.nodes:

@@ -1,10 +1,10 @@
 """Bulk segments: consecutive steps pushed as one engine operation, so that small operations cost little.
 
-A segment ends at a cross-device copy, where the context changes, at the node limit, and where gradients that the caller
+A segment ends at a cross-device copy, at a change of context, at the node limit, and when gradients that the caller
 waits for have become ready (so that their exchange overlaps the rest of backward), unless these are so small that one
-more operation takes longer than their exchange. What is copied to the host ends one too, and the first reader of what
-is copied back begins one: the copies run beside all other segments. On a device with several compute streams branches
-are segments of their own (``branches.py``).
+more operation takes longer than their exchange. A result that is copied to the host ends a segment, and the first
+reader of a copy back begins a segment: the copies run concurrently with all other segments. On a device with several
+compute streams branches are segments of their own (``branches.py``).
 """
 
 from __future__ import annotations
@@ -19,21 +19,62 @@ from weftplan import config, device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.executor.branches import chains
-from weftplan.executor.graphs import Replay
 from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step
 from weftplan.ndarray.copying import passing
 
 WORTH_TELLING = 1 << 16
-"""Bytes of gradients that end a segment. An engine takes some 20 microseconds for an operation, in which memory moves
-several times as many. Training steps on two cores with the store ``local``, medians of ratios to this value: an MLP
-takes 1.008 with 1 byte to 16 KiB, and 0.999 to 1.006 with 256 KiB, 1 MiB or no limit; a MobileNet has 55 backward
+"""Bytes of gradients that end a segment. An engine takes some 20 microseconds for an operation; memory moves several
+times as many bytes meanwhile. Training steps on two cores with the store ``local``, medians of ratios to this value: an
+MLP takes 1.008 with 1 byte to 16 KiB, and 0.999 to 1.006 with 256 KiB, 1 MiB or no limit; a MobileNet has 55 backward
 segments with 1 byte and 12 with this, and takes 1.008 with 1 byte, 0.985 with 256 KiB and 1.027 with 1 MiB, no more
 apart than two runs of one value; an LSTM shows no difference."""
 LONG_NS = 500_000
-"""Nanoseconds from which a run of a segment is long beside the 60 microseconds of :meth:`Engine.give_way`. A training
-step of an MLP, whose forward part takes about a millisecond, takes 1.4 % more on two cores where this is never reached;
-between 0 and 500,000 it, an LSTM and a MobileNet show no difference."""
+"""A run of a segment that takes more nanoseconds is long, compared with the 60 microseconds of :meth:`Engine.give_way`.
+A training step of an MLP, whose forward part takes about a millisecond, takes 1.4 % more on two cores if no segment is
+long; between 0 and 500,000 this step, an LSTM and a MobileNet show no difference."""
+
+
+class Replay:
+    """The work of one segment, in training or not, which may become a CUDA graph (``MXNET_ENABLE_CUDA_GRAPHS``).
+
+    The first run enqueues call by call, which compiles kernels and loads libraries; the second is captured; from the
+    third on, one launch does it all. The arguments of the calls are those of the capture, so a segment whose calls
+    differ from run to run is not captured, nor is one that makes the host wait or takes memory. When memory moves, the
+    executor makes its segments again, and with them their graphs. A segment is run by one thread at a time, as its vars
+    say; nothing here locks.
+    """
+
+    def __init__(self, work: Callable[[], None], place: Any) -> None:
+        self._work = work
+        self._place = place
+        self._warm = False
+        self._graph: Any = None
+        self.reason = ""
+        """Why there is no graph; empty while there may be one."""
+
+    @property
+    def state(self) -> str:
+        """The next run's action, and its reason, in words."""
+        if self._graph is not None:
+            return "captured"
+        return self.reason or ("to be captured" if self._warm else "not run yet")
+
+    def __call__(self) -> None:
+        if self._graph is not None:
+            self._graph.launch()
+            return
+        if self.reason or not self._warm:
+            self._work()
+            self._warm = True
+            return
+        graph = self._place.capture(self._work)
+        if isinstance(graph, str):
+            self.reason = graph
+            self._work()
+        else:
+            self._graph = graph
+            graph.launch()
 
 
 class Segment:
@@ -61,7 +102,7 @@ class Segment:
         )
         self._operators: dict[bool, Any] = {}
         self._graphs = graphs
-        """None: the segment is captured as a CUDA graph where it can be; otherwise why not."""
+        """None: the segment is captured as a CUDA graph if it can be; otherwise why not."""
         if graphs is None and self.random:
             self._graphs = "its random numbers differ from run to run"
         elif graphs is None and self.prop is not FnProperty.NORMAL:
@@ -81,12 +122,12 @@ class Segment:
 
     @property
     def pushed(self) -> bool:
-        """False where there is nothing to do."""
+        """Whether there is anything to do."""
         return bool(self._binds)
 
     @property
     def long(self) -> bool:
-        """Whether the last run took long beside what a change of thread takes."""
+        """Whether the last run took long compared with a change of thread."""
         return self._took[0] > LONG_NS
 
     def write_too(self, more: Sequence[Any]) -> None:
@@ -158,8 +199,8 @@ def make_segments(
         ends_after: ids of nodes that end a segment.
         ready: bytes of gradients that are ready after a step; those of a segment end it when they are worth it.
         begins_at: ids of nodes that begin a segment.
-        graphs: None: segments are captured as CUDA graphs where they can be; otherwise why not.
-        branches: seconds of a step, where branches of the graph are to be segments of their own; None: they need not.
+        graphs: None: segments are captured as CUDA graphs if they can be; otherwise why not.
+        branches: seconds of a step, if branches of the graph are to be segments of their own; None: they need not.
     """
     segments: list[Segment] = []
     pending: list[Step] = []
@@ -186,8 +227,8 @@ def make_segments(
 
 
 def may_fence(segments: Sequence[Segment], pool_var: Any) -> bool:
-    """Whether all segments, in the order in which they are pushed, come after the first one in any case, the var of
-    their pool aside: then it can write the vars of a fence, and makes nobody wait who would not."""
+    """Return whether all segments come after the first segment in any case, the var of their pool aside: then it can
+    write the vars of a fence, and no segment waits longer for that."""
     pushed = [segment for segment in segments if segment.pushed]
     if not pushed or pushed[0] is not segments[0] or pushed[0].prop is not FnProperty.NORMAL:
         return False

@@ -6,10 +6,9 @@ in lower case, as in MXNet.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar, TypeVar
 
 from weftplan.device.context import Context
@@ -40,30 +39,61 @@ class KVStoreBase:
         raise NotImplementedError
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
-        """Sum the values of each key and hand the sum to the updater, or store it when there is none."""
+        """Sum the values of each key and hand the sum to the updater, or store it when there is none.
+
+        Args:
+            key: key, or a list of keys.
+            value: array, list of arrays (one for each device), or a list of these for a list of keys.
+            priority: operations with a higher priority run first.
+        """
         raise NotImplementedError
 
     def pull(self, key: Keys, out: Values | None = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copy the stored value of each key into every array of ``out``."""
+        """Copy the stored value of each key into every array of ``out``.
+
+        Args:
+            key: key, or a list of keys.
+            out: array, list of arrays (one for each device), or a list of these for a list of keys.
+            priority: operations with a higher priority run first.
+            ignore_sparse: leave arrays of storage type ``row_sparse`` unchanged.
+        """
         raise NotImplementedError
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
-        """Give every ``out`` the initial value of ``key``."""
+        """Give every ``out`` the initial value of ``key``.
+
+        Args:
+            key: key, or a list of keys.
+            value: array, list of arrays (one for each device), or a list of these for a list of keys.
+            out: arrays that take the value, in the form of ``value``.
+            priority: operations with a higher priority run first.
+        """
         raise NotImplementedError
 
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
-        """Sum the values of ``key`` and write the result to every ``out`` (to every value when ``out`` is None)."""
+        """Sum the values of ``key`` and write the result to every ``out`` (to every value when ``out`` is None).
+
+        Args:
+            key: key, or a list of keys.
+            value: array, list of arrays (one for each device), or a list of these for a list of keys.
+            out: arrays that take the sum, in the form of ``value``; None: the values.
+            priority: operations with a higher priority run first.
+        """
         raise NotImplementedError
 
-    def together(self) -> AbstractContextManager[None]:
-        """Pushes of a ``with`` block belong together: a store that exchanges them may choose their order."""
-        return contextlib.nullcontext()
+    def prepare(self, key: Keys, value: Values, out: Values | None = None) -> Callable[[], None]:
+        """Return a function that does :meth:`pushpull` of these very arrays, as often as it is called.
 
-    def joined(self, keys: Sequence[K]) -> list[Sequence[K]] | None:
-        """These keys in the groups that a call with all of them exchanges as one, in that order; None where it is no
-        quicker than a call for each key."""
-        del keys
-        return None
+        Args:
+            key: a key, or a list of keys.
+            value: arrays to push, as for :meth:`push`.
+            out: arrays to write, as for :meth:`pull`; None: the pushed arrays.
+        """
+        return partial(self.pushpull, key, value, out)
+
+    def buckets(self, keys: Sequence[K]) -> list[Sequence[K]]:
+        """Return the keys of one call in the groups that are exchanged as one, in the order of exchange."""
+        return [keys]
 
     def set_optimizer(self, optimizer: object) -> None:
         """Let the store apply ``optimizer`` to every push."""

@@ -17,10 +17,6 @@ from weftplan.support.array_types import DType
 
 Item = TypeVar("Item")
 
-TOGETHER = 1 << 22
-"""Bytes of groups that may be exchanged as one where nothing holds any of them up; of more of them the first would be
-there too late."""
-
 
 @dataclass(frozen=True)
 class BucketRule:

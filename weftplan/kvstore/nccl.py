@@ -1,9 +1,10 @@
 """The store ``nccl``: sums over GPUs by NVIDIA's library, through ``cupy.cuda.nccl``.
 
-A push reduces the arrays of all GPUs to the one that has least to sum so far, a pull broadcasts from there; each is one
-engine operation, in which every GPU has a stream. NCCL chooses ways and the order of additions by itself. It hangs
-where two threads give the same communicators work in different orders, so they take turns. A call whose arrays are not
-on several GPUs, each named once, is done as by ``device``. Gradients are not compressed.
+A push reduces the arrays of all GPUs to the GPU that has least to sum so far, a pull broadcasts from there. The keys of
+a bucket are one group of NCCL and one engine operation, in which every GPU has a stream. NCCL chooses routes and the
+order of additions by itself. It hangs if two threads give the same communicators work in different orders, so a lock
+orders them. A call whose arrays are not on several GPUs, each named once, is done as by ``device``. Gradients are not
+compressed.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from weftplan import device
 from weftplan.device.context import Context
-from weftplan.engine import FnProperty, dedupe
-from weftplan.engine import get as get_engine
 from weftplan.errors import DeviceError, KVStoreError
-from weftplan.kvstore.keys import Key
 from weftplan.kvstore.on_device import KVStoreDevice
+from weftplan.kvstore.stages import Stage
+from weftplan.kvstore.summing import Item, Way
 from weftplan.locks import Lock, free_in_children
 from weftplan.ndarray import NDArray
-from weftplan.ndarray.pushing import holding
+from weftplan.support.array_types import RawArray
 
+Call = Callable[[Any, int, int], None]
+"""Called with a communicator, its place, and the address of its stream."""
+Copy = tuple[int, Any, Any]
+"""(place, target, source) of a copy on one GPU."""
 _INSTALL = "`pip install nvidia-nccl-cu12` (or -cu13, as CuPy's wheel), or use mx.kv.create('device')"
 
 
@@ -54,39 +59,149 @@ class _Clique:
 
     def __init__(self, nccl: ModuleType, contexts: Sequence[Context]) -> None:
         self._nccl = nccl
+        self.contexts = tuple(contexts)
         self._devices = [device.get(context) for context in contexts]
         self._streams: list[Any] = [place.new_stream() for place in self._devices]
         self._members = nccl.NcclCommunicator.initAll([context.device_id for context in contexts])
 
-    def run(self, home: int, call: Callable[[Any, int, int], None]) -> None:
-        """``call(member, place, address of its stream)`` for every GPU, as one group, between what the current stream
-        has now and what it gets later."""
+    def run(self, reduces: Sequence[Call], copies: Sequence[Copy], broadcasts: Sequence[Call]) -> None:
+        """Enqueue them, each kind as one group, between what the current stream has now and what it gets later."""
         current = device.current_stream()
-        main = self._devices[home].new_stream() if current is None else current
+        main = self._devices[0].new_stream() if current is None else current
         begin = main.record()
-        self._nccl.groupStart()
-        try:
-            for place, (member, stream) in enumerate(zip(self._members, self._streams, strict=True)):
-                stream.wait(begin)
-                with stream:
-                    call(member, place, stream.handle.ptr)
-        finally:
-            self._nccl.groupEnd()
+        for stream in self._streams:
+            stream.wait(begin)
+        self._group(reduces)
+        for home, target, source in copies:
+            with self._streams[home]:
+                self._devices[home].copy(target, source)
+        self._group(broadcasts)
         for stream in self._streams:
             main.wait(stream.record())
         if current is None:
             main.synchronize()
+
+    def _group(self, calls: Sequence[Call]) -> None:
+        if not calls:
+            return
+        self._nccl.groupStart()
+        try:
+            for place, (member, stream) in enumerate(zip(self._members, self._streams, strict=True)):
+                with stream:
+                    for call in calls:
+                        call(member, place, stream.handle.ptr)
+        finally:
+            self._nccl.groupEnd()
+
+
+class ByNccl:
+    """The way of summing that NCCL has: one group of reductions for a bucket, one of broadcasts."""
+
+    def __init__(self, nccl: ModuleType) -> None:
+        self._nccl = nccl
+        self._cliques: dict[tuple[Context, ...], _Clique] = {}
+        self._order = free_in_children(Lock())
+        """Held while work is given to NCCL."""
+
+    def reaches(self, stored: NDArray, out: NDArray) -> bool:
+        """Return True: the store asks :meth:`takes` about all arrays of a key."""
+        del stored, out
+        return True
+
+    def takes(self, item: Item) -> bool:
+        """Return whether NCCL is for the arrays of a key."""
+        home, lists = item.total if item.arrays else item.stored, [some for some in (item.arrays, item.outs) if some]
+        contexts = [[array.context for array in some] for some in lists]
+        if (
+            not contexts
+            or not home.size
+            or any(one != contexts[0] for one in contexts)
+            or not takes(contexts[0], home.context)
+        ):
+            return False
+        return not any(out.chunk.var is item.stored.chunk.var for out in item.outs)
+
+    def stages(self, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> list[Stage]:
+        """Return one stage: updates on GPUs are operations of their own, so there are no ``steps``."""
+        del priority
+        assert not steps, "steps are not fused on GPUs"
+        contexts = tuple([array.context for array in items[0].arrays or items[0].outs])
+        reads: list[NDArray] = []
+        writes: list[NDArray] = []
+        for item in items:
+            self._kind(item)
+            reads += item.arrays
+            if item.outs and not item.arrays:
+                reads.append(item.stored)
+            if item.arrays:
+                writes.append(item.total)
+            if item.total is not item.stored:
+                writes.append(item.stored)
+            writes += item.outs
+        run = partial(self._run, contexts, items, [*reads, *writes])
+        return [Stage("KVStoreNccl", run, reads, writes, contexts[0], repeatable=False)]
+
+    def _run(
+        self, contexts: tuple[Context, ...], items: Sequence[Item], arrays: Sequence[NDArray], raws: Sequence[RawArray]
+    ) -> None:
+        raw_of: dict[int, Any] = {id(array): raw for array, raw in zip(arrays, raws, strict=True)}
+        reduces, copies, broadcasts = [], [], []
+        for item in items:
+            kind = self._kind(item)
+            if item.arrays:
+                home = contexts.index(item.total.context)
+                reduces.append(
+                    self._reduction([raw_of[id(a)] for a in item.arrays], raw_of[id(item.total)], home, kind)
+                )
+                if item.total is not item.stored:
+                    copies.append((home, raw_of[id(item.stored)], raw_of[id(item.total)]))
+            if item.outs:
+                home = contexts.index(item.stored.context)
+                broadcasts.append(self._spread(raw_of[id(item.stored)], [raw_of[id(a)] for a in item.outs], home, kind))
+        with self._order:
+            clique = self._cliques.get(contexts)
+            if clique is None:
+                clique = self._cliques[contexts] = _Clique(self._nccl, contexts)
+            clique.run(reduces, copies, broadcasts)
+
+    def _reduction(self, sources: Sequence[Any], total: Any, home: int, kind: int) -> Call:
+        summed = self._nccl.NCCL_SUM
+
+        def reduce(member: Any, place: int, stream: int) -> None:
+            target = total.data.ptr if place == home else 0
+            member.reduce(sources[place].data.ptr, target, total.size, kind, summed, home, stream)
+
+        return reduce
+
+    @staticmethod
+    def _spread(stored: Any, outs: Sequence[Any], home: int, kind: int) -> Call:
+        def broadcast(member: Any, place: int, stream: int) -> None:
+            source = stored.data.ptr if place == home else 0
+            member.broadcast(source, outs[place].data.ptr, stored.size, kind, home, stream)
+
+        return broadcast
+
+    def _kind(self, item: Item) -> int:
+        dtype = item.stored.dtype
+        number: int | None = getattr(self._nccl, f"NCCL_{dtype.name.upper()}", None)
+        if number is None:
+            raise KVStoreError(f"key {item.key!r} holds {dtype}, which NCCL does not sum; use mx.kv.create('device')")
+        return number
+
+
+def takes(contexts: Sequence[Context], home: Context) -> bool:
+    """Return whether NCCL is for these contexts."""
+    several = 2 <= len(set(contexts)) == len(contexts)
+    return several and home in contexts and all(context.device_type == "gpu" for context in contexts)
 
 
 class KVStoreNccl(KVStoreDevice):
     """Sums on GPUs by NCCL."""
 
     def __init__(self, name: str = "nccl") -> None:
-        self._nccl = library()
+        nccl = library()
         super().__init__(name)
-        self._cliques: dict[tuple[Context, ...], _Clique] = {}
-        self._order = free_in_children(Lock())
-        """Held while work is given to NCCL."""
+        self._by_nccl = ByNccl(nccl)
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
         """Not with NCCL, as in MXNet.
@@ -102,81 +217,7 @@ class KVStoreNccl(KVStoreDevice):
     ) -> dict[str, int]:
         """As of ``device``, without staging copies; what NCCL keeps for itself is not known."""
         found = super().buffer_bytes(arrays, contexts, updates=updates)
-        return {**found, "staging": 0} if self._takes(contexts, contexts[0]) else found
+        return {**found, "staging": 0} if takes(contexts, contexts[0]) else found
 
-    @staticmethod
-    def _takes(contexts: Sequence[Context], home: Context) -> bool:
-        """Whether NCCL is for these contexts."""
-        several = 2 <= len(set(contexts)) == len(contexts)
-        return several and home in contexts and all(context.device_type == "gpu" for context in contexts)
-
-    def _fill(self, key: Key, arrays: list[NDArray], merged: NDArray, priority: int) -> None:
-        contexts = [array.context for array in arrays]
-        if not merged.size or not self._takes(contexts, merged.context):
-            super()._fill(key, arrays, merged, priority)
-            return
-        home, kind, total = contexts.index(merged.context), self._kind(key, merged), self._nccl.NCCL_SUM
-
-        def reduce(member: Any, place: int, stream: int) -> None:
-            target = merged.raw().data.ptr if place == home else 0
-            member.reduce(arrays[place].raw().data.ptr, target, merged.size, kind, total, home, stream)
-
-        self._launch(contexts, home, reduce, arrays, [merged], priority)
-
-    def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
-        for key, arrays in groups:
-            stored = self._stored[key]
-            contexts = [array.context for array in arrays]
-            alone = any(array.var is stored.var or array.var.failure is not None for array in arrays)
-            if alone or not stored.size or not self._takes(contexts, stored.context):
-                super()._pull([(key, arrays)], priority)
-                continue
-            self._spread_by_nccl(key, stored, arrays, contexts, priority)
-
-    def _spread_by_nccl(
-        self, key: Key, stored: NDArray, arrays: list[NDArray], contexts: list[Context], priority: int
-    ) -> None:
-        home, kind = contexts.index(stored.context), self._kind(key, stored)
-
-        def broadcast(member: Any, place: int, stream: int) -> None:
-            source = stored.raw().data.ptr if place == home else 0
-            member.broadcast(source, arrays[place].raw().data.ptr, stored.size, kind, home, stream)
-
-        self._launch(contexts, home, broadcast, [stored], arrays, priority)
-
-    def _kind(self, key: Key, array: NDArray) -> int:
-        found = getattr(self._nccl, f"NCCL_{array.dtype.name.upper()}", None)
-        if found is None:
-            raise KVStoreError(f"key {key!r} holds {array.dtype}, which NCCL does not sum; use mx.kv.create('device')")
-        number: int = found
-        return number
-
-    def _launch(
-        self,
-        contexts: Sequence[Context],
-        home: int,
-        call: Callable[[Any, int, int], None],
-        reads: Sequence[NDArray],
-        writes: Sequence[NDArray],
-        priority: int,
-    ) -> None:
-        clique = self._cliques.get(tuple(contexts))
-        if clique is None:
-            clique = self._cliques[tuple(contexts)] = _Clique(self._nccl, contexts)
-
-        def run() -> None:
-            for array in [*reads, *writes]:
-                array.raw()  # takes memory that is due: inside a group CUDA could wait for the group
-            with self._order:
-                clique.run(home, call)
-
-        read, wrote = dedupe([array.var for array in reads], [array.var for array in writes])
-        get_engine().push(
-            holding([*reads, *writes], run),
-            read,
-            wrote,
-            contexts[home],
-            prop=FnProperty.GPU_PRIORITIZED,
-            priority=priority,
-            name="KVStoreNccl",
-        )
+    def _way(self, item: Item) -> Way:
+        return self._by_nccl if self._by_nccl.takes(item) else super()._way(item)

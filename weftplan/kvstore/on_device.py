@@ -6,21 +6,21 @@ Between several GPUs, or several simulated devices, sums and values take the way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from weftplan.device.context import Context
-from weftplan.engine import FnProperty
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import DTYPE, Compression
-from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.exchange.between import Between
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import KVStoreLocal, reads
+from weftplan.kvstore.local import Groups, KVStoreLocal, Layout
 from weftplan.kvstore.reduce import BlockSum, sum_sequential_block
+from weftplan.kvstore.stages import HOST, Stage, launch, on_device
+from weftplan.kvstore.summing import Item, Near, Way, reads
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.pushing import push_kernel
+from weftplan.support.array_types import RawArray
 
 
 class KVStoreDevice(KVStoreLocal):
@@ -65,6 +65,8 @@ class KVStoreDevice(KVStoreLocal):
             self._compression = chosen
             self._staging.clear()  # copies of what is not packed
             self._packed.clear()  # with another kind they have another size
+            self._ways.clear()
+            self._version += 1
             self._between.forget()
 
     def statistics(self) -> dict[str, int]:
@@ -79,7 +81,10 @@ class KVStoreDevice(KVStoreLocal):
     def buffer_bytes(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
-        """As of every store; with compression also residuals and packed gradients, and staging copies are packed."""
+        """As of every store; with compression also residuals and packed gradients, and staging copies are packed.
+
+        :meta private:
+        """
         compression = self._compression
         if compression is None:
             found = super().buffer_bytes(arrays, contexts, updates=updates)
@@ -118,6 +123,7 @@ class KVStoreDevice(KVStoreLocal):
         with self._turn:
             self._residuals = dict(residuals)
             self._packed.clear()
+            self._version += 1
 
     # -- how ------------------------------------------------------------------------------------------------------
 
@@ -129,44 +135,27 @@ class KVStoreDevice(KVStoreLocal):
         load[where] = load.get(where, 0) + nbytes
         return where
 
-    def _push(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
         if self._compression is not None:
-            for k, arrays in groups:
+            for k, arrays in pushed:
                 if arrays[0].dtype != DTYPE:
                     raise KVStoreError(
                         f"push: key {k!r} holds {arrays[0].dtype}; a store with gradient compression takes {DTYPE} only"
                     )
-        super()._push(groups, priority)
+        return super()._lay(pushed, pulled, priority)
 
-    def _sums_straight(self, arrays: list[NDArray], stored: NDArray) -> bool:
+    def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
         return self._compression is None and super()._sums_straight(arrays, stored)
 
-    def _fill(self, key: Key, arrays: list[NDArray], merged: NDArray, priority: int) -> None:
-        compression = self._compression
-        if compression is None:
-            if not self._between.push(key, arrays, merged, priority):
-                super()._fill(key, arrays, merged, priority)
-            return
-        packed = [
-            self._near(key, i, self._pack(compression, key, i, array, priority), merged.context, priority)
-            for i, array in enumerate(arrays)
-        ]
+    def _way(self, item: Item) -> Way:
+        compressed = self._compression is not None and item.arrays
+        if item.total.chunk.context.device_type not in HOST and not compressed and self._between.takes(item):
+            return self._between
+        return super()._way(item)
 
-        unpack_sum = partial(quietly, partial(compression.unpack_sum, **self._sharing))
-        _launch(lambda *raws: unpack_sum(raws[:-1], raws[-1]), packed, [merged], priority, "KVStoreUnpack")
-
-    def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
-        for k, _ in groups:
-            if self._stored[k].chunk.context.device_type not in HOST:
-                with self._turn:
-                    groups = [
-                        one for one in groups if not self._between.pull(one[0], self._stored[one[0]], one[1], priority)
-                    ]
-                break
-        super()._pull(groups, priority)
-
-    def _pack(self, compression: Compression, key: Key, index: int, array: NDArray, priority: int) -> NDArray:
-        """What is sent of one gradient, where it is."""
+    def _code(self, key: Key, index: int, array: NDArray) -> tuple[NDArray, NDArray]:
+        """Return the residual of a gradient, and the array for its codes, on its device."""
+        assert self._compression is not None
         place, where = (key, index), array.context
         residual, packed = self._residuals.get(place), self._packed.get(place)
         if residual is None:
@@ -174,26 +163,53 @@ class KVStoreDevice(KVStoreLocal):
         elif residual.context != where:
             residual, packed = residual.as_in_context(where), None
         if packed is None:
-            packed = empty((compression.packed_size(array.size),), ctx=where, dtype="uint8")
+            packed = empty((self._compression.packed_size(array.size),), ctx=where, dtype="uint8")
         self._residuals[place], self._packed[place] = residual, packed
-        code = partial(quietly, partial(compression.pack, **self._sharing))
-        _launch(code, [array], [residual, packed], priority, "KVStorePack")
-        return packed
+        return residual, packed
+
+    def _make_way(self, where: Context) -> Near:
+        way = super()._make_way(where)
+        compression = self._compression
+        return way if compression is None else Packed(way, compression, self._code)
 
 
-def _launch(
-    kernel: Callable[..., object], reads: list[NDArray], writes: list[NDArray], priority: int, name: str
-) -> None:
-    """Push ``kernel`` of the raw arrays of ``reads`` and ``writes``."""
-    where = writes[-1].context
-    prop = FnProperty.CPU_PRIORITIZED if where.device_type in HOST else FnProperty.GPU_PRIORITIZED
-    push_kernel(
-        kernel,
-        [*reads, *writes],
-        [array.var for array in reads],
-        [array.var for array in writes],
-        where,
-        prop=prop,
-        priority=priority,
-        name=name,
-    )
+class Packed(Near):
+    """Sums of what is sent of gradients: codes, made where each gradient is.
+
+    Args:
+        way: the way without compression.
+        room: called with a key, the place in its list and a gradient; returns its residual and the array for its codes.
+    """
+
+    def __init__(
+        self, way: Near, compression: Compression, room: Callable[[Key, int, NDArray], tuple[NDArray, NDArray]]
+    ) -> None:
+        super().__init__(way.where, way.block_sum, way.sharing, way.bring)
+        self._compression, self._room = compression, room
+
+    def sums(self, items: Sequence[Item], priority: int) -> list[Stage]:
+        """Return stages that pack gradients at the place of the sum, and the stage that adds up all codes."""
+        terms: list[list[NDArray]] = []
+        stages: list[Stage] = []
+        for item in items:
+            row = []
+            for index, array in enumerate(item.arrays):
+                residual, packed = self._room(item.key, index, array)
+                stage = self._pack(array, residual, packed)
+                if reads(self.where, array.context):
+                    stages.append(stage)
+                else:
+                    launch([stage], priority)
+                    packed = self.bring(item.key, index, packed, self.where, priority)
+                row.append(packed)
+            terms.append(row)
+        return [*stages, self.sum_stage("KVStoreUnpack", terms, [item.total for item in items], self._unpack)]
+
+    def _pack(self, array: NDArray, residual: NDArray, packed: NDArray) -> Stage:
+        pack = partial(self._compression.pack, **self.sharing)
+        work = on_device(array.context, lambda raws: quietly(pack, *raws))
+        return Stage("KVStorePack", work, [array], [residual, packed], array.context, repeatable=False)
+
+    def _unpack(self, sums: Sequence[tuple[Sequence[RawArray], RawArray]]) -> None:
+        for terms, total in sums:
+            quietly(partial(self._compression.unpack_sum, **self.sharing), terms, total)

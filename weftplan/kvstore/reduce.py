@@ -3,10 +3,10 @@
 The result depends on the order of the sources only: never on arrival order, thread count or chunk size, because every
 element is summed by the same sequence of additions. Two orders exist, as in MXNet 1.9.1:
 
-* :func:`sum_grouped` (store ``local``): ``acc = x0``, then for i = 1, 5, 9, …
+* :func:`sum_grouped_block` (store ``local``): ``acc = x0``, then for i = 1, 5, 9, …
   ``acc = acc + (((x[i] + x[i+1]) + x[i+2]) + x[i+3])`` with the terms there are; float16 is rounded after each
   addition, as MXNet does, bfloat16 is added in float32 and rounded once;
-* :func:`sum_sequential` (store ``device``): left to right, half precision in float32 and rounded once.
+* :func:`sum_sequential_block` (store ``device``): left to right, half precision in float32 and rounded once.
 
 Both read every source from memory once and write the result once: a compiled loop
 (:mod:`weftplan.ops.compiled.exchange.sums`) for large arrays of float32 and float64 if

@@ -23,7 +23,11 @@ class TestStore(KVStoreBase):
         for target in _each(out):
             target[:] = value.as_in_context(target.context)
 
-    def pushpull(self, key: object, value: object, out: object = None, priority: int = 0) -> None:
+    def pushpull(self, key: object, value: Any, out: Any = None, priority: int = 0) -> None:
+        if isinstance(key, list):
+            for one, some, target in zip(key, value, value if out is None else out, strict=True):
+                self.pushpull(one, some, target, priority)
+            return
         values = _each(value)
         total = values[0].copy()
         for other in values[1:]:

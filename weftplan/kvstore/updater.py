@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from weftplan.device.context import Context
 from weftplan.errors import FormatError, KVStoreError
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.mxnet_states import State, read_mxnet_states
+from weftplan.kvstore.stages import Stage
 from weftplan.ndarray import NDArray, array
 from weftplan.ops.core.floats import is_half
 from weftplan.support.array_types import RawArray
@@ -61,6 +63,20 @@ class Updater:
         assert isinstance(grad, NDArray)
         assert isinstance(weight, NDArray)
         self.optimizer.update_multi_precision(index, weight, grad, self._state(index, weight))
+
+    def fuses_on(self, contexts: Iterable[Context]) -> bool:
+        """Return whether :meth:`steps` may be called with weights on these devices."""
+        can_fuse = getattr(self.optimizer, "fuses_on", None)
+        return can_fuse is not None and all(map(can_fuse, contexts))
+
+    def steps(self, keys: Sequence[Key], grads: Sequence[NDArray], weights: Sequence[NDArray]) -> Sequence[Stage]:
+        """Count an update of each key and return its steps, fused into a stage for each kind of weight.
+
+        :meta private:
+        """
+        states = [self._state(key, weight) for key, weight in zip(keys, weights, strict=True)]
+        stages: Sequence[Stage] = self.optimizer.fused_steps(keys, weights, grads, states)  # type: ignore[attr-defined]
+        return stages
 
     def _state(self, index: Key, weight: NDArray) -> State:
         """The state of an index where its weight is, made at its first use."""

@@ -34,6 +34,10 @@ class UpdatingStore(KVStoreBase):
 
     _set_updater = set_updater
 
+    def _described_updater(self) -> str:
+        """Return words for the updater, for ``repr``."""
+        return "" if self._updater is None else f", {getattr(self._updater, 'optimizer', 'its own updater')}"
+
     def set_optimizer(self, optimizer: object) -> None:
         """Let the store apply ``optimizer`` to each pushed sum, keeping its states here."""
         if isinstance(optimizer, type) or not callable(getattr(optimizer, "update_multi_precision", None)):

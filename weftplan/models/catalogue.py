@@ -97,6 +97,11 @@ def get(name: str, num_classes: int | None = None, image_shape: tuple[int, ...] 
 def input_shapes(name: str, batch: int = 32, image_shape: tuple[int, ...] | None = None) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all inputs of a network, by argument name.
 
+    Args:
+        name: name of a built-in network.
+        batch: number of samples.
+        image_shape: (channels, height, width) of a sample; None: that for which the network is known.
+
     >>> input_shapes("lenet", 64)
     {'data': (64, 1, 28, 28), 'softmax_label': (64,)}
     """

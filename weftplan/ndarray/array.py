@@ -108,7 +108,8 @@ class NDArray(NDArrayBase, Methods):
         return self
 
     def tostype(self, stype: str) -> NDArray:
-        """Return this array for ``"default"``, or a ``row_sparse`` array over its memory (see :mod:`row_sparse`).
+        """Return this array for ``"default"``, or a ``row_sparse`` array over its memory (see
+        :mod:`weftplan.ndarray.row_sparse`).
 
         Raises:
             MXNetError: any other storage type.
@@ -159,7 +160,13 @@ class NDArray(NDArrayBase, Methods):
         return self._operator("transpose", (), {**kwargs, **chosen_axes})  # type: ignore[no-any-return]
 
     def split_v2(self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False) -> Any:
-        """Split into equal sections along ``axis``, or at the given indices, as ``nd.split_v2(x, …)``."""
+        """Split into equal sections along ``axis``, or at the given indices, as ``nd.split_v2(x, …)``.
+
+        Args:
+            indices_or_sections: number of equal sections, or the indices at which sections begin.
+            axis: axis to split.
+            squeeze_axis: drop the axis, if each section has length 1.
+        """
         return slots.ARRAY_SPLIT.get()(self, indices_or_sections, axis, squeeze_axis)
 
     def flatten(self, inplace: bool = False) -> NDArray:

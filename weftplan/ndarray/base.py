@@ -56,7 +56,10 @@ class NDArrayBase:
 
     @classmethod
     def over(cls, chunk: Chunk, shape: Shape, dtype: np.dtype[Any]) -> Self:
-        """Make an array of all bytes of a chunk made for it, without checks."""
+        """Make an array of all bytes of a chunk made for it, without checks.
+
+        :meta private:
+        """
         array = cls.__new__(cls)
         array.chunk = chunk
         array.shape = shape
@@ -150,11 +153,23 @@ class NDArrayBase:
         return self.asnumpy().reshape(())[()]
 
     def all(self, axis: Any = None, out: Any = None, **kwargs: Any) -> Any:
-        """Return whether no element is 0, as ``numpy.all(array)`` needs it; waits."""
+        """Return whether no element is 0, as ``numpy.all(array)`` needs it; waits.
+
+        Args:
+            axis: must be None.
+            out: must be None.
+            **kwargs: none; for NumPy's call.
+        """
         return np.all(self.asnumpy(), axis, out, **kwargs)
 
     def any(self, axis: Any = None, out: Any = None, **kwargs: Any) -> Any:
-        """Return whether any element is not 0, as ``numpy.any(array)`` needs it; waits."""
+        """Return whether any element is not 0, as ``numpy.any(array)`` needs it; waits.
+
+        Args:
+            axis: must be None.
+            out: must be None.
+            **kwargs: none; for NumPy's call.
+        """
         return np.any(self.asnumpy(), axis, out, **kwargs)
 
     def item(self) -> Any:

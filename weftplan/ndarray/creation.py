@@ -36,6 +36,11 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
     ``dtype`` defaults to that of an NDArray, else to float32, also for NumPy arrays of other dtypes (as in MXNet
     1.9.1).
 
+    Args:
+        source_array: the values.
+        ctx: the device of the result; None: the current context.
+        dtype: dtype of the result; see above.
+
     Raises:
         DTypeError: ``source_array`` is no array of numbers, or the dtype is not supported.
     """
@@ -63,6 +68,12 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
 def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str | None = None) -> NDArray:
     """Return an array of undefined values, float32 by default.
 
+    Args:
+        shape: dimensions; a number is one dimension.
+        ctx: the device of the result; None: the current context.
+        dtype: dtype of the result; None: float32.
+        stype: ``default``, or None.
+
     Raises:
         ShapeError: a dimension is negative or not an integer.
         ParameterError: ``stype`` is not ``"default"``: only dense arrays exist here.
@@ -78,6 +89,13 @@ def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str 
 @known_keywords()
 def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None) -> NDArray:
     """Return an array filled with a number, or with values that broadcast to ``shape``.
+
+    Args:
+        shape: dimensions; a number is one dimension.
+        val: a number, or values that broadcast to ``shape``.
+        ctx: the device of the result; None: the current context.
+        dtype: dtype of the result; None: float32.
+        out: array that takes the values, instead of a new one.
 
     Raises:
         DTypeError: a number that is not finite for an integer dtype.
@@ -118,13 +136,27 @@ def _small_fill(shape: tuple[int, ...], dtype: np.dtype[Any]) -> SmallWork | Non
 
 
 def zeros(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
-    """Return an array of zeros; ``stype`` may be ``default`` or ``row_sparse``."""
+    """Return an array of zeros; ``stype`` may be ``default`` or ``row_sparse``.
+
+    Args:
+        shape: dimensions; a number is one dimension.
+        ctx: the device of the result; None: the current context.
+        dtype: dtype of the result; None: float32.
+        **kwargs: ``stype``, and ``out``: array that takes the result.
+    """
     stype = kwargs.pop("stype", None) or "default"
     return full(shape, 0, ctx, dtype, _only_out("zeros", kwargs)).tostype(stype)
 
 
 def ones(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
-    """Return an array filled with 1."""
+    """Return an array filled with 1.
+
+    Args:
+        shape: dimensions; a number is one dimension.
+        ctx: the device of the result; None: the current context.
+        dtype: dtype of the result; None: float32.
+        **kwargs: ``out``: array that takes the result.
+    """
     return full(shape, 1, ctx, dtype, _only_out("ones", kwargs))
 
 
@@ -153,6 +185,15 @@ def arange(
 
     ``infer_range`` is accepted for MXNet's sake, as None or False: the length is known here.
 
+    Args:
+        start: first number; the bound, if ``stop`` is None.
+        stop: end, which is excluded.
+        step: difference of neighbours.
+        repeat: how often each number is repeated.
+        infer_range: None or False.
+        ctx: the device of the result; None: the current context.
+        dtype: dtype of the result; None: float32.
+
     Raises:
         ParameterError: ``step`` is 0, ``repeat`` below 1, or ``infer_range`` is set.
     """
@@ -172,17 +213,39 @@ def arange(
 def linspace(
     start: float, stop: float, num: int, endpoint: bool = True, ctx: Context | None = None, dtype: Any = None
 ) -> NDArray:
-    """Return ``num`` evenly spaced numbers from ``start`` to ``stop``."""
+    """Return ``num`` evenly spaced numbers from ``start`` to ``stop``.
+
+    Args:
+        start: first number.
+        stop: last number.
+        num: how many numbers.
+        endpoint: whether ``stop`` belongs to them.
+        ctx: the device of the result; None: the current context.
+        dtype: dtype of the result; None: float32.
+    """
     return array(np.linspace(start, stop, num, endpoint=endpoint), ctx, check_dtype(dtype))
 
 
 def eye(N: int, M: int = 0, k: int = 0, ctx: Context | None = None, dtype: Any = None) -> NDArray:
-    """Return an ``N`` by ``M`` (0: ``N``) matrix with 1 on diagonal ``k`` and 0 elsewhere."""
+    """Return an ``N`` by ``M`` (0: ``N``) matrix with 1 on diagonal ``k`` and 0 elsewhere.
+
+    Args:
+        N: rows.
+        M: columns; 0: N.
+        k: offset of the diagonal; above the main diagonal if positive.
+        ctx: the device of the result; None: the current context.
+        dtype: dtype of the result; None: float32.
+    """
     return array(np.eye(N, M or N, k), ctx, check_dtype(dtype))
 
 
 def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = True) -> NDArray:
     """Concatenate arrays along ``axis``; with ``always_copy=False`` a single array is returned itself.
+
+    Args:
+        arrays: arrays of one dtype.
+        axis: axis along which they are joined.
+        always_copy: copy a single array.
 
     Raises:
         ShapeError: shapes that differ in another axis.
@@ -217,6 +280,11 @@ def _join(xp: Any, axis: int, target: Any, *parts: Any) -> None:
 
 def stack(*arrays: Any, axis: int = 0, **kwargs: Any) -> NDArray:
     """Stack arrays of equal shape along a new axis.
+
+    Args:
+        *arrays: arrays of one shape and dtype, or one list of them.
+        axis: position of the new axis.
+        **kwargs: ``out``: array that takes the result.
 
     Raises:
         ShapeError: shapes that differ.
@@ -259,6 +327,12 @@ def split_v2(
 
     A single section is returned as an array, several as a list; ``squeeze_axis`` drops the axis of sections of size 1.
 
+    Args:
+        ary: array to split.
+        indices_or_sections: number of equal sections, or the indices at which sections begin.
+        axis: axis to split.
+        squeeze_axis: drop the axis, if each section has length 1.
+
     Raises:
         ParameterError: neither a number nor places.
         ShapeError: sections that are not equal, places that do not grow within the axis.
@@ -284,6 +358,11 @@ def histogram(a: NDArray, bins: int | NDArray = 10, range: Sequence[float] | Non
 
     The default range is from the smallest to the largest number; the call waits for the numbers then.
 
+    Args:
+        a: numbers of any shape.
+        bins: number of bins of equal width, or an array of the edges.
+        range: (lowest, highest) edge.
+
     >>> counts, edges = histogram(array([0, 1, 1, 4]), bins=2)
     >>> counts.asnumpy().tolist(), edges.asnumpy().tolist()
     ([3, 1], [0.0, 2.0, 4.0])
@@ -296,7 +375,13 @@ def histogram(a: NDArray, bins: int | NDArray = 10, range: Sequence[float] | Non
 
 
 def moveaxis(tensor: NDArray, source: int | Sequence[int], destination: int | Sequence[int]) -> NDArray:
-    """Return a copy with axes moved to new positions; the other axes keep their order."""
+    """Return a copy with axes moved to new positions; the other axes keep their order.
+
+    Args:
+        tensor: array of any shape.
+        source: axis or axes to move.
+        destination: their positions in the result.
+    """
     order = np.moveaxis(np.empty((1,) * tensor.ndim), source, destination)  # checks the arguments
     del order
     sources = [source] if isinstance(source, int) else list(source)

@@ -140,17 +140,20 @@ def push_kernel(
     prop: FnProperty = FnProperty.NORMAL,
     priority: int = 0,
     name: str | None = None,
+    enqueues: bool = False,
 ) -> None:
     """Push :func:`work` after removing duplicates among the vars.
 
     Args:
         reads, writes: vars; a var in both counts as written.
+        enqueues: on a device with streams the kernel enqueues its work itself.
     """
     if engine.get().has_failed:
         reads = (*reads, *(array.var for array in operands if _is_part(array) and array.var in writes))
     if (room := MAKE_ROOM.value) is not None:
         reads = (*reads, *room(ctx, operands))
-    _push(work(ctx, kernel, operands), reads, writes, ctx, prop, priority, name)
+    fn = computing(kernel, operands) if enqueues else work(ctx, kernel, operands)
+    _push(fn, reads, writes, ctx, prop, priority, name)
 
 
 def _is_part(operand: Any) -> bool:

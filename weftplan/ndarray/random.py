@@ -73,6 +73,15 @@ def uniform(
     ``low`` and ``high`` may be arrays of one shape; each element then gives a block of ``shape``. So may the parameters
     of the other distributions of floats.
 
+    Args:
+        low: lower bound, which belongs to the range.
+        high: upper bound, which does not.
+        shape: dimensions of the result, or of the block for each element of an array of parameters.
+        dtype: float16, float32 or float64; None: that of ``out``, else float32.
+        ctx: the device of the result; None: the current context.
+        out: array that takes the result, instead of a new one.
+        name: accepted, no effect.
+
     Raises:
         DTypeError: not a float dtype.
         ShapeError: ``out`` and ``shape`` disagree, or two arrays of parameters.
@@ -94,6 +103,15 @@ def normal(
 ) -> NDArray:
     """Normal with mean ``loc`` and standard deviation ``scale``; arguments as for :func:`uniform`.
 
+    Args:
+        loc: mean.
+        scale: standard deviation.
+        shape: dimensions of the result, or of the block for each element of an array of parameters.
+        dtype: float16, float32 or float64; None: that of ``out``, else float32.
+        ctx: the device of the result; None: the current context.
+        out: array that takes the result, instead of a new one.
+        name: accepted, no effect.
+
     Raises:
         ParameterError: a negative scale, at the next wait.
         DTypeError, ShapeError: as :func:`uniform`.
@@ -112,7 +130,17 @@ def randn(
     out: NDArray | None = None,
     name: str | None = None,
 ) -> NDArray:
-    """:func:`normal` with the shape as arguments."""
+    """:func:`normal` with the shape as arguments.
+
+    Args:
+        *shape: dimensions of the result.
+        loc: mean.
+        scale: standard deviation.
+        dtype: float16, float32 or float64; None: that of ``out``, else float32.
+        ctx: the device of the result; None: the current context.
+        out: array that takes the result, instead of a new one.
+        name: accepted, no effect.
+    """
     return normal(loc, scale, shape or UNSET, dtype, ctx, out)
 
 
@@ -128,6 +156,15 @@ def randint(
     name: str | None = None,
 ) -> NDArray:
     """Integers from [low, high), int32 unless told otherwise.
+
+    Args:
+        low: lower bound, which belongs to the range.
+        high: upper bound, which does not.
+        shape: dimensions of the result.
+        dtype: an integer dtype; None: that of ``out``, else int32.
+        ctx: the device of the result; None: the current context.
+        out: array that takes the result, instead of a new one.
+        name: accepted, no effect.
 
     Raises:
         ParameterError: ``low`` is not below ``high``, or they are no integers.
@@ -158,7 +195,16 @@ def exponential(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Exponential with mean ``scale`` > 0."""
+    """Exponential with mean ``scale`` > 0.
+
+    Args:
+        scale: mean.
+        shape: dimensions of the result, or of the block for each element of an array of parameters.
+        dtype: float16, float32 or float64; None: that of ``out``, else float32.
+        ctx: the device of the result; None: the current context.
+        out: array that takes the result, instead of a new one.
+        name: accepted, no effect.
+    """
     parameters = {"scale": (scale, "positive")}
     return sample(fills.exponential, parameters, shape, dtype, ctx, out)
 
@@ -174,7 +220,17 @@ def gamma(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Gamma with shape ``alpha`` > 0 and scale ``beta`` > 0."""
+    """Gamma with shape ``alpha`` > 0 and scale ``beta`` > 0.
+
+    Args:
+        alpha: shape of the distribution.
+        beta: scale.
+        shape: dimensions of the result, or of the block for each element of an array of parameters.
+        dtype: float16, float32 or float64; None: that of ``out``, else float32.
+        ctx: the device of the result; None: the current context.
+        out: array that takes the result, instead of a new one.
+        name: accepted, no effect.
+    """
     parameters = {"alpha": (alpha, "positive"), "beta": (beta, "positive")}
     return sample(fills.gamma, parameters, shape, dtype, ctx, out)
 
@@ -189,7 +245,16 @@ def poisson(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Poisson with mean ``lam`` >= 0, as floats."""
+    """Poisson with mean ``lam`` >= 0, as floats.
+
+    Args:
+        lam: mean.
+        shape: dimensions of the result, or of the block for each element of an array of parameters.
+        dtype: float16, float32 or float64; None: that of ``out``, else float32.
+        ctx: the device of the result; None: the current context.
+        out: array that takes the result, instead of a new one.
+        name: accepted, no effect.
+    """
     parameters = {"lam": (lam, "not negative")}
     return sample(fills.poisson, parameters, shape, dtype, ctx, out)
 
@@ -205,7 +270,17 @@ def negative_binomial(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Failures before ``k`` > 0 successes of probability ``p`` in (0, 1], as floats."""
+    """Failures before ``k`` > 0 successes of probability ``p`` in (0, 1], as floats.
+
+    Args:
+        k: number of successes.
+        p: probability of a success.
+        shape: dimensions of the result, or of the block for each element of an array of parameters.
+        dtype: float16, float32 or float64; None: that of ``out``, else float32.
+        ctx: the device of the result; None: the current context.
+        out: array that takes the result, instead of a new one.
+        name: accepted, no effect.
+    """
     parameters = {"k": (k, "positive"), "p": (p, "probability")}
     return sample(fills.negative_binomial, parameters, shape, dtype, ctx, out)
 
@@ -221,14 +296,30 @@ def generalized_negative_binomial(
     *,
     name: str | None = None,
 ) -> NDArray:
-    """Negative binomial with mean ``mu`` >= 0 and variance mu + alpha mu², ``alpha`` >= 0, as floats."""
+    """Negative binomial with mean ``mu`` >= 0 and variance mu + alpha mu², ``alpha`` >= 0, as floats.
+
+    Args:
+        mu: mean.
+        alpha: dispersion.
+        shape: dimensions of the result, or of the block for each element of an array of parameters.
+        dtype: float16, float32 or float64; None: that of ``out``, else float32.
+        ctx: the device of the result; None: the current context.
+        out: array that takes the result, instead of a new one.
+        name: accepted, no effect.
+    """
     parameters = {"mu": (mu, "not negative"), "alpha": (alpha, "not negative")}
     return sample(fills.generalized_negative_binomial, parameters, shape, dtype, ctx, out)
 
 
 @known_keywords()
 def shuffle(data: NDArray, out: NDArray | None = None, *, name: str | None = None) -> NDArray:
-    """``data`` with its rows (axis 0) in random order, in a new array or ``out`` (which may be ``data``)."""
+    """``data`` with its rows (axis 0) in random order, in a new array or ``out`` (which may be ``data``).
+
+    Args:
+        data: array whose rows are shuffled.
+        out: array that takes the result.
+        name: accepted, no effect.
+    """
     if not data.shape:
         raise ShapeError("shuffle: expected at least one dimension, whose rows are put in another order, got shape ()")
     if out is None:
@@ -263,6 +354,14 @@ def multinomial(
     """Indices drawn with the probabilities in the last axis of ``data``: ``shape`` of them per distribution.
 
     With ``get_prob`` a list: the indices, and the logarithm of the probability of each, in the dtype of ``data``.
+
+    Args:
+        data: probabilities: (classes,) or (..., classes).
+        shape: dimensions of the draws of one distribution.
+        get_prob: return the logarithms of the probabilities too.
+        out: array or arrays that take the result.
+        dtype: dtype of the indices.
+        name: accepted, no effect.
 
     Raises:
         ShapeError: ``data`` has no dimension, or its last dimension is empty; ``out`` has another shape.

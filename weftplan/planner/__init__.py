@@ -1,6 +1,6 @@
 """Graph in, memory plan out: pure functions, no arrays, no threads.
 
-The README beside this file has the vocabulary, the invariants, an order of reading, and the rule of threads of every
+The README next to this file has the vocabulary, the invariants, an order of reading, and the rule of threads of every
 module in here: any thread may call any function; only ``options.py`` and ``stopping.py`` keep state.
 Importing the package gives symbols their method ``plan``.
 """
@@ -8,6 +8,7 @@ Importing the package gives symbols their method ``plan``.
 from __future__ import annotations
 
 from weftplan.planner.budget import plan_within
+from weftplan.planner.drafts import plan_program
 from weftplan.planner.inplace import Kind
 from weftplan.planner.labels import Bar
 from weftplan.planner.memory_plan import MemoryPlan
@@ -30,6 +31,7 @@ __all__ = [
     "SizedGraph",
     "pack",
     "plan",
+    "plan_program",
     "plan_symbol",
     "plan_within",
     "size_symbol",

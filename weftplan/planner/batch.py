@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from weftplan.device.amounts import pasteable
 from weftplan.errors import BudgetError, PlanError
 from weftplan.support.tensor_types import Shape
 
@@ -56,7 +57,7 @@ def largest_batch(total: Callable[[int], int], budget: int) -> tuple[int, int]:
     open, the next is the middle, so that the search ends after some 75 plans whatever the curve.
 
     Raises:
-        BudgetError: not even one sample fits; its ``smallest`` is what one sample needs.
+        BudgetError: not even one sample fits; its ``smallest`` is the need of one sample.
 
     >>> largest_batch(lambda batch: 100 + 7 * batch, 1000)
     (128, 996)
@@ -64,7 +65,8 @@ def largest_batch(total: Callable[[int], int], budget: int) -> tuple[int, int]:
     known = {1: total(1)}
     if known[1] > budget:
         raise BudgetError(
-            f"not even a batch of 1 fits the budget of {budget:,} bytes; the smallest budget that works is {known[1]}",
+            f"not even a batch of 1 fits the budget of {budget:,} bytes; the smallest budget that works is "
+            f"{pasteable(known[1])}",
             smallest=known[1],
         )
     before = 0
@@ -90,13 +92,13 @@ def largest_batch(total: Callable[[int], int], budget: int) -> tuple[int, int]:
 
 
 def _line(known: dict[int, int], first: int, second: int, budget: int) -> int:
-    """The batch at which the line through two known ones meets the budget."""
+    """Return the batch at which the line through two known batches meets the budget."""
     slope = (known[second] - known[first]) / (second - first)
     return LARGEST if slope <= 0 else first + int((budget - known[first]) / slope)
 
 
 def largest_fitting(
-    again: Callable[..., Any],
+    make_plan: Callable[..., Any],
     budget: int,
     *,
     recompute: bool,
@@ -105,7 +107,7 @@ def largest_fitting(
     """The largest batch whose plan fits, and that plan.
 
     Args:
-        again: plans with the ``batch`` and the ``budget`` that it is given.
+        make_plan: plans with the ``batch`` and the ``budget`` that it is given.
         budget: most bytes.
         recompute: forward results may be computed again to fit.
         tried: told every batch and the fewest bytes that it needs, as soon as they are known.
@@ -113,13 +115,13 @@ def largest_fitting(
     Raises:
         BudgetError: not even one sample fits.
     """
-    made: dict[int, Any] = {}
+    plans: dict[int, Any] = {}
 
     def need(batch: int) -> int:
         """Bytes that a batch needs at least."""
         try:
-            made[batch] = again(batch=batch, budget=1 if recompute else None)
-            nbytes = int(made[batch].counted)
+            plans[batch] = make_plan(batch=batch, budget=1 if recompute else None)
+            nbytes = int(plans[batch].counted)
         except BudgetError as error:
             if error.smallest is None:
                 raise
@@ -128,4 +130,4 @@ def largest_fitting(
         return nbytes
 
     batch, _ = largest_batch(need, budget)
-    return batch, again(batch=batch, budget=budget) if recompute else made[batch]
+    return batch, make_plan(batch=batch, budget=budget) if recompute else plans[batch]

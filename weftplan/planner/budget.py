@@ -1,7 +1,7 @@
-"""Fit everything into a number of bytes: what the caller brings and what the planner places.
+"""Fit everything into a number of bytes: the caller's arrays and planned memory.
 
-``PlanOptions.budget`` limits the planned peak alone, because that is what recomputation can change. A user has a device
-of so many bytes, which arguments, gradients and states share; the difference is worked out here.
+``PlanOptions.budget`` limits the planned peak alone, because recomputation can change nothing else. A user has a device
+with a number of bytes, which arguments, gradients and states share; the difference is worked out here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from weftplan.device.amounts import pasteable
 from weftplan.errors import BudgetError
+from weftplan.planner.drafts import PlannedSteps
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.planned_steps import PlannedSteps
 
 Planned = TypeVar("Planned", bound=PlannedSteps)
 
@@ -40,16 +41,16 @@ def plan_within(
     if plain.memory.peak + outside <= budget:
         return plain
     try:
-        found = make(options.replace(recompute="off", budget=max(budget - outside, 0)))
+        tight = make(options.replace(recompute="off", budget=max(budget - outside, 0)))
     except BudgetError as error:
         peak = plain.memory.peak if error.smallest is None else error.smallest
     else:
         if budget >= outside:
-            return found
-        peak = found.memory.peak - found.memory.in_homes  # nothing is planned at all, or all of it is elsewhere
+            return tight
+        peak = tight.memory.peak - tight.memory.in_homes  # nothing is planned at all, or all of it is elsewhere
     raise BudgetError(
         f"the budget is {budget:,} bytes, but {outside:,} bytes of arguments, gradients and states and a planned peak "
         f"of {peak:,} bytes (of {plain.memory.peak:,} without recomputation) are needed; the smallest budget found "
-        f"that works is {outside + peak}: raise it to that, or use a smaller batch",
+        f"that works is {pasteable(outside + peak)}: raise it to that, or use a smaller batch",
         smallest=outside + peak,
     ) from None

@@ -1,4 +1,4 @@
-"""What has to be placed: groups of entries and the scratch of nodes, as buffers with sizes and lifetimes.
+"""Buffers, which have to be placed: groups of entries and the scratch of nodes, with sizes and lifetimes.
 
 They are made of an assignment of storages; ``slabs.py`` gives them their places.
 """
@@ -13,17 +13,16 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment, Kind
-from weftplan.planner.liveness import lifetimes
+from weftplan.planner.liveness import MOST_STEPS, lifetimes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing.reuse import Precedence
 from weftplan.planner.program import Program, scratch_of
-from weftplan.planner.reachability import MOST_STEPS
 
 
 class Buffers:
-    """Groups and workspaces as buffers with lifetimes: what has to be placed.
+    """Groups and workspaces as buffers with lifetimes.
 
-    Invariant: every buffer has a first writer that runs (the README says why). So outputs that nobody reads are no
+    Invariant: every buffer has a first writer that runs (the README says why). So outputs without a reader are no
     buffers, even where MXNet's walk gave them a block, and neither is the scratch of nodes that do not run.
     """
 
@@ -41,7 +40,7 @@ class Buffers:
         """Scratch bytes per node that runs."""
         where = {nid: step for step, nid in enumerate(program.order) if nid in self.workspace}
         self.workspace_nodes = list(where)
-        # Lists: most graphs have a few dozen buffers, for which arrays take longer.
+        # Lists: most graphs have a few dozen buffers, and arrays take longer for these.
         unused = int(Kind.UNUSED)
         group = [-1 if kind == unused else k for k, kind in zip(assignment.group, assignment.kind, strict=True)]
         self.entry_group, count = renumbered(group)
@@ -81,7 +80,7 @@ class Buffers:
     def least_peak(self) -> int:
         """As :attr:`lower_bound`, of sizes in whole multiples of the alignment, as every plan in slabs takes them.
 
-        What whole blocks of their own take (``compat="mxnet"``) may be less.
+        Whole blocks of their own (``compat="mxnet"``) may take less.
         """
         if self.options.compat == "mxnet":
             return self.lower_bound
@@ -90,25 +89,25 @@ class Buffers:
     def order(self) -> Precedence | None:
         """Which nodes use each buffer, and which its first writer waits for anyway.
 
-        None for orders of more than `MOST_STEPS` steps, for which this is not worth its memory.
+        None for orders of more than `MOST_STEPS` steps, which are not worth the memory.
         """
         program, row = self.program, self.program.graph.row
         if len(program.order) > MOST_STEPS:
             return None
         first, group = self.first.tolist(), self.entry_group
-        # A set of steps is one integer, as in reachability.py; the last of the users is for entries of no group.
+        # A set of steps is one integer, as in liveness.py; the last of the users is for entries of no group.
         users = [0] * self.num_groups + [1 << step for step in first[self.num_groups :]] + [0]
         skipped, all_reads = self.assignment.skipped, program.reads
-        made = [0] * program.graph.num_entries
+        needs_of = [0] * program.graph.num_entries
         needs = []
         bit = 1
         for nid in program.order:
             mine, reads, outputs = bit, all_reads[nid], range(row[nid], row[nid + 1])
             for e in reads:
-                mine |= made[e]
+                mine |= needs_of[e]
             needs.append(mine)
             for e in outputs:
-                made[e] = mine
+                needs_of[e] = mine
             if nid not in skipped:  # a skipped sum touches nothing
                 for e in (*reads, *outputs):
                     users[group[e]] |= bit
@@ -129,11 +128,11 @@ class Buffers:
         """Bytes with a buffer for every entry that is made and one workspace per device as large as its largest."""
         program = self.program
         places, makers, sizes = program.device, program.graph.entry_node, program.nbytes
-        made = [e for e, group in enumerate(self.assignment.group) if group >= 0]
+        placed = [e for e, group in enumerate(self.assignment.group) if group >= 0]
         largest = [0] * len(program.contexts)
         for nid, nbytes in self.workspace.items():
             largest[places[nid]] = max(largest[places[nid]], nbytes)
-        return sum(self.rounded([sizes[e] for e in made], [places[makers[e]] for e in made])) + sum(largest)
+        return sum(self.rounded([sizes[e] for e in placed], [places[makers[e]] for e in placed])) + sum(largest)
 
 
 def renumbered(numbers: Sequence[int]) -> tuple[list[int], int]:

@@ -1,4 +1,4 @@
-"""The graph that the planner's core plans: nodes and entries as numbers, and what each node does to memory.
+"""The graph that the planner's core plans: nodes and entries as numbers, and the memory effects of nodes.
 
 Nodes are numbered so that every one comes after what it needs. Entry ``k`` of node ``n`` has the id ``row[n] + k``;
 a variable, which holds what the caller gives, has one entry. The graph knows neither symbols nor operators: a front end
@@ -21,16 +21,16 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Work:
-    """What a node does, as far as memory is concerned. Nodes of one kind may share one object.
+    """The memory effects of a node. Nodes of one kind may share one object.
 
     Attributes:
-        label: what reports call it, and what lists of names in the options mean.
-        ignored: inputs of which only the shape matters.
-        inplace: outputs that may be computed over inputs, in the order in which they are tried.
+        label: its name in reports, and in lists of names in the options.
+        ignored: inputs whose shape alone matters.
+        inplace: outputs that may be computed over inputs, in the order of trials.
         writes: inputs that it changes, which must be variables.
         over: outputs that must lie in the memory of an input, whatever the options say; they may be smaller. With
             ``identity`` a view; else a write to a result, which earlier readers of that result precede.
-        is_sum: it adds its second input to its first, so that whoever makes the second may do that in its place.
+        is_sum: it adds its second input to its first, so that the maker of the second may do that in its place.
         only_overwrites: it cannot add to a destination (a copy between devices).
         may_repeat: it gives the same result when it runs a second time, and a graph may then do without the first.
         asked_twice: the caller wants it to be repeated, whatever the options say.
@@ -61,10 +61,10 @@ class Graph:
     works: Sequence[Work]
     inputs: list[list[int]]
     """Entries that each node reads."""
-    controls: list[list[int]]
-    """Nodes that each node must follow although it reads nothing of them."""
-    counts: InitVar[Sequence[int]]
-    """How many outputs each node has; 1 for a variable."""
+    controls: list[list[int]] = field(default_factory=list)
+    """Nodes that each node must follow although it reads nothing of them; none by default."""
+    counts: InitVar[Sequence[int]] = ()
+    """How many outputs each node has; 1 for a variable, and for all by default."""
     heads: InitVar[Iterable[int]]
     """Entries that the caller gets."""
     effects: Sequence[int] = ()
@@ -75,9 +75,13 @@ class Graph:
     again: frozenset[int] = frozenset()
     """Nodes that run a second time what their origin is."""
     base: Graph | None = None
-    """For a rewritten graph the front end's; None for that one itself, which would live on in a cycle."""
+    """For a rewritten graph the front end's; None for the front end's itself, which would live on in a cycle."""
+    num_nodes: int = field(init=False)
+    """Number of nodes, variables included."""
+    num_entries: int = field(init=False)
+    """Number of entries: one per variable, one per output (also hidden) of every other node."""
     row: list[int] = field(init=False)
-    """First entry of each node, and behind them the number of entries."""
+    """First entry of each node, and after them the number of entries."""
     entry_node: list[int] = field(init=False)
     """Node id that makes each entry."""
     is_variable: list[bool] = field(init=False)
@@ -86,21 +90,15 @@ class Graph:
 
     def __post_init__(self, counts: Sequence[int], heads: Iterable[int]) -> None:
         """Number the entries."""
+        self.controls = self.controls or [[] for _ in self.works]
+        counts = counts or [1] * len(self.works)
+        self.num_nodes = len(self.works)
         self.row = [0, *accumulate(counts)]
+        self.num_entries = self.row[-1]
         self.entry_node = list(chain.from_iterable(map(repeat, range(len(counts)), counts)))
         self.is_variable = [work is VARIABLE for work in self.works]
         self.outputs = list(heads)
         self.origin = self.origin or range(len(self.works))
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes, variables included."""
-        return len(self.works)
-
-    @property
-    def num_entries(self) -> int:
-        """Number of entries: one per variable, one per output (hidden ones included) of every other node."""
-        return self.row[-1]
 
     def entry_name(self, eid: int) -> str:
         """A variable's name, or ``<node>_<output>``."""
@@ -109,14 +107,14 @@ class Graph:
         return name if self.works[nid] is VARIABLE else f"{name}_{self.output_name(nid, eid - self.row[nid])}"
 
     def output_name(self, nid: int, index: int) -> str:
-        """What output ``index`` of a node is called."""
+        """Return the name of output ``index`` of a node."""
         if self.base is not None and self.origin[nid] >= 0:
             return self.base.output_name(self.origin[nid], index)
         return "output" if self.row[nid + 1] - self.row[nid] == 1 else f"output{index}"
 
     def variables(self) -> list[int]:
         """Node ids of the variables, in order."""
-        return [nid for nid, given in enumerate(self.is_variable) if given]
+        return [nid for nid, is_variable in enumerate(self.is_variable) if is_variable]
 
     def __repr__(self) -> str:
         return (

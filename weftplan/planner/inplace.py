@@ -25,7 +25,7 @@ Rule = Callable[[int, int, int], bool]
 
 
 class Kind(IntEnum):
-    """Where the bytes of an entry come from."""
+    """The origin of the bytes of an entry."""
 
     EXTERNAL = 0
     """Given by the caller: arguments, auxiliary states, head gradients, gradient arrays. Storage -1."""
@@ -38,7 +38,7 @@ class Kind(IntEnum):
     ADDTO = 4
     """Added into the memory of the partial gradient sum it belongs to (request ADD)."""
     UNUSED = 5
-    """Nobody reads it: the request is NULL, nothing is written, and it has no memory, except that whole blocks with
+    """It has no reader: the request is NULL, nothing is written, and it has no memory, except that whole blocks with
     ``compat="mxnet"`` keep one for it, as MXNet does."""
 
 
@@ -71,7 +71,7 @@ def assign(
 
     Args:
         enable_inplace: let outputs take the memory of inputs at all.
-        keep_unused: give memory also to outputs that nobody reads, as MXNet does.
+        keep_unused: give memory also to outputs without a reader, as MXNet does.
         compute_unused: the same, and let them be written.
         rule: decides in place of MXNet's rule (the input's memory is read no more, or the pair is an identity); where
             it is given, outputs are allocated in their order, not the largest first.
@@ -85,7 +85,7 @@ def assign(
     num_groups = 0
     inplace = [-1] * graph.num_entries
     own, shared, in_place, unused, outside = map(int, (Kind.OWN, Kind.SHARED, Kind.INPLACE, Kind.UNUSED, Kind.EXTERNAL))
-    kind = bytearray(outside if given else unused for given in external)
+    kind = external.translate(bytearray.maketrans(b"\0\1", bytes((unused, outside))))
     keeps = keep_unused or compute_unused
     live: list[int] = []  # per storage, reads still to come of all entries in it
 
@@ -106,7 +106,7 @@ def assign(
                 block = storage[source]
                 if block < 0 or storage[out] >= 0 or not refs[out] or (end - start > 1 and i in inplace[start:end]):
                     continue
-                # An identity may share while others still read: both contents are equal, and whoever writes next
+                # An identity may share while others still read: both contents are equal, and the next writer
                 # waits for the readers of all of them.
                 if rule(nid, source, out) if rule else live[block] == 1 or identity:
                     storage[out] = block
@@ -146,57 +146,57 @@ def assign(
     return Assignment(storage, group, kind, inplace, set(), set())
 
 
-def add_in_place(program: Program, found: Assignment) -> Assignment:
-    """``found`` with partial gradient sums turned into additions by whoever makes the term.
+def add_in_place(program: Program, plain: Assignment) -> Assignment:
+    """Return ``plain`` with partial gradient sums turned into additions by the makers of terms.
 
     For a node ``out = total + term`` that is a sum, with ``out`` in place of ``total``: the maker of ``term`` adds
     straight to ``total`` and the sum is skipped. Conditions: ``term`` has no other reader and is made after ``total``,
-    on the same device, not by a copy from another one, which can only overwrite; nobody reads what ``total`` holds
-    between the two nodes, for it changes early.
+    on the same device, not by a copy between devices, which can only overwrite; no node reads the content of
+    ``total`` between the two nodes, for it changes early.
     """
     graph, row = program.graph, program.graph.row
     sums = [n for n in program.order if graph.works[n].is_sum]
     if not sums:
-        return found
-    found = replace(found, storage=found.storage[:], group=found.group[:], kind=found.kind[:], inplace=found.inplace[:])
-    found.skipped, found.added = set(), set()
+        return plain
+    copies = {"storage": plain.storage[:], "group": plain.group[:], "inplace": plain.inplace[:]}
+    summed = replace(plain, **copies, kind=plain.kind[:], skipped=set(), added=set())
     position = {nid: step for step, nid in enumerate(program.order)}
     entry_node = graph.entry_node
     readers: dict[int, list[int]] = {}
-    interesting = {found.group[row[n]] for n in sums}
+    interesting = {summed.group[row[n]] for n in sums}
     for step, nid in enumerate(program.order):
         for e in program.reads[nid]:
-            if found.group[e] in interesting:
-                readers.setdefault(found.group[e], []).append(step)
+            if summed.group[e] in interesting:
+                readers.setdefault(summed.group[e], []).append(step)
     for nid in sums:
         total, term = graph.inputs[nid]
         out = row[nid]
-        group = found.group[out]
+        group = summed.group[out]
         maker, before = entry_node[term], entry_node[total]
         if (
             group < 0
-            or found.group[total] != group
-            or found.group[term] < 0
-            or found.group[term] == group
+            or summed.group[total] != group
+            or summed.group[term] < 0
+            or summed.group[term] == group
             or maker not in position
             or before not in position
             or program.refs[term] != 1
             or position[before] >= position[maker]
             or program.device[maker] != program.device[nid]
             or graph.works[maker].only_overwrites
-            or maker in found.skipped
-            or term in found.added
+            or maker in summed.skipped
+            or term in summed.added
             or program.dtypes[term] != program.dtypes[total]
             or _any_between(readers.get(group, ()), position[maker], position[nid])
         ):
             continue
-        found.storage[term] = found.storage[out]
-        found.group[term] = group
-        found.inplace[term] = -1
-        found.kind[term] = Kind.ADDTO
-        found.added.add(term)
-        found.skipped.add(nid)
-    return found
+        summed.storage[term] = summed.storage[out]
+        summed.group[term] = group
+        summed.inplace[term] = -1
+        summed.kind[term] = Kind.ADDTO
+        summed.added.add(term)
+        summed.skipped.add(nid)
+    return summed
 
 
 def _any_between(steps: Sequence[int], low: int, high: int) -> bool:

@@ -1,4 +1,4 @@
-"""What reports and files say of a plan beyond numbers: names and sources of its entries, rows of buffers, passes.
+"""The texts of a plan in reports and files: names and sources of its entries, rows of buffers, passes.
 
 A plan refers to its graph through one object of `Labels`, which makes texts only when asked: naming 10^6 entries
 would take longer than planning them.
@@ -17,14 +17,14 @@ from weftplan.support.tensor_types import DType, Shape
 CALLER = "(caller)"
 """Last reader of an output of the graph."""
 USES = ("activations", "gradients", "scratch", "recomputed", "spilled")
-"""What planned memory is for: results of the forward part, of the backward part, scratch of one operator, forward
+"""Uses of planned memory: results of the forward part, of the backward part, scratch of one operator, forward
 results computed again, results that wait on the host or came back from it."""
 NOBODY = "(nobody)"
 """Last reader of an entry that is made but never read."""
 
 
 class Labels:
-    """What a plan knows about its graph. A plan from a file has a subclass, which knows it from there."""
+    """Facts of a plan's graph, for readers. A plan from a file has a subclass, which reads them from there."""
 
     steps: Sequence[int]
     """Node of each step."""
@@ -72,18 +72,18 @@ class Labels:
 
 
 class Pass(NamedTuple):
-    """What ran over the network before its memory was planned."""
+    """A pass that ran over the network before its memory was planned."""
 
     name: str
-    """What it does, such as ``equal expressions merged``."""
+    """Its effect, such as ``equal expressions merged``."""
     changed: str
-    """What it changed, in words; empty where it found nothing to change."""
+    """Its changes, in words; empty if it found nothing to change."""
     switch: str
     """The variable that switches it off when it is 0, or the function whose call it was."""
 
     @property
     def text(self) -> str:
-        """One line: what it changed, and what switches it off."""
+        """One line with its changes and its switch."""
         return f"{self.name}: {self.changed or 'nothing to change'} ({self.switch})"
 
 
@@ -109,10 +109,11 @@ class Bar:
     maker: str
     """Name of the node that makes it."""
     last_reader: str
-    """Name of the node that reads it last, :data:`CALLER` or :data:`NOBODY`."""
+    """Name of the node that reads it last, :data:`weftplan.planner.labels.CALLER` or
+    :data:`weftplan.planner.labels.NOBODY`."""
     storage: int
     use: str
-    """What it is for: one of :data:`USES`."""
+    """Its use: one of :data:`weftplan.planner.labels.USES`."""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, for JSON."""

@@ -68,14 +68,14 @@ class BlockPool:
 def colors(program: Program, count: int) -> list[int]:
     """A colour below ``count`` for every node: the longest paths of operators one after the other, then the rest.
 
-    Repeatedly the path with most uncoloured operators gets the next colour; what remains after ``count - 1`` paths gets
-    the last one.
+    Repeatedly the path with most uncoloured operators gets the next colour; the rest after ``count - 1`` paths gets
+    the last colour.
     """
     graph = program.graph
     if count <= 1:
         return []
     nodes = graph.num_nodes
-    weight = [not given for given in graph.is_variable]
+    weight = [not is_variable for is_variable in graph.is_variable]
     color = [count - 1] * nodes
     makers = [[graph.entry_node[e] for e in ins] for ins in graph.inputs]
     for shade in range(count - 1):

@@ -1,10 +1,10 @@
-"""A memory plan: where every entry lies and when it is alive, look-ups in its arrays, and what one asks of a plan.
+"""A memory plan: the address and lifetime of every entry, look-ups in its arrays, and reports.
 
-The README beside this file says what an entry, a storage, a slab, a step and a lifetime are. There are two ways to
+The README next to this file defines entry, storage, slab, step and lifetime. There are two ways to
 reuse memory, which an executor has to honour:
 
 * entries of one storage follow each other in execution order; one engine variable per storage orders them;
-* storages whose byte ranges overlap in one slab are listed in :attr:`MemoryPlan.after`: whoever first writes storage
+* storages whose byte ranges overlap in one slab are listed in :attr:`MemoryPlan.after`: the first writer of storage
   ``s`` must wait until all readers and writers of ``after(s)`` have finished. The next run of the same plan starts
   over, so its first writer of ``after(s)`` must in turn wait for the users of ``s`` in this run.
 """
@@ -63,7 +63,7 @@ class MemoryPlan:
     slab_nbytes: IntArray
 
     workspace_nbytes: IntArray
-    """Scratch bytes of each node: what its operator declares, plus room for each output that is added to (see
+    """Scratch bytes of each node: those that its operator declares, plus room for each output that is added to (see
     :func:`weftplan.planner.program.scratch_of`)."""
     workspace_storage: NDArray[np.int32]
     """Storage that serves as scratch of each node, at least ``workspace_nbytes`` long; -1 where none is needed."""
@@ -77,33 +77,39 @@ class MemoryPlan:
     unshared_bytes: int
     """Bytes if every entry that is made had memory of its own, with one workspace per device."""
     reported_bytes: int
-    """What MXNet prints as "Total … allocated" for this plan: storages of entries as the option ``sizes`` counts them,
-    workspaces left out. For the ``arena`` strategy, whose storages overlap, the same as :attr:`peak`."""
+    """The bytes that MXNet prints as "Total … allocated" for this plan: storages of entries, as the option ``sizes``
+    counts them, without workspaces. For the ``arena`` strategy, whose storages overlap, the same as :attr:`peak`."""
     labels: Labels
     """Names, shapes and sources of entries, for reports and files."""
     external_bytes: Mapping[str, int]
-    """Bytes that the caller brings, by purpose: arguments, gradients, aux, head_grads and, where they were asked for,
-    optimizer_states."""
+    """Bytes outside the planned buffers, by purpose: arrays of the caller (arguments, gradients, aux, head_grads and,
+    on request, optimizer_states), and on GPUs the workspaces of cuBLAS (cublas_workspaces)."""
+    input_bytes: int | None = None
+    """Bytes of the arguments that are inputs: those whose shape is given, and labels. The other arguments are weights.
+    None if the planner does not know which arguments are inputs, as for an executor."""
     outputs: tuple[int, ...] = ()
     """Entries that the caller gets: the forward outputs."""
     num_forward: int | None = None
-    """How many steps are the forward part; None where nobody said."""
+    """How many steps are the forward part; None if unknown."""
     num_added_waits: int | None = None
-    """Of the pairs that :meth:`after` lists, how many make a node wait for one whose result it does not need: what
-    sharing takes from running in parallel. For whole blocks by Paddle's rules the order edges that these add. None
-    where nobody counted: other whole blocks, and more than 8,192 steps."""
+    """How many of the pairs that :meth:`after` lists make a node wait although it does not need the other's result: the
+    price of sharing in parallelism. For whole blocks by Paddle's rules the order edges that these add. None
+    if it was not counted: other whole blocks, and more than 8,192 steps."""
     more_time: float = 0.0
     """Modelled seconds that recomputation and waiting for the host add to a step, as a share of a step without them."""
     elsewhere: int = 0
     """Bytes of :attr:`total` that are in another memory than that of the device that was planned, where several
     devices with memory of their own were named; a budget does not count them."""
     notes: tuple[str, ...] = ()
-    """What the planner decided and a user may want to know, in words."""
+    """Decisions of the planner that a user may want to know, in words."""
     passes: tuple[Pass, ...] = ()
-    """What changed the graph before it was planned, in the order in which it ran."""
+    """The passes that changed the graph before it was planned, in their order."""
+    pass_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Processor time of each pass over the graph, those of every plan included, by name; empty if the graph did not go
+    through passes for this plan alone (a plan of an executor, or from a file)."""
     kernels: Mapping[str, str] = field(default_factory=dict)
-    """Name of a node -> who computes it, and why no other: ``native``, ``numpy (depthwise …)``. Only nodes for which
-    there is a choice."""
+    """Name of a node -> its kernel, and why no other: ``native``, ``numpy (depthwise …)``. Only nodes with a
+    choice."""
     again: Callable[..., MemoryPlan] | None = field(default=None, repr=False)
     """Plans the same question once more with another ``batch`` or ``budget``; None for a plan read from a file."""
 
@@ -192,7 +198,7 @@ class MemoryPlan:
                 tried then takes seconds for deep networks.
 
         Raises:
-            BudgetError: not even one sample fits; its ``smallest`` is what one sample needs.
+            BudgetError: not even one sample fits; its ``smallest`` is the need of one sample.
             PlanError: the plan was read from a file or taken from an executor.
 
         >>> from weftplan import models
@@ -205,7 +211,7 @@ class MemoryPlan:
 
     @property
     def left_out(self) -> str:
-        """What none of the figures contains, in words."""
+        """Bytes that none of the figures contains, in words."""
         return str(slots.PLAN_REPORTS.get()["left_out"](self))
 
     def timeline(self, device: int | None = None) -> IntArray:
@@ -225,7 +231,7 @@ class MemoryPlan:
         return str(slots.PLAN_REPORTS.get()["summary"](self, limit))
 
     def compare(self, other: MemoryPlan) -> str:
-        """A table of this plan beside another."""
+        """Return a table of this plan next to another."""
         return str(slots.PLAN_REPORTS.get()["compare"](self, other))
 
     @known_keywords()

@@ -1,4 +1,4 @@
-"""What a user may choose about a plan, read from the environment at every bind."""
+"""Options of a plan, read from the environment at every bind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from weftplan.device.context import Context
 from weftplan.device.homes import HomeSpec
 from weftplan.device.homes import parse as parse_homes
 from weftplan.errors import MXNetError, PlanError, did_you_mean
-from weftplan.ops.core.implementations import MODES
 from weftplan.support.keyword_errors import known_keywords
 
 STRATEGIES: dict[str, object] = {}
@@ -24,7 +23,7 @@ LEGAL: dict[str, Collection[str]] = {
     "compat": ("none", "mxnet", "paddle", "paddle_pir"),
     "effort": ("auto", "fast", "normal", "max"),
     "recompute": RECOMPUTE,
-    "kernels": MODES,
+    "kernels": config.lookup("WEFTPLAN_KERNELS").variable.choices,
 }
 
 
@@ -49,10 +48,12 @@ class PlanOptions:
     """Let outputs take the memory of dying inputs."""
     num_temp: int = 1
     """Colours of branches: more keep branches more independent and need more memory. Whole blocks pass between nodes of
-    one colour only; the offsets of ``arena`` make somebody wait for memory as rarely as they can in the bytes that the
+    one colour only; the offsets of ``arena`` make nodes wait for memory as rarely as they can in the bytes that the
     colours need apart (``MemoryPlan.num_added_waits`` counts)."""
     inplace_grad_sum_cap: int = 8
     """Gradient sums of this many terms or more are accumulated in place, one term at a time (below 2: all sums)."""
+    max_inplace_grad_add: int = 0
+    """Gradient sums of fewer terms than this are accumulated in place, too."""
     eliminate_common_expr: bool = True
     """Merge nodes that compute the same."""
     fusion: bool = True
@@ -62,7 +63,7 @@ class PlanOptions:
     :attr:`budget` below the peak is met with nodes apart, since one of them may be repeated; with :attr:`recompute` the
     smaller plan is taken."""
     drop_dead_outputs: bool = True
-    """Leave out outputs that nobody reads: they have no memory and are not computed. Not with :attr:`compat` mxnet."""
+    """Leave out outputs without a reader: they have no memory and are not computed. Not with :attr:`compat` mxnet."""
     sizes: str = "true"
     """``true``: elements times bytes of the dtype; ``mxnet``: elements times 4, as MXNet 1.9.1 counts."""
     compat: str = "none"
@@ -87,27 +88,27 @@ class PlanOptions:
     MXNET_MEMORY_OPT), ``sqrt`` (all between cuts), ``cheap`` (the smallest peak for at most 5 % more modelled time)."""
     budget: int | None = None
     """Most bytes that ``MemoryPlan.peak`` may have (less those in homes, ``MemoryPlan.in_homes``, see :attr:`spill`);
-    what is computed again is chosen for the least time that fits, whatever :attr:`recompute` says."""
+    recomputed results are chosen for the least time that fits, whatever :attr:`recompute` says."""
     kernels: str = "auto"
-    """Who computes: ``auto`` (compiled kernels where they are expected to be faster), ``native`` (wherever they can) or
-    ``numpy``; on a GPU kernels in CUDA C stand for the compiled ones. What a chosen kernel needs as scratch is counted;
+    """The kernels: ``auto`` (compiled kernels if they are expected to be faster), ``native`` (whenever they can) or
+    ``numpy``; on a GPU kernels in CUDA C stand for the compiled ones. Scratch of a chosen kernel is counted;
     without llvmlite there are NumPy's only on a CPU."""
     autotune: int = 0
     """With :attr:`kernels` auto: 0 chooses by a heuristic; 2 measures each kind of call once on this machine and takes
     the fastest; 1 the fastest of those whose scratch a convolution's ``workspace`` allows. What was measured is kept in
     the user's cache folder, so later choices are the same. ``cudnn_tune`` of a node comes first."""
     spill: bool | str = True
-    """Under a budget, results may wait elsewhere instead of being computed again, where that is faster: in the homes
+    """Under a budget, results may wait elsewhere instead of being computed again, if that is faster: in the homes
     that a text lists as ``WEFTPLAN_SPILL`` does, each up to its limit, the first with room. True: those of a GPU or a
     simulated device in page-locked host memory; False: nowhere. Bytes in homes do not count against the budget."""
     peers: tuple[str, ...] = ()
     """Devices of the same kind, such as ``gpu(1)``, that the home ``peer`` may use and nothing else of the graph does.
-    ``simple_bind`` names those from which memory has been taken, the one with most room first."""
+    ``simple_bind`` names those from which memory has been taken, the device with most room first."""
     spill_taken: tuple[int, ...] = ()
     """Bytes that others have of each home that :attr:`spill` lists, so that a plan may not have them; homes beyond the
     last are all there. ``bind`` and ``simple_bind`` look."""
     links: tuple[tuple[str, str, float, float], ...] = ()
-    """How fast copies to homes are, where it is known: device, home, bytes a second, seconds before the first byte,
+    """Speeds of copies to homes, as far as known: device, home, bytes a second, seconds before the first byte,
     such as ``("gpu(0)", "cpu_pinned(0)", 2.5e10, 1e-5)``; others are assumed. Under a budget ``bind`` and
     ``simple_bind`` look."""
 
@@ -136,7 +137,13 @@ class PlanOptions:
         self._expect("links", "a tuple of (device, home, bytes a second > 0, seconds >= 0)", fine)
         object.__setattr__(self, "links", links)
         self._expect("autotune", "0, 1 or 2", _is_integer(self.autotune, 0) and self.autotune <= 2)
-        for name, least in (("match_range", 0), ("num_temp", 1), ("inplace_grad_sum_cap", 0), ("alignment", 0)):
+        for name, least in (
+            ("match_range", 0),
+            ("num_temp", 1),
+            ("inplace_grad_sum_cap", 0),
+            ("max_inplace_grad_add", 0),
+            ("alignment", 0),
+        ):
             self._expect(name, f"an integer >= {least}", _is_integer(getattr(self, name), least))
         self._expect("budget", "a number of bytes >= 0 or None", self.budget is None or _is_integer(self.budget, 0))
         fine = not self.alignment & (self.alignment - 1) and not 0 < self.alignment < 8
@@ -155,7 +162,7 @@ class PlanOptions:
             PlanError: an override is unknown or illegal.
         """
         read = _read(config.in_force())
-        return read.replace(**overrides)  # itself where there are none
+        return read.replace(**overrides)  # itself if there are none
 
     @property
     def homes(self) -> tuple[HomeSpec, ...]:
@@ -194,7 +201,7 @@ def _is_integer(value: Any, least: int) -> bool:
 
 
 def _switch(text: str) -> bool | str:
-    """The option of a variable: a truth value where it is one."""
+    """Return the option of a variable: its truth value, if it has one."""
     lowered = text.strip().lower()
     return text if lowered not in ("", "0", "1", "true", "false") else lowered in ("1", "true")
 
@@ -209,6 +216,7 @@ def _read(variables: tuple[tuple[str, str], ...]) -> PlanOptions:
         enable_inplace=config.get("MXNET_EXEC_ENABLE_INPLACE"),
         num_temp=config.get("MXNET_EXEC_NUM_TEMP"),
         inplace_grad_sum_cap=config.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP"),
+        max_inplace_grad_add=config.get("FLAGS_max_inplace_grad_add"),
         eliminate_common_expr=config.get("MXNET_ELIMINATE_COMMON_EXPR"),
         fusion=config.get("MXNET_USE_FUSION"),
         drop_dead_outputs=config.get("WEFTPLAN_DROP_DEAD_OUTPUTS"),

@@ -1,6 +1,6 @@
-"""The execution order: among several candidates the one with the smallest lower bound, never worse than the given one.
+"""The execution order: the candidate with the smallest lower bound, never worse than the given order.
 
-It takes a program and gives an order of the same nodes. What may not change: a node follows what it needs; the forward
+It takes a program and gives an order of the same nodes. Constraints: a node follows its dependencies; the forward
 part stays in front, so that it can run alone; nodes that touch one auxiliary state keep their given order, because one
 of them writes it.
 
@@ -41,17 +41,17 @@ def choose_order(program: Program, options: PlanOptions) -> list[int]:
 def lower_bound(program: Program, order: list[int], *, options: PlanOptions) -> int:
     """Most bytes alive at once when ``program`` runs in ``order``, with in-place merging and scratch."""
     ordered = program.in_order(order)
-    found = assign(ordered, BlockPool(program.nbytes, 0), enable_inplace=options.enable_inplace)
-    return Buffers(ordered, found, options=options).lower_bound
+    assignment = assign(ordered, BlockPool(program.nbytes, 0), enable_inplace=options.enable_inplace)
+    return Buffers(ordered, assignment, options=options).lower_bound
 
 
 class _Dependencies:
-    """Who needs whom, and what each node allocates."""
+    """The dependencies of nodes, and the bytes that each allocates."""
 
     def __init__(self, program: Program) -> None:
         graph = program.graph
         self.before = dependencies(program)
-        # Bytes of each entry that count: not the caller's, and read by somebody.
+        # Bytes of each entry that count: not the caller's, and with a reader.
         self.size = [0 if program.external[e] else program.nbytes[e] for e in range(graph.num_entries)]
         self.reads = [[e for e in dict.fromkeys(reads) if self.size[e]] for reads in program.reads]
         self.readers: list[list[int]] = [[] for _ in range(graph.num_entries)]
@@ -68,13 +68,13 @@ def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
     size, reads, readers, forever = graph.size, graph.reads, graph.readers, graph.forever
     inside = set(nodes)
     # Readers still to come per entry; an entry that a later part reads is never freed here.
-    made = {e for nid in nodes for e in graph.outputs[nid]}
+    own = {e for nid in nodes for e in graph.outputs[nid]}
     left: dict[int, int] = {}
     for nid in nodes:
         for e in reads[nid]:
             if e not in left:
                 here = sum(1 for r in readers[e] if r in inside)
-                kept = e in forever or (e in made and here < len(readers[e]))
+                kept = e in forever or (e in own and here < len(readers[e]))
                 left[e] = -1 if kept else here
 
     def growth(nid: int) -> int:

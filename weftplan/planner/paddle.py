@@ -1,15 +1,15 @@
-"""Paddle's rules of sharing memory, where they differ from MXNet's: ``PlanOptions(compat="paddle")``, ``"paddle_pir"``.
+"""Paddle's rules of sharing memory, if they differ from MXNet's: ``PlanOptions(compat="paddle")``, ``"paddle_pir"``.
 
 ``paddle`` is the pair of graph passes of releases 1.6 to 2.5. *In place*: an output takes the memory of an input that
 only this operator can be the last to read: every other reader comes before it by data, not just by chance of the order
 (:class:`InplaceRule`). *Across operators*: operators are walked breadth first, and an output takes the memory of a dead
-result of exactly its size, the one that died last (:class:`ExactPool`); where the two operators are not ordered by
+result of exactly its size, the last to die (:class:`ExactPool`); if the two operators are not ordered by
 data, that costs an order edge.
 
 ``paddle_pir`` is the pass of release 2.6 and later: in place only, by the order of the program, with equal dtypes.
 
-What is not copied: a smaller output is not put into a larger input, because kernels here compute in place element by
-element; Paddle leaves that to the operator and allocates anew where it does not fit.
+Not copied: a smaller output is not put into a larger input, because kernels here compute in place element by
+element; Paddle leaves that to the operator and allocates if it does not fit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from itertools import count
 
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import dependencies, scheduled
+from weftplan.planner.liveness import dependencies, last_needs_others, producers, scheduled
 from weftplan.planner.match_range import BlockPool, Free
 from weftplan.planner.program import Program
-from weftplan.planner.reachability import last_needs_others, producers
 
 COMPAT = ("paddle", "paddle_pir")
 
@@ -31,7 +30,7 @@ NOT_ON_CPU = frozenset(("_backward_broadcast_add", "_backward_broadcast_sub", "_
 
 
 def breadth_first(program: Program) -> list[int]:
-    """The steps in the order in which Paddle's pass walks them: whatever is ready, first come, first served.
+    """Return the steps in the order of Paddle's pass: ready steps, first come, first served.
 
     The forward part stays in front. Nodes that touch one auxiliary state keep their order.
     """
@@ -92,8 +91,8 @@ class ExactPool(BlockPool):
         return at if at >= 0 and free[at][0] == size else -1
 
 
-def order_edges(program: Program, found: Assignment) -> list[tuple[int, int]]:
-    """(earlier node, later node): what has to be added to the order by data because blocks are used again.
+def order_edges(program: Program, assignment: Assignment) -> list[tuple[int, int]]:
+    """Return (earlier node, later node) for edges that reuse of blocks adds to the order by data.
 
     The later node is the first to write a block that others used before; each of them that does not come before it, by
     data or by an edge added already, gets an edge. All edges lead forward in the order, so none closes a cycle.
@@ -110,9 +109,9 @@ def order_edges(program: Program, found: Assignment) -> list[tuple[int, int]]:
         mine = 1 << step
         for source in step_of_entry[step]:
             mine |= needs[source]
-        made = [e for e in range(row[nid], row[nid + 1]) if found.group[e] >= 0]
-        for e in made:
-            group, block = found.group[e], found.storage[e]
+        placed = [e for e in range(row[nid], row[nid + 1]) if assignment.group[e] >= 0]
+        for e in placed:
+            group, block = assignment.group[e], assignment.storage[e]
             before = holder.get(block)
             if before is not None and before != group:
                 for user in reversed(users[before]):
@@ -121,7 +120,7 @@ def order_edges(program: Program, found: Assignment) -> list[tuple[int, int]]:
                         mine |= needs[user]
             holder[block] = group
         needs.append(mine)
-        for e in {*program.reads[nid], *made}:
-            if found.group[e] >= 0:
-                users.setdefault(found.group[e], []).append(step)
+        for e in {*program.reads[nid], *placed}:
+            if assignment.group[e] >= 0:
+                users.setdefault(assignment.group[e], []).append(step)
     return edges

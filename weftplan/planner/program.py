@@ -1,4 +1,4 @@
-"""The input of the planner's core: a graph in an order of execution, with sizes, places and what follows from them.
+"""The input of the planner's core: a graph in an order of execution, with sizes, devices and derived facts.
 
 A front end makes a :class:`Program`. Steps are positions in the order of execution. Rewrites make new programs and
 change none.
@@ -18,7 +18,7 @@ from weftplan.planner.graph import Graph
 from weftplan.support.tensor_types import DType, InplacePair, Shape, aligned
 
 BYTE = np.dtype(np.uint8)
-"""The dtype of entries of which only the bytes are known."""
+"""The dtype of entries whose bytes alone are known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,23 +30,23 @@ class Program:
     """
 
     graph: Graph
-    order: list[int]
-    """Operator nodes as they run."""
-    num_forward: int
-    """How many steps of :attr:`order` are the forward part; the others are the backward part."""
+    order: list[int] = field(default_factory=list)
+    """Operator nodes as they run; by default in the order of their numbers."""
+    num_forward: int = -1
+    """How many steps of :attr:`order` are the forward part, by default all; the others are the backward part."""
     nbytes: list[int]
     """Per entry; plans count these bytes and no others."""
-    contexts: tuple[Context, ...]
-    device: list[int]
-    """Per node, an index of ``contexts``."""
-    gradients: frozenset[int]
+    contexts: tuple[Context, ...] = (Context("cpu", 0),)
+    device: list[int] = field(default_factory=list)
+    """Per node, an index of ``contexts``; by default the first."""
+    gradients: frozenset[int] = frozenset()
     """Entries that are written, or added, to arrays of the caller's."""
-    added: frozenset[int]
+    added: frozenset[int] = frozenset()
     """Those of them that are added."""
-    workspaces: dict[int, int]
+    workspaces: dict[int, int] = field(default_factory=dict)
     """Per node: declared scratch bytes (absent: none)."""
-    external_bytes: dict[str, int]
-    """Bytes of the caller's arrays by purpose."""
+    external_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes of the caller's arrays by purpose; by default all variables are arguments."""
     shapes: list[Shape] = field(default_factory=list)
     """Per entry, for reports; without them every entry is a row of bytes."""
     dtypes: list[DType] = field(default_factory=list)
@@ -63,13 +63,18 @@ class Program:
     refs: list[int] = field(init=False)
     """Per entry: slots that read it, plus times it is held or an output of the graph."""
     pairs: list[Sequence[InplacePair]] = field(init=False)
-    """Per node: what may be computed in place, of what its operator declares, in the order in which it is tried."""
+    """Per node: the pairs of its ``Work.inplace`` that may share memory, in the order of trials."""
 
     def __post_init__(self) -> None:
         """Work out what follows from the works of nodes, sizes and places."""
         graph = self.graph
         makers = graph.entry_node
         variable = graph.is_variable
+        self.order = self.order or [nid for nid, is_variable in enumerate(variable) if not is_variable]
+        self.num_forward = len(self.order) if self.num_forward < 0 else self.num_forward
+        self.device = self.device or [0] * graph.num_nodes
+        if not self.external_bytes:
+            self.external_bytes = {"arguments": sum(self.nbytes[graph.row[nid]] for nid in graph.variables())}
         if not self.shapes:
             self.shapes, self.dtypes = [(size,) for size in self.nbytes], [BYTE] * len(self.nbytes)
         self.external = bytearray(map(variable.__getitem__, makers))
@@ -121,14 +126,14 @@ class Program:
 
         The node must read the input. Both must have as many elements, of one width, on one device, and neither may be
         the caller's. A pair of different dtypes is no identity. Whether the input is dead by then depends on the order
-        of execution and is asked by whoever walks it.
+        of execution and is asked during the walk.
         """
         external, nbytes, dtypes, device = self.external, self.nbytes, self.dtypes, self.device
         graph = self.graph
-        found: list[Sequence[InplacePair]] = []
+        pairs: list[Sequence[InplacePair]] = []
         for nid, (work, inputs, first) in enumerate(zip(graph.works, graph.inputs, graph.row, strict=False)):
             allowed: tuple[InplacePair, ...] = ()
-            must = {pair.output for pair in work.over}
+            must = {pair.output for pair in work.over} if work.over else ()
             for pair in work.inplace:
                 source, out = inputs[pair[0]], first + pair[1]
                 if external[source] or external[out] or nbytes[source] != nbytes[out] or pair[0] in work.ignored:
@@ -141,8 +146,8 @@ class Program:
                     allowed += (pair,)
                 elif dtypes[source].itemsize == dtypes[out].itemsize:
                     allowed += (pair._replace(identity=False),)
-            found.append(allowed)
-        return found
+            pairs.append(allowed)
+        return pairs
 
     @property
     def forward(self) -> list[int]:
@@ -155,16 +160,16 @@ class Program:
         return self.order[self.num_forward :]
 
     def in_order(self, order: list[int]) -> Program:
-        """The same nodes in another order; the program itself where it is the same."""
+        """The same nodes in another order; the program itself if it is the same."""
         if order == self.order:
             return self
-        other = copy(self)
-        other.order = order
-        return other
+        ordered = copy(self)
+        ordered.order = order
+        return ordered
 
 
 def scratch_of(program: Program, *, added: Collection[int], skipped: Collection[int]) -> dict[int, int]:
-    """Scratch bytes of each node that runs: what it declares, and behind that room for each output that is added to.
+    """Return scratch bytes of each node that runs: those that it declares, then room for each output that is added to.
 
     Kernels only overwrite, so an output that must be *added* to its destination is computed in scratch first.
 

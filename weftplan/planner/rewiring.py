@@ -1,4 +1,4 @@
-"""What rewrites of a graph share: nodes that read something else, nodes that are added, and the sizes that they keep.
+"""Rewrites of a graph: nodes that read other entries, nodes that are added, and the sizes that they keep.
 
 A :class:`Rewrite` begins as a copy of a graph. A caller adds nodes and changes what others read; :meth:`Rewrite.done`
 numbers what is still needed, depth first from the outputs, and carries over everything that was known. The given graph
@@ -7,17 +7,80 @@ stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.planner.graph import Graph, Work
 from weftplan.planner.program import Program
-from weftplan.support.post_order import post_order
+
+
+class Numbering(NamedTuple):
+    """New numbers of some nodes of a graph, and of their entries."""
+
+    kept: list[int]
+    """By new number the old number of a node."""
+    node: list[int]
+    """By old number the new number of a node; -1 for one that is left out."""
+    entry: list[int]
+    """By old number the new number of an entry; -1 likewise."""
+    source: list[int]
+    """By new number the old number of an entry."""
+
+
+def renumbered(
+    roots: Iterable[int],
+    *,
+    inputs: Sequence[Sequence[int]],
+    controls: Sequence[Sequence[int]],
+    row: Sequence[int],
+    makers: Sequence[int],
+    begun: int = 0,
+) -> Numbering:
+    """Number the nodes that ``roots`` need, depth first: before each node what it reads, then what it waits for.
+
+    The other arguments are those of a :class:`~weftplan.planner.graph.Graph`, whose nodes may have any order; the first
+    ``begun`` nodes keep their numbers.
+    """
+    kept = list(range(begun))
+    state = bytearray(len(inputs))  # 0: not met, 1: on the way, 2: in the order
+    state[:begun] = b"\2" * begun
+    for root in roots:
+        stack = [root]
+        while stack:
+            nid = stack[-1]
+            if state[nid]:
+                stack.pop()
+                if state[nid] == 1:
+                    state[nid] = 2
+                    kept.append(nid)
+                continue
+            state[nid] = 1
+            for dep in reversed(controls[nid]):
+                if not state[dep]:
+                    stack.append(dep)
+            for e in reversed(inputs[nid]):
+                if not state[makers[e]]:
+                    stack.append(makers[e])
+    count = row[begun]
+    node, entry = [*kept[:begun], *[-1] * (len(inputs) - begun)], [*range(count), *[-1] * (len(makers) - count)]
+    source = list(range(count))
+    for nid, was in enumerate(kept[begun:], begun):
+        node[was] = nid
+        first, end = row[was], row[was + 1]
+        if end - first == 1:  # most
+            entry[first] = count
+            source.append(first)
+        else:
+            entry[first:end] = range(count, count + end - first)
+            source += range(first, end)
+        count += end - first
+    return Numbering(kept, node, entry, source)
 
 
 class Rewrite:
-    """A graph in the making. Its nodes and entries keep the numbers that they have in the given one; new ones follow.
+    """A graph in the making. Its nodes and entries keep their numbers in the given graph; new numbers follow.
 
     Attributes:
         inputs: entries that each node reads, to be replaced (not changed) where a node is to read others.
@@ -40,45 +103,36 @@ class Rewrite:
     def twin(self, nid: int, name: str, *, inputs: list[int]) -> tuple[int, int]:
         """Add a node that runs node ``nid`` a second time, on these inputs; (its number, its first entry)."""
         graph = self._program.graph
-        made = self._add(name, graph.works[nid], inputs, range(graph.row[nid], graph.row[nid + 1]))
-        self._twin_of[made] = nid
-        return made, self._row[made]
+        new = self._add(name, graph.works[nid], inputs, range(graph.row[nid], graph.row[nid + 1]))
+        self._twin_of[new] = nid
+        return new, self._row[new]
 
     def copy(self, source: int, name: str, *, work: Work, context: Context, like: int) -> tuple[int, int]:
         """Add a node that copies entry ``source`` to a device; (its number, its entry, of the size of ``like``)."""
-        made = self._add(name, work, [source], range(like, like + 1))
-        self._copied_to[made] = context
-        return made, self._row[made]
+        new = self._add(name, work, [source], range(like, like + 1))
+        self._copied_to[new] = context
+        return new, self._row[new]
 
     def _add(self, name: str, work: Work, inputs: list[int], like: range) -> int:
-        made = len(self._works)
+        nid = len(self._works)
         self._names.append(name)
         self._works.append(work)
         self._controls.append([])
         self._row.append(len(self._like))
         self._like.extend(like)
-        self.makers.extend([made] * len(like))
+        self.makers.extend([nid] * len(like))
         self.inputs.append(inputs)
-        return made
+        return nid
 
     def done(self, order: Sequence[int], *, more_forward: int = 0) -> Program:
-        """The rewritten program, whose steps are ``order``; its forward part has so many steps more."""
+        """The rewritten program, whose steps are ``order``; its forward part has ``more_forward`` steps more."""
         program, old, like = self._program, self._program.graph, self._like
-        ends = [*self._row[1:], len(like)]
-        makers = self.makers
-        needs = [
-            [*(makers[e] for e in inputs), *controls]
-            for inputs, controls in zip(self.inputs, self._controls, strict=True)
-        ]
-        kept = post_order([*(makers[e] for e in old.outputs), *old.effects], needs)
-        number = [-1] * len(self._works)
-        entry = [-1] * len(like)
-        source: list[int] = []
-        for nid, was in enumerate(kept):
-            number[was] = nid
-            for e in range(self._row[was], ends[was]):
-                entry[e] = len(source)
-                source.append(like[e])
+        row, makers = [*self._row, len(like)], self.makers
+        roots = [*(makers[e] for e in old.outputs), *old.effects]
+        kept, number, entry, old_entries = renumbered(
+            roots, inputs=self.inputs, controls=self._controls, row=row, makers=makers
+        )
+        source = [like[e] for e in old_entries]
         steps = [number[n] for n in order]
         if -1 in steps:
             missing = self._names[order[steps.index(-1)]]
@@ -96,7 +150,7 @@ class Rewrite:
             works=[self._works[was] for was in kept],
             inputs=[[entry[e] for e in self.inputs[was]] for was in kept],
             controls=[[number[n] for n in self._controls[was]] for was in kept],
-            counts=[ends[was] - self._row[was] for was in kept],
+            counts=[row[was + 1] - row[was] for was in kept],
             heads=[entry[e] for e in old.outputs],
             effects=[number[nid] for nid in old.effects],
             origin=[-1 if original is None else old.origin[original] for original in stands_for],

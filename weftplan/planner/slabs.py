@@ -22,7 +22,7 @@ from weftplan.planner.packing.api import Effort
 from weftplan.planner.packing.reuse import Precedence, compressed_rows
 
 WORTH_A_SEARCH = 1 << 20
-"""Bytes above the lower bound for which a second, longer packing is worth its time."""
+"""Bytes above the lower bound that are worth a second, longer packing."""
 
 
 class Packer(Protocol):
@@ -46,10 +46,10 @@ class Packer(Protocol):
 def blocks(
     buffers: Buffers, strategy: str, *, reported_bytes: int, color: Sequence[int], added_waits: int | None
 ) -> tuple[int, Callable[[], MemoryPlan]]:
-    """The plan in which storages do not overlap: its bytes, and what makes it, which takes longer.
+    """Return the bytes of the plan with disjoint storages, and the function that makes it, which takes longer.
 
-    Each storage is an allocation of its own, or they lie side by side: where the best of several strategies is asked
-    for, they are stacked in one slab per device, so that executors with other shapes can use it too.
+    Each storage is an allocation of its own, or they lie side by side: if the options ask for the best of several
+    strategies, they are stacked in one slab per device, so that executors with other shapes can use it too.
     """
     program = buffers.program
     storage, used = renumbered(buffers.assignment.storage)
@@ -106,11 +106,11 @@ def blocks(
 
 
 def arena(buffers: Buffers, color: Sequence[int], *, name: str = "arena", packer: Packer = pack) -> MemoryPlan:
-    """The plan in which every buffer has an offset in one slab per device.
+    """Return the plan that gives every buffer an offset in one slab per device.
 
     With ``color`` (per node) reuse is to make branches wait for each other as little as it can in the memory that the
-    colours would need each on their own: the sum of the most bytes alive of what nodes of one colour write. Orders too
-    long for sets of steps get just that: the parts of the colours one behind the other, which share no bytes.
+    colours would need each on their own: the sum over colours of the most live bytes that nodes of one colour write.
+    Orders too long for sets of steps get just that: the parts of the colours one after another, which share no bytes.
     """
     program = buffers.program
     count = len(buffers.nbytes)
@@ -190,7 +190,7 @@ def _packed(
 ) -> tuple[Packing, tuple[IntArray, IntArray]]:
     """Pack as hard as the option says (see :attr:`PlanOptions.effort`), and judge the result; with its `reuse_edges`.
 
-    Two live buffers in one place would corrupt results silently, and judging costs little beside packing. When the
+    Two live buffers in one place would corrupt results silently, and judging costs little compared with packing. If the
     longer search errs, the quick packing stands and a warning says so.
 
     Raises:
@@ -221,9 +221,9 @@ def judged(
 ) -> tuple[IntArray, IntArray]:
     """The `reuse_edges` of a packing; they show whether it is right, in a twentieth of the time of `check_packing`.
 
-    It is where everybody that held some of a buffer's bytes last is dead when the buffer is born. For take two buffers
-    that live at once on a common byte, and of all such pairs on that byte one whose later birth comes first. At that
-    birth the earlier one held the byte last: who took it from that one was born between the two, while that one lived.
+    It is right if all last holders of a buffer's bytes are dead when the buffer is born. For take two buffers that live
+    at once on a common byte, and of all such pairs on that byte a pair whose later birth comes first. At that birth the
+    earlier buffer held the byte last: a buffer that took it was born between the two, while the earlier lived.
 
     Raises:
         PlanError: the packing is wrong.
@@ -238,7 +238,7 @@ def judged(
 
 
 def _common(buffers: Buffers) -> dict[str, Any]:
-    """What does not depend on where anything lies: fields of a plan by name."""
+    """Return fields of a plan, by name, that do not depend on addresses."""
     program, assignment = buffers.program, buffers.assignment
     workspace_nbytes = np.zeros(program.graph.num_nodes, dtype=np.int64)
     for nid, nbytes in buffers.workspace.items():

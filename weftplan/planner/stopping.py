@@ -1,8 +1,8 @@
 """Ending a search early, with the best that it has found.
 
-Searches ask :func:`asked` between two prices. Whoever has a reason to end them, such as a signal handler of the command
-line, calls :func:`stop`; any thread may. Nothing else in the planner depends on when something happens: without a call
-of ``stop`` equal questions get equal plans.
+Searches ask :func:`asked` between two prices. A caller with a reason to end them, such as a signal handler of the
+command line, calls :func:`stop`; any thread may. Nothing else in the planner depends on time: without a call of
+``stop`` equal questions get equal plans.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _asked: list[bool] = []
 
 
 def stop() -> None:
-    """Let the searches of this process end with what they have found; outside of :func:`stoppable` nothing happens."""
+    """Let the searches of this process end with their best results; outside of :func:`stoppable` nothing happens."""
     _asked[:] = [True] * len(_asked)
 
 
@@ -25,7 +25,7 @@ def asked() -> bool:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """What is planned in the block may be stopped; afterwards nothing is asked any more."""
+    """Return a ``with`` block whose searches may be stopped."""
     _asked.append(False)
     try:
         yield

@@ -16,18 +16,18 @@ from weftplan.errors import PlanError
 from weftplan.planner import paddle
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import Assignment, add_in_place, assign
+from weftplan.planner.liveness import MOST_STEPS
 from weftplan.planner.match_range import BlockPool, colors
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import STRATEGIES, PlanOptions
 from weftplan.planner.packing import pack
 from weftplan.planner.program import Program
-from weftplan.planner.reachability import MOST_STEPS
 from weftplan.planner.slabs import Packer, arena, blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A graph in execution order, its plan, which of its entries share a storage, and what was decided, in words."""
+    """A graph in execution order, its plan, which of its entries share a storage, and decisions in words."""
 
     program: Program
     memory: MemoryPlan
@@ -35,7 +35,7 @@ class Draft:
     notes: tuple[str, ...] = ()
 
     def slowed(self, more_time: float) -> Draft:
-        """The same, whose plan says by what share of a step it takes longer."""
+        """Return the same draft, whose plan takes longer by this share of a step."""
         return replace(self, memory=replace(self.memory, more_time=more_time))
 
 
@@ -97,7 +97,7 @@ def plan_graph(program: Program, options: PlanOptions) -> Draft:
     shared = strategy.assign(program, options)
     variants = _variants(program, options, shared.assignment)
     best: Draft | None = None
-    # Smallest bound first (equal ones as they come): packing takes longest, and a bound can make it pointless.
+    # Smallest bound first (equal bounds as they come): packing takes longest, and a bound can make it pointless.
     for buffers in sorted(variants, key=attrgetter("lower_bound")) if len(variants) > 1 else variants:
         if best is not None and (buffers.lower_bound >= best.memory.peak or buffers.least_peak() >= best.memory.peak):
             break
@@ -122,8 +122,10 @@ def _variants(program: Program, options: PlanOptions, plain: Assignment) -> list
         if summed.skipped:
             # The scratch of additions can cost more than the sums' terms: compare, except where MXNet would not.
             variants = [summed] if options.compat == "mxnet" else [plain, summed]
-    made = [Buffers(program, variants[0], options=options)]
-    return made + [Buffers(program, other, options=options, like=made[0]) for other in variants[1:]]
+    plain_buffers = [Buffers(program, variants[0], options=options)]
+    return plain_buffers + [
+        Buffers(program, variant, options=options, like=plain_buffers[0]) for variant in variants[1:]
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class Smallest:
 
     def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
         """Place by whichever strategy needs less, and by one alone if the other cannot win."""
-        # What whole blocks take in any case: what MXNet's rule counts of them, if sums stay as they are.
+        # Whole blocks take at least the bytes that MXNet's rule counts, if sums stay as they are.
         counted = buffers.options.sizes != "mxnet" and not buffers.assignment.added
         least = shared.block_bytes if counted else 0
         packed = self.offsets.place(buffers, shared) if least > buffers.lower_bound else None

@@ -166,6 +166,12 @@ def dump_profile() -> None:
     dump()
 
 
+def start_at_import() -> None:
+    """Start a recording that is written at exit, for ``MXNET_PROFILER_AUTOSTART``."""
+    set_config(filename=_config["filename"])
+    set_state("run")
+
+
 @atexit.register
 def _dump_at_exit() -> None:
     """Write an undumped recording at exit: MXNet's own examples end with ``set_state("stop")``."""

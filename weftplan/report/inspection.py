@@ -96,11 +96,11 @@ class Inspection:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the inspection as JSON-ready data."""
-        found = {**asdict(replace(self, plan=None)), "parameters": self.parameters, "flops": self.flops}
-        del found["plan"]
+        fields = {**asdict(replace(self, plan=None)), "parameters": self.parameters, "flops": self.flops}
+        del fields["plan"]
         if self.plan is not None:
-            found |= {"kernels": dict(self.plan.kernels), "passes": [one._asdict() for one in self.plan.passes]}
-        return found
+            fields |= {"kernels": dict(self.plan.kernels), "passes": [one._asdict() for one in self.plan.passes]}
+        return fields
 
 
 def inspect(
@@ -123,25 +123,25 @@ def inspect(
         ShapeError, ParameterError: the shapes given do not fit the network.
     """
     nodes = topological_order(symbol.entries)
-    given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+    explicit = {name: tuple(shape) for name, shape in (shapes or {}).items()}
     fed = input_names(symbol, args)
     stored = {key: tuple(value.shape) for table in (args, aux) if table is not None for key, value in table.items()}
     variables = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
     warnings: list[str] = []
-    wrong = _wrong_shapes(nodes, given, stored, variables)
-    known = {**{key: shape for key, shape in stored.items() if key in variables and key not in wrong}, **given}
+    wrong = _wrong_shapes(nodes, explicit, stored, variables)
+    known = {**{key: shape for key, shape in stored.items() if key in variables and key not in wrong}, **explicit}
     hints = {key: form_of(nodes, key, stored) for key in fed}
-    if args is not None and not given:
+    if args is not None and not explicit:
         known.update({key: hint.shape for key, hint in hints.items() if hint.shape and len(fed) == 1})
     contradiction = ""
     try:
         values = infer.infer_shapes(nodes, known)
     except ShapeError as error:
-        if args is None or known == given:
+        if args is None or known == explicit:
             raise
         contradiction = "the shapes of the parameters contradict each other"
         warnings.append(f"{contradiction}: {str(error).removeprefix('Error in ')}")
-        values = infer.infer_shapes(nodes, given)
+        values = infer.infer_shapes(nodes, explicit)
     rows = infer.entry_rows(nodes)
     first = {node: values[row] for node, row in zip(nodes, rows, strict=False)}
     by_name = {node.name: first[node] for node in nodes if node.op is None}
@@ -218,11 +218,11 @@ def _wrong_shapes(
     """Return parameters whose stored shapes contradict the inferred shapes."""
     rows = infer.entry_rows(nodes)
     values = infer.infer_shapes(nodes, given)
-    found = {node.name: values[row] for node, row in zip(nodes, rows, strict=False) if node.op is None}
+    inferred = {node.name: values[row] for node, row in zip(nodes, rows, strict=False) if node.op is None}
     return {
         key: shape
         for key in variables
-        if key in stored and key not in given and (shape := found.get(key)) and not _agree(stored[key], shape)
+        if key in stored and key not in given and (shape := inferred.get(key)) and not _agree(stored[key], shape)
     }
 
 
@@ -293,16 +293,16 @@ def operations(node: Node, ins: Sequence[Shape], outs: Sequence[Shape]) -> int:
 
 
 def _counts(nodes: Sequence[Node]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for node in nodes:
         if node.op is not None:
-            found[placeholder.label(node)] = found.get(placeholder.label(node), 0) + 1
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+            counts[placeholder.label(node)] = counts.get(placeholder.label(node), 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _doubts(nodes: Sequence[Node], args: Arrays, aux: Arrays) -> list[str]:
     """Return warnings about suspicious parameter values."""
-    found: list[str] = []
+    doubts: list[str] = []
     ignored, fresh, broken = [], [], []
     for node in nodes:
         if node.op is None or node.op.name not in BATCH_NORMS:
@@ -315,12 +315,12 @@ def _doubts(nodes: Sequence[Node], args: Arrays, aux: Arrays) -> list[str]:
     for table in (args, aux):
         broken += [key for key, value in table.items() if is_float(value.dtype) and not _finite(value)]
     if ignored:
-        found.append(f"{listed(ignored)}: fix_gamma is set, so the stored gamma, which is not 1, has no effect")
+        doubts.append(f"{listed(ignored)}: fix_gamma is set, so the stored gamma, which is not 1, has no effect")
     if fresh:
-        found.append(f"{listed(fresh)}: the moving mean or variance is missing; inference needs both")
+        doubts.append(f"{listed(fresh)}: the moving mean or variance is missing; inference needs both")
     if broken:
-        found.append(f"{listed(broken)}: not every value is a finite number")
-    return found
+        doubts.append(f"{listed(broken)}: not every value is a finite number")
+    return doubts
 
 
 def _finite(value: NDArray) -> bool:
@@ -330,14 +330,14 @@ def _finite(value: NDArray) -> bool:
 def _plans(symbol: Symbol, sizes: Mapping[str, Shape], fed: Sequence[str], warnings: list[str]) -> dict[str, Any]:
     """Return the inference plan, and the bytes of inference and of a training step, with parameters and gradients."""
     plan = planner.plan(symbol, sizes, train=False)
-    found: dict[str, Any] = {"plan": plan, "inference_bytes": plan.total}
-    found["scratch_free_bytes"] = planner.plan(symbol, sizes, train=False, workspaces=False).total
+    fields: dict[str, Any] = {"plan": plan, "inference_bytes": plan.total}
+    fields["scratch_free_bytes"] = planner.plan(symbol, sizes, train=False, workspaces=False).total
     requests = {name: "null" if name in fed else "write" for name in symbol.list_arguments()}
     try:
-        found["training_bytes"] = planner.plan(symbol, sizes, grad_req=requests).total
+        fields["training_bytes"] = planner.plan(symbol, sizes, grad_req=requests).total
     except MXNetError as error:
         warnings.append(f"it cannot be trained as it is: {error}")
-    return found
+    return fields
 
 
 def _verdict(

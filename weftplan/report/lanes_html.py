@@ -90,13 +90,13 @@ def _us(nanoseconds: int) -> float:
 
 def _table(records: list[OperationRecord]) -> list[list[Any]]:
     """Return (operation, runs, total µs, total µs waited), the longest first."""
-    found: dict[str, list[Any]] = {}
+    rows: dict[str, list[Any]] = {}
     for record in records:
-        row = found.setdefault(record.name or "operation", [record.name or "operation", 0, 0.0, 0.0])
+        row = rows.setdefault(record.name or "operation", [record.name or "operation", 0, 0.0, 0.0])
         row[1] += 1
         row[2] += (record.end_ns - record.start_ns) / 1e3
         row[3] += (record.start_ns - record.push_ns) / 1e3
-    return sorted(found.values(), key=lambda row: -row[2])[:200]
+    return sorted(rows.values(), key=lambda row: -row[2])[:200]
 
 
 def _story(records: list[OperationRecord], whole_ns: int, shown: int) -> str:

@@ -65,9 +65,9 @@ def _device(
 
 def timeline(events: list[Event], allocated: int, reserved: int) -> list[list[int]]:
     """Return (µs, bytes in use, bytes from the system) after each event, computed backwards from the final state."""
-    found = []
+    bars = []
     for event in reversed(events):
-        found.append([event.time_ns // 1000, allocated, reserved])
+        bars.append([event.time_ns // 1000, allocated, reserved])
         if event.action == "alloc":
             allocated -= event.nbytes
         elif event.action == "free":
@@ -76,5 +76,5 @@ def timeline(events: list[Event], allocated: int, reserved: int) -> list[list[in
             reserved -= event.nbytes
         elif event.action == "segment_free":
             reserved += event.nbytes
-    found.reverse()
-    return found
+    bars.reverse()
+    return bars

@@ -178,11 +178,11 @@ def runs(plan: MemoryPlan) -> Runs:
 
 def timeline(plan: MemoryPlan, device: int | None = None) -> NDArray[np.int64]:
     """Return the bytes alive at each step, on device number ``device`` of the plan or on all devices."""
-    found = runs(plan)
-    chosen = slice(None) if device is None else found.device == device
+    spans = runs(plan)
+    chosen = slice(None) if device is None else spans.device == device
     change = np.zeros(len(plan.labels.steps) + 1, dtype=np.int64)
-    np.add.at(change, found.first[chosen], found.nbytes[chosen])
-    np.subtract.at(change, found.last[chosen], found.nbytes[chosen])
+    np.add.at(change, spans.first[chosen], spans.nbytes[chosen])
+    np.subtract.at(change, spans.last[chosen], spans.nbytes[chosen])
     return np.cumsum(change)[:-1]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from weftplan.device.amounts import amount
 from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.report import plan_figures
 from weftplan.report.page import filled
 from weftplan.report.plan_text import story
 
@@ -54,102 +55,38 @@ def plan_html(plan: MemoryPlan, *, title: str = "memory plan") -> str:
         "STORY": html.escape(story(plan)).replace(" %", "&nbsp;%"),
         "FACTS": "".join(
             f"<tr><td>{html.escape(name)}</td><td class=n>{amount(nbytes)}</td><td class='n exact'>{nbytes:,}</td>"
-            f"<td>{html.escape(meaning(name))}</td></tr>"
-            for name, nbytes in facts(plan)
+            f"<td>{html.escape(plan_figures.meaning(name))}</td></tr>"
+            for name, nbytes in plan_figures.facts(plan)
         ),
         "STRATEGY": html.escape(plan.strategy),
         "LEFT_OUT": html.escape(plan.left_out),
         "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
+        "PASSES": "".join(
+            f"<li>{html.escape(one.text)}{f', {spent}' if (spent := plan_figures.milliseconds(plan.pass_seconds.get(one.name))) else ''}</li>"
+            for one in plan.passes
+        ),
     }
     return filled("plan_page.html", data, marks)
 
 
-def facts(plan: MemoryPlan) -> list[tuple[str, int]]:
-    """Return the figures of a plan in bytes, as reports list them.
-
-    >>> from weftplan import symbol as sym
-    >>> plan = sym.exp(sym.Variable("x")).plan({"x": (1000,)}, train=False)
-    >>> [name for name, nbytes in facts(plan)][:2]
-    ['planned peak', 'lower bound']
-    """
-    rows = [
-        ("planned peak", plan.peak),
-        ("lower bound", plan.lower_bound),
-        ("without sharing", plan.unshared_bytes),
-    ]
-    if len(plan.contexts) > 1:
-        rows += [(f"planned peak on {context}", nbytes) for context, nbytes in plan.peak_by_device.items()]
-    rows += [
-        (_PURPOSES.get(purpose, purpose.replace("_", " ")), nbytes)
-        for purpose, nbytes in plan.external_bytes.items()
-        if nbytes
-    ]
-    return [*rows, ("total", plan.total)]
-
-
-_PURPOSES = {
-    "arguments": "arguments: weights and inputs",
-    "gradients": "gradients of arguments",
-    "aux": "auxiliary states",
-    "head_grads": "gradients of outputs",
-    "optimizer_states": "states of the optimizer",
-    "host_copies": "Module's copies on the host",
-    "kvstore_stored": "weights that the kvstore keeps",
-    "kvstore_merged": "sums of gradients in the kvstore",
-    "kvstore_staging": "copies of gradients at the place of the sum",
-    "kvstore_compression": "residuals and packed gradients of the kvstore",
-    "kvstore_exchange": "memory for exchanges between processes",
-    "kvstore_wire": "copies on the host of what travels between processes",
-    "kvstore_residual": "residuals of what travels between processes",
-    "kvstore_server": "values that this process serves",
-    "other_devices": "executors of the other devices",
+_BANDS = {
+    "weights": "weights",
+    "inputs": "inputs",
+    "weights and inputs": "weights",
+    "auxiliary states": "weights",
+    "gradients": "gradients",
+    "optimizer": "states",
+    "workspaces of cuBLAS": "scratch",
 }
-
-
-_MEANINGS = {
-    "planned peak": "Memory that the planner places: results, gradients in flight, outputs and scratch. It is allocated.",
-    "lower bound": "The most bytes in use at one step. No placement of these buffers in this order can need less.",
-    "without sharing": "What the same buffers take when none uses the memory of another.",
-    "arguments: weights and inputs": "Arrays that you bring, or that simple_bind and Module make.",
-    "gradients of arguments": "One array for each argument whose gradient is wanted.",
-    "auxiliary states": "Arrays that operators update, such as the moving averages of BatchNorm.",
-    "gradients of outputs": "What you give to backward where no loss is at the end.",
-    "states of the optimizer": "What the optimizer keeps from step to step, such as momentum.",
-    "Module's copies on the host": "Module keeps the parameters in host memory too, to save and share them.",
-    "weights that the kvstore keeps": "One copy of each weight, from which every device pulls.",
-    "sums of gradients in the kvstore": "Merge buffers, where the gradients of all devices are added.",
-    "copies of gradients at the place of the sum": "Gradients of other devices, brought to where they are added.",
-    "residuals and packed gradients of the kvstore": "What gradient compression has not sent yet, and what it sends.",
-    "memory for exchanges between processes": "What others read of this process, or where it receives what they send.",
-    "copies on the host of what travels between processes": "Sums made on devices pass through page-locked host memory.",
-    "residuals of what travels between processes": "What gradient compression has not sent to other processes yet.",
-    "values that this process serves": "Its share of the values of dist_async, with a gradient for each.",
-    "executors of the other devices": "Planned memory and arrays of the devices beside the one that is drawn.",
-    "total": "The planned peak and everything above that is not part of it. A budget limits this figure.",
-}
-
-
-def meaning(figure: str) -> str:
-    """Return the definition of each figure of :func:`facts`."""
-    if figure.startswith("planned peak on "):
-        return "The part of the planned peak that is on this device."
-    return _MEANINGS[figure]
-
-
-_BANDS = (("weights", "weights and inputs", "arguments", "aux"), ("gradients", "gradients", "gradients", "head_grads"))
+"""Part of :func:`weftplan.report.plan_figures.parts` -> its colour."""
 
 
 def _bands(plan: MemoryPlan) -> list[dict[str, Any]]:
     """Return memory outside the planned buffers that is in use at every step; for a plan of one device."""
     if len(plan.contexts) > 1:
         return []
-    external = plan.external_bytes
-    bands = [
-        {"use": use, "name": name, "nbytes": sum(external.get(purpose, 0) for purpose in purposes)}
-        for use, name, *purposes in _BANDS
-    ]
-    bands.append({"use": "states", "name": "optimizer states", "nbytes": external.get("optimizer_states", 0)})
-    return [band for band in bands if band["nbytes"]]
+    found = plan_figures.parts(plan)
+    return [{"use": use, "name": name, "nbytes": found[name]} for name, use in _BANDS.items() if name in found]
 
 
 def _data(plan: MemoryPlan) -> tuple[dict[str, Any], int]:
@@ -168,6 +105,7 @@ def _data(plan: MemoryPlan) -> tuple[dict[str, Any], int]:
         "steps": len(plan.labels.steps),
         "forward": plan.num_forward,
         "devices": devices,
+        "unshared": None if len(bars) > len(shown) else plan.unshared_bytes,
         "columns": COLUMNS,
         "rows": rows,
     }

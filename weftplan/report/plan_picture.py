@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,22 @@ COLOURS = {
 """A colour for each use of memory, safe for colour-blind readers; the HTML page uses the same colours."""
 
 
+@cache
+def figure_class() -> Any:
+    """Return a subclass of matplotlib's figure with a picture for notebooks, which need no magic command then."""
+    from matplotlib.figure import Figure
+
+    class PlanFigure(Figure):
+        """A figure that notebooks show as a picture."""
+
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png")
+            return file.getvalue()
+
+    return PlanFigure
+
+
 def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
     """Draw ``plan`` and, if ``path`` is given, save it as svg, png or pdf by its suffix. Output is deterministic.
 
@@ -31,7 +49,7 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
     first device). A bar is one planned buffer from its first write to its last read.
 
     Returns:
-        The ``matplotlib.figure.Figure``.
+        A ``matplotlib.figure.Figure``, which notebooks show.
 
     Raises:
         MXNetError: matplotlib is not installed.
@@ -40,13 +58,12 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.collections import PatchCollection
-        from matplotlib.figure import Figure
         from matplotlib.patches import Patch, Rectangle
     except ImportError as error:
         raise MXNetError("pictures need matplotlib: pip install 'weftplan[plot]'") from error
     bars = plan.bars(0)
     unit, name = unit_of(max(plan.peak, 1))
-    figure = Figure(figsize=(11, 6), layout="constrained")
+    figure = figure_class()(figsize=(11, 6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     collection = PatchCollection(

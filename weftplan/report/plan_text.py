@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from weftplan import config
 from weftplan.device import cublas
 from weftplan.device.amounts import amount, counted
 from weftplan.planner.inplace import Kind
@@ -110,18 +109,15 @@ def left_out(plan: MemoryPlan) -> str:
 
 
 def _of_libraries(plan: MemoryPlan) -> str:
-    """Return the memory that CUDA's libraries allocate; for a plan of GPUs, with the known bytes."""
-    gpus = sum(context.device_type == "gpu" for context in plan.contexts)
-    if not gpus:
+    """Return the memory that CUDA's libraries allocate and no figure contains."""
+    if not any(context.device_type == "gpu" for context in plan.contexts):
         return "the CUDA context and workspaces inside cuBLAS and cuDNN"
-    threads = max(1, int(config.get("MXNET_GPU_WORKER_NTHREADS"))) * gpus
-    text = (
-        f"the CUDA context, workspaces inside cuDNN, and {threads * cublas.workspace_bytes():,} bytes of cuBLAS "
-        f"({counted(threads, 'worker')} with {cublas.workspace_bytes():,} each"
-    )
+    text = "the CUDA context and workspaces inside cuDNN"
+    if not plan.external_bytes.get("cublas_workspaces"):
+        text += " and cuBLAS"
     if cublas.is_reproducible():
-        return f"{text})"
-    return f"{text}; {cublas.VARIABLE} is set to a value with which products may vary from run to run)"
+        return text
+    return f"{text} ({cublas.VARIABLE} is set to a value with which products may vary from run to run)"
 
 
 def compare(plan: MemoryPlan, other: MemoryPlan) -> str:

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import warnings
+import webbrowser
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ops.core.params import p_dtype
 from weftplan.ops.core.rules import is_known
 from weftplan.ops.core.schema import Shape
+from weftplan.report.network_svg import NetworkPicture, draw
+from weftplan.report.node_labels import colour_of, label_of
 from weftplan.support.atomic_files import write_text
 from weftplan.symbol import Entry, Node, Symbol, topological_order
 from weftplan.symbol.inference import solver as infer
-
-_COLOURS = {
-    "null": "#8dd3c7",
-    "FullyConnected": "#fb8072",
-    "Convolution": "#fb8072",
-    "Deconvolution": "#fb8072",
-    "BatchNorm": "#bebada",
-    "Activation": "#ffffb3",
-    "LeakyReLU": "#ffffb3",
-    "Pooling": "#80b1d3",
-    "Concat": "#fdb462",
-    "Flatten": "#fdb462",
-    "Reshape": "#fdb462",
-    "SoftmaxOutput": "#b3de69",
-    "softmax": "#b3de69",
-}
-_OTHER = "#fccde5"
-_SHOWN = ("kernel", "stride", "pad", "num_filter", "num_group", "num_hidden", "act_type", "pool_type", "p", "scalar")
+from weftplan.symbol.provenance import warn
 
 
 def print_summary(
@@ -84,11 +74,19 @@ def print_summary(
 
 
 class Dot:
-    """Text in the DOT language. Jupyter renders it if Graphviz is installed; ``save`` writes it to a file."""
+    """A picture of a network, and its text in the DOT language. Jupyter shows the picture.
 
-    def __init__(self, source: str, title: str) -> None:
-        self.source = source
-        self.title = title
+    Graphviz is needed only by :meth:`render` for other formats than SVG.
+
+    Attributes:
+        source: the text.
+        title: the name of files.
+        format: the format of :meth:`render`.
+    """
+
+    def __init__(self, source: str, title: str, picture: NetworkPicture, format: str = "pdf") -> None:
+        self.source, self.title, self.format = source, title, format
+        self._picture = picture
 
     def save(self, filename: str | None = None) -> str:
         """Write the text to ``<title>.gv`` or to ``filename``; return the name."""
@@ -96,30 +94,85 @@ class Dot:
         write_text(name, self.source)
         return name
 
+    def render(
+        self,
+        filename: str | None = None,
+        directory: str | None = None,
+        view: bool = False,
+        cleanup: bool = False,
+        format: str | None = None,
+    ) -> str:
+        """Write the text to ``filename`` and a picture next to it, as Graphviz's objects do; return the picture's name.
+
+        Args:
+            filename: the name of the text; the picture's name has the format as an additional suffix.
+            directory: the folder of both.
+            view: open the picture.
+            cleanup: remove the text.
+            format: of the picture, such as ``svg``, ``pdf`` or ``png``; by default :attr:`format`. Without Graphviz
+                the picture is an SVG file.
+
+        Raises:
+            MXNetError: Graphviz cannot draw the picture.
+        """
+        text = os.path.join(directory or "", filename or f"{self.title}.gv")
+        os.makedirs(os.path.dirname(text) or ".", exist_ok=True)
+        self.save(text)
+        kind, program = format or self.format, shutil.which("dot")
+        if program is None:
+            if kind != "svg":
+                warn(f"Graphviz is not installed, so the picture is an SVG file and not {kind}")
+            name = self._picture.save(f"{text}.svg")
+        else:
+            name = f"{text}.{kind}"
+            done = subprocess.run([program, f"-T{kind}", "-o", name, text], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise MXNetError(f"{program} cannot draw {text} as {kind}: {done.stderr.strip()}")
+        if cleanup:
+            os.unlink(text)
+        if view:
+            webbrowser.open(Path(name).resolve().as_uri())
+        return name
+
+    def view(self, filename: str | None = None, directory: str | None = None, cleanup: bool = False) -> str:
+        """Write the picture as :meth:`render` does, and open it; return its name.
+
+        Args:
+            filename: name of the picture; None: that of the graph.
+            directory: folder of the picture; None: that of the file name.
+            cleanup: as for :meth:`render`.
+        """
+        return self.render(filename, directory, view=True, cleanup=cleanup)
+
     def __str__(self) -> str:
         return self.source
+
+    def _repr_svg_(self) -> str:
+        return self._picture.svg
 
 
 def plot_network(
     symbol: Symbol,
     title: str = "plot",
+    save_format: str = "pdf",
     shape: Mapping[str, Shape] | None = None,
+    dtype: Mapping[str, Any] | None = None,
     node_attrs: Mapping[str, str] | None = None,
     hide_weights: bool = True,
-    dtype: Mapping[str, Any] | None = None,
 ) -> Dot:
-    """Return the graph as DOT text: a box per operator, an arrow per entry, with shapes and dtypes if known.
+    """Return a picture of the graph, with its DOT text: a box per operator, an arrow per entry.
 
     Nodes that share a name cause a warning, because a reader that goes by names sees cycles that do not exist.
 
     Args:
-        shape, dtype: of the inputs, by name.
+        save_format: the format of :meth:`Dot.render`.
+        shape, dtype: of the inputs, by name; arrows then have shapes and dtypes.
         node_attrs: more Graphviz attributes for every box.
-        hide_weights: leave out variables that are parameters of a layer.
+        hide_weights: leave out variables that are parameters of a layer. The picture of a notebook always does.
 
-    ShapeError: ``shape`` is given but a shape cannot be inferred from it.
+    Raises:
+        ShapeError: ``shape`` is given but a shape cannot be inferred from it.
         DTypeError: ``dtype`` is given but a dtype cannot be inferred from it.
-        DTypeError: the same of ``dtype``.
 
     >>> from weftplan import symbol as sym
     >>> print(plot_network(sym.exp(sym.Variable("a"), name="e"), shape={"a": (2, 3)}))
@@ -149,7 +202,7 @@ def plot_network(
         if node in hidden:
             continue
         kind = "null" if node.op is None else node.op.name
-        look = {"label": _label(node), "fillcolor": _COLOURS.get(kind, _OTHER)}
+        look = {"label": label_of(node), "fillcolor": colour_of(kind)}
         if node.op is None:
             look["shape"] = "oval"
         lines.append(f"  n{number[node]} [{_attributes(look)}];")
@@ -159,11 +212,11 @@ def plot_network(
                 continue
             arrow = {"dir": "back", "arrowtail": "open"}
             key = Entry(entry.node, entry.index)
-            found = [*(["x".join(map(str, shapes[key]))] if key in shapes else []), *dtypes.get(key, ())]
-            if found:
-                arrow["label"] = " ".join(found)
+            parts = [*(["x".join(map(str, shapes[key]))] if key in shapes else []), *dtypes.get(key, ())]
+            if parts:
+                arrow["label"] = " ".join(parts)
             lines.append(f"  n{number[node]} -> n{number[entry.node]} [{_attributes(arrow)}];")
-    return Dot("\n".join([*lines, "}"]), title)
+    return Dot("\n".join([*lines, "}"]), title, draw(symbol, shape), save_format)
 
 
 def _variables(nodes: list[Node], known: Mapping[str, Any], error: type[MXNetError]) -> None:
@@ -229,21 +282,14 @@ def _size(shape: Shape | None) -> int:
 
 def _row(cells: tuple[str, ...], stops: list[int], rule: str, echo: Callable[[str], None]) -> None:
     """Return one table row; extra cells go under the last column, one per line."""
-    first, rest = cells[:4], cells[4:]
+    first, remaining = cells[:4], cells[4:]
     line = ""
     for cell, stop in zip(first, stops, strict=False):
         line = (line + cell)[: stop - 1].ljust(stop)
     echo(line.rstrip())
-    for cell in rest:
+    for cell in remaining:
         echo(" " * stops[2] + cell)
     echo(rule)
-
-
-def _label(node: Node) -> str:
-    if node.op is None:
-        return node.name
-    facts = [f"{key}={node.attrs[key]}" for key in _SHOWN if key in node.attrs]
-    return "\n".join([node.op.name, node.name, *([", ".join(facts)] if facts else [])])
 
 
 def _escape(text: Any) -> str:

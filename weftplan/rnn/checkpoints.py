@@ -26,7 +26,16 @@ def save_rnn_checkpoint(
     arg_params: Mapping[str, NDArray],
     aux_params: Mapping[str, NDArray],
 ) -> Path:
-    """Call ``mx.model.save_checkpoint`` with the weights of ``cells`` unpacked."""
+    """Call ``mx.model.save_checkpoint`` with the weights of ``cells`` unpacked.
+
+    Args:
+        cells: a cell or a list of cells.
+        prefix: path and start of the files' names.
+        epoch: number in the name of the parameter file.
+        symbol: the network.
+        arg_params: parameters by name.
+        aux_params: auxiliary states by name.
+    """
     weights = dict(arg_params)
     for cell in _each(cells):
         weights = cell.unpack_weights(weights)
@@ -34,7 +43,13 @@ def save_rnn_checkpoint(
 
 
 def load_rnn_checkpoint(cells: Cells, prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
-    """Call ``mx.model.load_checkpoint`` and pack the weights of ``cells``."""
+    """Call ``mx.model.load_checkpoint`` and pack the weights of ``cells``.
+
+    Args:
+        cells: a cell or a list of cells.
+        prefix: path and start of the files' names.
+        epoch: number in the name of the parameter file.
+    """
     symbol, weights, aux = load_checkpoint(prefix, epoch)
     for cell in _each(cells):
         weights = cell.pack_weights(weights)
@@ -42,7 +57,13 @@ def load_rnn_checkpoint(cells: Cells, prefix: str, epoch: int) -> tuple[Symbol, 
 
 
 def do_rnn_checkpoint(cells: Cells, prefix: str, period: int = 1) -> Callable[..., None]:
-    """Return a callback for the end of an epoch that saves every ``period`` epochs."""
+    """Return a callback for the end of an epoch that saves every ``period`` epochs.
+
+    Args:
+        cells: a cell or a list of cells.
+        prefix: path and start of the files' names.
+        period: epochs between two checkpoints.
+    """
     every = max(1, int(period))
 
     def save(epoch: int, symbol: Any = None, args: Any = None, aux: Any = None) -> None:

@@ -127,10 +127,10 @@ class ResidualCell(ModifierCell):
     ) -> tuple[Outputs, list[Symbol]]:
         self.base_cell._modified = False
         try:
-            found, after = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs)
+            unrolled, after = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs)
         finally:
             self.base_cell._modified = True
-        if isinstance(found, Symbol):
-            return sym.elemwise_add(found, merge_time(inputs, layout), name=f"{found.name}_plus_residual"), after
-        steps = zip(found, split_time(length, inputs, layout), strict=True)
+        if isinstance(unrolled, Symbol):
+            return sym.elemwise_add(unrolled, merge_time(inputs, layout), name=f"{unrolled.name}_plus_residual"), after
+        steps = zip(unrolled, split_time(length, inputs, layout), strict=True)
         return [sym.elemwise_add(a, b, name=f"{a.name}_plus_residual") for a, b in steps], after

@@ -103,8 +103,8 @@ class BucketSentenceIter(DataIter):
             row = np.full(lengths[place], invalid_label, dtype)
             row[: len(sentence)] = sentence
             rows[lengths[place]].append(row)
-        self.data = [np.asarray(found, dtype) for found in rows.values() if found]
-        self.buckets = [length for length, found in rows.items() if found]
+        self.data = [np.asarray(bucket_rows, dtype) for bucket_rows in rows.values() if bucket_rows]
+        self.buckets = [length for length, bucket_rows in rows.items() if bucket_rows]
         self.invalid_label = invalid_label
         self.data_name, self.label_name = data_name, label_name
         self.dtype, self.layout = np.dtype(dtype), layout

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
+from itertools import islice, takewhile
 from operator import itemgetter
 from typing import Any
 
@@ -19,6 +20,7 @@ from weftplan.device.base import Device
 from weftplan.storage import recording
 from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
+from weftplan.storage.recording import address_of
 from weftplan.support.array_types import RawArray
 
 _ORDER_SHIFT = 64
@@ -97,10 +99,17 @@ class ChunkPool(Ledger):
     # -- blocks ---------------------------------------------------------------------------------------------------
 
     def _best_fit(self, size: int) -> Block | None:
-        """Take the smallest free block of at least ``size`` bytes, the first position among equals."""
+        """Take the smallest free block of at least ``size`` bytes, the first position among equals.
+
+        If streams still work on free blocks, a block that the current stream need not wait for comes first.
+        """
         at = bisect_left(self._free, (size,))
         if at == len(self._free):
             return None
+        if self._streams:
+            smallest = self._free[at][0]
+            equal = takewhile(lambda entry: entry[0] == smallest, islice(self._free, at, None))
+            at += self._streams.choose((address_of(block.chunk.raw) + block.offset, size) for _, _, block in equal)
         block = self._free[at][2]
         block.free = False
         del self._free[at]

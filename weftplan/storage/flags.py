@@ -8,7 +8,7 @@ documents, ``paddle`` the source of 2020 to 2025:
 * A chunk that the device refuses is an error.
 * ``cpu(i)`` has no pool; the share of page-locked memory is a cap, and a chunk is the 256th part of it.
 * ``auto_growth`` caches idle chunks until the device refuses.
-* ``init_allocated_mem`` works only with ``naive_best_fit``.
+* ``FLAGS_init_allocated_mem`` works only with ``naive_best_fit``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import partial
 
 from weftplan import config
 from weftplan.device.base import Device
+from weftplan.device.context import Context
 from weftplan.storage.auto_growth import AutoGrowth
 from weftplan.storage.base import Resource
 from weftplan.storage.limited import LimitedDevice
@@ -48,6 +49,15 @@ def limited(device: Device) -> Device:
     if not limit:
         return device
     return LimitedDevice(device, limit * MIB, f"FLAGS_gpu_memory_limit_mb={limit}")
+
+
+def chosen(context: Context) -> str:
+    """The strategy of ``FLAGS_allocator_strategy``; without it ``naive_best_fit`` where its share of the memory is set,
+    as Paddle's documents set it alone, and else MXNet's pools."""
+    strategy = config.process("FLAGS_allocator_strategy")
+    share = config.lookup(_sizes(context.device_type)[0])
+    alone = config.lookup("FLAGS_allocator_strategy").text is None and share.text is not None
+    return "naive_best_fit" if alone else str(strategy)
 
 
 def build(device: Device, strategy: str) -> Resource:

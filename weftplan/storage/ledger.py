@@ -96,7 +96,7 @@ class Ledger(Resource):
             # No lock: taking an entry is one list operation, and the entry already counts as live.
             if shelf:
                 try:
-                    entry = shelf.pop()
+                    entry = shelf.pop() if self._streams is None else self._pop(shelf, self._streams)
                 except IndexError:  # another thread took the last entry
                     pass
                 else:
@@ -113,6 +113,16 @@ class Ledger(Resource):
                     return allocation if self._streams is None else self._ordered(allocation, self._streams)
         allocation = self._allocate(nbytes, name)
         return allocation if self._streams is None else self._ordered(allocation, self._streams)
+
+    def _pop(self, shelf: Shelf, streams: StreamOrder) -> Entry:
+        """Take memory from a shelf, if possible some that the current stream need not wait for.
+
+        Another thread may take some meanwhile; any other entry serves as well.
+        """
+        if not streams:
+            return shelf.pop()
+        newest_first = ((address_of(entry[2]), entry[1]) for entry in reversed(shelf))
+        return shelf.pop(-1 - streams.choose(newest_first))
 
     def _ordered(self, allocation: Allocation, streams: StreamOrder) -> Allocation:
         """Order later use of an allocation's bytes after pending stream work on them, and return it."""

@@ -19,6 +19,7 @@ from weftplan.device.base import Device
 from weftplan.errors import ConfigError, OutOfMemoryError
 from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
+from weftplan.storage.recording import address_of
 from weftplan.support.array_types import RawArray
 
 _WINDOW = 1024
@@ -78,7 +79,8 @@ class _Pool(Ledger):
         stack = self._free.get(size)
         if stack:
             self._hits += 1
-            raw = stack.pop()
+            own = self._streams.choose((address_of(one), size) for one in reversed(stack)) if self._streams else 0
+            raw = stack.pop(-1 - own)
             if not stack:
                 del self._free[size]
             return raw, raw[:nbytes], size

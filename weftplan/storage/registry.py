@@ -71,7 +71,7 @@ def _poisoned(context: Context) -> Resource:
     if context.device_type == "file":  # its unit is a page of the file system
         return AutoGrowth(device.get(context), release_idle=True)
     where = flags.limited(device.get(context))
-    strategy = config.process("FLAGS_allocator_strategy")
+    strategy = flags.chosen(context)
     own = config.lookup(f"MXNET_{_PREFIX[context.device_type]}_MEM_POOL_TYPE")
     if strategy != "mxnet" and own.text is not None:
         flags.without_effect(where, ("FLAGS_allocator_strategy",), f"{own.variable.name} is set, and nearer to it")

@@ -3,7 +3,8 @@
 If frees waited for the device, all results of a graph that die one after another would be held. Memory therefore comes
 back with an event (:meth:`Resource.free_behind`). The pool cuts and merges it as usual and remembers the byte ranges of
 the event. The next user is ordered after the event: on the same stream for free, on another stream by an event wait,
-without a stream by a host wait.
+without a stream by a host wait. Among free blocks that serve a request equally well, a pool takes a block that the
+caller's stream need not wait for (:meth:`StreamOrder.choose`).
 
 Host memory of a pending copy is not reused this way: copies in both directions would wait for each other, although a
 little more memory lets them overlap. It stays in :data:`late` until its copy has finished.
@@ -15,8 +16,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
 from weftplan.device.base import Event, Stream
@@ -25,8 +27,10 @@ from weftplan.device.stream import current_stream
 from weftplan.locks import Lock, whole_in_children
 from weftplan.storage import relief
 
+_LOOKED_AT = 8
+"""Free blocks of one size that are looked at for one that the current stream need not wait for."""
 _SWEEP = 256
-"""Number of ranges at which ranges with passed events are removed."""
+"""Minimum number of ranges at which ranges with passed events are removed."""
 
 
 class _Range(NamedTuple):
@@ -71,6 +75,29 @@ class StreamOrder:
                     event.synchronize()
                 else:
                     stream.wait(event)
+
+    def waits(self, start: int, nbytes: int) -> bool:
+        """Return whether what uses these bytes from now on would wait for work of another stream than the current."""
+        stream, stop = current_stream(), start + nbytes
+        with self._lock:
+            at = bisect_right(self._ranges, start, key=_start)
+            if at and self._ranges[at - 1].stop > start:
+                at -= 1
+            while at < len(self._ranges) and self._ranges[at].start < stop:
+                if self._ranges[at].stream is not stream:
+                    return True
+                at += 1
+        return False
+
+    def choose(self, places: Iterable[tuple[int, int]]) -> int:
+        """Return the number of the first of some ranges that the current stream need not wait for; 0 without one.
+
+        Each is an address and a number of bytes; only the first :data:`_LOOKED_AT` are looked at.
+        """
+        for number, (start, nbytes) in enumerate(islice(places, _LOOKED_AT)):
+            if not self.waits(start, nbytes):
+                return number
+        return 0
 
     def settle(self, start: int, nbytes: int) -> None:
         """Block the host until no stream uses these bytes, before they return to the system."""

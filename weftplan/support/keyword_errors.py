@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from weftplan.errors import KeywordError, did_you_mean
@@ -82,6 +82,33 @@ def settings_of(kind: type) -> list[str]:
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
             break
     return list(dict.fromkeys(known))
+
+
+def changed_settings(made: Any) -> dict[str, Any]:
+    """Return the settings of an object that differ from its constructor's defaults, as its attributes hold them now.
+
+    A setting without an attribute of its name is left out.
+    """
+    found: dict[str, Any] = {}
+    for base in type(made).__mro__:
+        own = vars(base).get("__init__")
+        for name, one in inspect.signature(own).parameters.items() if inspect.isfunction(own) else ():
+            if one.kind in _NAMED and name in vars(made) and name not in found:
+                found[name] = vars(made)[name], one.default
+    return {name: value for name, (value, default) in found.items() if not _same(value, default)}
+
+
+def shown(settings: Mapping[str, Any]) -> str:
+    """Return settings as Python's call syntax has them.
+
+    >>> shown({"step": 3, "mode": "linear"})
+    "step=3, mode='linear'"
+    """
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(default, (str, int, float, tuple)) and bool(value == default))
 
 
 def _error(what: str, name: str, known: Iterable[str], elsewhere: dict[str, str]) -> KeywordError:

@@ -64,6 +64,7 @@ def declared() -> Mapping[str, Slot[Any]]:
 BIND: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.executor", "Symbol.bind")
 SIMPLE_BIND: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.executor", "Symbol.simple_bind")
 PLAN_SYMBOL: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.planner", "Symbol.plan")
+DRAW_SYMBOL: Slot[Function] = Slot("weftplan.symbol.verbs", "weftplan.report.network_svg", "a symbol in a notebook")
 SYMBOL_OPERATOR: Slot[Callable[[str], Function]] = Slot(
     "weftplan.symbol.symbol", "weftplan.symbol.api.functions", "an operator as a method of a symbol"
 )
@@ -130,11 +131,5 @@ WAIT_HELPERS: Slot[list[Callable[[], None]]] = Slot(
     "weftplan.engine.threaded",
     "weftplan.kvstore.distributed.base",
     "a thread that waits for a var: exchanges that it may run inline",
-    [],
-)
-BEFORE_FORK: Slot[list[Callable[[], None]]] = Slot(
-    "weftplan.engine.edges.forking",
-    "weftplan.kvstore.distributed.arrays.lazy_values",
-    "a fork, once the engine is idle",
     [],
 )

@@ -1,14 +1,19 @@
-"""Node attributes: scopes that add them, and the short names that are stored as ``__name__``."""
+"""Node attributes: scopes that add them, short names that are stored as ``__name__``, and ``grad_req`` of arguments."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from weftplan.errors import ParameterError
+from weftplan.errors import MXNetError, ParameterError
+from weftplan.ops.core.schema import Req
 
 HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
 """Attributes that users write without underscores and files store with underscores."""
+INHERITED = ("__ctx_group__", "ctx_group")
+"""Attributes that gradient nodes inherit from their forward node."""
+GRAD_REQS = {"null": Req.NULL, "write": Req.WRITE, "add": Req.ADD}
+"""The OpReq code of each valid ``grad_req``."""
 
 
 class _Current(type):
@@ -116,3 +121,24 @@ def with_short_forms(attrs: Mapping[str, str]) -> dict[str, str]:
         if value is not None:
             result[hidden] = value
     return result
+
+
+def read_grad_req(
+    grad_req: str | Mapping[str, str], arguments: Collection[str], error: type[MXNetError]
+) -> dict[str, str]:
+    """Return the grad_req of each argument, from one value for all or a dictionary (missing: null).
+
+    Args:
+        grad_req: one of :data:`GRAD_REQS`, or a value for each argument.
+        arguments: names of the arguments.
+        error: class of the error to raise.
+
+    Raises:
+        MXNetError: of the class ``error``, if a value is not in :data:`GRAD_REQS`.
+    """
+    given = dict.fromkeys(arguments, grad_req) if isinstance(grad_req, str) else grad_req
+    wanted = {name: given.get(name, "null") for name in arguments}
+    for name, req in wanted.items():
+        if not isinstance(req, str) or req not in GRAD_REQS:
+            raise error(f"grad_req of {name!r} must be one of {', '.join(GRAD_REQS)}; got {req!r}")
+    return wanted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import FormatError, UnknownOperatorError, listed
@@ -256,19 +256,23 @@ def debug_text(entries: Sequence[Entry]) -> str:
     lines = ["Symbol Outputs:"]
     lines += [f"\toutput[{i}]={entry.node.name}({entry.index})" for i, entry in enumerate(entries)]
     for node in nodes:
-        lines += _debug_lines(node)
+        entries_read = [f"{entry.node.name}({entry.index}){_version_text(entry)}" for entry in node.inputs]
+        lines += debug_lines(node, entries_read, [dep.name for dep in node.control_deps])
     return "\n".join(lines) + "\n"
 
 
-def _debug_lines(node: Node) -> Iterable[str]:
+def _version_text(entry: Entry) -> str:
+    return f" version={entry.version}" if entry.node.op is None else ""
+
+
+def debug_lines(node: Node, inputs: Sequence[str], controls: Sequence[str]) -> list[str]:
+    """Format one node, of which the texts of its inputs and the names of its control dependencies are given."""
     if node.op is None:
         return [f"Variable:{node.name}"]
     lines = ["-" * 20, f"Op:{node.op.name}, Name={node.name}", "Inputs:"]
-    for i, entry in enumerate(node.inputs):
-        version = f" version={entry.version}" if entry.node.op is None else ""
-        lines.append(f"\targ[{i}]={entry.node.name}({entry.index}){version}")
+    lines += [f"\targ[{i}]={text}" for i, text in enumerate(inputs)]
     if node.attrs:
         lines += ["Attrs:", *(f"\t{key}={value}" for key, value in sorted(node.attrs.items()))]
-    if node.control_deps:
-        lines += ["Control deps:", *(f"\tcdep[{i}]={dep.name}" for i, dep in enumerate(node.control_deps))]
+    if controls:
+        lines += ["Control deps:", *(f"\tcdep[{i}]={name}" for i, name in enumerate(controls))]
     return lines

@@ -111,8 +111,9 @@ def require_known(nodes: Sequence[Node], what: str) -> None:
     Raises:
         UnknownOperatorError: names all operators that are missing.
     """
-    if any(map(is_placeholder, nodes)):
-        raise UnknownOperatorError(f"{what}: {explain(nodes)}")
+    for node in nodes:
+        if node.op is not None and is_placeholder(node):
+            raise UnknownOperatorError(f"{what}: {explain(nodes)}")
 
 
 def output_counts(data: Mapping[str, Any], count: int) -> list[int | None]:

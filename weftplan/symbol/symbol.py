@@ -245,7 +245,14 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         squeeze_axis: bool = False,
         name: str | None = None,
     ) -> Symbol:
-        """Split into equal sections along ``axis``, or at the given indices, as ``sym.split_v2(x, …)``."""
+        """Split into equal sections along ``axis``, or at the given indices, as ``sym.split_v2(x, …)``.
+
+        Args:
+            indices_or_sections: number of equal sections, or the indices at which sections begin.
+            axis: axis to split.
+            squeeze_axis: drop the axis, if each section has length 1.
+            name: of the node; None: a new one.
+        """
         split = slots.SYMBOL_SPLIT.get()
         result: Symbol = split(self, indices_or_sections, axis, squeeze_axis, name)
         return result

@@ -27,23 +27,28 @@ def vars_for(
     removes it from :data:`in_flight` when the task has been pushed.
     """
     in_flight.add(flight)
-    for array in written:
-        # A task that runs inline gains nothing, and in debug mode an array is writable or read-only as a whole.
-        if type(array) is np.ndarray and array.base is not None and not engine._inline and not engine._debug:
-            registry.cut(array, engine)
+    known_reads, known_writes = registry.known(read, engine), registry.known(written, engine)
+    if known_reads is not None and known_writes is not None:
+        return known_reads, known_writes, True
+    # A task that runs inline gains nothing, and in debug mode an array is writable or read-only as a whole.
+    cut = not engine._inline and not engine._debug
+    if cut and len(written) > 1:  # all cuts come before the first look-up, since one slice may overlap another
+        for array in written:
+            if type(array) is np.ndarray and array.base is not None:
+                registry.cut(array, engine)
+        cut = False
     reads: list[Var] = []
     writes: list[Var] = []
     plain = True
-    known = registry.known
-    for arrays, found in ((read, reads), (written, writes)):
+    for arrays, found, cuts in ((written, writes, cut), (read, reads, False)):
         for array in arrays:
             if type(array) is not np.ndarray:
                 plain = False
                 found += vars_of(array, engine)
-            elif (var := known(array, engine)) is not None:
-                found.append(var)
+            elif (known := registry.known((array,), engine)) is not None:
+                found += known
             else:
-                registry.add_vars(array, engine, found)
+                registry.add_vars(array, engine, found, cut=cuts and array.base is not None)
                 if array.dtype.hasobject:
                     for item in held_arrays(array):
                         if item is not array:

@@ -25,6 +25,7 @@ import os
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -98,36 +99,45 @@ class _Registry:
         self.add_vars(array, engine, collected)
         return collected
 
-    def add_vars(self, array: Any, engine: Engine, collected: list[Var]) -> None:
-        """Append the vars of ``array`` to ``found``."""
+    def add_vars(self, array: Any, engine: Engine, collected: list[Var], *, cut: bool = False) -> None:
+        """Append the vars of ``array`` to ``collected``; with ``cut``, after :meth:`cut`."""
         with self._lock:
             entry = self._entry(array, engine)
+            span = self._cut(entry, array, engine) if cut else None
             if entry.parts is None and entry.grid is None:
                 collected.append(entry.var)
             else:
-                collected += _vars_in(entry, array)
+                collected += _vars_in(entry, array, span)
             for linked in entry.links or ():
                 collected += _vars_in(linked, array)
 
-    def known(self, array: Any, engine: Engine) -> Var | None:
-        """Return the var of a known array that owns its memory and has one var, as most do; None: use the slow look-up.
+    def known(self, arrays: Sequence[Any], engine: Engine) -> list[Var] | None:
+        """Return the vars of arrays that are known, own their memory and have one var each, as most do; else None.
 
         This takes no lock. It never returns the entry of a dead array with the same id: as long as that entry exists,
-        its death notice does too. While the caller's task is in flight, no thread cuts the array.
+        its death notice does too. While the caller's task is in flight, no thread cuts the arrays.
         """
-        entry = self._entries.get(id(array))
-        if (
-            entry is None
-            or self._dead
-            or array.base is not None
-            or entry.parts is not None
-            or entry.grid is not None
-            or entry.links is not None
-            or id(array) not in entry.anchors
-        ):
+        if self._dead:
             return None
-        var = entry.var
-        return var if var.engine is engine else None
+        entries, variables = self._entries, []
+        for array in arrays:
+            key = id(array)
+            entry = entries.get(key)
+            if (
+                entry is None
+                or key not in entry.anchors
+                or entry.parts is not None
+                or entry.grid is not None
+                or entry.links is not None
+                or type(array) is not np.ndarray
+                or array.base is not None
+            ):
+                return None
+            var = entry.var
+            if var.engine is not engine:
+                return None
+            variables.append(var)
+        return variables
 
     def whole(self, array: Any, engine: Engine) -> list[Var]:
         """Return the single var that orders every access to the buffer from now on, or the array's tile vars."""
@@ -182,24 +192,29 @@ class _Registry:
         The fences run with the following push at the latest.
         """
         with self._lock:
-            entry = self._entry(array, engine)
-            if entry.grid is not None or entry.whole or entry.links or len(in_flight) > 1 or not array.size:
-                return
-            if array.nbytes >= _roots(array)[0].nbytes:
-                return
-            parts = entry.parts
-            if parts is None:
-                parts = Parts([0], [entry.var])
+            self._cut(self._entry(array, engine), array, engine)
 
-            def idle(var: Var) -> bool:
-                # In this order: once the requests are empty, their effects are visible on the var.
-                return not engine._region.requests and var.write is None and not var.readers
+    def _cut(self, entry: _Entry, array: Any, engine: Engine) -> tuple[int, int] | None:
+        """Cut at a slice of ``entry``; return its bounds, or None if it cannot have its own vars. The lock is held."""
+        if entry.grid is not None or entry.whole or entry.links or len(in_flight) > 1 or not array.size:
+            return None
+        if array.nbytes >= _roots(array)[0].nbytes:
+            return None
+        parts = entry.parts
+        if parts is None:
+            parts = Parts([0], [entry.var])
 
-            after, fences = parts.cut(*bounds(array), engine.new_variable, idle)
-            for group in fences:
-                _fence(engine, group)
-            if after is not parts:
-                entry.parts = after
+        def idle(var: Var) -> bool:
+            # In this order: once the requests are empty, their effects are visible on the var.
+            return not engine._region.requests and var.write is None and not var.readers
+
+        span = bounds(array)
+        after, fences = parts.cut(*span, engine.new_variable, idle)
+        for group in fences:
+            _fence(engine, group)
+        if after is not parts:
+            entry.parts = after
+        return span
 
     def divide(self, array: Any, grid: Grid, engine: Engine) -> list[Var]:
         """Give the owner of ``array`` a grid; return its previous vars."""
@@ -305,18 +320,16 @@ def owner_of(array: Any) -> Any:
     return _roots(array)[1] if isinstance(array, np.ndarray) else array
 
 
-def _vars_in(entry: _Entry, array: Any) -> list[Var]:
-    """Return the entry's vars that order ``array``; the registry's lock is held."""
+def _vars_in(entry: _Entry, array: Any, span: tuple[int, int] | None = None) -> list[Var]:
+    """Return the entry's vars that order ``array``, whose bounds are ``span`` if known; the registry's lock is held."""
     if entry.grid is not None:
         touched, beyond = entry.grid.touched(array)
         return [*touched, entry.var] if beyond or not touched else touched
     if entry.parts is None:
         return [entry.var]
-    if array.size:
-        low, high = bounds(array)
-    else:
-        low = high = address(array)
-    touched_parts = entry.parts.touched(low, high)
+    if span is None:
+        span = bounds(array) if array.size else (address(array),) * 2
+    touched_parts = entry.parts.touched(*span)
     return [*touched_parts, entry.var] if entry.whole else list(touched_parts)
 
 

@@ -33,10 +33,11 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
 from weftplan.engine.factory import get
-from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
+from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of, runs
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError, UndeclaredAccessWarning
 from weftplan.support.keyword_errors import known_keywords
+from weftplan.support.progress import Progress, is_shown
 from weftplan.support.slots import TASK_MEMORY
 from weftplan.tasks.arguments import NO_ARRAYS, arrays_in, call_opened
 from weftplan.tasks.arrays import context_of, is_array, is_ndarray, var_of, vars_of
@@ -117,7 +118,9 @@ def submit(
     return _schedule(fn, args, options, taken, targets, ctx, priority, prop, name, out, nout)
 
 
-def submit_each(fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None) -> Iterator[T]:
+def submit_each(
+    fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, progress: bool | None = None
+) -> Iterator[T]:
     """Submit ``fn`` for all sets of arguments, and yield results in order, as ``concurrent.futures.Executor.map``.
 
     Arrays among the arguments count as read. If a call fails, or the iterator is closed, calls that have not begun are
@@ -126,6 +129,7 @@ def submit_each(fn: Callable[..., T], *iterables: Iterable[Any], timeout: float 
     Args:
         iterables: one for each argument of ``fn``; the shortest determines the number of calls.
         timeout: seconds from now until the last result.
+        progress: whether a live line shows how many results there are; by default as for all long loops.
 
     Raises:
         TimeoutError: from the iterator, if a result was not ready in time.
@@ -135,7 +139,19 @@ def submit_each(fn: Callable[..., T], *iterables: Iterable[Any], timeout: float 
     >>> list(engine.map(pow, [2, 3], [5, 2]))
     [32, 9]
     """
-    return results([submit(fn, *args) for args in zip(*iterables, strict=False)], timeout)
+    tasks = [submit(fn, *args) for args in zip(*iterables, strict=False)]
+    found = results(tasks, timeout)
+    return _watched(found, label_of(fn, None), len(tasks), progress) if is_shown(progress) else found
+
+
+def _watched(found: Iterator[T], name: str, count: int, progress: bool | None) -> Iterator[T]:
+    """Yield the results with a live line that counts them."""
+    try:
+        yield from Progress(name, count, unit="results", show=progress).each(found)
+    finally:
+        close = getattr(found, "close", None)
+        if close is not None:
+            close()  # cancels what has not begun
 
 
 @known_keywords()
@@ -327,7 +343,7 @@ def _schedule(
     if type(fn) is np.ufunc:
         if len(args) > fn.nin:  # outputs by position
             written = [*written, *arrays_in(args[fn.nin :])]
-    else:
+    elif not runs(fn):
         check_runs(fn, label)
         if type(fn) is not FunctionType:
             held, changed, whole = arrays_of_function(fn, args, kwargs, written, label)
@@ -348,7 +364,7 @@ def _schedule(
                 read_vars, write_vars, plain = vars_for(read, written, engine, var)
             except EngineError as error:
                 raise EngineError(f"task {label!r}: {error}") from None
-            if len(read_vars) < 2 and len(write_vars) == 1 and read_vars != write_vars:
+            if len({*read_vars, *write_vars}) == len(read_vars) + len(write_vars):
                 reads, writes = read_vars, write_vars
             else:
                 reads, writes = dedupe(read_vars, write_vars)

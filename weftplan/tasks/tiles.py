@@ -192,6 +192,8 @@ def address(array: Any) -> int:
 def bounds(array: Any) -> tuple[int, int]:
     """Return the addresses of the first byte and of the byte after the last; the array must have elements."""
     low = high = address(array)
+    if array.flags.c_contiguous:
+        return low, low + int(array.nbytes)
     for stride, count in zip(array.strides, array.shape, strict=True):
         if stride < 0:
             low += stride * (count - 1)

@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["backend", "budget", "curve", "estimate", "knapsack_solver", "partition"]
 
-_OWNERS = {
-    "backend": "fit",
-    "budget": "fit",
-    "curve": "trade_off",
-    "estimate": "prediction",
-    "knapsack_solver": "knapsack",
-    "partition": "fit",
-}
+_OWNERS = {"backend": "fit", "budget": "fit", "partition": "fit"}
+_OWNERS |= {"curve": "trade_off", "estimate": "prediction", "knapsack_solver": "knapsack"}
 
 
 def __getattr__(name: str) -> Any:
@@ -37,11 +31,8 @@ def __getattr__(name: str) -> Any:
         from weftplan.torch.private import check_version
     except ModuleNotFoundError as error:
         if error.name == "torch":
-            raise ModuleNotFoundError(
-                "weftplan.torch needs PyTorch: pip install 'weftplan[torch]'", name="torch"
-            ) from error
+            error.msg = "weftplan.torch needs PyTorch: pip install 'weftplan[torch]'"
         raise
     check_version()
-    value = getattr(late_import(f"weftplan.torch.{_OWNERS[name]}"), name)
-    globals()[name] = value
+    globals()[name] = value = getattr(late_import(f"weftplan.torch.{_OWNERS[name]}"), name)
     return value

@@ -40,7 +40,7 @@ class Resident:
 
 @dataclass
 class Plan:
-    """What was chosen for one graph. Bytes are all bytes on the device, :attr:`resident` included."""
+    """The plan of one graph. Bytes are all bytes on the device, :attr:`resident` included."""
 
     name: str
     budget: int | None
@@ -53,13 +53,13 @@ class Plan:
     repeated: list[str]
     """Names of the nodes that run twice."""
     more_time: float
-    """Modelled time of what is repeated, as a share of a step."""
+    """Modelled time of repetition, as a share of a step."""
     saved: int
     """Bytes handed from the forward part to the backward part, without inputs."""
     at_peak: list[tuple[str, int]]
-    """What is alive at the peak: makers and bytes, the largest first."""
+    """Makers and bytes of results that are alive at the peak, the largest first."""
     unseen: dict[str, int]
-    """Operators whose inside nobody has measured."""
+    """Operators whose scratch is not measured, with the number of their calls."""
     seconds: float
     """Seconds that planning took."""
     notes: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Plan:
             f"kept for the backward part {amount(self.saved)}; planned in {self.seconds:.1f} s",
         ]
         if self.unseen:
-            lines.append(f"  not counted until measured: what {unseen} allocate inside")
+            lines.append(f"  not counted until measured: scratch of {unseen}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
@@ -94,8 +94,8 @@ class Choices:
         self.points: list[Price] = curve(self.tape, seeds=block_sets(self.tape))
         self.seconds = time.perf_counter() - began
 
-    def within(self, budget: int | None, resident: Resident, *, name: str) -> Price:
-        """The fastest choice whose peak, with what is resident, fits.
+    def within(self, budget: int | None, resident: Resident, *, name: str, smallest_else: bool = False) -> Price:
+        """Return the fastest choice that fits with the resident bytes; if none does, the smallest if asked for.
 
         Raises:
             BudgetError: none does; the message names the smallest budget that works.
@@ -105,17 +105,19 @@ class Choices:
         for point in self.points:
             if point.peak + resident.total <= budget:
                 return point
+        if smallest_else:
+            return self.points[-1]
         smallest = self.points[-1].peak + resident.total
         raise BudgetError(
             f"{name} needs {self.points[0].peak + resident.total:,} bytes without repetition and {smallest:,} with the "
             f"most that was found, more than the budget of {budget:,}; the smallest budget that works is {smallest} "
             f"({resident.total:,} bytes of it are parameters, inputs, gradients and optimizer states, the rest is "
-            f"largest at {self.peak_at(self.points[-1])}): raise the budget to that or use a smaller batch",
+            f"largest at {self.at_peak(self.points[-1])[0]}): raise the budget to that or use a smaller batch",
             smallest=smallest,
         )
 
     def planned(self, point: Price) -> tuple[Program, Buffers]:
-        """The program that repeats what a choice says, and its buffers."""
+        """Return the program with the repetitions of a choice, and its buffers."""
         program = repeat(self.program, point.twins)
         found = self._assigned if program is self.program else assignment(program, OPTIONS)
         return program, Buffers(program, found, options=OPTIONS)
@@ -129,26 +131,19 @@ class Choices:
         program = repeat(self.program, point.twins)
         return [self.joint.steps[program.graph.origin[nid] - self.joint.given].node.name for nid in program.backward]
 
-    def peak_at(self, point: Price) -> str:
-        """The step of the peak, with the line of the user's code."""
-        program, buffers = self.planned(point)
-        step = int(np.argmax(buffers.live()[0]))
-        node = self.joint.steps[program.graph.origin[program.order[step]] - self.joint.given].node
-        return f"{node.name!r}{line_of(node)}"
-
-    def alive_at_peak(self, point: Price, most: int = 12) -> list[tuple[str, int]]:
-        """Makers and bytes of the largest results alive at the peak."""
+    def at_peak(self, point: Price, most: int = 12) -> tuple[str, list[tuple[str, int]]]:
+        """The step of the peak with its line, and makers and bytes of the largest results alive there."""
         program, buffers = self.planned(point)
         if not program.order:
-            return []
+            return "nothing", []
         step = int(np.argmax(buffers.live()[0]))
-        names = program.graph.names
+        names, nid = program.graph.names, program.order[step]
         alive = [
             (names[program.graph.entry_node[e]], program.nbytes[e])
             for e, group in enumerate(buffers.entry_group)
             if group >= 0 and buffers.entry_first[e] <= step < buffers.entry_last[e]
         ]
-        alive += [
-            (f"inside {names[nid]}", nbytes) for nid, nbytes in buffers.workspace.items() if program.order[step] == nid
-        ]
-        return sorted(alive, key=lambda item: -item[1])[:most]
+        if nid in buffers.workspace:
+            alive.append((f"inside {names[nid]}", buffers.workspace[nid]))
+        node = self.joint.steps[program.graph.origin[nid] - self.joint.given].node
+        return f"{node.name!r}{line_of(node)}", sorted(alive, key=lambda item: -item[1])[:most]

@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -13,55 +14,86 @@ import torch
 from weftplan.device.amounts import bytes_of
 from weftplan.errors import BudgetError, PlanError
 from weftplan.torch.choice import Choices, Plan, Resident
+from weftplan.torch.compilers import INNER
 from weftplan.torch.joint import Joint
 from weftplan.torch.optimizers import check_update, state_bytes
-from weftplan.torch.private import (
-    BackendCompilerFailed,
-    OptimizedModule,
-    TorchDynamoException,
-    aot_autograd,
-    classify_nodes,
-    default_partition,
-)
+from weftplan.torch.private import BackendCompilerFailed, TracingFailed, classify_nodes, default_partition, is_compiled
 from weftplan.torch.probe import Probes
 from weftplan.torch.split import kept_results, split
 
-BREAKS = ("refuse", "sum")
+WORDS = {"seconds": ("model", "measure"), "workspaces": ("measure", "cached"), "breaks": ("refuse", "sum")}
+"""Values of options that are words."""
 
 
+@dataclass(eq=False)
 class Partition:
-    """A ``partition_fn`` for AOTAutograd that keeps what a budget allows.
+    """A ``partition_fn`` for AOTAutograd that saves the results that a budget allows. Its fields are options."""
 
-    Attributes:
-        plans: one :class:`~weftplan.torch.choice.Plan` per graph, in the order in which they were compiled.
-        choices: the curves that they were taken from.
-    """
+    budget: int | str | None
+    """Bytes, as a number or as text such as ``"16GB"`` or ``"80%"`` (of the device); None plans without a budget."""
+    _: KW_ONLY
+    optimizer: torch.optim.Optimizer | None = None
+    """Its states count, those of its first step included, and so do the bytes that its step allocates."""
+    keep_gradients: bool = False
+    """Gradients exist before the step (accumulation, ``set_to_none=False``)."""
+    other: int | str = 0
+    """Bytes of other tensors on the device."""
+    seconds: str = "model"
+    """``"model"`` uses a calibration of this machine, ``"measure"`` times every operator once."""
+    workspaces: str = "measure"
+    """``"measure"`` runs every operator once per machine to see its scratch; ``"cached"`` lists the rest as unseen."""
+    breaks: str = "refuse"
+    """``"refuse"`` a step of several graphs, or plan each below the bytes that earlier graphs leave (``"sum"``)."""
+    inner: str = "eager"
+    """The kernels: PyTorch's own, node by node (``"eager"``), or fused kernels (``"inductor"``)."""
+    only_plan: bool = False
+    """Raise :class:`Planned` instead of compiling."""
+    plans: list[Plan] = field(default_factory=list, init=False)
+    """One plan per graph, in the order of compilation."""
+    choices: list[Choices] = field(default_factory=list, init=False)
+    """The curves that the plans were taken from."""
+    _lowered: int | None = field(default=None, init=False)
+    """Bytes that the next plan may use, after fused kernels needed more than their plan."""
 
-    def __init__(
-        self,
-        budget: int | str | None,
-        *,
-        optimizer: torch.optim.Optimizer | None = None,
-        keep_gradients: bool = False,
-        other: int | str = 0,
-        seconds: str = "model",
-        workspaces: str = "measure",
-        breaks: str = "refuse",
-    ) -> None:
-        if seconds not in ("model", "measure"):
-            raise PlanError(f"seconds must be 'model' or 'measure', got {seconds!r}")
-        if workspaces not in ("measure", "cached"):
-            raise PlanError(f"workspaces must be 'measure' or 'cached', got {workspaces!r}")
-        if breaks not in BREAKS:
-            raise PlanError(f"breaks must be one of {', '.join(BREAKS)}, got {breaks!r}")
-        self.budget = None if budget is None else bytes_of(budget)
-        self.plans: list[Plan] = []
-        self.choices: list[Choices] = []
-        self.only_plan = False
-        """Raise :class:`Planned` instead of compiling."""
-        self._optimizer, self._keep_gradients, self._breaks = optimizer, keep_gradients, breaks
-        self._other = bytes_of(other) if other else 0
-        self._seconds, self._workspaces = seconds, workspaces
+    def __post_init__(self) -> None:
+        for name, words in {**WORDS, "inner": tuple(INNER)}.items():
+            if getattr(self, name) not in words:
+                raise PlanError(f"{name} must be {' or '.join(map(repr, words))}, got {getattr(self, name)!r}")
+        for size in (self.other or None, self.budget):
+            if size is not None:
+                bytes_of(size)  # refuses text that is no size
+
+    def scratch(self) -> dict[str, int]:
+        """Return the most scratch of each operator of the last plan."""
+        steps = sorted(self.choices[-1].joint.steps, key=lambda step: step.scratch)
+        return {step.label: step.scratch for step in steps}
+
+    def fits(self, fused: int) -> bool:
+        """Correct the last plan to the peak of fused kernels. If that exceeds the budget, let the next plan be smaller.
+
+        Raises:
+            BudgetError: the smallest plan exceeds the budget, too.
+        """
+        plan, planned = self.plans[-1], self.plans[-1].peak
+        plan.peak, self._lowered = plan.resident.total + fused, None
+        if plan.budget is None or plan.peak <= plan.budget:
+            return True
+        del self.plans[-1], self.choices[-1]
+        if planned == plan.smallest:
+            raise BudgetError(
+                f"{plan.name} needs {plan.peak:,} bytes with the most repetition and fused kernels, above the budget "
+                f"of {plan.budget:,}; the smallest budget that works is {plan.peak}: raise it or use a smaller batch",
+                smallest=plan.peak,
+            )
+        self._lowered = planned - (plan.peak - plan.budget)
+        return False
+
+    def limit(self, device: torch.device) -> int | None:
+        """Return the budget in bytes; a share is of the device's memory."""
+        if device.type == "cuda" and isinstance(self.budget, str) and "%" in self.budget:
+            total = torch.cuda.get_device_properties(device).total_memory
+            return int(total * float(self.budget.strip().rstrip("%")) / 100)
+        return None if self.budget is None else bytes_of(self.budget)
 
     def __call__(
         self,
@@ -78,52 +110,66 @@ class Partition:
             BudgetError: no choice fits.
         """
         module.graph.eliminate_dead_code()
-        module.recompile()
         static = static_lifetime_input_indices or []
         info = classify_nodes(module, static, num_fwd_outputs)
         if not info.required_bw_nodes:
+            self.check_inference(module)
             made: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = default_partition(
                 module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
             )
             return made
-        probes = Probes(run=self._workspaces == "measure")
         joint = Joint(
             module.graph,
             info.is_required_fw,
             num_outputs=num_fwd_outputs,
-            probes=probes,
-            measured=self._seconds == "measure",
+            probes=Probes(run=self.workspaces == "measure"),
+            measured=self.seconds == "measure",
+            repeats_random=self.inner == "eager",
         )
         choices = Choices(joint)
         point, plan = self._choose(choices, _title(module.graph))
         again, order = choices.steps(point), choices.backward_order(point)
+        self._record(choices, plan)
+        return split(module, joint, again=again, order=order, info=info, outputs=num_fwd_outputs)
+
+    def _record(self, choices: Choices, plan: Plan) -> None:
         self.plans.append(plan)
         self.choices.append(choices)
         if self.only_plan:
             raise Planned
-        return split(module, joint, again=again, order=order, info=info, outputs=num_fwd_outputs)
+
+    def check_inference(self, module: torch.fx.GraphModule) -> None:
+        """Raise BudgetError when a graph without a backward part needs more than the budget."""
+        graph = module.graph
+        count = len(next(node for node in graph.nodes if node.op == "output").args[0])
+        joint = Joint(graph, lambda _: True, num_outputs=count, probes=Probes(run=self.workspaces == "measure"))
+        choices = Choices(joint)
+        _, plan = self._choose(choices, _title(graph))
+        plan.notes.append("without a backward part: nothing can be repeated")
+        self._record(choices, plan)
 
     def _choose(self, choices: Choices, name: str) -> tuple[Any, Plan]:
-        joint = choices.joint
+        joint, budget = choices.joint, self.limit(choices.joint.device)
         # A graph that begins at the same line is the same one, compiled for other shapes.
         begins = {plan.name.partition(" to ")[0]: plan for plan in self.plans}
         begins.pop(name.partition(" to ")[0], None)
         earlier = list(begins.values())
-        if earlier and self._breaks == "refuse":
+        if earlier and self.breaks == "refuse":
             raise BudgetError(
                 f"the step is traced as several graphs, {earlier[0].name} and {name}: a budget holds for one graph; "
-                f"remove what breaks the graph between them, or pass breaks='sum' to plan each below what the saved "
-                f"results of the earlier ones leave"
+                f"remove the break between them, or pass breaks='sum' to plan each below the bytes that saved results "
+                f"of earlier graphs leave"
             )
         fresh = sum(joint.results.nbytes[r] for r in joint.outputs[1])
         resident = Resident(
             inputs=choices.inputs,
-            optimizer=state_bytes(self._optimizer),
-            gradients=fresh if self._keep_gradients else 0,
-            other=self._other + sum(plan.saved for plan in earlier),
+            optimizer=state_bytes(self.optimizer),
+            gradients=fresh if self.keep_gradients else 0,
+            other=(bytes_of(self.other) if self.other else 0) + sum(plan.saved for plan in earlier),
         )
-        check_update(self._optimizer, budget=self.budget, resident=resident, gradients=fresh)
-        point = choices.within(self.budget, resident, name=name)
+        check_update(self.optimizer, budget=budget, resident=resident, gradients=fresh)
+        most = budget if self._lowered is None else self._lowered
+        point = choices.within(most, resident, name=name, smallest_else=self.inner == "inductor")
         again = choices.steps(point)
         inputs = {r for node in joint.inputs for r in joint.results.of(node)}
         saved = sum(joint.results.nbytes[r] for r in kept_results(joint, again) if r not in inputs)
@@ -133,7 +179,7 @@ class Partition:
         step = choices.tape.step_seconds
         return point, Plan(
             name=name,
-            budget=self.budget,
+            budget=budget,
             plain=choices.points[0].peak + resident.total,
             peak=point.peak + resident.total,
             smallest=choices.points[-1].peak + resident.total,
@@ -141,7 +187,7 @@ class Partition:
             repeated=[joint.steps[k].node.name for k in again],
             more_time=point.seconds / step if step else 0.0,
             saved=saved,
-            at_peak=choices.alive_at_peak(point),
+            at_peak=choices.at_peak(point)[1],
             unseen=joint.unseen,
             seconds=choices.seconds,
             notes=notes,
@@ -163,68 +209,26 @@ def _title(graph: torch.fx.Graph) -> str:
     return f"the graph of {first}, line {lines[0]}" + (f" to {lines[-1]}" if lines[-1] > lines[0] else "")
 
 
-def eager(module: torch.fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
-    """A compiler that runs a graph by PyTorch's own kernels, node by node.
-
-    The arguments come as a list that the graph empties, or every saved result would live on to the end.
-    """
-    module.graph.set_codegen(torch.fx.graph._BoxedCodeGen())
-    module.recompile()
-
-    def run(args: list[Any]) -> Any:
-        return module.forward(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
 def partition(budget: int | str | None, **options: Any) -> Partition:
-    """A partition function for a backend of your own, as ``aot_autograd(partition_fn=partition("16GB"), ...)``.
+    """Return a partition function for another backend, as ``aot_autograd(partition_fn=partition("16GB"), ...)``.
 
-    Pass ``keep_inference_input_mutations=True`` there, too, when the module changes buffers. Bytes are counted as
-    kernels of PyTorch allocate them; a backend that fuses operators needs other bytes. Options are those of
-    :func:`budget`.
+    Pass ``keep_inference_input_mutations=True`` there, too, when the module changes buffers. Bytes are those that
+    PyTorch's kernels allocate; a backend that fuses operators allocates others. Options are those of :func:`budget`.
     """
     return Partition(budget, **options)
 
 
 def backend(budget: int | str | None, *, partition: Partition | None = None, **options: Any) -> Any:
-    """A backend for ``torch.compile`` that runs PyTorch's kernels within ``budget`` bytes.
+    """Return a backend for ``torch.compile`` that runs steps within ``budget`` bytes.
 
-    ``partition``: the partition function to use, for its plans; otherwise options are those of :func:`budget`.
+    ``partition`` is the partition function to use, for its plans; otherwise options are those of :func:`budget`.
     """
     chosen = Partition(budget, **options) if partition is None else partition
-
-    def inference(module: torch.fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
-        _check_inference(module, chosen)
-        return eager(module, inputs)
-
-    return aot_autograd(
-        fw_compiler=eager,
-        bw_compiler=eager,
-        inference_compiler=inference,
-        partition_fn=chosen,
-        keep_inference_input_mutations=True,
-    )
-
-
-def _check_inference(module: torch.fx.GraphModule, chosen: Partition) -> None:
-    """Raise BudgetError when a graph without a backward part needs more than the budget."""
-    graph = module.graph
-    count = len(next(node for node in graph.nodes if node.op == "output").args[0])
-    joint = Joint(graph, lambda node: True, num_outputs=count, probes=Probes(run=chosen._workspaces == "measure"))
-    choices = Choices(joint)
-    _, plan = chosen._choose(choices, _title(graph))
-    plan.notes.append("without a backward part: nothing can be repeated")
-    chosen.plans.append(plan)
+    return INNER[chosen.inner](chosen)
 
 
 class Budgeted:
-    """A function or module whose calls and their backward passes stay within a budget.
-
-    Attributes:
-        plans: what was chosen, one plan per traced graph; empty before the first call.
-    """
+    """A function or module whose calls and their backward passes stay within a budget."""
 
     def __init__(self, function: Callable[..., Any], partition: Partition, *, fullgraph: bool) -> None:
         self._partition = partition
@@ -236,7 +240,7 @@ class Budgeted:
 
     @property
     def plans(self) -> list[Plan]:
-        """What was chosen, per graph."""
+        """One plan per traced graph; empty before the first call."""
         return self._partition.plans
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -255,60 +259,33 @@ def plain_errors() -> Iterator[None]:
         if isinstance(inner, (PlanError, Planned)):
             raise inner from None
         raise
-    except TorchDynamoException as error:
+    except TracingFailed as error:
         raise PlanError(
-            f"the step cannot be traced as one graph: {error}\nremove what breaks the graph, or pass breaks='sum' to "
-            f"plan every graph by itself"
+            f"the step cannot be traced as one graph: {error}\nFollow the hint above. If control flow depends on data, "
+            f"move it out of the step, or pass breaks='sum' to plan every graph by itself"
         ) from error
 
 
-def budget(
-    function: Callable[..., Any],
-    budget: int | str,
-    *,
-    optimizer: torch.optim.Optimizer | None = None,
-    keep_gradients: bool = False,
-    other: int | str = 0,
-    seconds: str = "model",
-    workspaces: str = "measure",
-    breaks: str = "refuse",
-) -> Budgeted:
-    """A module or function (best: one that returns the loss) whose training step stays within ``budget`` bytes.
+def budget(function: Callable[..., Any], budget: int | str, **options: Any) -> Budgeted:
+    """Return a module or function whose training step stays within ``budget`` bytes, such as ``"16GB"`` or ``"80%"``.
 
     The step is planned at the first call, for the shapes that it gets, and again for other shapes. All bytes on the
-    device count: parameters, inputs, gradients, states of ``optimizer``, what is saved, repeated and allocated inside
-    kernels. What the caller does between forward and backward pass is not seen.
+    device count: parameters, inputs, gradients, states of the optimizer, saved and repeated results, and scratch of
+    kernels. The plan does not see the caller's work between forward and backward pass.
 
     Args:
-        function: a module, or a function of tensors; what it returns is differentiated.
-        budget: bytes, as a number or as text such as ``"16GB"`` or ``"80%"``.
-        optimizer: its states count, also those that it makes at its first step, and what its step allocates.
-        keep_gradients: gradients exist before the step (accumulation, ``set_to_none=False``).
-        other: bytes of other tensors on the device.
-        seconds: ``"model"`` (a calibration of this machine) or ``"measure"`` (every operator is timed once).
-        workspaces: ``"measure"`` runs every operator once per machine to see what it allocates inside; ``"cached"``
-            uses what is known and lists the others as unseen.
-        breaks: ``"refuse"`` a step of several graphs, or plan each below what the earlier ones leave (``"sum"``).
+        function: a module or a function of tensors, best one that returns the loss; its result is differentiated.
+        budget: all bytes that the step may use on the device.
+        options: fields of :class:`Partition`: ``optimizer``, ``keep_gradients``, ``other``, ``seconds``,
+            ``workspaces``, ``breaks``, ``inner``.
 
     Raises:
         PlanError: an argument is wrong, the function is compiled already, or (when called) cannot be traced.
-        BudgetError: (when called) nothing fits; names the smallest budget that works.
+        BudgetError: (when called) no plan fits; names the smallest budget that works.
     """
-    _check_function(function)
-    part = Partition(
-        budget,
-        optimizer=optimizer,
-        keep_gradients=keep_gradients,
-        other=other,
-        seconds=seconds,
-        workspaces=workspaces,
-        breaks=breaks,
-    )
-    return Budgeted(function, part, fullgraph=breaks == "refuse")
-
-
-def _check_function(function: Any) -> None:
-    if isinstance(function, (OptimizedModule, Budgeted)) or hasattr(function, "_torchdynamo_orig_callable"):
+    if isinstance(function, Budgeted) or is_compiled(function):
         raise PlanError(f"{function!r} is compiled already: pass the module or function itself")
     if not callable(function):
         raise PlanError(f"expected a module or a function, got {type(function).__name__}")
+    part = Partition(budget, **options)
+    return Budgeted(function, part, fullgraph=part.breaks == "refuse")

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.planner.program import Program
-from weftplan.torch.private import is_tangent, storage_key
+from weftplan.torch.private import OpOverload, is_mutation, is_tangent, storage_key, tensors_in
 from weftplan.torch.probe import Probes
 from weftplan.torch.seconds import modelled
 
@@ -28,17 +27,12 @@ STATE = "random state"
 
 def tensors(node: torch.fx.Node) -> list[torch.Tensor]:
     """The tensors that a node of a traced graph makes or looks at, as fake tensors."""
-    return [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
+    return tensors_in(node.meta.get("val"))
 
 
 def is_random(node: torch.fx.Node) -> bool:
     """Whether a node draws from a generator."""
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-
-
-def is_mutation(node: torch.fx.Node) -> bool:
-    """Whether a node changes one of its inputs."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def values(node: torch.fx.Node) -> tuple[Any, Any]:
@@ -58,7 +52,7 @@ def state_bytes(device: torch.device) -> int:
 
 @dataclass
 class Step:
-    """One computation over numbered results."""
+    """A computation over numbered results."""
 
     node: torch.fx.Node
     label: str
@@ -122,7 +116,8 @@ class Joint:
         in_forward: whether a node belongs to the forward part.
         num_outputs: how many of the graph's outputs are the forward part's.
         probes: measured calls.
-        measured: seconds by measurement, where they are known, in place of the model.
+        measured: measured seconds in place of modelled seconds, if the cache or a probe has them.
+        repeats_random: random operators may run twice, with the generator's state of the first run.
     """
 
     def __init__(
@@ -133,11 +128,12 @@ class Joint:
         num_outputs: int,
         probes: Probes,
         measured: bool = False,
+        repeats_random: bool = True,
     ) -> None:
         self.results = Results()
         self.inputs: list[torch.fx.Node] = []
         self.steps: list[Step] = []
-        self._probes, self._measured = probes, measured
+        self._probes, self._measured, self._repeats_random = probes, measured, repeats_random
         self.unseen = probes.unseen
         self.random: dict[torch.fx.Node, int] = {}
         """Random nodes -> the result that holds the generator's state before them."""
@@ -153,10 +149,14 @@ class Joint:
                 self.inputs.append(node)
             elif fresh or is_mutation(node):
                 (forward if in_forward(node) else backward).extend(self._steps_of(node, fresh))
-        devices = {t.device.type for node in self.inputs for t in tensors(node) if t.dim()}
-        if len(devices) > 1:
-            raise PlanError(f"a budget counts the bytes of one device, but tensors are on {sorted(devices)}")
-        # A second run would read what the first has left in a buffer; of batch norms only new averages depend on it.
+        devices = {str(t.device) for node in self.inputs for t in tensors(node) if t.dim()}
+        if len(devices) > 1 or "meta" in devices:
+            raise PlanError(
+                f"a budget counts the bytes of one device, but tensors are on {' and '.join(sorted(devices))}: move "
+                f"modules and inputs to the device that trains"
+            )
+        self.device = torch.device(*devices or ("cpu",))
+        # A second run would read a buffer that the first has changed; of batch norms only new averages depend on it.
         changed = {r for step in forward if step.effect for r in self.results.of(step.node.all_input_nodes[0])}
         for step in forward:
             if "batch_norm" not in step.label and not changed.isdisjoint(step.reads):
@@ -173,13 +173,16 @@ class Joint:
         reads = list(dict.fromkeys(r for source in node.all_input_nodes for r in self.results.of(source)))
         args, kwargs = values(node)
         scratch, seconds = 0, 0.0
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, OpOverload):
             scratch = self._probes.scratch(node.target, args, kwargs)
             timed = self._probes.seconds(node.target, args, kwargs) if self._measured else None
             seconds = modelled(node.target, args, kwargs, node.meta.get("val")) if timed is None else timed
         step = Step(node, str(node.target), reads, fresh, seconds=seconds, scratch=scratch, effect=is_mutation(node))
         step.repeats = not step.effect
         if not is_random(node):
+            return [step]
+        if not self._repeats_random:
+            step.repeats = False
             return [step]
         device = tensors(node)[0].device
         size = state_bytes(device)

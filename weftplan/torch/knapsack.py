@@ -6,6 +6,7 @@ time under the sum of their sizes. This solver prices each choice by the peak of
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,9 +28,10 @@ class Solver(CustomKnapsackSolver):  # type: ignore[misc]
         node_info: Any,
         all_recomputable_banned_nodes: list[torch.fx.Node],
     ) -> tuple[list[int], list[int]]:
-        """Indices of the candidates to save and of those to repeat; the saved ones weigh at most ``max_memory``."""
+        """Indices of the candidates to save and of those to repeat; saved candidates weigh at most ``max_memory``."""
         candidates = all_recomputable_banned_nodes
-        count = sum(node_info.is_required_fw(node) for node in _outputs(joint_graph))
+        outputs = next(node for node in joint_graph.nodes if node.op == "output").args[0]
+        count = sum(isinstance(node, torch.fx.Node) and node_info.is_required_fw(node) for node in outputs)
         joint = Joint(joint_graph, node_info.is_required_fw, num_outputs=count, probes=Probes(run=False))
         choices = Choices(joint)
         names = [node.name for node in candidates]
@@ -38,25 +40,14 @@ class Solver(CustomKnapsackSolver):  # type: ignore[misc]
             saved = [k for k, name in enumerate(names) if name not in again]
             if sum(memory[k] for k in saved) <= max_memory:
                 return saved, [k for k, name in enumerate(names) if name in again]
-        return _greedy(memory, max_memory)
+        # No choice of the curve saves that little: save the smallest candidates that fit.
+        order = sorted(range(len(memory)), key=memory.__getitem__)
+        count = sum(total <= max_memory for total in accumulate(memory[k] for k in order))
+        return sorted(order[:count]), sorted(order[count:])
 
     def uuid(self) -> Any:
         """A name for PyTorch's caches of compiled graphs."""
         return "weftplan.torch.knapsack 1"
-
-
-def _outputs(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    out = next(node for node in graph.nodes if node.op == "output")
-    return [node for node in out.args[0] if isinstance(node, torch.fx.Node)]
-
-
-def _greedy(memory: list[float], most: float) -> tuple[list[int], list[int]]:
-    """The smallest candidates that fit, when no choice of the curve saves that little."""
-    saved: list[int] = []
-    for k in sorted(range(len(memory)), key=memory.__getitem__):
-        if sum(memory[j] for j in saved) + memory[k] <= most:
-            saved.append(k)
-    return sorted(saved), sorted(set(range(len(memory))) - set(saved))
 
 
 def knapsack_solver() -> Solver:

@@ -1,37 +1,28 @@
-"""Bytes of an optimizer: states that exist or that its first step makes, and what a step allocates besides."""
+"""Bytes of an optimizer: states that exist or that its first step makes, and scratch of a step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from weftplan.errors import BudgetError
 from weftplan.torch.choice import Resident
-from weftplan.torch.private import FakeTensorMode, without_modes
+from weftplan.torch.private import FakeTensorMode, tensors_in, without_modes
 from weftplan.torch.trace import Recorder
-
-
-@dataclass(frozen=True)
-class Update:
-    """Bytes of one update of parameters."""
-
-    states: int
-    inside: int
-    """Most bytes allocated during the update, besides parameters, gradients and states."""
 
 
 def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
     """Bytes of the states after the first step."""
-    return 0 if optimizer is None else update_of(optimizer).states
+    return 0 if optimizer is None else update_of(optimizer)[0]
 
 
-def update_of(optimizer: torch.optim.Optimizer) -> Update:
-    """Run two updates on fake tensors like the optimizer's parameters; the optimizer itself stays as it is.
+def update_of(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+    """Bytes of the states, and most bytes that an update allocates besides parameters, gradients and states.
 
-    Parameters are updated one by one. An optimizer that updates all at once (``foreach``) holds for all of them what is
-    held for the largest here.
+    Two updates run on fake tensors like the optimizer's parameters; the optimizer itself stays as it is.
+    Parameters are updated singly. An optimizer that updates all at once (``foreach``) needs for each of them the
+    scratch of the largest.
     """
     with without_modes(), FakeTensorMode():
         groups: list[dict[str, Any]] = []
@@ -43,28 +34,17 @@ def update_of(optimizer: torch.optim.Optimizer) -> Update:
                 p.grad = torch.empty_like(p)
         made = type(optimizer)(groups)
         made.step()
-        states = sum(
-            t.untyped_storage().nbytes()
-            for values in made.state.values()
-            for t in values.values()
-            if isinstance(t, torch.Tensor)
-        )
+        states = tensors_in([list(values.values()) for values in made.state.values()])
         recorder = Recorder()
-        for group in groups:
-            for p in group["params"]:
-                recorder.storage(p, -1)
-                recorder.storage(p.grad, -1)
-        for values in made.state.values():
-            for t in values.values():
-                if isinstance(t, torch.Tensor):
-                    recorder.storage(t, -1)
+        for t in [t for group in groups for p in group["params"] for t in (p, p.grad)] + states:
+            recorder.storage(t, -1)
         with recorder:
             made.step()
     inside = recorder.trace.peak - recorder.trace.before
     sizes = [p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"]]
     if any(_at_once(group) for group in optimizer.param_groups):
         inside = inside * sum(sizes) // max(sizes)
-    return Update(states, inside)
+    return sum(t.untyped_storage().nbytes() for t in states), inside
 
 
 def _at_once(group: dict[str, Any]) -> bool:
@@ -85,11 +65,11 @@ def check_update(
     if optimizer is None or budget is None:
         return
     fresh = 0 if resident.gradients else gradients
-    needed = resident.total + fresh + update_of(optimizer).inside
+    needed = resident.total + fresh + update_of(optimizer)[1]
     if needed > budget:
         raise BudgetError(
             f"the step of {type(optimizer).__name__} alone needs {needed:,} bytes (parameters, inputs, gradients, "
-            f"states and what it allocates), more than the budget of {budget:,}; the smallest budget that works is "
+            f"states and scratch), more than the budget of {budget:,}; the smallest budget that works is "
             f"at least {needed}: raise the budget, or use an optimizer with fewer states (foreach=False needs less)",
             smallest=needed,
         )

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from weftplan.device.amounts import amount
 from weftplan.errors import PlanError
-from weftplan.torch.private import FakeCopyMode, FakeTensorMode, OptimizedModule
+from weftplan.torch.private import OPERATORS, VALUES, FakeCopyMode, FakeTensorMode, is_compiled, tree_leaves
 from weftplan.torch.probe import Probes
 from weftplan.torch.trace import Recorder, Trace
 
@@ -32,7 +31,7 @@ PARTS = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activatio
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step needs. Bytes of the device's allocator; ``str()`` gives a table."""
+    """Needs of a step. Bytes of the device's allocator; ``str()`` gives a table."""
 
     peak: int
     before: int
@@ -42,7 +41,7 @@ class Estimate:
     at: str
     """The operator of the peak."""
     alive: list[tuple[str, int]]
-    """What is alive at the peak besides what existed before: operators that made it, and bytes, the largest first."""
+    """Makers and bytes of new tensors that are alive at the peak, the largest first."""
     unseen: dict[str, str]
     """Operators whose inside is not counted, and why."""
     trace: Trace = field(repr=False)
@@ -70,24 +69,34 @@ class _Names(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
+class _FakeCopies(FakeCopyMode):  # type: ignore[misc]
+    """Copies tensors as fake tensors. Scalars on the host keep their value: optimizers read their counts of steps."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        fake = super().__torch_function__(func, types, args, kwargs)
+        if func is torch.Tensor.__deepcopy__ and args[0].dim() == 0 and args[0].is_cpu and not args[0].requires_grad:
+            fake.constant = args[0].clone()
+        return fake
+
+
 def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", warm: int = 1) -> Estimate:
     """Predict the peak bytes of ``step(*args)``, which may do all that a training step does.
 
     Args:
         step: the caller's own function: forward pass, backward pass, update, accumulation, clipping.
-        args: its arguments. They and what the function reaches otherwise stay as they are.
-        workspaces: ``"measure"`` runs every operator of the step once per machine, to see what its kernel allocates
-            inside; ``"cached"`` uses what is known and lists the others.
-        warm: how many steps run before the one that is measured, so that an optimizer has its states.
+        args: its arguments. They and everything else that the function reaches stay as they are.
+        workspaces: ``"measure"`` runs every operator of the step once per machine, to see its scratch;
+            ``"cached"`` uses the measurements that exist and lists the other operators.
+        warm: how many steps run before the measured step, so that an optimizer has its states.
 
     Raises:
-        PlanError: the step reaches what cannot be copied, is compiled, or looks at values of tensors.
+        PlanError: the step reaches an object that cannot be copied, is compiled, or looks at values of tensors.
     """
     if workspaces not in ("measure", "cached"):
         raise PlanError(f"workspaces must be 'measure' or 'cached', got {workspaces!r}")
     probes, names = Probes(run=workspaces == "measure"), _Names()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(mode):
+    with _FakeCopies(mode):
         run, inputs, memo = _copied(step, args)
     recorder = Recorder(probes)
     try:
@@ -100,11 +109,13 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
                 recorder.storage(tensor, -1, name)
             with recorder:
                 run(*inputs)
-    except torch._subclasses.fake_tensor.DataDependentOutputException as error:
+    except VALUES as error:
         raise PlanError(
             f"the step looks at the value of a tensor ({error.func}), which a prediction does not have{_line(error)}: "
             f"leave that out of the step, such as loss.item(), or put it after the step"
         ) from error
+    except RuntimeError as error:
+        raise PlanError(f"the step fails on fake tensors{_line(error)}: {error}") from error
     return _report(recorder.trace, probes, names.seen)
 
 
@@ -143,8 +154,8 @@ def _copy_patched(reached: Any, memo: dict[int, Any]) -> None:
 
 
 def _function(function: Any, memo: dict[int, Any]) -> Any:
-    """A copy of a function on copies of what it reaches; library functions are shared."""
-    if isinstance(function, OptimizedModule) or hasattr(function, "_torchdynamo_orig_callable"):
+    """Copy a function and the objects that it reaches; library functions are shared."""
+    if is_compiled(function):
         raise PlanError("the step is compiled: pass the function or module itself, compiled kernels allocate otherwise")
     if not isinstance(function, types.FunctionType):
         return copy.deepcopy(function, memo)
@@ -161,15 +172,19 @@ def _function(function: Any, memo: dict[int, Any]) -> Any:
     made.__defaults__ = copy.deepcopy(function.__defaults__, memo)
     _copy_patched([*reached.values(), *(c.cell_contents for c in function.__closure__ or () if _bound(c))], memo)
     for name, value in reached.items():
-        own[name] = _function(value, memo) if isinstance(value, types.FunctionType) else copy.deepcopy(value, memo)
+        own[name] = _copy(value, memo)
     for cell, given in zip(cells, function.__closure__ or (), strict=True):
-        if not _bound(given):
-            continue
-        value = given.cell_contents
-        own_function = isinstance(value, types.FunctionType) and _is_state(value)
-        shared = isinstance(value, types.ModuleType)
-        cell.cell_contents = value if shared else _function(value, memo) if own_function else copy.deepcopy(value, memo)
+        if _bound(given):
+            cell.cell_contents = _copy(given.cell_contents, memo)
     return made
+
+
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
+    """Copy an object that a function reaches; modules of Python and operators of PyTorch are shared."""
+    if isinstance(value, types.ModuleType) or type(value).__module__.startswith(OPERATORS):
+        return value
+    own_function = isinstance(value, types.FunctionType) and _is_state(value)
+    return _function(value, memo) if own_function else copy.deepcopy(value, memo)
 
 
 def _bound(cell: types.CellType) -> bool:
@@ -206,7 +221,7 @@ def _is_state(value: Any) -> bool:
 
 
 def _roles(copies: list[Any]) -> Iterator[tuple[torch.Tensor, str]]:
-    """All tensors that exist, with what they are for."""
+    """Yield all tensors that exist, with their purposes."""
     modules = [m for m in copies if isinstance(m, torch.nn.Module)]
     for module in modules:
         for p in module.parameters():
@@ -237,11 +252,10 @@ def _report(trace: Trace, probes: Probes, recurrent: set[str]) -> Estimate:
             parts[part] += trace.nbytes[r]
             if trace.born[r] >= 0:
                 alive[name] = alive.get(name, 0) + trace.nbytes[r]
-    inside = trace.calls[at].scratch if trace.calls else 0
-    if inside:
+    if trace.calls and (inside := trace.calls[at].scratch):
         parts["inside the kernel"] = inside
     unseen = dict.fromkeys(probes.unseen, "never measured on this machine")
-    unseen |= {f"torch.{name}": "its kernel on a CPU is another than the one that was traced" for name in recurrent}
+    unseen |= {f"torch.{name}": "its kernel on a CPU is not the traced kernel" for name in recurrent}
     return Estimate(
         peak=max(live, default=trace.before),
         before=trace.before,

@@ -1,6 +1,6 @@
 """Single operators run on real tensors of the shapes of a trace: bytes allocated inside, and seconds.
 
-What a kernel allocates for itself is invisible to tracing. It depends on the operator, on shapes, strides and dtypes,
+Scratch of a kernel is invisible to tracing. It depends on the operator, on shapes, strides and dtypes,
 and on the device, so each such call is run once per machine and the result is kept in the user's cache folder.
 """
 
@@ -13,14 +13,11 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils._pytree import tree_leaves, tree_map
 
 from weftplan.support import user_cache
-from weftplan.torch.private import FakeTensor, without_modes
+from weftplan.torch.private import FakeTensor, memory_events, profiler_enabled, tensors_in, tree_map, without_modes
 from weftplan.torch.seconds import least
 
-REPEATS = 3
-"""How often an operator is timed; the least counts."""
 OPAQUE = ("rnn", "lstm", "gru", "workspace", "reserve", "quantized", "sparse", "fbgemm", "nested")
 """Parts of names of operators that would crash on made-up values: they are not run, but reported as unseen."""
 MOST_BYTES = 4 << 30
@@ -32,7 +29,7 @@ class Probes:
     """Measured calls. ``run`` says whether calls that the cache does not know are run.
 
     Attributes:
-        unseen: names of operators whose inside nobody has measured, with how many calls that concerns.
+        unseen: names of operators whose scratch is not measured, with the number of their calls.
     """
 
     run: bool = True
@@ -60,7 +57,7 @@ class Probes:
             self._known[name] = json.loads(stored) if stored else {}
         facts = self._known[name]
         # A profiler within a profiler would end the outer one.
-        able = self.run and not torch.autograd._profiler_enabled() and _is_safe(target)
+        able = self.run and not profiler_enabled() and _is_safe(target)
         if what not in facts and able and _bytes(args, kwargs) <= MOST_BYTES:
             try:
                 with without_modes(), torch.random.fork_rng(enabled=True):
@@ -77,7 +74,7 @@ def _name(target: Any, args: Any, kwargs: Any) -> str:
             return f"{tuple(value.shape)}{value.stride()}{value.dtype}{value.device}"
         return repr(value)
 
-    device = next((t.device for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    device = next((t.device for t in tensors_in((args, kwargs))), torch.device("cpu"))
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else str(torch.get_num_threads())
     return user_cache.key(torch.__version__, machine, str(target), str(tree_map(text, (args, kwargs))))
 
@@ -88,7 +85,7 @@ def _is_safe(target: Any) -> bool:
 
 
 def _bytes(args: Any, kwargs: Any) -> int:
-    return sum(t.untyped_storage().nbytes() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+    return sum(t.untyped_storage().nbytes() for t in tensors_in((args, kwargs)))
 
 
 def _real(args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -110,8 +107,8 @@ def _scratch(target: Any, args: Any, kwargs: Any) -> float:
 
 
 def _scratch_once(target: Any, args: Any, kwargs: Any) -> int:
-    device = next((t.device for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)), torch.device("cpu"))
-    before = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+    device = next((t.device for t in tensors_in((args, kwargs))), torch.device("cpu"))
+    before = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
     with torch.no_grad():
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -124,20 +121,20 @@ def _scratch_once(target: Any, args: Any, kwargs: Any) -> int:
             most = peak_of(prof, "call")
     results = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for t in tree_leaves(out)
-        if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in before
+        for t in tensors_in(out)
+        if t.untyped_storage().data_ptr() not in before
     }
     return max(0, int(most - sum(results.values())))
 
 
 def _seconds(target: Any, args: Any, kwargs: Any) -> float:
     with torch.no_grad():
-        return least(lambda: target(*args, **kwargs), REPEATS)
+        return least(lambda: target(*args, **kwargs), repeats=3)
 
 
 def peak_of(prof: Any, label: str) -> int:
     """Most bytes that the CPU allocator held from the start of the range ``label`` on, of those seen by a profile."""
-    events = prof.profiler.kineto_results.events()
+    events = memory_events(prof)
     start = min(e.start_ns() for e in events if e.name() == label)
     total = most = 0
     for e in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):

@@ -9,26 +9,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from weftplan.support import user_cache
-from weftplan.torch.private import without_modes
+from weftplan.torch.private import tensors_in, without_modes
 
-SIDE = 512
-"""Rows and columns of the matrices that are multiplied."""
-COPIED = 32 << 20
-"""Bytes of the tensor that is copied."""
+SIDE, COPIED = 512, 32 << 20
+"""Rows of the square matrices that are multiplied, and bytes of the tensor that is copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device does per second."""
+    """Work of a device per second."""
 
     flops: float
     bandwidth: float
@@ -82,17 +80,14 @@ def least(work: Callable[[], object], repeats: int = 7) -> float:
 
 
 def modelled(target: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Seconds of one call, from the tensors (fake ones, too) that it reads and makes."""
-    tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
+    """Return the seconds of a call from the tensors, real or fake, that it reads and makes."""
+    tensors = tensors_in((args, kwargs, out))
     if not tensors:
         return 0.0
     moved = sum(t.numel() * t.element_size() for t in tensors)
     formula = flop_registry.get(getattr(target, "overloadpacket", None))
     flops = 0.0
-    if formula is not None:
-        try:
-            flops = float(formula(*args, **kwargs, out_val=out))
-        except (TypeError, ValueError, AssertionError, NotImplementedError):
-            flops = 0.0  # a formula for other arguments
+    with suppress(TypeError, ValueError, AssertionError, NotImplementedError):  # a formula for other arguments
+        flops = float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
     floating = [t.dtype for t in tensors if t.dtype.is_floating_point]
     return rates(tensors[0].device, floating[0] if floating else torch.float32).seconds(flops, moved)

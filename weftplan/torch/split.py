@@ -1,6 +1,6 @@
-"""The forward and the backward module of a choice: what is kept, what runs again, in the order of the plan.
+"""The forward and the backward module of a choice, with saved results and repetitions in the order of the plan.
 
-A module deletes each value after its last use, so the order of its nodes alone decides what is alive.
+A module deletes each value after its last use, so the order of its nodes alone decides lifetimes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,8 @@ from typing import Any
 
 import torch
 
-from weftplan.torch.joint import Joint, is_getitem, is_mutation, is_random
-from weftplan.torch.private import (
-    extract_modules,
-    is_tangent,
-    run_and_save_rng_state,
-    run_with_rng_state,
-)
+from weftplan.torch.joint import Joint, is_getitem, is_random
+from weftplan.torch.private import extract_modules, is_mutation, is_tangent, run_and_save_rng_state, run_with_rng_state
 
 
 def kept_results(joint: Joint, again: Collection[int]) -> list[int]:
@@ -33,7 +28,7 @@ def kept_results(joint: Joint, again: Collection[int]) -> list[int]:
 def split(
     module: torch.fx.GraphModule, joint: Joint, *, again: Collection[int], order: Sequence[str], info: Any, outputs: int
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """The forward module, which also returns what is kept, and the backward module.
+    """Return the forward module, which also returns the saved results, and the backward module.
 
     Args:
         again: steps of ``joint`` that the backward module repeats.

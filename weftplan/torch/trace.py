@@ -1,7 +1,7 @@
 """A step run on fake tensors: every storage with its bytes, its first moment and its last, and which operator it met.
 
 PyTorch's own autograd engine runs the step, so storages die exactly when they do in eager execution. Two rules correct
-what tracing changes: sums of gradients, which the engine adds in place when no mode is on, and bytes inside kernels.
+the changes of tracing: sums of gradients, which the engine adds in place when no mode is on, and bytes inside kernels.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from weftplan.errors import PlanError
-from weftplan.torch.private import FakeTensor, current_autograd_node, storage_key
+from weftplan.torch.private import FakeTensor, TorchDispatchMode, backward_node, is_view, storage_key, tensors_in
 from weftplan.torch.probe import Probes
 
 
 @dataclass(slots=True)
 class Call:
-    """One operator call; storages are numbers."""
+    """A call of an operator; storages are numbers."""
 
     name: str
     reads: Sequence[int]
@@ -42,7 +40,7 @@ class Trace:
     died: list[int | None] = field(default_factory=list)
     """First call at which it is gone; None: alive at the end."""
     names: list[str] = field(default_factory=list)
-    """What each storage is."""
+    """The purpose or maker of each storage."""
 
     def spans(self) -> list[tuple[int, int]]:
         """Per storage the calls [first, last) during which it is alive, sums of gradients as the engine makes them."""
@@ -115,23 +113,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)  # questions about tensors and marks in time, which allocate nothing
         self._check_copied(func, args, kwargs)
         now, name = len(self.trace.calls), str(func)
-        reads = [self.storage(t, -1) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        reads = [self.storage(t, -1) for t in tensors_in((args, kwargs))]
         scratch = self._probes.scratch(func, args, kwargs) if self._probes is not None else 0
         out = func(*args, **kwargs)
         count = len(self.trace.nbytes)
-        made = [self.storage(t, now, name) for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        made = [self.storage(t, now, name) for t in tensors_in(out)]
         call = Call(name, reads, [m for m in dict.fromkeys(made) if m >= count], scratch)
         began = self._node_began(now)
         if began is not None and func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
-            # A sum of the node's own makes both terms; the engine adds what the node made to an older sum. A view
+            # A sum of the node's own makes both terms; the engine adds the node's result to an older sum. A view
             # keeps its base, so that the engine does not own the sum.
-            call.sums_in_place = self.trace.born[reads[0]] < began and not args[0]._is_view()
+            call.sums_in_place = self.trace.born[reads[0]] < began and not is_view(args[0])
         self.trace.calls.append(call)
         return out
 
     def _node_began(self, now: int) -> int | None:
         """The first call while the current backward node runs; None outside a backward pass."""
-        node = current_autograd_node()
+        node = backward_node()
         if node is None:
             self._node = None
             return None
@@ -141,8 +139,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return self._node[1]
 
     def _check_copied(self, func: Any, args: Any, kwargs: Any) -> None:
-        for t in tree_leaves((args, kwargs)):
-            if isinstance(t, torch.Tensor) and t.requires_grad and not isinstance(t, FakeTensor):
+        for t in tensors_in((args, kwargs)):
+            if t.requires_grad and not isinstance(t, FakeTensor):
                 raise PlanError(
                     f"the step reaches a tensor of shape {tuple(t.shape)} in {func} that is in none of its arguments, "
                     f"closures or globals: pass the module that owns it as an argument of the step"

@@ -11,28 +11,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from weftplan.device.amounts import amount
-from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.strategies import plan_graph
+from weftplan.report.trade_off_picture import trade_off_picture
 from weftplan.support.atomic_files import write_text
-from weftplan.torch.choice import OPTIONS, Choices, Plan
+from weftplan.torch.choice import Choices, Plan
 from weftplan.torch.fit import Budgeted, Partition, Planned, plain_errors
+from weftplan.torch.private import tensors_in
 
-ROUNDS = 5
-"""How often a measured choice and the plain step are timed in turn."""
-MEASURED = 6
-"""How many choices of a curve are measured."""
-ROWS = 24
-"""A table shows so many choices."""
-WIDTH, HEIGHT, MARGIN = 640, 360, 56
+ROUNDS, MEASURED, ROWS = 5, 6, 24
+"""Rounds of a measurement, measured choices of a curve, and most choices in a table."""
 Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One choice."""
+    """A choice of the curve."""
 
     budget: int
     """The smallest budget that takes it: its peak, all bytes on the device counted."""
@@ -53,7 +47,7 @@ class Curve:
     plan: Plan
 
     def __str__(self) -> str:
-        """A table of at most :data:`ROWS` choices, with bars; measured ones are among them."""
+        """A table of at most :data:`ROWS` choices, measured choices among them, with bars."""
         most = max(point.time for point in self.points) - 1.0
         lines = [f"{self.name}", f"{'budget':>12}  {'bytes':>16}  {'time':>7}  {'twice':>6}"]
         for point in thinned(self.points):
@@ -65,37 +59,8 @@ class Curve:
         return "\n".join(lines)
 
     def picture(self) -> str:
-        """An SVG drawing: budget to the right, time of a step upwards."""
-        budgets = [point.budget for point in self.points]
-        times = [point.measured or point.time for point in self.points] + [point.time for point in self.points]
-        low, high, least, most = min(budgets), max(budgets), min(1.0, *times), max(1.01, *times)
-
-        def place(nbytes: float, value: float) -> tuple[float, float]:
-            right = MARGIN + (WIDTH - 2 * MARGIN) * (nbytes - low) / max(high - low, 1)
-            return right, HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (value - least) / (most - least)
-
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(p.budget, p.time) for p in self.points))
-        dots = "".join(
-            '<circle cx="{:.1f}" cy="{:.1f}" r="4" fill="#c33"/>'.format(*place(p.budget, p.measured))
-            for p in self.points
-            if p.measured is not None
-        )
-        ends = "".join(
-            f'<text x="{place(n, least)[0]:.1f}" y="{HEIGHT - MARGIN + 18}" text-anchor="middle">{amount(n)}</text>'
-            for n in (low, high)
-        )
-        marks = "".join(
-            f'<text x="{MARGIN - 6}" y="{place(low, v)[1] + 4:.1f}" text-anchor="end">{v:.2f}</text>'
-            for v in (least, most)
-        )
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-            f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
-            f'<text x="{WIDTH / 2}" y="20" text-anchor="middle" font-size="14">{html.escape(self.name)}</text>'
-            f'<polyline points="{path}" fill="none" stroke="#246" stroke-width="2"/>{dots}{ends}{marks}'
-            f'<text x="{WIDTH / 2}" y="{HEIGHT - 10}" text-anchor="middle">budget in bytes (line: modelled time of a '
-            f"step, dots: measured)</text></svg>"
-        )
+        """Return an SVG drawing: budgets to the right, times of a step upwards."""
+        return trade_off_picture(self.name, [(point.budget, point.time, point.measured) for point in self.points])
 
     def page(self) -> str:
         """A self-contained HTML page: the picture and the table."""
@@ -119,7 +84,7 @@ class Curve:
 
 
 def thinned(points: Sequence[Row]) -> list[Row]:
-    """At most :data:`ROWS` of a curve's points, evenly, its ends and measured ones among them."""
+    """At most :data:`ROWS` of a curve's points, evenly, its ends and measured points among them."""
     if len(points) <= ROWS:
         return list(points)
     some = {round(k * (len(points) - 1) / (ROWS - 1)) for k in range(ROWS)}
@@ -137,14 +102,14 @@ def planned(
     """
     part = Partition(budget, **options)
     part.only_plan = True
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         with plain_errors():
             Budgeted(function, part, fullgraph=True)(*args)
     except Planned:
         pass
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
     return part.choices[-1], part.plans[-1]
 
 
@@ -174,7 +139,7 @@ def curve(function: Callable[..., Any], *args: Any, measure: bool = False, **opt
 
 def _ratio(function: Callable[..., Any], args: Any, budget: int, options: dict[str, Any]) -> float:
     """The median ratio of the step's time within a budget to its time without, both compiled alike."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     both = [Budgeted(function, Partition(most, **options), fullgraph=True) for most in (budget, None)]
     [_seconds(step, args) for step in both]  # compile
     return statistics.median(_seconds(both[0], args) / _seconds(both[1], args) for _ in range(ROUNDS))
@@ -183,7 +148,7 @@ def _ratio(function: Callable[..., Any], args: Any, budget: int, options: dict[s
 def _seconds(step: Budgeted, args: Any) -> float:
     """Seconds of a forward and a backward pass; gradients are left as they were."""
     began = time.perf_counter()
-    out = [t for t in tree_leaves(step(*args)) if isinstance(t, torch.Tensor) and t.requires_grad]
+    out = [t for t in tensors_in(step(*args)) if t.requires_grad]
     torch.autograd.grad([t.sum() for t in out], _leaves(out), allow_unused=True)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -202,14 +167,3 @@ def _leaves(results: list[torch.Tensor]) -> list[torch.Tensor]:
             leaves.append(node.variable)
         stack += [source for source, _ in node.next_functions]
     return leaves
-
-
-def memory_plan(choices: Choices, plan: Plan) -> MemoryPlan:
-    """The chosen plan laid out in one arena, for the reports of other plans: pages, files, pictures."""
-    point = next(p for p in choices.points if p.peak + plan.resident.total == plan.peak)
-    program, _ = choices.planned(point)
-    memory = plan_graph(program, OPTIONS).memory
-    resident = plan.resident
-    outside = {"arguments": resident.inputs, "optimizer_states": resident.optimizer, "gradients": resident.gradients}
-    notes = ("offsets are those of one arena; PyTorch's allocator needs the lower bound, and its own rounding",)
-    return replace(memory, external_bytes=outside, notes=(*memory.notes, *notes), more_time=plan.more_time)

@@ -56,6 +56,7 @@ class ExecutorGroup(GroupNames):
         group2ctxs: for each context a mapping from node groups to contexts.
         share: each executor's share of a memory budget.
         state_names: arguments that are neither fed nor trained; initially zero.
+        loads: for each context its share of the batch; default: equal shares.
 
     Raises:
         BudgetError: an executor does not fit its share.
@@ -79,11 +80,15 @@ class ExecutorGroup(GroupNames):
         group2ctxs: Sequence[Mapping[str, Context]] | None = None,
         share: Share | None = None,
         state_names: Sequence[str] = (),
+        loads: Sequence[float] | None = None,
     ) -> None:
         if share is not None and len(set(contexts)) != len(contexts):
             raise BindError(f"with a memory budget a context may occur only once, got {list(contexts)}")
         if for_training and len(contexts) > 1:
             _refuse_shared_statistics(symbol, len(contexts))
+        self.symbol, self.for_training, self.inputs_need_grad = symbol, for_training, inputs_need_grad
+        self.fixed_param_names, self.state_names = list(fixed_param_names), list(state_names)
+        self.workload = [1.0] * len(contexts) if loads is None else list(loads)
         self.contexts = list(contexts)
         self.data_shapes = list(data_shapes)
         self.label_shapes = list(label_shapes)
@@ -98,12 +103,12 @@ class ExecutorGroup(GroupNames):
                 )
         layouts = [symbol[i].attr("__layout__") for i in range(len(symbol.list_outputs()))]
         self._output_axes = [max(0, DataDesc.get_batch_axis(layout)) for layout in layouts]
-        self.slices = split_batch(self.batch_size, len(contexts))
+        self.slices = split_batch(self.batch_size, len(contexts), loads)
         arguments = symbol.list_arguments()
         trained = [n for n in self.param_names if for_training and n not in fixed_param_names]
         if for_training and inputs_need_grad:
             trained += [desc.name for desc in data_shapes]
-        wanted = _requests(arguments, trained, grad_req if for_training else "null")
+        wanted = self.grad_req = _requests(arguments, trained, grad_req if for_training else "null")
         self.executors: list[Executor] = []
         for i, (ctx, part) in enumerate(zip(self.contexts, self.slices, strict=True)):
             shapes = {

@@ -24,8 +24,8 @@ def construct(klass: type[T], positional: Sequence[Any], settings: Mapping[str, 
     except KeywordError:
         raise
     except TypeError as error:
-        given = f"{dict(settings)}" if not positional else f"{list(positional)} and {dict(settings)}"
-        raise ParameterError(f"{what} {klass.__name__} cannot be made of {given}: {error}") from error
+        arguments = f"{dict(settings)}" if not positional else f"{list(positional)} and {dict(settings)}"
+        raise ParameterError(f"{what} {klass.__name__} cannot be made of {arguments}: {error}") from error
 
 
 def number(value: Any, what: str, *, low: float = -math.inf, below: float = math.inf) -> float:

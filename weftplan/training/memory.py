@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.device.amounts import pasteable
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError
 from weftplan.kvstore import KVStoreDevice
-from weftplan.kvstore.copies import HOST
+from weftplan.kvstore.stages import HOST
 from weftplan.ops.core.schema import Shape
 from weftplan.planner.batch import batch_size, with_batch
 from weftplan.planner.memory_plan import MemoryPlan
@@ -63,12 +64,16 @@ class Share:
     def refusal(self, cause: BudgetError) -> BudgetError:
         """Return the error for executors that exceed their share, in terms of the whole budget."""
         smallest = None if cause.smallest is None else cause.smallest * self.executors + self.outside
-        found = "" if smallest is None else f"; the smallest budget found that works is {smallest}: raise it to that"
+        hint = (
+            ""
+            if smallest is None
+            else f"; the smallest budget found that works is {pasteable(smallest)}: raise it to that"
+        )
         return BudgetError(
             f"the memory budget is {self.budget:,} bytes, of which {self.outside:,} are taken by copies on the host, "
             f"buffers of the kvstore and states of the optimizer, and {self.each:,} are left to "
             f"{'the executor' if self.executors == 1 else f'each of {self.executors} executors'}"
-            f"{found or ': raise it'}, or use a smaller batch",
+            f"{hint or ': raise it'}, or use a smaller batch",
             smallest=smallest,
         )
 
@@ -114,8 +119,8 @@ def besides_executors(
 
 def late_planned_stores(name: str, workers: int | None) -> list[Any]:
     """Return planning stand-ins of a distributed store; imports ``weftplan.kvstore.distributed.footprint`` lazily."""
-    found: list[Any] = late_import("weftplan.kvstore.distributed.footprint").planned_stores(name, workers)
-    return found
+    stores: list[Any] = late_import("weftplan.kvstore.distributed.footprint").planned_stores(name, workers)
+    return stores
 
 
 def _besides(
@@ -130,15 +135,15 @@ def _besides(
             state * store.updated_here(number, elements) // max(1, elements)
             for number, (elements, _, state) in enumerate(trained.values())
         )
-    found = {"host_copies": held}
+    by_purpose = {"host_copies": held}
     on_host = all(context.device_type in HOST for context in contexts)
     sums_on_host = store is None or not isinstance(store, KVStoreDevice)
     if store is not None:
         arrays = [(elements, nbytes) for elements, nbytes, _ in trained.values()]
         buffers = store.buffer_bytes(arrays, contexts, updates=on_store)
-        found |= {f"kvstore_{purpose}": nbytes for purpose, nbytes in buffers.items() if nbytes}
+        by_purpose |= {f"kvstore_{purpose}": nbytes for purpose, nbytes in buffers.items() if nbytes}
     if states:
-        found["optimizer_states"] = states * (1 if on_store or store is None else count)
+        by_purpose["optimizer_states"] = states * (1 if on_store or store is None else count)
     # A parameter's buffers and states are on the device that sums it. The store assigns each parameter to the device
     # with the smallest load so far, so a device exceeds the average by at most the largest parameter.
     each = states if not on_store else 0
@@ -146,7 +151,7 @@ def _besides(
         spread = sum(nbytes for name, nbytes in buffers.items() if name not in _ON_HOST) + (states if on_store else 0)
         most = max((nbytes * (1 + count) + state * on_store for _, nbytes, state in trained.values()), default=0)
         each += min(spread, spread // count + most)
-    return Besides(found, 0 if on_host else each)
+    return Besides(by_purpose, 0 if on_host else each)
 
 
 def executor_budget(
@@ -171,10 +176,10 @@ def executor_budget(
         contexts, kvstore, optimizer: the training set-up; ``optimizer`` may be None if it is not known yet.
     """
     names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
-    found, _, states = symbol.infer_shape(**shapes)
+    inferred, _, states = symbol.infer_shape(**shapes)
     types, _, state_types = symbol.infer_type(**dtypes)
     facts = zip(
-        (*names, *aux_names), (*(found or ()), *(states or ())), (*(types or ()), *(state_types or ())), strict=True
+        (*names, *aux_names), (*(inferred or ()), *(states or ())), (*(types or ()), *(state_types or ())), strict=True
     )
     known = {name: (shape, np.dtype(dtype)) for name, shape, dtype in facts}
     sizes = {name: (prod(shape), prod(shape) * dtype.itemsize) for name, (shape, dtype) in known.items()}
@@ -223,16 +228,16 @@ def plan_on_several(question: Question, contexts: Sequence[Context], budget: int
         raise BudgetError(
             f"the budget is {budget:,} bytes, but training on {count} devices needs {smallest:,}, of which "
             f"{outside:,} are copies on the host, buffers of the kvstore and states of the optimizer; the smallest "
-            f"budget found that works is {smallest}: raise it to that, or use a smaller batch",
+            f"budget found that works is {pasteable(smallest)}: raise it to that, or use a smaller batch",
             smallest=smallest,
         ) from None
-    memory = plans[max(parts)].memory
+    memory = replace(plans[max(parts)].memory, input_bytes=question.input_bytes(plans[max(parts)]))
     others = list(parts)
     others.remove(max(parts))
     extra = {"other_devices": sum(plans[part].memory.total for part in others)} if others else {}
-    found = {**memory.external_bytes, **extra, **besides.by_purpose}
-    away = 0 if shared else sum(found.values()) - sum(memory.external_bytes.values()) - besides.each_device
-    return replace(memory, external_bytes=found, elsewhere=away)
+    external = {**memory.external_bytes, **extra, **besides.by_purpose}
+    away = 0 if shared else sum(external.values()) - sum(memory.external_bytes.values()) - besides.each_device
+    return replace(memory, external_bytes=external, elsewhere=away)
 
 
 def _held(planned: PlannedGraph, known: Mapping[str, Shape]) -> int:

@@ -29,6 +29,12 @@ def _other_name(public: str) -> property:
 class ModuleNames:
     """Private names of MXNet's ``Module``."""
 
+    @property
+    def _total_exec_bytes(self) -> int:
+        """Planned bytes of all executors."""
+        module: Any = self
+        return sum(executor.memory_plan.peak for executor in module.group.executors)
+
     _params_dirty = False
     """Whether the executors hold newer parameters than the host; there is no such copy here."""
 
@@ -43,6 +49,7 @@ class GroupNames:
     label_shapes: list[Any]
     executors: list[Any]
     slices: list[slice]
+    _output_axes: list[int]
 
     @property
     def execs(self) -> list[Any]:
@@ -81,6 +88,33 @@ class GroupNames:
             if name in self.executors[0].arg_dict
         ]
 
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs."""
+        names: list[str] = self.executors[0].output_names
+        return names
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs."""
+        return len(self.output_names)
+
+    @property
+    def data_layouts(self) -> list[int]:
+        """The batch axis of each data input."""
+        return [desc.batch_axis for desc in self.data_shapes]
+
+    @property
+    def label_layouts(self) -> list[int]:
+        """The batch axis of each label."""
+        return [desc.batch_axis for desc in self.label_shapes]
+
+    @property
+    def output_layouts(self) -> list[int]:
+        """The batch axis of each output."""
+        axes: list[int] = self._output_axes
+        return axes
+
     def install_monitor(self, mon: Any) -> None:
         """Let ``mon`` watch every executor."""
         for executor in self.executors:
@@ -90,6 +124,23 @@ class GroupNames:
         """Outputs of the last forward, of the whole batch or for each context."""
         group: Any = self
         return group.merged_outputs() if merge_multi_context else group.outputs()
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> Any:
+        """Gradients of the data, of the whole batch or for each context."""
+        group: Any = self
+        return group.merged_input_grads() if merge_multi_context else group.input_grad_arrays
+
+    def get_states(self, merge_multi_context: bool = True) -> Any:
+        """States, of the whole batch or for each context."""
+        group: Any = self
+        return group.merged_states() if merge_multi_context else group.state_arrays
+
+    def update_metric(self, eval_metric: Any, labels: list[Any], pre_sliced: bool = False) -> None:
+        """Update a metric with the outputs of the last forward; ``pre_sliced``: ``labels`` is a list per context."""
+        for k, (part, executor) in enumerate(zip(self.slices, self.executors, strict=True)):
+            own = labels[k] if pre_sliced else [label[part] for label in labels]
+            results = dict(zip(self.output_names, executor.outputs, strict=True))
+            eval_metric.update_dict(dict(zip(self.label_names, own, strict=False)), results)
 
     def get_output_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the outputs of the whole batch."""

@@ -9,6 +9,7 @@
 #define __global__ static
 #define __device__ static
 #define __forceinline__ inline
+#define __noinline__
 #define __restrict__
 #define __launch_bounds__(...)
 #define __syncthreads() host::barrier(__LINE__)

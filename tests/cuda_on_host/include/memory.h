@@ -143,11 +143,18 @@ template <class T> struct ptr {
     ptr& operator+=(long long k) { at += k; return *this; }
     ptr& operator++() { ++at; return *this; }
     operator ptr<const T>() const { return {r, at}; }
+    bool is_aligned(long long nbytes) const { return ((long long)r->data + at * (long long)sizeof(T)) % nbytes == 0; }
 
 private:
     template <class U> ref<U> get(U*, long long k) const { return {r, k}; }
     template <class U> U get(const U*, long long k) const { return ref<U>{r, k}.load(); }
 };
+
+// A pointer of which the kernel says that it is aligned.
+template <class P> P aligned(P p, long long nbytes) {
+    if (!p.is_aligned(nbytes)) fail("it says that %s is aligned to %lld bytes", p.r->name, nbytes);
+    return p;
+}
 
 // An array in shared memory, of one dimension or two.
 template <class T, int N, int M = 1> struct shared {

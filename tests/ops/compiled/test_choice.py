@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from weftplan.ops.core.implementations import choose
 from weftplan.ops.core.schema import TensorSpec
 from weftplan.planner import PlanOptions, validate
 
+ROOT = Path(__file__).parents[3]
 HOST = host()
 needs_compiler = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
 F32 = np.dtype(np.float32)
@@ -118,6 +120,19 @@ def test_without_a_compiler_there_is_numpy(monkeypatch: pytest.MonkeyPatch):
         assert found.implementation.name == "numpy"
         assert found.reason == ("chosen by the user" if mode == "numpy" else "no compiler here")
     trained("native", steps=1)
+
+
+def test_without_llvmlite_training_has_numpys_bits():
+    """A process in which llvmlite cannot be imported trains a network to the bits of the mode ``numpy``."""
+    code = (
+        "import sys; sys.modules['llvmlite'] = None\n"
+        "from tests.ops.compiled.test_choice import trained\n"
+        "print(*(array.tobytes().hex() for array in trained('auto')), sep='\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout.split() == [array.tobytes().hex() for array in trained("numpy")]
 
 
 def test_without_llvmlite_the_reason_names_the_extra():

@@ -17,7 +17,7 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import repeat
 from weftplan.planner.recompute.rewrite import needed_twins, repeatable
-from weftplan.planner.symbolic.realise import realised
+from weftplan.planner.symbolic.translate import realised
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -9,7 +9,7 @@ from weftplan.device.context import Context
 from weftplan.errors import BudgetError
 from weftplan.ops.core.schema import Req
 from weftplan.planner import PlanOptions, validate
-from weftplan.planner.planned_steps import planned_steps
+from weftplan.planner.drafts import planned_steps
 from weftplan.planner.spill.rewrite import Spill, spilled
 from weftplan.planner.spill.search import SMALLEST
 from weftplan.planner.strategies import plan_graph
@@ -82,7 +82,7 @@ def test_a_fetched_term_is_not_added_by_its_copy() -> None:
     after = spilled(program, [Spill(f0, out=2, back=3, home=Context("cpu_pinned", 0))])
     draft = plan_graph(after, PlanOptions(compat="mxnet"))
     outputs = after.graph.outputs
-    planned = planned_steps(draft, outputs[:1], gradients={"g": (outputs[1], Req.WRITE)})
+    planned = planned_steps(draft, outputs[:1], gradients={"g": outputs[1]})
     validate(planned)
     assert not planned.skipped
     assert Req.ADD not in planned.requests

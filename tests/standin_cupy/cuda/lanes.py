@@ -300,6 +300,8 @@ class Lanes:
             added = convert(value, kind_of(pointer.cells.values))
             return pointer.cells.add(pointer.offset, _spread(added, act.shape))
         values = [self.value(part, act) for part in given]
+        if name == "__builtin_assume_aligned":
+            return values[0].aligned(int(values[1]))
         if name in FUNCTIONS:
             return FUNCTIONS[name](*values)
         function = self.functions.get(name)

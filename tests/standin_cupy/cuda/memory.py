@@ -120,3 +120,10 @@ class Pointer:
         self.cells = cells
         self.offset = offset
         self.const = const
+
+    def aligned(self, nbytes: int) -> Pointer:
+        """The same place, of which the kernel says that its address is a multiple of ``nbytes``."""
+        values = self.cells.values
+        if ((values.ctypes.data + self.offset * values.itemsize) % nbytes).any():
+            raise KernelError(f"{self.cells.what} is not aligned to {nbytes} bytes, as the kernel says")
+        return self

@@ -36,13 +36,15 @@ TYPES = {
     "double": "float64",
 }
 _WORDS = {word for name in TYPES for word in name.split()}
-_QUALIFIERS = {"const", "__restrict__", "static", "inline", "__forceinline__"}
+_QUALIFIERS = {"const", "__restrict__", "static", "inline", "__forceinline__", "__noinline__"}
 _TOKEN = re.compile(
     r"""\s*(?:(?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)[uUlLfF]*)
     |(?P<name>[A-Za-z_]\w*)|(?P<string>"[^"]*")
     |(?P<sign><<=|>>=|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%&|^~!<>=?:;,.(){}\[\]]))""",
     re.VERBOSE,
 )
+_ALIGNED = re.compile(r"\(\s*(?:const )?[\w ]+\*\s*\)\s*(__builtin_assume_aligned\b)")
+"""A cast of a pointer that is said to be aligned: the interpreter checks that it is."""
 _BINARY = [["||"], ["&&"], ["|"], ["^"], ["&"], ["==", "!="], ["<", ">", "<=", ">="], ["<<", ">>"], ["+", "-"],
            ["*", "/", "%"]]  # fmt: skip
 ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="}
@@ -73,7 +75,7 @@ def functions(source: str) -> dict[str, Function]:
     """All functions of a source text, by name."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL)
     text = re.sub(r"^\s*#\s*(include\s*<cuda_fp16\.h>|pragma unroll)[^\n]*$", "", text, flags=re.MULTILINE)
-    return _Reader(_tokens(text)).all()
+    return _Reader(_tokens(_ALIGNED.sub(r"\1", text))).all()
 
 
 def _tokens(text: str) -> list[str]:

@@ -156,7 +156,7 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _float(getattr(np, name)) for name in
        ("exp", "log", "sqrt", "tanh", "floor", "ceil", "rint", "sin", "cos", "log1p", "expm1", "fmax", "fmin",
-        "trunc")},
+        "trunc", "copysign")},
     "fabs": _float(np.abs),
     "lgamma": _float(np.vectorize(math.lgamma, otypes=[np.float64])),
     "pow": _float(np.power),

@@ -29,8 +29,8 @@ def processor_features() -> Mapping[str, bool]:
         module = importlib.import_module("numpy._core._multiarray_umath")
     except ImportError:  # a private module of NumPy
         return {}
-    found: Mapping[str, bool] = getattr(module, "__cpu_features__", {})
-    return found
+    features: Mapping[str, bool] = getattr(module, "__cpu_features__", {})
+    return features
 
 
 def warnings(
@@ -48,7 +48,7 @@ def warnings(
     pools = threadpool_info() if pools is None else pools
     features = processor_features() if features is None else features
     environment = os.environ if environment is None else environment
-    found = []
+    messages = []
     set_pins = [f"{name}={environment[name]}" for name in PINS if environment.get(name)]
     wide = any(all(features.get(name, False) for name in names) for names in AVX512)
     middle = features.get("AVX2", False) and features.get("FMA3", False)
@@ -60,11 +60,11 @@ def warnings(
         offered = "AVX-512" if wide and runs not in WIDE else "AVX2" if middle and runs not in WIDE | MIDDLE else None
         if offered is not None:
             slow = True
-            found.append(
+            messages.append(
                 f"OpenBLAS {pool.get('version')} runs its kernels for {pool['architecture']}, and the processor offers "
                 f"{offered}: matrix products take about twice as long as they need"
             )
     if set_pins:
         effect = "which makes it so" if slow else "which holds OpenBLAS back on newer processors"
-        found.append(f"{' and '.join(set_pins)} {'are' if len(set_pins) > 1 else 'is'} set, {effect}: unset it")
-    return found
+        messages.append(f"{' and '.join(set_pins)} {'are' if len(set_pins) > 1 else 'is'} set, {effect}: unset it")
+    return messages

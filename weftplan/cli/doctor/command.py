@@ -26,12 +26,12 @@ def command(*, as_json: bool, markdown: bool, every: bool) -> None:
     if markdown:
         click.echo(environment_markdown(), nl=False)
         return
-    found = diagnose()
+    diagnosis = diagnose()
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(diagnosis, indent=2))
     else:
-        click.echo("\n".join(_lines(found, output_width(), every=every)))
-    if found["problems"]:
+        click.echo("\n".join(_lines(diagnosis, output_width(), every=every)))
+    if diagnosis["problems"]:
         raise click.exceptions.Exit(1)
 
 
@@ -42,8 +42,8 @@ def environment_markdown() -> str:
         "",
         "Made by `python -m weftplan.cli.doctor --markdown`; do not edit. `weftplan doctor` shows the values in force.",
         "",
-        "An unset or empty variable has its default. A bad value is an error where the variable is read, naming the",
-        "variable, the value and what is legal. A misspelt name warns at `import weftplan` with the nearest name.",
+        "An unset or empty variable takes its default. A bad value is an error when the variable is read, naming the",
+        "variable, the value and the legal values. A misspelt name warns at `import weftplan` with the nearest name.",
         "Read *process*: once, when the object that it shapes is first made, and a later change warns that it is too",
         "late. Read *bind*: at every bind. Read *construct*: whenever an object that it shapes is made.",
     ]
@@ -92,13 +92,13 @@ def _lines(found: dict[str, Any], width: int | None, *, every: bool) -> list[str
         lines.append(f"{row['name']} = {'BAD' if row['error'] is not None else row['value']} ({row['origin']})")
         lines += paragraph(f"  {row['effect']}", width, indent="  ")
     if len(shown) < count:
-        rest = f"the other {count - len(shown)}" if shown else f"all {count}"
-        lines += paragraph(f"{rest} have their defaults; weftplan doctor --all shows them", width)
+        remainder = f"the other {count - len(shown)}" if shown else f"all {count}"
+        lines += paragraph(f"{remainder} have their defaults; weftplan doctor --all shows them", width)
     for unknown in found["unknown_variables"]:
         hint = f": did you mean {unknown['nearest']}?" if unknown["nearest"] else ""
         lines += paragraph(f"unknown variable {unknown['name']}, ignored{hint}", width, indent="  ")
-    for name in found["variables_without_effect"]:
-        lines += paragraph(f"{name} is set; MXNet reads it, and it has no effect here", width, indent="  ")
+    for name, reason in found["variables_without_effect"].items():
+        lines += paragraph(f"{name} is set and has no effect here: {reason}", width, indent="  ")
     for warning in found["warnings"]:
         lines += paragraph(f"warning: {warning}", width, indent="  ")
     for problem in found["problems"]:
@@ -125,9 +125,9 @@ def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterabl
             yield f"  {name}", state
         for index, row in enumerate(cupy["peers"]):
             ways: dict[str, list[str]] = {}
-            for other, how in enumerate(row):
+            for column, how in enumerate(row):
                 if how:
-                    ways.setdefault(how, []).append(f"gpu({other})")
+                    ways.setdefault(how, []).append(f"gpu({column})")
             told = "; ".join(f"{', '.join(others)}: {how}" for how, others in ways.items())
             yield f"  gpu({index}) copies to", told or "no other GPU"
         for index, told in enumerate(cupy["host_links"]):

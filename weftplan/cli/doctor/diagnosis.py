@@ -62,11 +62,11 @@ def diagnose() -> dict[str, Any]:
 
 def _kernels() -> dict[str, Any]:
     """Return whether this machine has compiled kernels, their operators, and the cache folder."""
-    found = target.host()
-    missing = isinstance(found, str)
+    machine = target.host()
+    missing = isinstance(machine, str)
     return {
-        "target": None if isinstance(found, str) else f"{found.name} ({found.cpu})",
-        "note": found if isinstance(found, str) else found.compiler,
+        "target": None if isinstance(machine, str) else f"{machine.name} ({machine.cpu})",
+        "note": machine if isinstance(machine, str) else machine.compiler,
         "operators": [] if missing else sorted(implementations.provided()),
         **_kept("kernels", "WEFTPLAN_KERNEL_CACHE"),
     }

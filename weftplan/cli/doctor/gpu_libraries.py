@@ -35,20 +35,22 @@ def libraries(cupy: Any, extra: str) -> tuple[dict[str, str], str]:
     Args:
         extra: the extra of the package that installs them, such as ``cuda12``.
     """
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     missing: list[str] = []
     for name, probe in _probes(cupy).items():
         try:
-            found[name] = str(probe())
+            versions[name] = str(probe())
         except Exception as error:  # CuPy's own classes, and errors of the loader
-            found[name] = f"missing: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            versions[name] = f"missing: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
             if name in _NEEDED:
                 missing.append(name)
             else:
-                found[name] += f"; convolutions use cuBLAS (pip install 'weftplan[{extra.replace('cuda', 'cudnn')}]')"
+                versions[name] += (
+                    f"; convolutions use cuBLAS (pip install 'weftplan[{extra.replace('cuda', 'cudnn')}]')"
+                )
     if not missing:
-        return found, ""
-    return found, (
+        return versions, ""
+    return versions, (
         f"{', '.join(missing)} cannot be used, so kernels will not run: pip install 'weftplan[{extra}]', which brings "
         f"CUDA's libraries with CuPy"
     )
@@ -65,11 +67,11 @@ def extra_of(runtime_version: int) -> str:
 
 def host_links(count: int) -> list[str]:
     """Return each GPU's measured copy speed to page-locked host memory, or the assumed speed if that fails."""
-    found = []
+    links = []
     for index in range(count):
         known = speed(gpu(index), Context("cpu_pinned", index))
-        found.append(known.text if known is not None else "not measured: plans assume 12.0 GB/s, 10 µs")
-    return found
+        links.append(known.text if known is not None else "not measured: plans assume 12.0 GB/s, 10 µs")
+    return links
 
 
 def peers(count: int) -> list[list[str]]:

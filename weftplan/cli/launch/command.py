@@ -175,14 +175,14 @@ def _end_who_is_left(mpiexec: int) -> set[int]:
 def _processes_of(mpiexec: int) -> dict[int, int]:
     """Return processes of a job on this machine, by the name that PMIx gives it (``prterun-HOST-NUMBER@1``), with
     their ranks."""
-    found, name = {}, re.compile(rb"(?:^|\0)PMIX_NAMESPACE=[^\0]*-%d@" % mpiexec)
+    processes, name = {}, re.compile(rb"(?:^|\0)PMIX_NAMESPACE=[^\0]*-%d@" % mpiexec)
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # of another user, or exited meanwhile
             variables = (folder / "environ").read_bytes()
             if name.search(variables):
                 rank = _RANK.search(variables)
-                found[int(folder.name)] = int(rank[1]) if rank else -1
-    return found
+                processes[int(folder.name)] = int(rank[1]) if rank else -1
+    return processes
 
 
 def _check_there(name: str) -> None:

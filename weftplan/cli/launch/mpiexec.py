@@ -41,21 +41,21 @@ def mpiexec_command(
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
     if mpiexec is None:
         raise click.ClickException("there is no mpiexec: pip install 'weftplan[mpi]'")
-    found = [mpiexec, "--oversubscribe"]
+    command = [mpiexec, "--oversubscribe"]
     if recovers:
-        found += ["--with-ft", "ulfm"]
+        command += ["--with-ft", "ulfm"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        found.append("--allow-run-as-root")
+        command.append("--allow-run-as-root")
     settings = [(name.removeprefix("OMPI_MCA_"), value) for name, value in environment().items()]
     if (hostfile is None if one_host is None else one_host) and "OMPI_MCA_btl" not in os.environ:
         settings.append(ONE_HOST)
     for name, value in settings:
-        found += ["--mca", name, value]
+        command += ["--mca", name, value]
     if not sys.stdout.isatty():  # mpiexec gives processes terminals of its own, but a pipe is to hold plain lines
-        found += ["-x", "TERM=dumb"]
+        command += ["-x", "TERM=dumb"]
     if hostfile is not None:
-        found += ["--hostfile", str(hostfile)]
-    return [*found, "-n", str(workers), *interpreted(program, record, recovers=recovers)]
+        command += ["--hostfile", str(hostfile)]
+    return [*command, "-n", str(workers), *interpreted(program, record, recovers=recovers)]
 
 
 def interpreted(program: tuple[str, ...], record: str, *, recovers: bool) -> list[str]:

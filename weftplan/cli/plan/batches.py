@@ -35,10 +35,10 @@ def largest(make: Make, budget: int, progress: Progress, *, recompute: bool) -> 
             best = max(best, batch)
         progress.say(f"batch {batch} needs {amount(nbytes)}; the largest that fits so far is {best}")
 
-    again = make().again
-    assert again is not None
+    repeat = make().again
+    assert repeat is not None
     try:
-        return largest_fitting(again, budget, recompute=recompute, tried=tried)
+        return largest_fitting(repeat, budget, recompute=recompute, tried=tried)
     except KeyboardInterrupt:
         if best:
             click.echo(f"interrupted: batch {best} is the largest found so far that fits {budget:,} bytes", err=True)
@@ -68,11 +68,11 @@ def micro_batches(
     Raises:
         BudgetError: not even one sample fits.
     """
-    again = make().again
-    assert again is not None
+    repeat = make().again
+    assert repeat is not None
     most, whole = largest(make, budget, progress, recompute=recompute)
     if most >= batch:
-        return 1, whole if most == batch else again(batch=batch, budget=budget if recompute else None)
+        return 1, whole if most == batch else repeat(batch=batch, budget=budget if recompute else None)
     added: Any = "add" if isinstance(requests, str) else {n: "add" if r == "write" else r for n, r in requests.items()}
     most, _ = largest(lambda **how: make(grad_req=added, **how), budget, progress, recompute=recompute)
     pieces = next(count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= most)

@@ -24,7 +24,8 @@ from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_
 from weftplan.cli.plan.torch_step import plan_step
 from weftplan.convert.onnx_in import OnnxFile
 from weftplan.convert.onnx_plan import plan_onnx
-from weftplan.device.amounts import amount, bytes_of
+from weftplan.device.amounts import bytes_of, pasteable
+from weftplan.device.cards import card_budget
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError, UnknownOperatorError
 from weftplan.planner import MemoryPlan, plan
@@ -96,6 +97,11 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 )
 @budget_option("Fit everything into this much: 2GB, 512MiB, or 80% of the memory of the device.")
 @click.option(
+    "--card",
+    metavar="CARD",
+    help='Fit everything into a GPU such as "RTX 4070" or 8GB, less what the CUDA context and libraries take.',
+)
+@click.option(
     "--batch-max",
     is_flag=True,
     help="Find the largest batch that fits the budget; with --batch, in how many micro-batches that one is trained.",
@@ -128,7 +134,8 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     "--torch",
     "torch_step",
     is_flag=True,
-    help="MODEL is package.module:function, which returns (loss, arguments[, optimizer]) of a step of PyTorch.",
+    help="MODEL is package.module:function or FILE.py:function, which returns (loss, arguments[, optimizer]) of a step "
+    "of PyTorch.",
 )
 @click.option(
     "--curve", "want_curve", is_flag=True, help="Draw how much memory the plan needs when a step may take longer."
@@ -145,6 +152,7 @@ def command(
     kvstore: str,
     workers: int | None,
     budget: str | None,
+    card: str | None,
     batch_max: bool,
     order: str | None,
     strategy: str | None,
@@ -159,15 +167,19 @@ def command(
     want_curve: bool,
     torch_step: bool,
 ) -> None:
-    """Plan the memory of MODEL without running it: a built-in network, or an MXNet symbol file or its prefix.
+    """Plan the memory of MODEL without running it: a built-in network, an MXNet symbol file or its prefix, an
+    ONNX file, or a symbol of a program: FILE.py:NAME or package.module:NAME.
 
     Nothing is allocated. The exit code is 1 when the network cannot be planned or does not fit the budget; the message
     then names the smallest budget that works. After Ctrl-C it is 130.
     """
     if torch_step:
+        if card is not None:
+            raise click.UsageError("--card does not go with --torch: give --budget BYTES")
         laid_out = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)
         _write(laid_out, model, html_path, picture, save, to_stderr=as_json)
         return
+    budget, card_text = _of_card(card, budget, len(contexts))
     if recompute == "budget" and budget is None:
         raise click.UsageError("--recompute budget needs --budget BYTES")
     if batch_max and budget is None:
@@ -192,8 +204,8 @@ def command(
             raise UnknownOperatorError(f"{error}; --inference plans the file by sizes alone") from error
         _write(_by_sizes(model, shape_texts, as_json), model, html_path, picture, save, to_stderr=as_json)
         return
-    given = parse_shapes(shape_texts)
-    shapes = network.shapes(given, batch)
+    explicit = parse_shapes(shape_texts)
+    shapes = network.shapes(explicit, batch)
     limit = _limit(budget, contexts)
     dtypes = parse_dtypes(dtype_texts, shapes, network.symbol)
     chosen: dict[str, Any] = {
@@ -212,7 +224,7 @@ def command(
         chosen["recompute"] = recompute
     make: Make = partial(plan, network.symbol, shapes, **chosen)
     as_needed = budget is not None and recompute in (None, "budget") and train
-    facts: dict[str, Any] = {"model": network.name, "train": train}
+    facts: dict[str, Any] = {"model": network.name, "train": train, **({"card": card_text} if card_text else {})}
     width = output_width()
     doing = f"fitting {network.name} (Ctrl-C: the best so far)" if as_needed else f"planning {network.name}"
     advice = _advice(network, shapes, None if batch_max else budget)
@@ -238,6 +250,7 @@ def command(
     described = _described(network, shapes, dtypes, facts.get("batch_max", facts.get("micro_batch")), contexts)
     what = f"{'training' if train else 'inference'} {described}"
     lines = paragraph(plan_output.answer(chosen_plan, what, train=train), width)
+    lines += paragraph(card_text, width) if card_text else []
     if "batch_max" in facts:
         hint = "; give --batch, too, to learn in how many micro-batches a larger one is trained" if train else ""
         lines += paragraph(f"batch {facts['batch_max']} is the largest that fits {limit:,} bytes{hint}", width)
@@ -251,14 +264,17 @@ def command(
     lines += ["", *paragraph(chosen_plan.left_out, width)]
     if not as_json:
         click.echo("\n".join(lines))
-    again = partial(
-        plan, network.symbol, network.shapes(given, facts.get("batch_max", facts.get("micro_batch", batch))), **chosen
+    repeat = partial(
+        plan,
+        network.symbol,
+        network.shapes(explicit, facts.get("batch_max", facts.get("micro_batch", batch))),
+        **chosen,
     )
     several: dict[str, list[Row]] = {}
     interrupted = stopped()
     for name, wanted, rows, shown in (
-        ("compare", want_compare, partial(compare, again, train=train), plan_output.compared),
-        ("curve", want_curve, partial(curve, again), plan_output.drawn),
+        ("compare", want_compare, partial(compare, repeat, train=train), plan_output.compared),
+        ("curve", want_curve, partial(curve, repeat), plan_output.drawn),
     ):
         if wanted and not interrupted:
             several[name], interrupted = _collect(rows(), f"{name} of {network.name}")
@@ -294,7 +310,7 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
     if not can_stop or before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    found = [False]
+    reported = [False]
 
     def on_signal(number: int, frame: Any) -> None:
         stop()
@@ -303,7 +319,7 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
     with stoppable():
         signal.signal(signal.SIGINT, on_signal)
         try:
-            yield lambda: found[0]
+            yield lambda: reported[0]
         except BudgetError as error:
             if not asked():
                 raise
@@ -316,7 +332,7 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
             raise click.exceptions.Exit(INTERRUPTED) from None
         finally:
             signal.signal(signal.SIGINT, before)
-            found[0] = asked()
+            reported[0] = asked()
 
 
 @contextmanager
@@ -329,10 +345,23 @@ def _advice(network: Network, shapes: Mapping[str, Any], budget: str | None) -> 
         if error.smallest is None or budget is None:
             raise
         raise BudgetError(
-            f"{error} (type --budget {error.smallest}, which is {amount(error.smallest)}, or --budget {budget} "
+            f"{error} (type --budget {error.smallest}, or --budget {budget} "
             f"--batch-max, which finds the largest batch that fits)",
             smallest=error.smallest,
         ) from None
+
+
+def _of_card(card: str | None, budget: str | None, devices: int) -> tuple[str | None, str]:
+    """Return the budget, for a card its bytes in digits, and how those come about."""
+    if card is None:
+        return budget, ""
+    if budget is not None:
+        raise click.UsageError("--card gives the budget: leave out one of --card and --budget")
+    try:
+        nbytes, text = card_budget(card, devices)
+    except PlanError as error:
+        raise click.BadParameter(str(error), param_hint="--card") from error
+    return str(nbytes), text
 
 
 def _limit(budget: str | None, contexts: list[Context]) -> int | None:
@@ -367,27 +396,27 @@ def _fitting(make: Make, budget: int | None, *, as_needed: bool) -> MemoryPlan:
     """
     if as_needed:
         return make(budget=budget)
-    found = make()
-    if budget is not None and found.counted > budget:
+    plan = make()
+    if budget is not None and plan.counted > budget:
         raise BudgetError(
-            f"the network needs {found.counted:,} bytes, more than the budget of {budget:,}; the smallest budget that "
-            f"works is {found.counted}",
-            smallest=found.counted,
+            f"the network needs {plan.counted:,} bytes, more than the budget of {budget:,}; the smallest budget that "
+            f"works is {pasteable(plan.counted)}",
+            smallest=plan.counted,
         )
-    return found
+    return plan
 
 
 def _collect(rows: Iterator[Row], what: str) -> tuple[list[Row], bool]:
     """Return all rows, or the rows before Ctrl-C, and whether it occurred."""
-    found: list[Row] = []
+    collected: list[Row] = []
     with Progress(what, watch=True) as progress:
         try:
             for row in rows:
-                found.append(row)
-                progress.say(f"{what}: {len(found)} plans made, the last {row['plan']}")
+                collected.append(row)
+                progress.say(f"{what}: {len(collected)} plans made, the last {row['plan']}")
         except KeyboardInterrupt:
-            return found, True
-    return found, False
+            return collected, True
+    return collected, False
 
 
 def _write(

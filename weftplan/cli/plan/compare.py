@@ -50,10 +50,10 @@ def curve(make: Make) -> Iterator[Row]:
     for k in range(1, POINTS):
         budget = plain["counted"] - (plain["counted"] - smallest) * k // (POINTS - 1)
         if budget < last:
-            found = _row(f"budget {budget}", make, budget=budget)
-            if "counted" in found:
-                last = found["counted"]
-                yield found
+            row = _row(f"budget {budget}", make, budget=budget)
+            if "counted" in row:
+                last = row["counted"]
+                yield row
 
 
 def _row(name: str, make: Make, **named: Any) -> Row:

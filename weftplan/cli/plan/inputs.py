@@ -11,6 +11,7 @@ import click
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import models
+from weftplan.cli.plan.python_names import is_python_name, load_symbol
 from weftplan.convert.onnx_in import OnnxFile, Params
 from weftplan.errors import FormatError, PlanError, ShapeError, did_you_mean
 from weftplan.planner.batch import with_batch
@@ -53,7 +54,8 @@ class Network:
 
 
 def load_network(model: str) -> Network:
-    """Load a built-in network by name, a symbol file (``.json``, also gzipped) or its prefix, or an ONNX file.
+    """Load a built-in network by name, a symbol file (``.json``, also gzipped) or its prefix, an ONNX file, or a symbol
+    of a Python program (``FILE.py:NAME`` or ``package.module:NAME``).
 
     Raises:
         click.BadParameter: none of these; the message suggests similar names.
@@ -61,6 +63,8 @@ def load_network(model: str) -> Network:
     """
     if model in models.names():
         return Network(model, _nobodys(models.get(model)), built_in=True)
+    if is_python_name(model) and not Path(model).is_file():
+        return Network(model, load_symbol(model), built_in=False)
     path = next((p for p in (Path(model), Path(f"{model}-symbol.json")) if p.is_file()), None)
     if path is None:
         beside = [str(file).removesuffix("-symbol.json") for file in Path(model).parent.glob("*-symbol.json")]
@@ -72,6 +76,12 @@ def load_network(model: str) -> Network:
         )
     if path.suffix == ".onnx":
         return onnx_network(path)[0]
+    if path.suffix == ".py":
+        raise click.BadParameter(
+            f"{model} is a Python program: add the name of a symbol, or of a function that returns one, as in "
+            f"{model}:net",
+            param_hint="MODEL",
+        )
     try:
         content = path.read_bytes()
         if content[:8] == PARAMETERS:
@@ -153,6 +163,13 @@ def shape_advice(network: Network, shapes: Shapes, stored: Shapes | None = None)
     try:
         yield
     except ShapeError as error:
+        differing = {name: shape for name, shape in network.declared.items() if shapes.get(name, shape) != shape}
+        if differing:
+            stated = " ".join(f"{name}={','.join(map(str, shape))}" for name, shape in differing.items())
+            raise ShapeError(
+                f"{error}; {network.name} was exported for {stated}, and values in it have sizes that follow: plan it "
+                f"with that shape, or export it again for the other one"
+            ) from None
         usual = models.input_shapes(network.name, 1) if network.built_in else None
         typed = advice(network.symbol, shapes, stored, usual)
         if not typed:

@@ -9,7 +9,7 @@ from weftplan.cli.columns import Column, paragraph, table
 from weftplan.device.amounts import amount, counted, unit_of
 from weftplan.planner import MemoryPlan
 from weftplan.planner.labels import Pass
-from weftplan.report.plan_html import facts
+from weftplan.report.plan_figures import facts, milliseconds, parts
 from weftplan.report.plan_text import reuse
 
 ROWS = 12
@@ -24,6 +24,7 @@ def as_json(plan: MemoryPlan, *, kernels: bool) -> dict[str, Any]:
         "unshared": plan.unshared_bytes,
         "total": plan.total,
         "external": dict(plan.external_bytes),
+        "inputs": plan.input_bytes,
         "per_device": {str(context): nbytes for context, nbytes in plan.peak_by_device.items()},
         "strategy": plan.strategy,
         "workspaces": plan.options.workspaces,
@@ -63,18 +64,10 @@ def answer(plan: MemoryPlan, what: str, *, train: bool) -> str:
     def shown(nbytes: int) -> str:
         return f"{nbytes / scale:.2f}" if nbytes >= 0.005 * scale else "below 0.01"
 
-    external = plan.external_bytes
-    parts = {
-        "activations": plan.peak,
-        "weights": external["arguments"] + external["aux"],
-        "gradients": external["gradients"] + external["head_grads"],
-        "optimizer": external.get("optimizer_states", 0),
-        "other devices": external.get("other_devices", 0),
-        "kvstore": sum(nbytes for purpose, nbytes in external.items() if purpose.startswith("kvstore")),
-        "copies on the host": external.get("host_copies", 0),
-    }
-    made_of = ", ".join(f"{name} {shown(nbytes)}" for name, nbytes in parts.items() if nbytes)
-    missing = "; optimizer not counted: --optimizer adam" if train and "optimizer_states" not in external else ""
+    made_of = ", ".join(f"{name} {shown(nbytes)}" for name, nbytes in parts(plan).items())
+    missing = (
+        "; optimizer not counted: --optimizer adam" if train and "optimizer_states" not in plan.external_bytes else ""
+    )
     return f"{what}: {amount(plan.total)} in all ({made_of}{missing})"
 
 
@@ -118,12 +111,12 @@ def peak(plan: MemoryPlan, width: int | None) -> list[str]:
 def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
     """Return nodes with several implementations, grouped, and the passes that created them."""
     labels = plan.labels
-    found: dict[tuple[str, str], list[int]] = {}
+    by_kernel: dict[tuple[str, str], list[int]] = {}
     for nid in labels.steps:
         text = plan.kernels.get(labels.node_names[nid])
         if text is not None:
-            found.setdefault((labels.node_op(nid), text), []).append(int(plan.workspace_nbytes[nid]))
-    rows = sorted(found.items())
+            by_kernel.setdefault((labels.node_op(nid), text), []).append(int(plan.workspace_nbytes[nid]))
+    rows = sorted(by_kernel.items())
     columns = [
         Column("operator", [op for (op, _), _ in rows]),
         Column("nodes", [str(len(scratch)) for _, scratch in rows], right=True),
@@ -134,9 +127,17 @@ def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
     columns = [
         Column("pass", [one.name for one in plan.passes]),
         Column("what it changed", [one.changed or "nothing" for one in plan.passes]),
+        Column("time", [milliseconds(plan.pass_seconds.get(one.name)) for one in plan.passes], right=True, leave=2),
         Column("what switches it off", [switched_off(one) for one in plan.passes], leave=1, name_like=True),
     ]
-    return [*lines, "", "passes that ran, the first one first", *table(columns, width)]
+    lines += ["", "passes that ran, the first one first", *table(columns, width)]
+    others = plan.pass_seconds.keys() - {one.name for one in plan.passes}
+    if others:
+        listed = ", ".join(
+            f"{name} {milliseconds(plan.pass_seconds[name])}" for name in plan.pass_seconds if name in others
+        )
+        lines += paragraph(f"steps of every plan: {listed}", width)
+    return lines
 
 
 def switched_off(one: Pass) -> str:
@@ -146,9 +147,9 @@ def switched_off(one: Pass) -> str:
 
 def compared(rows: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
     """Return a table of plans; each row comes from :func:`weftplan.cli.plan.compare.compare`."""
-    made = [row for row in rows if "total" in row]
-    scale, unit = unit_of(max((row["total"] for row in made), default=0))
-    first = next((row["total"] for row in made), 0)
+    planned = [row for row in rows if "total" in row]
+    scale, unit = unit_of(max((row["total"] for row in planned), default=0))
+    first = next((row["total"] for row in planned), 0)
 
     def cell(row: Mapping[str, Any], text: str) -> str:
         return text if "total" in row else ""

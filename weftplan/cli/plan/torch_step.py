@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import sys
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from weftplan.cli.plan.python_names import call, is_python_name, load_object
 from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
+from weftplan.planner.strategies import plan_graph
+
+if TYPE_CHECKING:
+    from weftplan.torch.choice import Choices, Plan
 
 
 def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool) -> MemoryPlan:
@@ -40,25 +43,33 @@ def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool)
             click.echo(f"    {amount(nbytes):>12}  {maker}")
         for total, more in trade_off.thinned(rows) if want_curve else ():
             click.echo(f"{total:>18,} bytes  {100 * more:6.1f} % more modelled time")
-    return trade_off.memory_plan(choices, plan)
+    return laid_out(choices, plan)
+
+
+def laid_out(choices: Choices, plan: Plan) -> MemoryPlan:
+    """Return the chosen plan laid out in one arena, for the reports of other plans: pages, files, pictures."""
+    from weftplan.torch.choice import OPTIONS
+
+    point = next(p for p in choices.points if p.peak + plan.resident.total == plan.peak)
+    program, _ = choices.planned(point)
+    memory = plan_graph(program, OPTIONS).memory
+    resident = plan.resident
+    outside = {"arguments": resident.inputs, "optimizer_states": resident.optimizer, "gradients": resident.gradients}
+    notes = ("offsets are those of one arena; PyTorch's allocator needs the lower bound, and its own rounding",)
+    return replace(memory, external_bytes=outside, notes=(*memory.notes, *notes), more_time=plan.more_time)
 
 
 def _made(name: str) -> tuple[Any, tuple[Any, ...], Any]:
     """Return the function, its arguments and the optimizer or None, created by the named function."""
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise click.BadParameter(f"expected package.module:function, got {name!r}", param_hint="MODEL")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        make = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise click.BadParameter(f"{name}: {error}", param_hint="MODEL") from error
-    made = make()
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+    if not is_python_name(name):
         raise click.BadParameter(
-            f"{name} must return (loss, arguments) or (loss, arguments, optimizer), got {type(made).__name__}",
+            f"expected package.module:function or FILE.py:function, got {name!r}", param_hint="MODEL"
+        )
+    value = call(load_object(name), name)
+    if not isinstance(value, tuple) or len(value) not in (2, 3) or not callable(value[0]):
+        raise click.BadParameter(
+            f"{name} must return (loss, arguments) or (loss, arguments, optimizer), got {type(value).__name__}",
             param_hint="MODEL",
         )
-    args = made[1] if isinstance(made[1], tuple) else (made[1],)
-    return made[0], args, made[2] if len(made) == 3 else None
+    args = value[1] if isinstance(value[1], tuple) else (value[1],)
+    return value[0], args, value[2] if len(value) == 3 else None

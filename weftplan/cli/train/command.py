@@ -18,10 +18,20 @@ import click
 from rich.console import Console
 
 import weftplan.ops  # noqa: F401 - registers every operator
-from weftplan import engine, profiler, storage
+from weftplan import engine, models, profiler, storage
 from weftplan.cli.doctor.devices import parse_devices
-from weftplan.cli.options import budget_option, json_option, number, positive, writable_folder, writable_prefix
+from weftplan.cli.model_files import class_names_path
+from weftplan.cli.options import (
+    budget_option,
+    json_option,
+    number,
+    pixel_options,
+    positive,
+    writable_folder,
+    writable_prefix,
+)
 from weftplan.cli.train import tasks as train_tasks
+from weftplan.cli.train.photos import photos
 from weftplan.cli.train.report import write_report
 from weftplan.cli.train.result import print_result, result_rows, weights_sha256
 from weftplan.device.context import Context
@@ -30,15 +40,17 @@ from weftplan.errors import MXNetError
 from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore import create as create_store
 from weftplan.ndarray import random
+from weftplan.support.atomic_files import write_text
 from weftplan.support.progress import is_shown
 from weftplan.training.fit.callbacks import BatchEndParam, EarlyStopping, StopAtBatchEnd
 from weftplan.training.fit.checkpoint_writer import Checkpoints
 from weftplan.training.fit.display import Display
 from weftplan.training.fit.events import Events
 from weftplan.training.initializers.initializer import Xavier
-from weftplan.training.module.base_module import BaseModule
 from weftplan.training.module.module import Module
 
+BATCH = 64
+"""Default batch size for digits and text."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 
@@ -50,11 +62,29 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
 @click.command("train")
 @click.option(
     "--network",
-    type=click.Choice(train_tasks.NETWORKS),
+    type=click.Choice(list(dict.fromkeys([*train_tasks.NETWORKS, *models.names()]))),
+    metavar="NAME",
     default="lenet",
     show_default=True,
-    help="The network to train: mlp, lenet and resnet learn digits, lstm learns text.",
+    help="The network to train: mlp, lenet and resnet learn digits, lstm learns text. With --data any built-in "
+    "network for images, such as resnet18.",
 )
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Train on the images of this folder, which has a sub-folder for each class. A fifth of them, or the "
+    "sub-folder val next to train, is for testing.",
+)
+@click.option(
+    "--from",
+    "start",
+    type=(str, str),
+    metavar="PREFIX EPOCH",
+    help="Start from this checkpoint, or a model file and a parameter file. With --data its last layer is replaced "
+    "if it does not have as many outputs as there are classes.",
+)
+@click.option("--freeze", is_flag=True, help="Train only the layer that replaces the last one of --from.")
+@pixel_options("The size of the images of --data. The default is the size that the network usually takes.")
 @click.option(
     "--devices",
     default="2",
@@ -78,7 +108,10 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
     "(one device).",
 )
 @number("--epochs", help="The number of passes over the data. The default is 25 for digits and 8 for text.")
-@number("--batch-size", default=64, help="The number of images or lines in a step, over all devices and processes.")
+@number(
+    "--batch-size",
+    help="The number of images or lines in a step, over all devices and processes. The default is 64, with --data 32.",
+)
 @number(
     "--micro-batches",
     default=1,
@@ -111,7 +144,7 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
     type=click.Path(path_type=Path),
     callback=writable_prefix,
     help="Save checkpoints under this prefix while training runs, and the trained network at its end. Without this "
-    "option Ctrl-C saves digits-<network> or text-<network>.",
+    "option Ctrl-C saves digits-<network>, text-<network> or photos-<network>.",
 )
 @number(
     "--every",
@@ -132,11 +165,17 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
 @json_option("Print the result as one JSON object and nothing else.")
 def command(
     network: str,
+    data: Path | None,
+    start: tuple[str, str] | None,
+    freeze: bool,
+    mean: list[float] | None,
+    std: list[float] | None,
+    resize: tuple[int, int] | None,
     devices: list[Context],
     kind: str | None,
     kvstore: str,
     epochs: int | None,
-    batch_size: int,
+    batch_size: int | None,
     micro_batches: int,
     mixed_precision: str | None,
     seed: int,
@@ -150,7 +189,7 @@ def command(
     patience: int | None,
     as_json: bool,
 ) -> None:
-    """Train a network on 1,797 real handwritten digits (8x8), or on lines of real text, over several devices.
+    """Train a network on 1,797 real handwritten digits (8x8), lines of real text, or images of your own.
 
     The engine schedules the training, its memory is planned before the run, and its gradients go through the kvstore.
     Ctrl-C stops it between two batches and saves a checkpoint. A run with --checkpoint and --resume may be killed at
@@ -159,6 +198,16 @@ def command(
     for name, value in (("--resume", resume), ("--every", every)):
         if value and checkpoint is None:
             raise click.UsageError(f"{name} needs --checkpoint PREFIX, which says where the checkpoints are")
+    if data is None:
+        options = (("--from", start), ("--freeze", freeze), ("--mean", mean), ("--std", std), ("--resize", resize))
+        for name, option in options:
+            if option:
+                raise click.UsageError(f"{name} needs --data FOLDER, the images to train on")
+        if network not in train_tasks.NETWORKS:
+            names = ", ".join(train_tasks.NETWORKS)
+            raise click.UsageError(f"--network {network} needs --data FOLDER, its images; without it there are {names}")
+    if freeze and start is None:
+        raise click.UsageError("--freeze needs --from PREFIX EPOCH, the parameters that stay")
     _warn_alone(kvstore)
     if kvstore == "none" and len(devices) > 1:
         raise click.UsageError(
@@ -172,19 +221,22 @@ def command(
     with engine.using(chosen):
         try:
             wishes = _Wishes(epochs, micro_batches, mixed_precision, checkpoint, every, keep, resume, patience, report)
-            task = train_tasks.make(
-                network,
-                devices,
-                batch_size,
-                seed=_seeded(seed),
-                rank=store.rank if store is not None else 0,
-                workers=store.num_workers if store is not None else 1,
-                lr=lr,
-                budget=budget,
-            )
+            settings: dict[str, Any] = {"context": list(devices), "memory_budget": budget}
+            seed = _seeded(seed)
+            rank, workers = (0, 1) if store is None else (store.rank, store.num_workers)
+            if data is not None:
+                task = photos(
+                    data, network, start, batch_size, seed=seed, rank=rank, workers=workers, lr=lr, mean=mean, std=std,
+                    resize=resize, freeze=freeze, settings=settings,
+                )  # fmt: skip
+                network = task.prefix.removeprefix("photos-")
+            else:
+                task = train_tasks.make(
+                    network, batch_size or BATCH, seed=seed, rank=rank, workers=workers, lr=lr, settings=settings
+                )
             result = _run(network, task, devices, store, wishes, console, as_json=as_json and first)
         except MXNetError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(str(error).replace("resume=True", "--resume")) from error
         finally:
             engine.get().wait_for_all()
     if kind is not None:
@@ -274,6 +326,9 @@ def _run(
                 progress=display,
                 batch_end_callback=[stop, *following],
                 initializer=Xavier(magnitude=2.24),
+                arg_params=None if task.values is None else task.values[0],
+                aux_params=None if task.values is None else task.values[1],
+                allow_missing=True,
                 num_epoch=epochs,
                 micro_batches=wishes.micro_batches,
                 mixed_precision=wishes.mixed_precision,
@@ -317,8 +372,7 @@ def _run(
         click.echo(json.dumps(result))
     if rank == 0:
         _save(
-            module,
-            network,
+            task,
             wishes,
             display.epoch if interrupted else epochs,
             console,
@@ -332,15 +386,16 @@ def _run(
 
 
 def _save(
-    module: BaseModule, network: str, wishes: _Wishes, epoch: int, console: Console, *, interrupted: bool, alone: bool
+    task: train_tasks.Task, wishes: _Wishes, epoch: int, console: Console, *, interrupted: bool, alone: bool
 ) -> None:
     """Save after Ctrl-C the state that a continuation needs, otherwise the trained network."""
+    module = task.module
     if interrupted and wishes.checkpoint is not None and alone:
         newest = Checkpoints(wishes.checkpoint).found()[-1:]
         where = f"saved {newest[0]}" if newest else "no step had ended"
         console.print(f"interrupted: {where}; type the same command with --resume to go on")
     elif interrupted:
-        prefix = wishes.checkpoint or Path(f"{'text' if network == 'lstm' else 'digits'}-{network}")
+        prefix = wishes.checkpoint or Path(task.prefix)
         if isinstance(module, Module):
             path = module.save_checkpoint(prefix, epoch, save_optimizer_states=module.optimizer_initialized)
             console.print(
@@ -352,6 +407,9 @@ def _save(
             console.print(f"interrupted: saved {path}; with --checkpoint and --resume a run goes on where it was")
     elif wishes.checkpoint is not None:
         console.print(f"saved {module.owner().save_checkpoint(wishes.checkpoint, epoch)}")
+        if "classes" in task.facts:
+            write_text(class_names_path(wishes.checkpoint), "".join(f"{name}\n" for name in task.facts["classes"]))
+            console.print(f"use it: weftplan run {wishes.checkpoint} {epoch} --input FOLDER {task.usage}")
 
 
 class _Recording:

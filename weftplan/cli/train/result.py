@@ -10,8 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from weftplan import engine
+from weftplan.cli.columns import labelled
 from weftplan.device.amounts import amount
 from weftplan.ndarray import NDArray
+
+WIDE = 62
+"""Columns that the tables need."""
 
 
 def weights_sha256(args: dict[str, NDArray], aux: dict[str, NDArray]) -> str:
@@ -46,11 +50,19 @@ def result_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def print_result(rows: Sequence[tuple[str, str]], console: Console) -> None:
+    """Print the result and the operations of each queue, as tables if the terminal is wide enough."""
+    queues = [
+        (str(row.context or "any CPU"), row.queue, f"{row.completed:,}") for row in engine.get().statistics().queues
+    ]
+    if console.width < WIDE:
+        done = [(f"{device}, {queue}", f"{count} operations") for device, queue, count in queues]
+        console.print("\n".join(labelled([*rows, *done], console.width)), highlight=False, markup=False)
+        return
     table = Table(title="result", show_header=False)
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
     operations = Table("device", "queue", "operations", title="what the engine did")
-    for row in engine.get().statistics().queues:
-        operations.add_row(str(row.context or "any CPU"), row.queue, f"{row.completed:,}")
+    for cells in queues:
+        operations.add_row(*cells)
     console.print(operations)

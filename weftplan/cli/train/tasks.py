@@ -14,8 +14,8 @@ import numpy as np
 
 from weftplan import models, rnn
 from weftplan import symbol as sym
-from weftplan.device.context import Context
 from weftplan.errors import ParameterError
+from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training.data.datasets import Lines, load_digits, load_help_text
 from weftplan.training.data.ndarray_iter import DataIter, NDArrayIter
@@ -49,16 +49,22 @@ class Task:
     described: str
     unit: str
     """The plural name of a sample."""
+    prefix: str
+    """Prefix of a checkpoint after Ctrl-C, unless the user names one."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Figures of the data for the result."""
+    values: tuple[dict[str, NDArray], dict[str, NDArray]] | None = None
+    """Values of parameters and auxiliary states to start from."""
+    usage: str = ""
+    """Options of ``weftplan run`` for inputs like those of training."""
 
     def score(self) -> dict[str, float]:
         """Return the quality of the trained module on the test data, by name of the measure."""
-        found = dict(self.module.score(self.test, self.metric))
-        if "perplexity" not in found:
-            return {"test_accuracy": found["accuracy"]}
-        bits = math.log2(found["perplexity"])
-        return {"test_perplexity": found["perplexity"], "test_bits_per_character": bits}
+        values = dict(self.module.score(self.test, self.metric))
+        if "perplexity" not in values:
+            return {"test_accuracy": values["accuracy"]}
+        bits = math.log2(values["perplexity"])
+        return {"test_perplexity": values["perplexity"], "test_bits_per_character": bits}
 
 
 def digits(
@@ -83,6 +89,7 @@ def digits(
         optimizer_params={"learning_rate": 0.05 if lr is None else lr, "momentum": 0.9, "wd": 1e-4},
         described=f"{len(split.train_labels):,} training and {len(split.test_labels):,} test images",
         unit="images",
+        prefix=f"digits-{network}",
     )
 
 
@@ -122,6 +129,7 @@ def characters(
         described=f"{len(text.train):,} training and {len(text.test):,} test lines of Python's help, "
         f"{len(text.characters)} characters",
         unit="lines",
+        prefix="text-lstm",
         facts={"characters": len(text.characters), "unigram_bits_per_character": frequency_bits(text)},
     )
 
@@ -149,18 +157,9 @@ def frequency_bits(text: Lines) -> float:
 
 
 def make(
-    network: str,
-    devices: Sequence[Context],
-    batch_size: int,
-    *,
-    seed: int,
-    rank: int,
-    workers: int,
-    lr: float | None,
-    budget: str | None,
+    network: str, batch_size: int, *, seed: int, rank: int, workers: int, lr: float | None, settings: dict[str, Any]
 ) -> Task:
-    """Return the task of a name."""
-    settings: dict[str, Any] = {"context": list(devices), "memory_budget": budget}
+    """Return the task of a name; ``settings`` are keywords of its module."""
     if network in DIGITS:
         return digits(network, batch_size, seed=seed, rank=rank, workers=workers, lr=lr, settings=settings)
     return characters(batch_size, seed=seed, workers=workers, lr=lr, settings=settings)

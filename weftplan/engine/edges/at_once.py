@@ -128,25 +128,3 @@ def begin(
             engine._complete(op, None if error is None else Failure.of(op, error))
 
     return on_complete
-
-
-def write_too(
-    engine: Threads, fn: object, var: Var, writes: Sequence[Var], every: Collection[Var] | None = None
-) -> bool:
-    """Add idle vars to the writes of the pending operation of ``fn.start`` that writes ``var``.
-
-    The operation was pushed by ``push_async(fn.start, …)``. The caller keeps it from completing until this returns; see
-    :meth:`Region.widen`.
-
-    Args:
-        every: all vars that it then writes, made by :func:`searchable`; None: computed here.
-
-    Returns:
-        False, with nothing done, if the caller must push a separate operation for these vars.
-    """
-    if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
-        return False
-    op = var.write
-    if op is None or getattr(op.fn, "__self__", None) is not fn:
-        return False
-    return engine._region.widen(engine, op, writes, every or searchable((*op.writes, *writes)))

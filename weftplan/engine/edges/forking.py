@@ -26,7 +26,6 @@ from weftplan.engine.shield import NEVER, clock, shield, shielded
 from weftplan.engine.types import Core
 from weftplan.errors import EngineError
 from weftplan.locks import members
-from weftplan.support import slots
 
 _GATE_S = 1.0
 in_child = False
@@ -190,8 +189,6 @@ def _before_fork() -> None:
         clock.since = 0  # during the wait an interrupt is raised immediately
         _enter_all(held)
         clock.since = NEVER
-        for work in slots.BEFORE_FORK.get():
-            work()
     except BaseException as error:  # Ctrl-C, or a destructor that forks has interrupted this thread inside a region
         _fork.error = error
         if shielded() is shield:  # it arrived before the shield was up

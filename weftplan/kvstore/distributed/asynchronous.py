@@ -23,7 +23,6 @@ from weftplan.device.context import cpu
 from weftplan.engine import FnProperty, Var
 from weftplan.engine import get as get_engine
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.copies import copy_to_all
 from weftplan.kvstore.distributed.base import EXIT_S, FAILED_S, KVStoreDist
 from weftplan.kvstore.distributed.exchange.sequencer import wait_driving
 from weftplan.kvstore.distributed.exchange.tickets import Exchange, OnComplete, Part, Ticket
@@ -34,7 +33,10 @@ from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, place
 from weftplan.kvstore.distributed.server_states import ServerStates
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.keys import Key
+from weftplan.kvstore.local import Groups, Layout
 from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.stages import copy_to_all
+from weftplan.kvstore.summing import Item
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
 from weftplan.support import program_end
@@ -76,30 +78,36 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
                 self._versions[k] = [0] * len(self._ranges(k))
             self._meet("begin with these keys")
 
-    def _push(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
-        with self._turn:
-            self._sequencer.check()
-            if self._optimizer is None:
-                raise KVStoreError("dist_async needs an optimizer: call set_optimizer on every rank before push")
-            rate = _rate(self._optimizer)
-            for k, arrays in groups:
-                merged = self._reduce(k, arrays, priority)
-                # It writes the stored value's var, too: a pull of this key that comes later waits for the push.
-                self._ask(k, Verb.PUSH, merged, (merged.var,), priority, rate)
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
+        del priority
+        return Layout(pushed, pulled, (), (), False, self._version)  # servers update each key by itself
 
-    def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
-        with self._turn:
-            self._sequencer.check()
-            for k, arrays in groups:
-                stored = self._stored[k]
-                self._ask(k, Verb.PULL, stored, (), priority, None)
-                copy_to_all(stored, arrays, priority, self._spread)
+    def _run(self, layout: Layout, priority: int) -> None:
+        self._sequencer.check()
+        if self._optimizer is None:
+            raise KVStoreError("dist_async needs an optimizer: call set_optimizer on every rank before push")
+        rate = _rate(self._optimizer)
+        for key, arrays in layout.pushed:
+            total = self._merge_buffer(key, arrays)
+            for lot in self._by_way([Item(key, arrays, total, total, ())], updates=False):
+                self._launch(lot, (), priority)
+            # It writes the stored value's var, too: a pull of this key that comes later waits for the push.
+            self._ask(key, Verb.PUSH, total, (total.var,), priority, rate)
+        self._copy_out(layout.pulled, priority, apart=True)
+
+    def _copy_out(self, pulled: Groups, priority: int, *, apart: bool) -> None:
+        del apart
+        self._sequencer.check()
+        for key, arrays in pulled:
+            stored = self._stored[key]
+            self._ask(key, Verb.PULL, stored, (), priority, None)
+            copy_to_all(stored, arrays, priority)
 
     def _ask(
         self, key: Key, verb: Verb, values: NDArray, reads: tuple[Var, ...], priority: int, rate: float | None
     ) -> None:
         """Push the operation that asks the servers of ``key``; requests go out in the order in which they are ready."""
-        exchange = self._exchange(key, verb, rate)
+        exchange = self._request(key, verb, rate)
 
         def start(on_complete: OnComplete) -> None:
             part = Part()
@@ -110,7 +118,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
             start, reads, (self._stored[key].var,), cpu(0), priority=priority, name=f"KVStore{verb.name.title()}"
         )
 
-    def _exchange(self, key: Key, verb: Verb, rate: float | None) -> Exchange:
+    def _request(self, key: Key, verb: Verb, rate: float | None) -> Exchange:
         number, versions = self._keys.number(key), self._versions[key]
         ranges = self._ranges(key)
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from weftplan import config
 from weftplan.device.context import cpu_pinned
-from weftplan.engine import FnProperty
-from weftplan.engine import get as get_engine
 from weftplan.engine.shield import shielded, unbroken
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.copies import HOST, SMALL, copy
 from weftplan.kvstore.distributed.arrays.piece_copies import Mover
-from weftplan.kvstore.distributed.exchange.bucket_operation import JointPart
+from weftplan.kvstore.distributed.exchange.bucket_operation import BucketPart
 from weftplan.kvstore.distributed.exchange.sequencer import Sequencer
-from weftplan.kvstore.distributed.exchange.tickets import Ticket
+from weftplan.kvstore.distributed.exchange.tickets import Part, Ticket
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport import mpi
@@ -26,6 +23,7 @@ from weftplan.kvstore.distributed.transport.shutdown import note_loss
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.stages import HOST, Repeated, copy
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdaterFunction
 from weftplan.ndarray import NDArray, empty
@@ -36,18 +34,17 @@ EXIT_S = 30.0
 FAILED_S = 2.0
 """Seconds that a process which fails gives them."""
 
-OPERATION = "KVStoreExchange"
-
 
 class KVStoreDist(KVStoreLocal):
     """A member of a job: its place, its thread for exchanges, initial values of rank 0, barriers."""
 
-    _inline = SMALL
+    _inline = 1 << 19
+    """Processes share the cores, and to hand a copy of so many bytes to a worker takes longer than the copy."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         library = mpi.start()
-        self._share_cores(mpi.cores_of_this_process())
+        self._sharing["threads"] = min(self._sharing["threads"], mpi.cores_of_this_process())
         self._mpi = library
         self._group = Group(
             library,
@@ -77,57 +74,53 @@ class KVStoreDist(KVStoreLocal):
             for k, _ in made:
                 self._from(0, "init", k, self._stored[k])
 
-    def _before_pull(self) -> None:
-        """What is small and ready is exchanged now, so that it can be copied at once."""
-        self._sequencer.hurry()
-
     def _checked(self, key: object, value: object, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
         try:
             return super()._checked(key, value, what, verb)
         except KVStoreError as error:
             raise KVStoreError(f"rank {self.rank}: {error}") from None
 
-    def _part(
-        self,
-        key: Key,
-        array: NDArray,
-        priority: int,
-        sources: Sequence[NDArray] = (),
-        ticket: Callable[[JointPart], Ticket] | None = None,
-    ) -> JointPart:
-        """Push the operation that hands ``array`` to the sequencer and ends when it has been exchanged.
+    def _repeat(self, calls: Mapping[Key, Repeated], key: object, arrays: object) -> bool:
+        if calls is not self._pulls:
+            return False
+        self._sequencer.hurry()  # small exchanges that are ready are made now, so that the sums can be copied inline
+        return super()._repeat(calls, key, arrays)
 
-        If there are ``sources``, arrays on the host, their sum is exchanged instead, and ``array`` is the result.
-        ``ticket`` makes the exchange of this part alone, which is queued; without it the caller queues one later.
+    def _exchange_bucket(
+        self,
+        ticket: Callable[[Part], Ticket],
+        items: Sequence[tuple[Key, NDArray, NDArray]],
+        priority: int,
+    ) -> None:
+        """Push the operation that exchanges the arrays of a bucket, and queue its exchange.
+
+        The exchange is queued before the push, which on an engine that runs operations inline waits for it.
+
+        Args:
+            ticket: makes the exchange.
+            items: (key, array, array that receives the result).
         """
-        wire = array
-        if array.context.device_type not in HOST:
-            wire = self._wire.setdefault(key, empty(array.shape, ctx=cpu_pinned(0), dtype=array.dtype))
-            copy(array, wire, priority)
-        part = JointPart.of(wire, sources, self._add)
+        sources, totals, back = [], [], []
+        for key, source, total in items:
+            if total.context.device_type in HOST:
+                sources.append(source)
+                totals.append(total)
+                continue
+            wire = self._wire.setdefault(key, empty(total.shape, ctx=cpu_pinned(0), dtype=total.dtype))
+            copy(source, wire, priority)
+            sources.append(wire)
+            totals.append(wire)
+            back.append((wire, total))
         with shielded():
             unbroken()
-            self._start(part, priority, None if ticket is None else ticket(part))
-        if wire is not array:
-            copy(wire, array, priority)
-        return part
-
-    def _start(self, part: JointPart, priority: int, ticket: Ticket | None) -> None:
-        """Begin the operation of a part or push it, and queue its exchange: before the push, which waits for the
-        exchange on an engine that runs operations where they are pushed."""
-        begun = not priority and part.begin(OPERATION)
-        if ticket is not None:
-            self._sequencer.put(ticket)
-        if begun:
-            return
-        round = part.round
-        # It runs even when a sum has failed: the others wait for this process, and must be told.
-        get_engine().push_async(
-            part.start, round.reads, tuple(round.writes), prop=FnProperty.NO_SKIP, priority=priority, name=OPERATION
-        )
+            part = BucketPart(sources, totals)
+            self._sequencer.put(ticket(part))
+            part.push(priority)
+        for wire, total in back:
+            copy(wire, total, priority)
 
     def _from(self, root: int, verb: str, key: Key, array: NDArray) -> None:
-        """Queue that the ``array`` of a key becomes what rank ``root`` has."""
+        """Queue that the ``array`` of a key becomes that of rank ``root``."""
         description = f"{verb} {described(key, array)}"
 
         def exchange(
@@ -136,7 +129,7 @@ class KVStoreDist(KVStoreLocal):
             del shares  # the same array
             return group.broadcast(arrays[0] if arrays else np.empty(0, np.uint8), root, what, failure)
 
-        self._part(key, array, 0, ticket=lambda part: Ticket(description, [part], exchange))
+        self._exchange_bucket(lambda part: Ticket(description, [part], exchange), [(key, array, array)], 0)
 
     def set_updater(self, updater: UpdaterFunction | None) -> None:
         """As of ``local``. Every rank calls this, or ``set_optimizer``, with one that does the same, and waits here.
@@ -210,7 +203,8 @@ class KVStoreDist(KVStoreLocal):
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} {self.type!r}: {len(self._stored)} keys, rank {self.rank} of {self.num_workers}>"
+            f"<{type(self).__name__} {self.type!r}: {len(self._stored)} keys, rank {self.rank} of {self.num_workers}"
+            f"{self._described_updater()}>"
         )
 
 

@@ -1,9 +1,8 @@
 """Memory footprint of distributed stores, computed from sizes before a job starts.
 
-The stores themselves are made of these classes, and so are stand-ins that never start MPI (:func:`planned_store`), so
+The stores themselves are made of these classes, and so are stand-ins that never start MPI (:func:`planned_stores`), so
 that a plan can say what a job will keep. The figures are those of ``statistics()``. They belong to gradients that are
-pushed together, as ``Module`` does it, in the order in which the keys were made; without an updater a job whose buckets
-are never all there at once keeps less (``together.py``).
+pushed together, as ``Module`` does it, in the order in which the keys were made.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import KVStoreError, PlanError
 from weftplan.kvstore.base import KVStoreBase
-from weftplan.kvstore.buckets import TOGETHER, BucketRule, even_range
+from weftplan.kvstore.buckets import even_range
 from weftplan.kvstore.compression import Compression
-from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.distributed.server import placement
 from weftplan.kvstore.distributed.transport.shared_memory import can_share
 from weftplan.kvstore.distributed.transport.wire import INLINE
 from weftplan.kvstore.factory import DIST_ASYNC_TYPES, DIST_DEVICE_TYPES, DIST_TYPES
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.on_device import KVStoreDevice
+from weftplan.kvstore.stages import HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,6 @@ class Place:
 class SyncFootprint(KVStoreLocal):
     """What a process of ``dist_sync`` keeps."""
 
-    _rule: BucketRule
     _dist_compression: Compression | None = None
 
     def _place(self) -> Place:
@@ -69,9 +67,9 @@ class SyncFootprint(KVStoreLocal):
         away = 0 if any(context.device_type in HOST for context in contexts) else 1
         wire = away * sum(nbytes for _, nbytes in arrays) if isinstance(self, KVStoreDevice) else 0
         residuals = 0 if self._dist_compression is None else sum(nbytes for _, nbytes in arrays)
-        return {**found, "exchange": self._exchange_bytes(arrays, updates), "wire": wire, "residual": residuals}
+        return {**found, "exchange": self._exchange_bytes(arrays), "wire": wire, "residual": residuals}
 
-    def _exchange_bytes(self, arrays: Sequence[tuple[int, int]], updates: bool) -> int:
+    def _exchange_bytes(self, arrays: Sequence[tuple[int, int]]) -> int:
         place, chosen = self._place(), self._dist_compression
         if place.workers == 1:
             return 0
@@ -80,9 +78,6 @@ class SyncFootprint(KVStoreLocal):
             return place.workers * max((sent for sent in packed if sent > INLINE), default=0)
         sized = [((elements, nbytes // elements), nbytes) for elements, nbytes in reversed(arrays) if elements]
         buckets = self._rule.cut([(item, nbytes, np.dtype(f"V{item[1]}")) for item, nbytes in sized])
-        alike = len({itemsize for (_, itemsize), _ in sized}) == 1
-        if place.shares_memory and not updates and alike and sum(nbytes for _, nbytes in sized) <= TOGETHER:
-            buckets = [[item for item, _ in sized]]  # at most: as one where nobody uses the arrays of a push
         totals = [(sum(elements for elements, _ in bucket), bucket[0][1]) for bucket in buckets]
         large = [(elements, itemsize) for elements, itemsize in totals if elements * itemsize > INLINE]
         parts = max((place.part(elements) * itemsize for elements, itemsize in large), default=0)
@@ -124,7 +119,6 @@ class _PlannedSync(SyncFootprint):
 
     def __init__(self, name: str, place: Place) -> None:
         super().__init__(name)
-        self._rule = BucketRule.from_environment()
         self._planned_place = place
 
     def _place(self) -> Place:

@@ -1,26 +1,36 @@
-"""Resources for sums over devices: plans, streams, and receive buffers for gradients.
+"""Sums over links between devices: plans, streams, and receive buffers for gradients.
 
-A push is one engine operation that reads every pushed array and writes the sum, and a pull one that reads the stored
-value and writes every array. The caller takes turns; the operations themselves run on any engine thread.
+A bucket is one engine operation. It enqueues a program for each key that sums all gradients at the key's home, the
+optimizer's steps at the homes, and a program for each key that copies the new value to every place. The caller holds
+the store's lock; the operations run on any engine thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from weftplan import config
 from weftplan.device.context import Context, cpu_pinned
-from weftplan.engine import FnProperty, dedupe
-from weftplan.engine import get as get_engine
-from weftplan.engine.var import Var
 from weftplan.kvstore.exchange.choice import Chooser, Plan
 from weftplan.kvstore.exchange.program import Piece, Program, Room
 from weftplan.kvstore.exchange.runner import Runner
 from weftplan.kvstore.exchange.ways import TreeRule
 from weftplan.kvstore.keys import Key
+from weftplan.kvstore.stages import Stage, on_device
+from weftplan.kvstore.summing import Item
 from weftplan.ndarray import NDArray, empty
-from weftplan.ndarray.pushing import holding
 from weftplan.support.array_types import RawArray
+
+
+class Exchange(NamedTuple):
+    """A program, and its arrays: the array of each place, the one at the home, and receive buffers."""
+
+    program: Program
+    arrays: Sequence[NDArray]
+    whole: NDArray
+    room: Mapping[int, NDArray]
 
 
 class Between:
@@ -50,27 +60,71 @@ class Between:
             return None
         return self._chooser.plan(contexts, list(contexts).index(home), elements, itemsize)
 
-    def push(self, key: Key, arrays: Sequence[NDArray], merged: NDArray, priority: int) -> bool:
-        """Push the operation that makes ``merged`` the sum of ``arrays``; False where there is no plan for them."""
-        contexts = [array.context for array in arrays]
-        plan = self.plan(contexts, merged.context, merged.size, merged.dtype.itemsize)
-        if plan is None:
-            return False
-        room = self._room_for(key, plan, merged, contexts)
-        self._launch(plan.push, contexts, arrays, merged, room, [array.var for array in arrays], [merged], priority)
+    def reaches(self, stored: NDArray, out: NDArray) -> bool:
+        """Return True: the store asks :meth:`takes` about all arrays of a key."""
+        del stored, out
         return True
 
-    def pull(self, key: Key, stored: NDArray, arrays: Sequence[NDArray], priority: int) -> bool:
-        """Push the operation that copies ``stored`` to every array; False where there is no plan for that."""
+    def takes(self, item: Item) -> bool:
+        """Return whether links join the places of all arrays of a key, each place once."""
+        for arrays in (item.arrays, item.outs):
+            if not arrays:
+                continue
+            home = item.stored if arrays is item.outs and not item.arrays else item.total
+            if any(array.chunk.var is item.stored.chunk.var for array in arrays):
+                return False
+            contexts = [array.context for array in arrays]
+            if self.plan(contexts, home.context, home.size, home.dtype.itemsize) is None:
+                return False
+        if not item.arrays or not item.outs:
+            return bool(item.arrays or item.outs)
+        return _contexts(item.arrays) == _contexts(item.outs)
+
+    def stages(self, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> list[Stage]:
+        """Return one stage: programs that push, steps at the homes, and programs that pull."""
+        del priority
+        first = items[0].arrays or items[0].outs
+        contexts = _contexts(first)
+        runner = self._runners.get(contexts)
+        if runner is None:
+            runner = self._runners[contexts] = Runner(contexts)
+        reads: list[NDArray] = []
+        writes: list[NDArray] = []
+        pushes: list[Exchange] = []
+        pulls: list[Exchange] = []
+        local: list[Stage] = list(steps)
+        for item in items:
+            source = item.stored
+            if not steps and item.total is not item.stored:
+                local.append(_copied(item.total, item.stored))
+                source = item.total
+            if item.arrays:
+                plan = self._plan_of(item.arrays, item.total)
+                room = self._room_for(item.key, plan, item.total, contexts)
+                pushes.append(Exchange(plan.push, item.arrays, item.total, room))
+                reads += item.arrays
+                writes += [item.total, *room.values()]
+            if item.outs:
+                plan = self._plan_of(item.outs, source)
+                if item.arrays:
+                    room = {place: array for place, array in room.items() if place == -1}
+                else:
+                    room = self._room_for(item.key, plan, item.stored)
+                    reads.append(item.stored)
+                pulls.append(Exchange(plan.pull, item.outs, source, room))
+                writes += [*item.outs, *(() if item.arrays else room.values())]
+        for stage in local:
+            reads += stage.operands
+            writes += stage.operands
+        run = partial(_run, runner, [*reads, *writes], pushes, local, pulls)
+        # On one queue, so that exchanges are enqueued in the order of the pushes: they share wires.
+        return [Stage("KVStoreExchange", run, reads, writes, contexts[0], repeatable=False)]
+
+    def _plan_of(self, arrays: Sequence[NDArray], whole: NDArray) -> Plan:
         contexts = [array.context for array in arrays]
-        if any(array.var is stored.var or array.var.failure is not None for array in arrays):
-            return False  # one that failed shares its fate with nobody
-        plan = self.plan(contexts, stored.context, stored.size, stored.dtype.itemsize)
-        if plan is None:
-            return False
-        room = self._room_for(key, plan, stored)
-        self._launch(plan.pull, contexts, arrays, stored, room, [stored.var], arrays, priority)
-        return True
+        plan = self.plan(contexts, whole.context, whole.size, whole.dtype.itemsize)
+        assert plan is not None, "asked of arrays that `takes` accepts"
+        return plan
 
     def forget(self) -> None:
         """Give back all memory in which gradients arrive."""
@@ -112,43 +166,51 @@ class Between:
                 del room[place]
         return {place: room[place] for place in wanted}
 
-    def _launch(
-        self,
-        program: Program,
-        contexts: Sequence[Context],
-        arrays: Sequence[NDArray],
-        whole: NDArray,
-        room: dict[int, NDArray],
-        reads: Sequence[Var],
-        writes: Sequence[NDArray],
-        priority: int,
-    ) -> None:
-        runner = self._runners.get(tuple(contexts))
-        if runner is None:
-            runner = self._runners[tuple(contexts)] = Runner(contexts)
-        lookup = _lookup(list(arrays), whole, room)
-        home = list(contexts).index(whole.context)
-        reads, wrote = dedupe(reads, [array.var for array in [*writes, *room.values()]])
-        get_engine().push(
-            holding([*arrays, whole, *room.values()], lambda: runner.run(program, home, lookup)),
-            reads,
-            wrote,
-            whole.context,
-            prop=FnProperty.GPU_PRIORITIZED,
-            priority=priority,
-            name="KVStoreExchange",
-        )
+
+def _contexts(arrays: Sequence[NDArray]) -> tuple[Context, ...]:
+    return tuple([array.context for array in arrays])
 
 
-def _lookup(arrays: list[NDArray], whole: NDArray, room: dict[int, NDArray]) -> Callable[[Piece], RawArray]:
+def _copied(source: NDArray, target: NDArray) -> Stage:
+    """Return the stage that copies within one device."""
+
+    def kernel(raws: Sequence[RawArray]) -> None:
+        raws[1][...] = raws[0]
+
+    return Stage("KVStoreCopy", on_device(source.context, kernel), [source], [target], source.context)
+
+
+def _run(
+    runner: Runner,
+    arrays: Sequence[NDArray],
+    pushes: Sequence[Exchange],
+    local: Sequence[Stage],
+    pulls: Sequence[Exchange],
+    raws: Sequence[RawArray],
+) -> None:
+    """Enqueue the programs; ``raws`` are those of ``arrays``."""
+    raw_of = {id(array): raw for array, raw in zip(arrays, raws, strict=True)}
+    with runner.lanes() as lanes:
+        made = {id(push.whole): lanes.program(push.program, _lookup(push, raw_of)) for push in pushes}
+        for stage in local:
+            before = [event for array in stage.operands for event in made.get(id(array), ())]
+            some = [raw_of[id(array)] for array in stage.operands]
+            event = lanes.launch(stage.context, partial(stage.run, some), before)
+            for array in stage.operands:
+                made[id(array)] = [event]
+        for pull in pulls:
+            lanes.program(pull.program, _lookup(pull, raw_of), made.get(id(pull.whole), ()))
+
+
+def _lookup(exchange: Exchange, raw_of: Mapping[int, RawArray]) -> Callable[[Piece], RawArray]:
     def find(piece: Piece) -> RawArray:
         if piece.room is Room.VALUE:
-            array = arrays[piece.place]
+            array = exchange.arrays[piece.place]
         elif piece.room is Room.WHOLE:
-            array = whole
+            array = exchange.whole
         else:
-            array = room[piece.place]
-        elements: RawArray = array.raw().reshape(-1)[piece.first : piece.end]
+            array = exchange.room[piece.place]
+        elements: RawArray = raw_of[id(array)].reshape(-1)[piece.first : piece.end]
         return elements
 
     return find

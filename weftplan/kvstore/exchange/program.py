@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from weftplan.device.links import HOST, Interconnect
+from weftplan.device.simulated_hardware import Wires
 from weftplan.kvstore.exchange.ways import Parents, Way
 
 
@@ -167,22 +168,14 @@ def timed(steps: Sequence[Step], links: Interconnect, itemsize: int) -> tuple[li
     ready = [0.0] * len(steps)
     heap = [(0.0, index) for index, count in enumerate(waiting) if not count]
     lanes: dict[tuple[int, int], float] = {}
-    wires = [0.0] * len(links.wires)
+    wires = Wires()
     order, last = [], 0.0
     while heap:
         begin, index = heapq.heappop(heap)
         step = steps[index]
         end = max(begin, lanes.get(step.lane, 0.0))
         source, target = step.lane
-        if source == target:
-            end += links.launch
-        else:
-            nbytes = (step.target.end - step.target.first) * itemsize
-            for hop in links.hops(source, target):
-                end = max(end, *(wires[wire] for wire in hop.wires))
-                for wire in hop.wires:
-                    wires[wire] = end + nbytes / links.wires[wire]
-                end += hop.latency + nbytes / min(links.wires[wire] for wire in hop.wires)
+        end = wires.copy(links, source, target, (step.target.end - step.target.first) * itemsize, end)
         lanes[step.lane] = end
         last = max(last, end)
         order.append(index)

@@ -9,82 +9,113 @@ Several engine threads may run programs of one store: their steps may meet on a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
-import numpy as np
-
 from weftplan import device
-from weftplan.device.base import Event, Stream
+from weftplan.device.base import Device, Event, Stream
 from weftplan.device.context import Context
 from weftplan.device.links import HOST
-from weftplan.kvstore.exchange.program import Piece, Program, Step
-from weftplan.kvstore.gpu_sum import sum_in_one_launch
-from weftplan.kvstore.reduce import sum_sequential_block
+from weftplan.kvstore.exchange.program import Piece, Program
+from weftplan.kvstore.summing import add_on_device
 from weftplan.locks import Lock, free_in_children
-from weftplan.ndarray.errstate import quietly
 from weftplan.support.array_types import RawArray
 
 Lookup = Callable[[Piece], RawArray]
 """The elements of a piece, as a flat raw array."""
+Passed = tuple[Stream, Event]
+"""A point in a stream."""
 
 
 class Runner:
-    """Streams of these devices, one for each lane that programs have."""
+    """Streams of these devices: for each stream on which operations run, one for each lane that programs have."""
 
     def __init__(self, contexts: Sequence[Context]) -> None:
+        self._contexts = list(contexts)
         self._devices = [device.get(context) for context in contexts]
-        self._streams: dict[tuple[int, int], Stream] = {}
+        self._streams: dict[tuple[Stream | None, tuple[int, int]], Stream] = {}
         self._lock = free_in_children(Lock())
-        """Held while steps are enqueued."""
+        """Held while an operation is enqueued."""
 
-    def run(self, program: Program, home: int, lookup: Lookup) -> None:
-        """Do all steps; ``home`` is where the engine's operation runs."""
-        pieces = [(lookup(step.target), [lookup(source) for source in step.sources]) for step in program.steps]
+    @contextmanager
+    def lanes(self) -> Iterator[Lanes]:
+        """Enqueue work on lanes, after what the current stream has and before what it gets later."""
         current = device.current_stream()
-        main = self._devices[home].new_stream() if current is None else current
         with self._lock:
-            begin = main.record()
-            used: dict[tuple[int, int], Stream] = {}
-            passed: list[tuple[Stream, Event]] = []
-            for step, (target, sources) in zip(program.steps, pieces, strict=True):
-                stream = self._stream(step.lane)
-                if step.lane not in used:
-                    used[step.lane] = stream
-                    stream.wait(begin)
-                for before in step.after:
-                    other, event = passed[before]
-                    if other is not stream:
-                        stream.wait(event)
-                with stream:
-                    self._do(step, target, sources)
-                passed.append((stream, stream.record()))
-            for stream in used.values():
-                main.wait(stream.record())
+            main = self._devices[0].new_stream() if current is None else current
+            lanes = Lanes(self, main, keep=current)
+            yield lanes
+            lanes.join()
         if current is None:
             main.synchronize()
 
-    def _do(self, step: Step, target: RawArray, sources: list[RawArray]) -> None:
-        place = self._devices[_owner(step.lane)]
-        if len(sources) == 1:
-            place.copy(target, sources[0])
-        else:
-            place.launch(partial(_add, sources, target))
+    def place(self, context: Context) -> int:
+        """Return the place of a device."""
+        return self._contexts.index(context)
+
+    def stream(self, main: Stream | None, lane: tuple[int, int]) -> Stream:
+        """Return the stream of a lane for operations on ``main``."""
+        stream = self._streams.get((main, lane))
+        if stream is None:
+            stream = self._streams[main, lane] = self.device(lane).new_stream()
+        return stream
+
+    def device(self, lane: tuple[int, int]) -> Device:
+        """Return the device that owns a lane."""
+        return self._devices[_owner(lane)]
+
+
+class Lanes:
+    """The streams of one operation."""
+
+    def __init__(self, runner: Runner, main: Stream, *, keep: Stream | None) -> None:
+        self._runner, self._main, self._keep = runner, main, keep
+        self._begin = main.record()
+        self._used: dict[tuple[int, int], Stream] = {}
+
+    def program(self, program: Program, lookup: Lookup, before: Sequence[Passed] = ()) -> list[Passed]:
+        """Enqueue all steps after the events ``before``; return the event after each step."""
+        passed: list[Passed] = []
+        for step in program.steps:
+            stream = self._stream(step.lane)
+            for other, event in [passed[number] for number in step.after] or before:
+                if other is not stream:
+                    stream.wait(event)
+            target, sources = lookup(step.target), [lookup(source) for source in step.sources]
+            place = self._runner.device(step.lane)
+            with stream:
+                if len(sources) == 1:
+                    place.copy(target, sources[0])
+                else:
+                    place.launch(partial(add_on_device, sources, target))
+            passed.append((stream, stream.record()))
+        return passed
+
+    def launch(self, context: Context, work: Callable[[], object], before: Sequence[Passed]) -> Passed:
+        """Enqueue work on a device after the events ``before``; return the event after it."""
+        place = self._runner.place(context)
+        stream = self._stream((place, place))
+        for other, event in before:
+            if other is not stream:
+                stream.wait(event)
+        with stream:
+            work()
+        return stream, stream.record()
+
+    def join(self) -> None:
+        """Let the main stream wait for all lanes."""
+        for stream in self._used.values():
+            self._main.wait(stream.record())
 
     def _stream(self, lane: tuple[int, int]) -> Stream:
-        found = self._streams.get(lane)
-        if found is None:
-            found = self._streams[lane] = self._devices[_owner(lane)].new_stream()
-        return found
+        stream = self._used.get(lane)
+        if stream is None:
+            stream = self._used[lane] = self._runner.stream(self._keep, lane)
+            stream.wait(self._begin)
+        return stream
 
 
 def _owner(lane: tuple[int, int]) -> int:
     """Whose stream a lane is: the target's, unless that is the host."""
     return lane[0] if lane[1] == HOST else lane[1]
-
-
-def _add(sources: Sequence[RawArray], target: RawArray) -> None:
-    if isinstance(target, np.ndarray):  # of a simulated device
-        quietly(sum_sequential_block, sources, target, target)
-    else:
-        sum_in_one_launch(sources, target)

@@ -31,7 +31,7 @@ from weftplan.support.array_types import DType
 SMALL, FEW = 4096, 1024
 """Bytes per chunk and number of chunks that may wait uncounted, 4 MiB in all."""
 PATIENCE_S = 10.0
-"""Seconds that an allocation waits for pending operations, in all."""
+"""Seconds that an allocation of host memory waits for pending operations, in all."""
 E = TypeVar("E")
 V = TypeVar("V")
 
@@ -217,7 +217,9 @@ def _await_frees(context: Context, nbytes: int) -> bool:
     """
     awaited = len(dead.coming)
     try:
-        return awaited > 0 and (engine.get().settle(PATIENCE_S) or len(dead.coming) < awaited)
+        on_gpu = context.device_type in ("gpu", "sim")
+        patience = config.process("FLAGS_gpu_allocator_retry_time") / 1000 if on_gpu else PATIENCE_S
+        return awaited > 0 and (engine.get().settle(patience) or len(dead.coming) < awaited)
     except EngineError:  # the engine has stopped, or this thread is in the middle of its work
         return False
 

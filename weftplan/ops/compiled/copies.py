@@ -11,19 +11,20 @@ from weftplan.ops.compiled.ir import Function
 
 PAD = ("planes_step", "depth", "height", "width", "to_depth", "to_height", "to_width", "lead_depth",
        "lead_width")  # fmt: skip
-"""How planes are copied with zeros around them: extents of the source and of the copy (elements), zeros in front."""
+"""Argument words of a padded copy of planes: extents of the source and of the copy in elements, leading zeros."""
 PACK = ("rows", "row_step", "step", "length", "transposes", "panel_step")
-"""How the left side is packed: its channels, bytes between them, bytes between outer positions, inner positions (one
-element apart), whether channels lie further apart than inner positions, bytes of a packed panel."""
+"""Argument words for packing the left operand: its channels, bytes between channels and between outer positions, the
+number of inner positions (adjacent elements), whether channels lie further apart than inner positions, and bytes of a
+packed panel."""
 
 
 def word(function: Function, words: str, names: Sequence[str], name: str) -> str:
-    """The integer called ``name`` of a block of words."""
+    """Return the integer called ``name`` of a block of words."""
     return function.word(words, names.index(name))
 
 
 def pointer(function: Function, words: str, names: Sequence[str], name: str) -> str:
-    """The pointer called ``name`` of a block of words."""
+    """Return the pointer called ``name`` of a block of words."""
     return function.pointer(words, names.index(name))
 
 

@@ -23,7 +23,7 @@ from weftplan.ops.core.schema import DType
 from weftplan.ops.elementwise.formulas import TRUTHS, Formula, Recorded
 
 FEW = 1 << 17
-"""Elements of one part of a formula for an idle core."""
+"""Minimum elements of a part of a formula for an idle core."""
 BORDER = 64
 """Alignment of parts in elements: cache lines."""
 _ARITHMETIC = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv"}
@@ -60,7 +60,7 @@ def parts_of(size: int) -> int:
 
 
 def available() -> bool:
-    """Whether formulas can be compiled here."""
+    """Return whether formulas can be compiled here."""
     return not isinstance(host(), str)
 
 
@@ -139,6 +139,6 @@ def _operation(f: Function, name: str, operands: Sequence[str]) -> str:
 
 
 def _chosen(f: Function, how: str, a: str, b: str, then: str, otherwise: str) -> str:
-    """``then`` where a comparison holds."""
+    """Emit a selection by lane: ``then`` if the comparison holds, else ``otherwise``."""
     there = f.value(f"fcmp {how} {f.vector} {a}, {b}")
     return f.value(f"select <{f.lanes} x i1> {there}, {f.vector} {then}, {f.vector} {otherwise}")

@@ -25,12 +25,12 @@ from weftplan.ops.core.products import product
 from weftplan.ops.core.schema import Arrays, OpContext, Params, TensorSpec, aligned
 
 LEAST = 8
-"""Least rows, columns and hidden units for these kernels: fewer do not fill their registers."""
+"""Minimum rows, columns and hidden units for these kernels: fewer do not fill their registers."""
 
 SHARE = 32
-"""Scratch of the weight's gradient per part, as a share of the weight: more is faster by a few hundredths."""
+"""Scratch of the weight gradient is at most 1 / SHARE of the weight per part: more would be a few percent faster."""
 LEAST_GATHERED = 64 << 10
-"""Bytes of that scratch for a small weight."""
+"""Minimum of that limit, in bytes."""
 FAR = 512
 """Hidden units above which a BLAS computes the gradient of the data as fast with vectors of 256 bits: the weight's rows
 for a block of registers no longer fit the nearest cache."""
@@ -88,7 +88,7 @@ def refusal(inputs: Specs) -> str:
 
 
 def slower(m: Matrices) -> str:
-    """Why NumPy is expected to be faster; empty where this is."""
+    """Return why NumPy is expected to be faster; empty if these kernels are."""
     if min(m.rows, m.columns, m.hidden) < LEAST:
         return f"fewer than {LEAST} rows, columns or hidden units"
     return ""
@@ -107,7 +107,7 @@ def data_gradient(m: Matrices, ograd: Any, weight: Any, dgrad: Any, room: Any) -
 
 
 def spec(array: Any) -> TensorSpec:
-    """Shape and dtype of an array."""
+    """Return the shape and dtype of an array."""
     return TensorSpec(array.shape, array.dtype)
 
 
@@ -137,7 +137,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
 
 
 def _provide(op: str, make: Maker, sizes: Callable[[Specs, Specs], Matrices], *, gradient: bool) -> None:
-    """Offer what ``make`` says for ``op``, whose specs ``sizes`` reads."""
+    """Register the kernel of ``make`` for ``op``; ``sizes`` derives the matrices from its specs."""
 
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         if not gradient:

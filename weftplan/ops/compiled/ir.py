@@ -15,11 +15,13 @@ Value = str | int
 
 
 class Function:
-    """One function: ``void name(i64 or ptr, …)``, or one that returns a pointer.
+    """Builder of one function, ``void name(i64 or ptr, …)`` or one that returns a pointer.
+
+    Methods append instructions. Those that emit a value return its name.
 
     Args:
         name: its symbol.
-        arguments: (type, name) of each, the type ``ptr`` or ``i64``.
+        arguments: (type, name) of each; the type is ``ptr`` or ``i64``.
         scalar: ``float`` or ``double``.
         lanes: elements of a vector.
         local: True for one that only other functions of the module call.
@@ -47,7 +49,7 @@ class Function:
         """External functions that this function calls, in addition to those that every module declares."""
 
     def within(self, name: str) -> Function:
-        """This function under another name, as one that only others of its module call."""
+        """Rename this function, make it local to its module, and return it."""
         self.name, self._local = name, True
         return self
 
@@ -58,96 +60,97 @@ class Function:
     # Instructions
 
     def emit(self, text: str) -> None:
-        """An instruction without result."""
+        """Append an instruction without a result."""
         self._lines.append("  " + text)
 
     def value(self, text: str) -> str:
-        """An instruction with a result."""
+        """Append an instruction; return the name of its result."""
         self._count += 1
         name = f"%t{self._count}"
         self._lines.append(f"  {name} = {text}")
         return name
 
     def local(self, kind: str, count: int = 1) -> str:
-        """Room on the stack for ``count`` values of type ``kind``."""
+        """Reserve stack space for ``count`` values of type ``kind``; return its pointer."""
         self._count += 1
         name = f"%s{self._count}"
         self._entry.append(f"  {name} = alloca {kind}, i64 {count}, align 64")
         return name
 
     def add(self, a: Value, b: Value) -> Value:
-        """a + b, 64 bits."""
+        """Emit a + b, 64 bits."""
         if isinstance(a, int) and isinstance(b, int):
             return a + b
         return a if b == 0 else b if a == 0 else self.value(f"add nsw i64 {a}, {b}")
 
     def sub(self, a: Value, b: Value) -> Value:
-        """a - b, 64 bits."""
+        """Emit a - b, 64 bits."""
         if isinstance(a, int) and isinstance(b, int):
             return a - b
         return a if b == 0 else self.value(f"sub nsw i64 {a}, {b}")
 
     def mul(self, a: Value, b: Value) -> Value:
-        """a times b, 64 bits."""
+        """Emit a times b, 64 bits."""
         if isinstance(a, int) and isinstance(b, int):
             return a * b
         return a if b == 1 else b if a == 1 else self.value(f"mul nsw i64 {a}, {b}")
 
     def smaller(self, a: Value, b: Value) -> str:
-        """The lesser of two signed numbers."""
+        """Emit the minimum of two signed integers."""
         return self.value(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
 
     def larger(self, a: Value, b: Value) -> str:
-        """The greater of two signed numbers."""
+        """Emit the maximum of two signed integers."""
         return self.value(f"call i64 @llvm.smax.i64(i64 {a}, i64 {b})")
 
     def compare(self, how: str, a: Value, b: Value) -> str:
-        """A comparison of two integers: ``slt``, ``eq``, …"""
+        """Emit a comparison of two integers: ``slt``, ``eq``, …"""
         return self.value(f"icmp {how} i64 {a}, {b}")
 
     def choose(self, condition: str, a: Value, b: Value) -> str:
-        """Return a if the condition holds, else b; 64 bits."""
+        """Emit a selection: a if the condition holds, else b; 64 bits."""
         return self.value(f"select i1 {condition}, i64 {a}, i64 {b}")
 
     # Memory; offsets are bytes
 
     def at(self, pointer: str, offset: Value) -> str:
-        """The pointer ``offset`` bytes further on."""
+        """Emit ``pointer`` plus ``offset`` bytes."""
         return pointer if offset == 0 else self.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
     def word(self, pointer: str, index: Value = 0) -> str:
-        """The 64-bit integer number ``index``."""
+        """Emit a load of element ``index`` of an array of 64-bit integers."""
         place = pointer if index == 0 else self.value(f"getelementptr i64, ptr {pointer}, i64 {index}")
         return self.value(f"load i64, ptr {place}, align 8")
 
     def pointer(self, pointer: str, index: Value = 0) -> str:
-        """The pointer number ``index``."""
+        """Emit a load of element ``index`` of an array of pointers."""
         place = pointer if index == 0 else self.value(f"getelementptr i64, ptr {pointer}, i64 {index}")
         return self.value(f"load ptr, ptr {place}, align 8")
 
     def keep(self, value: Value, place: str, index: Value = 0) -> None:
-        """Store a 64-bit integer."""
+        """Emit a store of a 64-bit integer."""
         target = place if index == 0 else self.value(f"getelementptr i64, ptr {place}, i64 {index}")
         self.emit(f"store i64 {value}, ptr {target}, align 8")
 
     def scalar_at(self, pointer: str) -> str:
-        """The element there."""
+        """Emit a load of an element."""
         return self.value(f"load {self.scalar}, ptr {pointer}, align {self.size}")
 
     def put_scalar(self, value: str, pointer: str) -> None:
-        """Store an element."""
+        """Emit a store of an element."""
         self.emit(f"store {self.scalar} {value}, ptr {pointer}, align {self.size}")
 
     def load(self, pointer: str) -> str:
-        """A vector from any address."""
+        """Emit a load of a vector from any address."""
         return self.value(f"load {self.vector}, ptr {pointer}, align {self.size}")
 
     def store(self, value: str, pointer: str) -> None:
-        """A vector to any address."""
+        """Emit a store of a vector to any address."""
         self.emit(f"store {self.vector} {value}, ptr {pointer}, align {self.size}")
 
     def store_past(self, value: str, pointer: str) -> None:
-        """A vector to an address that its size divides, past the caches; :meth:`fence` must follow."""
+        """Emit a store of a vector past the caches, to an address that is a multiple of its size; :meth:`fence` must
+        follow."""
         size = self.lanes * self.size
         self.emit(f"store {self.vector} {value}, ptr {pointer}, align {size}, !nontemporal !2")
 
@@ -165,7 +168,7 @@ class Function:
         self.emit("fence seq_cst")
 
     def store_first(self, value: str, pointer: str, count: int) -> None:
-        """The first ``count`` elements of a vector."""
+        """Emit a store of the first ``count`` elements of a vector."""
         if count == self.lanes:
             self.store(value, pointer)
             return
@@ -173,7 +176,7 @@ class Function:
         self.emit(f"store <{count} x {self.scalar}> {part}, ptr {pointer}, align {self.size}")
 
     def load_first(self, pointer: str, count: int) -> str:
-        """``count`` elements; the rest of the vector is undefined."""
+        """Emit a load of ``count`` elements; the rest of the vector is undefined."""
         if count == self.lanes:
             return self.load(pointer)
         kind = f"<{count} x {self.scalar}>"
@@ -200,7 +203,7 @@ class Function:
         return self.value(f"fpext {kind} {halves} to {self.vector}")
 
     def store_halves(self, value: str, pointer: str, count: int) -> None:
-        """The first ``count`` elements of a vector of float32, rounded to float16."""
+        """Emit a store of the first ``count`` elements of a vector of float32, rounded to float16."""
         halves = self.value(f"fptrunc {self.vector} {value} to {self._halves}")
         kind = self._halves
         if count < self.lanes:
@@ -225,14 +228,14 @@ class Function:
         )
 
     def store_masked(self, value: str, pointer: str, mask: str) -> None:
-        """The elements of a vector whose mask is on."""
+        """Emit a store of the elements of a vector whose mask is on."""
         self.emit(
             f"call void @llvm.masked.store.{self._suffix}.p0({self.vector} {value}, ptr {pointer}, i32 {self.size}, "
             f"<{self.lanes} x i1> {mask})"
         )
 
     def mask_below(self, count: Value) -> str:
-        """The mask of the first ``count`` lanes (all for more, none for less than one)."""
+        """Emit the mask of the first ``count`` lanes; ``count`` may be negative or exceed the number of lanes."""
         kind = f"<{self.lanes} x i64>"
         numbers = ", ".join(f"i64 {lane}" for lane in range(self.lanes))
         one = self.value(f"insertelement {kind} poison, i64 {count}, i64 0")
@@ -242,45 +245,45 @@ class Function:
     # Arithmetic on vectors
 
     def splat(self, scalar: str) -> str:
-        """A vector of one element."""
+        """Emit a vector whose elements are all ``scalar``."""
         one = self.value(f"insertelement {self.vector} poison, {self.scalar} {scalar}, i64 0")
         return self.value(f"shufflevector {self.vector} {one}, {self.vector} poison, {self._zeros()}")
 
     def broadcast(self, pointer: str) -> str:
-        """A vector of the element there."""
+        """Emit a vector whose elements are all the element at ``pointer``."""
         return self.splat(self.scalar_at(pointer))
 
     def floored(self, a: str, least: str = "zeroinitializer") -> str:
-        """max(a, least): NaN stays NaN, and with zeros -0 becomes 0."""
+        """Emit max(a, least): NaN stays NaN, and with zeros -0 becomes 0."""
         keeps = self.value(f"fcmp ugt {self.vector} {a}, {least}")
         return self.value(f"select <{self.lanes} x i1> {keeps}, {self.vector} {a}, {self.vector} {least}")
 
     def positive(self, a: str) -> str:
-        """1 where an element is above 0 (or is NaN), else 0."""
+        """Emit 1 in lanes above 0 or NaN, else 0."""
         there = self.value(f"fcmp ugt {self.vector} {a}, zeroinitializer")
         return self.value(f"uitofp <{self.lanes} x i1> {there} to {self.vector}")
 
     def chosen(self, mask: str, a: str, b: str) -> str:
-        """Return the elements of a in lanes whose mask is on, else those of b."""
+        """Emit a selection: elements of a in lanes whose mask is on, else of b."""
         return self.value(f"select <{self.lanes} x i1> {mask}, {self.vector} {a}, {self.vector} {b}")
 
     def constant(self, number: str) -> str:
-        """A vector of one number, given as LLVM writes it."""
+        """Return a constant vector of one number in LLVM's notation."""
         return f"<{', '.join([f'{self.scalar} {number}'] * self.lanes)}>"
 
     def function(self, name: str, a: str) -> str:
-        """``sqrt`` or ``fabs`` of every element."""
+        """Emit ``sqrt`` or ``fabs`` of every element."""
         return self.value(f"call {self.vector} @llvm.{name}.{self._suffix}({self.vector} {a})")
 
     def fma(self, a: str, b: str, c: str) -> str:
-        """a times b plus c, rounded once."""
+        """Emit a times b plus c, rounded once."""
         kind = self.vector
         return self.value(f"call {kind} @llvm.fma.{self._suffix}({kind} {a}, {kind} {b}, {kind} {c})")
 
     def ordered(self, vector: str, number: Value, register: str) -> tuple[str, str]:
-        """Both values again, in a way that nothing that uses ``number`` can be moved before ``vector`` is computed.
+        """Emit an order: return both values such that users of ``number`` cannot move before ``vector`` is computed.
 
-        It costs no instruction. Without it the compiler would read ahead until it runs out of registers. ``register``
+        It costs no instruction. Without it the compiler would load ahead until it runs out of registers. ``register``
         is :attr:`Target.register <weftplan.ops.compiled.target.Target.register>`.
         """
         both = f"{{ {self.vector}, i64 }}"
@@ -288,20 +291,20 @@ class Function:
         return self.value(f"extractvalue {both} {pair}, 0"), self.value(f"extractvalue {both} {pair}, 1")
 
     def root(self, scalar: str) -> str:
-        """The square root of an element."""
+        """Emit the square root of an element."""
         return self.value(f"call {self.scalar} @llvm.sqrt.f{8 * self.size}({self.scalar} {scalar})")
 
     def binary(self, how: str, a: str, b: str) -> str:
-        """``fadd``, ``fsub``, ``fmul`` or ``fdiv`` of vectors."""
+        """Emit ``fadd``, ``fsub``, ``fmul`` or ``fdiv`` of vectors."""
         return self.value(f"{how} {self.vector} {a}, {b}")
 
     def shuffle(self, a: str, b: str, lanes: Sequence[int]) -> str:
-        """Elements of two vectors, by number."""
+        """Emit a vector of elements of two vectors, selected by number."""
         which = ", ".join(f"i32 {lane}" for lane in lanes)
         return self.value(f"shufflevector {self.vector} {a}, {self.vector} {b}, <{len(lanes)} x i32> <{which}>")
 
     def transposed(self, rows: Sequence[str]) -> list[str]:
-        """As many vectors as lanes, their rows and columns exchanged; missing rows are undefined."""
+        """Emit the transpose of a square of vectors, one per lane; missing rows are undefined."""
         n = self.lanes
         vectors = [*rows, *["poison"] * (n - len(rows))]
         step = n // 2
@@ -320,7 +323,7 @@ class Function:
         return vectors
 
     def total(self, vector: str) -> str:
-        """The sum of a vector's elements, by halves: the same order on every machine."""
+        """Emit the sum of a vector's elements, added by halves: the same order on every machine."""
         step = self.lanes // 2
         while step:
             turned = self.shuffle(vector, "poison", [(lane + step) % self.lanes for lane in range(self.lanes)])
@@ -332,7 +335,7 @@ class Function:
 
     @contextlib.contextmanager
     def loop(self, first: Value, end: Value, step: Value = 1) -> Iterator[str]:
-        """``for i in range(first, end, step)``, all signed 64-bit."""
+        """Emit ``for i in range(first, end, step)``, all signed 64-bit; the ``with`` block emits its body."""
         self._count += 1
         k, before = self._count, self._block
         self.emit(f"br label %head{k}")
@@ -352,14 +355,14 @@ class Function:
         self._label(f"done{k}")
 
     def leave(self, condition: str) -> None:
-        """Leave the innermost loop if the condition holds."""
+        """Emit an exit of the innermost loop if the condition holds."""
         self._count += 1
         self.emit(f"br i1 {condition}, label %done{self._loops[-1]}, label %stay{self._count}")
         self._label(f"stay{self._count}")
 
     @contextlib.contextmanager
     def when(self, condition: str) -> Iterator[None]:
-        """``if condition:``."""
+        """Emit ``if condition:``; the ``with`` block emits its body."""
         self._count += 1
         k = self._count
         self.emit(f"br i1 {condition}, label %then{k}, label %after{k}")
@@ -369,12 +372,12 @@ class Function:
         self._label(f"after{k}")
 
     def call(self, function: Function, *values: Value) -> None:
-        """Call another function of the module."""
+        """Emit a call of another function of the module."""
         arguments = ", ".join(f"{kind} {value}" for (kind, _), value in zip(function.arguments, values, strict=True))
         self.emit(f"call void @{function.name}({arguments})")
 
     def text(self) -> str:
-        """The whole definition."""
+        """Return the text of the whole definition."""
         arguments = ", ".join(f"{kind} %{name}" for kind, name in self.arguments)
         kind = "internal " if self._local else ""
         result, end = ("void", "void") if self.result is None else ("ptr", f"ptr {self.result}")
@@ -390,7 +393,7 @@ class Function:
 
 
 def module(functions: Sequence[Function], register_bits: int) -> str:
-    """The text of a module with these functions.
+    """Return the text of a module with these functions.
 
     Loops are not unrolled by the compiler, and functions do not change the rounding of anything.
     """

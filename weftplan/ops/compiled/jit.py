@@ -36,7 +36,7 @@ class Statistics:
     loaded: int = 0
     """Modules taken from the cache."""
     seconds: float = 0.0
-    """Time of both."""
+    """Seconds spent compiling and loading."""
 
 
 statistics = Statistics()
@@ -84,7 +84,7 @@ def library(
 
 
 def _object(text: str, target: Target) -> bytes:
-    """The object of a module, from the cache or compiled."""
+    """Return the object code of a module, from the cache or newly compiled."""
     where = place()
     name = user_cache.key(target.compiler, target.cpu, target.features, text)
     cached = user_cache.load(where, name)
@@ -106,7 +106,7 @@ def _machine(target: Target) -> Any:
 
 
 def compiled(text: str, target: Target) -> bytes:
-    """Compile a module. Few passes run: the writer of the text has unrolled and ordered what matters."""
+    """Compile a module. Few passes run, because the IR is already unrolled and ordered."""
     llvm = binding()
     machine = _machine(target)
     module = llvm.parse_assembly(text)

@@ -1,7 +1,7 @@
 """Offset tables with which :mod:`weftplan.ops.compiled.product` runs a convolution, from sizes alone.
 
-Everything counts three spatial axes; fewer are filled up in front. A *plan* here is a block of words with the tables
-that it points to; it holds no array of a caller, so that it is made once per geometry and copied for each call.
+All sizes have three spatial axes; missing leading axes have extent 1. Arguments are computed once per geometry, without
+the caller's arrays, and copied for each call.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from weftplan.ops.compiled.size_table import (
 Words = NDArray[np.int64]
 
 INNER = 64
-"""Most positions of the inner sum: its table stays in the nearest cache."""
+"""Maximum positions of the inner sum, so that its table stays in the nearest cache."""
 
 
 @dataclass(slots=True)
 class KernelArguments:
-    """Words of one pass or call, with the tables that they point to, which live as long.
+    """Argument words of one pass or call, and the tables that they point to.
 
-    Threads that ask for the same tables at once may each build them; one copy is cached.
+    Threads that request the same tables concurrently may each build them; one copy is cached.
     """
 
     names: Sequence[str]
@@ -49,14 +49,14 @@ class KernelArguments:
     tables: list[Words] = field(default_factory=list)
 
     def filled(self, **values: int) -> KernelArguments:
-        """Those of one call: these values set, the others as planned."""
+        """Return a copy with these values set."""
         words = self.words.copy()
         for name, value in values.items():
             words[self.names.index(name)] = value
         return KernelArguments(self.names, words, self.tables)
 
     def __getitem__(self, name: str) -> int:
-        """The word called ``name``."""
+        """Return the word called ``name``."""
         return int(self.words[self.names.index(name)])
 
     @property
@@ -83,7 +83,7 @@ class KernelArguments:
 
 
 def packing(of: KernelArguments, first: int, rows: int, *, row_bytes: int, lanes: int) -> KernelArguments:
-    """Those of a call that packs some rows of the weight for the calls that ``of`` is for, and computes nothing.
+    """Return the arguments of a call that only packs some rows of the weight for the call of ``of``.
 
     Args:
         first: a multiple of ``lanes``.
@@ -101,7 +101,7 @@ def _words(names: Sequence[str], values: dict[str, int]) -> Words:
 
 
 def _pairs(pairs: Iterable[tuple[int, int]], scale: int, other: int) -> Words:
-    """A table of (first times ``scale``, second times ``other``) bytes, never empty."""
+    """Return a table of (first times ``scale``, second times ``other``) bytes, never empty."""
     rows = [(first * scale, second * other) for first, second in pairs]
     return np.array(rows or [(0, 0)], dtype=np.int64)
 
@@ -111,7 +111,7 @@ def _steps(extents: Triple) -> Triple:
 
 
 def _divisor(count: int, most: int) -> int:
-    """The largest divisor of ``count`` that is at most ``most`` (at least 1)."""
+    """Return the largest divisor of ``count`` that is at most ``most`` (at least 1)."""
     return max(n for n in range(1, max(1, min(count, most)) + 1) if count % n == 0)
 
 
@@ -124,14 +124,14 @@ def _pad_words(s: Sizes, from_: Triple, to: Triple, lead: Triple) -> Words:
 
 
 def _tap_offsets(s: Sizes, steps: Triple) -> list[int]:
-    """Where each tap lies in the source, against the first."""
+    """Return the offset of each tap in the source, relative to the first tap."""
     moves = [d * step for d, step in zip(s.dilate, steps, strict=True)]
     return [sum(i * move for i, move in zip(tap, moves, strict=True)) for tap in every(*map(range, s.kernel))]
 
 
 @functools.lru_cache(maxsize=1024)
 def forward(s: Sizes, lanes: int) -> KernelArguments:
-    """Output pixels from channels and taps."""
+    """Return the arguments of a forward pass, whose products sum over channels and taps."""
     size, taps, panel, stored = s.itemsize, s.taps, lanes * s.itemsize, s.stored
     bands = forward_bands(s)
     steps, plane = _steps(bands.extents), math.prod(bands.extents)
@@ -196,7 +196,8 @@ def _product(
     columns: list[tuple[int, int]], panel: int, panel_step: int, channels: int, channel_step: int,
     out: int,
 ) -> tuple[Words, list[Words]]:  # fmt: skip
-    """Words of one product; offsets in elements of x and y, which has ``out`` bytes each, and in positions of w."""
+    """Return the words of one product; offsets in elements of x and y, which has ``out`` bytes each, and in positions
+    of w."""
     size = s.itemsize
     held = [_pairs(outer, size, panel), _pairs(inner, size, panel), _pairs(rows, size, out),
             _pairs(columns, size, out)]  # fmt: skip
@@ -210,7 +211,7 @@ def _product(
 
 @functools.lru_cache(maxsize=1024)
 def data(s: Sizes, lanes: int) -> KernelArguments:
-    """The gradient of the image from filters and taps, one product for each phase of the strides."""
+    """Return the arguments of the image gradient, with one product over filters and taps per phase of the strides."""
     size, taps, panel, stored = s.itemsize, s.taps, lanes * s.itemsize, s.stored
     reach, bands, together = reach_of(s), data_bands(s), s.data_side_by_side
     steps, plane = _steps(bands.extents), math.prod(bands.extents)
@@ -265,7 +266,7 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
 
 @functools.lru_cache(maxsize=1024)
 def weight(s: Sizes, lanes: int) -> KernelArguments:
-    """The gradient of the weight from pixels."""
+    """Return the arguments of the weight gradient, whose products sum over pixels."""
     size, taps, panel, stored = s.itemsize, s.taps, lanes * s.itemsize, s.stored
     steps, plane = _steps(s.source), math.prod(s.source)
     together = s.together
@@ -303,7 +304,7 @@ def weight(s: Sizes, lanes: int) -> KernelArguments:
 
 
 def narrow(x: int, y: int, count: int) -> KernelArguments:
-    """Numbers at ``x`` rounded to float16 at ``y``."""
+    """Return the arguments of a call that rounds ``count`` float32 numbers at ``x`` to float16 at ``y``."""
     return KernelArguments(NARROW, _words(NARROW, {"x": x, "y": y, "count": count}))
 
 
@@ -312,6 +313,6 @@ After = tuple[Any, Any]
 
 
 def places_of(after: After | None) -> dict[str, int]:
-    """The words ``scale`` and ``shift`` of a call."""
+    """Return the words ``scale`` and ``shift`` of a call."""
     scale, shift = (0, 0) if after is None else map(address, after)
     return {"scale": scale, "shift": shift}

@@ -19,7 +19,7 @@ from weftplan.support.core_sharing import call_looker, idle_cores, split_in_room
 
 
 def count(work: int, few: int, units: int) -> int:
-    """Parts of ``work`` that consists of ``units``: none has less than ``few``, unless there is only one."""
+    """Return the parts of ``work`` that consists of ``units``: none has less than ``few``, unless there is only one."""
     return max(1, min(MOST, work // few, units))
 
 

@@ -24,21 +24,21 @@ from weftplan.ops.compiled.target import Target
 
 PRODUCT = ("panel_step", "channels", "channel_step", "outer_table", "inner", "inner_table", "rows", "row_table",
            "columns", "column_table", "outer")  # fmt: skip
-"""How a product runs. Tables hold pairs of bytes: (x, w) for the sum, (x, y) for places = rows times columns; ``rows``
-are those of one image."""
+"""Argument words of a product. Tables hold pairs of byte offsets: (x, w) for the sum, (x, y) for the places. Places are
+rows times columns; ``rows`` counts those of one image."""
 GATHER = ("x", "w", "y", "bias", "padded", "packed", "first", "last", "x_image", "y_image", "groups", "x_group",
           "w_group", "packed_group", "y_group", "bias_group", "copies", "pad", "planes", "pack", "outer", "phases",
           "phase_table", "together", "clears", "bands", "lead", "lead_step", "y_step", "relu",
           "packs", "scale", "shift")  # fmt: skip
 NARROW = ("x", "y", "count")
-"""``count`` elements of float32 that are rounded to float16."""
+"""Argument words of the rounding of ``count`` float32 numbers to float16."""
 WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image", "dy_image", "groups", "x_group",
            "dy_group", "dw_group", "copies", "pad", "planes", "lead", "pack", "product", "outer",
            "chunk")  # fmt: skip
 
 
 class _Places:
-    """Steps through places (rows times columns), whose offsets are sums of two tables; stops at the last place.
+    """Emitter of an iteration over places (rows times columns), whose offsets are sums from two tables.
 
     Addresses in x and offsets in y of the current tile are left in two small arrays on the stack.
     """
@@ -51,12 +51,12 @@ class _Places:
         self.sources, self.targets = f.local("ptr", most), f.local("i64", most)
 
     def begin(self) -> None:
-        """Go to the first place."""
+        """Emit a reset to the first place."""
         self.f.keep(0, self.row)
         self.f.keep(0, self.column)
 
     def take(self, x: str, count: int) -> tuple[list[str], list[str]]:
-        """(addresses in x, offsets in y) of the next ``count`` places; moves on."""
+        """Emit an advance by ``count`` places, which stops at the last; return their (addresses in x, offsets in y)."""
         f = self.f
         row, column = f.word(self.row), f.word(self.column)
         after = f.add(column, count)
@@ -133,7 +133,7 @@ def product(scalar: str, lanes: int, places: Sequence[int], *, register: str, ha
 
 
 class _Tile:
-    """A few places of one or two panels: the sum in registers, then out to ``y``."""
+    """Emitter of a tile: the sums of a few places and one or two panels in registers, then their stores to ``y``."""
 
     def __init__(self, f: Function, places: Sequence[int], *, register: str, halves: bool) -> None:
         self.f = f
@@ -157,7 +157,7 @@ class _Tile:
         self.buffer = f.local(f.scalar, 2 * f.lanes * self.row)
 
     def channels_from(self, channel: str, panels: int) -> None:
-        """Choose the panels from ``channel`` on."""
+        """Emit the setup for ``panels`` panels from ``channel`` on."""
         f = self.f
         n = f.lanes
         self.panels = panels
@@ -227,7 +227,7 @@ class _Tile:
                         put(value, there)
 
     def _turned(self, results: list[list[str]], count: int) -> Iterator[tuple[int, int, int, str, int]]:
-        """(panel, first place, lane, vector of places of that channel, how many) for the whole tile."""
+        """Yield (panel, first place, lane, vector of places of the lane's channel, number of places) for a tile."""
         f = self.f
         for panel in range(self.panels):
             for start in range(0, count, f.lanes):
@@ -377,7 +377,7 @@ def weights(scalar: str, lanes: int, helpers: dict[str, Function], *, halves: bo
 
 
 def narrow(lanes: int) -> Function:
-    """``narrow(how)``: numbers of float32 as float16."""
+    """``narrow(how)``: round float32 numbers to float16."""
     f = Function("narrow", (("ptr", "how"),), "float", lanes)
     x, y = (pointer(f, "%how", NARROW, name) for name in ("x", "y"))
     count = word(f, "%how", NARROW, "count")
@@ -390,7 +390,8 @@ def narrow(lanes: int) -> Function:
 
 
 def functions(scalar: str, target: Target, *, halves: bool = False) -> list[Function]:
-    """All functions of the module of dense convolutions; with ``halves`` on arrays of float16, computed in float32."""
+    """Return all functions of the module of dense convolutions; with ``halves`` on arrays of float16, computed in
+    float32."""
     lanes = target.lanes(4 if scalar == "float" else 8)
     helpers = {
         "pad": pad(scalar, lanes, halves=halves),

@@ -1,7 +1,7 @@
 """Kernels that prepare a call once and replay it: the first call computes all that depends on sizes.
 
-To find out how a convolution is cut, and to fill the words of its functions, takes Python a tenth of a millisecond,
-which is more than small layers take to compute.
+In Python, choosing the partition of a convolution and filling its argument words takes a tenth of a millisecond, longer
+than the computation of a small layer.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from weftplan.ops.core.schema import Arrays, OpContext, Params
 
 Call = Callable[[], object]
 Maker = Callable[[OpContext, Params, Arrays, Arrays], Call]
-"""Takes scratch and returns the work of every call on these arrays, for runs like the context's."""
+"""Reserve scratch and return a call on these arrays that can be replayed in runs with the same settings."""
 
 
 class RepeatedKernel:
-    """The kernel that does what ``make`` says."""
+    """A kernel whose calls are prepared by ``make``."""
 
     __slots__ = ("make",)
 
@@ -28,12 +28,12 @@ class RepeatedKernel:
         self.make(ctx, params, inputs, outputs)()
 
     def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """A call that settles everything when it is made first; one thread at a time may make it."""
+        """Return a call that prepares itself when it first runs; one thread at a time may run it."""
         return _Later(partial(self.make, ctx, params, inputs, outputs))
 
 
 class _Later:
-    """A call that is not known before it is made."""
+    """A call that is prepared when it first runs."""
 
     __slots__ = ("call", "make")
 
@@ -48,11 +48,11 @@ class _Later:
 
 
 def nothing() -> None:
-    """A call that has nothing to do."""
+    """Do nothing."""
 
 
 def holding(call: Call, *arrays: object) -> Call:
-    """``call``, which has only addresses of these arrays, as one that keeps them alive."""
+    """Return ``call`` with references that keep these arrays alive, since it has only their addresses."""
 
     def held(keeps: tuple[object, ...] = arrays) -> None:
         call()
@@ -61,7 +61,7 @@ def holding(call: Call, *arrays: object) -> Call:
 
 
 def one_after_other(*calls: Call) -> Call:
-    """All these calls as one."""
+    """Return one call that makes these calls in order."""
 
     def every() -> None:
         for call in calls:

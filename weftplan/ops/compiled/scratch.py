@@ -16,8 +16,8 @@ from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import aligned
 
 SLICE_BYTES = 384 << 10
-"""Bytes of packed weights per image of a batch, beyond which a part of the filters is packed at a time: packed whole,
-the weights of the last layers need more than everything else in a network that runs on one image."""
+"""Maximum bytes of packed weights per image of a batch; more weights are packed in slices of filters. Packed whole, the
+weights of the last layers need more than everything else in a network that runs on one image."""
 MOST_PACKED = 9 << 18
 """Largest bytes of packed weights, for any batch. More would dominate the scratch of a small network's training step,
 while reading the images once more for each slice costs only 1 to 2 % of the pass."""
@@ -25,14 +25,14 @@ NEAR_BYTES = 32 << 10
 """Bytes of images and results that together stay in the nearest cache, so that reading them for each panel is cheap.
 Packed filters then take at most as much, or one panel, since they would dominate such a network's scratch."""
 HEAVY = 4
-"""How many elements of a weight cost as much to pack without help as one of an image costs to read in every part."""
+"""Number of weight elements whose packing on one thread costs as much as reading one image element in every part."""
 COPIES_BYTES = SLICE_BYTES // 4
 """Bytes per image of a batch that padded copies of images may take in all parts, if there are more than two parts."""
 FEW = 1 << 23
-"""Multiplications of one part: below about a fifth of a millisecond, waking a core costs too much of its gain."""
+"""Minimum multiplications of a part: below about a fifth of a millisecond, waking a core costs too much of its gain."""
 LITTLE = 1 << 21
-"""Multiplications of one part for an awake core: a fiftieth of a millisecond. The handover and the interpreter's work
-before it take two threads a hundredth."""
+"""Minimum multiplications of a part for a helper that is awake: a fiftieth of a millisecond. Handing over a part takes
+about half of that, with the interpreter's work before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +64,18 @@ def parts_of(work: int, units: int, *, little: bool) -> int:
 
 
 def light(work: int, parts: int) -> bool:
-    """Return whether parts are light: only for awake helpers."""
+    """Return whether parts are so small that only helpers that are awake take them."""
     return work // parts < FEW
 
 
 def wide(rows: int, itemsize: int) -> int:
-    """``rows`` rounded up to whole panels of the widest machine."""
+    """Return ``rows`` rounded up to whole panels of the widest machine."""
     lanes = PANEL_BYTES // itemsize
     return -(-rows // lanes) * lanes
 
 
 def tile(s: Sizes) -> int:
-    """Channels of a tile on the widest machine: parts of fewer would not fill its registers."""
+    """Return the number of channels of a tile on the widest machine: parts of fewer would not fill its registers."""
     return 2 * PANEL_BYTES // s.itemsize
 
 
@@ -84,8 +84,8 @@ def _work(s: Sizes) -> int:
 
 
 def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
-    """How many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time: whole tiles, or
-    whole panels where images are near."""
+    """Return how many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time: whole tiles,
+    or whole panels where images are near."""
     if s.groups > 1:
         return rows
     unit, most = tile(s), min(SLICE_BYTES * s.batch, MOST_PACKED)
@@ -115,13 +115,13 @@ def _cut(s: Sizes, rows: int, reduced: int, image: int, copies: int, together: i
 
 
 def forward_cut(s: Sizes) -> Cut:
-    """Parts of the forward pass."""
+    """Return the parts of the forward pass."""
     image = s.groups * s.channels * math.prod(s.image)
     return _cut(s, s.filters, s.channels * s.taps, image, _forward_copy(s), s.side_by_side)
 
 
 def data_cut(s: Sizes) -> Cut:
-    """Parts of the gradient of the data."""
+    """Return the parts of the gradient of the data."""
     image = s.groups * s.filters * s.pixels
     return _cut(s, s.channels, s.filters * s.taps, image, _data_copy(s), s.data_side_by_side)
 
@@ -137,12 +137,13 @@ def filters_at_once(s: Sizes, cut: Cut | None = None) -> int:
 
 
 def channels_at_once(s: Sizes, cut: Cut | None = None) -> int:
-    """Channels of an image whose gradient one call computes; ``cut`` is :func:`data_cut`, when the caller has it."""
+    """Return the channels of an image whose gradient one call computes; ``cut`` is :func:`data_cut`, when the caller
+    has it."""
     return _at_once(s, s.channels, s.filters * s.taps, data_cut(s) if cut is None else cut)
 
 
 def forward_scratch(s: Sizes) -> Scratch:
-    """Filters as panels, and a band of an image."""
+    """Return the scratch of a forward pass: filters as panels, and a band of an image."""
     cut = forward_cut(s)
     packed = s.groups * wide(filters_at_once(s, cut), s.itemsize) * s.channels * s.taps * s.itemsize
     bias = s.groups * s.filters * s.itemsize if s.halves else 0
@@ -150,7 +151,7 @@ def forward_scratch(s: Sizes) -> Scratch:
 
 
 def data_scratch(s: Sizes) -> Scratch:
-    """The weight as panels of channels, and a band of an output gradient."""
+    """Return the scratch of a data gradient: the weight as panels of channels, and a band of an output gradient."""
     cut = data_cut(s)
     packed = s.groups * wide(channels_at_once(s, cut), s.itemsize) * s.filters * s.taps * s.itemsize
     return Scratch(packed * cut.channels, _data_copy(s) * cut.channels * cut.images)
@@ -174,7 +175,7 @@ def _most_parts(s: Sizes, copies: int) -> int:
 
 
 def weight_rows(s: Sizes) -> int:
-    """Return the filters whose gradient one part computes, in whole tiles.
+    """Return the number of filters whose gradient one part computes, in whole tiles.
 
     Every part reads all images. If each part has to copy them, there are two parts if strides make the images large
     compared with the output, and otherwise as many as have room for their copies.
@@ -185,7 +186,7 @@ def weight_rows(s: Sizes) -> int:
 
 
 def copied_once(s: Sizes) -> bool:
-    """Whether all parts of a weight's gradient read one copy of all images."""
+    """Return whether all parts of a weight's gradient read one copy of all images."""
     return s.copied and s.groups == 1 and s.batch <= s.together
 
 
@@ -195,7 +196,7 @@ def image_copy(s: Sizes) -> int:
 
 
 def weight_scratch(s: Sizes) -> Scratch:
-    """Output gradients of one chunk as panels, and the padded images of a chunk."""
+    """Return the scratch of a weight gradient: output gradients as panels, and padded images, of one chunk."""
     rows = weight_rows(s)
     slices = -(-s.filters // rows)
     pixels = s.together * s.pixels if s.together > 1 else min(s.pixels, s.chunk_rows * s.grid[2])

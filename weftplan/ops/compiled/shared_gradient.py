@@ -22,7 +22,7 @@ from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT, gathered_rows
 
 
 def _sizes(params: Params, inputs: Sequence[Any]) -> Matrices:
-    """Those of all layers together."""
+    """Return the sizes of the single layer that has the rows of all layers."""
     count, hidden = params["count"], params["num_hidden"]
     result, data = inputs[0], inputs[count]
     columns = math.prod(data.shape) * hidden // math.prod(result.shape)

@@ -17,23 +17,26 @@ from weftplan.ops.nn.conv_geometry import Geometry
 Triple = tuple[int, int, int]
 
 TOGETHER = 64
-"""Least places of a group of images: a partial tile costs as much as a full tile."""
+"""Minimum output positions per product: smaller images are batched, because a partial tile costs as much as a full
+tile."""
 IMAGES_APART = 4
-"""Images that are taken together where places are cut so far that some are alone: a tile needs a few. The gradient of
-the data of LeNet's second layer takes 4.71 ms with 2 images, 3.84 with 4, 4.39 with 8, 4.86 with 16, and 5.70 uncut."""
+"""Images per product if columns are cut into runs (:func:`cuts_columns`): some runs are single columns, and a tile
+needs several positions. The data gradient of LeNet's second layer takes 4.71 ms with 2 images, 3.84 with 4, 4.39 with
+8, 4.86 with 16, and 5.70 uncut."""
 WORTH_CUTTING = 1.25
-"""How many times as many products as are wanted a gradient of the data may compute with padding; beyond that places are
-cut into those that the same taps reach. LeNet's second layer, 5x5 on 12x12 pixels, has 1.5 along each axis."""
+"""Ratio of products computed with padding to products without, above which the columns of a data gradient are cut into
+runs that the same taps reach. LeNet's second layer, 5x5 on 12x12 pixels, has 1.5 along each axis."""
 APART_BYTES = 64 << 10
-"""Bytes of these images, which are to stay near while all places are passed."""
+"""Maximum bytes of the output gradients of these images: they must stay in a cache while all positions are computed."""
 BAND_BYTES = 96 << 10
-"""Bytes of an image that are laid close together, to stay in the second cache while the panels of the weight pass."""
+"""Bytes of a band: rows of an image, copied to contiguous memory. It stays in the second-level cache while all panels
+of the weight are applied."""
 BAND_PLACES = 48
-"""Fewest places that pay for a pass over the weight's panels."""
+"""Minimum output positions of a band: fewer do not pay for a pass over the weight's panels."""
 CHUNK = 512
-"""Pixels in one chain of additions of a weight's gradient. Part of the result's bits, so it depends on nothing."""
+"""Pixels in one chain of additions of a weight's gradient. It determines the result's bits, so it is a constant."""
 PANEL_BYTES = 64
-"""Bytes of a vector on the widest machine: scratch is counted for it, so that a plan is the same on every machine."""
+"""Bytes of the widest vector of any machine. Scratch is sized for it, so that a plan is the same on every machine."""
 
 
 def _triple(values: Sequence[int], fill: int) -> Triple:
@@ -59,7 +62,7 @@ class Sizes:
     pad: Triple
     itemsize: int
     whole: int = 0
-    """Channels from one image to the next of the result, or of its gradient, where this is a slice of them; 0: all."""
+    """If this is a slice of a convolution's channels: the number of channels of the whole result; 0: no slice."""
     halves: bool = False
     """Whether arrays are float16; computation is then in float32, and ``itemsize`` is that of float32."""
 
@@ -75,12 +78,12 @@ class Sizes:
 
     @property
     def taps(self) -> int:
-        """Positions of the kernel."""
+        """Number of kernel elements."""
         return math.prod(self.kernel)
 
     @property
     def pixels(self) -> int:
-        """Windows of an image."""
+        """Number of windows of an image."""
         return math.prod(self.grid)
 
     @property
@@ -104,17 +107,17 @@ class Sizes:
 
     @property
     def source(self) -> Triple:
-        """Extents of the array that windows are taken from: the image or its padded copy."""
+        """Extents of the array that windows read: the image or its padded copy."""
         return self.padded if self.copied else self.image
 
     @property
     def together(self) -> int:
-        """Images whose pixels a weight's gradient sums in one chain."""
+        """Number of images whose pixels a weight's gradient sums in one chain."""
         return max(1, min(self.batch, CHUNK // self.pixels))
 
     @property
     def side_by_side(self) -> int:
-        """Images whose places one product takes together: as many as make its tiles worth their weights."""
+        """Number of images per product: enough to give it at least :data:`TOGETHER` output positions."""
         return min(self.batch, -(-TOGETHER // self.pixels))
 
     @property
@@ -124,13 +127,13 @@ class Sizes:
 
     @property
     def chunk_rows(self) -> int:
-        """Rows of windows in one chain, where an image has more than one chain."""
+        """Rows of windows in one chain, if an image has more than one chain."""
         return max(1, CHUNK // self.grid[2])
 
 
 @functools.lru_cache(maxsize=1024)
 def sizes(geo: Geometry) -> Sizes:
-    """The same convolution with three axes."""
+    """Return the sizes of a convolution with three axes."""
     return Sizes(
         batch=geo.batch,
         groups=geo.groups,
@@ -149,18 +152,18 @@ def sizes(geo: Geometry) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """How the source of a gathered product is copied: in bands of rows, with padding, or not at all."""
+    """How the source of a product is read: from copied bands of rows, with padding, or in place."""
 
     copies: bool
     rows: int
     """Rows of windows in a band; the last band may have fewer."""
     count: int
     extents: Triple
-    """Extents of a plane: of the copy, or of the source itself."""
+    """Extents of a plane of the copy, or of the source if it is read in place."""
     lead: Triple
     """Zeros in front of the first band."""
     step: int
-    """Rows of the source from band to band."""
+    """Number of source rows between the starts of adjacent bands."""
 
 
 def _bands(
@@ -193,7 +196,7 @@ def forward_bands(s: Sizes) -> Bands:
 
 @functools.lru_cache(maxsize=1024)
 def cuts_columns(s: Sizes) -> bool:
-    """Whether a gradient of the data reads no padding, since places are apart that different columns of taps reach."""
+    """Return whether a data gradient cuts its columns into runs that the same taps reach, to read no padding."""
     if s.halves or IMAGES_APART * s.groups * s.filters * s.pixels * s.itemsize > APART_BYTES:
         return False
     phases = reach_of(s).phases[2]
@@ -249,7 +252,7 @@ class Reach:
     extents: Triple
     pads: bool
     phases: tuple[tuple[Phase, ...], ...]
-    """Of each axis."""
+    """The phases of each axis."""
 
 
 @functools.lru_cache(maxsize=1024)

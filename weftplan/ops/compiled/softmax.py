@@ -1,7 +1,7 @@
 """Compiled implementation of SoftmaxOutput: a single read of each row, exponentials in the CPU cache.
 
 A row's powers are summed in vectors of one length on every processor, in one order, so bits depend neither on the width
-of registers nor on how rows are cut. Any worker may call it: all it writes is given, and it needs no scratch.
+of registers nor on how rows are cut. Any worker may call it: it writes only to its arguments and needs no scratch.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from weftplan.ops.core.schema import Arrays, OpContext, Params
 from weftplan.ops.nn.softmax_output import as_rows_of
 
 WORDS = ("x", "y", "first", "last", "classes", "row")
-"""How a call runs: rows ``first`` to ``last`` of ``classes`` elements, which are ``row`` bytes apart."""
+"""Argument words of a call: rows ``first`` to ``last`` of ``classes`` elements, which are ``row`` bytes apart."""
 LEAST = 1 << 14
-"""Elements: for fewer a compiled kernel saves less than it costs to load it."""
+"""Minimum elements: for fewer, loading the compiled kernel costs more than it saves."""
 LEAST_CLASSES = 64
-"""Classes that fill the vectors that are summed side by side."""
+"""Minimum classes: they fill the :data:`_BESIDE` vectors of partial sums."""
 LITTLE, FEW = 1 << 15, 1 << 19
-"""Least elements of a part for an awake core, and of a part that is worth waking a core."""
+"""Minimum elements of a part for a helper that is awake, and of a part that is worth waking a helper for."""
 _BESIDE = 4
-"""Vectors that are summed side by side."""
+"""Number of vectors of partial sums."""
 _MAGIC = 1.5 * 2**23
-"""Added to a small number it leaves a whole one in the last bits."""
+"""Adding this to a small float32 rounds it to an integer, which is then in the low bits of the sum."""
 _LEAST_POWER = -126 * math.log(2)
-"""Powers of less are 0."""
+"""Exponents below this give 0."""
 
 
 def entry(target: Target | None = None) -> Entry:
-    """The compiled function."""
+    """Return the compiled function."""
     return library("softmax", lambda _: [_function()], ("softmax",), target)["softmax"]
 
 
 def _number(value: float) -> str:
-    """A float32 as LLVM writes it."""
+    """Return a float32 as LLVM writes it."""
     (bits,) = struct.unpack("<Q", struct.pack("<d", float(np.float32(value))))
     return f"0x{bits:016X}"
 
 
 def power(f: Function, x: str) -> str:
-    """e to the ``x`` of every element that is not above 0; not a number for such.
+    """Emit exp(x) for elements that are at most 0; NaN stays NaN.
 
-    x is a whole number n times log 2 and a rest of at most half of that, whose power is a sum of eight terms, right to
-    a bit or two; n goes into the exponent.
+    With x = n log 2 + r, n an integer and r at most log(2) / 2 in size, exp(r) is a polynomial of eight terms that is
+    accurate to a bit or two, and n is added to the exponent.
     """
     kind = f"<{f.lanes} x i32>"
     lanes = f"<{f.lanes} x i1>"
@@ -84,7 +84,7 @@ def _larger(f: Function, a: str, b: str) -> str:
 
 
 def _function() -> Function:
-    """``softmax(words)``."""
+    """``softmax(words)``: compute the softmax of rows as :data:`WORDS` describes."""
     f = Function("softmax", (("ptr", "words"),), "float", LINE // 4)
     x, y = f.pointer("%words", 0), f.pointer("%words", 1)
     first, last, classes, row_bytes = (f.word("%words", k) for k in range(2, 6))
@@ -99,7 +99,7 @@ def _function() -> Function:
     room = [f.local(f.vector) for _ in range(_BESIDE)]
 
     def each(row: str, what: Callable[[str, str, str | None], None]) -> None:
-        """Visit every line of a row, with the slot of its partial result, and the mask of the last line."""
+        """Emit ``what`` for every line of a row, with the slot of its partial result and the mask of the last line."""
         with f.loop(0, most, wide) as at:
             for k, place in enumerate(room):
                 what(f.at(f.at(row, at), k * LINE), place, None)

@@ -17,7 +17,7 @@ _WIDE = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One processor, as the compiler is told."""
+    """The processor that the compiler generates code for."""
 
     cpu: str
     features: str
@@ -33,32 +33,33 @@ class Target:
 
     @property
     def name(self) -> str:
-        """For readers: ``AVX2``, ``AVX-512`` or ``NEON``."""
+        """Name of the vector instructions for messages: ``AVX2``, ``AVX-512`` or ``NEON``."""
         return {512: "AVX-512", 256: "AVX2", 128: "NEON"}[self.bits]
 
     def lanes(self, itemsize: int) -> int:
-        """Elements of a vector."""
+        """Return the number of elements of a vector."""
         return self.bits // (8 * itemsize)
 
     @property
     def halves(self) -> bool:
-        """Whether there are instructions that turn float16 into float32 and back."""
+        """Whether the processor has instructions that convert between float16 and float32."""
         return self.bits == 128 or "+f16c" in self.features
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Places of a product's tile: two panels of each fit the registers together with their operands."""
+        """Numbers of positions in a product's tile, the largest first: two panels of them and their operands fit the
+        registers."""
         return (8, 4) if self.registers > 16 else (6, 4)
 
 
 def binding() -> Any:
-    """``llvmlite.binding``."""
+    """Import ``llvmlite.binding``."""
     return importlib.import_module("llvmlite.binding")
 
 
 @functools.cache
 def host() -> Target | str:
-    """This machine, or a sentence that says why nothing can be compiled for it."""
+    """Return this machine, or the reason why nothing can be compiled for it."""
     try:
         llvm = binding()
         package = importlib.import_module("llvmlite")
@@ -79,7 +80,7 @@ def host() -> Target | str:
 
 
 def choose(machine: str, cpu: str, features: dict[str, bool], versions: str) -> Target | str:
-    """The target for a processor with these features, or why there is none."""
+    """Return the target for a processor with these features, or why there is none."""
     listed = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
     if machine in ("arm64", "aarch64"):
         return Target(cpu, listed, 128, 32, versions, "w")

@@ -29,8 +29,8 @@ SWEEPS: Mapping[str, float] = {
     # Random bits cost more than the traffic of the mask.
     "Dropout": 4.0,
 }
-"""How often an operator's memory traffic is more than reading every input and writing every output once; backward nodes
-are meant, too."""
+"""Factor of an operator's memory traffic, relative to one read of every input and one write of every output. It applies
+to backward nodes, too."""
 
 _PRODUCTS = frozenset(("FullyConnected", "dot", "batch_dot", "_linalg_gemm", "_linalg_gemm2"))
 COUNTED = _PRODUCTS | {"Convolution", "Deconvolution", "RNN"}
@@ -66,7 +66,8 @@ def operations(
 
 
 def window(params: Mapping[str, object]) -> int:
-    """Elements that a pooling window covers; the whole image counts once, because it is one ordinary reduction."""
+    """Return the elements that a pooling window covers; the whole image counts once, because it is one ordinary
+    reduction."""
     kernel = params.get("kernel")
     if params.get("global_pool") or not isinstance(kernel, tuple):
         return 1

@@ -55,7 +55,7 @@ def gemm(xp: Any, a: Any, b: Any, out: Any, *, add: bool = False) -> None:
 
 
 def _layout(x: Any) -> tuple[int, int, int]:
-    """(1 where columns are contiguous, else 0; distance of rows, or columns; distance of matrices), in elements."""
+    """Return (1 if columns are contiguous, else 0; stride of rows, or columns; stride of matrices), in elements."""
     item = x.itemsize
     row, column = (stride // item for stride in x.strides[-2:])
     rows, columns = x.shape[-2:]

@@ -25,10 +25,16 @@ from weftplan.ops.core.schema import DType, Params, TensorSpec
 THREADS = 256
 """Threads of a block that works on elements."""
 WIDE = 1024
-"""Most threads of a block that adds up."""
+"""Maximum threads of a block that computes a sum."""
+
+TERMS = 16
+"""Numbers that a thread adds up by itself, if there are as many, before a block adds up by halves."""
 
 _NAMES = {"float16": "__half", "float32": "float", "float64": "double", "int32": "int", "int64": "long long",
           "uint8": "unsigned char", "int8": "signed char", "bool": "bool"}  # fmt: skip
+
+ALIGNMENT = 16
+"""Bytes that an instruction loads or stores, from an address that is a multiple."""
 
 TOTAL = """
 __device__ A total(A* s, A value) {  // over a block, by halves: one fixed order
@@ -83,7 +89,7 @@ _WALK = {
 
 
 def walking(code: str) -> str:
-    """A source whose blocks go through the channels of an array (outer, ``channels``, ``inner``).
+    """Return a source whose blocks go through the channels of an array (outer, ``channels``, ``inner``).
 
     ``PLACES`` stands for declarations: block ``blockIdx.x`` works on one of ``pieces`` pieces of channel ``c``, which
     has ``count`` elements, and each thread on every ``blockDim.x``-th of them. Between ``WALK`` and ``STEP`` an element
@@ -107,7 +113,7 @@ def _compiled(maker: Any, code: str, name: str, types: tuple[tuple[str, DType], 
 
 
 def kernel(xp: Any, code: str, name: str, **types: DType) -> Any:
-    """The kernel ``name`` of a source; ``types`` as in :func:`text_of`."""
+    """Return the kernel ``name`` of a source; ``types`` as in :func:`text_of`."""
     return _compiled(xp.RawKernel, code, name, tuple(sorted(types.items())))
 
 
@@ -134,22 +140,28 @@ def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Seque
         ) from error
 
 
-def each(xp: Any, code: str, name: str, count: int, args: Sequence[object], **types: DType) -> None:
-    """Enqueue one thread for each of ``count`` elements; the last argument of the kernel is ``count``."""
-    launch(xp, code, name, -(-count // THREADS), THREADS, (*args, count), **types)
+def each(xp: Any, code: str, name: str, count: int, args: Sequence[object], *, lanes: int = 1, **types: DType) -> None:
+    """Enqueue one thread for ``lanes`` of ``count`` elements; the last argument of the kernel is ``count``."""
+    launch(xp, code, name, -(-count // (THREADS * lanes)), THREADS, (*args, count), **types)
 
 
-def width(count: int, most: int = WIDE) -> int:
-    """Threads for adding ``count`` numbers in one block: a power of two.
+def are_aligned(*arrays: Any) -> bool:
+    """Return whether vectors of :data:`ALIGNMENT` bytes may be loaded from and stored to the arrays."""
+    return all(int(array.data.ptr) % ALIGNMENT == 0 for array in arrays)
 
-    >>> width(1), width(100), width(10**6)
-    (32, 128, 1024)
+
+def width(count: int, most: int = WIDE, *, terms: int = 1, least: int = 32) -> int:
+    """Threads for adding ``count`` numbers, of at least ``terms`` each unless they were ``least``: a power of two.
+
+    >>> width(1), width(100), width(10**6), width(1000, terms=16)
+    (32, 128, 1024, 64)
     """
-    return min(most, max(32, 1 << max(0, count - 1).bit_length()))
+    threads = -(-count // terms)
+    return min(most, max(least, 1 << max(0, threads - 1).bit_length()))
 
 
 def floats(*positions: int) -> Any:
-    """A refusal: the inputs at these positions must be float16, float32 or float64."""
+    """Return a refusal: the inputs at these positions must be float16, float32 or float64."""
 
     def refusal(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
         for position in positions:

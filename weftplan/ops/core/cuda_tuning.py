@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from weftplan import config
+from weftplan.ops.core.schema import Params
+from weftplan.support.tensor_cores import allows_tf32
 
 OFF, LIMITED, FASTEST = 0, 1, 2
 
@@ -43,15 +45,21 @@ def planned_for(gpu: int) -> Iterator[None]:
 
 
 def planned_gpu() -> int | None:
-    """The GPU of :func:`planned_for`; None: the current one."""
+    """Return the GPU of :func:`planned_for`; None: the current one."""
     return _planned.gpu
 
 
 def tuning(wanted: str | None = None) -> Tuning:
-    """The settings of now; ``wanted`` is the parameter ``cudnn_tune`` of a node, which comes first."""
+    """Return the current settings; the parameter ``cudnn_tune`` of a node (``wanted``) takes precedence."""
     level = config.get("MXNET_CUDNN_AUTOTUNE_DEFAULT")
     if not level and config.get("FLAGS_cudnn_exhaustive_search"):
         level = LIMITED
     if wanted is not None:
         level = {"off": OFF, "limited_workspace": LIMITED, "fastest": FASTEST}[wanted]
-    return Tuning(int(level), bool(config.get("FLAGS_enable_cublas_tensor_op_math")))
+    return Tuning(int(level), allows_tf32())
+
+
+def workspace_limit(params: Params) -> int:
+    """The bytes of scratch that an algorithm of a convolution may take."""
+    limit = config.get("FLAGS_conv_workspace_size_limit")
+    return int(params["workspace"] if limit < 0 else min(limit, params["workspace"])) << 20

@@ -8,7 +8,7 @@ _HEAD = ">>> import weftplan as mx\n>>> x = mx.sym.Variable('x')\n"
 
 
 def _shapes(call: str, shape: str, output: str, *inputs: str) -> str:
-    """An example that shows the shapes of inputs and output."""
+    """Return an example that shows the shapes of inputs and output."""
     text = f"{_HEAD}>>> y = {call}\n>>> y.infer_shape(x={shape})[1]\n[{output}]"
     if inputs:
         text += f"\n>>> dict(zip(y.list_arguments()[1:], y.infer_shape(x={shape})[0][1:]))\n{{{', '.join(inputs)}}}"
@@ -16,7 +16,7 @@ def _shapes(call: str, shape: str, output: str, *inputs: str) -> str:
 
 
 def _values(call: str, output: str) -> str:
-    """An example that shows numbers."""
+    """Return an example that shows numbers."""
     return f">>> import weftplan as mx\n>>> x = mx.nd.array([[1, 2], [3, 4]])\n>>> {call}.asnumpy().tolist()\n{output}"
 
 

@@ -36,7 +36,7 @@ def dtype_of(value: Any) -> DType:
 
 
 def is_float(dtype: DType) -> bool:
-    """Whether its numbers are floats.
+    """Return whether its numbers are floats.
 
     >>> is_float(np.dtype("float16")), is_float(np.dtype("int8")), is_float(np.dtype("V2"))
     (True, False, False)
@@ -45,12 +45,12 @@ def is_float(dtype: DType) -> bool:
 
 
 def is_half(dtype: DType) -> bool:
-    """Whether it is a float of two bytes, whose sums need a wider one."""
+    """Return whether it is a float of two bytes, whose sums need a wider one."""
     return dtype.itemsize == 2 and is_float(dtype)
 
 
 def is_number(dtype: DType) -> bool:
-    """Whether arrays may hold it: booleans, integers and floats.
+    """Return whether arrays may hold it: booleans, integers and floats.
 
     >>> is_number(np.dtype(bool)), is_number(np.dtype("complex64"))
     (True, False)
@@ -59,5 +59,5 @@ def is_number(dtype: DType) -> bool:
 
 
 def limits(dtype: DType) -> Any:
-    """``finfo`` of a float dtype: ``min``, ``max``, ``eps``, ``nmant``."""
+    """Return ``finfo`` of a float dtype: ``min``, ``max``, ``eps``, ``nmant``."""
     return np.finfo(dtype) if dtype.kind == "f" else importlib.import_module("ml_dtypes").finfo(dtype)

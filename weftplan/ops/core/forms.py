@@ -51,7 +51,7 @@ class ArrayKernel:
         self.function(ctx.xp, params, *inputs, *outputs, *self._taken(ctx, params, inputs, outputs))
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The function with everything bound."""
+        """Return the function with all arguments bound."""
         return partial(self.function, ctx.xp, params, *inputs, *outputs, *self._taken(ctx, params, inputs, outputs))
 
     on = prepare
@@ -74,7 +74,7 @@ class ArrayKernel:
 
 
 def with_views(function: Callable[..., object], room: Room) -> Callable[..., object]:
-    """``function(*arrays, *scratch)`` as one of arrays and flat bytes (those only where ``room`` needs any)."""
+    """Return ``function(*arrays, *scratch)`` as one of arrays and flat bytes (those only where ``room`` needs any)."""
     ranges, end = [], 0
     for shape, dtype in room:
         nbytes = TensorSpec(shape, dtype).nbytes
@@ -108,12 +108,12 @@ class ContextKernel:
         return self.function
 
     def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The function with everything bound, for one call in a run like that of ``ctx``."""
+        """Return the function with all arguments bound, for one call in a run like that of ``ctx``."""
         return partial(self.function, ctx, params, *inputs, *outputs)
 
 
 class WorkspaceKernel(ContextKernel):
-    """The kernel ``function(ctx, p, *inputs, *outputs)`` of a mere workspace; see :func:`workspace_kernel`."""
+    """A kernel ``function(ctx, p, *inputs, *outputs)`` that needs only the workspace of ``ctx``."""
 
     __slots__ = ()
     workspace = None  # the operator declares it
@@ -122,11 +122,11 @@ class WorkspaceKernel(ContextKernel):
         self.function(ctx, params, *inputs, *outputs)
 
     def on(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The function with everything bound, for one call."""
+        """Return the function with all arguments bound, for one call."""
         return partial(self.function, ctx, params, *inputs, *outputs)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The function with everything bound, for any number of calls in any run."""
+        """Return the function with all arguments bound, for any number of calls in any run."""
         return ctx.repeated(self.on(ctx, params, inputs, outputs))
 
 
@@ -153,7 +153,7 @@ class ChosenKernel:
         chosen(ctx, values, inputs, outputs)
 
     def on(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The other kernel's call with everything bound."""
+        """Return the other kernel's call with all arguments bound."""
         chosen, values = self.choose(params)
         return bound(chosen, ctx, values, inputs, outputs)
 
@@ -204,7 +204,7 @@ def context_kernel(function: Function) -> ContextKernel:
 
 
 def workspace_kernel(function: Function) -> WorkspaceKernel:
-    """Make a kernel of ``function(ctx, p, *inputs, *outputs)``, where ``ctx`` is a workspace, as a decorator."""
+    """Decorator: make a kernel of ``function(ctx, p, *inputs, *outputs)``, whose ``ctx`` is a workspace."""
     return WorkspaceKernel(function)
 
 

@@ -102,5 +102,5 @@ def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, 
 
 
 def numpy_of(op: Op) -> Implementation:
-    """NumPy's kernel of an operator, which CuPy runs as well."""
+    """Return an operator's kernel written for NumPy, which CuPy runs as well."""
     return Implementation(name="numpy", kernel=op.forward, workspace=op.workspace_bytes)

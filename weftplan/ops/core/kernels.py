@@ -59,7 +59,7 @@ class _CopyKernel:
         ctx.xp.copyto(outputs[0].reshape(-1), inputs[0].reshape(-1))
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
-        """The bare copy."""
+        """Return the bare copy."""
         return partial(ctx.xp.copyto, outputs[0].reshape(-1), inputs[0].reshape(-1))
 
 
@@ -84,7 +84,7 @@ class KernelWithBare:
         self.kernel(ctx, params, inputs, outputs)
 
     def on(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The kernel with everything bound."""
+        """Return the kernel with all arguments bound."""
         return self.kernel.on(ctx, params, inputs, outputs)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
@@ -104,7 +104,7 @@ def accumulator(dtype: DType) -> DType:
 
 
 def blocks(ctx: Workspace, arrays: Sequence[Any], scratch: Sequence[DType] = ()) -> Iterator[tuple[Any, ...]]:
-    """Matching flat slices of ``arrays`` (equal sizes), followed by scratch arrays of the slice's length.
+    """Yield the matching flat slices of ``arrays`` (equal sizes), followed by scratch arrays of the slice's length.
 
     The scratch bytes are :func:`block_bytes`; scratch contents do not survive the block.
     """
@@ -121,7 +121,7 @@ def blocks(ctx: Workspace, arrays: Sequence[Any], scratch: Sequence[DType] = ())
 
 
 def block_bytes(size: int, scratch: Sequence[DType]) -> int:
-    """Workspace bytes of :func:`blocks` over arrays of ``size`` elements.
+    """Return the workspace bytes of :func:`blocks` over arrays of ``size`` elements.
 
     >>> block_bytes(10**9, [np.dtype("float32")]) == 4 * tiling.block()
     True
@@ -135,7 +135,7 @@ Kind = DType | Literal["float"] | None
 
 
 def scratch_dtype(kind: Kind, dtype: DType) -> DType:
-    """The dtype of a scratch block for arrays of ``dtype``; "float" is float32 for float16, float64 for integers.
+    """Return a scratch block's dtype for arrays of ``dtype``; "float" is float32 for float16, float64 for integers.
 
     >>> scratch_dtype("float", np.dtype("int8")), scratch_dtype("float", np.dtype("float16"))
     (dtype('float64'), dtype('float32'))
@@ -148,7 +148,7 @@ def scratch_dtype(kind: Kind, dtype: DType) -> DType:
 
 
 def block_workspace(*scratch: Kind) -> WorkspaceRule:
-    """``Op.workspace`` of a kernel that makes one pass of :func:`blocks` over input 0."""
+    """Return ``Op.workspace`` of a kernel that makes one pass of :func:`blocks` over input 0."""
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         shape, dtype = inputs[0]
@@ -170,7 +170,7 @@ def reduce_to(xp: ModuleType, source: Any, target: Any) -> None:
 
 @lru_cache(maxsize=4096)
 def collapse(out: Shape, *shapes: Shape) -> tuple[Shape, ...]:
-    """``out`` and the shapes that broadcast to it, with neighbouring axes joined that all of them treat alike.
+    """Return ``out`` and the shapes that broadcast to it, with neighbouring axes joined if all treat them alike.
 
     >>> collapse((2, 3, 4, 5), (2, 3, 4, 5), (3, 1, 1))
     ((2, 3, 20), (2, 3, 20), (1, 3, 1))
@@ -196,12 +196,13 @@ def collapse(out: Shape, *shapes: Shape) -> tuple[Shape, ...]:
 
 
 def rows_per_block(out: Shape, limit: int | None = None) -> int:
-    """Leading rows of a tensor of shape ``out`` that make one block of ``limit`` elements (at least one row)."""
+    """Return the leading rows of a tensor of shape ``out`` that make one block of ``limit`` elements (at least one
+    row)."""
     return min(out[0], max(1, (limit or tiling.block()) // max(1, math.prod(out[1:]))))
 
 
 def row_blocks(shape: Shape, limit: int | None = None) -> Iterator[slice]:
-    """The leading rows of a tensor of shape ``shape``, cut into blocks of :func:`rows_per_block`.
+    """Yield the leading rows of a tensor of shape ``shape``, cut into blocks of :func:`rows_per_block`.
 
     >>> list(row_blocks((5, tiling.block() // 2)))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
@@ -212,7 +213,7 @@ def row_blocks(shape: Shape, limit: int | None = None) -> Iterator[slice]:
 
 
 def gather(xp: ModuleType, source: Any, index: Any, axis: int, out: Any) -> None:
-    """``out`` = ``source`` taken at ``index`` (int64, all within range) along ``axis``."""
+    """Compute ``out`` = ``source`` taken at ``index`` (int64, all within range) along ``axis``."""
     if xp is np:
         np.take(source, index, axis=axis, out=out, mode="clip")  # "raise" would buffer the whole output
     else:
@@ -220,7 +221,7 @@ def gather(xp: ModuleType, source: Any, index: Any, axis: int, out: Any) -> None
 
 
 def divide_integers(xp: ModuleType, a: Any, b: Any, out: Any, scratch: Any) -> None:
-    """``out`` = a / b of integers, exactly and towards zero; 0 where b is 0.
+    """Compute ``out`` = a / b of integers, exactly and towards zero; 0 where b is 0.
 
     ``out`` may be ``a`` or ``b``; ``scratch`` has its shape and dtype.
     """
@@ -230,7 +231,7 @@ def divide_integers(xp: ModuleType, a: Any, b: Any, out: Any, scratch: Any) -> N
 
 
 def to_index(xp: ModuleType, index: Any, size: int, mode: str, out: Any) -> None:
-    """``out`` (int64) = whole positions of ``index`` (any dtype), brought into [0, size) by clipping or wrapping."""
+    """Write to ``out`` (int64) the integers of ``index`` (any dtype), clipped or wrapped into [0, size)."""
     xp.copyto(out, index, casting="unsafe")
     if mode == "wrap":
         xp.remainder(out, size, out=out)
@@ -258,7 +259,7 @@ class UfuncKernel:
         self._bound(ctx, inputs, outputs)()
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The call with everything bound."""
+        """Return the call with all arguments bound."""
         return self._bound(ctx, inputs, outputs)
 
     def bare(
@@ -288,7 +289,7 @@ def _into(function: Any, a: Any, b: Any, out: Any) -> None:
 
 
 MOST_PREPARED = 64
-"""Blocks. Larger arrays would need many views, and the overhead of a call no longer matters for them."""
+"""Maximum blocks of a prepared call. Larger arrays would need many views, and their call overhead does not matter."""
 
 
 ScratchRule = Callable[[Params, DType], Sequence[DType]]
@@ -334,7 +335,7 @@ class BlockKernel:
         return with_views(step, [(shape, np.dtype(kind)) for kind in scratch]) if scratch else step
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        """``Op.workspace`` of this kernel."""
+        """Return ``Op.workspace`` of this kernel."""
         shape, dtype = outputs[0]
         return block_bytes(math.prod(shape), self.scratch(params, dtype))
 

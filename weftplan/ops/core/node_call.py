@@ -114,8 +114,8 @@ class NodeCall:
 def bare_call(
     kernel: Kernel, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], workspace: int
 ) -> Callable[..., object]:
-    """A function of raw arrays (inputs, outputs, and ``workspace`` bytes of scratch unless that is 0) that computes
-    calls of ``kernel`` on NumPy arrays of these shapes and dtypes again and again, in any number of threads.
+    """Return a function of raw arrays (inputs, outputs, and ``workspace`` bytes of scratch unless that is 0) that
+    computes calls of ``kernel`` on NumPy arrays of these shapes and dtypes again and again, in any number of threads.
     """
     make = getattr(kernel, "bare", None)
     bare: Callable[..., object] | None = None if make is None else make(params, inputs, outputs)
@@ -131,7 +131,7 @@ def bare_call(
 
 
 def read_only(array: Any) -> Any:
-    """A view of a NumPy array that refuses writes, as debug mode hands inputs to kernels; of others, the array."""
+    """Return a read-only view of a NumPy array, as debug mode passes inputs to kernels; other arrays unchanged."""
     if not isinstance(array, np.ndarray):
         return array
     view = array.view()
@@ -140,4 +140,4 @@ def read_only(array: Any) -> Any:
 
 
 def _nothing() -> None:
-    """Do nothing: the call of a node without a wanted output. Its operation only passes on the order of its memory."""
+    """Do nothing: the call of a node without a wanted output, whose operation only orders the uses of its memory."""

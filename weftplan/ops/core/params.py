@@ -61,7 +61,7 @@ _NONE = frozenset({"none", ""})
 
 
 def dtype_code(dtype: DTypeLike) -> int:
-    """MXNet's number of ``dtype``; ValueError when MXNet has none.
+    """Return MXNet's number of ``dtype``; raise ValueError if MXNet has none.
 
     >>> dtype_code("float16")
     2
@@ -73,7 +73,7 @@ def dtype_code(dtype: DTypeLike) -> int:
 
 
 def p_int(value: Any) -> int:
-    """An integer, from an integer or its decimal text.
+    """Return an integer, from an integer or its decimal text.
 
     >>> p_int("-3"), p_int(7)
     (-3, 7)
@@ -95,7 +95,7 @@ def p_int(value: Any) -> int:
 
 
 def p_range(least: int, most: int) -> Parser:
-    """A parser of integers from ``least`` to ``most``.
+    """Return a parser of integers from ``least`` to ``most``.
 
     >>> p_range(1, 3)("3")
     3
@@ -119,7 +119,7 @@ p_outputs = p_range(1, MOST_OUTPUTS)
 
 
 def p_float(value: RawArray) -> float:
-    """A float, from any real number or its text.
+    """Return a float, from any real number or its text.
 
     >>> p_float("1e-3"), p_float(2)
     (0.001, 2.0)
@@ -133,7 +133,7 @@ def p_float(value: RawArray) -> float:
 
 
 def p_bool(value: RawArray) -> bool:
-    """A boolean, from ``True/False/1/0`` or that text in any case.
+    """Return a boolean, from ``True/False/1/0`` or that text in any case.
 
     >>> p_bool("True"), p_bool(0)
     (True, False)
@@ -147,7 +147,7 @@ def p_bool(value: RawArray) -> bool:
 
 
 def p_str(value: RawArray) -> str:
-    """Any text, kept as it is.
+    """Return any text unchanged.
 
     >>> p_str("cpu(0)")
     'cpu(0)'
@@ -193,7 +193,7 @@ def _items(item: Parser, values: RawArray) -> list[RawArray]:
 
 
 def p_shape(value: object) -> tuple[int, ...]:
-    """A tuple of integers.
+    """Return a tuple of integers.
 
     >>> p_shape("(3, 3)"), p_shape("[3,3]"), p_shape("(3,)"), p_shape("3"), p_shape(4), p_shape([1, -1])
     ((3, 3), (3, 3), (3,), (3,), (4,), (1, -1))
@@ -205,7 +205,7 @@ def p_shape(value: object) -> tuple[int, ...]:
 
 
 def p_optional(parser: Parser) -> Parser:
-    """``parser``, but ``None`` and the text ``"None"`` give None.
+    """Return ``parser``, but ``None`` and the text ``"None"`` give None.
 
     >>> p_optional(p_int)("None"), p_optional(p_int)("4")
     (None, 4)
@@ -220,7 +220,7 @@ def p_optional(parser: Parser) -> Parser:
 
 
 def p_enum(*choices: str) -> Parser:
-    """A parser that accepts exactly these words.
+    """Return a parser that accepts exactly these words.
 
     >>> p_enum("max", "avg")("avg")
     'avg'
@@ -237,7 +237,7 @@ def p_enum(*choices: str) -> Parser:
 
 
 def p_dtype(value: RawArray) -> np.dtype[Any]:
-    """A dtype, from a NumPy dtype, type or name, or MXNet's number of it.
+    """Return a dtype, from a NumPy dtype, type or name, or MXNet's number of it.
 
     >>> p_dtype("float16"), p_dtype(0), p_dtype("6"), p_dtype(np.uint8)
     (dtype('float16'), dtype('float32'), dtype('int64'), dtype('uint8'))
@@ -264,7 +264,7 @@ def p_dtype(value: RawArray) -> np.dtype[Any]:
 
 
 def format_value(value: RawArray) -> str:
-    """The text of a parsed value as symbol files hold it.
+    """Return the text of a parsed value as symbol files hold it.
 
     >>> format_value((3, 3)), format_value(True), format_value(None), format_value(np.dtype("int8"))
     ('(3, 3)', 'True', 'None', 'int8')

@@ -30,7 +30,7 @@ def register(op: Op) -> Op:
 
 
 def get(name: str) -> Op:
-    """The operator called ``name`` (or with that alias); raises UnknownOperatorError with near names."""
+    """Return the operator called ``name`` (or with that alias); raises UnknownOperatorError with near names."""
     op = _OPS.get(name) or _OPS.get(_ALIASES.get(name, ""))
     if op is None:
         # Users never call the gradients' operators by name.
@@ -65,7 +65,7 @@ def register_maker(name: str, make: Callable[[Mapping[str, Any]], Op]) -> None:
 
 
 def resolve(name: str, attrs: Mapping[str, object]) -> Op:
-    """As :func:`get`, for a node with these attributes; a registered maker builds its operator from them.
+    """Return the operator of a node: as :func:`get`, or built from the attributes by a registered maker.
 
     The maker named :data:`ANY` is asked for names that are not registered.
     """
@@ -76,19 +76,19 @@ def resolve(name: str, attrs: Mapping[str, object]) -> Op:
 
 
 def contains(name: str) -> bool:
-    """True when ``name`` is an operator or an alias."""
+    """Return whether ``name`` is an operator or an alias."""
     return name in _OPS or name in _ALIASES
 
 
 def names(*, aliases: bool = True) -> Iterator[str]:
-    """All operator names, and aliases unless told otherwise."""
+    """Yield all operator names, and the aliases unless ``aliases`` is False."""
     yield from _OPS
     if aliases:
         yield from _ALIASES
 
 
 def parse_params(op: Op, attrs: Mapping[str, object], *, node: str = "") -> dict[str, Any]:
-    """Parsed parameters of ``op`` from strings or Python values; keys of the form ``__x__`` are skipped.
+    """Return the parsed parameters of ``op`` from strings or Python values; keys of the form ``__x__`` are skipped.
 
     Raises:
         ParameterError: unknown key, missing required parameter, or text that does not parse.

@@ -15,7 +15,7 @@ from weftplan.ops.core.schema import Op, Params
 R = TypeVar("R")
 
 MOST = 4096
-"""Answers kept of one question; the oldest go first."""
+"""Maximum cached results of a rule; the oldest are dropped."""
 
 
 class Settled(Generic[R]):
@@ -27,10 +27,10 @@ class Settled(Generic[R]):
         self._found: dict[tuple[Hashable, ...], tuple[Op, R]] = {}
 
     def answer(self, op: Op, params: Params, facts: Iterable[Hashable], ask: Callable[[], R]) -> R:
-        """What ``ask`` gives, or gave before for this operator, equal parameters and equal facts.
+        """Return ``ask()``, cached by operator, parameters and facts.
 
-        Operators of the user's own may answer differently each time, and parameters of some types have no hash: then
-        ``ask`` is called. An error is raised each time.
+        Nothing is cached for user-defined operators, whose rules may change, for parameters that cannot be hashed, and
+        for errors.
         """
         key = (op.name, *params.items(), *facts)  # with their names: users give parameters in any order
         try:

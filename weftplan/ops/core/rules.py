@@ -38,7 +38,7 @@ DTypes = list[DType | None]
 
 
 def is_known(shape: Shape | None) -> bool:
-    """True when rank and every dimension are known.
+    """Return whether rank and every dimension are known.
 
     >>> is_known((2, 3)), is_known((2, 0)), is_known(None)
     (True, False, False)
@@ -68,7 +68,7 @@ def merge_shape(a: Shape | None, b: Shape | None, what: str) -> Shape | None:
 
 
 def merge_dim(a: int, b: int, what: str) -> int:
-    """The same for one dimension, 0 being unknown.
+    """Return the same for one dimension, 0 being unknown.
 
     >>> merge_dim(0, 4, "columns")
     4
@@ -79,7 +79,7 @@ def merge_dim(a: int, b: int, what: str) -> int:
 
 
 def merge_dtype(a: DType | None, b: DType | None, what: str) -> DType | None:
-    """The dtype that both sides agree on; DTypeError naming both when they differ."""
+    """Return the dtype that both sides agree on; DTypeError naming both when they differ."""
     if a is None or b is None:  # first: NumPy holds float64 and None to be equal
         return b if a is None else a
     if a == b:
@@ -88,7 +88,7 @@ def merge_dtype(a: DType | None, b: DType | None, what: str) -> DType | None:
 
 
 def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
-    """``axis`` counted from the front; ShapeError when the tensor has no such axis.
+    """Return ``axis`` counted from the front; ShapeError when the tensor has no such axis.
 
     >>> normalize_axis(-1, 3)
     2
@@ -102,7 +102,7 @@ def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
 
 
 def same_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """All inputs and outputs have one shape."""
+    """Infer one shape for all inputs and outputs."""
     merged: Shape | None = None
     for position, shape in enumerate(ins):
         merged = merge_shape(merged, shape, f"input {position} against the inputs before it")
@@ -112,7 +112,7 @@ def same_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 
 
 def same_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """All inputs and outputs have one dtype."""
+    """Infer one dtype for all inputs and outputs."""
     merged: DType | None = None
     for position, dtype in enumerate(ins):
         merged = merge_dtype(merged, dtype, f"input {position} against the inputs before it")
@@ -122,7 +122,7 @@ def same_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DType
 
 
 def floats_only(name: str, rule: DTypeRule = same_dtype) -> DTypeRule:
-    """``rule`` for an operator whose first input must hold floats; integers would have no room for its results.
+    """Return ``rule`` for an operator whose first input must hold floats; integers would have no room for its results.
 
     Raises:
         DTypeError: as ``rule``, or the first input turns out to hold none.
@@ -139,17 +139,17 @@ def floats_only(name: str, rule: DTypeRule = same_dtype) -> DTypeRule:
 
 
 def pass_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Nothing is inferred: for backward operators, whose shapes the planner takes from the forward node."""
+    """Infer nothing: for backward operators, whose shapes the planner takes from the forward node."""
     return ins, outs
 
 
 def pass_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Nothing is inferred: for backward operators."""
+    """Infer nothing: for backward operators."""
     return ins, outs
 
 
 def broadcast_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Two inputs broadcast by NumPy's rule; 1 is repeated, missing leading dimensions count as 1.
+    """Infer shapes by NumPy's broadcasting rule for two inputs.
 
     Backwards, a known output and one input tell a dimension of the other wherever only one value is possible.
     """
@@ -193,12 +193,12 @@ def _broadcast_dim(a: int, b: int, out: int, what: str) -> tuple[int, int, int]:
 
 
 def zero_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
-    """No gradient flows to any input (rounding, comparisons, indices, …)."""
+    """Return no gradient for any input (rounding, comparisons, indices, …)."""
     return [None] * builder.num_inputs
 
 
 def same_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
-    """The incoming gradient itself, for every input: no node is made."""
+    """Return the incoming gradient itself, for every input: no node is made."""
     return [builder.ograd()] * builder.num_inputs
 
 
@@ -208,7 +208,8 @@ def grad(
     into: Sequence[int] | None = None,
     params: Mapping[str, Any] | Callable[[Params], Mapping[str, Any]] | None = None,
 ) -> GradientRule:
-    """A gradient rule of one node: ``op`` applied to ``uses``, its outputs being the gradients of inputs ``into``.
+    """Return a gradient rule of one node: ``op`` applied to ``uses``, its outputs being the gradients of inputs
+    ``into``.
 
     Args:
         op: name of the operator that computes the gradients.
@@ -292,7 +293,7 @@ def backward(
 
 
 def take_bytes(*specs: TensorSpec | tuple[Shape, DType]) -> int:
-    """Workspace bytes of a kernel that takes one array of each of these shapes and dtypes.
+    """Return the workspace bytes of a kernel that takes one array of each of these shapes and dtypes.
 
     >>> import numpy as np
     >>> take_bytes(((2, 3), np.dtype("float32")), ((100,), np.dtype("float64")))

@@ -100,11 +100,11 @@ class GradientBuilder(Protocol):
         ...
 
     def output(self, index: int) -> EntryRef:
-        """Output ``index`` of the forward node (hidden outputs included)."""
+        """Return output ``index`` of the forward node, counting hidden outputs."""
         ...
 
     def ograd(self, index: int = 0) -> EntryRef:
-        """Aggregated gradient of output ``index``."""
+        """Return the sum of the gradients of output ``index``."""
         ...
 
     def node(
@@ -141,7 +141,8 @@ class Workspace:
         self._offset = 0
 
     def take(self, shape: Shape, dtype: Any) -> Any:
-        """An uninitialised contiguous array of ``shape`` from the workspace, 64-byte aligned, valid in this call."""
+        """Return an uninitialised contiguous array of ``shape`` from the workspace, 64-byte aligned, valid in this
+        call."""
         nbytes = np.dtype(dtype).itemsize
         for dim in shape:
             nbytes *= dim
@@ -168,7 +169,7 @@ class Workspace:
         return () if self._workspace is None else (self._workspace,)
 
     def repeated(self, call: Callable[[], object]) -> Callable[[], object]:
-        """``call``, which takes from this workspace, such that it may be called again and again."""
+        """Return ``call``, which takes from this workspace, such that it may be called again and again."""
         if self._workspace is None:
             return call
 
@@ -211,7 +212,7 @@ class OpContext(Workspace):
         return self.xp.empty(self.output_shapes[index], dtype) if array is None else array
 
     def generator(self) -> Any:
-        """A random generator that depends on ``random_key`` alone, so a recomputed node draws the same numbers."""
+        """Return a generator seeded by ``random_key`` alone, so that a recomputed node draws the same numbers."""
         seed, counter = self.random_key
         if self.xp is np:
             return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))
@@ -254,7 +255,7 @@ class Op:
     outputs: tuple[str, ...] | Callable[[Params], tuple[str, ...]] = ("output",)
     """Names of all outputs, hidden outputs included."""
     visible_outputs: int | Callable[[Params], int] | None = None
-    """How many of them a user sees (None: all)."""
+    """Number of outputs that a user sees (None: all)."""
     gradient: GradientRule | None = None
     """None: not differentiable (an error unless every incoming gradient is zero)."""
     inplace: tuple[InplacePair, ...] | Callable[[Params], tuple[InplacePair, ...]] = ()
@@ -268,9 +269,9 @@ class Op:
     random: bool = False
     """Draws random numbers: never merged by common-subexpression elimination."""
     needs_training: Callable[[Params], bool] | None = None
-    """Where true, a forward run outside training does not make what the gradient reads."""
+    """Whether a forward run outside training omits values that the gradient reads."""
     loss: bool = False
-    """Its gradient ignores the incoming one (SoftmaxOutput, MakeLoss, …), so no head gradient need be given."""
+    """The gradient ignores the incoming gradient (SoftmaxOutput, MakeLoss, …), so head gradients are optional."""
     backward_of: str | None = None
     """For a backward operator: the forward operator; its output k is the gradient of forward input grad_inputs[k]."""
     grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
@@ -287,7 +288,7 @@ class Op:
             object.__setattr__(self, "workspace", getattr(self.forward, "workspace", None))
 
     def input_names(self, params: Params) -> tuple[str, ...]:
-        """Names of the inputs under these parameters."""
+        """Return the names of the inputs under these parameters."""
         return self.inputs(params) if callable(self.inputs) else self.inputs
 
     def output_names(self, params: Params) -> tuple[str, ...]:
@@ -300,7 +301,7 @@ class Op:
         return len(outputs(params) if callable(outputs) else outputs)
 
     def num_visible_outputs(self, params: Params) -> int:
-        """Number of outputs that a user sees."""
+        """Return the number of outputs that a user sees."""
         visible = self.visible_outputs
         if visible is None:
             return self.num_outputs(params)
@@ -311,11 +312,11 @@ class Op:
         return self.inplace(params) if callable(self.inplace) else self.inplace
 
     def mutated(self, params: Params) -> tuple[int, ...]:
-        """Indices of the inputs that the kernel mutates."""
+        """Return the indices of the inputs that the kernel mutates."""
         return self.aux(params) if callable(self.aux) else self.aux
 
     def ignored(self, params: Params) -> tuple[int, ...]:
-        """Indices of inputs whose values are not read."""
+        """Return the indices of inputs whose values are not read."""
         return self.ignored_inputs(params) if callable(self.ignored_inputs) else self.ignored_inputs
 
     def gradient_inputs(self, params: Params) -> tuple[int, ...]:
@@ -327,5 +328,5 @@ class Op:
         return bool(self.aux) or any(out is not None for out in outputs)
 
     def workspace_bytes(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        """Scratch bytes of one call."""
+        """Return the scratch bytes of one call."""
         return 0 if self.workspace is None else self.workspace(params, inputs, outputs)

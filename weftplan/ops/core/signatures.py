@@ -91,7 +91,7 @@ def signature(op: Op, array: str, extra: Sequence[str]) -> inspect.Signature:
 
 
 def document(op: Op) -> str:
-    """The documentation of an operator, the same for arrays and symbols."""
+    """Return the documentation of an operator, the same for arrays and symbols."""
     lines = [op.doc or f"The operator {op.name}.", ""]
     inputs = usual_inputs(op)
     if inputs is None:
@@ -113,12 +113,12 @@ def document(op: Op) -> str:
 
 
 def _open(hint: str) -> str:
-    """The annotation for type checkers: a text that a program computes is no error where words are expected."""
+    """Return the annotation for type checkers: a text that a program computes is no error where words are expected."""
     return f"{hint} | str" if hint.startswith("Literal[") else hint
 
 
 def stub(name: str, op: Op, array: str, extra: Sequence[str], *, method: bool = False) -> str:
-    """One line of a stub file: the definition of the function, or of the method, whose array is the first input."""
+    """Return a line of a stub file: the definition of the function, or of the method of the first input."""
     parameters = signature(op, array, extra)
     return written(
         name, parameters.replace(parameters=_of_method(parameters) if method else list(parameters.parameters.values()))
@@ -126,7 +126,7 @@ def stub(name: str, op: Op, array: str, extra: Sequence[str], *, method: bool = 
 
 
 def written(name: str, found: inspect.Signature) -> str:
-    """One line of a stub file for a signature."""
+    """Return one line of a stub file for a signature."""
     plain = [
         p.replace(default=... if p.default is not p.empty else p.empty, annotation=Hint(_open(str(p.annotation))))
         if p.annotation is not p.empty
@@ -138,7 +138,7 @@ def written(name: str, found: inspect.Signature) -> str:
 
 
 def _of_method(found: inspect.Signature) -> list[inspect.Parameter]:
-    """The parameters of a method: ``self`` stands for the first input, or comes before any number of them."""
+    """Return the parameters of a method: ``self`` stands for the first input, or comes before any number of them."""
     kept = list(found.parameters.values())
     if kept and kept[0].kind is not _ANY_NUMBER:
         kept = kept[1:]

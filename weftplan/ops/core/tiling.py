@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Grain(NamedTuple):
-    """Sizes of the pieces.
+    """Sizes of blocks and tiles on a type of device.
 
     Attributes:
         block: elements of one block of an elementwise formula, a reduction or a row-wise operator.
@@ -47,7 +47,7 @@ _thread = _Thread()
 
 
 def of(device_type: str) -> Grain:
-    """The sizes for a type of device, such as ``"gpu"``; a simulated device computes on the host.
+    """Return the sizes for a type of device, such as ``"gpu"``; a simulated device computes on the host.
 
     >>> of("cpu") == of("sim") == HOST, of("gpu").block > HOST.block
     (True, True)
@@ -56,12 +56,14 @@ def of(device_type: str) -> Grain:
 
 
 def block() -> int:
-    """Elements of one block for the device that this thread works for."""
+    """Return the number of elements of one block for the device that this thread works for."""
     return _thread.grain.block
 
 
 def share(size: int) -> int:
-    """Elements of one block of an array of ``size`` whose scratch may hold the peak of a small network: a quarter.
+    """Return the elements per block of an array of ``size`` elements if its scratch could raise a small network's peak.
+
+    This is a quarter of the array, between ``Grain.least`` and ``Grain.block``.
 
     >>> share(10_000), share(100_000), share(10**9) == block()
     (4096, 25000, True)
@@ -70,7 +72,7 @@ def share(size: int) -> int:
 
 
 def tile_bytes() -> int:
-    """Bytes of one tile's columns for the device that this thread works for."""
+    """Return the bytes of one tile's columns for the device that this thread works for."""
     return _thread.grain.tile_bytes
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.core.cuda_source import TOTAL, floats, launch, walking, width
+from weftplan.ops.core.cuda_source import TERMS, TOTAL, floats, launch, walking, width
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
@@ -194,7 +194,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     spare = ctx.take((1,), data.dtype) if outputs[0] is None else outputs[0]
     learn = ctx.is_train and not params["use_global_stats"]
     pieces = _pieces(channels, count)
-    walk, threads = (channels, inner, count, pieces), width(-(-count // pieces))
+    walk, threads = (channels, inner, count, pieces), width(-(-count // pieces), terms=TERMS)
     sums = squares = beta
     if learn and pieces > 1:
         sums, squares = (ctx.take((channels * pieces,), acc) for _ in range(2))
@@ -215,7 +215,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     ggrad, bgrad = (ctx.take((channels,), mean.dtype) if out is None else out for out in outputs[1:])
     spare = ctx.take((1,), data.dtype) if outputs[0] is None else outputs[0]
     pieces = _pieces(channels, count)
-    walk, threads = (channels, inner, count, pieces), width(-(-count // pieces))
+    walk, threads = (channels, inner, count, pieces), width(-(-count // pieces), terms=TERMS)
     sums = products = mean
     if pieces > 1:
         sums, products = (ctx.take((channels * pieces,), mean.dtype) for _ in range(2))

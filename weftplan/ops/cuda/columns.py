@@ -76,7 +76,7 @@ extern "C" __global__ void sum_windows(const T* columns, T* image, {_SIZES}, int
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows over images of ``channels`` and spatial extents ``image``, of which ``grid`` says how many there are."""
+    """Windows over images of ``channels`` and spatial extents ``image``; ``grid`` is their number along each axis."""
 
     channels: int
     image: Shape
@@ -108,9 +108,9 @@ class Windows:
     def gather(
         self, xp: Any, image: Any, columns: Any, begin: int, run: int, *, grid: Any = None, joined: bool = False
     ) -> None:
-        """Columns of the windows ``begin`` to ``begin + run`` of each image, and below them those of ``grid``.
+        """Write the columns of windows ``begin`` to ``begin + run`` of each image, and below them those of ``grid``.
 
-        ``columns`` is (images, rows, run), or (rows, images, run) where they are ``joined``; with ``grid`` (images,
+        ``columns`` is (images, rows, run), or (rows, images, run) if they are ``joined``; with ``grid`` (images,
         filters, windows), it has as many rows more.
         """
         images, filters = image.shape[0], 0 if grid is None else grid.shape[1]
@@ -121,8 +121,8 @@ class Windows:
         each(xp, _SOURCE, "gather_windows", images * rows * run, args, T=image.dtype)
 
     def sum_back(self, xp: ModuleType, columns: RawArray, image: RawArray, begin: int, run: int) -> None:
-        """What :meth:`gather` took, added at its places; zeros elsewhere. From the second part of the windows on
-        (``begin`` > 0) it is added to what ``image`` holds."""
+        """Add columns back to the positions that :meth:`gather` read; zeros elsewhere. From the second part of the
+        windows on (``begin`` > 0) this adds to the contents of ``image``."""
         args = (columns, image, *self._numbers(begin, run, self.taps * run, run), np.int32(begin > 0))
         each(xp, _SOURCE, "sum_windows", image.size, args, T=image.dtype)
 

@@ -1,7 +1,7 @@
-"""Convolution and Deconvolution through cuDNN, where it is installed; else they are products by cuBLAS.
+"""Convolution and Deconvolution by cuDNN, if it is installed, else as products by cuBLAS.
 
-The workspace of a plan is what the chosen algorithm, or a tile of the products, asks for. Gradients of image and weight
-share one.
+The planned workspace is that of the chosen algorithm, or of a tile of the products. Gradients of image and weight share
+a workspace.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.core.cuda_source import floats
-from weftplan.ops.core.cuda_tuning import tuning
+from weftplan.ops.core.cuda_tuning import tuning, workspace_limit
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape, aligned
@@ -38,9 +38,9 @@ def _problem(kind: str, params: Params, image: RawArray, weight: RawArray, grid:
 
 
 class _Parts:
-    """What an operator computes: (kind, its image, weight and grid among inputs, then outputs).
+    """Parts of an operator's computation: (kind; positions of its image, weight and grid).
 
-    Positions from 0 on are inputs, ~0, ~1, … are outputs; a part whose output nobody wants is left out.
+    Positions from 0 on are inputs, ~0, ~1, … are outputs; a part with an unwanted output is left out.
     """
 
     def __init__(self, parts: Sequence[tuple[str, int, int, int]], bias: int, *, backward: bool) -> None:
@@ -114,7 +114,7 @@ class _Cudnn(_Parts):
         if data.dtype.name not in ("float16", "float32", "float64"):
             return f"cuDNN has no convolutions of {data.dtype}"
         for problem, _ in self._problems(params, inputs, outputs):
-            found = plan(problem, tuning(params["cudnn_tune"]), params["workspace"] << 20)
+            found = plan(problem, tuning(params["cudnn_tune"]), workspace_limit(params))
             if isinstance(found, str):
                 return found
         return ""
@@ -123,7 +123,7 @@ class _Cudnn(_Parts):
         """Bytes of scratch of the most demanding part."""
         most = 0
         for problem, _ in self._problems(params, inputs, outputs):
-            found = plan(problem, tuning(params["cudnn_tune"]), params["workspace"] << 20)
+            found = plan(problem, tuning(params["cudnn_tune"]), workspace_limit(params))
             most = max(most, found.workspace if isinstance(found, Algorithm) else 0)
         return aligned(most)
 
@@ -132,7 +132,7 @@ class _Cudnn(_Parts):
         xp = ctx.xp
         scratch = ctx.take((ctx.room,), _BYTES) if ctx.room else None
         for problem, arrays in self._problems(params, inputs, outputs):
-            run(xp, problem, params["workspace"] << 20, arrays, scratch)
+            run(xp, problem, workspace_limit(params), arrays, scratch)
         self._with_bias(ctx, params, inputs, outputs)
 
 

@@ -7,7 +7,7 @@ An operator has up to three parts. With the windows of an image as columns (``co
     wgrad   weight = Σ grid · columnsᵀ, over the tiles
 
 and each tile is two launches. A tile is some images, or some windows of one image, so that its columns stay within the
-operator's ``workspace``. Where the kernel is 1x1 the image itself is the columns of the first two.
+operator's ``workspace``. For a 1x1 kernel the image itself is the columns of fprop and dgrad.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from weftplan.ops.core import tiling
 from weftplan.ops.core.cuda_gemm import DTYPES, gemm
+from weftplan.ops.core.cuda_tuning import workspace_limit
 from weftplan.ops.core.schema import DType, Params, Shape, aligned
 from weftplan.ops.cuda.columns import Windows
 from weftplan.ops.nn.convolution import window
@@ -36,7 +37,7 @@ class Part:
         self._weight = (weight[0], self.windows.taps)
         self._groups = params["num_group"]
         self._dtype = dtype
-        self._limit = min(params["workspace"] << 20, tiling.GPU.tile_bytes)
+        self._limit = min(workspace_limit(params), tiling.GPU.tile_bytes)
 
     @property
     def refusal(self) -> str:

@@ -21,7 +21,7 @@ from weftplan.ops.core.cuda_tuning import FASTEST, OFF, Tuning, planned_gpu
 from weftplan.ops.core.schema import Shape
 
 IMAGE, WEIGHT, GRID = 1, 2, 3
-"""What a convolution joins: (batch, channels, …), (filters, channels of a group, …), (batch, filters, …)."""
+"""Shapes of a convolution: (batch, channels, …), (filters, channels of a group, …), (batch, filters, …)."""
 _TARGET = {"fprop": GRID, "dgrad": IMAGE, "wgrad": WEIGHT}
 _DTYPES = {"float16": ("HALF", "FLOAT"), "float32": ("FLOAT", "FLOAT"), "float64": ("DOUBLE", "DOUBLE")}
 """Of the data, and of sums."""
@@ -89,7 +89,7 @@ _fastest_of: dict[tuple[Any, ...], int] = {}
 """By model of GPU, problem, tuning and limit: the index of the plan that was the fastest. GPUs of one model take the
 same, so that they compute the same bits, and are not measured one after the other."""
 _planned: dict[tuple[Problem, int], Tuning] = {}
-"""With which settings a problem was asked for last: what runs obeys the plan, not the settings of now."""
+"""Settings of the last plan of each problem: a run obeys its plan, not the current settings."""
 
 
 def forget() -> None:
@@ -118,10 +118,10 @@ def _handle(xp: Any) -> Any:
 
 
 def plan(problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
-    """The algorithm for a problem with at most ``limit`` bytes of scratch, or why there is none; on the GPU that the
-    node is planned for, else on the current one.
+    """Return the algorithm for a problem with at most ``limit`` bytes of scratch, or the reason why there is none.
 
-    The fastest is not limited where it is wanted whatever it takes.
+    It is chosen on the GPU that the node is planned for, else on the current GPU. If the settings ask for the fastest
+    algorithm, there is no limit.
     """
     try:
         if _absent and "cudnn" not in sys.modules:
@@ -162,7 +162,7 @@ def _find(cudnn: Any, xp: Any, problem: Problem, tuning: Tuning, limit: int) -> 
 
 
 def _graph(cudnn: Any, xp: Any, problem: Problem) -> Any:
-    """The graph of a problem, with its recommended plans, none of which is built."""
+    """Return the graph of a problem, with its recommended plans; none is built."""
     kind, acc = (getattr(cudnn.data_type, name) for name in _DTYPES[problem.dtype])
     graph = cudnn.pygraph(
         name=problem.kind, io_data_type=kind, intermediate_data_type=acc, compute_data_type=acc, handle=_handle(xp)
@@ -263,7 +263,7 @@ def _strides(shape: Shape) -> list[int]:
 def run(xp: Any, problem: Problem, limit: int, arrays: tuple[Any, Any, Any], scratch: Any) -> None:
     """Enqueue a problem with the algorithm of its plan; ``scratch`` is the workspace that was planned, or None.
 
-    Another model of GPU than that for which was planned may want more scratch; it then takes what fits.
+    Another model of GPU than the planned model may need more scratch; an algorithm that fits then replaces it.
 
     Raises:
         DeviceError: there is no algorithm that fits.

@@ -1,10 +1,11 @@
 """Dropout on a GPU: one launch draws the numbers and makes mask and result, with the bits that a host gives the mask.
 
-A kernel is offered to whoever plans for a GPU; it runs on the stream of the thread that calls it.
+Plans for GPUs may choose the kernel; it runs on the calling thread's stream.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from weftplan.ops.cuda.philox import ROUNDS
 _SOURCE = (
     """
 extern "C" __global__ void drop(const T* x, T* y, unsigned char* mask, unsigned long long key0,
-                                unsigned long long key1, float p, A scale, int write, long long count) {
+                                unsigned long long key1, unsigned int limit, A scale, int write, long long count) {
     __shared__ unsigned char kept[2048];
     unsigned int t = threadIdx.x;
     unsigned long long x0 = (unsigned long long)blockIdx.x * 256ull + (unsigned long long)t + 1ull;
@@ -29,8 +30,8 @@ extern "C" __global__ void drop(const T* x, T* y, unsigned char* mask, unsigned 
     ROUNDS
     for (unsigned int k = 0; k < 8; ++k) {
         unsigned long long word = k < 2 ? x0 : (k < 4 ? x1 : (k < 6 ? x2 : x3));
-        word = word >> (k % 2 == 0 ? 0 : 32) & 0xffffffffull;
-        kept[t * 8 + k] = (unsigned char)((float)(word >> 8) * (1.0f / 16777216.0f) >= p ? 1 : 0);
+        unsigned int number = (unsigned int)(word >> (k % 2 == 0 ? 8 : 40)) & 0xffffffu;
+        kept[t * 8 + k] = (unsigned char)(number >= limit ? 1 : 0);
     }
     __syncthreads();
     for (unsigned int k = t; k < 2048; k += 256) {
@@ -73,7 +74,9 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     kept = ctx.take(data.shape, _MASK) if mask is None else mask
     target = ctx.take((1,), data.dtype) if out is None else out
     key = ctx.generator().key
-    args = (data, target, kept, *key, np.float32(params["p"]), _scale(params, data.dtype), np.int32(out is not None))
+    # A number of 24 bits, over 2^24, is at least p: the same for whole numbers, since both sides are exact.
+    limit = np.uint32(math.ceil(float(np.float32(params["p"])) * (1 << 24)))
+    args = (data, target, kept, *key, limit, _scale(params, data.dtype), np.int32(out is not None))
     launch(ctx.xp, _SOURCE, "drop", -(-data.size // _DRAWN), THREADS, (*args, data.size), T=data.dtype)
 
 

@@ -7,8 +7,8 @@ import math
 from weftplan.ops.core.cuda_source import floats
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.rules import take_bytes
-from weftplan.ops.core.schema import Arrays, OpContext, Params
-from weftplan.ops.cuda.segments import add_slices, room
+from weftplan.ops.core.schema import Arrays, OpContext, Params, TensorSpec
+from weftplan.ops.cuda.segments import add_slices, sums_room
 from weftplan.ops.indexing.gather_nd import flat_bytes, flat_places
 
 
@@ -48,13 +48,19 @@ def _gather_nd(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) 
     add_slices(ctx, found, "clip", ograd.reshape(1, found.size, inner), out.reshape(1, rows, inner))
 
 
+def _sums_bytes(places: int, gradient: TensorSpec) -> int:
+    """Scratch of the sums of ``places`` slices of a gradient."""
+    width = math.prod(gradient.shape) // max(1, places)
+    return take_bytes(*sums_room(places, width, gradient.dtype))
+
+
 def _sorting(params: Params, inputs: Specs, outputs: Specs) -> int:
-    return take_bytes(room(math.prod(inputs[1].shape)))
+    return _sums_bytes(math.prod(inputs[1].shape), inputs[0])
 
 
 def _sorting_places(params: Params, inputs: Specs, outputs: Specs) -> int:
     shape = inputs[1].shape
-    return flat_bytes(shape) + take_bytes(room(math.prod(shape[1:])))
+    return flat_bytes(shape) + _sums_bytes(math.prod(shape[1:]), inputs[0])
 
 
 for _name, _kernel, _bytes in (

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.core.cuda_source import TOTAL, WIDE, floats, launch, width
+from weftplan.ops.core.cuda_source import TERMS, TOTAL, WIDE, floats, launch, width
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
@@ -19,7 +19,7 @@ from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
 from weftplan.ops.nn.layer_norm import View, instance_view, layer_view
 
 _SIDE = 32
-"""Elements of gamma of one block, where they lie side by side."""
+"""Contiguous elements of gamma per block."""
 _SOURCE = (
     TOTAL
     + """
@@ -27,14 +27,17 @@ extern "C" __global__ void normalize_rows(const T* x, const T* gamma, const T* b
                                           long long rows, long long size, long long inner, A eps, int by_row,
                                           int write) {
     __shared__ A s[1024];
-    long long row = blockIdx.x / inner;
-    long long base = row * size * inner + blockIdx.x % inner;
+    unsigned int wide = (unsigned int)inner;
+    unsigned int end = (unsigned int)size;
+    unsigned int row = blockIdx.x / wide;
+    unsigned int base = row * end * wide + (blockIdx.x - row * wide);
+    unsigned int own = row % (unsigned int)rows;
     A sum = (A)0;
-    for (long long f = threadIdx.x; f < size; f += blockDim.x) sum += (A)x[base + f * inner];
+    for (unsigned int f = threadIdx.x; f < end; f += blockDim.x) sum += (A)x[base + f * wide];
     A mean = total(s, sum) / (A)size;
     sum = (A)0;
-    for (long long f = threadIdx.x; f < size; f += blockDim.x) {
-        A d = (A)x[base + f * inner] - mean;
+    for (unsigned int f = threadIdx.x; f < end; f += blockDim.x) {
+        A d = (A)x[base + f * wide] - mean;
         sum += d * d;
     }
     A deviation = sqrt(total(s, sum) / (A)size + eps);
@@ -43,9 +46,10 @@ extern "C" __global__ void normalize_rows(const T* x, const T* gamma, const T* b
         std_out[blockIdx.x] = deviation;
     }
     if (write == 0) return;
-    for (long long f = threadIdx.x; f < size; f += blockDim.x) {
-        long long v = by_row == 1 ? row % rows : f;
-        y[base + f * inner] = (T)(((A)x[base + f * inner] - mean) / deviation * (A)gamma[v] + (A)beta[v]);
+    A inverse = (A)1 / deviation;
+    for (unsigned int f = threadIdx.x; f < end; f += blockDim.x) {
+        unsigned int v = by_row == 1 ? own : f;
+        y[base + f * wide] = (T)(((A)x[base + f * wide] - mean) * inverse * (A)gamma[v] + (A)beta[v]);
     }
 }
 
@@ -53,23 +57,26 @@ extern "C" __global__ void normalize_rows_back(const T* dy, const T* x, const T*
                                                const A* std_in, T* dx, long long rows, long long size,
                                                long long inner, int by_row) {
     __shared__ A s[1024];
-    long long row = blockIdx.x / inner;
-    long long base = row * size * inner + blockIdx.x % inner;
+    unsigned int wide = (unsigned int)inner;
+    unsigned int end = (unsigned int)size;
+    unsigned int row = blockIdx.x / wide;
+    unsigned int base = row * end * wide + (blockIdx.x - row * wide);
+    unsigned int own = row % (unsigned int)rows;
     A mean = mean_in[blockIdx.x];
-    A deviation = std_in[blockIdx.x];
+    A inverse = (A)1 / std_in[blockIdx.x];
     A sum = (A)0;
     A slope = (A)0;
-    for (long long f = threadIdx.x; f < size; f += blockDim.x) {
-        A h = (A)dy[base + f * inner] * (A)gamma[by_row == 1 ? row % rows : f];
+    for (unsigned int f = threadIdx.x; f < end; f += blockDim.x) {
+        A h = (A)dy[base + f * wide] * (A)gamma[by_row == 1 ? own : f];
         sum += h;
-        slope += h * (((A)x[base + f * inner] - mean) / deviation);
+        slope += h * (((A)x[base + f * wide] - mean) * inverse);
     }
     sum = total(s, sum) / (A)size;
     slope = total(s, slope) / (A)size;
-    for (long long f = threadIdx.x; f < size; f += blockDim.x) {
-        A h = (A)dy[base + f * inner] * (A)gamma[by_row == 1 ? row % rows : f];
-        A normal = ((A)x[base + f * inner] - mean) / deviation;
-        dx[base + f * inner] = (T)((h - sum - normal * slope) / deviation);
+    for (unsigned int f = threadIdx.x; f < end; f += blockDim.x) {
+        A h = (A)dy[base + f * wide] * (A)gamma[by_row == 1 ? own : f];
+        A normal = ((A)x[base + f * wide] - mean) * inverse;
+        dx[base + f * wide] = (T)((h - sum - normal * slope) * inverse);
     }
 }
 
@@ -81,16 +88,29 @@ extern "C" __global__ void sum_over_rows(const T* dy, const T* x, const A* mean,
     int t = threadIdx.x;
     int line = t / side;
     int lines = blockDim.x / side;
-    long long v = (long long)blockIdx.x * side + t % side;
+    unsigned int v = blockIdx.x * side + t % side;
+    unsigned int wide = (unsigned int)inner;
+    unsigned int pitch = (unsigned int)size;
+    unsigned int outer = line / wide;  // of term o, which is walked through without a division
+    unsigned int column = line - outer * wide;
+    unsigned int outer_step = lines / wide;
+    unsigned int column_step = lines - outer_step * wide;
     A slope = (A)0;
     A sum = (A)0;
-    if (v < size) {
-        for (long long o = line; o < count; o += lines) {
-            long long at = (o / inner * size + v) * inner + o % inner;
-            long long row = by_row == 1 ? o / inner * size + v : o;
+    if (v < pitch) {
+        for (unsigned int o = line; o < (unsigned int)count; o += lines) {
+            unsigned int place = outer * pitch + v;
+            unsigned int at = place * wide + column;
+            unsigned int row = by_row == 1 ? place : o;
             A g = (A)dy[at];
             sum += g;
             slope += g * (((A)x[at] - mean[row]) / deviation[row]);
+            outer += outer_step;
+            column += column_step;
+            if (column >= wide) {
+                column -= wide;
+                ++outer;
+            }
         }
     }
     s[t] = slope;
@@ -127,7 +147,7 @@ def _forward(view: View, *, by_row: bool) -> Any:
             data, gamma, beta, spare, mean, deviation, rows, size, inner, acc.type(params["eps"]),
             _flag(by_row), _flag(outputs[0] is not None),
         )  # fmt: skip
-        launch(ctx.xp, _SOURCE, "normalize_rows", batch * rows * inner, width(size), args, T=data.dtype)
+        launch(ctx.xp, _SOURCE, "normalize_rows", batch * rows * inner, width(size, terms=TERMS), args, T=data.dtype)
 
     return kernel
 
@@ -148,7 +168,7 @@ def _backward(view: View, *, by_row: bool) -> Any:
         if outputs[0] is not None:  # it may be the memory of an input, hence last
             name, blocks = "normalize_rows_back", batch * rows * inner
             last = (ograd, data, gamma, mean, deviation, outputs[0], rows, size, inner, _flag(by_row))
-            launch(ctx.xp, _SOURCE, name, blocks, width(size), last, T=data.dtype)
+            launch(ctx.xp, _SOURCE, name, blocks, width(size, terms=TERMS), last, T=data.dtype)
 
     return kernel
 

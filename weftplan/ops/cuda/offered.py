@@ -10,6 +10,7 @@ import weftplan.ops.cuda.ctc_loss
 import weftplan.ops.cuda.dropout
 import weftplan.ops.cuda.indexing
 import weftplan.ops.cuda.layer_norm
+import weftplan.ops.cuda.pointwise
 import weftplan.ops.cuda.pooling
 import weftplan.ops.cuda.roi_pooling
 import weftplan.ops.cuda.sampling

@@ -1,9 +1,9 @@
 """Random numbers on a GPU: the k-th number of a key is computed from the key and k alone.
 
-So it depends neither on the number of multiprocessors nor on the order in which threads run, nothing has to be set up,
-and uniform numbers have the bits of the host's, where NumPy draws them with the same Philox4x64-10 (Salmon et al.,
-"Parallel random numbers: as easy as 1, 2, 3", 2011). Other distributions are computed from uniform numbers by formulas,
-NumPy's by rejection, so their bits differ from the host's.
+It depends neither on the number of multiprocessors nor on the order of threads, and needs no set-up. Uniform numbers
+have the bits of the host's, because NumPy uses the same Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy
+as 1, 2, 3", 2011). Other distributions are computed from uniform numbers by formulas, NumPy's by rejection, so their
+bits differ from the host's.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class PhiloxGenerator:
         """How many numbers of 32 bits are used up."""
 
     def _fill(self, name: str, out: Any, words: int, *more: object) -> Any:
-        """Fill ``out`` from words of 64 bits, of which it uses up at most so many."""
+        """Fill ``out`` from at most ``words`` words of 64 bits."""
         first = (self._halves + 1) // 2
         self._halves = 2 * (first + words)
         code = _FILL.replace("U(key0", "uniform_double(key0")

@@ -1,22 +1,31 @@
-"""Pooling, forward and backward: one thread for each output, and for each element of the gradient.
+"""Pooling, forward and backward: a thread for some rows of a column of the results, and of the gradient.
 
-An element adds up the gradients of its windows in their order, so nothing is added by atomics. Formulas and ties are
-those of :mod:`weftplan.ops.nn.pooling`; p-norms are left to it.
+Its divisions are made once for these rows. The gradient of a maximum takes two launches: the first finds the largest
+element of each window, the second adds up for each element the gradients of the windows whose largest it is. They are
+added in the order of the windows, so nothing is added by atomics. Formulas and ties are those of
+:mod:`weftplan.ops.nn.pooling`; p-norms are left to it.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from weftplan.ops.core.cuda_source import TOTAL, each, floats, launch, width
+from weftplan.ops.core.cuda_source import TERMS, THREADS, each, floats, launch, width
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
+from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape
-from weftplan.support.array_types import RawArray
 
 _WINDOW = """
+__device__ __noinline__ A share_of(int m) {
+    return (A)(1.0 / (double)m);
+}
+
 __device__ int first_of(int o, int stride, int pad) {
     int begin = o * stride - pad;
     return begin < 0 ? 0 : begin;
@@ -43,135 +52,286 @@ __device__ int span_of(int o, int stride, int pad, int kernel, int extent,
 __device__ int low_of(int i, int stride, int pad, int kernel) {
     int low = i + pad - kernel + 1;  // the first window that reaches element i
     if (low <= 0) return 0;
-    return stride == 1 ? low : (low + stride - 1) / stride;
+    return stride == 1 ? low : (int)((unsigned int)(low + stride - 1) / (unsigned int)stride);
 }
 
 __device__ int high_of(int i, int stride, int pad, int windows) {
-    int high = stride == 1 ? i + pad : (i + pad) / stride;
+    int high = stride == 1 ? i + pad : (int)((unsigned int)(i + pad) / (unsigned int)stride);
     return high < windows - 1 ? high : windows - 1;
 }
 """
 _NAMES = ["d", "h", "w", "od", "oh", "ow", "kd", "kh", "kw", "sd", "sh", "sw", "pd", "ph", "pw"]
-_EXTENTS = f"{', '.join(f'long long {name}_' for name in _NAMES)}, int kind, int padded, T least, long long count"
-_NARROW = " ".join(f"int {name} = (int){name}_;" for name in _NAMES)
+_EXTENTS = f"{', '.join(f'long long {name}_' for name in _NAMES)}, int kind_, int padded_, T least, long long count"
+_NARROW = " ".join(f"int {name} = (int){name}_;" for name in (*_NAMES, "kind", "padded"))
 """Python's numbers are passed as 64 bits; arrays have fewer than 2^31 elements, so 32 do."""
+_ROWS, _STRIP = 4, 8
+"""Neighbouring rows of one column that a thread computes: of the results, and of the gradient."""
+_PLACE = """
+    unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (unsigned int)count) return;
+    NARROW
+    unsigned int strips = (unsigned int)(TALL + SIZE - 1) / SIZEu;
+    unsigned int line = i / (unsigned int)WIDE;
+    int column = (int)(i - line * (unsigned int)WIDE);
+    unsigned int slice = line / strips;
+    int row = (int)(line - slice * strips) * SIZE;
+    unsigned int image = slice / (unsigned int)DEEP;
+    int layer = (int)(slice - image * (unsigned int)DEEP);
+    int end = row + SIZE < TALL ? row + SIZE : TALL;"""
+"""Where a thread works: ``SIZE`` rows of one column in a layer of an image."""
+
+
+def _place(deep: str, tall: str, wide: str, size: int) -> str:
+    text = _PLACE.replace("DEEP", deep).replace("TALL", tall).replace("WIDE", wide).replace("SIZE", str(size))
+    return text.lstrip("\n")
+
+
+_WINDOWS = """
+    int left = first_of(column, sw, pw);
+    int right = end_of(column, sw, pw, kw, w);
+    int front = first_of(layer, sd, pd);
+    int back = end_of(layer, sd, pd, kd, d);
+    const T* pixels = x + image * (unsigned int)(d * h * w);"""
+_MOST_TAPS = 25
+"""Elements of a window whose loops are unrolled."""
+_TAPS = f"""if (kd == 1 && kh * kw <= {_MOST_TAPS} && bottom - top == kh && right - left == kw) {{
+            int corner = (front * h + top) * w + left;
+            #pragma unroll
+            for (int r = 0; r < kh; ++r) {{
+                #pragma unroll
+                for (int q = 0; q < kw; ++q) {{
+                    int at = corner + r * w + q;
+                    TAP
+                }}
+            }}
+        }} else {{
+            for (int z = front; z < back; ++z) {{
+                for (int r = top; r < bottom; ++r) {{
+                    for (int q = left; q < right; ++q) {{
+                        int at = (z * h + r) * w + q;
+                        TAP
+                    }}
+                }}
+            }}
+        }}"""
+"""The elements of a window in their order: of one within the image, and of one at its border."""
+
+
+def _with_taps(code: str) -> str:
+    return re.sub(
+        r"TAPS\((.*?)\)\n(?=        \w)", lambda found: _TAPS.replace("TAP", found[1]) + "\n", code, flags=re.DOTALL
+    )
+
+
+_INSIDE = """    // Rows begin at multiples of STRIP, so within the image each window has the same rows of every strip.
+    int offset = (ph - kh + sh + 64 * sh) / sh - 64;
+    int from_b = row / sh + offset;
+    int windows = (STRIP - 1 + ph) / sh - offset + 1;
+    bool inside = STRIP % sh == 0 && windows <= STRIP + 2 && row + STRIP <= h && from_b >= 0 && from_b + windows <= oh;
+"""
+"""Whether all windows of a strip are there, so that the compiler knows which rows of it each of them has."""
 _SOURCE = (
-    (
+    _with_taps(
         _WINDOW
         + """
-extern "C" __global__ void pool(const T* x, T* y, EXTENTS) {
-    unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (unsigned int)count) return;
-    NARROW
-    int rows = (int)i / ow;
-    int planes = rows / oh;
-    int n = planes / od;
-    int c = (int)i - rows * ow;
-    int b = rows - planes * oh;
-    int a = planes - n * od;
-    const T* plane = x + n * (d * h * w);
-    A sum = (A)0;
-    T most = least;
-    int right = end_of(c, sw, pw, kw, w);
-    int bottom = end_of(b, sh, ph, kh, h);
-    int back = end_of(a, sd, pd, kd, d);
-    for (int z = first_of(a, sd, pd); z < back; ++z) {
-        for (int r = first_of(b, sh, ph); r < bottom; ++r) {
-            for (int q = first_of(c, sw, pw); q < right; ++q) {
-                T value = plane[(z * h + r) * w + q];
-                if (kind == 0) {
-                    if ((A)value > (A)most || isnan((A)value)) most = value;
-                } else {
-                    sum += (A)value;
-                }
-            }
-        }
-    }
-    if (kind == 0) {
-        y[i] = most;
-    } else {
-        if (kind == 1) {
-            int m = span_of(a, sd, pd, kd, d, padded) * span_of(b, sh, ph, kh, h, padded);
-            sum = sum * (A)(1.0 / (double)(m * span_of(c, sw, pw, kw, w, padded)));
-        }
-        y[i] = (T)sum;
+extern "C" __global__ void pool_largest(const T* x, T* y, EXTENTS) {
+OUTPUTS
+WINDOWS
+    for (; row < end; ++row) {
+        int top = first_of(row, sh, ph);
+        int bottom = end_of(row, sh, ph, kh, h);
+        T most = least;
+        TAPS(T value = pixels[at]; if ((A)value > (A)most || isnan((A)value)) most = value;)
+        y[(slice * (unsigned int)oh + (unsigned int)row) * (unsigned int)ow + (unsigned int)column] = most;
     }
 }
 
-__device__ bool is_first(const T* plane, T most, int a, int b, int c, int z, int r,
-                         int q, int h, int w, int kh, int kw, int sd,
-                         int sh, int sw, int pd, int ph, int pw) {
-    int right = end_of(c, sw, pw, kw, w);
-    int bottom = end_of(b, sh, ph, kh, h);
-    for (int u = first_of(a, sd, pd); u <= z; ++u) {
-        for (int v = first_of(b, sh, ph); v < bottom; ++v) {
-            for (int t = first_of(c, sw, pw); t < right; ++t) {
-                if (u == z && v == r && t == q) return true;
-                if ((A)plane[(u * h + v) * w + t] == (A)most) return false;
-            }
+extern "C" __global__ void pool_sum(const T* x, T* y, EXTENTS) {
+OUTPUTS
+WINDOWS
+    int area = span_of(layer, sd, pd, kd, d, padded) * span_of(column, sw, pw, kw, w, padded);
+    int known = 0;
+    A share = (A)1;
+    for (; row < end; ++row) {
+        int top = first_of(row, sh, ph);
+        int bottom = end_of(row, sh, ph, kh, h);
+        A sum = (A)0;
+        TAPS(sum += (A)pixels[at];)
+        int m = kind == 1 ? area * span_of(row, sh, ph, kh, h, padded) : 0;
+        if (m != known) {  // the same for all windows within the image
+            known = m;
+            share = share_of(m);
         }
+        y[(slice * (unsigned int)oh + (unsigned int)row) * (unsigned int)ow + (unsigned int)column] = (T)(sum * share);
     }
-    return true;
 }
 
-extern "C" __global__ void pool_back(const T* dy, const T* x, const T* y, T* dx, EXTENTS) {
-    unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (unsigned int)count) return;
-    NARROW
-    int rows = (int)i / w;
-    int planes = rows / h;
-    int n = planes / d;
-    int q = (int)i - rows * w;
-    int r = rows - planes * h;
-    int z = planes - n * d;
-    const T* plane = x + n * (d * h * w);
-    A mine = kind == 0 ? (A)x[i] : (A)0;
-    A sum = (A)0;
-    int last_a = high_of(z, sd, pd, od);
-    int last_b = high_of(r, sh, ph, oh);
-    int last_c = high_of(q, sw, pw, ow);
-    for (int a = low_of(z, sd, pd, kd); a <= last_a; ++a) {
-        for (int b = low_of(r, sh, ph, kh); b <= last_b; ++b) {
-            for (int c = low_of(q, sw, pw, kw); c <= last_c; ++c) {
-                int o = ((n * od + a) * oh + b) * ow + c;
-                A g = (A)dy[o];
-                if (kind == 0) {
-                    if (mine != (A)y[o]) continue;
-                    if (is_first(plane, y[o], a, b, c, z, r, q, h, w, kh, kw, sd, sh, sw, pd, ph, pw)) sum += g;
-                } else if (kind == 1) {
-                    int m = span_of(a, sd, pd, kd, d, padded) * span_of(b, sh, ph, kh, h, padded);
-                    sum += g * (A)(1.0 / (double)(m * span_of(c, sw, pw, kw, w, padded)));
-                } else {
-                    sum += g;
+extern "C" __global__ void find_largest(const T* x, int* places, EXTENTS) {
+OUTPUTS
+WINDOWS
+    for (; row < end; ++row) {
+        int top = first_of(row, sh, ph);
+        int bottom = end_of(row, sh, ph, kh, h);
+        int place = -1;
+        bool odd = false;
+        A most = (A)least;
+        TAPS(A value = (A)pixels[at]; odd = odd || isnan(value);
+             if (value > most || place < 0) { most = value; place = at; })
+        places[(slice * (unsigned int)oh + (unsigned int)row) * (unsigned int)ow + (unsigned int)column] =
+            odd ? -1 : place;  // no element is equal to a NaN
+    }
+}
+
+extern "C" __global__ void pool_back(const T* dy, const int* places, T* dx, EXTENTS) {
+INPUTS
+    A sums[STRIP];
+    #pragma unroll
+    for (int k = 0; k < STRIP; ++k) sums[k] = (A)0;
+    int begin = (layer * h + row) * w + column;
+    int last_a = high_of(layer, sd, pd, od);
+    int last_b = high_of(end - 1, sh, ph, oh);
+    int low_b = low_of(row, sh, ph, kh);
+    int last_c = high_of(column, sw, pw, ow);
+    int low_c = low_of(column, sw, pw, kw);
+INSIDE
+    for (int a = low_of(layer, sd, pd, kd); a <= last_a; ++a) {
+        unsigned int lines = (image * (unsigned int)od + (unsigned int)a) * (unsigned int)oh;
+        if (inside) {
+            #pragma unroll
+            for (int j = 0; j < windows; ++j) {
+                #pragma unroll 1
+                for (int c = low_c; c <= last_c; ++c) {
+                    unsigned int at = (lines + (unsigned int)(from_b + j)) * (unsigned int)ow + (unsigned int)c;
+                    A g = (A)dy[at];
+                    int far = places[at] - begin;
+                    #pragma unroll
+                    for (int t = 0; t < kh; ++t) {
+                        int k = (offset + j) * sh - ph + t;
+                        if (k >= 0 && k < STRIP && far == k * w) sums[k < 0 || k >= STRIP ? 0 : k] += g;
+                    }
                 }
+            }
+            continue;
+        }
+        for (int b = low_b; b <= last_b; ++b) {
+            unsigned int line_of = (lines + (unsigned int)b) * (unsigned int)ow;
+            #pragma unroll 1
+            for (int c = low_c; c <= last_c; ++c) {
+                A g = (A)dy[line_of + (unsigned int)c];
+                int far = places[line_of + (unsigned int)c] - begin;
+                #pragma unroll
+                for (int k = 0; k < STRIP; ++k)
+                    if (far == k * w) sums[k] += g;
             }
         }
     }
-    dx[i] = (T)sum;
+STORE
+}
+
+extern "C" __global__ void spread_back(const T* dy, T* dx, EXTENTS) {
+INPUTS
+    A sums[STRIP];
+    #pragma unroll
+    for (int k = 0; k < STRIP; ++k) sums[k] = (A)0;
+    int known = 0;
+    A share = (A)1;
+    int low_a = low_of(layer, sd, pd, kd);
+    int last_a = high_of(layer, sd, pd, od);
+    int last_b = high_of(end - 1, sh, ph, oh);
+    int low_b = low_of(row, sh, ph, kh);
+    int last_c = high_of(column, sw, pw, ow);
+    int low_c = low_of(column, sw, pw, kw);
+INSIDE
+    // Windows within the image all have the same share.
+    inside = inside && from_b * sh >= ph && (from_b + windows - 1) * sh - ph + kh <= h;
+    inside = inside && low_c * sw >= pw && last_c * sw - pw + kw <= w;
+    inside = inside && low_a * sd >= pd && last_a * sd - pd + kd <= d;
+    for (int a = low_a; a <= last_a; ++a) {
+        unsigned int lines = (image * (unsigned int)od + (unsigned int)a) * (unsigned int)oh;
+        if (inside) {
+            #pragma unroll
+            for (int j = 0; j < windows; ++j) {
+                #pragma unroll 1
+                for (int c = low_c; c <= last_c; ++c) {
+                    A g = (A)dy[(lines + (unsigned int)(from_b + j)) * (unsigned int)ow + (unsigned int)c];
+                    if (kind == 1) g = g * (A)(1.0 / (double)(kd * kh * kw));
+                    #pragma unroll
+                    for (int t = 0; t < kh; ++t) {
+                        int k = (offset + j) * sh - ph + t;
+                        if (k >= 0 && k < STRIP) sums[k < 0 || k >= STRIP ? 0 : k] += g;
+                    }
+                }
+            }
+            continue;
+        }
+        int depth = span_of(a, sd, pd, kd, d, padded);
+        for (int b = low_b; b <= last_b; ++b) {
+            int area = kind == 1 ? depth * span_of(b, sh, ph, kh, h, padded) : 0;
+            int from = b * sh - ph - row;
+            #pragma unroll 1
+            for (int c = low_c; c <= last_c; ++c) {
+                int m = area * span_of(c, sw, pw, kw, w, padded);
+                if (m != known) {
+                    known = m;
+                    share = share_of(m);
+                }
+                A g = (A)dy[(lines + (unsigned int)b) * (unsigned int)ow + (unsigned int)c] * share;
+                #pragma unroll
+                for (int k = 0; k < STRIP; ++k)
+                    if (k >= from && k < from + kh) sums[k] += g;
+            }
+        }
+    }
+STORE
 }
 """
     )
+    .replace("OUTPUTS\nWINDOWS", _place("od", "oh", "ow", _ROWS) + _WINDOWS)
+    .replace("INPUTS", _place("d", "h", "w", _STRIP))
+    .replace(
+        "STORE",
+        """    unsigned int to = (slice * (unsigned int)h + (unsigned int)row) * (unsigned int)w + (unsigned int)column;
+    #pragma unroll
+    for (int k = 0; k < STRIP; ++k)
+        if (row + k < end) dx[to + (unsigned int)(k * w)] = (T)sums[k];""",
+    )
+    .replace("INSIDE", _INSIDE)
+    .replace("STRIP", str(_STRIP))
     .replace("EXTENTS", _EXTENTS)
     .replace("NARROW", _NARROW)
 )
-_WHOLE = (
-    TOTAL
-    + """
-extern "C" __global__ void pool_whole(const T* x, T* y, long long size, A share) {
-    __shared__ A s[1024];
-    const T* plane = x + (long long)blockIdx.x * size;
+_WHOLE = """
+extern "C" __global__ void pool_whole(const T* x, T* y, long long size, A share, int lanes, long long images) {
+    __shared__ A s[256];
+    unsigned int t = threadIdx.x;
+    unsigned int wide = (unsigned int)lanes;
+    unsigned int lane = t % wide;
+    unsigned int image = blockIdx.x * (256u / wide) + t / wide;
     A sum = (A)0;
-    for (long long i = threadIdx.x; i < size; i += blockDim.x) sum += (A)plane[i];
-    sum = total(s, sum);
-    if (threadIdx.x == 0) y[blockIdx.x] = (T)(sum * share);
+    if (image < (unsigned int)images) {
+        const T* plane = x + image * (unsigned int)size;
+        for (unsigned int i = lane; i < (unsigned int)size; i += wide) sum += (A)plane[i];
+    }
+    s[t] = sum;
+    __syncthreads();
+    for (unsigned int k = wide / 2u; k > 0; k /= 2) {
+        if (lane < k) s[t] = s[t] + s[t + k];
+        __syncthreads();
+    }
+    if (lane == 0 && image < (unsigned int)images) y[image] = (T)(s[t] * share);
 }
 """
-)
+_FEW = 8
+"""Fewest threads that add up an image."""
 _KINDS = {"max": 0, "avg": 1, "sum": 2}
+_INDEX = np.dtype(np.int32)
 
 
-def _words(params: Params, image: Shape, grid: Shape, dtype: DType) -> tuple[RawArray, ...]:
-    """The arguments behind the arrays: two- and one-dimensional images have leading extents of 1."""
+def _words(params: Params, image: Shape, grid: Shape, dtype: DType) -> tuple[str, tuple[Any, ...]]:
+    """Return the source for a call, and the arguments after the arrays.
+
+    Two- and one-dimensional images have leading extents of 1.
+    """
     rank = len(image)
     if params["global_pool"]:
         kernel, stride, pad = image, (1,) * rank, (0,) * rank
@@ -179,9 +339,31 @@ def _words(params: Params, image: Shape, grid: Shape, dtype: DType) -> tuple[Raw
         kernel, stride, pad = params["kernel"], params["stride"] or (1,) * rank, (params["pad"] or (0,) * rank)[:rank]
     rows = [((fill,) * (3 - rank) + tuple(part)) for part, fill in
             ((image, 1), (grid, 1), (kernel, 1), (stride, 1), (pad, 0))]  # fmt: skip
+    extents = [int(n) for row in rows for n in row]
     least = dtype.type(-np.inf)
-    padded = np.int32(params["count_include_pad"] is not False)
-    return (*(int(n) for row in rows for n in row), np.int32(_KINDS[params["pool_type"]]), padded, least)
+    padded = int(params["count_include_pad"] is not False)
+    kind = _KINDS[params["pool_type"]]
+    code = source(tuple(extents[6:]), kind=kind, padded=padded, flat=rank < 3)
+    return code, (*extents, np.int32(kind), np.int32(padded), least)
+
+
+@lru_cache(maxsize=256)
+def source(windows: tuple[int, ...], *, kind: int, padded: int, flat: bool) -> str:
+    """Return the source for windows whose extents, strides, pads and kind are constants, so that nothing divides by
+    them.
+
+    With ``flat`` it also knows that images have no depth.
+    """
+    known = {
+        **dict(zip(_NAMES[6:], windows, strict=True)),
+        "kind": kind,
+        "padded": padded,
+        **({"d": 1, "od": 1} if flat else {}),
+    }
+    text = _SOURCE
+    for name, value in known.items():
+        text = text.replace(f"int {name} = (int){name}_;", f"int {name} = {value};")
+    return text
 
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
@@ -190,17 +372,35 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     size = math.prod(image)
     if params["global_pool"] and params["pool_type"] != "max":
         share = accumulator(data.dtype).type(1.0 / size if params["pool_type"] == "avg" else 1.0)
-        launch(ctx.xp, _WHOLE, "pool_whole", out.size, width(size), (data, out, size, share), T=data.dtype)
+        lanes = width(size, THREADS, terms=TERMS, least=_FEW)
+        args = (data, out, size, share, np.int32(lanes), out.size)
+        launch(ctx.xp, _WHOLE, "pool_whole", -(-out.size * lanes // THREADS), THREADS, args, T=data.dtype)
         return
-    args = (data, out, *_words(params, image, out.shape[2:], data.dtype))
-    each(ctx.xp, _SOURCE, "pool", out.size, args, T=data.dtype)
+    name = "pool_largest" if params["pool_type"] == "max" else "pool_sum"
+    code, words = _words(params, image, out.shape[2:], data.dtype)
+    each(ctx.xp, code, name, _threads(out.shape, _ROWS), (data, out, *words), T=data.dtype)
+
+
+def _threads(shape: Shape, rows: int) -> int:
+    """Return the number of threads for an array; each thread takes ``rows`` neighbouring rows of a column."""
+    *outer, tall, wide = (*shape[:2], 1, shape[2]) if len(shape) == 3 else shape
+    return math.prod(outer) * -(-tall // rows) * wide
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, out = inputs[0], outputs[0]
-    data, output = (inputs[1], inputs[2]) if params["pool_type"] == "max" else (ograd, ograd)
-    args = (ograd, data, output, out, *_words(params, out.shape[2:], ograd.shape[2:], out.dtype))
-    each(ctx.xp, _SOURCE, "pool_back", out.size, args, T=out.dtype)
+    code, words = _words(params, out.shape[2:], ograd.shape[2:], out.dtype)
+    threads = _threads(out.shape, _STRIP)
+    if params["pool_type"] != "max":
+        each(ctx.xp, code, "spread_back", threads, (ograd, out, *words), T=out.dtype)
+        return
+    places = ctx.take(ograd.shape, _INDEX)
+    each(ctx.xp, code, "find_largest", _threads(ograd.shape, _ROWS), (inputs[1], places, *words), T=out.dtype)
+    each(ctx.xp, code, "pool_back", threads, (ograd, places, out, *words), T=out.dtype)
+
+
+def _places_bytes(params: Params, inputs: Specs, outputs: Specs) -> int:
+    return take_bytes((inputs[0].shape, _INDEX)) if params["pool_type"] == "max" else 0
 
 
 def _refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
@@ -211,9 +411,8 @@ def _refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
     return str(floats(0)(params, inputs, outputs))
 
 
-for _name, _kernel in (("Pooling", _forward), ("_backward_Pooling", _backward)):
-    provide(
-        _name,
-        Implementation(name="cuda", kernel=_kernel, workspace=lambda params, inputs, outputs: 0, refusal=_refusal),
-        on="gpu",
-    )
+for _name, _kernel, _bytes in (
+    ("Pooling", _forward, lambda params, inputs, outputs: 0),
+    ("_backward_Pooling", _backward, _places_bytes),
+):
+    provide(_name, Implementation(name="cuda", kernel=_kernel, workspace=_bytes, refusal=_refusal), on="gpu")

@@ -1,4 +1,4 @@
-"""ROIPooling: one thread for each cell; each pixel adds up the gradients of the cells of which it is the maximum.
+"""ROIPooling: one thread for each cell; each pixel adds up the gradients of the cells whose maximum it is.
 
 Regions are read on the device, so that the host waits for nothing. Formulas are those of
 :mod:`weftplan.ops.nn.roi_pooling`; halves are left to it, since the borders of cells are computed in the data's dtype.

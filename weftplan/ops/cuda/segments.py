@@ -1,7 +1,7 @@
-"""Sums of slices by index without atomics: slices are sorted by index, and each index adds up its own in their order.
+"""Sums of slices by index without atomics: slices are sorted by index, and each index sums its slices in order.
 
-Atomic additions of floats come in any order, and so do their rounding errors. Here the pairs (index, position) are
-sorted as whole numbers, of which no two are alike, so the order of additions is that of the positions, as on a CPU.
+The order of atomic additions, and so their rounding, varies from run to run. Here the pairs (index, position) are
+sorted as distinct integers, so the order of additions is that of the positions, as on a CPU.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from types import ModuleType
 import numpy as np
 
 from weftplan.ops.core.cuda_source import each, launch
+from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.schema import DType, OpContext, Shape
 from weftplan.support.array_types import RawArray
 
 KEY = np.dtype(np.uint64)
 TILE = 2048
-"""Keys that one block sorts in shared memory."""
+"""Keys that a block sorts in shared memory."""
 
 SORT = """
 extern "C" __global__ void sort_tile(unsigned long long* keys, long long first, long long tile) {
@@ -77,26 +78,84 @@ extern "C" __global__ void index_keys(const I* index, unsigned long long* keys, 
     keys[i] = key;
 }
 """
+PIECE = 1024
+"""Most terms per thread; a longer sum has a thread for each piece of this many terms."""
 _SUM = """
-extern "C" __global__ void sum_slices(const unsigned long long* keys, const T* source, T* out, long long n,
+__device__ unsigned int start_of(const unsigned long long* keys, unsigned int end, unsigned long long row) {
+    unsigned int low = 0;  // the first of the sorted keys below end that names the row
+    unsigned int high = end;
+    while (low < high) {
+        unsigned int middle = (low + high) / 2;
+        if (keys[middle] >> 32 < row) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+extern "C" __global__ void sum_slices(const unsigned long long* keys, const T* source, T* out, A* parts, long long n,
                                       long long rows, long long inner, long long outer, long long count) {
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    long long place = i / (outer * inner);
-    long long o = i / inner % outer;
-    long long w = i % inner;
+    unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (unsigned int)count) return;
+    unsigned int slice = (unsigned int)(outer * inner);
+    unsigned int wide = (unsigned int)inner;
+    unsigned int size = (unsigned int)n;
+    unsigned int place = i / slice;
+    unsigned int o = (i - place * slice) / wide;
+    unsigned int w = i - place * slice - o * wide;
     unsigned long long row = keys[place] >> 32;
     if (row == 0xffffffffull) return;
-    if (place > 0 && keys[place - 1] >> 32 == row) return;
+    bool first = place == 0 || keys[place - 1] >> 32 != row;
+    if (!first) {
+        if (place < PIECE || keys[place - PIECE] >> 32 != row) return;
+        if ((place - start_of(keys, place, row)) % PIECE != 0) return;
+    }
     A sum = (A)0;
-    for (long long j = place; j < n; ++j) {
+    unsigned int end = place + PIECE < size ? place + PIECE : size;
+    unsigned int j = place;
+    for (; j < end; ++j) {
         unsigned long long key = keys[j];
         if (key >> 32 != row) break;
-        sum += (A)source[(o * n + (long long)(key & 0xffffffffull)) * inner + w];
+        sum += (A)source[((unsigned int)o * size + (unsigned int)(key & 0xffffffffull)) * wide + w];
     }
-    out[(o * rows + (long long)row) * inner + w] = (T)sum;
+    bool more = j < size && j == place + PIECE && keys[j] >> 32 == row;
+    if (first && !more) {
+        out[(o * (unsigned int)rows + (unsigned int)row) * wide + w] = (T)sum;
+    } else {
+        unsigned int slot = place / PIECE + (first ? (size + PIECE - 1) / PIECE : 0u);
+        parts[slot * slice + o * wide + w] = sum;
+    }
 }
-"""
+
+extern "C" __global__ void join_pieces(const unsigned long long* keys, const A* parts, T* out, long long n,
+                                       long long rows, long long inner, long long outer, long long count) {
+    unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (unsigned int)count) return;
+    unsigned int slice = (unsigned int)(outer * inner);
+    unsigned int wide = (unsigned int)inner;
+    unsigned int size = (unsigned int)n;
+    unsigned int slot = i / slice;
+    unsigned int at = i - slot * slice;
+    unsigned int o = at / wide;
+    unsigned int w = at - o * wide;
+    unsigned int next = (slot + 1) * PIECE;
+    if (next >= size) return;
+    unsigned long long row = keys[next] >> 32;
+    if (row == 0xffffffffull) return;
+    unsigned int first = start_of(keys, next, row);  // a sum of several pieces that begins before this place
+    if (first < slot * PIECE || first == next) return;
+    unsigned int place = first + PIECE;
+    if (place >= size || keys[place] >> 32 != row) return;
+    A sum = parts[((size + PIECE - 1) / PIECE + slot) * slice + at];
+    for (; place < size; place += PIECE) {
+        if (keys[place] >> 32 != row) break;
+        sum += parts[place / PIECE * slice + at];
+    }
+    out[(o * (unsigned int)rows + (unsigned int)row) * wide + w] = (T)sum;
+}
+""".replace("PIECE", f"{PIECE}u")
 
 
 def room(count: int) -> tuple[Shape, DType]:
@@ -109,7 +168,7 @@ def room(count: int) -> tuple[Shape, DType]:
 
 
 def sort(xp: ModuleType, keys: RawArray) -> None:
-    """Sort keys, of which no two are alike but those of nobody, in place: Batcher's bitonic sort."""
+    """Sort keys in place by Batcher's bitonic sort; all keys but the padding are distinct."""
     count = keys.size
     tile = min(TILE, count)
     launch(xp, SORT, "sort_tile", count // tile, tile // 2, (keys, 2, tile))
@@ -126,15 +185,28 @@ def sort(xp: ModuleType, keys: RawArray) -> None:
 def add_slices(ctx: OpContext, index: RawArray, mode: str, source: RawArray, out: RawArray) -> None:
     """``out`` (outer, rows, inner) = for each row the sum of the places of ``source`` whose index names it.
 
-    ``source`` is (outer, places, inner). Takes :func:`room` of the places.
+    ``source`` is (outer, places, inner). Takes the specs of :func:`sums_room`. Terms are added in the order of their
+    places, and a sum of more than :data:`PIECE` in pieces of as many, then the pieces in their order. The first is the
+    order of a host, bit by bit; the second has an error of at most (PIECE + terms / PIECE) roundings of the sum of the
+    absolute terms, a host one of as many as there are terms.
     """
     xp = ctx.xp
     outer, rows, inner = out.shape
     index = index.reshape(-1)
-    keys = ctx.take(*room(index.size))
+    keys, parts = (ctx.take(*spec) for spec in sums_room(index.size, outer * inner, out.dtype))
     wrap = int(mode == "wrap")
     each(xp, _INDEX, "index_keys", keys.size, (index, keys, index.size, rows, wrap), I=index.dtype)
     sort(xp, keys)
     out.fill(0)
-    args = (keys, source, out, index.size, rows, inner, outer)
+    extents = (index.size, rows, inner, outer)
+    args = (keys, source, out, parts, *extents)
     each(xp, _SUM, "sum_slices", index.size * outer * inner, args, T=out.dtype)
+    if index.size > PIECE:
+        slots = -(-index.size // PIECE)
+        each(xp, _SUM, "join_pieces", slots * outer * inner, (keys, parts, out, *extents), T=out.dtype)
+
+
+def sums_room(places: int, width: int, dtype: DType) -> list[tuple[Shape, DType]]:
+    """What :func:`add_slices` takes: keys, and the sums of pieces of ``width`` numbers."""
+    pieces = 2 * -(-places // PIECE) if places > PIECE else 0
+    return [room(places), ((max(1, pieces * width),), accumulator(dtype))]

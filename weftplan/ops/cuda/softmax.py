@@ -1,10 +1,10 @@
-"""Softmax and its losses: one block for each row, one thread for each element of a gradient.
+"""Softmax and its losses: one block for each row, one thread for some elements of a gradient.
 
-Where the classes of a row lie apart (``multi_output``, an axis that is not the last), neighbouring threads work on
-neighbouring rows instead, each on one of them alone, so that a warp reads consecutive memory.
+If the classes of a row are not contiguous (``multi_output``, an axis that is not the last), each thread works on a row
+of its own and neighbouring threads on neighbouring rows, so that a warp reads consecutive memory.
 
-The formulas are those of :mod:`weftplan.ops.nn.softmax_core` and :mod:`weftplan.ops.nn.softmax_output`. What is divided
-by the number of valid labels is counted on the device, so that the host waits for nothing.
+The formulas are those of :mod:`weftplan.ops.nn.softmax_core` and :mod:`weftplan.ops.nn.softmax_output`. Valid labels
+are counted on the device, so that the host never waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.core.cuda_source import LARGEST, TOTAL, WIDE, each, floats, launch, width
+from weftplan.ops.core.cuda_source import LARGEST, TERMS, TOTAL, WIDE, each, floats, launch, width
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
@@ -28,34 +28,43 @@ _ROWS = (
     + """
 extern "C" __global__ void softmax_rows(const T* x, T* y, long long classes, long long inner, int logarithm) {
     __shared__ A s[1024];
-    long long base = blockIdx.x / inner * classes * inner + blockIdx.x % inner;
+    unsigned int step = (unsigned int)inner;
+    unsigned int end = (unsigned int)classes;
+    unsigned int outer = blockIdx.x / step;
+    unsigned int base = outer * end * step + (blockIdx.x - outer * step);
     A most = (A)x[base];
-    for (long long c = threadIdx.x; c < classes; c += blockDim.x) most = fmax(most, (A)x[base + c * inner]);
+    for (unsigned int c = threadIdx.x; c < end; c += blockDim.x) most = fmax(most, (A)x[base + c * step]);
     most = largest(s, most);
     A sum = (A)0;
-    for (long long c = threadIdx.x; c < classes; c += blockDim.x) sum += exp((A)x[base + c * inner] - most);
+    #pragma unroll 4
+    for (unsigned int c = threadIdx.x; c < end; c += blockDim.x) sum += exp((A)x[base + c * step] - most);
     sum = total(s, sum);
     A power = log(sum);
-    for (long long c = threadIdx.x; c < classes; c += blockDim.x) {
-        A z = (A)x[base + c * inner] - most;
-        y[base + c * inner] = (T)(logarithm == 1 ? z - power : exp(z) / sum);
+    A share = (A)1 / sum;
+    #pragma unroll 4
+    for (unsigned int c = threadIdx.x; c < end; c += blockDim.x) {
+        A z = (A)x[base + c * step] - most;
+        y[base + c * step] = (T)(logarithm == 1 ? z - power : exp(z) * share);
     }
 }
 
 extern "C" __global__ void softmax_rows_back(const T* dy, const T* y, T* dx, long long classes, long long inner,
                                              int logarithm) {
     __shared__ A s[1024];
-    long long base = blockIdx.x / inner * classes * inner + blockIdx.x % inner;
+    unsigned int step = (unsigned int)inner;
+    unsigned int end = (unsigned int)classes;
+    unsigned int outer = blockIdx.x / step;
+    unsigned int base = outer * end * step + (blockIdx.x - outer * step);
     A sum = (A)0;
-    for (long long c = threadIdx.x; c < classes; c += blockDim.x) {
-        A g = (A)dy[base + c * inner];
-        sum += logarithm == 1 ? g : g * (A)y[base + c * inner];
+    for (unsigned int c = threadIdx.x; c < end; c += blockDim.x) {
+        A g = (A)dy[base + c * step];
+        sum += logarithm == 1 ? g : g * (A)y[base + c * step];
     }
     sum = total(s, sum);
-    for (long long c = threadIdx.x; c < classes; c += blockDim.x) {
-        A g = (A)dy[base + c * inner];
-        A out = (A)y[base + c * inner];
-        dx[base + c * inner] = (T)(logarithm == 1 ? g - exp(out) * sum : (g - sum) * out);
+    for (unsigned int c = threadIdx.x; c < end; c += blockDim.x) {
+        A g = (A)dy[base + c * step];
+        A out = (A)y[base + c * step];
+        dx[base + c * step] = (T)(logarithm == 1 ? g - exp(out) * sum : (g - sum) * out);
     }
 }
 
@@ -72,9 +81,10 @@ extern "C" __global__ void softmax_columns(const T* x, T* y, long long classes, 
     A sum = (A)0;
     for (unsigned int at = begin; at < end; at += step) sum += exp((A)x[at] - most);
     A power = log(sum);
+    A share = (A)1 / sum;
     for (unsigned int at = begin; at < end; at += step) {
         A z = (A)x[at] - most;
-        y[at] = (T)(logarithm == 1 ? z - power : exp(z) / sum);
+        y[at] = (T)(logarithm == 1 ? z - power : exp(z) * share);
     }
 }
 
@@ -100,8 +110,8 @@ extern "C" __global__ void softmax_columns_back(const T* dy, const T* y, T* dx, 
 """
 )
 _APART = 8
-"""From so many elements between the classes of a row on, a thread has a row of its own: a warp then reads whole sectors
-of memory."""
+"""Least distance in elements between the classes of a row at which a thread has a row of its own: a warp then reads
+whole sectors of memory."""
 _LABELS = (
     TOTAL
     + """
@@ -131,17 +141,31 @@ extern "C" __global__ void fill_with(const A* factor, T* out, long long count) {
 extern "C" __global__ void subtract_labels(const T* y, const L* label, const T* dy, const A* factor, T* dx,
                                            long long classes, long long inner, long long ignore, A hit, A rest, A scale,
                                            int ignores, int counted, int weighted, long long count) {
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    long long row = i / (classes * inner) * inner + i % inner;
-    long long mine = (long long)label[row];
-    A g = (A)y[i] - rest;
-    if (mine == i / inner % classes) g -= hit;
-    if (ignores == 1 && mine == ignore) g = (A)0;
+    unsigned int first = (blockIdx.x * blockDim.x + threadIdx.x) * 8u;
+    if (first >= (unsigned int)count) return;
+    unsigned int last = first + 8u < (unsigned int)count ? first + 8u : (unsigned int)count;
+    unsigned int wide = (unsigned int)inner;
+    unsigned int before = first / wide;
+    unsigned int column = first - before * wide;
+    unsigned int outer = before / (unsigned int)classes;
+    unsigned int c = before - outer * (unsigned int)classes;
     A times = counted == 1 ? factor[0] : scale;
-    g = g * times;
-    if (weighted == 1) g = g * (A)dy[i];
-    dx[i] = (T)g;
+    for (unsigned int i = first; i < last; ++i) {  // neighbouring elements: no division but for the first
+        long long mine = (long long)label[outer * wide + column];
+        A g = (A)y[i] - rest;
+        if (mine == (long long)c) g -= hit;
+        if (ignores == 1 && mine == ignore) g = (A)0;
+        g = g * times;
+        if (weighted == 1) g = g * (A)dy[i];
+        dx[i] = (T)g;
+        if (++column == wide) {
+            column = 0u;
+            if (++c == (unsigned int)classes) {
+                c = 0u;
+                ++outer;
+            }
+        }
+    }
 }
 """
 )
@@ -157,7 +181,7 @@ def _run(ctx: OpContext, name: str, arrays: tuple[RawArray, ...], rows: Shape, *
     if inner >= _APART:
         each(ctx.xp, _ROWS, name.replace("rows", "columns"), outer * inner, args, T=arrays[0].dtype)
         return
-    launch(ctx.xp, _ROWS, name, outer * inner, width(classes), args, T=arrays[0].dtype)
+    launch(ctx.xp, _ROWS, name, outer * inner, width(classes, terms=2 * TERMS), args, T=arrays[0].dtype)
 
 
 def _softmax(log: bool) -> Any:
@@ -198,7 +222,7 @@ def _output_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Ar
         acc.type(1.0 - alpha - rest), acc.type(rest), acc.type(scale), _flag(params["use_ignore"]),
         _flag(params["normalization"] == "valid"), _flag(params["out_grad"]),
     )  # fmt: skip
-    each(xp, _LABELS, "subtract_labels", out.size, args, T=out.dtype, L=label.dtype)
+    each(xp, _LABELS, "subtract_labels", out.size, args, lanes=8, T=out.dtype, L=label.dtype)
 
 
 def _make_loss_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:

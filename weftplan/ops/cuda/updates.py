@@ -50,7 +50,7 @@ __device__ A limited(A x, A limit) {
 
 @lru_cache(maxsize=256)
 def source(rule: str, count: int) -> str:
-    """The step of ``count`` weights: block b works on the weight in whose blocks it lies."""
+    """Return the source for the step of ``count`` weights; each weight has a range of blocks."""
     pointers, bodies = [], []
     for k in range(count):
         states = [f"T* {name}{k}" for name in _STATES[rule]]

@@ -21,7 +21,7 @@ from weftplan.support.array_types import RawArray
 
 
 def p_format(name: str, default: str, doc: str) -> Param:
-    """A parameter that says how boxes are given."""
+    """Return a parameter that names the format of boxes."""
     return Param(name, p_enum("corner", "center"), default, doc)
 
 
@@ -38,7 +38,7 @@ def to_corners(xp: ModuleType, boxes: RawArray, form: str, out: RawArray) -> Non
 
 
 def areas(xp: Any, boxes: Any, out: Any, spare: Any) -> None:
-    """``out`` (n,) = the areas of boxes given by corners."""
+    """Compute ``out`` (n,) = the areas of boxes given by corners."""
     xp.subtract(boxes[:, 2], boxes[:, 0], out=out)
     xp.subtract(boxes[:, 3], boxes[:, 1], out=spare)
     xp.maximum(out, 0, out=out)
@@ -47,7 +47,7 @@ def areas(xp: Any, boxes: Any, out: Any, spare: Any) -> None:
 
 
 def overlap_scratch(count: int, dtype: DType) -> list[tuple[Shape, DType]]:
-    """What :func:`overlaps` needs for ``count`` boxes."""
+    """Return the scratch of :func:`overlaps` for ``count`` boxes."""
     return [((count,), dtype), ((count,), dtype)]
 
 

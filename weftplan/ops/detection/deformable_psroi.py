@@ -126,7 +126,7 @@ class _Geometry:
         return shares[0] * self.std, shares[1] * self.std
 
     def points(self, region: _Region, trans: object, one: int) -> list[tuple[Any, Any, Any]]:
-        """(x, y, which are inside) of every sample of all cells for a class, on the host."""
+        """Return (x, y, which are inside) of every sample of all cells for a class, on the host."""
         move_x, move_y = self.moves(trans, region.number, one)
         points = []
         kind = region.left.dtype.type
@@ -141,7 +141,7 @@ class _Geometry:
         return points
 
     def planes(self, image: RawArray, one: int) -> RawArray:
-        """The channels of an image that belong to a class: (channels of the output, groups, height, width)."""
+        """Return the channels of an image that belong to a class: (channels of the output, groups, height, width)."""
         by_channel = image.reshape(self.classes * self.each, -1, *self.extents)
         return by_channel[one * self.each : (one + 1) * self.each]
 
@@ -156,7 +156,7 @@ def _begin(
 
 
 def _on_host(trans: Any) -> Any:
-    """Offsets as an array on the host."""
+    """Return the offsets as an array on the host."""
     return None if trans is None else np.array(trans.tolist(), trans.dtype)
 
 
@@ -253,7 +253,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 def _each(params: Params, trans: Sequence[TensorSpec]) -> int:
-    """Channels of the output for one class."""
+    """Return the number of channels of the output for one class."""
     return int(params["output_dim"]) // (trans[0].shape[1] // 2 if trans else 1)
 
 

@@ -19,7 +19,7 @@ from weftplan.support.array_types import RawArray
 
 
 def _to_centres(xp: ModuleType, boxes: RawArray, out: RawArray) -> None:
-    """``out`` (n, 4) = corners as centre and size; ``out`` may be ``boxes``."""
+    """Convert corners to centre and size; ``out`` (n, 4) may be ``boxes``."""
     for low, high in ((0, 2), (1, 3)):
         xp.subtract(boxes[:, high], boxes[:, low], out=out[:, high])
         xp.multiply(boxes[:, low], 2, out=out[:, low])  # (2 low + size) / 2: exact, and without scratch

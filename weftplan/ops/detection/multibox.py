@@ -132,7 +132,7 @@ def _detection_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
 
 
 def decode(xp: ModuleType, anchors: RawArray, coded: RawArray, variances: Sequence[float], out: RawArray) -> None:
-    """``out`` (n, 4) = corners of the boxes that ``coded`` (n, 4) stands for."""
+    """Decode ``coded`` (n, 4) to the corners of boxes, ``out`` (n, 4)."""
     for low, high in ((0, 2), (1, 3)):
         begin, end = anchors[:, low], anchors[:, high]
         size = end - begin

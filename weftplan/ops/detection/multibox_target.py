@@ -25,7 +25,7 @@ from weftplan.ops.detection.multibox import VARIANCES, check_variances
 from weftplan.support.array_types import RawArray
 
 _LEAST = 1e-6
-"""Least overlap (exclusive) at which a box takes an anchor."""
+"""A box takes an anchor only if their overlap exceeds this."""
 
 _PARAMS = (
     Param("overlap_threshold", p_float, 0.5, "an anchor takes a box that it overlaps by more"),
@@ -64,7 +64,7 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
 
 
 def _scratch(params: Params, anchor: Any, label: Any, *others: Any) -> Room:
-    """Overlaps twice (the second copy is struck out), the best of each anchor, sizes, states, and the rest."""
+    """Return the scratch: two copies of the overlaps, the best of each anchor, sizes, states, and work arrays."""
     anchors, dtype = anchor.shape[1], anchor.dtype
     grid = (label.shape[1], anchors)
     return [
@@ -125,7 +125,7 @@ def _kernel(
 
 
 def _assign(xp: Any, params: Params, grid: Any, struck: Any, best: Any, box: Any, state: Any) -> None:
-    """``state`` = 1 where an anchor has a box, else -1; ``box``: which; ``best``: how much they overlap."""
+    """Compute ``state`` = 1 where an anchor has a box, else -1; ``box``: which; ``best``: how much they overlap."""
     number = len(grid)
     state.fill(-1)
     xp.copyto(struck, grid)
@@ -145,7 +145,7 @@ def _assign(xp: Any, params: Params, grid: Any, struck: Any, best: Any, box: Any
 
 
 def _mine(xp: Any, params: Params, predicted: Any, best: object, state: Any) -> None:
-    """``state`` = 0 of the anchors without a box that the network takes least for background."""
+    """Compute ``state`` = 0 of the anchors without a box that the network takes least for background."""
     positive = int((state == 1).sum())
     wanted = min(int(positive * params["negative_mining_ratio"]), len(state) - positive)
     if not wanted:
@@ -163,7 +163,7 @@ def _mine(xp: Any, params: Params, predicted: Any, best: object, state: Any) -> 
 
 
 def encoded(xp: ModuleType, anchors: RawArray, boxes: RawArray, variances: Sequence[float]) -> Any:
-    """The boxes (n, 4) coded against their anchors."""
+    """Return the boxes (n, 4) coded against their anchors."""
     columns = [None] * 4
     for low, high in ((0, 2), (1, 3)):
         size, box_size = anchors[:, high] - anchors[:, low], boxes[:, high] - boxes[:, low]

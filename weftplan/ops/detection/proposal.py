@@ -38,7 +38,7 @@ _PARAMS = (
 
 
 def anchors_of(params: Params) -> RawArray:
-    """Corners (n, 4) of the anchors of the first pixel, float64 on the host."""
+    """Return the corners (n, 4) of the anchors of the first pixel, float64 on the host."""
     stride = params["feature_stride"]
     centre, area = 0.5 * (stride - 1), stride * stride
     anchors = []

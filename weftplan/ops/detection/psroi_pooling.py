@@ -29,7 +29,7 @@ _PARAMS = (SCALE, CHANNELS, CELLS, Param("group_size", p_int, 0, "Groups of cell
 
 
 def groups_of(name: str, params: Params) -> int:
-    """Groups of cells each way.
+    """Return the number of groups of cells each way.
 
     Raises:
         ParameterError: sizes that are not positive.
@@ -41,7 +41,7 @@ def groups_of(name: str, params: Params) -> int:
 
 
 def pooled_shape(name: str, params: Params, ins: Shapes, outs: Shapes) -> tuple[Shape, Shape, Shape]:
-    """(data, regions, output) of pooling where each group of cells has channels of its own."""
+    """Return (data, regions, output) of pooling where each group of cells has channels of its own."""
     groups, cells = groups_of(name, params), params["pooled_size"]
     planes = params["output_dim"] * groups * groups
     data = merge_shape((0, planes, 0, 0), ins[0], f"{name}: data with output_dim * group_size**2 channels, and given")
@@ -54,7 +54,7 @@ def pooled_shape(name: str, params: Params, ins: Shapes, outs: Shapes) -> tuple[
 
 
 def group_of_cell(cell: int, groups: int, cells: int) -> int:
-    """The group, along one axis, to which a cell belongs.
+    """Return the group, along one axis, to which a cell belongs.
 
     >>> [group_of_cell(cell, 2, 5) for cell in range(5)]
     [0, 0, 0, 1, 1]
@@ -68,7 +68,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def region_dtypes(name: str) -> DTypeRule:
-    """A rule: data, regions, further inputs and the output have one dtype."""
+    """Return a rule: data, regions, further inputs and the output have one dtype."""
 
     def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
         merged = outs[0]
@@ -90,7 +90,7 @@ def _spans(start: object, end: Any, cells: int, extent: int, kind: Any) -> list[
 
 
 def _cells(params: Params, rois: Any, data: Shape) -> Iterator[tuple[int, int, int, int, slice, slice, int]]:
-    """(region, image, cell row, cell column, rows, columns, group) of every cell that has pixels."""
+    """Yield (region, image, cell row, cell column, rows, columns, group) of every cell that has pixels."""
     cells, groups = params["pooled_size"], groups_of("PSROIPooling", params)
     kind = rois.dtype.type
     scale = kind(params["spatial_scale"])
@@ -110,7 +110,7 @@ def _cells(params: Params, rois: Any, data: Shape) -> Iterator[tuple[int, int, i
 
 
 def _by_group(params: Params, image: RawArray) -> RawArray:
-    """An image as (channels of the output, groups, height, width)."""
+    """Return an image as (channels of the output, groups, height, width)."""
     return image.reshape(params["output_dim"], -1, *image.shape[1:])
 
 
@@ -125,7 +125,7 @@ def _forward(xp: Any, p: Params, data: Any, rois: Any, out: Any) -> None:
 
 @kernel
 def _backward(xp: Any, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
-    """Each pixel of a cell gets its share, in the order of the regions; the regions themselves get none."""
+    """Add each cell's gradient to its pixels, in the order of the regions; regions get no gradient."""
     if of_rois is not None:
         of_rois.fill(0)
     if of_data is None:

@@ -37,7 +37,7 @@ class Cells:
         return wide
 
     def place(self, x: RawArray, y: RawArray, inside: RawArray) -> None:
-        """The points of the next sample, from arrays on the host; those that are not ``inside`` give 0."""
+        """Set the points of the next sample from arrays on the host; points that are not ``inside`` give 0."""
         where = np.where(inside, np.stack((x, y)), -2.0)
         self.points[...] = self._xp.asarray(where, dtype=self.points.dtype)
 
@@ -49,5 +49,5 @@ def _room(channels: int, cells: int, image: Shape, dtype: DType) -> list[tuple[S
 
 
 def cells_bytes(channels: int, cells: int, image: Shape, dtype: DType) -> int:
-    """Workspace of :class:`Cells`."""
+    """Return the workspace bytes of :class:`Cells`."""
     return take_bytes(*_room(channels, cells, image, dtype)) + sampler_bytes(channels, cells, accumulator(dtype))

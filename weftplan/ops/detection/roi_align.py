@@ -63,7 +63,7 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _weights(start: float, length: float, cells: int, points: int, extent: int) -> tuple[Any, int]:
-    """The matrix (cells, touched pixels) of one axis, float64 on the host, and the first pixel touched."""
+    """Return the matrix (cells, touched pixels) of one axis, float64 on the host, and the first pixel touched."""
     cell = length / cells
     where = start + cell * (np.arange(cells)[:, None] + (np.arange(points) + 0.5) / points)
     valid = (where >= -1.0) & (where <= extent)
@@ -81,7 +81,8 @@ def _weights(start: float, length: float, cells: int, points: int, extent: int) 
 
 
 def _regions(ctx: Workspace, params: Params, rois: Any, data: Shape, dtype: DType) -> Iterator[tuple[Any, ...]]:
-    """(region, image, rows matrix, its pixels, columns matrix, its pixels) of each region of an image that is there."""
+    """Yield (region, image, rows matrix, its pixels, columns matrix, its pixels) of each region of an image that is
+    there."""
     shift = 0.5 if params["aligned"] else 0.0
     kind = rois.dtype.type
     scale, cells = kind(params["spatial_scale"]), _size(params)

@@ -51,7 +51,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _samples(params: Params, rois: Any, data: Shape) -> Iterator[tuple[int, int, int, Iterator[tuple[Any, Any, Any]]]]:
-    """(region, image, samples of each cell, (x, y, which are inside) of each sample) of every region."""
+    """Yield (region, image, samples of each cell, (x, y, which are inside) of each sample) of every region."""
     kind = accumulator(rois.dtype).type
     scale, size = kind(params["spatial_scale"]), _size(params)
     for region, (image, *numbers) in enumerate(rois.tolist()):
@@ -73,8 +73,8 @@ def _points(
     turn: Any,
     image: Shape,
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """(x, y, which are inside) of one sample of all cells after the other, in the dtype of the region's numbers, as in
-    MXNet 1.9.1: rounding decides about what lies on the border."""
+    """Yield (x, y, which are inside) of one sample of all cells after the other, in the dtype of the region's numbers,
+    as in MXNet 1.9.1: rounding decides about what lies on the border."""
     kind = type(turn)
     cos, sin = np.cos(turn), np.sin(turn)
 
@@ -109,7 +109,7 @@ def _forward(ctx: Workspace, p: Params, data: Any, rois: Any, out: Any) -> None:
 
 @workspace_kernel
 def _backward(ctx: Workspace, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
-    """Each pixel gets its share, in the order of the regions and samples; the regions themselves get none."""
+    """Add each sample's gradient to its pixels, in the order of regions and samples; regions get no gradient."""
     if of_rois is not None:
         of_rois.fill(0)
     if of_data is None:

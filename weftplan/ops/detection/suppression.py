@@ -139,7 +139,7 @@ def _nms(xp: ModuleType, p: Params, data: RawArray, out: RawArray, record: RawAr
 
 
 def _candidates(xp: ModuleType, params: Params, boxes: RawArray) -> Any:
-    """Places of the boxes that take part, the best first."""
+    """Return the places of the boxes that take part, the best first."""
     scores = boxes[:, params["score_index"]]
     valid = scores > params["valid_thresh"]
     if params["id_index"] >= 0:
@@ -150,7 +150,7 @@ def _candidates(xp: ModuleType, params: Params, boxes: RawArray) -> Any:
 
 
 def _converted(xp: ModuleType, boxes: RawArray, before: str, after: str) -> None:
-    """Coordinates from one format to the other, in place."""
+    """Convert coordinates from one format to the other, in place."""
     if before == after or not len(boxes):
         return
     low, high = boxes[:, :2].copy(), boxes[:, 2:].copy()
@@ -162,7 +162,7 @@ def _converted(xp: ModuleType, boxes: RawArray, before: str, after: str) -> None
 
 @kernel
 def _backward_nms(xp: ModuleType, p: Params, ograd: RawArray, record: RawArray, out: RawArray) -> None:
-    """Each box kept gets the gradient of its row; formats do not count, as in MXNet 1.9.1."""
+    """Copy each output row's gradient to its kept box; formats are ignored, as in MXNet 1.9.1."""
     count, width = out.shape[-2:]
     out.fill(0)
     target, g, places = out.reshape(-1, count, width), ograd.reshape(-1, count, width), record.reshape(-1, count)

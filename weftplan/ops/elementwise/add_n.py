@@ -14,13 +14,13 @@ from weftplan.support.array_types import RawArray
 
 
 def numbered_inputs(params: Params) -> tuple[str, ...]:
-    """arg0, arg1, … of operators with num_args inputs."""
+    """Return the input names arg0, arg1, … of an operator with num_args inputs."""
     return numbered("arg", params["num_args"])
 
 
 @lru_cache(maxsize=16)
 def numbered(stem: str, count: int) -> tuple[str, ...]:
-    """``stem0``, ``stem1``, …: kept, since names are asked for again at every look at a node.
+    """Return (``stem0``, ``stem1``, …), cached because every access to a node's names calls this.
 
     >>> numbered("output", 2)
     ('output0', 'output1')
@@ -29,7 +29,7 @@ def numbered(stem: str, count: int) -> tuple[str, ...]:
 
 
 def p_count(value: RawArray) -> int:
-    """A size: an integer of at least 1.
+    """Return a size: an integer of at least 1.
 
     >>> p_count("3")
     3

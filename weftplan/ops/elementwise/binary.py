@@ -43,7 +43,7 @@ from weftplan.ops.elementwise.binary_gradients import (
 from weftplan.support.array_types import RawArray
 
 GRAD_INPLACE = (InplacePair(0, 0), InplacePair(0, 1))
-"""Backward operators of sums and differences: either gradient may take the incoming one."""
+"""Backward operators of sums and differences: either gradient may share the output gradient's memory."""
 PRODUCT_INPLACE = (InplacePair(0, 1),)
 """Backward operators whose left gradient is computed first: the right one may take the incoming gradient."""
 
@@ -66,7 +66,7 @@ class _Division(UfuncKernel):
             divide_integers(ctx.xp, lhs, rhs, out, ctx.take(out.shape, out.dtype))
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The call with everything bound."""
+        """Return the call with all arguments bound."""
         if outputs[0].dtype.kind in "iu":
             return ctx.repeated(partial(self, ctx, params, inputs, outputs))
         return super().prepare(ctx, params, inputs, outputs)

@@ -63,7 +63,7 @@ def _both_sides(
     db: RawArray,
     *scratch: RawArray,
 ) -> None:
-    """The wanted gradients of one block."""
+    """Compute the wanted gradients of one block."""
     if left:
         _apply(sides, sides.lhs, xp, g, a, b, da, scratch)
     if right:
@@ -71,7 +71,7 @@ def _both_sides(
 
 
 def _equal_blocks(sides: Sides, ctx: Workspace, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
-    """What :func:`_both_sides` takes, block by block, for inputs of one shape."""
+    """Yield the arguments of :func:`_both_sides`, block by block, for inputs of one shape."""
     g, a, b = inputs
     da, db = outputs
     spare = g if da is None else da, g if db is None else db
@@ -115,7 +115,7 @@ def _unequal_shapes(sides: Sides, ctx: Workspace, inputs: Arrays, outputs: Array
 
 
 def _part_size(shape: Sequence[int], input_shapes: Sequence[Sequence[int]], rows: int) -> int:
-    """Elements of the buffer for a block's sum: needed when several blocks add to one gradient."""
+    """Return the number of elements of the buffer for a block's sum: needed when several blocks add to one gradient."""
     if rows >= shape[0]:
         return 0
     return max((math.prod(s) for s in input_shapes if s[0] == 1), default=0)
@@ -138,7 +138,8 @@ class _BackwardKernel:
             _both_sides(self.sides, ctx.xp, *block)
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The formulas bound to the views of every block; the whole call for unequal shapes or very many blocks."""
+        """Return a call of the formulas on prepared views of all blocks; for unequal shapes or very many blocks, of the
+        whole kernel."""
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         if inputs[1].shape != inputs[2].shape:
             return whole
@@ -147,12 +148,12 @@ class _BackwardKernel:
 
 
 def backward_kernel(sides: Sides) -> Kernel:
-    """The backward kernel (ograd, lhs, rhs) -> both gradients, for shapes equal or not."""
+    """Return the backward kernel (ograd, lhs, rhs) -> both gradients, for shapes equal or not."""
     return _BackwardKernel(sides)
 
 
 def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
-    """Its workspace."""
+    """Return the function that computes the workspace bytes of the backward kernel."""
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         g, a, b = inputs
@@ -169,7 +170,8 @@ def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], 
 
 
 def sum_backward(sign: int) -> Kernel:
-    """Gradients of lhs + rhs and lhs - rhs: the incoming one, summed to each shape, the right one times ``sign``."""
+    """Return the gradient kernel of lhs + rhs or lhs - rhs: the output gradient summed to each input's shape; the right
+    gradient is multiplied by ``sign``."""
 
     @kernel
     def compute(xp: Any, p: Params, g: Any, left: Any, right: Any) -> None:
@@ -191,22 +193,22 @@ def sum_backward(sign: int) -> Kernel:
 
 
 def mul_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """g · b"""
+    """Compute g · b"""
     xp.multiply(g, b, out=out)
 
 
 def mul_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """g · a"""
+    """Compute g · a"""
     xp.multiply(g, a, out=out)
 
 
 def div_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """g / b"""
+    """Compute g / b"""
     xp.divide(g, b, out=out)
 
 
 def div_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
-    """-g · a / b²"""
+    """Compute -g · a / b²"""
     xp.divide(g, b, out=out)
     xp.multiply(out, a, out=out)
     xp.divide(out, b, out=out)
@@ -214,7 +216,7 @@ def div_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) 
 
 
 def power_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-    """g · b · a^(b - 1)"""
+    """Compute g · b · a^(b - 1)"""
     xp.subtract(b, 1, out=t)
     xp.power(a, t, out=t)
     xp.multiply(t, b, out=t)
@@ -222,7 +224,7 @@ def power_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray
 
 
 def power_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-    """g · a^b · log(a)"""
+    """Compute g · a^b · log(a)"""
     xp.power(a, b, out=t)
     xp.multiply(t, g, out=out)
     xp.log(a, out=t)
@@ -235,7 +237,7 @@ def mod_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, 
 
 
 def mod_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
-    """-g · floor(a / b)"""
+    """Compute -g · floor(a / b)"""
     xp.divide(a, b, out=t)
     xp.floor(t, out=t)
     xp.negative(t, out=t)
@@ -243,7 +245,7 @@ def mod_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, 
 
 
 def masked(compare: str) -> Side:
-    """``g`` where ``compare(a, b)``, else 0."""
+    """Return ``g`` where ``compare(a, b)``, else 0."""
 
     def side(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
         getattr(xp, compare)(a, b, out=t)

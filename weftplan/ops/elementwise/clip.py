@@ -21,7 +21,8 @@ from weftplan.support.array_types import RawArray
 
 
 def saturated(value: float, dtype: DType, nan: float) -> Any:
-    """``value`` as a number of ``dtype``: for integers without its fraction, or their nearest limit; NaN as ``nan``.
+    """Return ``value`` as a number of ``dtype``: for integers without its fraction, or their nearest limit; NaN as
+    ``nan``.
 
     >>> int(saturated(256.0, np.dtype("uint8"), 0.0)), int(saturated(-math.inf, np.dtype("int32"), 0.0))
     (255, -2147483648)

@@ -19,7 +19,7 @@ _END = 6.5
 
 
 def fit(function: Any, low: float, high: float, degree: int) -> tuple[float, ...]:
-    """Chebyshev coefficients of ``function`` on [low, high] by interpolation."""
+    """Return the Chebyshev coefficients of ``function`` on [low, high] by interpolation."""
 
     def stretched(t: Any) -> Any:
         return np.array([function(low + (high - low) * (u + 1.0) / 2.0) for u in t])
@@ -48,7 +48,7 @@ _LARGE = fit(_large, _map(_SPLIT), _map(_END), 20)
 def clenshaw(
     xp: ModuleType, coefficients: tuple[float, ...], t: RawArray, a: RawArray, b: RawArray, c: RawArray
 ) -> RawArray:
-    """The series at ``t`` by Clenshaw's recurrence in the buffers a, b, c; returns the buffer that holds it."""
+    """Return the series at ``t`` by Clenshaw's recurrence in the buffers a, b, c; returns the buffer that holds it."""
     a.fill(0.0)
     b.fill(0.0)
     for coefficient in reversed(coefficients[1:]):

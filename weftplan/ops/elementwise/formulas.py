@@ -1,9 +1,10 @@
 """Formulas of elementwise kernels as data: operations on single elements, recorded from the kernels.
 
 A kernel is called once with a :class:`_Tape` in place of NumPy and with names in place of arrays, and its calls are
-recorded. A formula therefore exists once, as NumPy's kernel; compilers and fusions read it from the recording. Only
-operations that IEEE 754 defines to the last bit can be recorded, so a compiled formula has the bits of NumPy's. All
-others (exp, tanh, integers, mixed dtypes) give None.
+recorded. A formula therefore exists once, as NumPy's kernel; compilers and fusions read it from the recording. By
+default only operations that IEEE 754 defines to the last bit can be recorded, so a compiled formula has the bits of
+NumPy's. All others (exp, tanh, integers, mixed dtypes) give None. A caller that compiles with the same functions as the
+kernel's array module may also ask for :data:`FUNCTIONS`.
 
 The module keeps no state; any thread may call.
 """
@@ -23,6 +24,12 @@ DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 """Those whose formulas can be recorded."""
 TRUTHS = frozenset(("not_equal", "equal", "less", "less_equal", "greater", "greater_equal"))
 """Operations that give truth values."""
+FUNCTIONS = {
+    **dict.fromkeys(("exp", "log", "tanh", "log1p", "expm1", "sin", "cos", "floor", "ceil", "rint", "trunc"), 1),
+    "copysign": 2,
+}
+"""Functions whose bits depend on the library that computes them, with the number of their operands."""
+_LOGIC = {"logical_and": 2, "logical_or": 2, "logical_not": 1}
 
 
 class Operation(NamedTuple):
@@ -85,7 +92,7 @@ class Recorded:
     constants: tuple[float | Number, ...]
 
     def at(self, value: float) -> Recorded:
-        """The same where every :class:`Number` is that of ``value``."""
+        """Return the same where every :class:`Number` is that of ``value``."""
         numbers = [one.at(value) if isinstance(one, Number) else one for one in self.constants]
         return Recorded(self.formula, tuple(numbers))
 
@@ -94,17 +101,27 @@ class _Array:
     """A name for the elements of an array; only its value changes."""
 
     __array_ufunc__ = None
-    __slots__ = ("dtype", "shape", "size", "value")
+    __slots__ = ("_tape", "dtype", "ndim", "shape", "size", "value")
 
-    def __init__(self, dtype: DType, value: int | None = None) -> None:
+    def __init__(self, tape: _Tape, dtype: DType, value: int | None = None) -> None:
+        self._tape = tape
         self.dtype = dtype
         self.shape = (1,)
-        self.size = 1
+        self.size = self.ndim = 1
         self.value = value
 
     def reshape(self, *shape: int) -> _Array:
-        """The same elements."""
+        """Return the same elements."""
         return self
+
+    def fill(self, value: float) -> None:
+        """Every element becomes ``value``."""
+        self._tape.copyto(self, value)
+
+    def __setitem__(self, key: object, source: object) -> None:
+        if key is not ...:
+            raise _CannotRecord("a part of an array")
+        self._tape.copyto(self, source)
 
     def __bool__(self) -> bool:
         raise _CannotRecord("a decision by values")
@@ -113,14 +130,16 @@ class _Array:
 class _Tape:
     """Stands for NumPy: writes down what is asked of it."""
 
-    def __init__(self, dtype: DType, arrays: int) -> None:
+    def __init__(self, dtype: DType, arrays: int, *, functions: bool) -> None:
         self.dtype = dtype
         self.arrays = arrays
+        self._operands = _OPERANDS | FUNCTIONS | {"isnan": 1} if functions else _OPERANDS
+        self._logic = _LOGIC if functions else {}
         self.operations: list[Operation] = []
         self.constants: list[float | Number] = []
 
     def __getattr__(self, name: str) -> Callable[..., _Array]:
-        count = _OPERANDS.get(name)
+        count = self._logic.get(name) or self._operands.get(name)
         if count is None:
             raise _CannotRecord(name)
 
@@ -135,10 +154,16 @@ class _Tape:
         return record
 
     def copyto(self, out: _Array, source: Any, **options: Any) -> None:
-        """``out`` gets the value of ``source``."""
+        """Record a copy of ``source`` to ``out``, with ``where`` only for elements whose mask is true."""
+        mask = options.pop("where", None)
         if options.pop("casting", "same_kind") not in ("same_kind", "unsafe") or options:
             raise _CannotRecord("copyto with options")
-        self._keep(out, self._value(source), of_truths=self._is_truth(source))
+        value = self._value(source)
+        if mask is not None:
+            if not self._logic or not self._is_truth(mask) or self._is_truth(source):
+                raise _CannotRecord("copyto with where")
+            value = self._add("select", (self._value(mask), value, self._value(out)))
+        self._keep(out, value, of_truths=self._is_truth(source))
 
     def clip(self, x: RawArray, low: float, high: float, *, out: _Array) -> _Array:
         """Record NumPy's ``clip``: values between the limits, -0 and NaN stay unchanged."""
@@ -153,14 +178,20 @@ class _Tape:
     def _record(self, name: str, operands: Sequence[Any], out: _Array) -> None:
         if name in ("maximum", "minimum") and not any(type(one) in (int, float) for one in operands[1:]):
             raise _CannotRecord("which zero an extremum of two arrays is")
-        if all(self._is_truth(one) for one in operands):
+        truths = all(self._is_truth(one) for one in operands)
+        if name in self._logic:
+            if not truths:
+                raise _CannotRecord("logic of numbers")
+            self._keep(out, self._add(name, tuple(map(self._value, operands))), of_truths=True)
+            return
+        if truths:
             raise _CannotRecord("arithmetic of truth values")
         values = [self._as_number(one) for one in operands]
         if name == "square":
             name, values = "multiply", values * 2
         elif name == "reciprocal":
             name, values = "divide", [self._value(1.0), *values]
-        self._keep(out, self._add(name, tuple(values)), of_truths=name in TRUTHS)
+        self._keep(out, self._add(name, tuple(values)), of_truths=name in TRUTHS or name == "isnan")
 
     def _as_number(self, operand: object) -> int:
         value = self._value(operand)
@@ -204,32 +235,45 @@ class _Context(OpContext):
     __slots__ = ()
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return _Array(np.dtype(dtype))
+        return _Array(self.xp, np.dtype(dtype))  # type: ignore[arg-type]
 
 
-Call = tuple[Kernel, Params, Sequence[int], Sequence[int]]
-"""A kernel, its parameters, and the numbers of the arrays that it reads and writes."""
+Call = tuple[Kernel, Params, Sequence[int | None], Sequence[int | None]]
+"""A kernel, its parameters, and the numbers of the arrays that it reads and writes; None for an unwanted one."""
 
 
-def recorded(calls: Sequence[Call], arrays: int, dtype: DType, *, given: Sequence[int]) -> Recorded | None:
+def recorded(
+    calls: Sequence[Call],
+    arrays: int,
+    dtype: DType,
+    *,
+    given: Sequence[int],
+    results: Sequence[int] | None = None,
+    functions: bool = False,
+) -> Recorded | None:
     """Record the effect of a sequence of calls on one element; None if a call cannot be recorded.
 
     Args:
+        calls: kernels with their parameters and arrays.
         arrays: number of arrays, all of one shape and of ``dtype``.
-        given: the arrays that are inputs. Only they and the last call's result are live afterwards.
+        dtype: of all arrays.
+        given: the arrays that are inputs.
+        results: the arrays that are live after the calls; by default the inputs and the last call's results.
+        functions: also record :data:`FUNCTIONS`, ``isnan``, logic and choices.
     """
     if dtype not in DTYPES:
         return None
-    tape = _Tape(dtype, arrays)
-    names = [_Array(dtype, number if number in given else None) for number in range(arrays)]
+    tape = _Tape(dtype, arrays, functions=functions)
+    names = [_Array(tape, dtype, number if number in given else None) for number in range(arrays)]
     context = _Context(tape)  # type: ignore[arg-type]
     try:
         for kernel, params, reads, writes in calls:
-            kernel(context, params, [names[i] for i in reads], [names[i] for i in writes])
+            ins, outs = ([None if i is None else names[i] for i in numbers] for numbers in (reads, writes))
+            kernel(context, params, ins, outs)
     except (_CannotRecord, AttributeError, TypeError, IndexError):
         return None
-    kept = {*given, *calls[-1][3]}
-    results = tuple(
+    kept = {*given, *calls[-1][3]} if results is None else set(results)
+    written = tuple(
         (i, name.value) for i, name in enumerate(names) if i in kept and name.value is not None and name.value != i
     )
-    return Recorded(Formula(arrays, tuple(tape.operations), results), tuple(tape.constants))
+    return Recorded(Formula(arrays, tuple(tape.operations), written), tuple(tape.constants))

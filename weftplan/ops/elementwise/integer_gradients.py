@@ -20,8 +20,8 @@ from weftplan.support.array_types import RawArray
 _WIDE = np.dtype(np.float64)
 
 Integers = Literal["slope", "whole", "zero"]
-"""How a formula treats integers: by the slope of :func:`integer_slope`; as it stands, being whole anyway; not at all,
-because the gradient is zero."""
+"""How a formula treats integers: by :func:`apply_slope`; unchanged, because its results are integers anyway; or not at
+all, because the gradient is zero."""
 
 
 def slope_scratch(scratch: Sequence[Kind], dtype: DType, operands: int, integers: Integers = "slope") -> list[DType]:
@@ -42,9 +42,10 @@ def apply_slope(
     room: Sequence[RawArray],
     integers: Integers = "slope",
 ) -> None:
-    """``formula(g, *operands, out, *scratch)`` on floats, its counterpart on integers; ``room``: the scratch of above.
+    """Compute ``formula(g, *operands, out, *scratch)`` on floats, or its integer form.
 
-    ``out`` may be the memory of ``g`` or of an operand, as the formula allows.
+    ``room``: the scratch of :func:`slope_scratch`. ``out`` may share memory with ``g`` or an operand if the formula
+    allows it.
     """
     if is_float(out.dtype) or integers == "whole":
         formula(g, *operands, out, *room)

@@ -56,7 +56,7 @@ Derivative = Callable[..., None]
 
 
 def converted(value: float, dtype: DType) -> Any:
-    """``value`` as a number of ``dtype``: unchanged for floats, else truncated and wrapped like a C cast.
+    """Return ``value`` as a number of ``dtype``: unchanged for floats, else truncated and wrapped like a C cast.
 
     >>> int(converted(2.9, np.dtype("int32"))), int(converted(-1.0, np.dtype("uint8")))
     (2, 255)
@@ -93,7 +93,7 @@ class _ScalarKernel:
             function(*pair, out=out, casting="unsafe")
 
     def prepare(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
-        """The bare call, with the number in the tensor's dtype; for integers the whole call."""
+        """Return a call of the bare ufunc with the number in the tensor's dtype; for integers, of the whole kernel."""
         out, xp = outputs[0], ctx.xp
         if not is_float(out.dtype) or inputs[0].dtype != out.dtype:
             return ctx.repeated(partial(self, ctx, params, inputs, outputs))

@@ -33,14 +33,14 @@ _PSI1 = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
 def _reflected(xp: ModuleType, x: RawArray, z: RawArray, m: RawArray) -> None:
-    """z = x, or 1 - x where x < 1/2."""
+    """Compute z = x, or 1 - x where x < 1/2."""
     xp.subtract(1.0, x, out=z, casting="unsafe")
     xp.greater_equal(x, 0.5, out=m)
     xp.copyto(z, x, where=m)
 
 
 def _series(xp: ModuleType, coefficients: tuple[float, ...], z: RawArray, s: RawArray, t: RawArray) -> None:
-    """s = the polynomial of 1/z² with these coefficients (constant first)."""
+    """Compute s = the polynomial of 1/z² with these coefficients (constant first)."""
     xp.multiply(z, z, out=t)
     xp.divide(1.0, t, out=t)
     s.fill(coefficients[-1])
@@ -50,7 +50,7 @@ def _series(xp: ModuleType, coefficients: tuple[float, ...], z: RawArray, s: Raw
 
 
 def _stirling(xp: ModuleType, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
-    """s = log of gamma at ``z`` shifted up, p = the product of the steps (z >= 1/2; it ends shifted)."""
+    """Compute s = log of gamma at ``z`` shifted up, p = the product of the steps (z >= 1/2; it ends shifted)."""
     p.fill(1.0)
     for _ in range(_STEPS):
         xp.less(z, _STEPS, out=m)
@@ -83,7 +83,7 @@ def _unreflected(xp: ModuleType, x: RawArray, z: RawArray, s: RawArray, m: RawAr
 
 
 def _climb(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, t: RawArray, m: RawArray, *, power: int) -> None:
-    """z = ``x``, reflected and raised by whole steps; p = the sum of 1 / z^power over the steps."""
+    """Compute z = ``x``, reflected and raised by whole steps; p = the sum of 1 / z^power over the steps."""
     _reflected(xp, x, z, m)
     p.fill(0.0)
     for _ in range(_STEPS):
@@ -143,7 +143,7 @@ def _gammaln(
 
 
 def _psi(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
-    """z = the derivative of the logarithm of gamma at ``x``; infinite at its poles, as in MXNet 1.9.1."""
+    """Compute z = the derivative of the logarithm of gamma at ``x``; infinite at its poles, as in MXNet 1.9.1."""
     _climb(xp, x, z, p, t, m, power=1)
     _series(xp, (0.0, *_PSI), z, s, t)
     xp.subtract(s, p, out=s)
@@ -230,7 +230,7 @@ def _gamma_backward(
 
 
 def _psi1(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
-    """z = the derivative of :func:`_psi` at ``x``, which is infinite at the poles."""
+    """Compute z = the derivative of :func:`_psi` at ``x``, which is infinite at the poles."""
     _climb(xp, x, z, p, t, m, power=2)
     _series(xp, (0.0, *_PSI1), z, s, t)
     xp.add(s, 1.0, out=s)
@@ -249,19 +249,19 @@ def _psi1(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t:
 
 
 def _room(xp: ModuleType, x: Any) -> tuple[Any, ...]:
-    """Scratch of the functions above for a few numbers."""
+    """Return the scratch of the functions above for a few numbers."""
     return *(xp.empty(x.shape, _DOUBLE) for _ in range(4)), xp.empty(x.shape, bool)
 
 
 def gammaln_of(xp: ModuleType, x: RawArray) -> Any:
-    """Logarithms of gamma of a few float64 numbers, as a new array."""
+    """Return the logarithms of gamma of a few float64 numbers, as a new array."""
     out = xp.empty(x.shape, _DOUBLE)
     _gammaln(xp, x, out, *_room(xp, x))
     return out
 
 
 def digamma_of(xp: ModuleType, x: RawArray) -> Any:
-    """Derivatives of :func:`gammaln_of`, as a new array."""
+    """Return the derivatives of :func:`gammaln_of`, as a new array."""
     z, *others = _room(xp, x)
     _psi(xp, x, z, *others)
     return z

@@ -28,12 +28,12 @@ Step = Callable[..., None]
 
 
 def _stepwise(step: Step, scratch: tuple[Kind, ...]) -> BlockKernel:
-    """A kernel that runs ``step`` on blocks of its input."""
+    """Return a kernel that runs ``step`` on blocks of its input."""
     return BlockKernel(step, lambda params, dtype: [scratch_dtype(kind, dtype) for kind in scratch])
 
 
 def _derivative(step: Step, scratch: tuple[Kind, ...]) -> BlockKernel:
-    """The kernel of a derivative of (incoming gradient, data or output)."""
+    """Return the kernel of a derivative of (incoming gradient, data or output)."""
 
     def on_slopes(xp: ModuleType, params: Params, g: RawArray, x: RawArray, out: RawArray, *room: RawArray) -> None:
         apply_slope(xp, partial(step, xp, params), g, (x,), out, room)
@@ -242,7 +242,7 @@ def _sigmoid(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray,
 
 
 def relu_step(xp: Any, p: Params, x: Any, out: Any) -> None:
-    """``out`` = max(x, 0) of one block: NaN stays NaN, and -0 becomes 0. ``Activation`` uses it, too."""
+    """Compute ``out`` = max(x, 0) of one block: NaN stays NaN, and -0 becomes 0. ``Activation`` uses it, too."""
     if xp is np and x.size > 4096 and is_float(out.dtype):
         xp.clip(x, 0.0, math.inf, out=out)  # NumPy vectorises this, and a maximum with a scalar not
         xp.add(out, 0.0, out=out)  # -0 passed

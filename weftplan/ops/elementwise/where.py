@@ -42,7 +42,7 @@ def _where_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _integer(dtype: DType) -> DType:
-    """The signed integer dtype of the same size."""
+    """Return the signed integer dtype of the same size."""
     return np.dtype(f"i{dtype.itemsize}")
 
 
@@ -53,7 +53,7 @@ def _bits(xp: Any, condition: object, mask: Any, out: Any) -> None:
 
 
 def _by_row(ctx: Workspace, condition: Any, like: Any) -> Any:
-    """Bits of a condition that has one value for each row of ``like``."""
+    """Return the bits of a condition that has one value for each row of ``like``."""
     bits = ctx.take(condition.shape, _integer(like.dtype))
     _bits(ctx.xp, condition, ctx.take(condition.shape, BOOL), bits)
     return bits.reshape((condition.size,) + (1,) * (like.ndim - 1))

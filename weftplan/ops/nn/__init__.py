@@ -17,6 +17,7 @@ import weftplan.ops.nn.dropout
 import weftplan.ops.nn.embedding
 import weftplan.ops.nn.fully_connected
 import weftplan.ops.nn.group_norm
+import weftplan.ops.nn.kl_sparse
 import weftplan.ops.nn.l2_normalization
 import weftplan.ops.nn.layer_norm
 import weftplan.ops.nn.leaky_relu

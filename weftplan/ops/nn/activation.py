@@ -1,7 +1,7 @@
 """Activation: relu, sigmoid, tanh, softrelu, softsign; every gradient needs the output only.
 
-This file owns the formulas; ``max(x, 0)`` is that of the operator ``relu``. A formula works on one block and is given
-its scratch.
+This file owns the formulas, except that the operator ``relu`` owns ``max(x, 0)``. A formula works on one block; the
+caller provides its scratch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[Sequence[DT
 
 
 def sigmoid_block(xp: ModuleType, x: RawArray, out: RawArray, t: RawArray) -> None:
-    """``out`` = 1 / (1 + exp(-x)) with scratch ``t`` of a float dtype; ``out`` may be ``x``."""
+    """Compute ``out`` = 1 / (1 + exp(-x)) with scratch ``t`` of a float dtype; ``out`` may be ``x``."""
     xp.negative(x, out=t)
     xp.exp(t, out=t)  # infinite for very negative x, whose sigmoid is 0
     xp.add(t, 1.0, out=t)
@@ -51,7 +51,8 @@ def _softsign(xp: ModuleType, x: RawArray, out: RawArray, t: RawArray) -> None:
 
 
 def relu_gradient(xp: ModuleType, g: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
-    """``out`` = the gradient of relu from the incoming one and the output, with a block of truth values as scratch."""
+    """Compute the relu's input gradient ``out`` from the output gradient ``g`` and the output ``y``; ``mask`` is
+    scratch."""
     xp.not_equal(y, 0, out=mask)  # y is never negative; at NaN the incoming gradient must pass
     xp.multiply(g, mask, out=out)
 

@@ -48,7 +48,7 @@ def _part(x: Any, heads: int, parts: int, part: int) -> Any:
 
 
 def _spread(attention: Any, heads: int) -> Any:
-    """Attention as (batch, heads, queries, keys)."""
+    """Return the attention as (batch, heads, queries, keys)."""
     return attention.reshape(-1, heads, *attention.shape[1:])
 
 
@@ -77,9 +77,9 @@ def _batch(name: str, attention: Shape, batch: int, heads: int) -> tuple[int, in
 def _product(
     name: str, parts: Sequence[int], params: Params, sequences: list[Shape], attention: Shape | None
 ) -> tuple[list[Shape], Shape]:
-    """The sequences (queries or output, keys or values; one alone stands for both), and attention, told by each other.
+    """Infer the shapes of the sequences (queries or output, then keys or values, or one for both) and of attention.
 
-    ``parts``: how many tensors each sequence interleaves.
+    ``parts``: number of tensors that each sequence interleaves.
     """
     heads = params["heads"]
     known = merge_shape((0, 0, 0), attention, f"{name}: attention (batch · heads, queries, keys)")
@@ -103,7 +103,7 @@ def _product(
 
 
 def _score_shape(name: str, parts: tuple[int, ...]) -> Any:
-    """Inference of attention from one sequence or two."""
+    """Return the rule that infers the shape of attention from one sequence or two."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         sequences = [_sequence(shape, name, "input") for shape in ins]
@@ -114,7 +114,7 @@ def _score_shape(name: str, parts: tuple[int, ...]) -> Any:
 
 
 def _value_shape(name: str, parts: int, same: bool) -> Any:
-    """Inference of values weighted by attention; ``same``: keys and queries are one sequence."""
+    """Return the shape rule of values weighted by attention; ``same``: keys and queries are one sequence."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         heads = params["heads"]
@@ -134,7 +134,7 @@ def _value_shape(name: str, parts: int, same: bool) -> Any:
 
 
 def _scores(ctx: Workspace, heads: int, queries: Any, keys: Any, out: Any) -> None:
-    """``out`` = scaled products of queries and keys, both (batch, heads, steps, units)."""
+    """Compute ``out`` = scaled products of queries and keys, both (batch, heads, steps, units)."""
     target = _spread(out, heads)
     multiply(ctx.xp, queries, keys.swapaxes(-1, -2), target)
     ctx.xp.multiply(out, 1.0 / math.sqrt(queries.shape[-1]), out=out)
@@ -185,7 +185,7 @@ def _backward_encdec_qk(
 
 
 def _weighted(parts: int) -> Any:
-    """Values, the last of ``parts`` interleaved tensors, weighted by attention."""
+    """Return the kernel that weights values, the last of ``parts`` interleaved tensors, by attention."""
 
     @kernel
     def compute(xp: Any, p: Params, keys_values: object, attention: object, out: Any) -> None:

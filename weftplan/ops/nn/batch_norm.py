@@ -112,14 +112,14 @@ class _Split:
         return self.outer_step, self.channel_step, self.inner
 
     def __iter__(self) -> Iterator[tuple[slice, slice]]:
-        """(outer range, channel range) of each block."""
+        """Yield (outer range, channel range) of each block."""
         for c in range(0, self.channels, self.channel_step):
             channels = slice(c, min(c + self.channel_step, self.channels))
             for o in range(0, self.outer, self.outer_step):
                 yield slice(o, min(o + self.outer_step, self.outer)), channels
 
     def cut(self, buffer: Any, where: tuple[slice, slice]) -> Any:
-        """``buffer`` (of shape :attr:`block`) as a contiguous array of the size of block ``where``."""
+        """Return the start of ``buffer`` (of shape :attr:`block`) as a contiguous array of block ``where``'s size."""
         outer, channels = (part.stop - part.start for part in where)
         return buffer.reshape(-1)[: outer * channels * self.inner].reshape(outer, channels, self.inner)
 
@@ -135,7 +135,7 @@ def _add_up(xp: Any, values: Any, where: tuple[slice, slice], total: Any, part: 
 
 
 def _statistics(xp: Any, split: _Split, data: Any, mean: Any, var: Any, part: object, block: object) -> None:
-    """Mean and biased variance per channel, the variance from centred data."""
+    """Compute the mean and the biased variance per channel, the variance from centred data."""
     if xp is not np and split.outer_step == split.outer and split.channel_step == split.channels:
         xp.mean(data, axis=(0, 2), dtype=mean.dtype, out=mean)  # a launch fewer than a sum and a product
         xp.subtract(data, mean[:, None], out=block)
@@ -316,7 +316,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 def workspace_behind_relu(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    """Scratch of :func:`backward_behind_relu`."""
+    """Return the scratch bytes of :func:`backward_behind_relu`."""
     ograd, data, gamma, beta, *statistics = inputs
     split = _Split(params, data.shape)
     alone = _backward_workspace(params, [ograd, data, gamma, *statistics], outputs)

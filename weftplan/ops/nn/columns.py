@@ -30,7 +30,7 @@ _BACK = (Param("output_size", p_shape, doc="sizes of the image"), *_WINDOW)
 
 
 def window(params: Params, name: str) -> tuple[Shape, Shape, Shape, Shape]:
-    """(kernel, stride, dilate, pad), one number for each axis of the image."""
+    """Return (kernel, stride, dilate, pad), one number for each axis of the image."""
     kernel: Shape = params["kernel"]
     rank = len(kernel)
     if not 1 <= rank <= 3 or min(kernel) < 1:
@@ -58,7 +58,7 @@ def window_counts(params: Params, image: Shape, name: str) -> Shape:
 
 
 def _taps(params: Params, image: Any, columns: Any, counts: Shape, name: str) -> Iterator[tuple[Any, Any]]:
-    """(elements of the image, elements of the columns) that belong together, for each position in the window."""
+    """Yield (elements of the image, elements of the columns) that belong together, for each position in the window."""
     kernel, stride, dilate, pad = window(params, name)
     batch, channels, *sizes = image.shape
     grid = columns.reshape(batch, channels, *kernel, *counts)

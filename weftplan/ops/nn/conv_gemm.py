@@ -16,9 +16,7 @@ import numpy as np
 
 from weftplan.ops.core.products import multiply, stacked_product
 from weftplan.ops.core.schema import Workspace
-from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes, winograd, winograd_of_weight
-from weftplan.ops.nn.winograd import convolve
-from weftplan.ops.nn.winograd_weights import sum_up
+from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes
 from weftplan.support.core_sharing import split_in_rooms
 
 
@@ -40,20 +38,20 @@ class _Buffers:
         return self._image is not None
 
     def columns(self, images: int, rows: int) -> Any:
-        """Columns of a tile: (channels, *kernel, images, rows, *rest)."""
+        """Return the columns of a tile: (channels, *kernel, images, rows, *rest)."""
         geo = self.geo
         shape = (geo.channels, *geo.kernel, images, rows, *geo.rest)
         return self._columns[: math.prod(shape)].reshape(shape)
 
     def grid(self, images: int, rows: int) -> Any:
-        """Window side of a tile, column for column: (filters, images, rows, *rest)."""
+        """Return the buffer of a tile's outputs, one per column: (filters, images, rows, *rest)."""
         geo = self.geo
         shape = (geo.filters, images, rows, *geo.rest)
         assert self._grid is not None
         return self._grid[: math.prod(shape)].reshape(shape)
 
     def image(self, images: int) -> tuple[Any, Any]:
-        """The buffer of the image, flat per channel, and the part of it that is neither padding nor slack."""
+        """Return the buffer of the image, flat per channel, and the part of it that is neither padding nor slack."""
         geo = self.geo
         assert self._image is not None
         flat = self._image[:images]
@@ -69,7 +67,7 @@ class _Buffers:
 
 
 def _windows(geo: Geometry, part: Any) -> Any:
-    """The columns that are windows, of an array (…, rows, *rest)."""
+    """Return the part of an array (…, rows, *rest) whose columns are windows."""
     if geo.rest == geo.grid[1:]:
         return part
     return part[(..., slice(None), *(slice(size) for size in geo.grid[1:]))]
@@ -84,12 +82,12 @@ def _widened(ctx: Workspace, geo: Geometry, weight: Any) -> Any:
 
 
 def _matrices(geo: Geometry, weight: Any) -> Any:
-    """A weight, or its gradient, as a matrix for each group."""
+    """Return a weight, or its gradient, as a matrix for each group."""
     return weight.reshape(geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)
 
 
 def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None], *, weight: bool) -> None:
-    """``work`` on all parts of a pass, each in scratch of its own."""
+    """Call ``work`` on all parts of a pass, each with its own scratch."""
     pieces = parts(geo, weight=weight)
     if len(pieces) == 1:
         work(ctx, pieces[0])
@@ -99,7 +97,7 @@ def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None]
 
 
 def _fill(buffers: _Buffers, data: Any, first: int, last: int, *, padded: bool = False) -> Any:
-    """Images first…last as :func:`_lay_out` wants them: flat copies per channel, or the data itself.
+    """Return the images first…last as :func:`_lay_out` wants them: flat copies per channel, or the data itself.
 
     ``padded``: the buffer holds images of an earlier tile, so what is around them is zero already.
     """
@@ -157,7 +155,7 @@ def _add_back(ctx: Workspace, geo: Geometry, columns: Any, first_row: int, image
 
 
 def correlate(ctx: Workspace, geo: Geometry, data: Any, weight: Any, bias: Any, out: Any) -> None:
-    """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None. Shapes as in Convolution."""
+    """Compute ``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None. Shapes as in Convolution."""
     if geo.pointwise:
         xp = ctx.xp
         size = math.prod(geo.grid)
@@ -166,10 +164,6 @@ def correlate(ctx: Workspace, geo: Geometry, data: Any, weight: Any, bias: Any, 
         stacked_product(xp, kernel, shaped, out.reshape(geo.batch, geo.groups, geo.filters // geo.groups, size))
         if bias is not None:
             xp.add(out, _per_filter(geo, bias), out=out)
-        return
-    fast = winograd(geo, back=False)
-    if fast is not None:
-        convolve(ctx, fast, data, weight, bias, out)
         return
     kernel = _matrices(geo, _widened(ctx, geo, weight))
     _each(
@@ -185,7 +179,7 @@ def _per_filter(geo: Geometry, bias: Any) -> Any:
 
 
 def _correlate(ctx: Workspace, geo: Geometry, data: Any, kernel: object, bias: Any, out: Any) -> None:
-    """:func:`correlate` of one part."""
+    """Compute :func:`correlate` of one part."""
     xp = ctx.xp
     buffers = _Buffers(ctx, geo)
     image = None
@@ -211,7 +205,8 @@ def _correlate(ctx: Workspace, geo: Geometry, data: Any, kernel: object, bias: A
 
 
 def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any) -> None:
-    """Gradients of :func:`correlate` with respect to ``data`` (into ``dgrad``) and ``weight`` (into ``wgrad``).
+    """Compute the gradients of :func:`correlate` with respect to ``data`` (into ``dgrad``) and ``weight`` (into
+    ``wgrad``).
 
     Either target may be None; ``data`` is read for ``wgrad`` only, ``weight`` for ``dgrad`` only.
     """
@@ -226,17 +221,6 @@ def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, d
         shaped = ograd.reshape(geo.batch, geo.groups, geo.filters // geo.groups, size)
         stacked_product(xp, kernel, shaped, dgrad.reshape(geo.batch, geo.groups, geo.channels // geo.groups, size))
         dgrad = None
-    fast = None if dgrad is None else winograd(geo, back=True)
-    sums = None if wgrad is None else winograd_of_weight(geo)
-    if fast is not None or sums is not None:
-        room = ctx.take((geo.backward_nbytes(data=dgrad is not None, weight=wgrad is not None),), np.uint8)
-        if fast is not None:
-            convolve(Workspace(xp, room), fast, ograd, weight, None, dgrad)
-            dgrad = None
-        if sums is not None:
-            sum_up(Workspace(xp, room), sums, data, ograd, wgrad)
-            wgrad = None
-        ctx = Workspace(xp, room)
     if dgrad is None and wgrad is None:
         return
     if dgrad is not None:
@@ -286,8 +270,8 @@ def _adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, 
 
 
 def _multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
-    """``out`` = ``a`` times ``b``, group by group. Of one group alone CuPy takes the transpose of an operand without a
-    copy of it, which it makes for products of several."""
+    """Compute ``out`` = ``a`` times ``b``, group by group. Of one group alone CuPy takes the transpose of an operand
+    without a copy of it, which it makes for products of several."""
     if xp is not np and out.shape[0] == 1:
         multiply(xp, a[0], b[0], out[0])
     else:
@@ -295,7 +279,7 @@ def _multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
 
 
 def _turned(geo: Geometry, buffers: _Buffers, ograd: Any, tile: tuple[int, int, int, int]) -> Any:
-    """The tile of ``ograd`` as (groups, filters, columns), with zeros in the columns that are no window."""
+    """Return the tile of ``ograd`` as (groups, filters, columns), with zeros in the columns that are no window."""
     first, last, top, bottom = tile
     part = ograd[first:last, :, top:bottom]
     if not geo.direct:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,14 +27,13 @@ from weftplan.ops.core import tiling
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.products import FEW, MOST, SHARE, ranges
 from weftplan.ops.core.schema import Shape, aligned
-from weftplan.ops.nn import winograd_sizes
 
 WIDE_FILTERS = 192
 """With more filters per group the products cost more than the copies, and superfluous columns do not pay."""
 
 
 def output_extent(extent: int, kernel: int, stride: int, pad: int, dilate: int) -> int:
-    """Number of windows along one axis.
+    """Return the number of windows along one axis.
 
     >>> output_extent(8, 3, 1, 1, 1), output_extent(8, 3, 2, 0, 1)
     (8, 3)
@@ -103,7 +102,7 @@ class Geometry:
         return math.prod(self.padded) + self.slack
 
     def tiles(self) -> Iterator[tuple[int, int, int, int]]:
-        """First and last image, first and last row of each tile (half-open)."""
+        """Yield the first and last image, first and last row of each tile (half-open)."""
         for n in range(0, self.batch, self.images_per_tile):
             for r in range(0, self.grid[0], self.rows_per_tile):
                 yield n, min(n + self.images_per_tile, self.batch), r, min(r + self.rows_per_tile, self.grid[0])
@@ -112,7 +111,7 @@ class Geometry:
         return aligned(elements * self.acc.itemsize)
 
     def _buffer_nbytes(self) -> int:
-        """The copy of the image, the columns, and the window side of a tile."""
+        """Return the copy of the image, the columns, and the window side of a tile."""
         image = self._nbytes(self.images_per_tile * self.channels * self.channel_size) if self.copies_image else 0
         grid = 0 if self.direct else self._nbytes(self.filters * self.columns_per_tile)
         return image + self._nbytes(self.taps * self.columns_per_tile) + grid
@@ -121,29 +120,22 @@ class Geometry:
         return self._nbytes(self.filters * self.taps // self.groups)
 
     def part_nbytes(self, *, weight: bool) -> int:
-        """Scratch of one part of these sizes, with the gradient of the weight or without."""
+        """Return the scratch bytes of one part of these sizes, with the gradient of the weight or without."""
         sums = self._weight_nbytes() * (1 + (self.acc != self.dtype)) if weight else 0
         return self._buffer_nbytes() + sums
 
     def forward_nbytes(self) -> int:
-        """Scratch of :func:`weftplan.ops.nn.conv_gemm.correlate`."""
+        """Return the scratch bytes of :func:`weftplan.ops.nn.conv_gemm.correlate`."""
         if self.pointwise:
             return 0
-        fast = winograd(self, back=False)
-        if fast is not None:
-            return fast.nbytes
         return self._rooms_nbytes(weight=False) + (self._weight_nbytes() if self.acc != self.dtype else 0)
 
     def backward_nbytes(self, *, data: bool = True, weight: bool = True) -> int:
-        """Scratch of :func:`weftplan.ops.nn.conv_gemm.adjoint` for the gradients of data and weight, or one of them."""
+        """Return the scratch of :func:`weftplan.ops.nn.conv_gemm.adjoint` for the gradients of data and weight, or one
+        of them."""
         turned = self._weight_nbytes() if self.pointwise and data and self.turns else 0
         if self.pointwise and not weight:
             return turned
-        fast, sums = winograd(self, back=True) if data else None, winograd_of_weight(self) if weight else None
-        if fast is not None or sums is not None:
-            of_data = 0 if not data else self._rooms_nbytes(weight=False) if fast is None else fast.nbytes
-            of_weight = 0 if not weight else self._rooms_nbytes(weight=True) if sums is None else sums.weight_nbytes
-            return max(of_data, of_weight)
         widened = self._weight_nbytes() if self.acc != self.dtype and data else 0
         passes = {True, False} if data and weight else {weight}  # a caller may want less than is declared for it
         return max(self._rooms_nbytes(weight=one) for one in passes) + widened + turned
@@ -159,42 +151,6 @@ class Geometry:
         return self.tile_bytes == tiling.GPU.tile_bytes
 
 
-@functools.lru_cache(maxsize=4096)
-def winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
-    """Return the forward pass, or the pass ``back`` to the data, by Winograd's products; None unless they are faster
-    and need little scratch."""
-    pass_ = _winograd(geo, back=back)
-    return pass_ if pass_ is not None and winograd_sizes.fits(pass_, geo._rooms_nbytes(weight=False)) else None
-
-
-@functools.lru_cache(maxsize=4096)
-def winograd_of_weight(geo: Geometry) -> winograd_sizes.Pass | None:
-    """Return the forward pass whose windows the weight's gradient sums by Winograd's products; None unless that is
-    faster and needs little scratch."""
-    pass_ = _winograd(geo, back=False)
-    pass_ = None if pass_ is None else replace(pass_, most_tiles=winograd_sizes.TILES_IN_TRAINING)
-    return pass_ if pass_ is not None and winograd_sizes.weight_fits(pass_, geo._rooms_nbytes(weight=True)) else None
-
-
-def _winograd(geo: Geometry, *, back: bool) -> winograd_sizes.Pass | None:
-    """Return a pass by Winograd's products; None if the geometry does not allow them."""
-    ones = (1,) * len(geo.kernel)
-    if geo.kernel != (3, 3) or geo.stride != ones or geo.dilate != ones or geo.groups > 1 or geo.turns:
-        return None
-    if geo.dtype != np.float32 or any(
-        pad > 2 or grid != image + 2 * pad - 2 for pad, grid, image in zip(geo.pad, geo.grid, geo.image, strict=True)
-    ):
-        return None
-    (height, width), (rows, columns), (above, left) = geo.image, geo.grid, geo.pad
-    image, grid = (height, width), (rows, columns)
-    block = min(geo.workspace << 20, geo.tile_bytes)
-    if back:
-        pad = 2 - above, 2 - left
-        most = winograd_sizes.TILES_IN_TRAINING
-        return winograd_sizes.Pass(geo.batch, geo.filters, geo.channels, grid, image, pad, True, block, most)
-    return winograd_sizes.Pass(geo.batch, geo.channels, geo.filters, image, grid, (above, left), False, block)
-
-
 class Part(NamedTuple):
     """A convolution within another, and where its arrays are in those of the whole."""
 
@@ -207,7 +163,7 @@ class Part(NamedTuple):
 COPY = 32
 """Cost of copying an element of the columns, or of adding it back, in multiplications."""
 LEAST_ROWS = 32
-"""Least rows of the columns in a part of the channels: fewer would not fill a BLAS's tiles."""
+"""Minimum rows of the columns matrix in a part of the channels: fewer would not fill the tiles of BLAS."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -258,7 +214,7 @@ def _size(some: slice) -> int:
 
 
 def _inner(geo: Geometry, **less: int) -> Geometry:
-    """The same windows on fewer images, channels or filters."""
+    """Return the same windows on fewer images, channels or filters."""
     sizes = {"batch": geo.batch, "channels": geo.channels, "filters": geo.filters, "groups": geo.groups, **less}
     return tiled(
         (sizes["batch"], sizes["channels"], *geo.image), sizes["filters"], geo.kernel, geo.stride, geo.dilate, geo.pad,

@@ -30,7 +30,7 @@ LAYOUTS = ("NCW", "NCHW", "NCDHW")
 
 
 def convolution_params(workspace: int, *, no_bias: bool) -> tuple[Param, ...]:
-    """Parameters that Convolution and Deconvolution share."""
+    """Return the parameters that Convolution and Deconvolution share."""
     return (
         Param("kernel", p_shape, doc="Extents of the kernel; their number is the number of spatial axes."),
         Param("num_filter", p_int, doc="Channels of the output."),
@@ -50,7 +50,7 @@ _PARAMS = convolution_params(1024, no_bias=False)
 
 
 def window(params: Params, what: str) -> tuple[Shape, Shape, Shape, Shape]:
-    """Kernel, stride, dilate and pad with their defaults filled in.
+    """Return the kernel, stride, dilate and pad with their defaults filled in.
 
     Raises:
         ParameterError: a length or value that makes no convolution, or a layout with channels last.
@@ -66,7 +66,7 @@ def _window(
     what: str, kernel: Shape, stride: Shape, dilate: Shape, pad: Shape, layout: str | None, filters: int, groups: int,
     workspace: int,
 ) -> tuple[Shape, Shape, Shape, Shape]:  # fmt: skip
-    """:func:`window` of these parameters; a bind asks some ten times for each layer."""
+    """Return :func:`window` of these parameters, cached: a bind calls it some ten times per layer."""
     rank = len(kernel)
     if not 1 <= rank <= 3 or min(kernel) < 1:
         raise ParameterError(f"{what}: kernel={kernel}: expected one to three positive extents")
@@ -86,7 +86,7 @@ def _window(
 
 
 def check_channels(channels: int, groups: int, data: Shape, what: str) -> None:
-    """ShapeError unless the channels of ``data`` divide into ``groups`` (0: not known yet)."""
+    """Raise ShapeError unless the channels of ``data`` (0: unknown) divide into ``groups``."""
     if channels % groups:
         raise ShapeError(f"{what}: data {data} has {channels} channels, not a multiple of num_group={groups}")
 
@@ -96,7 +96,7 @@ def _inputs(params: Params) -> tuple[str, ...]:
 
 
 def convolution_shape(params: Params, ins: Shapes, outs: Shapes, what: str = "Convolution") -> tuple[Shapes, Shapes]:
-    """Shapes of data, weight and bias (unless ``no_bias``), and of the output, as far as they tell each other."""
+    """Infer the shapes of data, weight, bias (unless ``no_bias``) and output from each other."""
     kernel, stride, dilate, pad = window(params, what)
     filters, groups = params["num_filter"], params["num_group"]
     rank = len(kernel)
@@ -136,7 +136,7 @@ def convolution_shape(params: Params, ins: Shapes, outs: Shapes, what: str = "Co
 
 
 def sizes(params: Params, data: TensorSpec, out: Shape) -> Geometry:
-    """The sizes of one call, from the data and the shape of the output (or its gradient)."""
+    """Return the sizes of one call, from the data and the shape of the output (or its gradient)."""
     kernel, stride, dilate, pad = window(params, "Convolution")
     return geometry(
         data.shape,

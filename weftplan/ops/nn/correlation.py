@@ -39,7 +39,7 @@ def _check(params: Params) -> None:
 
 
 def _radius(params: Params) -> int:
-    """Displacements each way."""
+    """Return the number of displacements each way."""
     count: int = params["max_displacement"] // params["stride2"]
     return count
 
@@ -78,13 +78,13 @@ def _padded(params: Params, shape: Shape) -> Shape:
 
 
 def _inner(params: Params, padded: Any, shape: Shape) -> Any:
-    """The map itself within its padding, a view."""
+    """Return the map itself within its padding, a view."""
     pad = params["pad_size"]
     return padded[:, pad : pad + shape[2], pad : pad + shape[3]]
 
 
 def _squares(params: Params, out: Shape, first: object, second: object) -> Iterator[tuple[int, Any, Any]]:
-    """(output channel, pixels of the first map, pixels of the second), once for each pixel of the square."""
+    """Yield (output channel, pixels of the first map, pixels of the second), once for each pixel of the square."""
     radius, reach, step = _radius(params), params["max_displacement"], params["stride1"]
 
     def view(padded: Any, top: int, left: int) -> Any:
@@ -100,7 +100,7 @@ def _squares(params: Params, out: Shape, first: object, second: object) -> Itera
 
 
 def _scratch(params: Params, data1: Any, data2: object, out: Any) -> Room:
-    """Both padded maps of one image, terms of one output channel, and their sum."""
+    """Return both padded maps of one image, terms of one output channel, and their sum."""
     wide, padded, map_shape = accumulator(out.dtype), _padded(params, data1.shape), out.shape[2:]
     shapes = (padded, padded, (data1.shape[1], *map_shape), map_shape, map_shape)
     return [(shape, wide) for shape in shapes]

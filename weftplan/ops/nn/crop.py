@@ -28,7 +28,7 @@ def _inputs(params: Params) -> tuple[str, ...]:
 
 
 def _window(params: Params, data: Shape, size: Shape) -> tuple[slice, slice]:
-    """Rows and columns of ``data`` that a window of ``size`` (height, width) takes."""
+    """Return the rows and columns of ``data`` that a window of ``size`` (height, width) takes."""
     extents = data[2:]
     offset = params["offset"]
     if len(offset) != 2:

@@ -81,7 +81,7 @@ class _Plan(NamedTuple):
     places: Any
     """(batch, places) int64: the channel of each place."""
     cells: Any
-    """(batch, places) int64: the same, counted over all samples."""
+    """(batch, places) int64: index of the place's channel among the channels of all samples."""
     skips: Any
     """(batch, places) bool: whether place i may follow place i - 2."""
     steps: Any
@@ -157,7 +157,8 @@ class _Rows:
         self.active, self.total = taken[8:]
 
     def emit(self, logits: RawArray) -> None:
-        """:attr:`shares` = softmax of ``logits`` (batch, channels); :attr:`emitted` = its logarithm at each place."""
+        """Compute :attr:`shares` = softmax of ``logits`` (batch, channels); :attr:`emitted` = its logarithm at each
+        place."""
         xp = self.xp
         xp.copyto(self.logs, logits)
         xp.max(self.logs, axis=1, keepdims=True, out=self.norm)
@@ -170,7 +171,7 @@ class _Rows:
         gather(xp, self.logs.reshape(-1), self.plan.cells, 0, self.emitted)
 
     def advance(self, source: RawArray, *, ahead: bool) -> None:
-        """:attr:`next` = sums of ``source`` over the places that lead to each: itself, its neighbour, a skip.
+        """Compute :attr:`next` = sums of ``source`` over the places that lead to each: itself, its neighbour, a skip.
 
         ``ahead``: over the places to which each leads.
         """
@@ -187,7 +188,7 @@ class _Rows:
         xp.logaddexp(self.next, self.spare, out=self.next)
 
     def sum_ends(self, row: RawArray) -> None:
-        """:attr:`total` = the sum of ``row`` over the last two places of each sample."""
+        """Compute :attr:`total` = the sum of ``row`` over the last two places of each sample."""
         for item in range(row.shape[0]):
             last = int(self.plan.ends[item])
             here = self.total[item : item + 1]
@@ -196,7 +197,7 @@ class _Rows:
                 self.xp.logaddexp(here, row[item, last - 1 : last], out=here)
 
     def begin_at_ends(self) -> None:
-        """:attr:`row` = certainty at the last two places of each sample."""
+        """Compute :attr:`row` = certainty at the last two places of each sample."""
         self.row.fill(_NEVER)
         for item in range(self.row.shape[0]):
             last = int(self.plan.ends[item])

@@ -31,7 +31,7 @@ def _inputs(params: Params) -> tuple[str, ...]:
 
 
 def _padding(params: Params, extents: Shape) -> tuple[Shape, Shape]:
-    """Padding and adjustment per axis for data of these spatial extents (0: not known)."""
+    """Return the padding and adjustment per axis for data of these spatial extents (0: not known)."""
     kernel, stride, dilate, pad = window(params, "Deconvolution")
     rank = len(kernel)
     target, adj = params["target_shape"], params["adj"] or (0,) * rank
@@ -84,7 +84,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def sizes(params: Params, data: Shape, out: Shape, dtype: DType) -> Geometry:
-    """The convolution that goes from the output back to the data."""
+    """Return the convolution that goes from the output back to the data."""
     kernel, stride, dilate, _ = window(params, "Deconvolution")
     pad, _ = _padding(params, data[2:])
     return geometry(

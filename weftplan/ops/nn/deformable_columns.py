@@ -53,13 +53,16 @@ class Sizes:
 
     @property
     def tile(self) -> int:
-        """Windows that are worked on together."""
+        """Number of windows of a tile."""
         row = self.channels * self.taps * self.acc.itemsize
         return max(1, min(self.windows, tiling.tile_bytes() // row))
 
     def buffers(self, *, back: bool) -> list[tuple[Shape, DType]]:
-        """Points, columns, the window side of a tile, the two widened inputs, and two rows of conditions; for gradients
-        those of columns, points and image as well, sums of the weight's, and a row of the mask's."""
+        """Return the scratch: two rows of conditions, points, columns and outputs of a tile, and two widened inputs.
+
+        With ``back`` also the gradients of columns, points and image, sums of the weight gradient, and a row of the
+        mask gradient.
+        """
         wide = self.acc != self.dtype
         places = self.taps * self.tile
         columns = self.channels * places
@@ -71,7 +74,7 @@ class Sizes:
         return [((places,), BOOL), ((places,), BOOL), *(((size,), self.acc) for size in sizes)]
 
     def nbytes(self, *, back: bool) -> int:
-        """Workspace of one call."""
+        """Return the workspace bytes of one call."""
         places = self.taps * self.tile
         return take_bytes(*self.buffers(back=back)) + sampler_bytes(self.channels // self.moved, places, self.acc)
 
@@ -108,7 +111,7 @@ class Columns:
         return wide
 
     def tiles(self) -> Iterator[tuple[slice, Any, Any]]:
-        """(windows, columns (channels, taps, windows), window side (filters, windows)) of each tile in turn."""
+        """Yield (windows, columns (channels, taps, windows), window side (filters, windows)) of each tile in turn."""
         sizes = self.sizes
         for first in range(0, sizes.windows, sizes.tile):
             count = min(sizes.tile, sizes.windows - first)
@@ -117,7 +120,7 @@ class Columns:
             yield slice(first, first + count), columns, cut(self._grid, sizes.filters, count)
 
     def moved(self, offset: RawArray, where: slice) -> Iterator[tuple[int, slice, Any]]:
-        """(group, its channels, its points (2, taps, windows), x first) of each group in turn."""
+        """Yield (group, its channels, its points (2, taps, windows), x first) of each group in turn."""
         xp, sizes = self.xp, self.sizes
         points = cut(self._points, 2, sizes.taps, where.stop - where.start)
         places, taps = xp.arange(where.start, where.stop), xp.arange(sizes.taps)
@@ -161,7 +164,7 @@ class Columns:
             self.xp.copyto(of_place, 0, where=clamped)
 
     def sample(self, image: RawArray, offset: RawArray, where: slice, columns: RawArray) -> None:
-        """Fill a tile's columns, before any mask."""
+        """Sample a tile's columns from the image, without the mask."""
         for _, channels, points in self.moved(offset, where):
             target = columns[channels]
             self.sampler.forward(image[channels], points.reshape(2, -1), target.reshape(len(target), -1))

@@ -29,10 +29,10 @@ from weftplan.ops.core.schema import (
 from weftplan.support.array_types import RawArray
 
 _INDICES = 4096
-"""Indices that are looked up together."""
+"""Number of indices that are looked up at a time."""
 
 _LONG = 96
-"""Least columns at which one call per row is faster than NumPy's indexed sums: it takes 1.4 of their time at 64 columns
+"""Minimum columns at which a call per row is faster than NumPy's indexed sums: it takes 1.4 of their time at 64 columns
 and a third at 200."""
 
 _PARAMS = (

@@ -34,7 +34,7 @@ def _inputs(params: Params) -> tuple[str, ...]:
 
 
 def _columns(shape: Shape, params: Params) -> int:
-    """Length of a row of the data; 0 when not known."""
+    """Return the length of a row of the data; 0 when not known."""
     if not params["flatten"]:
         return shape[-1]
     return math.prod(shape[1:])
@@ -70,14 +70,14 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _wide_bytes(specs: Sequence[TensorSpec]) -> int:
-    """Scratch for float32 copies of float16 operands."""
+    """Return the scratch bytes for float32 copies of float16 operands."""
     dtype = specs[0].dtype
     acc = accumulator(dtype)
     return 0 if acc == dtype else take_bytes(*((shape, acc) for shape, _ in specs))
 
 
 def _widen(ctx: Workspace, array: Any) -> Any:
-    """``array``, or its float32 copy in workspace when it is float16."""
+    """Return ``array``, or its float32 copy in workspace when it is float16."""
     acc = accumulator(array.dtype)
     if acc == array.dtype:
         return array

@@ -29,7 +29,7 @@ _PARAMS = (
 
 
 def _rows(params: Params, shape: Shape) -> Shape:
-    """The data as (outer, summed, inner)."""
+    """Return the data as (outer, summed, inner)."""
     if params["mode"] == "channel":
         return shape[0], shape[1], math.prod(shape[2:])
     if params["mode"] == "spatial":
@@ -61,7 +61,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _scratch(params: Params, data: Any, *others: Any) -> Room:
-    """Of either direction: a block, and a number for each of its norms."""
+    """Return the scratch of either direction: a block, and a number for each of its norms."""
     rows, acc = _rows(params, data.shape), accumulator(data.dtype)
     step = rows_per_block(rows)
     return [((step, *rows[1:]), acc), ((step, 1, rows[2]), acc)]
@@ -86,7 +86,7 @@ def _forward(xp: Any, p: Params, x: Any, out: Any, norms: Any, square_room: Any,
 
 @kernel(scratch=_scratch)
 def _backward(xp: Any, p: Params, ograd: Any, output: Any, norm: Any, out: Any, term_room: Any, sum_room: Any) -> None:
-    """dgrad = (ograd - output · sum(ograd · output)) / norm."""
+    """Compute dgrad = (ograd - output · sum(ograd · output)) / norm."""
     rows = _rows(p, out.shape)
     ograd, output, target = ograd.reshape(rows), output.reshape(rows), out.reshape(rows)
     norms = norm.reshape(rows[0], 1, rows[2])

@@ -59,7 +59,7 @@ def instance_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
 
 
 def _infer(params: Params, ins: Shapes, outs: Shapes, axis: int, name: str, *, keep: bool) -> tuple[Shapes, Shapes]:
-    """Gamma and beta along ``axis``; the statistics keep it as 1, or (``keep`` False) are (batch, channels)."""
+    """Infer gamma and beta along ``axis``; statistics keep it with extent 1, or with ``keep`` False drop it."""
     data = merge_shape(ins[0], outs[0], f"{name}: data and output")
     vector = merge_shape(ins[1], ins[2], f"{name}: gamma and beta")
     if data is None:
@@ -92,7 +92,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _blocks(view: View, params: Params, data: RawArray) -> Room:
-    """Scratch of either direction: two blocks of the data, and two of its statistics."""
+    """Return the scratch of either direction: two blocks of the data, and two of its statistics."""
     shape, _ = view(params, data.shape)
     step, acc = rows_per_block(shape), accumulator(data.dtype)
     return [((step, *shape[1:]), acc)] * 2 + [((step, shape[1], 1, shape[3]), acc)] * 2

@@ -103,7 +103,7 @@ def _selu(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) ->
 
 
 def _normal_cdf(xp: ModuleType, x: RawArray, out: RawArray, scratch: Sequence[RawArray]) -> None:
-    """``out`` = P(N(0, 1) <= x); scratch: six of out's dtype and a bool."""
+    """Compute ``out`` = P(N(0, 1) <= x); scratch: six of out's dtype and a bool."""
     scaled, t, u, a, b, c, near = scratch
     xp.multiply(x, math.sqrt(0.5), out=scaled)
     erf(xp, scaled, out, t, u, a, b, c, near)
@@ -120,7 +120,7 @@ _FORWARD: dict[str, Callable[..., None]] = {"leaky": _leaky, "elu": _elu, "selu"
 
 
 def _scratch(params: Params, dtype: DType, *, backward: bool = False) -> list[DType]:
-    """Dtypes of the scratch blocks of one pass (prelu and rrelu apart)."""
+    """Return the dtypes of the scratch blocks of one pass (prelu and rrelu apart)."""
     wide = accumulator(dtype)
     if params["act_type"] == "gelu":
         return [wide] * (8 if backward else 7) + [BOOL]
@@ -208,7 +208,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 @context_kernel
 def _random_forward(ctx: OpContext, p: Params, data: RawArray, out: Any, mask: RawArray) -> None:
-    """Slopes drawn in training, their mean otherwise; the mask holds 1 above 0 and the slope elsewhere."""
+    """Compute rrelu, with random slopes in training and their mean otherwise. The mask is 1 above 0, else the slope."""
     xp = ctx.xp
     low, high = p["lower_bound"], p["upper_bound"]
     generator = ctx.generator() if ctx.is_train else None

@@ -45,7 +45,7 @@ _SCALE = (Param("grad_scale", p_float, 1.0, "Factor of the gradient."),)
 
 
 def _label_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """Labels have the data's shape, or the same number of elements per sample: (n,) goes with (n, 1) and back."""
+    """Infer labels of the data's shape; a label with the same elements per sample fits, too: (n,) and (n, 1)."""
     data = merge_shape(ins[0], outs[0], "regression output: data and output")
     label = ins[1]
     if data is None:

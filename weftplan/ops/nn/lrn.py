@@ -57,13 +57,13 @@ def _rows(shape: Shape) -> Shape:
 
 
 def _scratch(params: Params, data: Any, *others: Any) -> Room:
-    """Of either direction: two blocks."""
+    """Return the scratch of either direction: two blocks."""
     rows = _rows(data.shape)
     return [((rows_per_block(rows), *rows[1:]), accumulator(data.dtype))] * 2
 
 
 def _window_sum(xp: ModuleType, values: RawArray, half: int, out: RawArray) -> None:
-    """``out`` = sum of ``values`` over the channels at most ``half`` away."""
+    """Compute ``out`` = sum of ``values`` over the channels at most ``half`` away."""
     xp.copyto(out, values)
     for shift in range(1, min(half, values.shape[1] - 1) + 1):
         xp.add(out[:, shift:], values[:, :-shift], out=out[:, shift:])
@@ -90,7 +90,7 @@ def _forward(xp: Any, p: Params, data: Any, out: Any, norms: Any, square_room: A
 
 @kernel(scratch=_scratch)
 def _backward(xp: Any, p: Params, ograd: Any, data: Any, norms: Any, out: Any, term_room: Any, sum_room: Any) -> None:
-    """dgrad = ograd · norm^-beta - 2·alpha·beta/nsize · data · windowsum(ograd · data · norm^(-beta-1))."""
+    """Compute dgrad = ograd · norm^-beta - 2·alpha·beta/nsize · data · windowsum(ograd · data · norm^(-beta-1))."""
     rows = _rows(out.shape)
     ograd, data, norms, out = (array.reshape(rows) for array in (ograd, data, norms, out))
     for here in row_blocks(rows):

@@ -50,7 +50,7 @@ _PARAMS = (
 
 
 def window(params: Params, rank: int) -> tuple[Shape, Shape, Shape]:
-    """Kernel, stride and pad of ``rank`` spatial axes."""
+    """Return the kernel, stride and pad of ``rank`` spatial axes."""
     kernel: Shape = params["kernel"]
     if len(kernel) != rank or min(kernel) < 1:
         raise ParameterError(f"Pooling: kernel={kernel}: expected {rank} positive extents, one per spatial axis")
@@ -114,13 +114,13 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def grid_of(params: Params, image: Shape, grid: Shape) -> Grid:
-    """The windows of a pooling that is not global."""
+    """Return the windows of a pooling that is not global."""
     kernel, stride, pad = window(params, len(image))
     return make_grid(image, grid, kernel, stride, pad, params["count_include_pad"] is not False)
 
 
 def _planes(image: Shape, total: int) -> int:
-    """Planes (images times channels) that are worked on together, so that they stay in a cache."""
+    """Return the number of planes (images times channels) per block: they fit a cache."""
     return min(total, max(1, tiling.block() // max(1, math.prod(image))))
 
 
@@ -129,14 +129,14 @@ _FEW_BLOCKS = 8
 
 
 def _parts(image: Shape, total: int) -> int:
-    """Parts of ``total`` planes that cores may share, each with its own scratch; 1 on a GPU."""
+    """Return the number of parts of ``total`` planes that cores may share, each with its own scratch; 1 on a GPU."""
     if tiling.block() != tiling.HOST.block:
         return 1
     return max(1, min(MOST, -(-total // _planes(image, total)) // _FEW_BLOCKS))
 
 
 def _each_block(image: Shape, total: int, work: Callable[[int, int, int], None]) -> None:
-    """``work(first, last, room)`` for blocks of planes, where no two threads are in one of the rooms of scratch."""
+    """Call ``work(first, last, room)`` for blocks of planes; no two threads use one scratch room at the same time."""
     step, parts = _planes(image, total), _parts(image, total)
     each = -(-total // (step * parts)) * step
 
@@ -149,7 +149,7 @@ def _each_block(image: Shape, total: int, work: Callable[[int, int, int], None])
 
 
 def _flat(array: Any) -> Any:
-    """(batch, channels, *spatial) as (planes, *spatial)."""
+    """Return (batch, channels, *spatial) as (planes, *spatial)."""
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
@@ -282,7 +282,7 @@ def _global_max_backward(ctx: Workspace, ograd: RawArray, data: RawArray, dgrad:
 
 
 def _keeps(params: Params) -> bool:
-    """True when the backward pass needs data and output."""
+    """Return whether the backward pass needs data and output."""
     return bool(params["pool_type"] == "max") or (params["pool_type"] == "lp" and params["p_value"] != 1)
 
 

@@ -38,7 +38,7 @@ class Grid:
 
 @functools.lru_cache(maxsize=1024)
 def make_grid(image: Shape, grid: Shape, kernel: Shape, stride: Shape, pad: Shape, include_pad: bool) -> Grid:
-    """The windows of ``kernel`` over an image, with ``grid`` of them along each axis."""
+    """Return the windows of ``kernel`` over an image, with ``grid`` of them along each axis."""
     along: list[list[tuple[slice, slice]]] = []
     counts = []
     for extent, size, k, s, p in zip(image, grid, kernel, stride, pad, strict=True):
@@ -66,7 +66,7 @@ def make_grid(image: Shape, grid: Shape, kernel: Shape, stride: Shape, pad: Shap
 
 
 def lowest(dtype: Any) -> Any:
-    """The least finite number, which is the maximum of a window without elements."""
+    """Return the least finite number, which is the maximum of a window without elements."""
     return limits(dtype).min if is_float(dtype) else np.iinfo(dtype).min
 
 
@@ -79,7 +79,7 @@ def divisors(xp: ModuleType, grid: Grid, dtype: DTypeLike) -> Any:
 
 
 def _power(xp: ModuleType, source: RawArray, p: int, out: RawArray) -> None:
-    """``source`` to the power ``p`` (0, 1, 2 or 3) into ``out`` (another array)."""
+    """Write ``source`` to the power ``p`` (0, 1, 2 or 3) to ``out`` (another array)."""
     if p == 0:
         out.fill(1)
     elif p == 1:
@@ -91,7 +91,7 @@ def _power(xp: ModuleType, source: RawArray, p: int, out: RawArray) -> None:
 
 
 def root(xp: ModuleType, array: RawArray, p: int) -> None:
-    """The ``p``-th root of ``array``, in place."""
+    """Replace ``array`` by its ``p``-th root."""
     if p == 2:
         xp.sqrt(array, out=array)
     elif p == 3:
@@ -99,7 +99,7 @@ def root(xp: ModuleType, array: RawArray, p: int) -> None:
 
 
 def reduce_max(xp: ModuleType, grid: Grid, source: RawArray, target: RawArray) -> None:
-    """``target`` = maximum of each window of ``source`` (planes, *spatial)."""
+    """Compute ``target`` = maximum of each window of ``source`` (planes, *spatial)."""
     begun = grid.covering[0]
     if not begun:
         target.fill(lowest(target.dtype))
@@ -111,7 +111,8 @@ def reduce_max(xp: ModuleType, grid: Grid, source: RawArray, target: RawArray) -
 
 
 def reduce_sum(xp: Any, grid: Grid, source: Any, target: Any, p: int, powers: Any) -> None:
-    """``target`` = sum of each window of ``source`` to the power ``p``; ``powers``: scratch like it, None for p = 1."""
+    """Compute ``target`` = sum of each window of ``source`` to the power ``p``; ``powers``: scratch like it, None for p
+    = 1."""
     target.fill(0)
     for windows, elements in grid.taps:
         part = target[windows]

@@ -13,7 +13,7 @@ from weftplan.support.array_types import RawArray
 
 
 def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
-    """The shape of gamma for ``data``: one slope for each channel, unless another is given that fits.
+    """Return the shape of gamma for ``data``: one slope per channel, unless ``gamma`` is another shape that fits.
 
     >>> prelu_gamma_shape((2, 3, 4), None), prelu_gamma_shape((2, 3, 4), (1, 3, 0))
     ((3,), (1, 3, 4))
@@ -34,7 +34,7 @@ def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
 
 
 def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
-    """Shapes of data and gamma with neighbouring axes joined, gamma broadcasting to data."""
+    """Return the shapes of data and gamma with neighbouring axes joined, gamma broadcasting to data."""
     if len(gamma) == 1 < len(data):
         gamma = (1, *gamma, *(1,) * (len(data) - 2))
     shape, slopes = collapse(data, gamma)
@@ -42,22 +42,22 @@ def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
 
 
 def prelu_forward_block(shape: Shape) -> Shape:
-    """Shape of the block that the forward pass works on together: of a small array a quarter."""
+    """Return the shape of a block of the forward pass: a quarter of a small array."""
     return rows_per_block(shape, tiling.share(math.prod(shape))), *shape[1:]
 
 
 def prelu_block(shape: Shape) -> Shape:
-    """Shape of the block that the backward pass works on together; its sums follow from it."""
+    """Return the shape of a block of the backward pass, which determines the order of its sums."""
     return rows_per_block(shape), *shape[1:]
 
 
 def prelu_part(shape: Shape, slopes: Shape) -> Shape:
-    """Of one block: the shape of its share in gamma's gradient."""
+    """Return the shape of one block's share in gamma's gradient."""
     return slopes if slopes[0] == 1 else (rows_per_block(shape), *slopes[1:])
 
 
 def prelu_forward(ctx: Workspace, data: RawArray, gamma: RawArray, out: RawArray) -> None:
-    """``out`` = data above 0, gamma · data below; ``out`` may be ``data``."""
+    """Compute ``out`` = data above 0, gamma · data below; ``out`` may be ``data``."""
     xp = ctx.xp
     shape, slopes = prelu_rows(data.shape, gamma.shape)
     scratch = ctx.take(prelu_forward_block(shape), out.dtype)
@@ -74,7 +74,7 @@ def prelu_forward(ctx: Workspace, data: RawArray, gamma: RawArray, out: RawArray
 def prelu_backward(
     ctx: Workspace, ograd: RawArray, data: RawArray, gamma: RawArray, dgrad: RawArray, ggrad: RawArray
 ) -> None:
-    """Gradients of data and gamma; the first may take the memory of ograd or data."""
+    """Compute the gradients of data and gamma; the first may take the memory of ograd or data."""
     xp = ctx.xp
     shape, slopes = prelu_rows(data.shape, gamma.shape)
     block = prelu_block(shape)

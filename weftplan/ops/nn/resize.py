@@ -70,7 +70,7 @@ def _averages(old: int, new: int) -> RawArray:
 
 
 def _scratch(old: Shape, new: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
-    """Both matrices, a block of planes between the two products and, of float16, a block of both sides."""
+    """Return both matrices, a block of planes between the two products and, of float16, a block of both sides."""
     wide = accumulator(dtype)
     count = _planes(old, new)
     buffers: list[tuple[Shape, DType]] = [
@@ -84,7 +84,7 @@ def _scratch(old: Shape, new: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
 
 
 def _planes(old: Shape, new: Shape) -> int:
-    """How many planes are worked on together."""
+    """Return the number of planes per block."""
     widest = max(old[2] * old[3], new[2] * new[3], old[2] * new[3])
     return rows_per_block((old[0] * old[1], widest))
 
@@ -97,7 +97,7 @@ def _matrices(ctx: Workspace, weights: Weights, params: Params, old: Shape, new:
 
 
 def _product(weights: Weights, *, backward: bool) -> Kernel:
-    """The kernel ``rows · image · columns.T`` of every plane; ``backward``: with both matrices transposed."""
+    """Return the kernel ``rows · image · columns.T`` of every plane; ``backward``: with both matrices transposed."""
 
     @workspace_kernel
     def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:

@@ -163,7 +163,7 @@ def _active_scratch(plan: Layout) -> list[tuple[Shape, DType]]:
 
 
 def _active(ctx: Workspace, plan: Layout, lengths: object) -> Any:
-    """(steps, batch, 1) bool: the sample still runs; None when no lengths are given."""
+    """Return (steps, batch, 1) bool: the sample still runs; None when no lengths are given."""
     if not plan.lengths:
         return None
     active, numbers = (ctx.take(*spec) for spec in _active_scratch(plan))
@@ -183,7 +183,7 @@ def _drop_scratch(params: Params, plan: Layout) -> list[tuple[Shape, DType]]:
 
 
 def _drop(xp: Any, params: Params, generator: Any, scratch: Sequence[Any], source: Any, mask: Any, out: Any) -> None:
-    """``out`` = the elements of ``source`` that are kept, scaled; ``mask`` (or None) gets which."""
+    """Compute ``out`` = the elements of ``source`` that are kept, scaled; ``mask`` (or None) gets which."""
     draws, room = scratch
     for first in range(0, source.size, tiling.block()):
         here = slice(first, min(first + tiling.block(), source.size))

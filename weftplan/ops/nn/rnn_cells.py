@@ -25,14 +25,14 @@ def _sigmoid(xp: ModuleType, x: RawArray) -> None:
 
 
 def _slope_sigmoid(xp: ModuleType, y: RawArray, target: RawArray, spare: RawArray) -> None:
-    """``target`` *= y (1 - y)."""
+    """Compute ``target`` *= y (1 - y)."""
     xp.multiply(target, y, out=target)
     xp.subtract(1.0, y, out=spare)
     xp.multiply(target, spare, out=target)
 
 
 def _slope_tanh(xp: Any, y: Any, target: Any, spare: Any) -> None:
-    """``target`` *= 1 - y²."""
+    """Compute ``target`` *= 1 - y²."""
     xp.multiply(y, y, out=spare)
     xp.subtract(1.0, spare, out=spare)
     xp.multiply(target, spare, out=target)
@@ -52,7 +52,10 @@ class Cell:
         self.spare = spare
 
     def step(self, gates: Any, state: Any, cell: Any, next_state: object, next_cell: object, hidden: object) -> None:
-        """``next_state`` may be ``state``, and ``next_cell`` ``cell``; ``hidden`` as in :class:`Kept`, or None."""
+        """Compute a step.
+
+        ``next_state`` may be ``state``, and ``next_cell`` ``cell``; ``hidden`` is as in :class:`Kept`, or None.
+        """
         xp, n = self.xp, self.plan.size
         matmul(xp, state, self.weights.of_state.T, self.product)
         if self.plan.mode == "gru":
@@ -106,7 +109,7 @@ class Cell:
 
 
 class CellGradient:
-    """A step backwards: gradients of state and cell after the step become those before it.
+    """The gradient of a step: from gradients of state and cell after the step, those before it.
 
     Scratch: ``product`` (batch, gates), used by gru alone, ``spare`` (2, batch, state_size).
     """
@@ -130,8 +133,10 @@ class CellGradient:
         next_d_state: object,
         next_d_cell: object,
     ) -> None:
-        """``state`` and ``cell``: before step ``t``. ``d_state`` (and ``d_cell``) may be changed, and may be the
-        arrays of the results."""
+        """Compute the gradients of step ``t``; ``state`` and ``cell`` are the values before it.
+
+        ``d_state`` and ``d_cell`` may be overwritten, and may be the arrays of the results.
+        """
         xp, plan = self.xp, self.plan
         gates = kept.gates[t]
         if plan.mode == "gru":

@@ -94,7 +94,7 @@ extern "C" __global__ void gru_back(const T* gates, const T* share, const T* sta
 
 
 def fused(xp: Any, *arrays: Any) -> bool:
-    """Whether the kernels can take these arrays: on a GPU, contiguous, of a float type."""
+    """Return whether the kernels can take these arrays: on a GPU, contiguous, of a float type."""
     return xp is not np and all(a.flags.c_contiguous and a.dtype == arrays[0].dtype for a in arrays)
 
 
@@ -107,7 +107,7 @@ def lstm_step(xp: Any, gates: Any, product: Any, cell: Any, next_cell: object, n
 def lstm_back(
     xp: Any, gates: Any, after: object, cell: Any, d_state: object, d_cell: object, d_gates: object, next_d_cell: object
 ) -> None:
-    """Gradients of the gates and of the cell before the step."""
+    """Compute the gradients of the gates and of the cell before the step."""
     args = (gates, after, cell, d_state, d_cell, d_gates, next_d_cell, cell.shape[1])
     each(xp, _SOURCE, "lstm_back", cell.size, args, T=gates.dtype)
 

@@ -60,11 +60,11 @@ class Layout:
         """Shape of a layer's output."""
 
     def fan_in(self, layer: int) -> int:
-        """Columns of the input weights of ``layer``."""
+        """Return the number of columns of the input weights of ``layer``."""
         return self.inputs if layer == 0 else self.directions * self.units
 
     def num_parameters(self) -> int:
-        """Length of the packed vector."""
+        """Return the length of the packed vector."""
         weights = sum(self.gates * self.fan_in(layer) for layer in range(self.layers))
         weights += self.layers * self.gates * self.units
         if self.projected:
@@ -73,7 +73,7 @@ class Layout:
         return total
 
     def weights(self, vector: Any) -> list[Weights]:
-        """Views of ``vector``, for layer 0 forwards, layer 0 backwards, layer 1 forwards, …"""
+        """Return views of ``vector`` for layer 0 forwards, layer 0 backwards, layer 1 forwards, …"""
         at = 0
         matrices: list[tuple[Any, Any, Any]] = []
         for layer in range(self.layers):
@@ -102,7 +102,7 @@ class Layout:
         )
 
     def reserve_size(self) -> int:
-        """Elements of ``reserve``."""
+        """Return the number of elements of ``reserve``."""
         each = sum(math.prod(shape) for shape in self._kept_shapes() if shape is not None)
         return self.layers * self.directions * each + (self.layers - 1) * math.prod(self.wide)
 
@@ -112,7 +112,7 @@ class Layout:
         return [reserve[k * size : (k + 1) * size].reshape(self.wide) for k in range(self.layers - 1)]
 
     def kept(self, reserve: Any) -> list[Kept]:
-        """Views of ``reserve`` for each layer and direction, in the order of :meth:`weights`."""
+        """Return the views of ``reserve`` for each layer and direction, in the order of :meth:`weights`."""
         at = (self.layers - 1) * math.prod(self.wide)
         kept_views = []
         for _ in range(self.layers * self.directions):
@@ -133,5 +133,5 @@ def _layout(key: tuple[tuple[str, Any], ...], data: Shape) -> Layout:
 
 
 def layout(params: Params, data: Shape) -> Layout:
-    """The :class:`Layout` of these parameters and this shape of the data, made once."""
+    """Return the :class:`Layout` of these parameters and this shape of the data, made once."""
     return _layout(tuple(sorted(params.items())), data)

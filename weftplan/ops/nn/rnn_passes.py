@@ -14,12 +14,12 @@ from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
 
 
 def span(plan: Layout) -> int:
-    """Steps whose gates are one product with the input's weights (at least one)."""
+    """Return the number of steps whose gates are one product with the input's weights (at least one)."""
     return max(1, min(plan.steps, 8 * tiling.block() // (plan.batch * plan.gates)))
 
 
 def forward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
-    """What :class:`ForwardPass` takes."""
+    """Return the scratch of :class:`ForwardPass`."""
     n = plan.batch
     shapes: list[Shape] = [
         (span(plan), n, plan.gates),
@@ -45,7 +45,7 @@ class ForwardPass:
         self.next = tuple(buffers) if plan.lengths else (self.state, self.cell)
 
     def _spans(self, reverse: bool) -> Iterator[range]:
-        """The steps in the order of the pass, in runs of at most :func:`span`."""
+        """Yield the steps in the order of the pass, in runs of at most :func:`span`."""
         count = self.plan.steps
         width = span(self.plan)
         for first in range(0, count, width):
@@ -101,7 +101,7 @@ class ForwardPass:
 
 
 def backward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
-    """What :class:`BackwardPass` takes."""
+    """Return the scratch of :class:`BackwardPass`."""
     n = plan.batch
     widest = max(plan.fan_in(layer) for layer in range(plan.layers))
     shapes: list[Shape] = [
@@ -185,7 +185,7 @@ class BackwardPass:
         xp.add(d_weights.of_projection, self.projection, out=d_weights.of_projection)
 
     def input_gradient(self, weights: Weights, out: Any, add: bool) -> None:
-        """``out`` (steps, batch, inputs) = or += the gradient of the input, after :meth:`run`."""
+        """Write the input's gradient to ``out`` (steps, batch, inputs), or ``add`` it; call this after :meth:`run`."""
         xp, plan = self.xp, self.plan
         width = span(plan)
         for start in range(0, plan.steps, width):
@@ -202,7 +202,7 @@ class BackwardPass:
     def weight_gradients(
         self, d_weights: Weights, x: Any, kept: Kept, states: Any, initial: object, reverse: bool
     ) -> None:
-        """Gradients of weights and biases, after :meth:`input_gradient`: :attr:`d_gates` is changed (gru)."""
+        """Compute the gradients of weights and biases, after :meth:`input_gradient`: a gru changes :attr:`d_gates`."""
         xp, plan = self.xp, self.plan
         d_gates = self.d_gates
         rows = d_gates.reshape(-1, plan.gates)

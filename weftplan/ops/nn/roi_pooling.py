@@ -56,7 +56,7 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def away(value: RawArray) -> int:
-    """Nearest integer, halves away from 0."""
+    """Round to the nearest integer, halves away from 0."""
     return int(math.copysign(math.floor(abs(value) + 0.5), value))
 
 
@@ -75,7 +75,7 @@ def _cells(start: int, end: int, cells: int, extent: int, kind: Any) -> list[tup
 
 
 def _regions(params: Params, rois: Any, data: Shape, kind: Any) -> Iterator[tuple[int, int, int, int, slice, slice]]:
-    """(region, image, cell row, cell column, rows, columns) of every cell that is not empty."""
+    """Yield (region, image, cell row, cell column, rows, columns) of every cell that is not empty."""
     height, width = _size(params)
     scale = kind(params["spatial_scale"])
     for region, (image, *corners) in enumerate(rois.tolist()):
@@ -112,7 +112,7 @@ def _forward(xp: Any, p: Params, data: Any, rois: Any, out: Any, places: Any) ->
 
 @kernel
 def _backward(xp: Any, p: Params, ograd: Any, rois: Any, places: Any, of_data: Any, of_rois: Any) -> None:
-    """Every maximum gets its gradient, in the order of the regions; the regions themselves get none."""
+    """Add each gradient to its maximum's element, in the order of the regions; regions get no gradient."""
     if of_rois is not None:
         of_rois.fill(0)
     if of_data is None:

@@ -22,7 +22,7 @@ def _room(channels: int, places: int, dtype: DType) -> list[tuple[Shape, DType]]
 
 
 def sampler_bytes(channels: int, places: int, dtype: DType) -> int:
-    """Workspace of one :class:`Sampler`."""
+    """Return the workspace bytes of one :class:`Sampler`."""
     return take_bytes(*_room(channels, places, dtype))
 
 
@@ -40,7 +40,7 @@ class Sampler:
         self.fit(places)
 
     def fit(self, places: int) -> None:
-        """From now on sample at ``places`` points, at most as many as there is room for."""
+        """Set the number of sampled points to ``places``, at most the number that the scratch is made for."""
         *rows, values = self._arrays
         rows = [row[:places] for row in rows]
         self._x, self._y, self._fx, self._fy, self._near_x, self._near_y, self._weight, self._row = rows[:8]
@@ -48,7 +48,7 @@ class Sampler:
         self._values = values.reshape(-1)[: values.shape[0] * places].reshape(values.shape[0], places)
 
     def _corners(self, grid: Any, height: int, width: int, planes: object = None) -> Iterator[tuple[int, int]]:
-        """Which side each corner lies on (x, y: -1 or 1); index, bad, near and weight hold what belongs to it."""
+        """Yield the side of each corner (x, y: -1 or 1), with its index, bad, near and weight arrays filled."""
         xp = self._xp
         for points, place, extent in ((grid[0], self._x, width), (grid[1], self._y, height)):
             if self._pixels:
@@ -99,7 +99,7 @@ class Sampler:
     def backward(
         self, ograd: Any, image: Any, grid: Any, of_image: Any, of_grid: Any, *, planes: Any = None, add: bool = False
     ) -> None:
-        """Gradients of the image (``add``: added to it) and of the grid's (2, places), each unless None."""
+        """Compute the gradients of the image (``add``: added to it) and of the grid's (2, places), each unless None."""
         xp = self._xp
         channels: int = image.shape[0]
         height, width = image.shape[-2:]
@@ -130,12 +130,12 @@ class Sampler:
 
 
 def base_bytes(height: int, width: int, dtype: DType) -> int:
-    """Workspace of :func:`base_grid`."""
+    """Return the workspace bytes of :func:`base_grid`."""
     return take_bytes(((3, height, width), dtype))
 
 
 def base_grid(ctx: Workspace, height: int, width: int, dtype: DType) -> Any:
-    """(3, height · width): x, y and 1 of every pixel, which an affine map (2 by 3) is multiplied by."""
+    """Return (3, height · width): x, y and 1 of every pixel, which an affine map (2 by 3) is multiplied by."""
     xp = ctx.xp
     base = ctx.take((3, height, width), dtype)
     line = xp.arange(max(height, width))

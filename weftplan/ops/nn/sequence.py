@@ -43,7 +43,7 @@ def _inputs(params: Params) -> tuple[str, ...]:
 
 
 def _check(name: str, params: Params, data: Shape) -> int:
-    """The axis of time of ``data``."""
+    """Return the axis of time of ``data``."""
     axis: int = params["axis"]
     if axis not in ((0,) if name == "SequenceReverse" else (0, 1)):
         raise ParameterError(f"{name}: axis={axis}: expected 0" + ("" if name == "SequenceReverse" else " or 1"))
@@ -100,12 +100,12 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _time_first(array: Any, axis: int) -> Any:
-    """A view of (time, batch, …)."""
+    """Return a view of (time, batch, …)."""
     return array if axis == 0 else array.swapaxes(0, 1)
 
 
 def _whole(ctx: Workspace, lengths: Any, low: int, steps: int) -> Any:
-    """Lengths as integers between ``low`` and ``steps``."""
+    """Return the lengths as integers between ``low`` and ``steps``."""
     xp = ctx.xp
     whole = ctx.take(lengths.shape, INDEX)
     xp.copyto(whole, lengths, casting="unsafe")
@@ -172,7 +172,7 @@ def _last_backward(ctx: Workspace, p: Params, ograd: RawArray, *others: RawArray
 
 @workspace_kernel
 def _reverse(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> None:
-    """Its own inverse, and so its own gradient."""
+    """Reverse each sequence. The operation is its own inverse, so it is also its own gradient."""
     out = others[-1]
     if not p["use_sequence_length"]:
         ctx.xp.copyto(out, data[::-1])
@@ -183,7 +183,7 @@ def _reverse(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> No
 
 
 def _batch_bytes(position: int) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
-    """Bytes of the lengths, which are the batch of input ``position``, or of output 0 (-1)."""
+    """Return the bytes of the lengths, which are the batch of input ``position``, or of output 0 (-1)."""
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         data = outputs[0] if position < 0 else inputs[position]

@@ -25,7 +25,7 @@ time, with these 0.55; one thread takes the same."""
 
 
 def as_rows(shape: Shape, axis: int) -> Shape:
-    """``shape`` as (outer, classes, inner) around ``axis``.
+    """Return ``shape`` as (outer, classes, inner) around ``axis``.
 
     >>> as_rows((2, 3, 4, 5), 1)
     (2, 3, 20)
@@ -40,7 +40,7 @@ def compute_dtype(source: DType, target: DType) -> DType:
 
 
 def forward_bytes(shape: Shape, source: DType, target: DType, *, log: bool = False, masked: bool = False) -> int:
-    """Workspace of :func:`softmax`."""
+    """Return the workspace bytes of :func:`softmax`."""
     acc = compute_dtype(source, target)
     parts, step = _parts(shape, plain=acc == target and not log and not masked)
     taken: list[tuple[Shape, DType]] = [((parts * step, 1, shape[2]), acc)]
@@ -54,8 +54,8 @@ def forward_bytes(shape: Shape, source: DType, target: DType, *, log: bool = Fal
 
 
 def _parts(shape: Shape, *, plain: bool) -> tuple[int, int]:
-    """Parts of a forward pass, and rows of one of their blocks: several parts, and large blocks, only where each needs
-    no other scratch than a number for each row."""
+    """Return the parts of a forward pass, and rows of one of their blocks: several parts, and large blocks, only where
+    each needs no other scratch than a number for each row."""
     parts = max(1, min(MOST, math.prod(shape) // FEW, shape[0])) if plain else 1
     if parts == 1:
         return 1, rows_per_block(shape)
@@ -64,7 +64,7 @@ def _parts(shape: Shape, *, plain: bool) -> tuple[int, int]:
 
 
 def softmax(ctx: Workspace, data: Any, out: Any, *, scale: float = 1.0, log: bool = False, length: Any = None) -> None:
-    """``out`` = softmax of ``scale · data`` over axis 1, or its logarithm; both (outer, classes, inner).
+    """Compute ``out`` = softmax of ``scale · data`` over axis 1, or its logarithm; both (outer, classes, inner).
 
     ``out`` may be ``data``. Of row (o, ·, i) only the first ``length[o, i]`` classes count; the others give 0.
     """
@@ -124,8 +124,8 @@ def softmax(ctx: Workspace, data: Any, out: Any, *, scale: float = 1.0, log: boo
 
 
 def softmax_bare(shape: Shape, dtype: DType) -> Any:
-    """The bare form of :func:`softmax` for (outer, classes, inner) in one block of a dtype that needs no wider one;
-    None for others."""
+    """Return the bare form of :func:`softmax` for (outer, classes, inner) in one block of a dtype that needs no wider
+    one; None for others."""
     if rows_per_block(shape) < shape[0] or accumulator(dtype) != dtype:
         return None
     if shape[2] == 1:  # NumPy reduces as many numbers in the same order, and has one dimension less to look at
@@ -148,7 +148,7 @@ def softmax_bare(shape: Shape, dtype: DType) -> Any:
 
 
 def backward_bytes(shape: Shape, source: DType, target: DType) -> int:
-    """Workspace of :func:`softmax_backward`."""
+    """Return the workspace bytes of :func:`softmax_backward`."""
     acc = compute_dtype(source, target)
     step = rows_per_block(shape)
     return take_bytes(((step, 1, shape[2]), acc), ((step, *shape[1:]), acc))
@@ -157,7 +157,7 @@ def backward_bytes(shape: Shape, source: DType, target: DType) -> int:
 def softmax_backward(
     ctx: Workspace, ograd: RawArray, output: RawArray, out: RawArray, *, scale: float = 1.0, log: bool = False
 ) -> None:
-    """Gradient of :func:`softmax` from its output; ``out`` may be ``ograd`` or ``output``."""
+    """Compute the gradient of :func:`softmax` from its output; ``out`` may be ``ograd`` or ``output``."""
     xp = ctx.xp
     shape = output.shape
     step = rows_per_block(shape)

@@ -37,7 +37,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _powers(xp: ModuleType, x: RawArray, most: RawArray, z: RawArray) -> None:
-    """z = exp(x - max), most = its sum over each row."""
+    """Compute z = exp(x - max), most = its sum over each row."""
     xp.max(x, axis=1, out=most, keepdims=True)
     xp.subtract(x, most, out=z, dtype=z.dtype)
     xp.exp(z, out=z)
@@ -45,7 +45,7 @@ def _powers(xp: ModuleType, x: RawArray, most: RawArray, z: RawArray) -> None:
 
 
 def _places(xp: Any, label: Any, classes: int, index: Any, rows: Any) -> Any:
-    """Flat places of the labels in a block of rows; ``rows`` holds 0, 1, 2, …"""
+    """Return the flat places of the labels in a block of rows; ``rows`` holds 0, 1, 2, …"""
     to_index(xp, label, classes, "clip", index)
     xp.add(index, rows[: index.size] * classes, out=index)
     return index
@@ -95,7 +95,7 @@ def _forward_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequen
 
 @workspace_kernel
 def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, label: Any, out: Any) -> None:
-    """(softmax - 1 at the label) times the incoming number."""
+    """Compute (softmax - 1 at the label) times the output gradient, a number."""
     xp = ctx.xp
     wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))
     for here in row_blocks(data.shape):

@@ -46,7 +46,7 @@ from weftplan.ops.nn.softmax_core import FEW, as_rows, forward_bytes, softmax
 from weftplan.support.core_sharing import split
 
 _LABELS = 4096
-"""Labels that are turned into places together."""
+"""Number of labels that are converted to places at a time."""
 
 _PARAMS = (
     Param("grad_scale", p_float, 1.0, "Factor of the gradient."),
@@ -61,7 +61,7 @@ _PARAMS = (
 
 
 def as_rows_of(params: Params, shape: Shape) -> Shape:
-    """Data as (outer, classes, inner)."""
+    """Return the data's shape as (outer, classes, inner)."""
     if params["multi_output"]:
         return as_rows(shape, 1)
     if params["preserve_shape"]:
@@ -70,7 +70,7 @@ def as_rows_of(params: Params, shape: Shape) -> Shape:
 
 
 def _label_shapes(params: Params, data: Shape) -> list[Shape]:
-    """Shapes that labels may have, the default first; ``data`` may have unknown dimensions."""
+    """Return the shapes that labels may have, the default first; ``data`` may have unknown dimensions."""
     if not params["multi_output"]:
         return [data[:-1], data[:1], data]
     inner = data[2:]
@@ -113,7 +113,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 def _label_blocks(labels: Any, size: int, index: Any) -> Iterator[tuple[int, Any]]:
-    """(first place, labels as integers) over the first ``size`` labels."""
+    """Yield (first place, labels as integers) over the first ``size`` labels."""
     flat = labels.reshape(-1)
     for first in range(0, size, _LABELS):
         last = min(first + _LABELS, size)

@@ -36,12 +36,12 @@ def _four(name: str, shape: Shape | None, what: str) -> Shape | None:
 
 
 def _points(grid: RawArray) -> RawArray:
-    """A grid as (batch, 2, places)."""
+    """Return a grid as (batch, 2, places)."""
     return grid.reshape(grid.shape[0], 2, -1)
 
 
 def _rows(images: RawArray) -> RawArray:
-    """Images as (batch, channels, places)."""
+    """Return the images as (batch, channels, places)."""
     return images.reshape(*images.shape[:2], -1)
 
 

@@ -49,7 +49,7 @@ def _check(params: Params) -> int:
 
 
 def _deconvolution(params: Params, channels: int) -> Params:
-    """Parameters of the Deconvolution that enlarges ``channels`` channels by the filter."""
+    """Return the parameters of the Deconvolution that enlarges ``channels`` channels by the filter."""
     scale = _check(params)
     kernel, pad = 2 * scale - scale % 2, scale // 2
     return registry.parse_params(
@@ -113,7 +113,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _parts(params: Params, out: Any, inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """For each input (its part of ``out`` as (batch, channels, height, rows, width, columns), itself likewise)."""
+    """Return, per input, its part of ``out`` and itself, both as (batch, channels, height, rows, width, columns)."""
     parts = []
     first = 0
     for array in inputs:

@@ -1,8 +1,8 @@
 """Steps of AdamW: _adamw_update, and _mp_adamw_update with a float32 copy of the weight.
 
 The factor of the gradient is an array of one number, which a loss scaler changes from step to step. As in MXNet 1.9.1
-a step whose factor is 0, infinite or no number does nothing. Nobody waits for the factor: the new state is computed in
-any case, and kept where the factor is good.
+a step whose factor is 0, infinite or NaN does nothing. The host does not wait for the factor: the new state is always
+computed, and used only if the factor is valid.
 """
 
 from __future__ import annotations

@@ -29,26 +29,38 @@ Steps = Callable[[Sequence[Any], Any], None]
 """``steps(raws, scratch)``: raws are the arrays of each weight in turn: weight, gradient, states."""
 
 
+@lru_cache(maxsize=64)
 def work(
-    name: str, params: Sequence[Params], arrays: int, sizes: Sequence[int], dtype: DType, *, compiled: bool
+    name: str,
+    params: tuple[tuple[tuple[str, Any], ...], ...],
+    arrays: int,
+    sizes: tuple[int, ...],
+    dtype: DType,
+    *,
+    compiled: bool,
+    narrow: bool = False,
 ) -> tuple[Steps, int]:
-    """What computes operator ``name`` on several weights in place, and the bytes of scratch that it needs.
+    """Return a call that applies operator ``name`` to several weights in place, and its scratch bytes.
 
     Args:
         name: an elementwise operator of (weight, gradient, states…) whose output is the new weight.
-        params: those of each weight, not parsed.
-        arrays: how many belong to each weight.
+        params: (name, value) pairs of the parameters of each weight, not parsed.
+        arrays: number of arrays per weight.
         sizes: elements of each weight.
         dtype: of all arrays.
         compiled: whether compiled formulas may be used.
+        narrow: the gradient is in half precision, and a weight in half precision after the states gets the new weight,
+            rounded.
     """
     made: dict[Any, tuple[_Range, int]] = {}
     kernels = []
     for one in params:
-        key = tuple(one.items())
-        if key not in made:
-            made[key] = _kernel(name, one, arrays, dtype, compiled=compiled)
-        kernels.append(made[key])
+        if one not in made:
+            made[one] = _kernel(name, dict(one), arrays, dtype, compiled=compiled)
+            if narrow:
+                made[one] = _widened(*made[one], dtype)
+        kernels.append(made[one])
+    arrays += narrow
     ends = list(accumulate(sizes))
     parts = max(1, min(MOST, ends[-1] // FEW))
     step = -(-ends[-1] // (parts * BORDER)) * BORDER
@@ -70,9 +82,9 @@ def work(
 
 
 def _pieces(ends: Sequence[int], step: int) -> list[list[tuple[int, int, int]]]:
-    """Parts of ``step`` elements of weights laid end to end: (weight, its first element, the one behind the last).
+    """Cut concatenated weights into parts of ``step`` elements: lists of (weight, first element, end element).
 
-    Inside a weight they are cut at multiples of :data:`BORDER`.
+    Cuts inside a weight are at multiples of :data:`BORDER`.
     """
     found: list[list[tuple[int, int, int]]] = [[]]
     left = step
@@ -94,7 +106,7 @@ _Range = Callable[[Sequence[Any], int, int, Any], None]
 
 
 def _kernel(name: str, given: Params, arrays: int, dtype: DType, *, compiled: bool) -> tuple[_Range, int]:
-    """What changes a range of one weight, and the scratch that it needs."""
+    """Return a function that updates a range of one weight, and its scratch bytes."""
     if compiled and elementwise.available():
         others = tuple((key, value) for key, value in given.items() if key != _RATE)
         formula = _formula(name, others, arrays, dtype)
@@ -117,13 +129,31 @@ def _kernel(name: str, given: Params, arrays: int, dtype: DType, *, compiled: bo
     return compute_blocks, op.workspace_bytes(params, [block] * arrays, [block])
 
 
+def _widened(compute: _Range, room: int, dtype: DType) -> tuple[_Range, int]:
+    """``compute`` in blocks, with a gradient and a second weight in half precision."""
+    block = tiling.block()
+    wide = block * dtype.itemsize
+
+    def compute_blocks(mine: Sequence[RawArray], first: int, last: int, scratch: RawArray) -> None:
+        weight, gradient, *states, narrow = mine
+        for begin in range(first, last, block):
+            end = min(last, begin + block)
+            widened = scratch[: (end - begin) * dtype.itemsize].view(dtype)
+            widened[...] = gradient[begin:end]
+            some = [weight[begin:end], widened, *(state[begin:end] for state in states)]
+            compute(some, 0, end - begin, scratch[wide:])
+            narrow[begin:end] = weight[begin:end]
+
+    return compute_blocks, wide + room
+
+
 _RATE = "lr"
 """The parameter that a formula leaves open."""
 
 
 @lru_cache(maxsize=256)
 def _formula(name: str, others: tuple[tuple[str, Any], ...], arrays: int, dtype: DType) -> Recorded | None:
-    """What a step computes for any learning rate; None where only NumPy can."""
+    """Return a step's formula for any learning rate; None if only NumPy can compute it."""
     op = get(name)
     params = {**parse_params(op, {**dict(others), _RATE: 0.0}), _RATE: Number()}
     return recorded([(op.forward, params, range(arrays), [arrays])], arrays + 1, dtype, given=range(arrays))

@@ -144,7 +144,7 @@ def _multi_lars(
     xp: ModuleType, p: Params, rates: RawArray, weights: RawArray, grads: RawArray, decays: RawArray, out: RawArray,
     weight: RawArray, grad: RawArray, decay: RawArray, either: RawArray, zero: RawArray,
 ) -> None:  # fmt: skip
-    """rate · eta · |w| / (|g| + wd · |w| + eps); the rate itself where one of the norms is 0."""
+    """Compute rate · eta · |w| / (|g| + wd · |w| + eps); the rate itself if a norm is 0."""
     xp.less_equal(weights, 0, out=either)
     xp.less_equal(grads, 0, out=zero)
     xp.logical_or(either, zero, out=either)

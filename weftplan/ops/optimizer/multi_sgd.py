@@ -1,9 +1,9 @@
 """Gradient descent steps for several weights in one call: multi_sgd_update and its seven variants.
 
-Each is ``sgd_update`` or ``sgd_mom_update``, on the weight or on a float32 copy (``mp``), for one weight after the
-other. Inputs lie weight by weight. The rates of all are two parameters, or (``preloaded``) two more inputs, vectors in
-float32 of which nobody waits for the values. Unlike MXNet 1.9.1, where they do so for float16 alone, those on a copy
-begin from it for a weight of any dtype, as ``mp_sgd_update`` does.
+Each applies ``sgd_update`` or ``sgd_mom_update``, on the weight or on a float32 copy (``mp``), to each weight in turn.
+Inputs are grouped by weight. The rates are two parameters, or (``preloaded``) two more inputs: float32 vectors whose
+values the host does not read. Updates on a copy start from the copy for a weight of any dtype, like ``mp_sgd_update``;
+in MXNet 1.9.1 only for float16.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Group:
         )
 
     def doc(self) -> str:
-        """What the operator does, in words."""
+        """Return the operator's documentation."""
         single = ("mp_" if self.mixed else "") + ("sgd_mom_update" if "mom" in self.inputs else "sgd_update")
         rates = "; then the vectors of all learning rates and weight decays, in float32" if self.preloaded else ""
         return f"{single} of several weights; inputs are {', '.join(self.inputs)} of one after the other{rates}."
@@ -89,7 +89,7 @@ class _Group:
         return (*names, *(("lrs", "wds") if self.preloaded else ()))
 
     def shapes(self, params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-        """What belongs to one weight has its shape."""
+        """Infer shapes: all arrays of a weight have its shape."""
         self.check(params)
         found, given = [], []
         for k, out in enumerate(outs):
@@ -104,7 +104,7 @@ class _Group:
         return given, found
 
     def dtypes(self, params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-        """What belongs to one weight has its dtype, or that of the copy."""
+        """Infer dtypes: all arrays of a weight have its dtype, or that of the copy."""
         found, given = [], []
         for k, out in enumerate(outs):
             mine = ins[self.first(k) : self.first(k + 1)]
@@ -122,7 +122,7 @@ class _Group:
         return given, found
 
     def check(self, params: Params) -> None:
-        """Raises ParameterError where the rates are not one for each weight."""
+        """Raise ParameterError unless there is one rate for each weight."""
         for name in () if self.preloaded else ("lrs", "wds"):
             if len(params[name]) != params["num_weights"]:
                 raise ParameterError(
@@ -138,7 +138,7 @@ class _Group:
         return sum(block_bytes(math.prod(shape), self.scratch(dtype)) for shape, dtype in outputs)
 
     def rates(self, params: Params, inputs: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        """(lr, wd) of each weight: numbers, or arrays of one in the dtype in which its step computes."""
+        """Yield (lr, wd) of each weight: numbers, or arrays of one element in the computing dtype."""
         self.check(params)
         if not self.preloaded:
             yield from zip(params["lrs"], params["wds"], strict=True)
@@ -156,7 +156,7 @@ class _Group:
             here = {**params, "lr": rate, "wd": decay}
             weight, grad, *states = inputs[self.first(k) : self.first(k + 1)]
             out = outputs[k]
-            # The scratch of every weight is taken, whoever is wanted: the sum is what was declared.
+            # Take the scratch of every weight, also of unwanted ones: the workspace declares the sum.
             own = (grad, *states) if self.mixed else (weight, grad, *states)
             for block in blocks(ctx, (*own, grad if out is None else out), self.scratch(grad.dtype)):
                 if out is None:

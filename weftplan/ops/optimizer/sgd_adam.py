@@ -1,6 +1,6 @@
 """Optimizer steps as operators: sgd_update, sgd_mom_update, adam_update.
 
-The new weight is the output, which may take the old weight's memory; the optimizer's state is updated where it lies.
+The new weight is the output, which may take the old weight's memory; the optimizer's state is updated in place.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def sgd_mom_step(
     """Descent with a velocity."""
     rescaled(xp, p, g, t)
     decay = p["wd"]
-    if not isinstance(decay, float) or decay != 0.0:  # nobody waits for the value of an array
+    if not isinstance(decay, float) or decay != 0.0:  # an array's value is never read by the host
         xp.multiply(w, decay, out=u)
         xp.add(t, u, out=t)
     xp.multiply(t, p["lr"], out=t)

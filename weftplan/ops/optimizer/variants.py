@@ -1,6 +1,6 @@
 """More optimizer steps: signSGD, Signum, NAG, RMSProp, FTRL, FTML, LAMB.
 
-Formulas are those that MXNet 1.9.1 computes, with decay rates as float32 numbers: 1 - 0.999 is what it is there.
+Formulas are those of MXNet 1.9.1, with decay rates as float32 numbers, so 1 - 0.999 has the same rounding.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _ftrl(
     xp.add(t, p["wd"], out=t)
     xp.absolute(z, out=u)
     xp.subtract(u, p["lamda1"], out=u)
-    xp.maximum(u, 0.0, out=u)  # |z| - lamda1 where that is positive
+    xp.maximum(u, 0.0, out=u)  # max(|z| - lamda1, 0)
     xp.divide(u, t, out=u)
     xp.sign(z, out=t)
     xp.multiply(u, t, out=u)

@@ -44,7 +44,7 @@ def _backward_broadcast(xp: ModuleType, p: Params, ograd: RawArray, out: RawArra
 
 
 def _stretched(source: Shape, wanted: Shape, what: str) -> Shape:
-    """``source`` repeated to ``wanted`` (equal ranks; 0 in wanted: as source)."""
+    """Return ``source`` repeated to ``wanted`` (equal ranks; 0 in wanted: as source)."""
     if len(source) != len(wanted):
         raise ShapeError(f"{what}: {source} and {wanted} differ in rank")
     for dim, target in zip(source, wanted, strict=True):
@@ -98,7 +98,7 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 def like_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Output 0 has the dtype of input 0; the other inputs have any."""
+    """Infer output 0's dtype from input 0 and back; the other inputs have any dtype."""
     dtype = merge_dtype(ins[0], outs[0], "input 0 and the output")
     return [dtype, *ins[1:]], [dtype]
 
@@ -175,7 +175,7 @@ def _repeat_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _repeat_views(params: Params, small: RawArray, large: RawArray) -> tuple[RawArray, RawArray]:
-    """Views (outer, size, 1, inner) and (outer, size, repeats, inner) of a tensor and its repetition."""
+    """Return the views (outer, size, 1, inner) and (outer, size, repeats, inner) of a tensor and its repetition."""
     axis = params["axis"]
     if axis is None:
         outer, size, inner = 1, small.size, 1
@@ -306,7 +306,7 @@ def _centre(params: Params, padded: Any) -> Any:
 
 
 def _mirrors(params: Params, padded: Any) -> Iterator[tuple[Any, Any]]:
-    """(border, source) views, axis by axis: each border layer and the layer that it repeats.
+    """Yield (border, source) views, axis by axis: each border layer and the layer that it repeats.
 
     Filling them in this order fills corners from borders that are complete; folding gradients back goes in reverse.
     """

@@ -23,7 +23,7 @@ from weftplan.support.array_types import RawArray
 
 
 def _pieces(whole: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
-    """Views of ``whole``, of these sizes along ``axis``, one after the other."""
+    """Return the views of ``whole``, of these sizes along ``axis``, one after the other."""
     views = []
     start = 0
     before = (slice(None),) * axis
@@ -100,7 +100,7 @@ def _concat_bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence
 
 
 def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Sequence[Any]) -> list[tuple[int, int]]:
-    """(start, stop) along ``axis`` of each wanted output; (0, 0) for the others.
+    """Return (start, stop) along ``axis`` of each wanted output; (0, 0) for the others.
 
     Without ``ctx.output_shapes`` the unwanted outputs' sizes are known only together: what lies between two of them
     cannot be placed.
@@ -256,7 +256,7 @@ def _split_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _slots(params: Params, whole: RawArray) -> list[RawArray]:
-    """Views of ``whole`` that correspond to the outputs, or to their gradients."""
+    """Return the views of ``whole`` that correspond to the outputs, or to their gradients."""
     axis = params["axis"] % whole.ndim
     count = params["num_outputs"]
     if params["squeeze_axis"]:

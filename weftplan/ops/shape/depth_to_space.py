@@ -28,7 +28,7 @@ _BLOCK = (Param("block_size", _p_block, doc="side of a block"),)
 
 
 def _deep(shape: Shape, block: int, name: str) -> Shape:
-    """Shape of the channels' side, from that of the image's side."""
+    """Return the shape of the channels' side, from that of the image's side."""
     batch, channels, height, width = shape
     if height % block or width % block:
         raise ShapeError(f"{name}: height and width of {shape} must be multiples of block_size={block}")
@@ -36,7 +36,7 @@ def _deep(shape: Shape, block: int, name: str) -> Shape:
 
 
 def _wide(shape: Shape, block: int, name: str) -> Shape:
-    """Shape of the image's side, from that of the channels' side."""
+    """Return the shape of the image's side, from that of the channels' side."""
     batch, channels, height, width = shape
     if channels % (block * block):
         raise ShapeError(

@@ -49,7 +49,8 @@ from weftplan.support.array_types import RawArray
 
 
 def _solve_one(partial: Shape, size: int, what: str) -> Shape:
-    """``partial`` with its only unknown dimension chosen to make ``size`` elements (unchanged with more than one)."""
+    """Return ``partial`` with its only unknown dimension chosen to make ``size`` elements (unchanged with more than
+    one)."""
     if partial.count(0) != 1:
         return partial
     known = math.prod(dim for dim in partial if dim)
@@ -147,7 +148,7 @@ def _span(begin: int | None, end: int | None, rank: int, which: str) -> tuple[in
 
 
 def _first_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """Output 0 has the dtype of input 0; the other inputs have any."""
+    """Infer output 0's dtype from input 0 and back; the other inputs have any dtype."""
     dtype = merge_dtype(ins[0], outs[0], "input 0 and the output")
     return [dtype, *ins[1:]], [dtype]
 
@@ -160,7 +161,7 @@ def _renaming(
     aliases: tuple[str, ...] = (),
     inputs: tuple[str, ...] = ("data",),
 ) -> None:
-    """An operator whose output holds the elements of input 0 in order; further inputs only lend their shape."""
+    """Register an operator whose output holds input 0's elements in order; further inputs only provide a shape."""
     register(
         Op(
             name=name,
@@ -264,7 +265,7 @@ def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 def _by_way_of(source: DType, target: DType) -> list[DType]:
-    """Floats become small integers by way of int64, so that 300.0 wraps to 44 as in C on every machine."""
+    """Return a cast's intermediate dtype, if any: int64 from floats to small integers, so that 300.0 wraps to 44."""
     return [INDEX] if is_float(source) and target.kind in "iu" and target.itemsize < 8 else []
 
 

@@ -43,7 +43,7 @@ def reshaped(source: Shape, codes: Sequence[int], *, reverse: bool = False) -> S
 
 
 def _grouped(source: Shape, codes: Sequence[int]) -> list[tuple[int, ...]]:
-    """``codes`` with each -4 joined to its two arguments."""
+    """Return ``codes`` with each -4 joined to its two arguments."""
     groups: list[tuple[int, ...]] = []
     position = 0
     while position < len(codes):

@@ -59,7 +59,7 @@ def _register(
 
 
 def _region_shape(name: str, region: Region) -> Any:
-    """Shape rule of a region that depends on the parameters alone."""
+    """Return the shape rule of a region that depends on the parameters alone."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         source = ins[0]

@@ -33,7 +33,7 @@ def _count(params: Params) -> int:
 
 
 def _bounds(params: Params, size: int) -> list[slice]:
-    """The pieces of an axis of ``size`` elements."""
+    """Return the pieces of an axis of ``size`` elements."""
     count = _count(params)
     if params["sections"] > 0:
         if size % count:
@@ -68,7 +68,7 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
 
 
 def _pieces(params: Params, whole: Any, parts: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """(view of ``whole``, part seen in its shape); None stays."""
+    """Return (view of ``whole``, part seen in its shape); None stays."""
     axis = params["axis"] % whole.ndim
     views = [whole[(*(slice(None),) * axis, part)] for part in _bounds(params, whole.shape[axis])]
     return [(view, None if part is None else part.reshape(view.shape)) for view, part in zip(views, parts, strict=True)]

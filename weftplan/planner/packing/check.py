@@ -51,7 +51,7 @@ def check_packing(
     dead = 0
     for i in births:
         moment = first[i]
-        # Lifetimes are half-open: who dies at this moment does not meet who is born.
+        # Lifetimes are half-open: a buffer that dies at this moment does not meet one that is born.
         while dead < len(deaths) and last[deaths[dead]] <= moment:
             at = bisect_left(starts, place[deaths[dead]])
             del starts[at], live[at]
@@ -70,5 +70,5 @@ def check_packing(
 
 
 def _ints(values: npt.ArrayLike) -> Sequence[int]:
-    given: Any = values
-    return given.tolist() if hasattr(given, "tolist") else [int(v) for v in given]
+    array: Any = values
+    return array.tolist() if hasattr(array, "tolist") else [int(v) for v in array]

@@ -1,4 +1,4 @@
-"""Packing outwards from the fullest moment: what is alive there is one gapless stack, the rest goes beside it in time.
+"""Packing outwards from the fullest moment: its live buffers are one gapless stack, the rest goes before or after it.
 
 At the moment of the highest load every packing of height ``lower bound`` is a stack without gaps. So the stack comes
 first, and time is swept away from it in both directions: buffers that begin after the moment into the holes that the
@@ -26,7 +26,7 @@ from weftplan.planner.packing.reuse import LastHolders, Precedence
 
 FAR = 1 << 62
 
-# Where the tightest hole would make a buffer wait: so many of the last dead are asked, and so many places are judged.
+# If the tightest hole would make a buffer wait: how many of the last dead are asked, and how many places are judged.
 RECENT, TRIES = 64, 8
 
 
@@ -35,9 +35,9 @@ class Variant:
     """How a sweep stacks and places.
 
     Attributes:
-        stack: what lies at the bottom of the stack: ``"last"`` to die, ``"first"`` born, or ``"long"`` lived.
+        stack: the buffers at the bottom of the stack: ``"last"`` to die, ``"first"`` born, or ``"long"`` lived.
         late_peak: start from the last of several equally full moments, not from the first.
-        short_high: short-lived buffers go to the high end of a hole, so that long-lived ones do not lie between them.
+        short_high: short-lived buffers go to the high end of a hole, so that long-lived buffers lie together.
     """
 
     stack: str = "last"
@@ -57,10 +57,10 @@ VARIANTS = (
 def variants_of(problem: Problem, most: int = len(VARIANTS)) -> list[Variant]:
     """Of the first ``most`` variants those that sweep differently: many problems have but one fullest moment."""
     first, last = problem.first_peak.moment, problem.last_peak.moment
-    found: dict[tuple[str, int, bool], Variant] = {}
+    distinct: dict[tuple[str, int, bool], Variant] = {}
     for one in VARIANTS[:most]:
-        found.setdefault((one.stack, last if one.late_peak else first, one.short_high), one)
-    return list(found.values())
+        distinct.setdefault((one.stack, last if one.late_peak else first, one.short_high), one)
+    return list(distinct.values())
 
 
 def pack_outwards(
@@ -80,9 +80,9 @@ def pack_outwards(
         problem: the buffers, at least one.
         floor: holes end here as long as a buffer fits below; at least the lower bound.
         limit: give up and return None as soon as a buffer would end above this.
-        order: of the buffers in ``problem``; a hole in which nothing has to wait is preferred to a tighter one.
+        order: of the buffers in ``problem``; a hole without waits is preferred to a tighter hole.
         most_holes: of more holes than this only the lowest are looked at; that bounds the time, and spoils the packing.
-        patience: look at so many times more places where a buffer would make somebody wait.
+        patience: look at this many times more places if a buffer would make a step wait.
     """
     lo, hi, sizes = problem.lists
     peak = problem.last_peak if variant.late_peak else problem.first_peak
@@ -95,8 +95,8 @@ def pack_outwards(
     offsets = [0] * len(lo)
     for i, top in zip(stack, tops, strict=True):
         offsets[i] = top - sizes[i]
-    # Of two buffers the later waits for the earlier where users of that one are outside of what it needs anyway. The
-    # last item is that of nobody, number -1.
+    # Of two buffers the later waits for the earlier if it does not need all users of the earlier anyway. The last item
+    # is that of no buffer, number -1.
     users = outside = None
     if order is not None:
         users, outside = [*order.users, 0], [*order.outside, 0]
@@ -128,9 +128,9 @@ def pack_outwards(
 
 
 class _Space:
-    """Holes of one slab, and who held each range of it last.
+    """Holes of one slab, and the last holder of each range of it.
 
-    Invariant: ``_low`` ascends, holes neither touch nor overlap, and the last one is endless.
+    Invariant: ``_low`` ascends, holes neither touch nor overlap, and the last hole is endless.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class _Space:
         most: int,
         patience: int,
     ) -> None:
-        """A buffer ``b`` over bytes that ``k`` held makes somebody wait where ``held[k] & mine[b]``; None: never."""
+        """A buffer ``b`` over bytes that ``k`` held makes a step wait if ``held[k] & mine[b]``; None: never."""
         self._floor, self._most = floor, most
         self._last = last
         self._held, self._mine = held, mine
@@ -173,7 +173,7 @@ class _Space:
             highs.insert(k, high)
 
     def place(self, buffer: int, size: int, *, high: bool) -> tuple[int, int]:
-        """(offset, buffers to wait for): in the tightest hole under the floor, else where the last hole begins."""
+        """(offset, buffers to wait for): in the tightest hole under the floor, else at the begin of the last hole."""
         lows, highs, floor = self._low, self._high, self._floor
         best, room = -1, FAR
         for k, end in enumerate(highs if len(highs) <= self._most else highs[: self._most]):
@@ -194,9 +194,9 @@ class _Space:
             if waits:
                 # Under the floor, the place with the fewest waits: where a buffer died lately, or the end of a hole.
                 for k, low in self._places(mine, size):
-                    found = count(low, low + size, held=held, mine=mine, most=waits)
-                    if found < waits:
-                        best, off, waits = k, low, found
+                    fewer = count(low, low + size, held=held, mine=mine, most=waits)
+                    if fewer < waits:
+                        best, off, waits = k, low, fewer
                         if not waits:
                             break
             self._last.hold(buffer, off, off + size)

@@ -1,4 +1,4 @@
-"""What is to be packed: checked input, its load over time, and the cuts into independent parts."""
+"""A packing problem: checked input, its load over time, and the cuts into independent parts."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What lies on one side of a moment, for a sweep that leaves it.
+    """The buffers on one side of a moment, for a sweep that leaves it.
 
     Attributes:
-        late: the buffers that live on this side only, in the order in which the sweep meets them: of those that begin
+        late: the buffers that live on this side only, in the order of the sweep: of those that begin
             together the largest first, then by their numbers.
         born, died: when each buffer of the problem begins and ends on this way.
     """
@@ -74,7 +74,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """One of the fullest moments: what is alive then, and what lies behind it and before it."""
+    """One of the fullest moments: the buffers that are alive then, after it and before it."""
 
     moment: int
     alive: list[int]
@@ -173,7 +173,7 @@ def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
     is packed above it; without it there may be new moments to cut at. The buffers taken away are parts of their own.
 
     All layers come from one sort. By birth, and of one birth the longest-lived first, every part is a range of
-    buffers, and those that always live are its first ones. A part may be cut before a birth that only what was taken
+    buffers, and those that always live come first. A part may be cut before a birth that only what was taken
     away below it outlives; how many buffers outlive a birth is counted once.
     """
     if not len(problem):
@@ -194,15 +194,15 @@ def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
         places = by_count[bounds[below + 1] : bounds[below + 2]]
         cuts = places[places.searchsorted(first, side="right") : places.searchsorted(last)].tolist()
         for start, stop in pairwise([first, *cuts, last]):
-            rest, height = start, 0
-            while rest < stop and begin[rest] == begin[start] and end[rest] > begin[stop - 1]:
-                height += nbytes[rest]
-                rest += 1
-            ground = stop if rest == start else rest
+            above, height = start, 0
+            while above < stop and begin[above] == begin[start] and end[above] > begin[stop - 1]:
+                height += nbytes[above]
+                above += 1
+            ground = stop if above == start else above
             whole = ground - start == len(problem)
             leaves.append((base, problem if whole else problem.take(np.sort(order[start:ground]))))
             if ground < stop:
-                todo.append((base + height, rest, stop, below + rest - start))
+                todo.append((base + height, above, stop, below + above - start))
     return leaves
 
 
@@ -276,7 +276,7 @@ class Deadline:
             raise OutOfTime
 
     def left(self) -> float:
-        """Seconds that are left; only where there is a moment."""
+        """Return the seconds that are left; only if there is a moment."""
         assert self.moment is not None
         return self.moment - time.perf_counter()
 

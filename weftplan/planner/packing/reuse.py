@@ -1,4 +1,4 @@
-"""Bytes that are used again: who held them last, the order that this makes, and which of it makes nobody wait.
+"""Reused bytes: their last holders, the order that reuse makes, and the waits that it adds.
 
 That order, write after read, is computed for finished offsets, from sizes and lifetimes alone; it becomes
 ``MemoryPlan.after``. An object of `LastHolders` belongs to one sweep over time.
@@ -22,7 +22,7 @@ from weftplan.planner.packing.problem import Int64
 class LastHolders:
     """Ranges of addresses from 0 on, each with the buffer that held it last.
 
-    Invariant: ``_starts`` ascends from 0; range k, up to the next start, was last held by ``_holders[k]`` (-1: nobody).
+    Invariant: ``_starts`` ascends from 0; range k, up to the next start, was last held by ``_holders[k]`` (-1: none).
 
     At first the buffers of ``stack`` lie one on the other from address 0; ``tops`` says where each ends.
 
@@ -47,22 +47,22 @@ class LastHolders:
 
     def count(self, low: int, high: int, *, held: Sequence[int], mine: int, most: int) -> int:
         """How many of them have a common bit with ``mine`` in their item of ``held``, counted up to ``most``."""
-        starts, found = self._starts, 0
+        starts, common = self._starts, 0
         first = bisect_right(starts, low) - 1
         for k in self._holders[first : bisect_left(starts, high, first)]:
             if held[k] & mine:
-                found += 1
-                if found == most:
+                common += 1
+                if common == most:
                     break
-        return found
+        return common
 
     def hold(self, buffer: int, low: int, high: int) -> list[int]:
-        """Give these addresses to ``buffer``; returns who held them last, as `within`."""
+        """Give these addresses to ``buffer``; return their last holders, as `within`."""
         starts, holders = self._starts, self._holders
         first = bisect_right(starts, low) - 1
         end = bisect_left(starts, high, first)
         before = holders[first:end]
-        # What is left of the first range below the buffer, the buffer, and what is left of the last above it.
+        # The rest of the first range below the buffer, the buffer, and the rest of the last range above it.
         if starts[first] < low:
             first += 1
         if end == len(starts) or starts[end] > high:
@@ -77,7 +77,7 @@ class LastHolders:
 def reuse_edges(lower: Int64, size: Int64, offsets: Int64) -> tuple[Int64, Int64]:
     """For each buffer, the earlier buffers that were the last to hold some of its bytes.
 
-    Earlier holders of the same bytes are reached through those, so waiting for the listed ones is enough. The work is
+    Earlier holders of the same bytes are reached through those, so waiting for the listed buffers is enough. This is
     one sweep over the births with a sorted list of address ranges: O((n + edges) log n) comparisons.
 
     The buffers are as for `pack`; nothing is checked here (see `check_packing`).
@@ -112,8 +112,8 @@ def compressed_rows(row: Int64, value: Int64, count: int) -> tuple[Int64, Int64]
 class Precedence:
     """Sets of steps per buffer. A set is one integer, bit s for step s; how steps are numbered does not matter.
 
-    The first writer of a buffer comes after all users of another one anyway where ``users | needed == needed``, of the
-    other one's users and of what it needs itself.
+    The first writer of a buffer comes after all users of another buffer anyway if ``users | needed == needed``, of the
+    other buffer's users and its own needs.
 
     Attributes:
         users: the steps that read or write the buffer.
@@ -139,10 +139,9 @@ class Precedence:
         return [every ^ needed for needed in self.needed]
 
     def waits(self, pointers: Int64, earlier: npt.NDArray[np.integer[Any]]) -> int:
-        """How many of the rows that `reuse_edges` gives make somebody wait."""
-        begin, others, users = pointers.tolist(), earlier.tolist(), self.users
-        return sum(
-            users[k] | needed != needed
-            for later, needed in enumerate(self.needed)
-            for k in others[begin[later] : begin[later + 1]]
-        )
+        """Return how many of the pairs that `reuse_edges` gives make a step wait."""
+        begin, others, users, count = pointers.tolist(), earlier.tolist(), self.users, 0
+        for later, needed in enumerate(self.needed):
+            for k in others[begin[later] : begin[later + 1]]:
+                count += users[k] | needed != needed
+        return count

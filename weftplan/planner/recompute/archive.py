@@ -21,7 +21,7 @@ MOST_PRICES = 24_000
 
 
 def undominated(ranked: Iterable[Choice]) -> list[Choice]:
-    """What is left of choices from the fastest to the slowest without those that a faster one undercuts: peaks fall."""
+    """Return the choices, from the fastest to the slowest, that no faster choice undercuts: peaks fall."""
     kept: list[Choice] = []
     for choice in ranked:
         if not kept or choice.peak < kept[-1].peak:
@@ -48,12 +48,12 @@ class Archive:
         return self.known[chosen]
 
     def look(self, chosen: frozenset[int]) -> tuple[Price, IntArray]:
-        """The price, and what each step asks of its peak; asked for in any case."""
+        """Return the price, never from the cache, and the need of each step (:func:`.tape.pressure`)."""
         price, live = self.tape.look(chosen)
         self.left = 0 if asked() else self.left - 1
         self.known[frozenset(price.twins)] = price
         return price, live
 
     def frontier(self) -> list[Price]:
-        """What is not dominated, fastest first."""
+        """Return the choices that no other dominates, fastest first."""
         return undominated(sorted(self.known.values(), key=lambda p: (p.seconds, p.peak, len(p.twins), p.twins)))

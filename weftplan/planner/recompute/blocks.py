@@ -1,4 +1,4 @@
-"""Sets of nodes to repeat that follow the blocks of a forward part: what crosses from block to block is kept.
+"""Sets of nodes to repeat that follow the blocks of a forward part: results that cross from block to block are kept.
 
 Deep networks repeat one block many times. A search that treats its copies as unrelated spends its prices on them one by
 one. Here the period of the forward part is found once, the cut within it that fewest bytes cross, and sets for segments
@@ -14,20 +14,20 @@ from weftplan.planner.recompute.segments import Cuts, measure
 from weftplan.planner.recompute.tape import Tape
 
 SHORTEST = 3
-"""A block has at least so many steps."""
+"""Fewest steps of a block."""
 ENOUGH = 0.9
 """The shortest period counts whose run has this part of the longest run."""
 STRIDES = 4
-"""Segments of up to so many blocks are tried."""
+"""Most blocks of a segment."""
 
 
 def block_sets(tape: Tape) -> list[frozenset[int]]:
     """Choices that keep only what crosses from block to block; none when the forward part has no period."""
     kinds = _kinds(tape)
-    found = _period(kinds)
-    if found is None:
+    run = _period(kinds)
+    if run is None:
         return []
-    period, start, length = found
+    period, start, length = run
     cuts = measure(tape)
     across = _across(cuts)
     phase = min(range(period), key=lambda k: (int(across[start + k : start + length : period].sum()), k))

@@ -2,7 +2,7 @@
 
 Forward nodes fall into subgraphs that end at operators which are never repeated (convolutions, products, embeddings).
 In each subgraph, nodes are decided from the inputs up. A group of undecided nodes whose inputs are all kept is stored
-after all when the bytes that storing it frees (inputs that nobody else needs) are at least the bytes it adds (its
+after all when the bytes that storing it frees (inputs that no other node needs) are at least the bytes it adds (its
 outputs, and inputs that others need anyway): a node that shrinks its input is better stored than repeated. What is
 left undecided in the end is repeated. Which operators are heavy is for the front end to say (``Work.rules``).
 """
@@ -63,8 +63,8 @@ class _Echo:
         ends: dict[int, None] = {}
         fresh: list[int] = []
         checked: set[int] = set()
-        # Entries are checked as nodes come in; what they bring in is walked at once. The set only grows, so the
-        # order of the checks does not matter to where it ends.
+        # Entries are checked as nodes come in; nodes that they bring in are walked immediately. The set only grows, so
+        # its end does not depend on the order of the checks.
         self._walk(item, inside, ends, fresh)
         while fresh:
             for e in self.inputs[fresh.pop()]:
@@ -96,8 +96,8 @@ class _Echo:
                     ends[source] = None
 
     def _forward_to_heads(self, start: int, inside: set[int]) -> Iterable[int]:
-        """Where paths from ``start`` end: heavy nodes, outputs, and nodes that nobody follows."""
-        found: dict[int, None] = {}
+        """Where paths from ``start`` end: heavy nodes, outputs, and nodes without a follower."""
+        ends: dict[int, None] = {}
         seen = {start}
         stack = [start]
         outputs = set(self.heads)
@@ -105,16 +105,16 @@ class _Echo:
             nid = stack.pop()
             after = self.followers.get(nid, ())
             if not self.may[nid] or nid in outputs or not after:
-                found[nid] = None
+                ends[nid] = None
                 continue
             for follower in after:
                 if follower not in seen and follower not in inside:
                     seen.add(follower)
                     stack.append(follower)
-        if not found:
+        if not ends:
             # Every path runs into the subgraph: the node itself belongs to it.
-            found[start] = None
-        return found
+            ends[start] = None
+        return ends
 
     def _decide(self, subgraph: set[int]) -> None:
         may, stored = self.may, self.stored

@@ -2,7 +2,7 @@
 
 At each rung the search looks at the steps that ask more than the target (:func:`.tape.pressure`), and at the results
 that lie idle there between their last forward and their first backward use. Repeating what made such a result frees its
-bytes during the gap; what that needs is followed back to results that are kept anyway: a bundle. The bundles that free
+bytes during the gap; its needs are followed back to results that are kept anyway: a bundle. The bundles that free
 most per second are taken until the target holds; then whatever turns out superfluous is taken back.
 """
 
@@ -19,17 +19,17 @@ from weftplan.planner.recompute.tape import Price
 from weftplan.planner.stopping import asked
 
 RUNG = 0.96
-"""Each target is this part of the one before."""
+"""Each target is this part of the target before."""
 STEP = 12
-"""At most one in so many bundles is taken at once: each changes what the others are worth."""
+"""At most one in this many bundles is taken at once: each changes the worth of the others."""
 FEW = 6
-"""So many single bundles are compared where several at once do not help."""
+"""How many single bundles are compared if several at once do not help."""
 REFILLS = 3
 """How often the profile is looked at again for room."""
 TRIMS = 160
-"""Taking repetitions back one by one may use one in so many of the prices of the search …"""
+"""Taking repetitions back one by one may use one in this many of the prices of the search …"""
 LEAST_TRIMS = 4
-"""… and at least so many."""
+"""… and at least this many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class Bundle:
 
 
 def _enough(bundles: Sequence[Bundle], over: IntArray) -> list[frozenset[int]]:
-    """The first bundles that together bring a profile under its target, as far as what they free says.
+    """The first bundles that together bring a profile under its target, as far as their bytes tell.
 
-    ``over`` is what each step asks less the target. Bundles that find most of their work done are passed over.
+    ``over`` is the need of each step less the target. Bundles that find most of their work done are passed over.
     """
     over = over.copy()
-    found: list[frozenset[int]] = []
+    chosen: list[frozenset[int]] = []
     for bundle in bundles:
         span = over[bundle.begin : bundle.end]
         need = np.maximum(span, 0)
@@ -58,14 +58,14 @@ def _enough(bundles: Sequence[Bundle], over: IntArray) -> list[frozenset[int]]:
         ):
             continue
         span -= bundle.nbytes
-        found.append(bundle.nodes)
+        chosen.append(bundle.nodes)
         if int(over.max()) <= 0:
             break
-    return found
+    return chosen
 
 
 class Ladder:
-    """Moves from a choice to choices below a target, and back to cheaper ones."""
+    """Moves from a choice to choices below a target, and back to cheaper choices."""
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
@@ -75,7 +75,7 @@ class Ladder:
         """Go down rung by rung while prices are left.
 
         Args:
-            jump: go on from the best choice known at each rung; else from what the descent itself has reached.
+            jump: go on from the best choice known at each rung; else from the end of the descent itself.
             fine: take the best bundles as they come; else pass over those whose work others have done.
             most_seconds: stop where a rung takes longer.
         """
@@ -92,11 +92,13 @@ class Ladder:
                 missed = 0
             if fitting:
                 # The best that the seeds and earlier rungs offer, taken back as far as this target allows. To go on
-                # from there is not always right: what is best here may be far from what is best lower down.
+                # from there is not always right: the best choice here may be far from the best choice lower down.
                 _, twins = min(fitting)
-                other = self.trim(frozenset(twins), target) if archive.left > 0 else frozenset(twins)
-                if reached is None or (jump and self.archive.price(other).seconds < self.archive.price(chosen).seconds):
-                    chosen, missed = other, 0
+                known_best = self.trim(frozenset(twins), target) if archive.left > 0 else frozenset(twins)
+                if reached is None or (
+                    jump and self.archive.price(known_best).seconds < self.archive.price(chosen).seconds
+                ):
+                    chosen, missed = known_best, 0
             elif reached is None:
                 missed += 1
             if self.archive.price(chosen).seconds > most_seconds:
@@ -111,7 +113,7 @@ class Ladder:
             sets = [bundle.nodes for bundle in bundles] if fine else _enough(bundles, live - target)
             many = sets[: max(1, len(bundles) // STEP)]
             while self.archive.left > 0 and taken is None:
-                # Several at once; fewer where they turn out to spoil each other; at last the best one.
+                # Several at once; fewer if they turn out to spoil each other; at last the best bundle.
                 groups = (
                     [frozenset[int]().union(*many)] if len(many) > 1 else [bundle.nodes for bundle in bundles[:FEW]]
                 )
@@ -131,7 +133,7 @@ class Ladder:
         return chosen
 
     def _look(self, chosen: frozenset[int], target: int) -> tuple[IntArray, Price, float]:
-        """What each step asks of the peak, price, and bytes times steps above the target."""
+        """Return the need of each step, the price, and bytes times steps above the target."""
         price, live = self.archive.look(chosen)
         return live, price, float(np.maximum(live - target, 0).sum())
 
@@ -142,7 +144,7 @@ class Ladder:
         over = np.maximum(live - target, 0)
         hot = np.flatnonzero(over)
         lowest, highest = int(hot[0]), int(hot[-1])
-        # Results that lie idle: blocks of forward entries, from the last forward use of any to the first use behind it.
+        # Results that lie idle: blocks of forward entries, from the last forward use of any to the first use after it.
         mine = tape.made[trace.block[tape.made] >= 0]
         block = trace.block[mine]
         begin = np.full(int(block.max(initial=-1)) + 1, -1, dtype=np.int64)
@@ -198,7 +200,7 @@ class Ladder:
         return frozenset(bundle)
 
     def trim(self, chosen: frozenset[int], target: int) -> frozenset[int]:
-        """Keep results again where the target allows it: :meth:`refill`, and the rest in halves, the dearest first."""
+        """Keep results again if the target allows it: :meth:`refill`, and the rest in halves, the dearest first."""
         current = self.refill(chosen, target)
         price = self.archive.price(current)
         tape = self.tape
@@ -218,9 +220,9 @@ class Ladder:
         return current
 
     def refill(self, chosen: frozenset[int], target: int) -> frozenset[int]:
-        """Keep results again, the dearest first, that fit between what steps ask and the target.
+        """Keep results again, the dearest first, that fit between the needs of steps and the target.
 
-        What fits is worked out on the profile and then priced; where in-place sharing upsets it, fewer are kept.
+        The results are chosen on the profile and then priced; if in-place sharing upsets that, fewer are kept.
         """
         price = self.archive.price(chosen)
         current = frozenset(price.twins)
@@ -243,15 +245,17 @@ class Ladder:
         trace = tape.trace(current)
         spare = target - live
         twin: list[int] = trace.first[count:].tolist()
-        made: list[int] = trace.first[:count].tolist()
+        maker_step: list[int] = trace.first[:count].tolist()
         read: list[int] = tape.last_forward.tolist()
-        found: list[int] = []
+        kept: list[int] = []
         for nid in sorted(current, key=lambda nid: (-tape.seconds[nid], nid)):
             spans = [
-                (max(read[e], made[e]) + 1, twin[e], tape.program.nbytes[e]) for e in tape.outputs[nid] if twin[e] >= 0
+                (max(read[e], maker_step[e]) + 1, twin[e], tape.program.nbytes[e])
+                for e in tape.outputs[nid]
+                if twin[e] >= 0
             ]
             if all(int(spare[begin:end].min(initial=size)) >= size for begin, end, size in spans):
-                found.append(nid)
+                kept.append(nid)
                 for begin, end, size in spans:
                     spare[begin:end] -= size
-        return found
+        return kept

@@ -1,14 +1,14 @@
 """Orders of execution that suit recomputation; each function gives another program and keeps no state.
 
-Forward: every node next to what it feeds. Depth-first order by the number of the input may run a whole family of
+Forward: every node next to its readers. Depth-first order by the number of the input may run a whole family of
 branches before the chain that they feed (all projections of the inputs of an unrolled recurrent network). No cut of
-such an order separates early steps from late ones, and backward nodes sorted by it come at the wrong time.
+such an order separates early from late steps, and backward nodes sorted by it come at the wrong time.
 
 Backward: gradients in the reverse order of the forward part. The given order follows single gradients down to their
 variables and may leave other readers of an intermediate gradient for much later. That costs little while the forward
 results fill the memory anyway. Once these are repeated in segments, such waiting gradients (four gate gradients of
-every step of an unrolled LSTM, say) would be most of what is alive, and one segment's twins would have to wait for them
-too.
+every step of an unrolled LSTM, say) would be most of the live bytes, and the twins of a segment would have to wait for
+them, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weftplan.support.post_order import deepest_first
 def stepwise_forward(program: Program) -> Program:
     """``program`` with the forward part in depth-first order, deepest input first.
 
-    Nodes that touch one auxiliary state keep their given order. Returns ``program`` itself where that is its order.
+    Nodes that touch one auxiliary state keep their given order. Returns ``program`` itself if that is its order.
     """
     order = deepest_first(program.forward, dependencies(program))
     return program.in_order([*order, *program.backward])
@@ -67,7 +67,7 @@ def lazy_backward(program: Program) -> Program:
 
 
 def reversed_backward(program: Program) -> Program:
-    """``program`` with the backward part sorted by the forward nodes it belongs to, the last one first.
+    """``program`` with the backward part sorted by the forward nodes it belongs to, the last node first.
 
     A node that belongs to none (a sum of gradients) runs as soon as its inputs are there. Returns ``program`` itself
     when that is the given order.
@@ -75,7 +75,7 @@ def reversed_backward(program: Program) -> Program:
     graph = program.graph
     part = program.backward
     if any(graph.works[nid].writes for nid in part):
-        return program  # who writes a state, and when, is not for this pass to change
+        return program  # this function never moves writes of states
     place = {nid: step for step, nid in enumerate(program.forward)}
     needs = dependencies(program)
     urgency: dict[int, int] = {}

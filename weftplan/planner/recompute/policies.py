@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
-from weftplan.device.amounts import counted
+from weftplan.device.amounts import counted, pasteable
 from weftplan.errors import BudgetError
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
@@ -38,7 +39,7 @@ CHEAP_SHARE = 0.05
 def wanted(options: PlanOptions, program: Program) -> bool:
     """Whether these options (or a node) ask for recomputation."""
     asked = options.recompute != "off" or options.budget is not None
-    return asked or any(work.asked_twice for work in program.graph.works)
+    return asked or any(map(attrgetter("asked_twice"), program.graph.works))
 
 
 def apply(start: Draft, options: PlanOptions, *, cost: Cost, most_time: float | None = None) -> Draft:
@@ -57,7 +58,7 @@ def apply(start: Draft, options: PlanOptions, *, cost: Cost, most_time: float | 
             return start
         raise BudgetError(
             f"the plan needs {memory.peak:,} bytes, the budget is {options.budget:,}: without a backward part there is "
-            f"nothing to recompute; the smallest budget that works is {memory.peak}",
+            f"nothing to recompute; the smallest budget that works is {pasteable(memory.peak)}",
             smallest=memory.peak,
         )
     starts = _tapes(start, options, cost)
@@ -105,7 +106,7 @@ def _chosen_v1(tape: Tape, *, everywhere: bool) -> frozenset[int]:
 def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:
     """The square-root rule's choice: without the nodes whose repetition its peak does not need, and whole.
 
-    The first is faster at the same lower bound; the second wins where the real plan of the first needs more.
+    The first is faster at the same lower bound; the second wins if the real plan of the first needs more.
     """
     tape = _better_order(tapes)
     whole = square_root(tape)
@@ -150,7 +151,7 @@ def _cheapest(start: Draft, tapes: Sequence[Tape], options: PlanOptions, *, most
 
 
 def _better_order(tapes: Sequence[Tape]) -> Tape:
-    """The order in which the square-root rule reaches less; the given one when it makes no difference."""
+    """The order in which the square-root rule reaches less; the given order when it makes no difference."""
     return tapes[0] if len(tapes) == 1 else min(tapes, key=lambda tape: square_root(tape, windows=WINDOWS[:1]).peak)
 
 
@@ -164,7 +165,7 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
     tape = _better_order(tapes)
     points = curve(tape)
     fitting = [point for point in points if point.peak <= budget]
-    # Behind them the smallest of the others, so that the number in the error is one that works.
+    # After them the smallest of the others, so that the number in the error works.
     for point in (*fitting, *reversed(points[: len(points) - len(fitting)])):
         if point.peak >= smallest.memory.peak:
             break
@@ -184,8 +185,8 @@ def nothing_fits(start: Draft, budget: int, *, smallest: int, needs: str) -> Bud
     outside = sum(start.program.external_bytes.values())
     return BudgetError(
         f"the plan needs {start.memory.peak:,} bytes {needs}, more than the budget of {budget:,}; the smallest budget "
-        f"found that works is {smallest}: raise the budget to that or use a smaller batch (arguments, gradients and "
-        f"states come on top: {outside:,} bytes)",
+        f"found that works is {pasteable(smallest)}: raise the budget to that or use a smaller batch (arguments, "
+        f"gradients and states come on top: {outside:,} bytes)",
         smallest=smallest,
     )
 
@@ -201,6 +202,6 @@ def _saved(policy: str, start: Draft, *, draft: Draft, tape: Tape, price: Price)
 
 
 def gain(nbytes: int, before: int, *, more_time: float) -> str:
-    """How many bytes a plan needs less than the one ``before``, and what that costs, in words."""
+    """Return how many bytes a plan saves, and the time that this costs, in words."""
     less = 100.0 * (1.0 - nbytes / before)
     return f"{nbytes:,} bytes instead of {before:,} (-{less:.1f} %) for {100.0 * more_time:.1f} % more modelled time"

@@ -1,8 +1,8 @@
-"""The one rewrite behind every policy: forward nodes that are computed a second time for the backward part.
+"""The rewrite of every policy: forward nodes that are computed a second time for the backward part.
 
 Given the set of forward nodes whose results are not kept, every backward node that reads such a result reads the output
-of a twin ``<name>_mirror`` instead. A twin reads twins where these exist and kept results elsewhere. Slots of which
-only the shape matters (ignored inputs) go on naming the first node: they keep nothing alive, and must not cause work.
+of a twin ``<name>_mirror`` instead. A twin reads twins where these exist and kept results elsewhere. Slots whose
+shape alone matters (ignored inputs) go on naming the first node: they keep nothing alive, and must not cause work.
 Twins run just before their first reader, in the order of their originals. The given graph stays as it is.
 """
 
@@ -48,7 +48,7 @@ def needed_twins(program: Program, chosen: Collection[int]) -> list[int]:
 
 
 def repeat(program: Program, chosen: Collection[int]) -> Program:
-    """The program in which the backward part recomputes the nodes ``chosen``, out of :func:`repeatable`.
+    """Return the program whose backward part recomputes the nodes ``chosen``, out of :func:`repeatable`.
 
     Those that nothing backward needs get no twin; ``program`` itself is returned when nothing is repeated.
     """
@@ -58,43 +58,43 @@ def repeat(program: Program, chosen: Collection[int]) -> Program:
     graph = program.graph
     makers = graph.entry_node
     changed = Rewrite(program)
-    made: dict[int, int] = {}
+    twin_of: dict[int, int] = {}
     first: dict[int, int] = {}
 
     def redirected(nid: int) -> list[int]:
         """Inputs of a node, with twins in slots that are read."""
         ignored = graph.works[nid].ignored
         return [
-            e if slot in ignored or (maker := makers[e]) not in made else first[maker] + e - graph.row[maker]
+            e if slot in ignored or (maker := makers[e]) not in twin_of else first[maker] + e - graph.row[maker]
             for slot, e in enumerate(graph.inputs[nid])
         ]
 
     for nid in twins:
-        made[nid], first[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, inputs=redirected(nid))
+        twin_of[nid], first[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, inputs=redirected(nid))
     for nid in program.backward:
         changed.inputs[nid] = redirected(nid)
-    return changed.done([*program.forward, *_scheduled(changed, program, made)])
+    return changed.done([*program.forward, *_scheduled(changed, program, twin_of)])
 
 
-def _scheduled(changed: Rewrite, program: Program, made: dict[int, int]) -> list[int]:
+def _scheduled(changed: Rewrite, program: Program, twin_of: dict[int, int]) -> list[int]:
     """The backward part in the given order, with every twin just before its first reader."""
     place = {nid: step for step, nid in enumerate(program.forward)}
-    rank = {twin: place[nid] for nid, twin in made.items()}
+    rank = {twin: place[nid] for nid, twin in twin_of.items()}
     makers = changed.makers
     done: set[int] = set()
     order: list[int] = []
 
     def missing(nid: int) -> list[int]:
         """Twins that ``nid`` needs and that have not run, in the order of their originals."""
-        found: set[int] = set()
+        needed: set[int] = set()
         stack = [nid]
         while stack:
             for e in changed.inputs[stack.pop()]:
                 twin = makers[e]
-                if twin in rank and twin not in done and twin not in found:
-                    found.add(twin)
+                if twin in rank and twin not in done and twin not in needed:
+                    needed.add(twin)
                     stack.append(twin)
-        return sorted(found, key=rank.__getitem__)
+        return sorted(needed, key=rank.__getitem__)
 
     for nid in program.backward:
         twins = missing(nid)

@@ -1,7 +1,7 @@
 """The square-root rule: keep the results at cuts of the forward part, compute what lies between them again.
 
-The forward order is cut into segments; what crosses a cut is kept, the rest of a segment is repeated when the backward
-part reaches it. The last segment is not repeated: its results are alive when the backward part begins.
+The forward order is cut into segments; results that cross a cut are kept, the rest of a segment is repeated when the
+backward part reaches it. The last segment is not repeated: its results are alive when the backward part begins.
 
 While the backward part works on a segment, the results kept at earlier cuts and the segment's own are alive, those at
 later cuts are dead. So segments may be the larger the earlier they are: for a *room* of M bytes, a segment ends where
@@ -24,14 +24,14 @@ from weftplan.planner.graph import IntArray
 from weftplan.planner.recompute.tape import Price, Tape
 
 WINDOWS = (0.75, 0.4)
-"""A segment is at least this part of what it may be: where results differ in size, one or the other is better."""
+"""A segment has at least this part of its greatest length: if results differ in size, either value may be better."""
 PATIENCE = 3
-"""So many rooms in a row without a better choice end the sweep."""
+"""How many rooms in a row without a better choice end the sweep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """What the rule knows about the forward order. Arrays over forward steps."""
+    """Facts of the forward order. Arrays over forward steps."""
 
     weight: IntArray
     """Bytes a step makes that are kept for the backward part when nothing is repeated."""
@@ -47,14 +47,14 @@ class Cuts:
 
 def measure(tape: Tape) -> Cuts:
     """Weights and crossings of the forward order."""
-    steps, made = len(tape.forward), tape.made
+    steps, entries = len(tape.forward), tape.made
     trace = tape.trace(())
-    step, end, nbytes = tape.made_at[made], tape.last_forward[made], tape.nbytes[made]
-    crosses = (end > step) & (np.array(tape.outside, dtype=np.uint8)[made] == 0)
+    step, end, nbytes = tape.made_at[entries], tape.last_forward[entries], tape.nbytes[entries]
+    crosses = (end > step) & (np.array(tape.outside, dtype=np.uint8)[entries] == 0)
     until = np.arange(steps)
     np.maximum.at(until, step[crosses], end[crosses])
-    held = np.flatnonzero(trace.last[made] >= steps)
-    held = held[np.unique(trace.block[made[held]], return_index=True)[1]]  # the first entry of every block
+    held = np.flatnonzero(trace.last[entries] >= steps)
+    held = held[np.unique(trace.block[entries[held]], return_index=True)[1]]  # the first entry of every block
     weight, crossing = np.zeros((2, steps), dtype=np.int64)
     np.add.at(weight, step[held], nbytes[held])
     np.add.at(crossing, step[crosses], nbytes[crosses])
@@ -65,22 +65,22 @@ def measure(tape: Tape) -> Cuts:
 def segments(
     cuts: Cuts, room: float, *, light: Collection[int] = (), window: float = WINDOWS[0]
 ) -> frozenset[int] | None:
-    """The nodes to repeat when segments end where their weight and what is kept before them reach ``room`` bytes.
+    """Return the nodes to repeat when segments end as their weight and the bytes kept before them reach ``room`` bytes.
 
-    The last segment, of which only ``light`` nodes are repeated, begins as early as the room allows.
+    The last segment, whose ``light`` nodes alone are repeated, begins as early as the room allows.
 
     Args:
         light: nodes to repeat in any case; in the last segment they weigh nothing.
-        window: a segment is at least this part of what the room allows.
+        window: a segment has at least this part of the length that the room allows.
 
     Returns:
         None when what has to be kept fills the room before the end.
     """
     steps = len(cuts.nodes)
     mine = cuts.can
-    again = mine & np.isin(cuts.nodes, np.array(list(light), dtype=np.int64))
+    light_steps = mine & np.isin(cuts.nodes, np.array(list(light), dtype=np.int64))
     weight = np.cumsum(np.where(mine, cuts.weight, 0))
-    heavy = np.cumsum(np.where(mine & ~again, cuts.weight, 0))
+    heavy = np.cumsum(np.where(mine & ~light_steps, cuts.weight, 0))
     fixed = np.cumsum(np.where(mine, 0, cuts.weight))
     crossing = np.where(mine, cuts.crossing, 0)
     kept = np.zeros(steps, dtype=bool)
@@ -107,7 +107,7 @@ def segments(
         behind, done = int(weight[cut]), int(heavy[cut])
         begin = cut + 1
     repeated = mine & ~kept
-    repeated[begin:] &= again[begin:]
+    repeated[begin:] &= light_steps[begin:]
     return frozenset(cuts.nodes[repeated].tolist())
 
 
@@ -121,7 +121,7 @@ def _across(cuts: Cuts, crossing: IntArray, kept: NDArray[np.bool_], begin: int,
 
 
 def least_room(cuts: Cuts, *, window: float = WINDOWS[0]) -> float:
-    """About the smallest room in which segments reach the end."""
+    """Return about the smallest room that lets segments reach the end."""
     high = float(cuts.weight.sum())
     low = high / max(len(cuts.nodes), 1)
     while high > low * 1.01:
@@ -143,7 +143,7 @@ def rooms(cuts: Cuts, count: int) -> list[float]:
 
 
 def square_root(tape: Tape, *, windows: Sequence[float] = WINDOWS) -> Price:
-    """The best choice of the rule: from the smallest room that works up, the one whose peak is least.
+    """The best choice of the rule: from the smallest room that works up, the choice with the least peak.
 
     Equal peaks prefer fewer seconds. The price of the empty set when no room lowers the peak.
     """

@@ -9,7 +9,7 @@ make. Three facts replace its walk over the steps by sums over intervals. A test
 2. An output that is an identity of its input shares the input's memory in any case, so both are one *value*, alive
    from the step that makes it to the last step that reads any part of it.
 3. Any other in-place merge happens exactly where a node is the only reader of a value at the value's last step. It
-   saves the bytes of the output during that one step: afterwards the input is gone anyway.
+   saves the bytes of the output during that step: afterwards the input is gone anyway.
 
 So the bytes alive are those of all values, each from its first to its last step, less the merges at their steps.
 """
@@ -32,14 +32,14 @@ from weftplan.planner.recompute.rewrite import repeatable
 Pair = tuple[int, int, int, bool]
 """(input slot, input entry, output entry, may share while others still read)."""
 Table = tuple[IntArray, IntArray, IntArray, IntArray]
-"""Of pairs: position of the node, input entry, output entry, how many pairs of the node come before this one."""
+"""Of pairs: position of the node, input entry, output entry, how many pairs of the node come before it."""
 Merges = tuple[IntArray, IntArray, IntArray]
 """Of outputs that take an input's memory: input entry, output entry, step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a choice costs."""
+    """The cost of a choice."""
 
     peak: int
     """Most bytes alive at once, summed over devices."""
@@ -64,10 +64,10 @@ class Trace:
 
 
 def pressure(live: IntArray) -> IntArray:
-    """What each step asks of the peak: what is alive on one device and the peaks of the others, for the worst device.
+    """Return the need of each step: live bytes of one device and the peaks of the others, for the worst device.
 
-    The most of all steps is the peak: that is a sum over devices, each with a moment of its own, while the sum of what
-    is alive at a step may be less at every step. With one device it is what is alive.
+    The most of all steps is the peak: that is a sum over devices, each with a moment of its own, while the sum of
+    live bytes may be less at every step. With one device the need is its live bytes.
 
     Args:
         live: bytes alive, (devices, steps).
@@ -83,7 +83,7 @@ def pressure(live: IntArray) -> IntArray:
 class Tape:
     """A training graph, without recomputation, prepared for many prices.
 
-    ``assignment`` is that of its plan, which says what gradient sums are accumulated in place, ``options`` are
+    ``assignment`` is that of its plan, which lists gradient sums in place, ``options`` are
     those of that plan, and ``seconds`` is the cost of every node.
     """
 
@@ -111,7 +111,7 @@ class Tape:
         self.workspace = scratch_of(program, added=assignment.added, skipped=assignment.skipped) if counted else {}
         self.pairs = [self._pairs(nid, offers=options.enable_inplace) for nid in range(graph.num_nodes)]
         self.nbytes = np.tile(np.array(program.nbytes, dtype=np.int64), 2)
-        """Bytes of each entry, those of twins behind the others."""
+        """Bytes of each entry, those of twins after the others."""
         self._nodes = np.array(program.order, dtype=np.int64)
         self.made = np.array([e for nid in self.forward for e in self.outputs[nid]], dtype=np.int64)
         """Entries that the forward part makes."""
@@ -183,7 +183,7 @@ class Tape:
         return self.look(chosen)[0]
 
     def look(self, chosen: Collection[int]) -> tuple[Price, IntArray]:
-        """The price, and what each step asks of its peak, scratch included (:func:`pressure`)."""
+        """Return the price, and the need of each step, scratch included (:func:`pressure`)."""
         steps = self._steps(chosen)
         live = self._live(steps)
         node = np.empty(steps.total, dtype=np.int64)
@@ -221,7 +221,7 @@ class Tape:
         mask = np.zeros(len(self.forward), dtype=np.bool_)
         if chosen:
             mask[self._place[np.fromiter(chosen, dtype=np.int64, count=len(chosen))]] = True
-        # First backward step that needs each twin: through its readers among the twins, later ones first.
+        # First backward step that needs each twin: through its readers among the twins, later twins first.
         never = len(self.backward)
         trigger: list[int] = np.where(mask, self._first_reader, never).tolist()
         readers = self._readers
@@ -250,11 +250,11 @@ class Tape:
     def _reads(self, steps: _Steps) -> tuple[IntArray, IntArray]:
         """(step, entry) of all reads."""
         step, entry = self._forward_reads
-        again = steps.mask[step]
+        repeated = steps.mask[step]
         step_back, entry_back = self._backward_reads
         return (
-            np.concatenate([step, steps.step_of_twin[step[again]], steps.at_backward[step_back]]),
-            np.concatenate([entry, self._shifted(steps, entry[again]), self._shifted(steps, entry_back)]),
+            np.concatenate([step, steps.step_of_twin[step[repeated]], steps.at_backward[step_back]]),
+            np.concatenate([entry, self._shifted(steps, entry[repeated]), self._shifted(steps, entry_back)]),
         )
 
     def _held_until(self, steps: _Steps) -> IntArray:
@@ -263,20 +263,20 @@ class Tape:
         return np.where(at < ahead, at, steps.at_backward[np.maximum(at - ahead, 0)] if self.backward else at)
 
     def _made(self, steps: _Steps) -> IntArray:
-        """Per entry: the step that makes it; -1 where it is not made or has no memory."""
-        made = np.full(2 * self.num_entries, -1, dtype=np.int64)
+        """Per entry: the step that makes it; -1 if it is not made or has no memory."""
+        maker_step = np.full(2 * self.num_entries, -1, dtype=np.int64)
         at = self.made_at[self.made]
-        made[self.made] = at
-        made[self.made + self.num_entries] = steps.step_of_twin[at]
-        made[self._made_behind] = steps.at_backward[self._behind_at]
-        made[self._without_memory] = -1
-        return made
+        maker_step[self.made] = at
+        maker_step[self.made + self.num_entries] = steps.step_of_twin[at]
+        maker_step[self._made_behind] = steps.at_backward[self._behind_at]
+        maker_step[self._without_memory] = -1
+        return maker_step
 
     def _instances(self, steps: _Steps, tables: tuple[Table, Table]) -> list[IntArray]:
         """(step, input entry, output entry, rank) of the pairs of all nodes that run."""
         ahead, (owner, source, out, rank) = tables
-        again = steps.mask[ahead[0]]
-        owner_of_twin, source_of_twin, out_of_twin, rank_of_twin = (column[again] for column in ahead)
+        repeated = steps.mask[ahead[0]]
+        owner_of_twin, source_of_twin, out_of_twin, rank_of_twin = (column[repeated] for column in ahead)
         twins = (
             steps.step_of_twin[owner_of_twin],
             self._shifted(steps, source_of_twin),

@@ -1,8 +1,8 @@
 """The trade of time for memory of one graph: which nodes to repeat for every budget worth having.
 
 The curve is computed whole and does not depend on any budget that a user names, so that answers taken from it are
-monotone: a larger budget never costs more time. Everything priced on the way is remembered, and the curve is what is
-not dominated.
+monotone: a larger budget never costs more time. Everything priced on the way is remembered, and the curve has the
+choices that no other dominates.
 
 1. Seeds: nothing; all nodes whose time per byte is below a threshold, for several thresholds; and each of these sets
    together with the square-root rule in rooms of many sizes, which repeats the early part of the graph whole.

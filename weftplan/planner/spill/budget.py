@@ -1,9 +1,9 @@
 """A budget with a third choice: keep a forward result, compute it again, or send it to a home and fetch it back.
 
 Recomputation proposes a curve of graphs; on top of several of them results are sent away one by one (:mod:`.search`).
-Of all those choices, the ones that no other beats in bytes and seconds are planned by the real planner, the fastest
-first, until one fits. Recomputation alone stays in the race. Homes do not count against the budget: they are what the
-device is relieved to.
+Of all those choices, those that no other beats in bytes and seconds are planned by the real planner, the fastest
+first, until one fits. Recomputation alone stays in the race. Homes do not count against the budget: they
+relieve the device.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from weftplan.planner import recompute
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.spill.place import places
+from weftplan.planner.spill.links import places
 from weftplan.planner.spill.rewrite import spilled
 from weftplan.planner.spill.search import Choice, Search
 from weftplan.planner.strategies import Draft, assignment, plan_graph
 
 BASES = 4
-"""So many points of the recomputation curve get spills on top."""
+"""How many points of the recomputation curve get spills on top."""
 MOST_STEPS = 3000
 """Longer graphs choose between recomputation and spills for all results at once: the curve of both takes too long."""
 
@@ -49,7 +49,7 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
     step = sum(seconds[nid] for nid in program.order)
     smallest = memory.peak
     choices = _curve(start, options, recompute.Price(memory.peak, 0.0, ()), cost)
-    # Nothing is faster than copies that nobody waits for, so these need not be compared with anything.
+    # Nothing is faster than copies without a wait, so these need not be compared with anything.
     best, _ = _first_that_fits(start, options, [c for c in choices if c.seconds == 0.0], give_up=True)
     if best is None:
         if program.num_forward < len(program.order) <= MOST_STEPS:
@@ -63,8 +63,8 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
         except BudgetError as error:
             smallest = min(smallest, error.smallest or smallest)
         else:
-            again = cost(alone.program)
-            if best is None or sum(again[nid] for nid in alone.program.order) - step <= best[1].seconds:
+            alone_seconds = cost(alone.program)
+            if best is None or sum(alone_seconds[nid] for nid in alone.program.order) - step <= best[1].seconds:
                 return alone
     if best is not None:
         draft, choice = best
@@ -76,12 +76,12 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
 
 
 def _curve(start: Draft, options: PlanOptions, repeated: recompute.Price, cost: recompute.Cost) -> list[Choice]:
-    """Choices that send results elsewhere from the graph in which what has this price is ``repeated``."""
-    program, found = start.program, start.assignment
+    """Return choices that send results elsewhere from the graph that repeats the twins of a price."""
+    program, shared = start.program, start.assignment
     if repeated.twins:
         program = recompute.repeat(program, repeated.twins)
-        found = assignment(program, options)
-    choices = Search(Buffers(program, found, options=options), cost(program)).choices()
+        shared = assignment(program, options)
+    choices = Search(Buffers(program, shared, options=options), cost(program)).choices()
     return _undominated(
         [replace(choice, seconds=repeated.seconds + choice.seconds, twins=repeated.twins) for choice in choices]
     )
@@ -96,7 +96,7 @@ def _spread(points: Sequence[recompute.Price]) -> list[recompute.Price]:
 
 
 def _undominated(choices: Sequence[Choice]) -> list[Choice]:
-    """What no other choice beats: seconds (and at equal seconds the bytes copied) rise, peaks fall strictly."""
+    """Return the choices that no other beats: seconds (if equal the bytes copied) rise, peaks fall strictly."""
     return recompute.undominated(sorted(choices, key=lambda choice: (choice.seconds, choice.copied, choice.peak)))
 
 

@@ -1,10 +1,10 @@
-"""The rewrite behind spilling: a forward result goes to a home, and the backward part reads what comes back.
+"""The rewrite of spilling: a forward result goes to a home, and the backward part reads its copy.
 
     forward      x = op(...)  ...  x_spill = copy of x, in its home
     backward     x_fetch = copy of x_spill, on the device  ...  readers of x read x_fetch
 
-Where the copies stand in the order decides how long the memory of the result is taken: up to the copy out, and from the
-copy back. Slots of which only the shape matters go on naming the first node. The given graph stays as it is.
+The positions of the copies in the order decide how long the memory of the result is taken: up to the copy out, and
+from the copy back. Slots whose shape alone matters go on naming the first node. The given graph stays as it is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Spill:
         entry: its id.
         out: the copy out stands before this step, at most the number of forward steps.
         back: the copy back stands before this step.
-        home: where it waits.
+        home: its place meanwhile.
     """
 
     entry: int
@@ -42,7 +42,7 @@ class Spill:
 
 
 def spilled(program: Program, spills: Sequence[Spill]) -> Program:
-    """The graph in which ``spills`` go to their homes; copies to them are part of its forward part."""
+    """Return the graph that sends ``spills`` to their homes; copies to them are part of its forward part."""
     graph = program.graph
     changed = Rewrite(program)
     outs: dict[int, list[int]] = {}

@@ -1,11 +1,11 @@
 """Which forward results wait elsewhere: from none to all that help, one curve per graph.
 
 A result may go when the backward part reads it, nothing else in its buffer is read there, and its device has a home.
-It goes to the first home that has room for it beside those that went before. The search starts with nothing away and
+It goes to the first home that has room for it next to those that went before. The search starts with nothing away and
 descends a ladder of targets. As long as more is alive than the target, it looks at the fullest moment of the fullest
 device and sends away what is idle then. First comes what is gone by then without anybody waiting, and of that what
 frees most bytes for longest per second of copying; then what costs least waiting per byte. The times of copies
-(:mod:`.timetable`) are found anew every time, because one more copy delays others. What is found at every rung is a
+(:mod:`.links`) are computed every time, because one more copy delays others. Every rung gives a
 point of the curve, with its peak (the lower bound of the plan that the planner would make) and the seconds that copies
 hold the computation up.
 
@@ -23,17 +23,16 @@ from weftplan.planner.buffers import Buffers, alignment_of
 from weftplan.planner.graph import IntArray
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Price
-from weftplan.planner.spill.place import PCIE, Place, places
+from weftplan.planner.spill.links import PCIE, Idle, Place, StepTimes, places
 from weftplan.planner.spill.rewrite import Spill
-from weftplan.planner.spill.timetable import Idle, StepTimes
 from weftplan.planner.stopping import asked
 
 SMALLEST = 4096
-"""Results below so many bytes stay: their copies cost more time than they free memory."""
+"""Smaller results stay: their copies cost more time than they free memory."""
 RUNG = 0.97
 """Each target is this part of the peak before."""
 TRIALS = 4
-"""So many results are tried for one moment in each of the two ways."""
+"""How many results are tried for one moment in each of the two ways."""
 SENDS = 4
 """The whole search sends results away, or hurries them, so often per result that may leave."""
 
@@ -44,7 +43,7 @@ class Choice(Price):
 
     spills: tuple[Spill, ...]
     copied: int
-    """Bytes that leave: of equally fast choices, the one that copies less is the better."""
+    """Bytes that leave: of equally fast choices, the choice that copies less is better."""
 
 
 class Search:
@@ -67,11 +66,11 @@ class Search:
         self._idle = [self._candidates(program, buffers, device) for device in self._devices]
 
     def _candidates(self, program: Program, buffers: Buffers, device: int) -> list[Idle]:
-        """What may leave ``device``, in the order in which it is made."""
+        """Return the results that may leave ``device``, in the order of their steps."""
         turn, order = self._num_forward, program.order
         row = program.graph.row
         group = buffers.entry_group
-        made: dict[int, int] = {}
+        maker_step: dict[int, int] = {}
         used: dict[int, int] = {}
         wanted: dict[int, int] = {}
         read_later: dict[int, set[int]] = {}
@@ -81,22 +80,22 @@ class Search:
                     continue
                 if step < turn:
                     used[group[e]] = step
-                elif e in made:
+                elif e in maker_step:
                     wanted.setdefault(e, step)
                     read_later.setdefault(group[e], set()).add(e)
             if step < turn:
                 for e in range(row[nid], row[nid + 1]):
                     if group[e] >= 0 and program.device[nid] == device:
-                        made[e] = step
+                        maker_step[e] = step
                         used[group[e]] = step
         shared = (row[nid] + pair.output for nid, work in enumerate(program.graph.works) for pair in work.over)
         held = {group[e] for e in (*program.graph.outputs, *program.held, *shared)}
-        found = []
-        for e, step in made.items():
+        candidates = []
+        for e, step in maker_step.items():
             g = group[e]
             if read_later.get(g) == {e} and g not in held and program.nbytes[e] >= SMALLEST:
-                found.append(Idle(e, g, program.nbytes[e], step, used[g], wanted[e], turn, turn))
-        return found
+                candidates.append(Idle(e, g, program.nbytes[e], step, used[g], wanted[e], turn, turn))
+        return candidates
 
     def choices(self) -> list[Choice]:
         """The curve, beginning with nothing on the host; peaks fall strictly."""
@@ -121,7 +120,7 @@ class Search:
         return int(live[self._counted].max(axis=1, initial=0).sum())
 
     def _measured(self, chosen: Sequence[Sequence[Idle]]) -> tuple[Choice, IntArray]:
-        """What it comes to, and the bytes alive on each device."""
+        """Return the choice, and the bytes alive on each device."""
         live = self._live.copy()
         spills: list[Spill] = []
         copied, stall = 0, 0.0
@@ -131,7 +130,7 @@ class Search:
             stall += late + early
             for one, out, back in zip(idle, outs, backs, strict=True):
                 start = max(one.used + 1, out)
-                if start < back:  # others have delayed it so much that it would never be away
+                if start < back:  # others have delayed it until it would never be away
                     assert one.place is not None
                     live[device, start:back] -= self._held[one.group]
                     spills.append(Spill(one.entry, out, back, one.place.context))
@@ -154,7 +153,7 @@ class Search:
                     chosen[k].append(one)
                     live[:] = self._measured(chosen)[1]
                     return True
-            # Who is on the way already, but not in time, may be waited for too.
+            # Results on the way already, but not in time, may be waited for too.
             one_way = self._times.leaving if moment < self._num_forward else self._times.returning
             steps, waited = one_way(chosen[k])
             slow = [
@@ -196,7 +195,7 @@ class Search:
             self._room[one.place.home] = room - self._bytes_in(one.place, one)
 
     def _bytes_in(self, place: Place, one: Idle) -> int:
-        """Bytes that ``one`` takes in a home, where results lie one behind the other."""
+        """Bytes that ``one`` takes in a home, which holds results one after another."""
         unit = self._alignment or alignment_of(place.context)
         return -(-one.nbytes // unit) * unit
 

@@ -1,8 +1,8 @@
-"""What a node costs: modelled seconds, or measured ones where the caller has them.
+"""The cost of a node: modelled seconds, or measured seconds if the caller has them.
 
 The model is a roofline: a node takes as long as its arithmetic or its memory traffic, whichever is longer, plus a fixed
-cost of being called. Only ratios matter to the search (which results are cheap to repeat, and what part of a step the
-repetition is), so two rough machines are enough: a few host cores under NumPy, and a current accelerator.
+cost of being called. Only ratios matter to the search (which results are cheap to repeat, and how long that takes in a
+step), so two rough machines are enough: a few host cores under NumPy, and a current accelerator.
 
 What an operator computes is counted in :mod:`weftplan.ops.core.cost`; pooling also sweeps its output once for every
 element of its window.
@@ -19,7 +19,7 @@ from weftplan.errors import PlanError
 from weftplan.ops.core import cost
 from weftplan.ops.core.schema import Req, Shape
 from weftplan.ops.fusion.relu import layer_of
-from weftplan.planner.planned_steps import PlannedSteps
+from weftplan.planner.drafts import PlannedSteps
 from weftplan.planner.program import Program
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.symbol.node import Node
@@ -38,10 +38,10 @@ class Machine:
 
 
 HOST = Machine(flops=3.0e10, bandwidth=1.0e10, call=2.0e-6)
-"""Two cores under NumPy. Kernels measured there, beside other work: convolutions 1e10 to 2e10 operations per second,
+"""Two cores under NumPy. Kernels measured there, next to other work: convolutions 1e10 to 2e10 operations per second,
 batch norm 0.9e10 to 1.2e10 bytes per second, activations 2e10; a quiet machine is faster at the products."""
 ACCELERATOR = Machine(flops=3.0e13, bandwidth=2.0e12, call=5.0e-6)
-"""A data-centre card without reduced precision: taken from data sheets, at about half of what they state."""
+"""A data-centre card without reduced precision: taken from data sheets, at about half of their figures."""
 
 
 def _machine(context: Context) -> Machine:
@@ -50,7 +50,7 @@ def _machine(context: Context) -> Machine:
 
 
 def node_seconds(program: Program, measured: Mapping[str, float] | None = None) -> list[float]:
-    """Seconds of every node of a graph (0 for variables): ``measured`` ones by node name, where there are, or modelled.
+    """Seconds of every node of a graph (0 for variables): ``measured`` by node name, or else modelled.
 
     A twin costs what its original costs.
 

@@ -61,12 +61,12 @@ def plan(
             keywords, as for ``simple_bind``: ``net.plan(data=(32, 784))``.
         train: with the backward part; without it ``grad_req`` is ignored.
         grad_req: ``write``, ``add`` or ``null`` for all arguments, or a dictionary by name (missing: null). The default
-            is what ``Module`` trains: the arguments whose shape is not given and whose name does not end in ``label``.
+            is ``Module``'s choice: arguments whose shape is not given and whose name does not end in ``label``.
             ``simple_bind`` writes the gradient of every argument by default; ``"write"`` plans that.
-        dtype: one dtype for all variables named in ``shapes``, or dtypes by name; what nothing says is float32.
+        dtype: one dtype for all variables named in ``shapes``, or dtypes by name; float32 is the default.
             Without the package ml_dtypes ``bfloat16`` is planned as float16, which takes the same bytes.
         budget: most bytes that everything together may take (:attr:`MemoryPlan.total`), such as ``"2GB"``, or ``"80%"``
-            of the memory of the device; forward results are computed again in the backward part where that is needed
+            of the memory of the device; forward results are computed again in the backward part if that is needed
             to fit, for the least time. With several devices that have memory of their own it is the budget of each.
         strategy: ``auto``, ``arena``, ``match_range`` or ``none`` (:class:`PlanOptions`).
         order: ``best`` lets the planner choose the order of execution, ``given`` forbids it.
@@ -99,8 +99,8 @@ def plan(
     Traceback (most recent call last):
     ...
     weftplan.errors.BudgetError: the budget is 1,000 bytes, but 4,000 bytes of arguments, gradients and states and a \
-planned peak of 4,032 bytes (of 4,032 without recomputation) are needed; the smallest budget found that works is 8032: \
-raise it to that, or use a smaller batch
+planned peak of 4,032 bytes (of 4,032 without recomputation) are needed; the smallest budget found that works is 8032 \
+(7.84 KiB): raise it to that, or use a smaller batch
     """
     known, overrides = _sorted_out(symbol, shapes or {}, more)
     chosen = (PlanOptions.from_environment() if options is None else options).replace(**overrides)
@@ -128,15 +128,15 @@ raise it to that, or use a smaller batch
     def again(*, batch: int | None = None, budget: int | str | None = None) -> MemoryPlan:
         asked = question if batch is None else replace(question, shapes=with_batch(question.shapes, batch))
         limit = None if budget is None else bytes_of(budget, contexts[0])
-        found = slots.PLAN_ON_SEVERAL.get()(asked, contexts, limit) if several else asked.on_one(contexts[0], limit)
-        return replace(found, again=again, notes=(*notes, *found.notes))
+        memory = slots.PLAN_ON_SEVERAL.get()(asked, contexts, limit) if several else asked.on_one(contexts[0], limit)
+        return replace(memory, again=again, notes=(*notes, *memory.notes))
 
     return again(budget=budget)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be planned, checked and complete, but for devices and a budget.
+    """A question to the planner, checked and complete, but for devices and a budget.
 
     What Module holds on several devices is planned in ``weftplan.training.memory``, which asks for one after the other.
     """
@@ -169,15 +169,24 @@ class Question:
         def states(planned: PlannedGraph) -> int:
             return sum(state for _, _, state in trained_sizes(planned, self.shapes, optimizer=self.optimizer).values())
 
-        found = self.within(context, budget, besides=states)
-        if self.optimizer is None:
-            return found.memory
-        return replace(found.memory, external_bytes={**found.memory.external_bytes, "optimizer_states": states(found)})
+        planned = self.within(context, budget, besides=states)
+        kept = {} if self.optimizer is None else {"optimizer_states": states(planned)}
+        external = {**planned.memory.external_bytes, **kept}
+        return replace(planned.memory, external_bytes=external, input_bytes=self.input_bytes(planned))
+
+    def input_bytes(self, planned: PlannedGraph) -> int:
+        """Return the bytes of the arguments that are no parameters."""
+        sizes, row = planned.memory.entry_nbytes, planned.graph.row
+        inputs = [nid for name, nid in planned.arguments.items() if nid >= 0 and not is_parameter(name, self.shapes)]
+        return sum(int(sizes[row[nid]]) for nid in inputs)
 
     def within(self, context: Context, budget: int | None, *, besides: Any = lambda planned: 0) -> PlannedGraph:
-        """The plan of one executor and of what is ``besides`` it, in at most ``budget`` bytes."""
+        """Return the plan of one executor in at most ``budget`` bytes, with the bytes ``besides`` it."""
         sized = self.sized(context)
-        return sized.plan() if budget is None else plan_within(sized.plan, self.options, budget=budget, besides=besides)
+        planned = (
+            sized.plan() if budget is None else plan_within(sized.plan, self.options, budget=budget, besides=besides)
+        )
+        return replace(planned, memory=replace(planned.memory, pass_seconds=sized.seconds))
 
 
 def parameters_only(symbol: Any, shapes: Mapping[str, Shape], *, inputs: bool = False) -> str | dict[str, str]:
@@ -203,7 +212,7 @@ def _sorted_out(
     """(shapes by name, plan options) among the keywords.
 
     Raises:
-        PlanError: a keyword is neither, or a shape is given for what the symbol, if it is one, does not have.
+        PlanError: a keyword is neither, or a shape is given for a name that the symbol does not have.
     """
     inputs: list[str] = []
     if hasattr(symbol, "list_arguments"):
@@ -279,7 +288,7 @@ def trained_sizes(
         raise PlanError(
             f"optimizer must be a name, an optimizer or a number of arrays per parameter, got {optimizer!r}"
         )
-    found = {}
+    sizes = {}
     for name, e in planned.gradients.items():
         if name in known or planned.grad_req[name] == Req.NULL:
             continue
@@ -289,5 +298,5 @@ def trained_sizes(
         else:
             facts = planned.shapes[e], planned.dtypes[e]
             state = optimizer * nbytes if isinstance(optimizer, int) else optimizer.kept_bytes(*facts)
-        found[name] = (prod(planned.shapes[e]), nbytes, state)
-    return found
+        sizes[name] = (prod(planned.shapes[e]), nbytes, state)
+    return sizes

@@ -1,6 +1,6 @@
-"""The graph below a symbol in numbers, and what its operators say about each node.
+"""The graph below a symbol in numbers, with the memory effects that operators declare for each node.
 
-This is where the neutral graph of the planner's core comes from. Nodes are numbered by depth-first post-order from the
+The neutral graph of the planner's core is made here. Nodes are numbered by depth-first post-order from the
 heads (MXNet's order: for each node first its inputs, then its control dependencies). Hidden outputs have ids too.
 
 Nothing here recurses: chains of 10^6 nodes are ordinary input.
@@ -9,6 +9,7 @@ Nothing here recurses: chains of 10^6 nodes are ordinary input.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
@@ -30,39 +31,24 @@ Kinds = dict[tuple[int, int, bool | None], tuple[Work, int]]
 """By operator, parameters and forced repetition what nodes do, and how many outputs they have."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class IndexedGraph(Graph):
-    """Nodes in numbers, each with the object that says what it computes.
+    """Nodes in numbers, each with the object that has its operator and parameters.
 
-    The object of a node of the symbol is that node itself. What a node reads and waits for is in this graph alone.
+    The object of a node of the symbol is that node itself. Its edges are in this graph alone.
     """
 
     nodes: list[Node]
+    names: Sequence[str] = ()
+    """By default those of the nodes."""
 
-    def __init__(
-        self,
-        nodes: list[Node],
-        *,
-        works: Sequence[Work],
-        inputs: list[list[int]],
-        controls: list[list[int]],
-        counts: Sequence[int],
-        heads: Iterable[int],
-        names: Sequence[str] | None = None,
-        again: frozenset[int] = frozenset(),
-    ) -> None:
-        self.nodes = nodes
-        super().__init__(
-            names=[node.name for node in nodes] if names is None else names,
-            works=works,
-            inputs=inputs,
-            controls=controls,
-            counts=counts,
-            heads=heads,
-            again=again,
-        )
+    def __post_init__(self, counts: Sequence[int], heads: Iterable[int]) -> None:
+        """Number the entries."""
+        self.names = self.names or [node.name for node in self.nodes]
+        super().__post_init__(counts, heads)
 
     def output_name(self, nid: int, index: int) -> str:
-        """What the operator calls it, as ``list_outputs`` writes it."""
+        """Return the operator's name for it, as ``list_outputs`` writes it."""
         node = self.nodes[nid]
         assert node.op is not None
         return node.op.output_names(node.params)[index]
@@ -94,7 +80,7 @@ def indexed(entries: Iterable[Entry], order: Order | None = None) -> IndexedGrap
             raise PlanError(_no_such_output(entry, "the list of outputs"))
     none: list[int] = []
     return IndexedGraph(
-        nodes,
+        nodes=nodes,
         works=works,
         inputs=inputs,
         controls=[[nid[dep] for dep in node.control_deps] if node.control_deps else none for node in nodes],
@@ -104,8 +90,11 @@ def indexed(entries: Iterable[Entry], order: Order | None = None) -> IndexedGrap
 
 
 def works_of(nodes: Sequence[Node], kinds: Kinds | None = None) -> tuple[list[Work], list[int]]:
-    """What each node does, and how many outputs it has. Nodes of one kind share one object: repeated layers ask once,
-    since the parser gives equal parameters one dictionary, and later graphs are told what the first was told."""
+    """Return the effects of each node, and its number of outputs.
+
+    Nodes of one kind share one object: repeated layers ask once, since the parser gives equal parameters one
+    dictionary, and later graphs use the answers of the first.
+    """
     known: Kinds = {} if kinds is None else kinds
     works: list[Work] = []
     counts: list[int] = []
@@ -120,16 +109,16 @@ def works_of(nodes: Sequence[Node], kinds: Kinds | None = None) -> tuple[list[Wo
         attrs = node.attrs
         force = _forced(node) if FORCE in attrs or OLD_FORCE in attrs else None
         key = (id(op), id(node.params), force)
-        found = known.get(key)
-        if found is None:
-            found = known[key] = _settled.answer(op, node.params, (force,), partial(_work, op, node.params, force))
-        works.append(found[0])
-        counts.append(found[1])
+        kind = known.get(key)
+        if kind is None:
+            kind = known[key] = _settled.answer(op, node.params, (force,), partial(_work, op, node.params, force))
+        works.append(kind[0])
+        counts.append(kind[1])
     return works, counts
 
 
 def work_of(node: Node, kinds: Kinds | None = None) -> tuple[Work, int]:
-    """What one node does, and how many outputs it has; ``kinds`` are those of nodes whose parameters are held."""
+    """Return effects and number of outputs of one node; ``kinds`` are those of nodes whose parameters are held."""
     (work,), (count,) = works_of([node], kinds)
     return work, count
 
@@ -172,8 +161,8 @@ def _forced(node: Node) -> bool | None:
 def rules_of(name: str, force: bool | None) -> frozenset[str]:
     """The rules that repeat a node of operator ``name``, whose attribute is ``force``.
 
-    ``mxnet`` is the rule of MXNet 1.x, where the attribute adds nodes only; ``echo`` that of its echo pass, where the
-    attribute decides either way. Neither repeats Dropout.
+    ``mxnet`` is the rule of MXNet 1.x, whose attribute adds nodes only; ``echo`` that of its echo pass, whose attribute
+    decides either way. Neither repeats Dropout.
 
     >>> sorted(rules_of("Activation", None)), sorted(rules_of("Activation", False))
     (['echo', 'mxnet'], ['mxnet'])

@@ -1,4 +1,4 @@
-"""Who computes each node, and the scratch that the chosen kernels declare.
+"""The implementation of each node, and the scratch that the chosen kernels declare.
 
 The implementations are those of :mod:`weftplan.ops.core.implementations`; the executor obeys what is chosen here.
 """
@@ -53,23 +53,24 @@ def operator_choices(
             continue
         assert last is not None
         start, end, reads = row[nid], row[nid + 1], inputs[nid]
-        facts = [shapes[e] for e in reads], [dtypes[e] for e in reads], shapes[start:end], dtypes[start:end]
+        ins = list(map(shapes.__getitem__, reads)), list(map(dtypes.__getitem__, reads))
+        facts = *ins, shapes[start:end], dtypes[start:end]
         gpu = last.device_id if where == "gpu" else None
         key = (id(op), id(node.params), last.device_type, gpu, *facts[0], *facts[1], *facts[2], *facts[3])
-        found = known.get(key)
-        if found is None:
+        answer = known.get(key)
+        if answer is None:
             ask = partial(_choice, node, facts, last.device_type, where, options)
             if gpu is not None:
                 with planned_for(gpu):
-                    found = known[key] = ask()
-            elif where != "host" or options.autotune or node.params.get("cudnn_tune"):  # may be measured anew
-                found = known[key] = ask()
+                    answer = known[key] = ask()
+            elif where != "host" or options.autotune or node.params.get("cudnn_tune"):  # may be measured again
+                answer = known[key] = ask()
             else:
                 more = (options.kernels, offered.get(op.name), *key[2:])
-                found = known[key] = _settled.answer(op, node.params, more, ask)
-        choices[nid] = found[0]
-        if found[1]:
-            needs[nid] = found[1]
+                answer = known[key] = _settled.answer(op, node.params, more, ask)
+        choices[nid] = answer[0]
+        if answer[1]:
+            needs[nid] = answer[1]
     return choices, needs
 
 

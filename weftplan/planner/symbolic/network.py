@@ -1,8 +1,8 @@
-"""A symbol's graph on its way to a plan, in numbers, and the one way in which passes change it.
+"""A symbol's graph on its way to a plan, in numbers, and the way in which passes change it.
 
-A :class:`Network` is a numbered graph with what the caller wants of it. Passes read it and make another one through an
+A :class:`Network` is a numbered graph with the requests of the caller. Passes read it and make another one through an
 :class:`Edit`: they add nodes, say which values stand for others, and the rest follows. No given network is changed, and
-no node of a symbol: those are read for what they compute, never for what they are connected to.
+no node of a symbol: those are read for operators and parameters, never for their edges.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from weftplan.errors import PlanError
 from weftplan.ops.core.schema import DType, Op, Params, Req, Shape
 from weftplan.planner.graph import Work
 from weftplan.planner.labels import Pass
+from weftplan.planner.rewiring import renumbered
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph, Kinds, work_of
+from weftplan.symbol.inference.rules import DTYPES, SHAPES
 from weftplan.symbol.node import Node
 
 ALIKE = ("__ctx_group__", "ctx_group", "__force_mirroring__", "force_mirroring")
-"""Attributes in which two nodes must agree to become one: device and recomputation."""
+"""Attributes that must be equal if two nodes are to become one: device and recomputation."""
 _ALIKE = frozenset(ALIKE)
 
 
@@ -38,13 +40,13 @@ class Network:
     states: dict[str, int]
     """Auxiliary state name -> its node, likewise."""
     requests: dict[str, Req]
-    """What the caller wants of the gradient of each argument."""
+    """The grad_req of each argument."""
     wanted: tuple[str, ...] = ()
     """Arguments that have a gradient."""
     head_grads: tuple[int, ...] = ()
     """Per output the variable ``_head_grad_<i>``, -1 when no gradient reads it."""
     shapes: Sequence[Shape] = ()
-    """Of the entries as far as they are known: none, those of the forward part, which come first, or all."""
+    """Per entry; empty until they are inferred, before anything is added to the symbol's graph."""
     dtypes: Sequence[DType] = ()
     reports: tuple[Pass, ...] = ()
     """The passes that ran."""
@@ -62,28 +64,28 @@ class Network:
     @property
     def num_forward(self) -> int:
         """How many nodes are the forward part; they come first."""
-        return max(self.graph.entry_node[e] for e in self.outputs) + 1
+        return max(map(self.graph.entry_node.__getitem__, self.graph.outputs[: self.num_outputs])) + 1
 
     def check(self) -> None:
-        """Raise PlanError unless the numbers agree with one another: what debug mode asks after each pass."""
-        graph, made = self.graph, 0
+        """Raise PlanError unless the numbers agree with one another; debug mode calls it after each pass."""
+        graph, entries = self.graph, 0
         for nid, (inputs, controls) in enumerate(zip(graph.inputs, graph.controls, strict=True)):
             if any(not 0 <= e < graph.row[nid] for e in inputs) or any(not 0 <= dep < nid for dep in controls):
                 raise PlanError(f"node {nid} ({graph.names[nid]!r}) needs something that comes after it")
-            made += graph.row[nid + 1] - graph.row[nid]
-        if len(self.devices) != graph.num_nodes or made != graph.num_entries:
-            raise PlanError(f"{graph.num_nodes} nodes have {len(self.devices)} devices and {made} entries")
-        if len(self.shapes) not in (0, graph.row[self.num_forward], graph.num_entries):
+            entries += graph.row[nid + 1] - graph.row[nid]
+        if len(self.devices) != graph.num_nodes or entries != graph.num_entries:
+            raise PlanError(f"{graph.num_nodes} nodes have {len(self.devices)} devices and {entries} entries")
+        if len(self.shapes) not in (0, graph.num_entries):
             raise PlanError(f"{graph.num_entries} entries have {len(self.shapes)} shapes")
         if len(self.shapes) != len(self.dtypes) or len(self.gradients) != len(self.wanted):
             raise PlanError(f"{len(self.shapes)} shapes, {len(self.dtypes)} dtypes, {len(self.gradients)} gradients")
 
 
 class Edit:
-    """A network in the making. Nodes and entries keep the numbers that they have in the given one; new ones follow.
+    """A network in the making. Nodes and entries keep their numbers in the given network; new numbers follow.
 
-    Every entry that a caller names is one of the given network or a new one; whatever :meth:`stand_for` says of it is
-    applied in the end, to new nodes as to given ones. So nodes can be added in any order.
+    Every entry that a caller names is of the given network or new; whatever :meth:`stand_for` says of it is applied in
+    the end, to all nodes. So nodes can be added in any order.
     """
 
     def __init__(self, network: Network) -> None:
@@ -100,7 +102,7 @@ class Edit:
         self.devices = list(network.devices)
         self.heads = list(graph.outputs)
         self._kinds: Kinds = {}
-        self._like: dict[int, int] = {}
+        self._like: dict[int, Sequence[int]] = {}
         self._entries: dict[int, int] = {}
         self._nodes: dict[int, int | None] = {}
 
@@ -115,6 +117,7 @@ class Edit:
         attrs: dict[str, str] | None = None,
         controls: Iterable[int] = (),
         like: Sequence[int] | None = None,
+        kind: tuple[Work, int] | None = None,
     ) -> int:
         """Add a node; return its first entry.
 
@@ -122,41 +125,26 @@ class Edit:
             op: the operator; None for a variable.
             name: the node's name.
             inputs: the entries that it reads.
-            main: the node in whose place it is: its device and its line of the user's code.
-            params: parsed parameters; nodes with equal ones should share one dictionary.
+            main: the node that gives it a device and a line of the user's code.
+            params: parsed parameters; nodes with equal parameters should share one dictionary.
             attrs: attributes as text.
             controls: nodes that it waits for.
-            like: given entries with the shapes and dtypes of its outputs, when those are known.
+            like: given entries with the shapes and dtypes of its outputs; by default its operator infers them.
+            kind: its effects and its number of outputs, if the caller has them.
         """
+        first, nid = len(self.makers), len(self.nodes)
         created_at = self.nodes[main].created_at if main >= 0 else None
         node = Node(op, name, attrs=attrs, params={} if params is None else dict_of(params), created_at=created_at)
-        work, count = work_of(node, self._kinds)
-        device = self.devices[max(main, 0)]
-        waits = dict.fromkeys(controls)
-        return self.append(node, work, inputs=inputs, controls=waits, count=count, device=device, like=like)
-
-    def append(
-        self,
-        node: Node,
-        work: Work,
-        *,
-        inputs: Sequence[int],
-        controls: Iterable[int],
-        count: int,
-        device: Context,
-        like: Sequence[int] | None = None,
-    ) -> int:
-        """Add a node of which everything is known."""
-        first, nid = len(self.makers), len(self.nodes)
+        work, count = work_of(node, self._kinds) if kind is None else kind
         self.nodes.append(node)
         self.works.append(work)
         self.inputs.append(list(inputs))
-        self.controls.append(list(controls))
+        self.controls.append(list(dict.fromkeys(controls)))
         self.row.append(first)
         self.makers += [nid] * count
+        self.devices.append(self.devices[max(main, 0)])
         if like is not None:
-            self._like.update(zip(range(first, first + count), like, strict=True))
-        self.devices.append(device)
+            self._like[nid] = like
         return first
 
     def stand_for(self, entry: int, new: int) -> None:
@@ -164,7 +152,7 @@ class Edit:
         self._entries[entry] = new
 
     def node_stands_for(self, nid: int, new: int | None) -> None:
-        """Let everything that waits for a node wait for another one, or for none."""
+        """Let everything that waits for a node wait for another node, or for none."""
         self._nodes[nid] = new
 
     def at(self, entry: int) -> int:
@@ -175,115 +163,99 @@ class Edit:
 
     def fuse(self, nids: Iterable[int], outputs: Mapping[int, int]) -> None:
         """Let a new node take the place of others; ``outputs``: given entry -> the entry that the new node makes."""
-        for entry, other in outputs.items():
-            self.stand_for(entry, other)
+        for entry, output in outputs.items():
+            self.stand_for(entry, output)
         new = self.makers[next(iter(outputs.values()))]
         for nid in nids:
             self.node_stands_for(nid, new)
-
-    def _resolved(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Inputs and controls with all that stands for others."""
-        entries, nodes, at = self._entries, self._nodes, self.at
-        inputs, controls = self.inputs, self.controls
-        if entries:
-            keys = entries.keys()
-            inputs = [ins if keys.isdisjoint(ins) else [at(e) for e in ins] for ins in inputs]
-        if nodes:
-            waited = nodes.keys()
-            controls = [deps if waited.isdisjoint(deps) else self._waits(deps) for deps in controls]
-        return inputs, controls
-
-    def _waits(self, deps: Iterable[int]) -> list[int]:
-        found: dict[int, None] = {}
-        for dep in deps:
-            now: int | None = dep
-            while now is not None and now in self._nodes:
-                now = self._nodes[now]
-            if now is not None:
-                found[now] = None
-        return list(found)
-
-    def _begun(self, inputs: Sequence[list[int]], controls: Sequence[list[int]]) -> int:
-        """How many nodes keep their numbers: those of the forward part, if nothing in it changes, else none."""
-        given = self.network
-        graph, count = given.graph, given.num_forward
-        same = inputs[:count] == graph.inputs[:count] and controls[:count] == graph.controls[:count]
-        heads = [self.at(head) for head in self.heads[: given.num_outputs]]
-        return count if same and heads == given.outputs else 0
-
-    def _order(self, inputs: Sequence[list[int]], controls: Sequence[list[int]], begun: int) -> list[int]:
-        """The nodes that are needed, depth first from the heads; the first ``begun`` are known."""
-        makers = self.makers
-        order = list(range(begun))
-        state = bytearray(begun) + bytearray(len(self.nodes) - begun)
-        state[:begun] = b"\2" * begun  # 0: not met, 1: on the way, 2: in the order
-        for head in self.heads:
-            stack = [makers[self.at(head)]]
-            while stack:
-                nid = stack[-1]
-                if state[nid]:
-                    stack.pop()
-                    if state[nid] == 1:
-                        state[nid] = 2
-                        order.append(nid)
-                    continue
-                state[nid] = 1
-                if controls[nid]:
-                    stack += [dep for dep in reversed(controls[nid]) if not state[dep]]
-                stack += [maker for e in reversed(inputs[nid]) if not state[maker := makers[e]]]
-        return order
 
     def done(self, **changes: Any) -> Network:
         """Return the network without what nothing needs any more, numbered depth first from its heads.
 
         ``changes`` are fields of the network; nodes in them have the numbers of this edit.
         """
-        given = self.network
-        inputs, controls = self._resolved()
-        begun = self._begun(inputs, controls)
-        kept = self._order(inputs, controls, begun)
-        row, nodes = self.row, self.nodes
-        ends = [*row[1:], len(self.makers)]
-        rest = kept[begun:]
-        count = ends[begun - 1] if begun else 0
-        number = [*range(begun), *[-1] * (len(nodes) - begun)]
-        entry = [*range(count), *[-1] * (len(self.makers) - count)]
-        source = list(range(count))
-        for nid, was in enumerate(rest, begun):
-            number[was] = nid
-            first, end = row[was], ends[was]
-            if end - first == 1:
-                entry[first] = count
-            else:
-                entry[first:end] = range(count, count + end - first)
-            source += range(first, end)
-            count += end - first
-        graph = IndexedGraph(
-            [nodes[was] for was in kept],
-            works=[self.works[was] for was in kept],
-            inputs=inputs[:begun] + [[entry[e] for e in inputs[was]] for was in rest],
-            controls=controls[:begun]
-            + [[number[dep] for dep in controls[was]] if controls[was] else [] for was in rest],
-            counts=[ends[was] - row[was] for was in kept],
-            heads=[entry[self.at(e)] for e in self.heads],
+        inputs, controls = self.inputs, self.controls
+        final = {entry: self.at(entry) for entry in self._entries}
+        if final:
+            keys = final.keys()
+            inputs = [ins if keys.isdisjoint(ins) else [final.get(e, e) for e in ins] for ins in inputs]
+        if self._nodes:
+            waited = self._nodes.keys()
+            controls = [deps if waited.isdisjoint(deps) else self._waits(deps) for deps in controls]
+        heads = [final.get(head, head) for head in self.heads]
+        row = [*self.row, len(self.makers)]
+        # The forward part comes first from its heads: as it is, where nothing in it has changed.
+        old, begun, count = self.network.graph, self.network.num_forward, self.network.num_outputs
+        same = inputs[:begun] == old.inputs[:begun] and controls[:begun] == old.controls[:begun]
+        begun = begun if same and heads[:count] == old.outputs[:count] else 0
+        roots = map(self.makers.__getitem__, heads)
+        kept, number, entry, source = renumbered(
+            roots, inputs=inputs, controls=controls, row=row, makers=self.makers, begun=begun
         )
-        network = replace(given, **changes)
-        if len(given.shapes) == given.graph.num_entries:
-            like = [self._like.get(e, e) for e in source]
-            shapes, dtypes = [given.shapes[e] for e in like], [given.dtypes[e] for e in like]
-            network = replace(network, shapes=shapes, dtypes=dtypes)
+        graph = IndexedGraph(
+            nodes=list(map(self.nodes.__getitem__, kept)),
+            works=list(map(self.works.__getitem__, kept)),
+            inputs=inputs[:begun] + [list(map(entry.__getitem__, inputs[was])) for was in kept[begun:]],
+            controls=controls[:begun]
+            + [list(map(number.__getitem__, deps)) if (deps := controls[was]) else [] for was in kept[begun:]],
+            counts=[row[was + 1] - row[was] for was in kept],
+            heads=map(entry.__getitem__, heads),
+        )
+        shapes, dtypes = self._sizes()
+        number.append(-1)  # -1 stays
+        network = replace(self.network, graph=graph, **changes)
         return replace(
             network,
-            graph=graph,
-            devices=[self.devices[was] for was in kept],
-            arguments={name: number[nid] if nid >= 0 else -1 for name, nid in network.arguments.items()},
-            states={name: number[nid] if nid >= 0 else -1 for name, nid in network.states.items()},
-            head_grads=tuple(number[nid] if nid >= 0 else -1 for nid in network.head_grads),
+            shapes=list(map(shapes.__getitem__, source)) if shapes else (),
+            dtypes=list(map(dtypes.__getitem__, source)) if dtypes else (),
+            devices=list(map(self.devices.__getitem__, kept)),
+            arguments={name: number[nid] for name, nid in network.arguments.items()},
+            states={name: number[nid] for name, nid in network.states.items()},
+            head_grads=tuple(map(number.__getitem__, network.head_grads)),
         )
+
+    def _sizes(self) -> tuple[list[Shape], list[DType]]:
+        """Return the shapes and dtypes of all entries, once they are known: a gradient is like its forward input.
+
+        Raises:
+            ShapeError, DTypeError: an output of a new node cannot be inferred.
+        """
+        shapes, dtypes, inputs = list(self.network.shapes), list(self.network.dtypes), self.inputs
+        known: dict[tuple[object, ...], tuple[list[Any], list[Any]]] = {}
+        for nid in range(self.network.graph.num_nodes, len(self.nodes) if shapes else 0):
+            node, op, like = self.nodes[nid], self.nodes[nid].op, self._like.get(nid)
+            assert op is not None or like is not None
+            if like is None and op is not None and op.backward_of is not None and self.controls[nid]:
+                reads, positions = inputs[self.controls[nid][0]], op.grad_inputs
+                like = [reads[position] for position in (positions(node.params) if callable(positions) else positions)]
+            if like is not None:
+                for e in like:
+                    shapes.append(shapes[e])
+                    dtypes.append(dtypes[e])
+            elif op is not None:
+                ins = [shapes[e] for e in inputs[nid]], [dtypes[e] for e in inputs[nid]]
+                key = (id(op), id(node.params), *ins[0], *ins[1])
+                outs = known.get(key)
+                if outs is None:
+                    outs = known[key] = SHAPES.outputs(op, node, ins[0]), DTYPES.outputs(op, node, ins[1])
+                shapes += outs[0]
+                dtypes += outs[1]
+        return shapes, dtypes
+
+    def _waits(self, deps: Iterable[int]) -> list[int]:
+        """Return the nodes that stand for these."""
+        nodes: dict[int, None] = {}
+        for dep in deps:
+            now: int | None = dep
+            while now is not None and now in self._nodes:
+                now = self._nodes[now]
+            if now is not None:
+                nodes[now] = None
+        return list(nodes)
 
 
 def dict_of(params: Params) -> dict[str, Any]:
-    """Return parameters as the dictionary that they are: nodes with equal ones share it."""
+    """Return parameters as the dictionary that they are: nodes with equal parameters share it."""
     return params if isinstance(params, dict) else dict(params)
 
 

@@ -2,7 +2,7 @@
 
 ``translate.py`` makes a graph in numbers, which the passes change and size (``passes``). Then operators are asked what
 they declare. The third part is the core's (``drafts.py``), which knows no symbol; what it rewrote becomes nodes again
-in ``realise.py``. Under recomputation several forms of the graph are planned, fused and unfused; the better is taken.
+in ``translate.py``. Under recomputation several forms of the graph are planned, fused and unfused; the better is taken.
 """
 
 from __future__ import annotations
@@ -11,37 +11,39 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from weftplan import config
+from weftplan.device.amounts import amount, counted
 from weftplan.device.context import Context
-from weftplan.errors import BudgetError
+from weftplan.errors import BudgetError, ShapeError
 from weftplan.ops.core.implementations import Choice
 from weftplan.ops.core.schema import DType, Req, Shape
-from weftplan.ops.fusion.depthwise_block import BLOCK
-from weftplan.planner.drafts import Drafts
+from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
+from weftplan.planner.inplace import Kind
+from weftplan.planner.labels import Pass
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
-from weftplan.planner.planned_steps import PlannedSteps, planned_steps
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Cost
 from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.infer import byte_sizes
 from weftplan.planner.symbolic.kernel_choice import operator_choices
+from weftplan.planner.symbolic.library_memory import library_bytes
 from weftplan.planner.symbolic.network import Network
-from weftplan.planner.symbolic.passes import dead_outputs, notes_of, run_passes
+from weftplan.planner.symbolic.passes import fuse_depthwise, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
-from weftplan.planner.symbolic.realise import realised
-from weftplan.planner.symbolic.translate import translated
+from weftplan.planner.symbolic.translate import realised, translated
 from weftplan.symbol.traversal import Order
 
+MAX_BYTES = (1 << 63) - 1
 RULES = ("mxnet", "echo")
 """Values of :attr:`PlanOptions.recompute` that name operators to repeat."""
 RULE_SHARE = 0.025
-"""In a graph with fused blocks such a rule spends at most this part of a step's modelled time on repeating, beside the
+"""In a graph with fused blocks such a rule spends at most this part of a step's modelled time on repeating, next to the
 results that are made again: MobileNet then keeps 0.95 of its speed and more."""
 WORTH_A_FORM = 0.99
 """Another form of a graph is used if its plan is below this part of the smallest plan so far."""
@@ -87,7 +89,7 @@ def plan_symbol(
     Args:
         symbol: a Symbol, or its entries.
         shapes: shapes of variables by name: enough of them that the rest can be inferred.
-        dtypes: dtypes by name; what cannot be inferred is float32.
+        dtypes: dtypes by name; float32 if nothing else is inferred.
         grad_req: ``null``, ``write`` or ``add`` for every argument, or a dictionary by name (missing: null).
         context: the device, ``cpu(0)`` by default.
         group2ctx: device of each ``ctx_group`` attribute.
@@ -125,6 +127,18 @@ def size_symbol(
 
     ``grad_dtypes`` holds the dtypes of gradients that are not to have their argument's, ``order`` is the depth-first
     order of the symbol, when the caller has it.
+
+    Args:
+        symbol: the network.
+        shapes: shapes of inputs by name.
+        dtypes: dtypes of inputs by name; others are float32.
+        grad_req: ``write``, ``add`` or ``null``, for all arguments or by name.
+        grad_dtypes: dtypes of gradients that differ from their argument's.
+        context: the device.
+        group2ctx: devices of the symbol's groups.
+        variable_contexts: devices of single variables.
+        options: settings of the planner; None: those of the environment.
+        order: the depth-first order of the symbol, if the caller has it.
     """
     settings = Settings(
         options=PlanOptions.from_environment() if options is None else options,
@@ -137,38 +151,41 @@ def size_symbol(
     )
     network = translated(symbol, grad_req=grad_req, context=settings.context, order=order)
     sized = _size(network, settings)
-    if any(node.op is BLOCK for node in sized.network.graph.nodes):
-        sized.variants.append(partial(_size, network, replace(settings, rematerializes=True)))
-    if any(one.switch == FUSION and one.changed for one in sized.network.reports):
-        unfused = replace(settings, options=settings.options.replace(fusion=False))
-        sized.variants.append(partial(_size, network, unfused))
+    fusions = [one.name for one in sized.network.reports if one.changed and one.switch == FUSION]
+    if fuse_depthwise.PASS.name in fusions:
+        sized.variants.append(lambda: _size(network, replace(settings, rematerializes=True)))
+    if fusions:
+        sized.variants.append(lambda: _size(network, replace(settings, options=settings.options.replace(fusion=False))))
     return sized
 
 
 def _size(network: Network, settings: Settings) -> SizedGraph:
     """Run the passes and ask operators what they declare."""
-    network = run_passes(network, settings, checked=bool(config.get("WEFTPLAN_ENGINE_DEBUG")))
+    seconds: dict[str, float] = {}
+    network = run_passes(network, settings, checked=bool(config.get("WEFTPLAN_ENGINE_DEBUG")), seconds=seconds)
     program, choices = _program(network, settings.options)
     if settings.options.compat == "paddle":
         program = program.in_order(breadth_first(program))
-    return SizedGraph(network, program, settings, choices)
+    return SizedGraph(network, program, settings, choices, seconds)
 
 
 @dataclass(eq=False)
 class SizedGraph:
-    """A symbol differentiated, placed and sized: what has to be known before memory is planned, under any budget."""
+    """A symbol differentiated, placed and sized: all that planning of memory needs, under any budget."""
 
     network: Network
     """The graph after all passes."""
     program: Program
-    """The graph with sizes, in the order in which it is written."""
+    """The graph with sizes, in the order of the symbol."""
     settings: Settings
-    """What the caller asked."""
+    """The requests of the caller."""
     choices: dict[int, Choice]
-    """Who computes each node."""
+    """The implementation of each node."""
+    seconds: dict[str, float]
+    """Processor time of each pass, by name."""
     variants: list[Callable[[], SizedGraph]] = field(default_factory=list)
-    """Each sizes the same symbol in another form, from which recomputation may start: with results of fused blocks
-    made again, and without fused nodes, of which a part can then be repeated."""
+    """Each sizes the same symbol in another form, as a start of recomputation: with results of fused blocks made again,
+    and without fused nodes, whose members can then be repeated one by one."""
 
     def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
         """The graph with its plan; ``seconds`` as for :func:`plan_symbol`.
@@ -193,7 +210,7 @@ class SizedGraph:
 
     def _draft(self, chosen: PlanOptions, cost: Cost) -> Draft:
         """The plan of this form of the graph."""
-        # Rules name operators, not parts of fused ones: what they would repeat of a block is made again already.
+        # Rules name operators, not parts of fused operators: results of blocks are made again already.
         most_time = RULE_SHARE if self.settings.rematerializes and chosen.recompute in RULES else None
         return self._drafts.plan(chosen, cost=cost, most_time=most_time)
 
@@ -202,8 +219,8 @@ class SizedGraph:
         network = self.network
         graph = realised(network.graph, draft.program.graph)
         outputs = graph.outputs[: network.num_outputs]
-        wanted = zip(network.wanted, graph.outputs[network.num_outputs :], strict=True)
-        steps = planned_steps(draft, outputs, gradients={name: (eid, network.requests[name]) for name, eid in wanted})
+        gradients = dict(zip(network.wanted, graph.outputs[network.num_outputs :], strict=True))
+        steps = planned_steps(draft, outputs, gradients=gradients)
         kernels, options = self.choices, self.settings.options
         if graph is not network.graph or (chosen.kernels, chosen.autotune) != (options.kernels, options.autotune):
             kernels, _ = operator_choices(
@@ -215,16 +232,17 @@ class SizedGraph:
             outputs=tuple(outputs),
             num_forward=draft.program.num_forward,
             notes=(*notes_of(network.reports), *draft.notes),
-            passes=(*network.reports, *dead_outputs.report(steps.memory, nbytes=draft.program.nbytes, options=chosen)),
+            passes=(*network.reports, *dead_outputs(steps.memory, nbytes=draft.program.nbytes, options=chosen)),
             kernels={graph.names[nid]: choice.text for nid, choice in kernels.items() if choice.several},
         )
         number = {origin: nid for nid, origin in enumerate(draft.program.graph.origin) if nid not in graph.again}
+        number[-1] = -1  # also of copies, which have no origin
         return PlannedGraph(
             **{**vars(steps), "graph": graph, "memory": memory},
             grad_req=network.requests,
-            head_grads=[number.get(nid, -1) if nid >= 0 else -1 for nid in network.head_grads] or [-1] * len(outputs),
-            arguments={name: number[nid] if nid >= 0 else -1 for name, nid in network.arguments.items()},
-            aux={name: number[nid] if nid >= 0 else -1 for name, nid in network.states.items()},
+            head_grads=[number.get(nid, -1) for nid in network.head_grads] or [-1] * len(outputs),
+            arguments={name: number[nid] for name, nid in network.arguments.items()},
+            aux={name: number[nid] for name, nid in network.states.items()},
             kernels=kernels,
         )
 
@@ -260,7 +278,7 @@ def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> t
         BudgetError: none fits; the message names the smallest budget found that works.
     """
     assert options.budget is not None
-    found: list[tuple[float, int, Draft]] = []
+    fitting: list[tuple[float, int, Draft]] = []
     errors: list[BudgetError] = []
     for place, form in enumerate(forms):
         if form.settings.rematerializes and form._drafts.plain(options).memory.peak <= options.budget:
@@ -270,22 +288,34 @@ def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> t
         except BudgetError as error:
             errors.append(error)
         else:
-            found.append((sum(cost(draft.program)), place, draft))
-    if not found:
+            fitting.append((sum(cost(draft.program)), place, draft))
+    if not fitting:
         raise min(errors, key=lambda error: error.smallest or inf)
-    _, place, draft = min(found, key=lambda one: one[:2])
+    _, place, draft = min(fitting, key=lambda one: one[:2])
     return forms[place], draft
 
 
 def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int, Choice]]:
-    """The graph with what operators declare, for the planner's core, and who computes each node."""
+    """Return the core's program, with the declarations of operators, and the implementation of each node.
+
+    Raises:
+        ShapeError: all entries together exceed 2^63 - 1 bytes.
+    """
     graph, shapes, dtypes = network.graph, list(network.shapes), list(network.dtypes)
-    nbytes = byte_sizes(graph, shapes=shapes, dtypes=dtypes)
+    nbytes = [prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
+    if sum(nbytes) > MAX_BYTES:
+        largest = max(range(len(nbytes)), key=nbytes.__getitem__)
+        raise ShapeError(
+            f"the graph needs {sum(nbytes)} bytes without sharing, more than 2^63 - 1; the largest entry is "
+            f"{graph.entry_name(largest)!r}, shape {shapes[largest]}, {dtypes[largest]}"
+        )
     choices, workspaces = operator_choices(
         graph, shapes=shapes, dtypes=dtypes, devices=network.devices, options=options
     )
-    steps = [nid for nid, given in enumerate(graph.is_variable) if not given]
-    contexts = tuple(dict.fromkeys(network.devices))
+    steps = [nid for nid, is_variable in enumerate(graph.is_variable) if not is_variable]
+    first = network.devices[0]
+    alike = network.devices.count(first) == len(network.devices)  # without their hashes
+    contexts = (first,) if alike else tuple(dict.fromkeys(network.devices))
     brought = {
         "arguments": [graph.row[nid] for nid in network.arguments.values() if nid >= 0],
         "gradients": network.gradients,
@@ -305,6 +335,19 @@ def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int,
         gradients=frozenset(gradients),
         added=frozenset(e for e, name in gradients.items() if network.requests[name] == Req.ADD),
         workspaces=workspaces,
-        external_bytes={purpose: sum(nbytes[e] for e in entries) for purpose, entries in brought.items()},
+        external_bytes={
+            **{purpose: sum(map(nbytes.__getitem__, entries)) for purpose, entries in brought.items()},
+            **library_bytes(network, choices),
+        },
     )
     return program, choices
+
+
+def dead_outputs(memory: MemoryPlan, *, nbytes: Sequence[int], options: PlanOptions) -> tuple[Pass, ...]:
+    """Return what a plan whose entries have these sizes leaves out; nothing if the caller does not want that."""
+    if not options.drop_dead_outputs or options.compat == "mxnet":
+        return ()
+    dead = ((memory.entry_kind == int(Kind.UNUSED)) & (memory.entry_storage < 0)).nonzero()[0].tolist()
+    size = sum(nbytes[e] for e in dead)
+    changed = f"left out {counted(len(dead), 'output')} that nobody reads: {amount(size)}" if len(dead) else ""
+    return (Pass("dead outputs dropped", changed, "WEFTPLAN_DROP_DEAD_OUTPUTS"),)

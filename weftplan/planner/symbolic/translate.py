@@ -1,21 +1,28 @@
-"""The first step from a symbol to a plan: its graph in numbers, once, with what the caller wants of its gradients."""
+"""From a symbol to numbers, once, and from the numbers that the core has rewritten back to nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from weftplan.device.amounts import counted
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
+from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Req
+from weftplan.planner.graph import Graph
 from weftplan.planner.labels import Pass
-from weftplan.planner.symbolic.indexed_graph import indexed
+from weftplan.planner.spill.rewrite import COPY_OUT
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph, indexed
 from weftplan.planner.symbolic.network import Network
 from weftplan.symbol import placeholder
-from weftplan.symbol.grad_req import GRAD_REQS, read_grad_req
+from weftplan.symbol.attribute import GRAD_REQS, read_grad_req
 from weftplan.symbol.node import FOLDED, Entry, Node
 from weftplan.symbol.traversal import Order, depth_first_order, split_variables
+
+MARK = "__spill__"
+"""Attribute of copies of results that wait on the host: ``out`` or ``back``."""
 
 
 def translated(
@@ -68,14 +75,44 @@ def _requests(grad_req: str | Mapping[str, str], arguments: Mapping[str, Node]) 
 
 
 def _folded(order: Sequence[Node]) -> list[Pass]:
-    """What was folded into the given graph before; nothing if no caller did that."""
+    """Return the foldings that the given graph has gone through before."""
     values = [node for node in order if FOLDED in node.attrs]
     constants, layers = (sum(node.is_variable == wanted for node in values) for wanted in (True, False))
-    found = []
+    passes = []
     if constants:
         changed = f"{counted(constants, 'result')} of parameters alone became parameters"
-        found.append(Pass("constants folded", changed, "convert.fold_constants"))
+        passes.append(Pass("constants folded", changed, "convert.fold_constants"))
     if layers:
         changed = f"{counted(layers, 'node')} became part of the layers before them"
-        found.append(Pass("batch norm folded", changed, "convert.fold_batch_norm"))
-    return found
+        passes.append(Pass("batch norm folded", changed, "convert.fold_batch_norm"))
+    return passes
+
+
+def realised(base: IndexedGraph, graph: Graph) -> IndexedGraph:
+    """The nodes of ``graph``, which the core made of ``base`` (or which is ``base``)."""
+    if graph is base:
+        return base
+    copy_op = registry.get("_CrossDeviceCopy")
+    copy_params = registry.parse_params(copy_op, {})
+    nodes: list[Node] = []
+    for nid, origin in enumerate(graph.origin):
+        name = graph.names[nid]
+        if origin < 0:
+            mark = {MARK: "out" if graph.works[nid] is COPY_OUT else "back"}
+            nodes.append(Node(copy_op, name, attrs=mark, params=copy_params))
+            continue
+        node = base.nodes[origin]
+        if nid in graph.again:
+            node = Node(node.op, name, attrs=node.attrs, params=node.params, created_at=node.created_at, mirror_of=node)
+        nodes.append(node)
+    row = graph.row
+    return IndexedGraph(
+        nodes=nodes,
+        works=graph.works,
+        inputs=graph.inputs,
+        controls=graph.controls,
+        counts=[end - begin for begin, end in pairwise(row)],
+        heads=graph.outputs,
+        names=graph.names,
+        again=graph.again,
+    )

@@ -1,4 +1,4 @@
-"""What a plan claims, computed again from the graph: order, sizes, kinds, devices, lifetimes, totals.
+"""The claims of a plan, computed again from the graph: order, sizes, kinds, devices, lifetimes, totals.
 
 The static half of :mod:`weftplan.planner.validation`.
 """
@@ -11,9 +11,9 @@ from math import prod
 import numpy as np
 
 from weftplan.errors import PlanError
+from weftplan.planner.drafts import PlannedSteps
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.planned_steps import PlannedSteps
 from weftplan.support.tensor_types import Req
 
 
@@ -21,7 +21,7 @@ class Claims:
     """A planned graph, and the checks that need no replay.
 
     Raises:
-        PlanError: each check raises where the plan contradicts the graph.
+        PlanError: each check raises it if the plan contradicts the graph.
     """
 
     def __init__(self, planned: PlannedSteps) -> None:
@@ -48,7 +48,7 @@ class Claims:
                     raise PlanError(f"plan field {name} has {len(value)} items, expected {expected}")
 
     def check_order(self) -> None:
-        """Every node runs once, behind what it needs."""
+        """Every node runs once, after all that it needs."""
         graph, order, boundary = self.graph, self.planned.order, self.planned.num_forward_nodes
         position = {nid: step for step, nid in enumerate(order)}
         operators = [n for n in range(graph.num_nodes) if not graph.is_variable[n]]
@@ -56,11 +56,11 @@ class Claims:
             raise PlanError(f"the order has {len(order)} steps; expected each of {len(operators)} operator nodes once")
         for step, nid in enumerate(order):
             needs = [graph.entry_node[e] for e in graph.inputs[nid]] + graph.controls[nid]
-            for other in needs:
-                before = position.get(other, -1)
+            for needed in needs:
+                before = position.get(needed, -1)
                 if before >= step:
                     raise PlanError(
-                        f"step {step}: {graph.names[nid]!r} runs before {graph.names[other]!r} "
+                        f"step {step}: {graph.names[nid]!r} runs before {graph.names[needed]!r} "
                         f"(step {before}), which it needs"
                     )
         for eid in self.planned.outputs:

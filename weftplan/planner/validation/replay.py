@@ -1,16 +1,16 @@
-"""An independent judge of plans: replays the schedule on a model of memory and watches who overwrites whom.
+"""An independent judge of plans: replays the schedule on a model of memory and watches overwrites.
 
 It shares no code with the strategies. For every slab it keeps which content each byte range holds; a node's reads must
-find their contents whole, and its writes may hit nothing that it still reads itself. What a plan claims (sizes,
-lifetimes, devices, alignment, requests, order edges, totals) is recomputed from the graph.
+find their contents whole, and its writes may hit nothing that it still reads itself. The claims of a plan (sizes,
+lifetimes, devices, alignment, requests, order edges, totals) are recomputed from the graph.
 """
 
 from __future__ import annotations
 
 from weftplan.errors import PlanError
+from weftplan.planner.drafts import PlannedSteps
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.planned_steps import PlannedSteps
 from weftplan.planner.validation.claims import Claims
 from weftplan.planner.validation.stated import ByteMap, check_layout
 from weftplan.support.tensor_types import Req
@@ -19,7 +19,7 @@ from weftplan.support.tensor_types import Req
 def validate(planned: PlannedSteps | MemoryPlan) -> None:
     """Check a plan from end to end; returns when nothing is wrong.
 
-    A planned graph is replayed node by node. A plan alone (from a file) does not say who reads what: its layout is
+    A planned graph is replayed node by node. A plan alone (from a file) does not list reads: its layout is
     checked against the lifetimes that it states.
 
     Raises:
@@ -174,16 +174,16 @@ class _Replay(Claims):
         for e in reads:
             if self.storage_of[e] < 0:
                 continue
-            other, low, high = self._of_entry(e)
-            if other == slab and low < end and start < high:
+            written_slab, low, high = self._of_entry(e)
+            if written_slab == slab and low < end and start < high:
                 slots += 1
                 if e != allowed or (slots > 1 and (low, high) == (start, end)):
                     raise PlanError(
                         f"step {step}: {who} writes {what} over its own input {self.graph.entry_name(e)!r} "
                         f"(slab {slab}, storage {self.storage_of[e]})"
                     )
-        for name, other, low, high in written:
-            if other == slab and low < end and start < high:
+        for name, written_slab, low, high in written:
+            if written_slab == slab and low < end and start < high:
                 raise PlanError(f"step {step}: {who} writes {what} and {name!r} to overlapping bytes of slab {slab}")
 
     def _room_for_sums(self, nid: int, outs: range, scratch: int) -> None:
@@ -228,7 +228,7 @@ class _Replay(Claims):
             raise PlanError(f"step {step}: {graph.names[nid]!r} is skipped, but nobody added its second input")
 
     def _claim(self, step: int, storage: int) -> None:
-        """The first write to a storage must be ordered after whoever used its bytes before."""
+        """The first write to a storage must be ordered after the earlier users of its bytes."""
         if storage in self.started:
             return
         self.started.add(storage)
@@ -244,7 +244,7 @@ class _Replay(Claims):
         """Whether the first writer of ``later``, which is about to run, waits for all users of ``earlier`` so far.
 
         It waits for the users of each storage that it comes after, and through the first writer of that storage for
-        what this one waited for: a storage that nobody has written passes nothing on.
+        the users that the writer waited for: a storage without a writer passes nothing on.
         """
         stack, seen = [later], {later}
         while stack:

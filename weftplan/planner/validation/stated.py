@@ -1,7 +1,7 @@
-"""Checks of a plan without its graph, for plans that come from a file: sizes, bounds, and what is alive at each step.
+"""Checks of a plan without its graph, for plans that come from a file: sizes, bounds, and live bytes at each step.
 
 Entries and scratch are replayed in the order of their first steps on a model of
-memory: whoever is written may only meet what is dead by then, or what it was computed in place of.
+memory: a write may only meet bytes of dead contents, or of the content that it replaces in place.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _check_sizes(plan: MemoryPlan) -> None:
 
 
 def _families(plan: MemoryPlan) -> list[int]:
-    """For every entry the first one of its in-place chain; entries of one family may share memory while alive."""
+    """Return for every entry the first entry of its in-place chain; entries of one family may share live memory."""
     root = list(range(len(plan.entry_nbytes)))
     for eid, kind in enumerate(plan.entry_kind.tolist()):
         source = plan.labels.source(eid) if kind in (Kind.INPLACE, Kind.ADDTO) else -1
@@ -111,12 +111,12 @@ def _check_clashes(plan: MemoryPlan) -> None:
             storage, nbytes, owner = int(plan.entry_storage[index]), int(plan.entry_nbytes[index]), family[index]
         start = int(plan.storage_offset[storage])
         slab = int(plan.storage_slab[storage])
-        for _, _, (other, before) in slabs[slab].overlapping(start, start + nbytes):
-            if other != owner and until[other] > step:
+        for _, _, (content, before) in slabs[slab].overlapping(start, start + nbytes):
+            if content != owner and until[content] > step:
                 raise PlanError(
                     f"step {step}: {_title(plan, owner, index)} in storage {storage} is written over "
-                    f"{_title(plan, other, newest.get(other, other))} in storage {before}, which is alive until step "
-                    f"{until[other]} (slab {slab}, bytes {start} to {start + nbytes})"
+                    f"{_title(plan, content, newest.get(content, content))} in storage {before}, which is alive until "
+                    f"step {until[content]} (slab {slab}, bytes {start} to {start + nbytes})"
                 )
         slabs[slab].write(start, start + nbytes, (owner, storage))
         newest[owner] = index
@@ -129,7 +129,7 @@ def _title(plan: MemoryPlan, owner: int, eid: int) -> str:
 
 
 class ByteMap:
-    """Which content each byte range of one slab holds: disjoint ascending ranges, no content where nobody wrote."""
+    """Which content each byte range of one slab holds: disjoint ascending ranges, no content in unwritten ranges."""
 
     __slots__ = ("contents", "ends", "starts")
 

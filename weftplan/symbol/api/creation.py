@@ -8,24 +8,43 @@ from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.support import slots
-from weftplan.symbol import operators
 from weftplan.symbol.api.functions import function
+from weftplan.symbol.arithmetic import binary, is_number
 from weftplan.symbol.node import Entry
 from weftplan.symbol.symbol import Symbol, single
 
 
 def zeros(shape: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Return zeros of ``shape``, float32 by default."""
+    """Return zeros of ``shape``, float32 by default.
+
+    Args:
+        shape: dimensions; a number is one dimension.
+        dtype: dtype of the result; None: float32.
+        **kwargs: ``name`` of the node, and attributes of it.
+    """
     return function("_zeros")(shape=shape, dtype=dtype or "float32", **kwargs)
 
 
 def ones(shape: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Return ones of ``shape``, float32 by default."""
+    """Return ones of ``shape``, float32 by default.
+
+    Args:
+        shape: dimensions; a number is one dimension.
+        dtype: dtype of the result; None: float32.
+        **kwargs: ``name`` of the node, and attributes of it.
+    """
     return function("_ones")(shape=shape, dtype=dtype or "float32", **kwargs)
 
 
 def full(shape: Any, val: float, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Return an array of ``shape`` filled with ``val``, float32 by default."""
+    """Return an array of ``shape`` filled with ``val``, float32 by default.
+
+    Args:
+        shape: dimensions; a number is one dimension.
+        val: value of every element.
+        dtype: dtype of the result; None: float32.
+        **kwargs: ``name`` of the node, and attributes of it.
+    """
     return function("_full")(shape=shape, dtype=dtype or "float32", value=float(val), **kwargs)
 
 
@@ -38,7 +57,17 @@ def arange(
     name: str | None = None,
     dtype: Any = None,
 ) -> Symbol:
-    """Return numbers from ``start`` up to ``stop`` (exclusive), each ``repeat`` times."""
+    """Return numbers from ``start`` up to ``stop`` (exclusive), each ``repeat`` times.
+
+    Args:
+        start: first number; the bound, if ``stop`` is None.
+        stop: end, which is excluded.
+        step: difference of neighbours.
+        repeat: how often each number is repeated.
+        infer_range: take the length from the nodes that read the result.
+        name: of the node; None: a new one.
+        dtype: dtype of the result; None: float32.
+    """
     return function("_arange")(
         start=start, stop=stop, step=step, repeat=repeat, infer_range=infer_range, name=name, dtype=dtype or "float32"
     )
@@ -52,6 +81,13 @@ def split_v2(
     name: str | None = None,
 ) -> Symbol:
     """Split ``ary`` along ``axis`` into a number of equal sections, or at the given indices.
+
+    Args:
+        ary: symbol to split.
+        indices_or_sections: number of equal sections, or the indices at which sections begin.
+        axis: axis to split.
+        squeeze_axis: drop the axis, if each section has length 1.
+        name: of the node; None: a new one.
 
     Raises:
         ParameterError: ``indices_or_sections`` is neither a number nor a sequence of indices.
@@ -75,19 +111,43 @@ slots.SYMBOL_SPLIT.fill(split_v2)
 def linspace(
     start: float, stop: float, num: int, endpoint: bool = True, name: str | None = None, dtype: Any = None
 ) -> Symbol:
-    """Return ``num`` equidistant numbers from ``start`` to ``stop``, which is excluded unless ``endpoint``."""
+    """Return ``num`` equidistant numbers from ``start`` to ``stop``, which is excluded unless ``endpoint``.
+
+    Args:
+        start: first number.
+        stop: last number.
+        num: how many numbers.
+        endpoint: whether ``stop`` belongs to them.
+        name: of the node; None: a new one.
+        dtype: dtype of the result; None: float32.
+    """
     return function("_linspace")(
         start=start, stop=stop, num=num, endpoint=endpoint, name=name, dtype=dtype or "float32"
     )
 
 
 def eye(N: int, M: int = 0, k: int = 0, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Return ``N`` rows and ``M`` columns (0: N), zero except for a diagonal of 1 at offset ``k`` above the main."""
+    """Return ``N`` rows and ``M`` columns (0: N), zero except for a diagonal of 1 at offset ``k`` above the main.
+
+    Args:
+        N: rows.
+        M: columns; 0: N.
+        k: offset of the diagonal; above the main diagonal if positive.
+        dtype: dtype of the result; None: float32.
+        **kwargs: ``name`` of the node, and attributes of it.
+    """
     return function("_eye")(N=N, M=M, k=k, dtype=dtype or "float32", **kwargs)
 
 
 def histogram(a: Symbol, bins: Any = 10, range: Any = None, **kwargs: Any) -> Symbol:
-    """Return counts and edges of a histogram; ``bins`` is a number of equal bins over ``range``, or the edges."""
+    """Return counts and edges of a histogram; ``bins`` is a number of equal bins over ``range``, or the edges.
+
+    Args:
+        a: numbers of any shape.
+        bins: number of bins of equal width, or a symbol of the edges.
+        range: (lowest, highest) edge; needed with a number of bins.
+        **kwargs: ``name`` of the node, and attributes of it.
+    """
     if isinstance(bins, Symbol):
         return function("_histogram")(a, bins, **kwargs)
     if range is None:
@@ -121,10 +181,10 @@ def modulo(dividend: Any, divisor: Any) -> Any:
 
 
 def _either(kind: str, left: Any, right: Any, numbers: Any) -> Any:
-    if operators.is_number(left) and operators.is_number(right):
+    if is_number(left) and is_number(right):
         return numbers(left, right)
     sides = [single(side, kind) if isinstance(side, Symbol) else side for side in (left, right)]
-    node = operators.binary(kind, *sides)
+    node = binary(kind, *sides)
     if node is None:
         raise TypeError(f"{kind} expects symbols or numbers, got {type(left).__name__} and {type(right).__name__}")
     return Symbol([Entry(node)])

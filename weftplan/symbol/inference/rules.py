@@ -53,6 +53,13 @@ class Kind:
         """Return the answer of the operator's rule for a node with these facts, from the cache if possible."""
         return self.settled.answer(op, node.params, (len(ins), *ins, *outs), partial(self._rule, node, ins, outs))
 
+    def outputs(self, op: Op, node: Node, ins: list[Any]) -> list[Any]:
+        """Return the facts of the outputs of a node, all of whose inputs are known; raise an error if some are open."""
+        _, outs, _, unknown = self.told(op, node, ins, [None] * op.num_outputs(node.params))
+        if unknown:
+            raise self.error(f"{self.word} of output {unknown[0]} of {where(node)} cannot be inferred{made_at(node)}")
+        return [fact for _, fact in outs]
+
     def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
         """Call the operator's rule."""
         op = node.op
@@ -85,9 +92,9 @@ class Kind:
 
 def _parse_shape(value: Any) -> Shape | None:
     shape = p_shape(value)
-    if any(dim < -1 for dim in shape):
+    if min(shape, default=0) < -1:
         raise ValueError("dimensions must be >= 0, or -1 or 0 where unknown")
-    return tuple(max(dim, 0) for dim in shape) or None
+    return (tuple(max(dim, 0) for dim in shape) if -1 in shape else shape) or None
 
 
 SHAPES = Kind("shape", lambda op: op.infer_shape, _parse_shape, is_known, merge_shape, ShapeError)
@@ -108,7 +115,7 @@ def differ(old: Any, new: Any) -> bool:
 
 
 def _news(old: list[Any], new: list[Any]) -> News:
-    return [(i, fact) for i, fact in enumerate(new) if differ(old[i], fact)]
+    return [(i, fact) for i, fact in enumerate(new) if fact is not old[i] and differ(old[i], fact)]
 
 
 def where(node: Node) -> str:

@@ -45,10 +45,10 @@ def _digits() -> Host:
 
     The file is read directly from scikit-learn's folder, because importing scikit-learn takes seconds of CPU time.
     """
-    found = importlib.util.find_spec("sklearn")
-    if found is None:
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None:
         raise MXNetError("the digits come with scikit-learn: pip install 'weftplan[examples]'")
-    for folder in found.submodule_search_locations or ():
+    for folder in spec.submodule_search_locations or ():
         path = Path(folder, "datasets", "data", "digits.csv.gz")
         if path.exists():
             return np.loadtxt(path, delimiter=",")
@@ -79,8 +79,8 @@ def load_help_text(*, seed: int = 0, test_share: float = 0.1, shortest: int = 4,
     except ImportError as error:
         raise MXNetError("this Python has no pydoc_data.topics, which is part of its standard library") from error
     text = "\n".join(topics[name] for name in sorted(topics))
-    found = dict.fromkeys(line.strip() for line in text.splitlines())
-    lines = [f"{line}\n" for line in found if shortest <= len(line) <= longest and line.isascii()]
+    unique = dict.fromkeys(line.strip() for line in text.splitlines())
+    lines = [f"{line}\n" for line in unique if shortest <= len(line) <= longest and line.isascii()]
     characters = "".join(sorted({character for line in lines for character in line}))
     numbers = {character: number for number, character in enumerate(characters, 1)}
     order = np.random.RandomState(seed).permutation(len(lines))

@@ -8,7 +8,7 @@ from the thread that reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -24,18 +24,38 @@ Placed = Mapping[tuple[Context, int, int], NDArray]
 """(device, first row, end) -> these rows of an array, on that device."""
 
 
-def split_batch(batch_size: int, parts: int) -> list[slice]:
-    """Split a batch into consecutive slices of nearly equal length, longer slices last.
+def split_batch(batch_size: int, parts: int, loads: Sequence[float] | None = None) -> list[slice]:
+    """Split a batch into consecutive slices: of nearly equal length, longer slices last, or in proportion to ``loads``.
 
     Raises:
-        BindError: fewer samples than parts.
+        BindError: a slice would be empty.
 
     >>> split_batch(5, 2)
     [slice(0, 2, None), slice(2, 5, None)]
+    >>> split_batch(8, 2, [1, 3])
+    [slice(0, 2, None), slice(2, 8, None)]
     """
     if batch_size < parts:
         raise BindError(f"a batch of {batch_size} samples cannot be split over {parts} contexts: make it larger")
+    if loads is not None and len(set(loads)) > 1:
+        return split_by_loads(batch_size, loads)
     edges = [batch_size * i // parts for i in range(parts + 1)]
+    return [slice(lo, hi) for lo, hi in pairwise(edges)]
+
+
+def split_by_loads(batch_size: int, loads: Sequence[float]) -> list[slice]:
+    """Split a batch in proportion to ``loads``, rounded as in MXNet: the last slice has the rest.
+
+    Raises:
+        BindError: a slice would be empty.
+    """
+    sizes = [round(load * batch_size / sum(loads)) for load in loads]
+    edges = [min(edge, batch_size) for edge in accumulate(sizes[:-1], initial=0)] + [batch_size]
+    if any(low >= high for low, high in pairwise(edges)):
+        raise BindError(
+            f"a batch of {batch_size} samples split in the proportions {list(loads)} leaves a context without samples: "
+            f"make the batch larger"
+        )
     return [slice(lo, hi) for lo, hi in pairwise(edges)]
 
 
@@ -45,17 +65,17 @@ def check_contexts(ctx: Context | Sequence[Context] | None) -> list[Context]:
     Raises:
         ParameterError: something else, or a context that occurs twice.
     """
-    found = [] if ctx is None else [ctx] if isinstance(ctx, Context) else list(ctx)
-    if any(not isinstance(one, Context) for one in found) or len({*found}) != len(found):
+    contexts = [] if ctx is None else [ctx] if isinstance(ctx, Context) else list(ctx)
+    if any(not isinstance(one, Context) for one in contexts) or len({*contexts}) != len(contexts):
         raise ParameterError(f"ctx must be a context or a list of contexts, each once, got {ctx!r}")
-    return found
+    return contexts
 
 
 def placed(batch: DataBatch, contexts: Sequence[Context]) -> DataBatch:
     """Return the batch in page-locked memory, with asynchronous copies to these contexts pushed."""
     arrays = [place(array, contexts) for array in (*batch.data, *batch.label)]
     hosts = [host for host, _ in arrays]
-    found = DataBatch(
+    batch_copy = DataBatch(
         hosts[: len(batch.data)],
         hosts[len(batch.data) :],
         batch.pad,
@@ -64,8 +84,8 @@ def placed(batch: DataBatch, contexts: Sequence[Context]) -> DataBatch:
         getattr(batch, "provide_data", None),
         getattr(batch, "provide_label", None),
     )
-    found.placed = [there for _, there in arrays]
-    return found
+    batch_copy.placed = [there for _, there in arrays]
+    return batch_copy
 
 
 def place(value: Any, contexts: Sequence[Context]) -> tuple[Any, Placed]:

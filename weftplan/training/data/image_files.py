@@ -18,6 +18,8 @@ Host = np.ndarray[Any, np.dtype[Any]]
 
 COLOUR = 1
 """The flag for three channels; 0 is one grey channel, -1 what the file has."""
+_DOCUMENTS = frozenset({".pdf", ".eps", ".ps", ".mpg", ".mpeg", ".hdf", ".h5", ".fits", ".fit", ".grib", ".bufr"})
+"""Suffixes that Pillow registers for documents and data, which it cannot decode by itself."""
 _PLAIN = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
@@ -28,6 +30,14 @@ def pillow() -> Any:
     except ImportError as error:
         raise MXNetError("images need Pillow: pip install 'weftplan[image]'") from error
     return Image
+
+
+def image_suffixes() -> frozenset[str]:
+    """Return the suffixes of files that Pillow reads, in lower case and with a dot."""
+    module = pillow()
+    module.init()
+    readable = frozenset(suffix for suffix, kind in module.registered_extensions().items() if kind in module.OPEN)
+    return readable - _DOCUMENTS
 
 
 def decode(content: bytes, flag: int = COLOUR, what: str = "these bytes") -> Host:

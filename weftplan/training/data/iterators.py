@@ -1,10 +1,12 @@
 """``mx.io``: public names of the data iterators.
 
 This file owns only the names. The classes are in ``ndarray_iter.py``, ``file_iterators.py``, ``libsvm.py``,
-``prefetching.py``, ``images/records.py`` and ``input/``.
+``prefetching.py``, ``images/`` and ``input/``.
 """
 
 from weftplan.training.data.file_iterators import CSVIter, MNISTIter, ResizeIter
+from weftplan.training.data.images.detection_records import ImageDetRecordIter
+from weftplan.training.data.images.folder import ImageFolder
 from weftplan.training.data.images.records import ImageRecordIter, ImageRecordUInt8Iter
 from weftplan.training.data.input.dataset_iter import DatasetIter
 from weftplan.training.data.input.seeding import sample_rng
@@ -18,6 +20,8 @@ __all__ = [
     "DataDesc",
     "DataIter",
     "DatasetIter",
+    "ImageDetRecordIter",
+    "ImageFolder",
     "ImageRecordIter",
     "ImageRecordIter_v1",
     "ImageRecordUInt8Iter",

@@ -42,11 +42,11 @@ class SparseRows:
     def __getitem__(self, rows: Any) -> Host:
         """Return these rows as a dense array."""
         rows = np.arange(len(self))[rows]
-        made = np.zeros((len(rows), self.shape[1]), self.dtype)
+        dense = np.zeros((len(rows), self.shape[1]), self.dtype)
         for k, row in enumerate(rows):
             part = slice(self._ends[row], self._ends[row + 1])
-            made[k, self._columns[part]] = self._values[part]
-        return made
+            dense[k, self._columns[part]] = self._values[part]
+        return dense
 
 
 class LibSVMIter(RoundedRows):
@@ -119,18 +119,18 @@ def _read(path: File, width: int, dtype: Any) -> tuple[Host, SparseRows]:
     for file in files:
         for number, fields in Progress(f"reading {file.name}", unit="lines").each(_lines(file)):
             labels.append(fields[0].partition(":")[0])  # a weight may follow; MXNet ignores it, too
-            given = fields[2:] if len(fields) > 1 and fields[1].startswith("qid:") else fields[1:]
-            counts.append(len(given))
-            pairs += given
+            pairs_text = fields[2:] if len(fields) > 1 and fields[1].startswith("qid:") else fields[1:]
+            counts.append(len(pairs_text))
+            pairs += pairs_text
             places.append((file, number))
     if not labels:
         raise FormatError(f"{os.fspath(path)}: there is no line in it")
     ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    found = _numbers(pairs)
-    first = None if found is None else _floats(labels)
-    if found is None or first is None:
+    numbers = _numbers(pairs)
+    first = None if numbers is None else _floats(labels)
+    if numbers is None or first is None:
         raise _first_mistake(labels, counts, pairs, places)
-    columns, values = found
+    columns, values = numbers
     beyond = np.flatnonzero((columns < 0) | (columns >= width))
     if len(beyond):
         file, number = places[int(np.searchsorted(ends, beyond[0], "right")) - 1]

@@ -98,8 +98,8 @@ class DataBatch(Constructed):
         provide_data: Sequence[DataDesc] | None = None,
         provide_label: Sequence[DataDesc] | None = None,
     ) -> None:
-        for what, given in (("data", data), ("label", label)):
-            if isinstance(given, (NDArray, np.ndarray)):  # iterating over it would give rows
+        for what, arrays in (("data", data), ("label", label)):
+            if isinstance(arrays, (NDArray, np.ndarray)):  # iterating over it would give rows
                 raise ParameterError(f"DataBatch: {what} must be a list of arrays, got one array; write [{what}]")
         self.data = list(data)
         self.label = [] if label is None else list(label)

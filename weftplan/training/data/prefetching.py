@@ -124,23 +124,23 @@ class PrefetchingIter(HoldingIter):
         for read in reads:
             if read.error is not None:
                 raise read.error
-        found = [read.batch for read in reads if read.batch is not None]
-        if len(found) < len(reads):
-            if found:
+        batches = [read.batch for read in reads if read.batch is not None]
+        if len(batches) < len(reads):
+            if batches:
                 raise ShapeError("PrefetchingIter: the iterators have different numbers of batches")
             return False
         self.current_batch = DataBatch(
-            [a for batch in found for a in batch.data],
-            [a for batch in found for a in batch.label],
-            found[0].pad,
-            found[0].index,
-            getattr(found[0], "bucket_key", None),
-            self._shapes(found, "provide_data", self.provide_data),
-            self._shapes(found, "provide_label", self.provide_label),
+            [a for batch in batches for a in batch.data],
+            [a for batch in batches for a in batch.label],
+            batches[0].pad,
+            batches[0].index,
+            getattr(batches[0], "bucket_key", None),
+            self._shapes(batches, "provide_data", self.provide_data),
+            self._shapes(batches, "provide_label", self.provide_label),
         )
-        if all(batch.placed is not None for batch in found):
+        if all(batch.placed is not None for batch in batches):
             # The data of all iterators come before the labels, as in the batch itself.
-            places = [(batch.placed or [], len(batch.data)) for batch in found]
+            places = [(batch.placed or [], len(batch.data)) for batch in batches]
             self.current_batch.placed = [
                 *(one for placed, count in places for one in placed[:count]),
                 *(one for placed, count in places for one in placed[count:]),

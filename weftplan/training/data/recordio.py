@@ -167,7 +167,7 @@ class MXRecordIO:
         """
         file = self._opened("read")
         size = os.fstat(file.fileno()).st_size
-        found, place = [], 0
+        positions, place = [], 0
         with Progress(f"looking for the records of {os.fspath(self.uri)}", size >> 20, unit="MiB") as progress:
             while place < size:
                 file.seek(place)
@@ -183,11 +183,11 @@ class MXRecordIO:
                         f"file"
                     )
                 if kind in (_WHOLE, _FIRST):
-                    found.append(place)
+                    positions.append(place)
                 progress.step((end >> 20) - (place >> 20))
                 place = end
         file.seek(0)
-        return found
+        return positions
 
 
 def _cut(buf: bytes) -> list[bytes]:
@@ -335,13 +335,13 @@ def unpack(s: bytes) -> tuple[IRHeader, bytes]:
     """Unpack a record of :func:`pack` into (header, bytes); raises FormatError if it is too short."""
     if len(s) < _HEADER.size:
         raise FormatError(f"unpack: a record with a header has at least {_HEADER.size} bytes, got {len(s)}")
-    header, rest = IRHeader(*_HEADER.unpack_from(s)), s[_HEADER.size :]
+    header, content = IRHeader(*_HEADER.unpack_from(s)), s[_HEADER.size :]
     if not header.flag:
-        return header, rest
-    if len(rest) < 4 * header.flag:
-        raise FormatError(f"unpack: the header says {header.flag} labels, {len(rest)} bytes are left")
-    labels = np.frombuffer(rest, "<f4", header.flag).astype(np.float32)
-    return header._replace(label=labels), rest[4 * header.flag :]
+        return header, content
+    if len(content) < 4 * header.flag:
+        raise FormatError(f"unpack: the header says {header.flag} labels, {len(content)} bytes are left")
+    labels = np.frombuffer(content, "<f4", header.flag).astype(np.float32)
+    return header._replace(label=labels), content[4 * header.flag :]
 
 
 def pack_img(header: Any, img: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:

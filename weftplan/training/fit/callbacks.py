@@ -120,8 +120,8 @@ class LogValidationMetricsCallback:
 
 def reports_validation(callbacks: Callbacks) -> bool:
     """Return whether any validation callback logs the validation metrics, so that ``fit`` need not log them."""
-    given = [callbacks] if callbacks is None or callable(callbacks) else callbacks
-    return any(isinstance(callback, LogValidationMetricsCallback) for callback in given)
+    listed = [callbacks] if callbacks is None or callable(callbacks) else callbacks
+    return any(isinstance(callback, LogValidationMetricsCallback) for callback in listed)
 
 
 class ProgressBar(Constructed):
@@ -158,7 +158,14 @@ def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[
 def module_checkpoint(
     module: Any, prefix: str | os.PathLike[str], period: int = 1, save_optimizer_states: bool = False
 ) -> Callable[..., None]:
-    """Return an epoch-end callback that calls ``module.save_checkpoint`` every ``period`` epochs."""
+    """Return an epoch-end callback that calls ``module.save_checkpoint`` every ``period`` epochs.
+
+    Args:
+        module: a module.
+        prefix: path and start of the files' names.
+        period: epochs between two checkpoints.
+        save_optimizer_states: whether the optimizer's states are written too.
+    """
     period = max(1, period)
 
     def callback(epoch: int, *_: Any) -> None:

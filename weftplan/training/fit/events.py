@@ -159,7 +159,7 @@ class Events:
 
     def step(self, step: int, epoch: int, batch: int, metrics: Pairs, window: Window, module: Any) -> Event:
         """Write a line of figures; ``window`` covers the steps since the previous line."""
-        found: Event = {
+        fields: Event = {
             "step": step,
             "epoch": epoch,
             "batch": batch,
@@ -171,12 +171,12 @@ class Events:
             **_optimizer_figures(module),
         }
         if self.gradients:
-            found["gradient_norm"] = gradient_norm(module)
-        event = self._write("step", found)
+            fields["gradient_norm"] = gradient_norm(module)
+        event = self._write("step", fields)
         self._line_at = time.perf_counter() - self._start
         self._scalars("train/", dict(metrics), step)
         names = ("samples_per_s", "gradient_norm", "learning_rate", "loss_scale", "live", "reserved", "cpu")
-        self._scalars("run/", {name: found[name] for name in names if found.get(name) is not None}, step)
+        self._scalars("run/", {name: fields[name] for name in names if fields.get(name) is not None}, step)
         self._scalars("seconds/", window.seconds, step)
         return event
 
@@ -277,7 +277,7 @@ def read_events(path: str | os.PathLike[str]) -> list[Event]:
     Raises:
         FormatError: a line is not an event.
     """
-    found: list[Event] = []
+    events: list[Event] = []
     with open_to_read(path) as file:
         lines = file.read().decode().splitlines()
     for number, line in enumerate(lines):
@@ -292,9 +292,9 @@ def read_events(path: str | os.PathLike[str]) -> list[Event]:
                 continue  # the process was killed while it wrote this line
             raise FormatError(f"{os.fspath(path)}: line {number + 1} is no event: {line[:80]!r}") from error
         if kind == "resume":
-            found = [one for one in found if one.get("step", 0) <= event.get("step", 0)]
-        found.append(event)
-    return found
+            events = [one for one in events if one.get("step", 0) <= event.get("step", 0)]
+        events.append(event)
+    return events
 
 
 def _optimizer(module: Any) -> Any:
@@ -302,9 +302,9 @@ def _optimizer(module: Any) -> Any:
 
 
 def _optimizer_figures(module: Any) -> Event:
-    found: Event = {"learning_rate": float(_optimizer(module).learning_rate)}
+    figures: Event = {"learning_rate": float(_optimizer(module).learning_rate)}
     scale = getattr(module, "loss_scale", None)
-    return found if scale is None else {**found, "loss_scale": float(scale)}
+    return figures if scale is None else {**figures, "loss_scale": float(scale)}
 
 
 def _line(event: Event) -> str:

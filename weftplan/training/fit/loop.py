@@ -160,6 +160,7 @@ class Fitting(ResumableRun):
     def _train_epoch(self) -> None:
         if not self.batches:
             self.metric.reset()
+            self.module.begin_epoch(self.epoch, self.data, first=not self.step)
         since = time.perf_counter()
         for batch in self.epoch_batches():
             since = self._waited(since)

@@ -143,5 +143,5 @@ def _rows(value: Any, axis: int, begin: int, end: int) -> NDArray:
 def _resized(descs: Sequence[Any] | None, samples: int) -> list[DataDesc] | None:
     if descs is None:
         return None
-    found = [desc if isinstance(desc, DataDesc) else DataDesc(*desc) for desc in descs]
-    return [DataDesc(d.name, replaced(d.shape, d.batch_axis, samples), d.dtype, d.layout) for d in found]
+    described = [desc if isinstance(desc, DataDesc) else DataDesc(*desc) for desc in descs]
+    return [DataDesc(d.name, replaced(d.shape, d.batch_axis, samples), d.dtype, d.layout) for d in described]

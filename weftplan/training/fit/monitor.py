@@ -86,9 +86,9 @@ class Monitor(Constructed):
             for name, array in (*exe.arg_dict.items(), *exe.aux_dict.items()):
                 self._see(name, array)
         self.activated = False
-        found = sorted(self.queue, key=lambda one: one[1]) if self.sort else self.queue
+        entries = sorted(self.queue, key=lambda one: one[1]) if self.sort else self.queue
         self.queue = []
-        return [(step, name, _as_text(statistic)) for step, name, statistic in found]
+        return [(step, name, _as_text(statistic)) for step, name, statistic in entries]
 
     def toc_print(self) -> None:
         """Call :meth:`toc` and log its results."""

@@ -54,6 +54,14 @@ def save_checkpoint(
     """Write symbol and parameters, each file atomically; returns the parameter file's path.
 
     ``remove_amp_cast``: see :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
+
+    Args:
+        prefix: path and start of the files' names.
+        epoch: number in the name of the parameter file.
+        symbol: the network; None: no symbol file.
+        arg_params: parameters by name.
+        aux_params: auxiliary states by name.
+        remove_amp_cast: see :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
     """
     path = params_path(prefix, epoch)
     if symbol is not None:
@@ -86,11 +94,11 @@ def read_params(path: str | os.PathLike[str]) -> tuple[Params, Params]:
     arg_params: Params = {}
     aux_params: Params = {}
     for name, value in loaded.items():
-        kind, _, rest = name.partition(":")
+        kind, _, key = name.partition(":")
         if kind == "arg":
-            arg_params[rest] = value
+            arg_params[key] = value
         elif kind == "aux":
-            aux_params[rest] = value
+            aux_params[key] = value
         else:
             raise FormatError(
                 f"{path}: array {name!r} is named neither arg:… nor aux:…, so this is no checkpoint; where Gluon's "
@@ -108,7 +116,7 @@ def load_params(prefix: str | os.PathLike[str], epoch: int) -> tuple[Params, Par
     """
     path = params_path(prefix, epoch)
     if not path.exists():
-        there = ", ".join(other.name for other in parameter_files(prefix))
+        there = ", ".join(file.name for file in parameter_files(prefix))
         hint = f"; beside it there are {there}" if there else "; there are no parameters with this prefix"
         raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}{hint}", os.fspath(path))
     return read_params(path)
@@ -118,7 +126,7 @@ def parameter_files(prefix: str | os.PathLike[str]) -> list[Path]:
     """List the parameter files of a prefix, by epoch."""
     path = Path(prefix)
     name = re.compile(re.escape(path.name) + r"-\d+")
-    return sorted(other for other in path.parent.glob("*.params") if name.fullmatch(other.stem))
+    return sorted(file for file in path.parent.glob("*.params") if name.fullmatch(file.stem))
 
 
 @known_keywords()
@@ -131,12 +139,12 @@ def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol,
     """
     path = Path(f"{os.fsdecode(prefix)}-symbol.json")
     if not path.exists():
-        there = sorted(other.name for other in path.parent.glob("*-symbol.json"))
-        given = Path(os.fsdecode(prefix))
+        there = sorted(file.name for file in path.parent.glob("*-symbol.json"))
+        base = Path(os.fsdecode(prefix))
         hint = f"; beside it there are {listed(there)}" if there else "; there is no other -symbol.json beside it"
-        if given.is_file():
-            start = re.sub(r"-symbol\.json$|-[0-9]+\.params$", "", given.name)
-            hint = f"; {given.name} is a file, and a prefix is what its name begins with: {start}"
+        if base.is_file():
+            start = re.sub(r"-symbol\.json$|-[0-9]+\.params$", "", base.name)
+            hint = f"; {base.name} is a file, and a prefix is what its name begins with: {start}"
         raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}{hint}", os.fspath(path))
     return (sym.load(path), *load_params(prefix, epoch))
 

@@ -111,10 +111,10 @@ def lowered(symbol: Symbol, low_dtype: str) -> Symbol:
         key = (entry.node, entry.index, dtype)
         if key not in casts:
             name = f"{entry.node.name}{entry.index or ''}_{dtype}"
-            made = _node("amp_cast", name, [entry], {"dtype": dtype})
-            casts[key] = Entry(made)
+            cast_node = _node("amp_cast", name, [entry], {"dtype": dtype})
+            casts[key] = Entry(cast_node)
             if dtype == low_dtype:
-                halves.add((made, 0))
+                halves.add((cast_node, 0))
         return casts[key]
 
     for node in topological_order(symbol.entries):
@@ -136,7 +136,7 @@ def lowered(symbol: Symbol, low_dtype: str) -> Symbol:
             if node.op.loss and inputs:
                 scaled = _node("_scale_gradient", f"{node.name}_scaled", [inputs[0], Entry(scale)], {})
                 inputs = [Entry(scaled), *inputs[1:]]
-        made = Node(
+        lowered_node = Node(
             node.op,
             node.name,
             attrs=dict(node.attrs),
@@ -145,9 +145,9 @@ def lowered(symbol: Symbol, low_dtype: str) -> Symbol:
             control_deps=[twins[one] for one in node.control_deps],
             created_at=node.created_at,
         )
-        twins[node] = made
+        twins[node] = lowered_node
         if low:
-            halves.update((made, index) for index in range(made.num_outputs))
+            halves.update((lowered_node, index) for index in range(lowered_node.num_outputs))
     heads = []
     for entry in symbol.entries:
         twin = Entry(twins[entry.node], entry.index, entry.version)
@@ -156,9 +156,9 @@ def lowered(symbol: Symbol, low_dtype: str) -> Symbol:
 
 
 def _node(op: str, name: str, inputs: list[Entry], params: dict[str, Any]) -> Node:
-    found = registry.get(op)
-    parsed = registry.parse_params(found, {key: str(value) for key, value in params.items()})
-    return Node(found, name, attrs={key: str(value) for key, value in params.items()}, params=parsed, inputs=inputs)
+    op_ = registry.get(op)
+    parsed = registry.parse_params(op_, {key: str(value) for key, value in params.items()})
+    return Node(op_, name, attrs={key: str(value) for key, value in params.items()}, params=parsed, inputs=inputs)
 
 
 class LossScale:

@@ -135,17 +135,17 @@ class ResumableRun:
         if wrong:
             raise ParameterError(listed_under(f"{saved.path} is a checkpoint of another network", wrong))
         settings = self.settings()
-        other = differences(facts["settings"], settings)
-        if other and not changed:
+        differing = differences(facts["settings"], settings)
+        if differing and not changed:
             raise ParameterError(
-                listed_under(f"{saved.path} was written with other settings", other)
+                listed_under(f"{saved.path} was written with other settings", differing)
                 + "\ngo on with the same ones for the same bits, or pass resume='changed' to let those of now hold"
             )
         optimizer = owner._states_holder().optimizer
         attributes = attributes_behind(changed_names(facts["settings"], settings), optimizer)
         now = {name: getattr(optimizer, name) for name in attributes}
-        if other:
-            self.module.logger.warning(listed_under(f"resumed from {saved.path} with other settings", other))
+        if differing:
+            self.module.logger.warning(listed_under(f"resumed from {saved.path} with other settings", differing))
         try:
             self._go_on(saved, now)
         except (KeyError, TypeError, IndexError) as error:

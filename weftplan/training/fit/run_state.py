@@ -42,7 +42,7 @@ def settings_of(module: Any, optimizer: Optimizer, fitting: Mapping[str, Any]) -
         fitting: further settings, from ``fit`` itself.
     """
     store = module._kvstore
-    found: Plain = {
+    settings: Plain = {
         "network": network_digest(module.symbol),
         "data shapes": [[desc.name, *desc.shape, np.dtype(desc.dtype).name] for desc in module.data_shapes],
         "devices": [str(ctx) for ctx in module.contexts],
@@ -60,19 +60,19 @@ def settings_of(module: Any, optimizer: Optimizer, fitting: Mapping[str, Any]) -
     for name in sorted((names | {"lr"}) - _NO_SETTING):
         value = getattr(optimizer, name, None)
         if value is None or isinstance(value, (bool, int, float, str)):
-            found[f"optimizer.{'learning_rate' if name == 'lr' else name}"] = value
-    found.pop("optimizer.learning_rate", None)
+            settings[f"optimizer.{'learning_rate' if name == 'lr' else name}"] = value
+    settings.pop("optimizer.learning_rate", None)
     scheduler = optimizer.lr_scheduler
     if scheduler is None:
-        found["optimizer.learning_rate"] = optimizer.lr
+        settings["optimizer.learning_rate"] = optimizer.lr
     else:
-        found["optimizer.lr_scheduler"] = type(scheduler).__name__
+        settings["optimizer.lr_scheduler"] = type(scheduler).__name__
         for name, value in sorted(vars(scheduler).items()):
             if isinstance(value, (bool, int, float, str, list)) and name != "logged_drops":
-                found[f"lr_scheduler.{name}"] = value
+                settings[f"lr_scheduler.{name}"] = value
     for table in ("lr_mult", "wd_mult"):
-        found[f"optimizer.{table}"] = {str(key): float(value) for key, value in getattr(optimizer, table).items()}
-    plain: Plain = json.loads(json.dumps({**found, **fitting}, default=str))
+        settings[f"optimizer.{table}"] = {str(key): float(value) for key, value in getattr(optimizer, table).items()}
+    plain: Plain = json.loads(json.dumps({**settings, **fitting}, default=str))
     return plain
 
 
@@ -106,15 +106,15 @@ def attributes_behind(names: Iterable[str], optimizer: Optimizer) -> list[str]:
     >>> attributes_behind(["network", "optimizer.learning_rate", "optimizer.wd"], Optimizer())
     ['lr', 'wd']
     """
-    found = []
+    attributes = []
     for name in names:
         owner, _, attribute = name.partition(".")
         if owner == "lr_scheduler":
             attribute = owner
         elif owner != "optimizer":
             continue
-        found.append("lr" if attribute == "learning_rate" else attribute)
-    return [name for name in dict.fromkeys(found) if hasattr(optimizer, name)]
+        attributes.append("lr" if attribute == "learning_rate" else attribute)
+    return [name for name in dict.fromkeys(attributes) if hasattr(optimizer, name)]
 
 
 def listed_under(head: str, lines: Sequence[str]) -> str:
@@ -213,13 +213,13 @@ def wrong_parameters(module: Any, args: Mapping[str, NDArray], aux: Mapping[str,
     group = module.group
     wanted = {n: tuple(a[0].shape) for n, a in zip(module.param_names, group.param_arrays, strict=True)}
     wanted.update({n: tuple(a[0].shape) for n, a in zip(module.aux_names, group.aux_arrays, strict=True)})
-    found = {name: tuple(value.shape) for name, value in {**args, **aux}.items()}
-    lines = [f"the checkpoint has no {name} {wanted[name]}" for name in sorted(wanted.keys() - found.keys())]
-    lines += [f"the network has no {name} {found[name]}" for name in sorted(found.keys() - wanted.keys())]
+    shapes = {name: tuple(value.shape) for name, value in {**args, **aux}.items()}
+    lines = [f"the checkpoint has no {name} {wanted[name]}" for name in sorted(wanted.keys() - shapes.keys())]
+    lines += [f"the network has no {name} {shapes[name]}" for name in sorted(shapes.keys() - wanted.keys())]
     lines += [
-        f"{name} has shape {found[name]} in the checkpoint, {wanted[name]} in the network"
-        for name in sorted(wanted.keys() & found.keys())
-        if wanted[name] != found[name]
+        f"{name} has shape {shapes[name]} in the checkpoint, {wanted[name]} in the network"
+        for name in sorted(wanted.keys() & shapes.keys())
+        if wanted[name] != shapes[name]
     ]
     return lines
 

@@ -58,17 +58,17 @@ class Packer:
 
     def attributes(self, thing: Any, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
         """Pack the serializable attributes of ``thing``, nested objects included; skip the others."""
-        found = {}
+        packed = {}
         for name, value in vars(thing).items():
             if name in leave_out:
                 continue
             try:
-                found[name] = self.value(value)
+                packed[name] = self.value(value)
             except Unpackable:
                 inner = self._inner(value)
                 if inner is not None:
-                    found[name] = inner
-        return found
+                    packed[name] = inner
+        return packed
 
     def _inner(self, value: Any) -> Any:
         """Pack an object, or a list of objects, by its attributes; None if it has none."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.ndarray import NDArray, random
-from weftplan.support.keyword_errors import Constructed
+from weftplan.support.keyword_errors import Constructed, shown
 from weftplan.support.lazy_import import late_import
 from weftplan.training.keyword_checks import construct
 
@@ -115,7 +115,7 @@ class Initializer(Constructed):
         return hash(type(self))  # settings may be lists
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._kwargs.items())})"
+        return f"{type(self).__name__}({shown(self._kwargs)})"
 
 
 def generator(arr: NDArray) -> np.random.Generator:

@@ -40,9 +40,9 @@ def check_label_shapes(labels: Any, preds: Any, wrap: bool = False, shape: bool 
     Raises:
         ShapeError: they differ.
     """
-    found = tuple(value.shape if shape else len(value) for value in (labels, preds))
-    if found[0] != found[1]:
-        raise ShapeError(f"Shape of labels {found[0]} does not match shape of predictions {found[1]}")
+    shapes = tuple(value.shape if shape else len(value) for value in (labels, preds))
+    if shapes[0] != shapes[1]:
+        raise ShapeError(f"Shape of labels {shapes[0]} does not match shape of predictions {shapes[1]}")
     return (as_list(labels), as_list(preds)) if wrap else (labels, preds)
 
 

@@ -182,5 +182,11 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
 def np(
     numpy_feval: Callable[[Host, Host], Any], name: str | None = None, allow_extra_outputs: bool = False
 ) -> EvalMetric:
-    """:class:`CustomMetric` by MXNet's short name."""
+    """:class:`CustomMetric` by MXNet's short name.
+
+    Args:
+        numpy_feval: function of (label, prediction) as NumPy arrays.
+        name: of the metric; None: that of the function.
+        allow_extra_outputs: whether the network may have more outputs than labels.
+    """
     return CustomMetric(numpy_feval, name, allow_extra_outputs)

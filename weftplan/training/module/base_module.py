@@ -68,11 +68,24 @@ class BaseModule(Constructed):
     # -- steps, given by the subclass -------------------------------------------------------------------------------
 
     def bind(self, data_shapes: Any, label_shapes: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Plan and allocate executors for these shapes."""
+        """Plan and allocate executors for these shapes.
+
+        Args:
+            data_shapes: (name, shape) or ``DataDesc`` of each input.
+            label_shapes: the same of each label; None: no labels.
+            *args: further arguments of the subclass, such as ``for_training``.
+            **kwargs: the same by name.
+        """
         raise NotImplementedError
 
     def init_params(self, initializer: Initializer | None = None, *args: Any, **kwargs: Any) -> None:
-        """Give every parameter a value."""
+        """Give every parameter a value.
+
+        Args:
+            initializer: gives values to all parameters that have none; None: ``Uniform(0.01)``.
+            *args: further arguments of the subclass, such as ``arg_params``.
+            **kwargs: the same by name.
+        """
         raise NotImplementedError
 
     def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
@@ -107,7 +120,13 @@ class BaseModule(Constructed):
             raise ParameterError(f"set_states: {len(states)} states given, {type(self).__name__} has none")
 
     def update_metric(self, eval_metric: metrics.EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
-        """Update ``eval_metric`` with the outputs of the last forward, without the last ``pad`` samples."""
+        """Update ``eval_metric`` with the outputs of the last forward, without the last ``pad`` samples.
+
+        Args:
+            eval_metric: metric that is updated in place.
+            labels: labels of the batch, one array for each label of the network.
+            pad: number of samples at the end of the batch that do not count.
+        """
         raise NotImplementedError
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
@@ -131,6 +150,13 @@ class BaseModule(Constructed):
     def owner(self) -> Any:
         """Return the Module that owns the parameters and the training state."""
         raise MXNetError(f"{type(self).__name__}.fit writes no checkpoints: it does not say what its state is")
+
+    def begin_epoch(self, epoch: int, train_data: DataIter, *, first: bool) -> None:
+        """Do nothing; a subclass may prepare the epoch. ``fit`` calls this before the first batch of each epoch.
+
+        Args:
+            first: whether ``train_data`` is as the caller of ``fit`` gave it; before later epochs it was reset.
+        """
 
     def bound_grad_req(self) -> Any:
         """The grad_req that was bound."""
@@ -161,7 +187,15 @@ class BaseModule(Constructed):
         force_init: bool = True,
         allow_extra: bool = False,
     ) -> None:
-        """Assign parameters; with ``allow_missing`` missing parameters keep their values."""
+        """Assign parameters; with ``allow_missing`` missing parameters keep their values.
+
+        Args:
+            arg_params: values by name.
+            aux_params: values of auxiliary states by name; None: none.
+            allow_missing: whether parameters without a value are allowed.
+            force_init: whether parameters that have a value are changed.
+            allow_extra: whether names that the network does not have are ignored.
+        """
         raise NotImplementedError
 
     # -- files ----------------------------------------------------------------------------------------------------
@@ -356,7 +390,14 @@ class BaseModule(Constructed):
     def iter_predict(
         self, eval_data: DataIter, num_batch: int | None = None, reset: bool = True, *, progress: bool | None = None
     ) -> Iterator[tuple[list[NDArray], int, DataBatch]]:
-        """(outputs without padding, batch number, batch) for each batch; ``progress`` as for :meth:`score`."""
+        """(outputs without padding, batch number, batch) for each batch; ``progress`` as for :meth:`score`.
+
+        Args:
+            eval_data: batches.
+            num_batch: stop after this number of batches; None: all.
+            reset: reset the iterator first.
+            progress: as for :meth:`score`.
+        """
         self._need("predict", binded=True, params=True)
         _check_iterator("predict: eval_data", eval_data)
         if reset:

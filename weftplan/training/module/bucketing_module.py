@@ -41,8 +41,7 @@ class BucketingModule(BaseModule):
         default_bucket_key: key of the network that has all parameters. Choose the largest network, because all buckets
             share its memory.
         settings: those of :class:`~weftplan.training.module.module.Module` that all buckets have: ``context``,
-        ``logger``,
-            ``fixed_param_names``, …
+            ``logger``, ``fixed_param_names``, …
     """
 
     def __init__(self, sym_gen: SymbolGenerator, default_bucket_key: Any, logger: Any = None, **settings: Any) -> None:
@@ -71,6 +70,11 @@ class BucketingModule(BaseModule):
         (``<prefix>.buckets``); returns the parameter file's path. ``remove_amp_cast``: see
         :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
 
+        Args:
+            prefix: path and start of the files' names.
+            epoch: number in the name of the parameter file.
+            remove_amp_cast: see :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
+
         Raises:
             BindError: a key is not a whole number, which the file of keys cannot store.
         """
@@ -95,6 +99,13 @@ class BucketingModule(BaseModule):
         **settings: Any,
     ) -> BucketingModule:
         """Load a module whose parameters come from a checkpoint (assigned at bind) and whose networks from ``sym_gen``.
+
+        Args:
+            prefix: path and start of the files' names.
+            epoch: number in the name of the parameter file.
+            sym_gen: as for the constructor.
+            default_bucket_key: as for the constructor.
+            **settings: as for the constructor.
 
         Raises:
             BindError: no ``sym_gen``, or no ``default_bucket_key``.
@@ -202,6 +213,15 @@ class BucketingModule(BaseModule):
     ) -> None:
         """Bind the default bucket for its shapes; other buckets are bound when their first batch arrives.
 
+        Args:
+            data_shapes: (name, shape) or ``DataDesc`` of each input.
+            label_shapes: the same of each label; None: no labels.
+            for_training: whether gradients are planned and computed.
+            inputs_need_grad: whether gradients of the inputs are computed.
+            force_rebind: bind again, if the module is bound.
+            shared_module: must be None.
+            grad_req: ``write``, ``add`` or ``null``, for all or by name.
+
         Raises:
             BindError: a ``shared_module``, which is not supported.
         """
@@ -220,6 +240,11 @@ class BucketingModule(BaseModule):
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
         """Switch to the network of this key, binding it for these shapes on first use.
+
+        Args:
+            bucket_key: key of the network.
+            data_shapes: (name, shape) or ``DataDesc`` of each input.
+            label_shapes: the same of each label; None: no labels.
 
         Raises:
             BindError: the network has a parameter that the default bucket lacks.
@@ -257,13 +282,27 @@ class BucketingModule(BaseModule):
     def init_params(
         self, initializer: Initializer | None = None, arg_params: Params | None = None, *args: Any, **kwargs: Any
     ) -> None:
-        """As :meth:`Module.init_params <weftplan.training.module.module.Module.init_params>`."""
+        """As :meth:`Module.init_params <weftplan.training.module.module.Module.init_params>`.
+
+        Args:
+            initializer: gives values to all parameters that have none; None: ``Uniform(0.01)``.
+            arg_params: values by name, which win over the initializer; None: none.
+            *args: ``aux_params``, ``allow_missing``, ``force_init`` and ``allow_extra``, in this order.
+            **kwargs: the same by name.
+        """
         self._default.init_params(initializer, arg_params, *args, **kwargs)
         self.params_initialized = True
         self._current.params_initialized = True
 
     def set_params(self, arg_params: Params, aux_params: Params | None, *args: Any, **kwargs: Any) -> None:
-        """As :meth:`Module.set_params <weftplan.training.module.module.Module.set_params>`."""
+        """As :meth:`Module.set_params <weftplan.training.module.module.Module.set_params>`.
+
+        Args:
+            arg_params: values by name.
+            aux_params: values of auxiliary states by name; None: none.
+            *args: ``allow_missing``, ``force_init`` and ``allow_extra``, in this order.
+            **kwargs: the same by name.
+        """
         self._default.set_params(arg_params, aux_params, *args, **kwargs)
         self.params_initialized = True
         self._current.params_initialized = True
@@ -283,12 +322,23 @@ class BucketingModule(BaseModule):
         optimizer_params: Any = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """As :meth:`Module.init_optimizer <weftplan.training.module.module.Module.init_optimizer>`."""
+        """As :meth:`Module.init_optimizer <weftplan.training.module.module.Module.init_optimizer>`.
+
+        Args:
+            kvstore: name of a kvstore, a store, or None.
+            optimizer: name of an optimizer, or an optimizer.
+            optimizer_params: its settings, as pairs or a mapping.
+            force_init: make a new optimizer if there is one.
+        """
         self._default.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         self.optimizer_initialized = True
         for module in self._buckets.values():
             if module is not self._default:
                 module.borrow_optimizer(self._default)
+
+    def __repr__(self) -> str:
+        keys = ", ".join(map(str, self._buckets))
+        return f"<{type(self).__name__} with the buckets {keys}; the default one: {self._default!r}>"
 
     def owner(self) -> Module:
         return self._default

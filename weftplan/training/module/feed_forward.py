@@ -99,7 +99,7 @@ class FeedForward:
         last = "roll_over" if training else "pad"
         return NDArrayIter(data, label, size, shuffle=training, last_batch_handle=last)
 
-    def _module(self, batches: DataIter) -> BaseModule:
+    def _module(self, batches: DataIter, work_load_list: Sequence[float] | None) -> BaseModule:
         data = [desc[0] for desc in batches.provide_data]
         labels = [desc[0] for desc in batches.provide_label]
         make = self.sym_gen
@@ -109,10 +109,16 @@ class FeedForward:
             def generate(key: Any) -> tuple[Symbol, list[str], list[str]]:
                 return make(key), data, labels
 
-            return BucketingModule(generate, batches.default_bucket_key, context=self.ctx)  # type: ignore[attr-defined]
+            return BucketingModule(
+                generate,
+                batches.default_bucket_key,  # type: ignore[attr-defined]
+                context=self.ctx,
+                work_load_list=work_load_list,
+            )
         assert self.symbol is not None
         arguments = self.symbol.list_arguments()
-        return Module(self.symbol, data, [name for name in labels if name in arguments], context=self.ctx)
+        labels = [name for name in labels if name in arguments]
+        return Module(self.symbol, data, labels, context=self.ctx, work_load_list=work_load_list)
 
     def fit(
         self,
@@ -129,14 +135,30 @@ class FeedForward:
         eval_end_callback: Any = _UNSET,
         eval_batch_end_callback: Callbacks = None,
     ) -> None:
-        """Train on batches, or on samples ``X`` with labels ``y``; ``eval_data`` is an iterator or such a pair."""
+        """Train on batches, or on samples ``X`` with labels ``y``; ``eval_data`` is an iterator or such a pair.
+
+        Args:
+            X: iterator over batches, or array of samples.
+            y: labels of the samples, if ``X`` is an array.
+            eval_data: iterator, or (samples, labels), for a validation after each epoch.
+            eval_metric: name of a metric, or a metric.
+            epoch_end_callback: called after each epoch with (epoch, symbol, arg_params, aux_params); one or
+                a list.
+            batch_end_callback: called after each batch with a ``BatchEndParam``; one or a list.
+            kvstore: name of a kvstore, a store, or None.
+            logger: takes the records instead of the package's logger.
+            work_load_list: share of the batch for each device; None: equal shares.
+            monitor: watches intermediate results.
+            eval_end_callback: called after each validation; None: nothing; by default the metric is logged.
+            eval_batch_end_callback: called after each batch of a validation; one or a list.
+        """
         batches = self._batches(X, y, training=True)
         batches.reset()  # as MXNet does here, though not in Module.fit
         if isinstance(eval_data, (tuple, list)):
             if len(eval_data) != 2 or eval_data[0] is None:
                 raise ParameterError("eval_data must be a DataIter or a pair of samples and labels")
             eval_data = self._batches(*eval_data, training=False)
-        module = self._module(batches)
+        module = self._module(batches, work_load_list)
         if logger is not None:
             module.logger = logger
         if self.epoch_size is not None:
@@ -195,6 +217,12 @@ class FeedForward:
         """Return the outputs for all samples as NumPy arrays (a single array if the network has a single output).
 
         With ``return_data``: (outputs, data, labels).
+
+        Args:
+            X: iterator, or array of samples.
+            num_batch: stop after this number of batches; None: all.
+            return_data: return the samples and labels too.
+            reset: reset the iterator first.
         """
         batches = self._batches(X, None, training=False)
         module = self._bound(batches)
@@ -218,14 +246,28 @@ class FeedForward:
         batch_end_callback: Callbacks = None,
         reset: bool = True,
     ) -> Any:
-        """Compute a metric over the batches."""
+        """Compute a metric over the batches.
+
+        Args:
+            X: iterator, or array of samples.
+            eval_metric: name of a metric, or a metric.
+            num_batch: stop after this number of batches; None: all.
+            batch_end_callback: called after each batch with a ``BatchEndParam``.
+            reset: reset the iterator first.
+        """
         batches = self._batches(X, None, training=False)
         pairs = self._bound(batches).score(batches, eval_metric, num_batch, batch_end_callback, reset=reset)
         values = [value for _, value in pairs]
         return values[0] if len(values) == 1 else values
 
     def save(self, prefix: str | os.PathLike[str], epoch: int | None = None, remove_amp_cast: bool = True) -> Path:
-        """Write a checkpoint of an epoch, by default the last; returns the parameter file's path."""
+        """Write a checkpoint of an epoch, by default the last; returns the parameter file's path.
+
+        Args:
+            prefix: path and start of the files' names.
+            epoch: number in the name of the parameter file; None: the last epoch.
+            remove_amp_cast: see :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
+        """
         epoch = self.num_epoch if epoch is None else epoch
         if epoch is None or self.arg_params is None:
             raise MXNetError("save: the epoch is missing" if epoch is None else "save: there are no parameters yet")
@@ -235,7 +277,14 @@ class FeedForward:
     def load(
         prefix: str | os.PathLike[str], epoch: int, ctx: Context | Sequence[Context] | None = None, **kwargs: Any
     ) -> FeedForward:
-        """Load the model of a checkpoint, to resume at that epoch; ``kwargs`` go to the constructor."""
+        """Load the model of a checkpoint, to resume at that epoch; ``kwargs`` go to the constructor.
+
+        Args:
+            prefix: path and start of the files' names.
+            epoch: number in the name of the parameter file.
+            ctx: device or devices.
+            **kwargs: arguments of the constructor.
+        """
         symbol, args, aux = load_checkpoint(prefix, epoch)
         return FeedForward(symbol, ctx, arg_params=args, aux_params=aux, begin_epoch=epoch, **kwargs)
 
@@ -260,7 +309,29 @@ class FeedForward:
         eval_batch_end_callback: Callbacks = None,
         **kwargs: Any,
     ) -> FeedForward:
-        """Construct and train a model."""
+        """Construct and train a model.
+
+        Args:
+            symbol: the network, or a function from a bucket's key to its network.
+            X: iterator over batches, or array of samples.
+            y: labels of the samples, if ``X`` is an array.
+            ctx: device or devices.
+            num_epoch: the epoch to stop before.
+            epoch_size: batches of an epoch; None: all.
+            optimizer: name of an optimizer, or an optimizer.
+            initializer: gives values to all parameters; None: ``Uniform(0.01)``.
+            eval_data: iterator, or (samples, labels), for a validation after each epoch.
+            eval_metric: name of a metric, or a metric.
+            epoch_end_callback: called after each epoch with (epoch, symbol, arg_params, aux_params); one or
+                a list.
+            batch_end_callback: called after each batch with a ``BatchEndParam``; one or a list.
+            kvstore: name of a kvstore, a store, or None.
+            logger: takes the records instead of the package's logger.
+            work_load_list: share of the batch for each device; None: equal shares.
+            eval_end_callback: called after each validation; None: nothing; by default the metric is logged.
+            eval_batch_end_callback: called after each batch of a validation; one or a list.
+            **kwargs: settings of the optimizer.
+        """
         model = FeedForward(symbol, ctx, num_epoch, epoch_size, optimizer, initializer, **kwargs)
         model.fit(
             X,

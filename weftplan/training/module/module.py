@@ -6,7 +6,6 @@ files of this folder.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -38,14 +37,15 @@ from weftplan.training.module.base_module import BaseModule, as_descs, without_p
 from weftplan.training.module.module_checks import (
     check_batch,
     context_list,
+    load_list,
     name_list,
     named_as,
     places,
-    refuse_shares,
     resized,
 )
 from weftplan.training.module.optimizer_states import adopt, read_states
 from weftplan.training.module.parameters import complete, first_values, unknown_names
+from weftplan.training.module.update_step import UpdateStep
 from weftplan.training.mxnet_names import ModuleNames
 from weftplan.training.optimizers import optimizer as optimizers
 
@@ -58,7 +58,8 @@ class Module(ModuleNames, BaseModule):
         data_names, label_names: arguments that are inputs; all others are parameters.
         logger: logger of ``fit``; default: the logger ``weftplan``.
         context: a context or a list; the batch is split over a list. Default: the current context.
-        work_load_list: shares of the batch, which must be equal.
+        work_load_list: for each context a number in proportion to which it gets samples of a batch; default: equal
+            parts.
         fixed_param_names: parameters that are not trained.
         state_names: arguments that are neither fed nor trained, such as the initial states of recurrent cells. They are
             zero until :meth:`set_states`.
@@ -92,7 +93,7 @@ class Module(ModuleNames, BaseModule):
                 f"Module needs a Symbol (mx.sym.load opens a file), got {type(symbol).__name__}: {symbol!r}"
             )
         self.contexts = context_list(context)
-        refuse_shares(work_load_list)
+        self._work_load_list = load_list(work_load_list, len(self.contexts))
         self._group2ctxs = places(group2ctxs, len(self.contexts))
         self._compression_params = compression_params
         arguments = symbol.list_arguments()
@@ -125,6 +126,7 @@ class Module(ModuleNames, BaseModule):
         self._bind_options: dict[str, Any] = {}
         self._kvstore: KVStoreBase | None = None
         self._update_on_kvstore = False
+        self._update_step: UpdateStep | None = None
         self._updater: Updater | None = None
         self._optimizer: optimizers.Optimizer | None = None
         self._pending_states: bytes | None = None
@@ -134,6 +136,16 @@ class Module(ModuleNames, BaseModule):
         """Loss scale in mixed precision; None otherwise."""
         self._ran = False
         self._monitors: list[Monitor] = []
+
+    def __repr__(self) -> str:
+        places = ", ".join(map(str, self.contexts))
+        if self._group is None:
+            return f"<{type(self).__name__} {', '.join(self.output_names)} on {places}: not bound>"
+        store = None if self._kvstore is None else self._kvstore.type
+        inputs = ", ".join(f"{desc.name} {desc.shape}" for desc in (*self.data_shapes, *self.label_shapes))
+        update = f"; {self._optimizer!r}, kvstore {store}" if self.optimizer_initialized else ""
+        values = "" if self.params_initialized else "; parameters without values"
+        return f"<{type(self).__name__} {', '.join(self.output_names)} on {places}: bound to {inputs}{values}{update}>"
 
     # -- binding --------------------------------------------------------------------------------------------------
 
@@ -245,6 +257,7 @@ class Module(ModuleNames, BaseModule):
                 group2ctxs=self._group2ctxs,
                 share=self._share(data, label),
                 state_names=self.state_names,
+                loads=self._work_load_list,
                 **self._bind_options,
             )
 
@@ -264,6 +277,11 @@ class Module(ModuleNames, BaseModule):
         """Return each executor's share of the memory budget; None without a budget."""
         if self.memory_budget is None:
             return None
+        if len(set(self._work_load_list)) > 1:
+            raise BindError(
+                f"contexts share a memory budget equally, so work_load_list must have equal numbers, got "
+                f"{self._work_load_list}"
+            )
         kvstore, optimizer = (self._kvstore, self._optimizer) if self.optimizer_initialized else self._expected
         descs = [desc for desc in (*data, *label) if desc.name in {*self.data_names, *self.label_names}]
         training = self._bind_options["for_training"]
@@ -332,6 +350,14 @@ class Module(ModuleNames, BaseModule):
         allow_extra: bool = False,
     ) -> None:
         """Set every parameter to its given value, else to the initializer's (default ``Uniform(0.01)``).
+
+        Args:
+            initializer: gives values to all parameters that have none; None: ``Uniform(0.01)``.
+            arg_params: values by name, which win over the initializer; None: none.
+            aux_params: values of auxiliary states by name; None: none.
+            allow_missing: whether parameters without a value are allowed.
+            force_init: whether parameters that have a value are changed.
+            allow_extra: whether names that the network does not have are ignored.
 
         Raises:
             MXNetError: a parameter is missing from ``arg_params``/``aux_params`` and ``allow_missing`` is False; or an
@@ -476,6 +502,7 @@ class Module(ModuleNames, BaseModule):
         )
         self._check_budget(store, chosen)
         self._optimizer, self._kvstore, self._update_on_kvstore = chosen, store, on_store
+        self._update_step = None
         self._updater = None
         if store is not None:
             if on_store:
@@ -508,7 +535,7 @@ class Module(ModuleNames, BaseModule):
         lost = [name for name in trained if name not in lent]
         if lost:
             raise MXNetError(f"borrow_optimizer: {lost} are trained here, and no parameters of the other module")
-        self._numbers = lent
+        self._numbers, self._update_step = lent, None
         self._optimizer, self._kvstore = shared_module._optimizer, shared_module._kvstore
         self._updater, self._update_on_kvstore = shared_module._updater, shared_module._update_on_kvstore
         self.optimizer_initialized = True
@@ -520,55 +547,13 @@ class Module(ModuleNames, BaseModule):
         return {i * count + k: name for name, i in self._numbers.items() for k in range(count)}
 
     def update(self) -> None:
-        """Exchange gradients through the store and update parameters, first parameter first (priority -index)."""
+        """Exchange all gradients through the store, the last layers' first, and update the parameters."""
         self._need("update", binded=True, params=True, optimizer=True)
-        store = self._kvstore
-        pairs = zip(self.group.grad_arrays, self.group.param_arrays, strict=True)
-        trained = {name: pair for name, pair in zip(self.param_names, pairs, strict=True) if pair[0] is not None}
-        groups = store.joined([*trained]) if store is not None and len(trained) > 1 else None
-        if store is not None and groups is not None:
-            self._update_joined(store, trained, groups)
-            return
-        with store.together() if store is not None else contextlib.nullcontext():
-            self._update_all(store)
-
-    def _update_joined(
-        self, store: KVStoreBase, trained: Mapping[str, tuple[Any, list[NDArray]]], groups: Sequence[Sequence[str]]
-    ) -> None:
-        """Update with a store that exchanges these groups of parameters as buckets.
-
-        Args:
-            trained: (gradients, weights) of each parameter.
-        """
-        grads, weights = map(list, zip(*trained.values(), strict=True))
-        store.pushpull([*trained], grads, out=weights if self._update_on_kvstore else grads)
-        if self._updater is None:
-            return
-        count = len(self.contexts)
-        for joined in groups:  # update each group when its gradients arrive, while others are in flight
-            firsts = [self._numbers[name] * count for name in joined]
-            self._updater(
-                [index for first in firsts for index in range(first, first + count)],
-                [grad for name in joined for grad in trained[name][0]],
-                [weight for name in joined for weight in trained[name][1]],
-            )
-
-    def _update_all(self, store: KVStoreBase | None) -> None:
-        group, count = self.group, len(self.contexts)
-        alone: list[tuple[int, NDArray, NDArray]] = []
-        for index, (name, grads) in enumerate(zip(self.param_names, group.grad_arrays, strict=True)):
-            if grads is None:
-                continue
-            weights = group.param_arrays[index]
-            first = self._numbers[name] * count
-            if store is None:
-                alone += zip(range(first, first + count), grads, weights, strict=True)
-                continue
-            store.pushpull(name, grads, out=weights if self._update_on_kvstore else grads, priority=-index)
-            if self._updater is not None:  # runs when these gradients arrive, while others are in flight
-                self._updater(list(range(first, first + count)), grads, weights)
-        if alone and self._updater is not None:
-            self._updater(*map(list, zip(*alone, strict=True)))
+        step = self._update_step
+        if step is None or step.group is not self._group or step.store is not self._kvstore:
+            step = UpdateStep(self.group, self._kvstore, self._numbers, on_store=self._update_on_kvstore)
+            self._update_step = step
+        step.run(self._updater)
 
     def owner(self) -> Module:
         return self
@@ -687,7 +672,14 @@ class Module(ModuleNames, BaseModule):
         save_optimizer_states: bool = False,
         remove_amp_cast: bool = True,
     ) -> Path:
-        """Write symbol, parameters and, if asked, the optimizer's states; returns the parameter file's path."""
+        """Write symbol, parameters and, if asked, the optimizer's states; returns the parameter file's path.
+
+        Args:
+            prefix: path and start of the files' names.
+            epoch: number in the name of the parameter file.
+            save_optimizer_states: whether the optimizer's states are written too.
+            remove_amp_cast: see :meth:`Symbol.tojson <weftplan.symbol.Symbol.tojson>`.
+        """
         args, aux = self.get_params()
         path = save_checkpoint(prefix, epoch, self.symbol, args, aux, remove_amp_cast)
         if save_optimizer_states:
@@ -698,7 +690,14 @@ class Module(ModuleNames, BaseModule):
 
     @staticmethod
     def load(prefix: str | os.PathLike[str], epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
-        """A module from a checkpoint; ``kwargs`` go to the constructor. Parameters are assigned at bind."""
+        """A module from a checkpoint; ``kwargs`` go to the constructor. Parameters are assigned at bind.
+
+        Args:
+            prefix: path and start of the files' names.
+            epoch: number in the name of the parameter file.
+            load_optimizer_states: whether the optimizer's states are read too.
+            **kwargs: arguments of the constructor.
+        """
         symbol, args, aux = load_checkpoint(prefix, epoch)
         module = Module(symbol, **kwargs)
         module._arg_params, module._aux_params = args, aux

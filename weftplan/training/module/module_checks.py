@@ -86,12 +86,19 @@ def named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[Dat
     return descs
 
 
-def refuse_shares(work_load_list: Sequence[float] | None) -> None:
-    """Raise BindError for unequal shares, which are not supported and would change the results."""
-    if work_load_list is not None and len(set(work_load_list)) > 1:
+def load_list(work_load_list: Sequence[float] | None, contexts: int) -> list[float]:
+    """Return the share of the batch of each context, 1 without a list.
+
+    Raises:
+        BindError: another number of shares, or a share that is not positive.
+    """
+    loads: list[float] = [1.0] * contexts if work_load_list is None else list(work_load_list)
+    numbers = all(isinstance(load, (int, float)) and 0 < load < float("inf") for load in loads)
+    if len(loads) != contexts or not numbers:
         raise BindError(
-            f"work_load_list must be equal shares (or None): contexts get equal parts, got {work_load_list}"
+            f"work_load_list must have a positive number for each of the {contexts} contexts, got {work_load_list!r}"
         )
+    return loads
 
 
 def places(

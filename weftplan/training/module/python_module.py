@@ -68,6 +68,15 @@ class PythonModule(BaseModule):
     ) -> None:
         """Store the input shapes, whose names must match the constructor's, and compute the output shapes.
 
+        Args:
+            data_shapes: (name, shape) or ``DataDesc`` of each input.
+            label_shapes: the same of each label; None: no labels.
+            for_training: whether gradients are planned and computed.
+            inputs_need_grad: whether gradients of the inputs are computed.
+            force_rebind: bind again, if the module is bound.
+            shared_module: accepted, no effect.
+            grad_req: ``write``, ``add`` or ``null``, for all or by name.
+
         Raises:
             ParameterError: other names, or a ``grad_req`` other than ``write``.
         """

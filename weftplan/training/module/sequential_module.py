@@ -103,6 +103,15 @@ class SequentialModule(BaseModule):
     ) -> None:
         """Bind each module for the outputs of the one before.
 
+        Args:
+            data_shapes: (name, shape) or ``DataDesc`` of each input.
+            label_shapes: the same of each label; None: no labels.
+            for_training: whether gradients are planned and computed.
+            inputs_need_grad: whether gradients of the inputs are computed.
+            force_rebind: bind again, if the module is bound.
+            shared_module: must be None.
+            grad_req: ``write``, ``add`` or ``null``, for all or by name.
+
         Raises:
             MXNetError: the chain is empty.
             ParameterError: ``shared_module`` is given, or gradients of inputs without training.
@@ -228,6 +237,14 @@ class SequentialModule(BaseModule):
         optimizer_params: Any = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
+        """Make an optimizer for each module; all use the same store.
+
+        Args:
+            kvstore: name of a kvstore, a store, or None.
+            optimizer: name of an optimizer, or an optimizer.
+            optimizer_params: its settings, as pairs or a mapping.
+            force_init: make a new optimizer if there is one.
+        """
         self._need("init_optimizer", binded=True, params=True)
         if self.optimizer_initialized and not force_init:
             return

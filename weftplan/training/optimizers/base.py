@@ -12,14 +12,16 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from weftplan.device.context import Context
 from weftplan.errors import ParameterError, ScheduledRateError
+from weftplan.kvstore.stages import Stage
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_half
 from weftplan.ops.core.schema import DType, Shape
-from weftplan.support.keyword_errors import Constructed
+from weftplan.support.keyword_errors import Constructed, changed_settings, shown
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
-from weftplan.training.optimizers.fused_step import Step, push_together
+from weftplan.training.optimizers.fused_step import Step, can_fuse_on, push_together, stages_of
 from weftplan.training.optimizers.lr_scheduler import LRScheduler
 
 State = Any
@@ -53,6 +55,8 @@ class Optimizer(Constructed):
     weight_last: ClassVar[bool] = False
     """Order of a multi-precision state: (state, float32 weight) as MXNet's SGD and NAG have it, not (weight, state)."""
     opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}
+    create_optimizer: ClassVar[Callable[..., Optimizer]]
+    """:func:`weftplan.optimizer.create`, under the name that MXNet gives it here."""
     _gathered: list[Step] | None = None
     """Steps queued to be fused into a single operation."""
 
@@ -95,6 +99,12 @@ class Optimizer(Constructed):
         self.wd_mult: dict[Any, float] = {}
         self.set_lr_mult({})
         self.set_wd_mult({})
+
+    def __repr__(self) -> str:
+        changed = {"learning_rate": self.lr, **changed_settings(self)}
+        if self.lr_scheduler is not None:
+            del changed["learning_rate"]
+        return f"{type(self).__name__}({shown(changed)})"
 
     @staticmethod
     def register(klass: type[Optimizer]) -> type[Optimizer]:
@@ -149,6 +159,19 @@ class Optimizer(Constructed):
         """Return the weight decay of a parameter, for optimizers written for MXNet."""
         return self.wd * self._multiplier(self.wd_mult, index)
 
+    def _get_lrs(self, indices: Sequence[Any]) -> list[float]:
+        """Return the learning rates of several parameters, for optimizers written for MXNet."""
+        return [self._get_lr(index) for index in indices]
+
+    def _get_wds(self, indices: Sequence[Any]) -> list[float]:
+        """Return the weight decays of several parameters, for optimizers written for MXNet."""
+        return [self._get_wd(index) for index in indices]
+
+    @property
+    def sym_info(self) -> tuple[dict[str, dict[str, str]], list[str]]:
+        """Attributes of the symbol's arguments, and the arguments that have any; MXNet's name."""
+        return self._attrs, list(self._attrs)
+
     def _common(self) -> dict[str, Any]:
         return {"rescale_grad": self.rescale_grad, "clip_gradient": self.clip_gradient or -1.0}
 
@@ -159,7 +182,14 @@ class Optimizer(Constructed):
         return None
 
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
-        """Change ``weight`` (and ``state``) by ``grad``, asynchronously."""
+        """Change ``weight`` (and ``state``) by ``grad``, asynchronously.
+
+        Args:
+            index: number or name of the weight, which selects its learning rate and its count of updates.
+            weight: changed in place.
+            grad: gradient of the weight, before ``rescale_grad``.
+            state: the value of :meth:`create_state` for this weight; changed in place.
+        """
         raise NotImplementedError
 
     def create_state_multi_precision(self, index: Any, weight: NDArray) -> State:
@@ -175,6 +205,12 @@ class Optimizer(Constructed):
         """As :meth:`update`; with ``multi_precision`` a float16 weight becomes the rounded float32 one.
 
         Of lists of indices, weights, gradients and states it does the same as :meth:`update_together`.
+
+        Args:
+            index: number or name of the weight, which selects its learning rate and its count of updates.
+            weight: changed in place.
+            grad: gradient of the weight, before ``rescale_grad``.
+            state: the value of :meth:`create_state` for this weight; changed in place.
         """
         if isinstance(index, (list, tuple)):
             lists: tuple[Any, ...] = index, weight, grad, state
@@ -191,21 +227,59 @@ class Optimizer(Constructed):
         self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
     ) -> None:
         """Update several weights like :meth:`update_multi_precision`. The updates are fused into a single operation if
-        each is a single operator on separate arrays in host memory."""
+        each is a single operator on separate arrays.
+
+        :meta private:
+        """
+        if not self.fuses:
+            for index, weight, grad, state in zip(indices, weights, grads, states, strict=True):
+                self.update_multi_precision(index, weight, grad, state)
+            return
+        push_together(self._gather(indices, weights, grads, states))
+
+    @property
+    def fuses(self) -> bool:
+        """Whether an update is a single operator, so that the updates of many weights can be fused."""
         me = type(self)
         simple = me.update_multi_precision is Optimizer.update_multi_precision
-        gathering = simple and getattr(me.update, "one_operator", False)
+        return simple and bool(getattr(me.update, "one_operator", False))
+
+    def fuses_on(self, context: Context) -> bool:
+        """Return whether :meth:`fused_steps` may be called with weights on a device."""
+        return self.fuses and can_fuse_on(context)
+
+    def fused_steps(
+        self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
+    ) -> list[Stage]:
+        """Count an update of each weight and return the updates as stages, if :meth:`fuses_on` says so.
+
+        :meta private:
+        """
+        return stages_of(self._gather(indices, weights, grads, states))
+
+    def _gather(
+        self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
+    ) -> list[Step]:
+        """Count an update of each weight and return the steps, without pushing any."""
         steps: list[Step] = []
+        self._gathered = steps
         try:
             for index, weight, grad, state in zip(indices, weights, grads, states, strict=True):
-                self._gathered = steps if gathering and not self._in_float32(weight) else None
-                self.update_multi_precision(index, weight, grad, state)
+                if not self._in_float32(weight):
+                    self.update(index, weight, grad, state)
+                    continue
+                own, master = state if self.weight_last else reversed(state)
+                self.update(index, master, grad, own)
+                steps[-1] = steps[-1]._replace(narrow=weight)
         finally:
             self._gathered = None
-            push_together(steps)
+        return steps
 
     def apply(self, name: str, weight: NDArray, grad: NDArray, *states: NDArray, **params: Any) -> None:
-        """Push ``nd.<name>(weight, grad, *states, out=weight, **params)`` now, or queue it for a fused operation."""
+        """Push ``nd.<name>(weight, grad, *states, out=weight, **params)`` now, or queue it for a fused operation.
+
+        :meta private:
+        """
         step = Step(name, (weight, grad, *states), params)
         if self._gathered is None:
             step.push()
@@ -216,7 +290,10 @@ class Optimizer(Constructed):
         return self.multi_precision and is_half(weight.dtype)
 
     def kept_bytes(self, shape: Shape, dtype: DType) -> int:
-        """Bytes of everything that :meth:`create_state_multi_precision` makes for a weight of that shape and dtype."""
+        """Bytes of everything that :meth:`create_state_multi_precision` makes for a weight of that shape and dtype.
+
+        :meta private:
+        """
         if not (self.multi_precision and is_half(dtype)):
             return self._shaped_state_bytes(shape, dtype)
         wide = np.dtype(np.float32)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from weftplan.errors import ParameterError
-from weftplan.support.keyword_errors import Constructed
+from weftplan.support.keyword_errors import Constructed, changed_settings
 from weftplan.support.package_log import log
 
 
@@ -46,6 +46,11 @@ class LRScheduler(Constructed):
     def __call__(self, num_update: int) -> float:
         """The rate at update ``num_update`` (counted from 1)."""
         raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in changed_settings(self).items())})"
+        )
 
     logged_drops = 0
     """Number of drops of the rate that have been logged."""
@@ -129,9 +134,13 @@ class PolyScheduler(LRScheduler):
         self.power = pwr
         self.final_lr = final_lr
 
+    @property
+    def max_steps(self) -> int:
+        """Updates after the warm-up."""
+        return max(1, self.max_update - self.warmup_steps)
+
     def _share(self, num_update: int) -> float:
-        span = max(1, self.max_update - self.warmup_steps)
-        return min(1.0, (num_update - self.warmup_steps) / span)
+        return min(1.0, (num_update - self.warmup_steps) / self.max_steps)
 
     def __call__(self, num_update: int) -> float:
         if num_update < self.warmup_steps:

@@ -182,6 +182,7 @@ def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
 
 
 register = Optimizer.register
+Optimizer.create_optimizer = staticmethod(create)
 
 
 def get_updater(optimizer: Optimizer) -> Callable[[Any, NDArray, NDArray], None]:

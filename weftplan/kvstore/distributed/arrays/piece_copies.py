@@ -8,23 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
-from operator import call, is_
 from typing import NamedTuple
-from weakref import ref
 
 from weftplan.kvstore.distributed.arrays.contiguous import cuts
-from weftplan.kvstore.distributed.arrays.lazy_values import Late
 from weftplan.kvstore.reduce import Array, filler, reduce_each, sum_sequential_block
 from weftplan.ops.compiled.addresses import address
-from weftplan.ops.compiled.exchange.rendezvous import MeetingSum
 from weftplan.ops.compiled.exchange.sums import PAST, Pieces, compiled_pieces
 from weftplan.support.array_types import DType
 
 ONE_CALL = 2 * PAST
-"""Bytes from which arrays are moved piece by piece, past the caches: below, one call takes less time, and it need not
-write what is stored (``lazy_values.py``). 16 MB take 0.84 of raw Allreduce's time so, not 1.06, and over four
-processes 0.66, not 0.77; 32 MB take the same either way."""
+"""Bytes from which arrays are moved piece by piece, past the caches: below, one call takes less time."""
 
 
 class Row(NamedTuple):
@@ -69,23 +62,14 @@ class Mover:
             compiled=self._compiled,
         )
 
-    def pieces(self, sizes: tuple[int, ...], dtype: DType, spans: Sequence[Span]) -> Pieces | None:
-        """What makes spans as :meth:`move` does, in one call; None where NumPy is to do it."""
+    def move(self, sizes: tuple[int, ...], dtype: DType, spans: Sequence[Span]) -> None:
+        """Make spans of arrays of these sizes; all of them have as many terms, and as many targets."""
         size, item = sum(sizes), dtype.itemsize
-        if not self._compiled or size * item >= ONE_CALL or (self._threads > 1 and size >= self._bound):
-            return None
-        return _pieces(sizes, dtype, tuple([_placed(span, item) for span in spans]))
-
-    def move(self, sizes: tuple[int, ...], dtype: DType, spans: Sequence[Span]) -> Pieces | None:
-        """Make spans of arrays of these sizes; all of them have as many terms, and as many targets.
-
-        Returns:
-            What makes them again, as long as all arrays are where they were; None where NumPy does it.
-        """
-        work = self.pieces(sizes, dtype, spans)
-        if work is not None:
-            work()
-            return work
+        if self._compiled and size * item < ONE_CALL and (self._threads == 1 or size < self._bound):
+            work = _pieces(sizes, dtype, tuple([_placed(span, item) for span in spans]))
+            if work is not None:
+                work()
+                return
         fill, sums = filler(sum(sizes) * dtype.itemsize, compiled=self._compiled), []
         for span in spans:
             for which, low, high, place in cuts(sizes, span.first, span.end):
@@ -99,51 +83,6 @@ class Mover:
                     fill(terms[0], target)
         if sums:
             self.add(sums)
-        return None
-
-
-class Known:
-    """What an exchange has moved: one call makes it again when it has the same arrays, and all memory is where it was.
-
-    It keeps no array alive.
-
-    Args:
-        rows: the arrays.
-        where: what else the places follow from: an object, and a number.
-        work: what makes it again; None where that is still to be found out.
-        short: likewise, but for the totals.
-        late: the totals, where they may be written later.
-
-    Attributes:
-        rows: how many.
-        begun: which of the two was begun last.
-    """
-
-    __slots__ = ("_refs", "_where", "begun", "late", "rows", "short", "work")
-
-    def __init__(
-        self,
-        rows: Sequence[Sequence[Array]],
-        where: tuple[object, int],
-        work: MeetingSum | None,
-        short: MeetingSum | None = None,
-        late: Late | None = None,
-    ) -> None:
-        self._refs = [ref(array) for row in rows for array in row]
-        self.rows, self._where = len(rows), where
-        self.work, self.short, self.late, self.begun = work, short, late, work
-
-    def stays(self, where: tuple[object, int]) -> bool:
-        """Whether the places still follow from this."""
-        known, place = self._where
-        return where[0] is known and where[1] == place
-
-    def holds(self, rows: Sequence[Sequence[Array]], where: tuple[object, int]) -> bool:
-        """Whether these are its arrays, at the same places."""
-        if len(rows) != self.rows or not self.stays(where):
-            return False
-        found = list(chain.from_iterable(rows))
-        return len(found) == len(self._refs) and all(map(is_, map(call, self._refs), found))
 
 
 def _piece(operand: Operand, which: int, low: int, high: int, place: int) -> Array:

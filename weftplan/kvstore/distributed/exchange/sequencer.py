@@ -14,7 +14,7 @@ every few milliseconds whether something is left of which nobody has told: two l
 
 It does not wait for the end of an exchange that another thread makes. It would be next, before the program could look
 at what it has, put one more and come to make it; so both would take turns, and each would wait to be woken by the
-other. The lock ``driving`` is held by whoever drives, so MPI is called by one thread at a time.
+other. The lock ``_driving`` is held by whoever drives, so MPI is called by one thread at a time.
 """
 
 from __future__ import annotations
@@ -180,17 +180,6 @@ class Sequencer:
             return
         if item.ready() and item.small:
             self._take_on(_POLITE, large=False)
-
-    def meanwhile(self, change: Callable[..., bool], *args: object) -> bool:
-        """``change(*args)``, while nobody drives; False: somebody does, or what it returns."""
-        with shielded():
-            unbroken()
-            if not self._driving.acquire(blocking=False):
-                return False
-            try:
-                return change(*args)
-            finally:
-                self._driving.release()
 
     def _take_on(self, most: int, *, large: bool) -> None:
         with shielded():

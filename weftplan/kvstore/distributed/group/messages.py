@@ -7,13 +7,11 @@ through memory that all members share, where there is some, else through MPI; ``
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import ModuleType
 
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.distributed.arrays.lazy_values import Late
 from weftplan.kvstore.distributed.group.membership import Members, Steps, Watch
 from weftplan.kvstore.distributed.transport.mpi_types import Communicator, Status
 from weftplan.kvstore.distributed.transport.shared_memory import Areas, SharedMemory
@@ -39,10 +37,6 @@ mark_of = lru_cache(1024)(digest)
 """Descriptions come again at every step."""
 
 
-class Apart(Exception):
-    """Not all processes can make the exchanges of a message as one, so all make them one by one."""
-
-
 class Meeting(Members):
     """Members that can ask each other what they are about to do."""
 
@@ -51,21 +45,11 @@ class Meeting(Members):
         self._rooms: dict[int, bytearray] = {}
         """Where the message of each rank arrives, while no request of a lost exchange may write there."""
         self._shared: SharedMemory | None = None
-        self._late: Late | None = None
-        """What is stored, where it may not be written yet."""
-        self._last: object = None
-        """What is known of the last sum, where nothing else was said since."""
 
     @property
     def shares_memory(self) -> bool:
         """True where messages and sums go through memory that all members share."""
         return self._shared is not None
-
-    def settle(self) -> None:
-        """Write what is stored: before a message of something new, whose senders may write over the last sums."""
-        late, self._late, self._last = self._late, None, None
-        if late is not None:
-            late.settle()
 
     def share_memory(self) -> Steps[None]:
         """Use memory that all members share, where all run on one host and are willing; every member calls this."""
@@ -101,7 +85,6 @@ class Meeting(Members):
 
     def leave(self) -> Steps[None]:
         """Take part in nothing any more; the others go on without this process at their next exchange."""
-        self._settle_own()
         own, what = Message(Kind.LEAVE, self.sequence, bytes(8)).encode(), "the end of its work"
         if self._shared is None or len(self.members) == 1:
             yield from self.swap(own, what)
@@ -111,60 +94,36 @@ class Meeting(Members):
 
     def regroup(self) -> Steps[int]:
         """See :meth:`Members.regroup`; messages in shared memory begin anew."""
-        self._settle_own()
         leader = yield from super().regroup()
         if self._shared is not None:
             self._shared.begin(self._epoch)
         return leader
 
-    def depart(self, why: str = "") -> Steps[None]:
-        """See :meth:`Members.depart`."""
-        self._settle_own()
-        yield from super().depart(why)
-
-    def _settle_own(self) -> None:
-        """:meth:`settle`, where the others may go on without this process: what is lost is told whoever reads it."""
-        with contextlib.suppress(KVStoreError):
-            self.settle()
-
     def agreed(
-        self,
-        description: str,
-        failure: str | None,
-        nbytes: int,
-        payload: bytes = b"",
-        *,
-        kind: Kind = Kind.READY,
-        sent: bool = False,
+        self, description: str, failure: str | None, nbytes: int, payload: bytes = b""
     ) -> Steps[list[memoryview]]:
         """Exchange messages until all who are left want the same; returns payloads by position, one's own included.
 
-        They are valid until the next exchange. ``kind``: of one's own. ``sent``: in memory that all share, the first.
-
-        Raises:
-            Apart: others do not want these exchanges as one.
+        They are valid until the next exchange.
         """
         mark = mark_of(description)
         if failure is None:
-            own = encoded(int(kind), self.sequence, mark, nbytes, payload)
+            own = encoded(int(Kind.READY), self.sequence, mark, nbytes, payload)
         else:
             own = Message(Kind.FAILED, self.sequence, mark, nbytes, clip(failure)).encode()
         while True:
-            every = yield from self.swap(own, description, sent=sent)
-            sent = False
+            every = yield from self.swap(own, description)
             if failure is None and alike(own, every):
                 return [raw[HEADER:] for raw in every]
             messages = [decode(raw, rank) for rank, raw in zip(self.members, every, strict=True)]
             for other in messages:
-                if other.kind is not kind or other.digest != mark or other.nbytes != nbytes:
+                if other.kind is not Kind.READY or other.digest != mark or other.nbytes != nbytes:
                     break
             else:
                 return [raw[HEADER:] for raw in every]
             leaving = {rank for rank, other in zip(self.members, messages, strict=True) if other.kind is Kind.LEAVE}
             self.without(leaving)
-            if kind is Kind.TOGETHER:
-                raise Apart
-            if not leaving and all(message.kind is not Kind.TOGETHER for message in messages):
+            if not leaving:
                 break  # else all say again what they want
         sizes = {message.nbytes for message in messages if message.kind is Kind.READY}
         self.sequence += 1
@@ -184,21 +143,18 @@ class Meeting(Members):
         every = yield from self.swap(own.encode(), what)
         return list(zip(self.members, every, strict=True))
 
-    def swap(self, own: bytes, what: str, *, sent: bool = False) -> Steps[list[memoryview]]:
-        """Send one message to every member, unless it was ``sent``, receive one from each; returned by position.
+    def swap(self, own: bytes, what: str) -> Steps[list[memoryview]]:
+        """Send one message to every member, receive one from each; returned by position.
 
         They are valid until the next call; those in shared memory until the one after it.
         """
-        if not sent and self._last is not None:
-            self.settle()
         if len(self.members) == 1:
             return [memoryview(own)]
         shared = self._shared
         if shared is None:
             found = yield from self._swap_by_mpi(own, what)
             return [found[rank] for rank in self.members]
-        if not sent:
-            shared.send(own)
+        shared.send(own)
         others = self.others()
         for _ in range(_LOOKS):
             if not shared.missing(others):

@@ -19,21 +19,16 @@ import contextlib
 import mmap
 import os
 import platform
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable
 
 import numpy as np
 
 from weftplan import config
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.distributed.transport.wire import HEADER, SIZE
+from weftplan.kvstore.distributed.transport.wire import SIZE
 from weftplan.kvstore.reduce import Array
-from weftplan.ops.compiled.addresses import address
-from weftplan.ops.compiled.exchange import rendezvous
-from weftplan.ops.compiled.exchange.rendezvous import MeetingSum, MessageSum, TurnSum
-from weftplan.ops.compiled.exchange.sums import Pieces
 
-_SLOT, _TEXT = rendezvous.SLOT, rendezvous.TEXT
+_SLOT, _TEXT = 8192, 64
 """Bytes of a slot: the number of its message, the length, the message from the second one on."""
 
 _MARK = 48, 64
@@ -55,11 +50,7 @@ class Area:
         words: all of it, as numbers of eight bytes.
         data: all of it, as bytes.
         room: what is behind the slots.
-        start: the address of all of it.
-        maps: how often this process has laid an area into its memory; where it has not since, all are where they were.
     """
-
-    maps: ClassVar[int] = 0
 
     def __init__(self, file: int, *, own: bool) -> None:
         self._file, self._own = file, own
@@ -75,12 +66,10 @@ class Area:
     def _map(self, nbytes: int) -> None:
         if self._own:
             os.ftruncate(self._file, nbytes)
-        Area.maps += 1
         rights = mmap.PROT_READ | (mmap.PROT_WRITE if self._own else 0)
         self.data = memoryview(mmap.mmap(self._file, nbytes, mmap.MAP_SHARED, rights))
         self.words = self.data.cast("Q")
-        whole: Array = np.frombuffer(self.data, np.uint8)
-        self.room, self.start = whole[2 * _SLOT :], address(whole)
+        self.room: Array = np.frombuffer(self.data, np.uint8)[2 * _SLOT :]
 
     def reach(self, nbytes: int) -> None:
         """Have room for so many bytes; of another process only after it has done the same."""
@@ -182,16 +171,6 @@ class SharedMemory:
         """Number messages anew: all who are left do this at the end of an agreement, before they send anything."""
         self._number = epoch * _EPOCH
 
-    @property
-    def epoch(self) -> int:
-        """The number of the agreement whose messages are sent."""
-        return self._number // _EPOCH
-
-    def passed(self, epoch: int) -> bool:
-        """Whether another process sends messages of a later agreement than this."""
-        words = [areas.shares.words for areas in self._areas.values()]
-        return any(max(one[0], one[_SLOT // 8]) // _EPOCH > epoch for one in words)
-
     def send(self, message: bytes) -> None:
         """The next message to all; it may be read until this process has sent one more and all others, too."""
         own = self.own.shares
@@ -200,40 +179,6 @@ class SharedMemory:
         own.data[start + _TEXT : start + _TEXT + len(message)] = message
         own.words[start // 8 + 1] = len(message)
         own.words[start // 8] = self._number
-
-    def sum_of(
-        self, ranks: Iterable[int], show: Pieces, adds: Sequence[Pieces], takes: Sequence[Pieces], heads: bytes
-    ) -> TurnSum:
-        """A sum with these others whose pieces are known; valid while nobody's memory is laid out anew.
-
-        ``adds``, ``takes``: of exchanges with even numbers and with odd ones; ``heads``: how its messages begin.
-        """
-        others = [self._areas[rank].shares.start for rank in ranks]
-        return TurnSum(show, adds, takes, self.own.shares.start, others, heads)
-
-    def message_sum_of(
-        self, ranks: Iterable[int], shows: Sequence[Pieces], adds: Sequence[Pieces], heads: bytes, nbytes: int
-    ) -> MessageSum:
-        """The same for what travels in messages; pieces of messages with even numbers and odd ones."""
-        others = [self._areas[rank].shares.start for rank in ranks]
-        return MessageSum(shows, adds, self.own.shares.start, others, heads, nbytes)
-
-    def payload(self, rank: int, number: int, nbytes: int) -> Array:
-        """Where message ``number`` of a rank, or of this process, has so many bytes of payload."""
-        areas = self._areas.get(rank, self.own)
-        start = number % 2 * _SLOT + _TEXT + HEADER
-        return np.frombuffer(areas.shares.data, np.uint8, nbytes, start)
-
-    def make(self, work: MeetingSum, sequence: int | None) -> int:
-        """Begin such a sum as exchange ``sequence``, or go on with it; returns how far it has come."""
-        if sequence is None:
-            before = work.stage
-            stage = work.go_on()
-            self._number += min(stage, work.messages) - min(before, work.messages)
-        else:
-            stage = work.begin(self._number + 1, sequence)
-            self._number += min(stage, work.messages)
-        return stage
 
     def missing(self, ranks: Iterable[int]) -> list[int]:
         """Those who have not sent the message that is due."""

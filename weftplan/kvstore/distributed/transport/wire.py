@@ -41,8 +41,6 @@ class Kind(IntEnum):
     """The payload describes what it wanted to exchange: asked for when digests differ."""
     SUMMED = 5
     """Its range of a sum is there, in memory that all share."""
-    TOGETHER = 6
-    """It takes part in this exchange and those behind it as in one, if all others do so, too."""
 
 
 class Message(NamedTuple):
@@ -74,12 +72,7 @@ class Message(NamedTuple):
 
 def encoded(kind: int, sequence: int, mark: bytes, nbytes: int = 0, payload: bytes = b"") -> bytes:
     """What :meth:`Message.encode` returns, without the message: one is sent for every exchange."""
-    return head(kind, sequence, mark, nbytes, len(payload)) + payload
-
-
-def head(kind: int, sequence: int, mark: bytes, nbytes: int, length: int = 0) -> bytes:
-    """How a message begins whose payload has so many bytes."""
-    return _LAYOUT.pack(_MAGIC, kind, length, sequence, nbytes, mark)
+    return _LAYOUT.pack(_MAGIC, kind, len(payload), sequence, nbytes, mark) + payload
 
 
 def digest(description: str) -> bytes:

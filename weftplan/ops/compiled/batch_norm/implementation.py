@@ -40,13 +40,13 @@ from weftplan.ops.fusion.normalize import NORMALIZE
 from weftplan.support.array_types import RawArray
 
 FEW = 1 << 17
-"""Elements of one part of the channels for an idle core."""
+"""Minimum elements of a part, a range of channels, for an idle core."""
 LEAST_PLANE = 2
-"""A plane of one element is no range of memory to loop over, and NumPy works on all channels of an image at once."""
+"""Minimum elements of a plane. One element is no range to loop over, and NumPy takes all channels at once."""
 
 
 def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
-    """The compiled functions for elements of ``dtype``."""
+    """Return the compiled functions for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(
         f"batch-norm-{scalar}",
@@ -57,7 +57,7 @@ def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
 
 
 def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
-    """(outer, channels, inner)."""
+    """Return (outer, channels, inner)."""
     axis = params["axis"] % len(shape)
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
@@ -171,7 +171,7 @@ def _normalize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) 
 
 
 def normalization(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> Call:
-    """The call of :func:`forward_pass`."""
+    """Return the call of :func:`forward_pass`."""
     return _on_channels("forward", FORWARD, inputs[0], forward_pass(ctx, params, inputs, outputs, relu=relu))
 
 
@@ -211,7 +211,7 @@ def backward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Array
 
 
 def refusal(params: Params, data: TensorSpec, vector: DType) -> str:
-    """Why these kernels do not compute it, of such data and statistics of dtype ``vector``; empty when they do."""
+    """Return why these kernels refuse this data with statistics of dtype ``vector``; empty if they accept it."""
     target = host()
     if isinstance(target, str):
         return target
@@ -221,7 +221,7 @@ def refusal(params: Params, data: TensorSpec, vector: DType) -> str:
 
 
 def _provide(op: str, make: Maker, data: int, vector: int, count: int) -> None:
-    """Offer what ``make`` says; ``data`` and ``vector`` are inputs, ``count`` vectors its scratch."""
+    """Register the kernel of ``make``; ``data`` and ``vector`` are indices of inputs, ``count`` its scratch vectors."""
 
     def refused(params: Params, inputs: Specs, outputs: Specs) -> str:
         return refusal(params, inputs[data], inputs[vector].dtype)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from weftplan.ops.compiled.ir import Function, Value
 
 EARLY, LATE = "early", "late"
-"""When a pass fetches: while it makes the sums that decide what it writes, or while it writes."""
+"""Phases that prefetch: the computation of a channel's sums, and the writing of its results."""
 _FETCH = ("at", "image", "channel", "lines")
 FETCHED = tuple(f"{when}_{what}" for when in (EARLY, LATE) for what in _FETCH)
 """Words of the prefetch into the second cache, channel by channel: address of the first, bytes between images and
-between channels, and lines for each :data:`STRETCH` of the current channel; 0 for none. Without it memory is idle while
-a channel is in a cache, and the passes wait while it is not."""
+between channels, and lines for each :data:`STRETCH` of the current channel; 0: no prefetch. Without prefetches memory
+is idle while a channel is in a cache, and the passes wait at the next channel."""
 
 FORWARD = ("x", "y", "gamma", "beta", "mean", "var", "inverse", "constants", "images", "channels", "plane", "given",
            "first", "last", "relu", *FETCHED)  # fmt: skip
@@ -32,14 +32,14 @@ SCALES = ("gamma", "beta", "mean", "var", "scale", "shift", "constants", "channe
 """Words of the function that computes each channel's scale and shift from known statistics."""
 
 KNOWN = 2
-"""The word ``given`` of a forward pass whose ``inverse`` is given, too: that of a batch norm that ran before."""
+"""The word ``given`` of a forward pass that also reads ``inverse``, computed by an earlier run of the batch norm."""
 LANES = {"float": 16, "double": 8}
-"""Elements of a vector, of 64 bytes."""
+"""Elements of a vector of 64 bytes, by type."""
 CHAINS = 4
 LINE = 64
-"""Bytes that caches hold together, and of a vector."""
+"""Bytes of a cache line, and of a vector."""
 STRETCH = CHAINS * LINE
-"""Bytes of a channel that are worked on together."""
+"""Bytes of a channel per loop iteration."""
 
 
 class _Channel:
@@ -67,11 +67,10 @@ class _Channel:
         *,
         fetches: str = "",
     ) -> None:
-        """``body(offset, chain, mask)`` for every vector of the channel; the last of a plane may be masked.
+        """Emit ``body(offset, chain, mask)`` for every vector of the channel; the last of a plane may be masked.
 
-        ``result`` (a pointer, bytes between images and between channels) is an array whose planes lie elsewhere: in the
-        body the same offset from :attr:`result` leads to it. With ``fetches``, a time of :data:`FETCHED`, that is
-        fetched.
+        ``result`` (a pointer, bytes between images and between channels) is an array with another layout: in the body
+        the same offset from :attr:`result` addresses it. ``fetches`` is the phase of :data:`FETCHED` to prefetch in.
         """
         f = self.f
         with f.loop(0, self.images) as image:
@@ -131,16 +130,16 @@ class _Sum:
         self.chains = [f.local(f.vector) for _ in range(CHAINS)]
 
     def clear(self) -> None:
-        """Zero."""
+        """Emit stores of zero to all chains."""
         for chain in self.chains:
             self.f.store("zeroinitializer", chain)
 
     def put(self, chain: int, change: Callable[[str], str]) -> None:
-        """Replace a chain's value."""
+        """Emit the replacement of a chain's value by ``change(value)``."""
         self.f.store(change(self.f.load(self.chains[chain])), self.chains[chain])
 
     def total(self) -> str:
-        """The sum of all, as a scalar."""
+        """Emit the sum of all chains; return it as a scalar."""
         f = self.f
         a, b, c, d = (f.load(chain) for chain in self.chains)
         return f.total(f.binary("fadd", f.binary("fadd", a, b), f.binary("fadd", c, d)))
@@ -151,7 +150,7 @@ def _scalars(f: Function) -> Callable[[str, str, str], str]:
 
 
 def _or_one(f: Function, pointer: str, offset: Value) -> str:
-    """The element there, 1 for a null pointer."""
+    """Emit a load of an element, or the constant 1 if ``pointer`` is null."""
     value = f.local(f.scalar)
     f.put_scalar("1.0", value)
     with f.when(f.value(f"icmp ne ptr {pointer}, null")):

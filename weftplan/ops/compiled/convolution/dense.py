@@ -1,6 +1,7 @@
 """Dense convolutions by compiled products on caller-provided buffers: forward and both gradients.
 
-Each pass is cut into the parts of ``scratch.py`` for idle cores; a buffer holds the rooms of all parts in sequence.
+Each pass is cut into the parts of ``ops/compiled/scratch.py`` for idle cores; a buffer holds the rooms of all parts in
+sequence.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from weftplan.ops.core.schema import DType
 from weftplan.support.core_sharing import split, split_in_rooms
 
 FEW_PACKED = 1 << 20
-"""Bytes of one part where weights are packed with the help of idle cores: a fifth of a millisecond."""
+"""Minimum bytes of weights that a part packs if idle cores help: a fifth of a millisecond."""
 
 
 def entries(dtype: DType, target: Target) -> dict[str, Entry]:
-    """The compiled functions ``gather`` and ``weights`` for elements of ``dtype``, for float16 also ``narrow``."""
+    """Return the compiled functions for ``dtype``: ``gather`` and ``weights``, for float16 also ``narrow``."""
     scalar, halves = "double" if dtype.itemsize == 8 else "float", dtype.itemsize == 2
     return library(
         f"convolution-{'half' if halves else scalar}",

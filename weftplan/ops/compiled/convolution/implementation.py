@@ -1,8 +1,8 @@
 """Compiled implementations of Convolution and Deconvolution, forward and backward.
 
-It owns which sizes they take, when NumPy is expected to be faster, and the scratch that they declare; the kernels are
-those of ``dense.py``, ``pointwise/implementation.py``, ``depthwise/implementation.py`` and ``winograd/``. Any worker
-may call them: all they write is given.
+This module decides which sizes they take, when NumPy is expected to be faster, and how much scratch they declare. The
+kernels are those of ``dense.py``, ``pointwise/implementation.py``, ``depthwise/implementation.py`` and ``winograd/``.
+Any worker may call them: they write only to their arguments.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 def _refusal(spec: TensorSpec, geo: Geometry) -> str:
-    """Why these kernels cannot compute it; empty when they can."""
+    """Return why these kernels cannot compute it; empty when they can."""
     target = host()
     if isinstance(target, str):
         return target
@@ -54,7 +54,7 @@ def _refusal(spec: TensorSpec, geo: Geometry) -> str:
 
 
 def _slower(geo: Geometry, *, forward: bool) -> str:
-    """Why NumPy is expected to be faster; empty when it is not."""
+    """Return why NumPy is expected to be faster; empty when it is not."""
     s = sizes(geo)
     if forward and geo.pointwise and pointwise.forward_pass(s) is None:
         return "a plain matrix product"
@@ -64,7 +64,7 @@ def _slower(geo: Geometry, *, forward: bool) -> str:
 
 
 def _nbytes(s: Sizes, *scratches: Scratch) -> int:
-    """Scratch of the most demanding of these passes, which follow one another."""
+    """Return the scratch bytes of passes that run one after another: those of the most demanding pass."""
     if depthwise_tables.takes(s):
         return aligned(depthwise_tables.scratch(s))
     return max(need.nbytes for need in scratches)
@@ -86,18 +86,18 @@ def _buffers(room: Any, need: Scratch) -> tuple[Any, Any, Any]:
 
 
 def _plain(s: Sizes) -> bool:
-    """Whether the gradient of the data is a plain product of matrices of a type that a BLAS knows."""
+    """Return whether the gradient of the data is a plain matrix product of a dtype that BLAS supports."""
     return s.pointwise and not s.halves
 
 
 def _forward_scratch(s: Sizes) -> Scratch:
-    """Scratch of :func:`_correlate`."""
+    """Return the scratch of :func:`_correlate`."""
     small = pointwise.forward_pass(s)
     return forward_scratch(s) if small is None else Scratch(small.nbytes, 0)
 
 
 def _data_scratch(s: Sizes) -> Scratch:
-    """Scratch of the data gradient in :func:`_adjoint`: a plain product needs none."""
+    """Return the scratch of the data gradient in :func:`_adjoint`: a plain product needs none."""
     small = pointwise.data_pass(s)
     if small is not None:
         return Scratch(small.nbytes, 0)
@@ -105,7 +105,7 @@ def _data_scratch(s: Sizes) -> Scratch:
 
 
 def _weight_scratch(s: Sizes) -> Scratch:
-    """Scratch of the weight's gradient in :func:`_adjoint`."""
+    """Return the scratch of the weight's gradient in :func:`_adjoint`."""
     return weight_scratch(s) if pointwise_weights.weight_pass(s) is None else Scratch(0, 0)
 
 
@@ -144,8 +144,11 @@ def _correlate(
     after: After | None = None,
     relu: bool = False,
 ) -> Call:
-    """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None; ``after`` that scaled and shifted, and
-    with ``relu`` nothing below 0."""
+    """Return a call that convolves ``data`` with ``weight`` into ``out``.
+
+    The call adds ``bias`` unless None, multiplies by the scale of ``after`` and adds its shift, and applies a relu if
+    ``relu``.
+    """
     if depthwise_tables.takes(s):
         return depthwise_tables.forward_call(s, data, weight, bias, out, room, after=after, relu=relu)
     small = pointwise.forward_pass(s)
@@ -156,7 +159,7 @@ def _correlate(
 
 
 def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Any) -> list[Call]:
-    """Gradients of :func:`_correlate` for data and weight, unless None."""
+    """Return calls that compute the gradients of :func:`_correlate`: ``dgrad`` and ``wgrad``, each unless None."""
     single, small, turned = depthwise_tables.takes(s), pointwise.data_pass(s), pointwise_weights.weight_pass(s)
     calls: list[Call] = []
     if dgrad is not None and single:
@@ -216,7 +219,7 @@ def _normalized(
 
 
 def _apart(params: Params, inputs: Sequence[_T]) -> tuple[Params, Sequence[_T], Sequence[_T]]:
-    """(parameters of the batch norm, inputs of the convolution, those of the batch norm but for its data)."""
+    """Return (parameters of the batch norm, inputs of the convolution, inputs of the batch norm except its data)."""
     return params[NORM], [*inputs[:2], *inputs[6:]], inputs[2:6]
 
 
@@ -232,7 +235,7 @@ def _and_norm(convolve: Call, ctx: OpContext, norm: Params, out: RawArray, stati
 
 
 def _with_norm(nbytes: int, params: Params, inputs: Specs, outputs: Specs, relu: str) -> int:
-    """Scratch of a convolution that has ``nbytes``, and a batch norm."""
+    """Return the scratch bytes of a convolution, which needs ``nbytes``, followed by a batch norm."""
     norm, _, statistics = _apart(params, inputs)
     out = outputs[0]
     if batch_norm.refusal(norm, out, statistics[1].dtype):
@@ -272,7 +275,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
 
 
 def _fast_backward_nbytes(s: Sizes) -> int:
-    """Scratch of both gradients in Winograd's way, which follow one another."""
+    """Return the scratch bytes of both gradients by Winograd's algorithm, computed one after the other."""
     return max(winograd.layout(winograd.data_pass(s)).nbytes, winograd_weights.layout(winograd.forward_pass(s)).nbytes)
 
 
@@ -349,7 +352,7 @@ def _provide(
 
 
 def _mixed(relu: str) -> Implementation:
-    """NumPy's convolution with the compiled batch norm, as the two have it that are nodes of their own."""
+    """Return an implementation that runs NumPy's convolution, then the compiled batch norm, as two nodes would."""
 
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
         norm, _, statistics = _apart(params, inputs)

@@ -1,9 +1,9 @@
 """Compiled implementation of a fused depthwise convolution between two batch norms, with gradient.
 
 One function takes a channel of all images through the kernels of ``batch_norm/kernels.py`` and ``implementation.py``,
-one after the other, and then the next channel, so that all they pass to each other is in the cache. What the first
-batch norm and its relu make is computed while planes are copied with their padding; the gradient of the convolution's
-output lies in the memory of the data's gradient until that is written. Bits are those of the kernels called one after
+one after the other, and then the next channel, so that their intermediate results stay in the cache. The first batch
+norm and its relu are applied while planes are copied with their padding; the gradient of the convolution's output uses
+the memory of the data's gradient until that is written. Bits are those of the kernels called one after
 the other on whole arrays. Channels are independent, and idle cores may take some of them.
 """
 
@@ -66,7 +66,7 @@ class _Driver:
         }
 
     def on(self, channel: str) -> None:
-        """Let every kernel take this channel alone."""
+        """Emit stores that make every kernel process this channel alone."""
         behind = self.f.add(channel, 1)
         for block in self.blocks:
             self.set(f"{block}.first", channel)
@@ -77,7 +77,7 @@ class _Driver:
         self.f.keep(value, "%words", self._names.index(name))
 
     def pointer(self, name: str) -> str:
-        """The pointer called ``name``."""
+        """Return the pointer called ``name``."""
         return self.f.pointer("%words", self._names.index(name))
 
     def run(self, kernel: Function, block: str) -> None:
@@ -98,7 +98,7 @@ class _Driver:
 
 
 def functions(scalar: str, stride: int) -> list[Function]:
-    """The functions of the module for 3x3 windows with this stride."""
+    """Return the functions of the module for 3x3 windows with this stride."""
     norm = batch_norm_kernels.forward(scalar).within("norm")
     layer = depthwise.forward(scalar, stride, after_norm=True).within("layer")
     forward = _Driver("forward", _FORWARD, scalar)
@@ -130,7 +130,7 @@ def functions(scalar: str, stride: int) -> list[Function]:
 
 
 def entries(dtype: DType, stride: int, target: Target | None = None) -> dict[str, Entry]:
-    """The compiled functions for elements of ``dtype``."""
+    """Return the compiled functions for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(
         f"depthwise-block-{scalar}-{stride}", lambda _: functions(scalar, stride), ("forward", "backward"), target
@@ -142,7 +142,7 @@ def _sizes(params: Params, data: TensorSpec, inner: TensorSpec) -> Sizes:
 
 
 def refusal(params: Params, data: TensorSpec, inner: TensorSpec, vector: DType) -> str:
-    """Why these kernels do not compute it, of such data, results of the convolution, and statistics of dtype
+    """Return why these kernels do not compute it, of such data, results of the convolution, and statistics of dtype
     ``vector``; empty when they do."""
     for name, image in ((BEFORE, data), (BEHIND, inner)):
         why = batch_norm.refusal(params[name], image, vector)
@@ -168,12 +168,12 @@ class _Words:
         self._tables: list[Any] = []
 
     def norm(self, block: str, settled: Pass, **more: int) -> None:
-        """Words of a batch norm."""
+        """Set the words of a batch norm."""
         self._put(block, {**settled.words, **more})
         self._tables.append(settled.constants)
 
     def layer(self, block: str, plan: KernelArguments, **more: int) -> None:
-        """Words of a convolution."""
+        """Set the words of a convolution."""
         self._put(block, {**dict(zip(plan.names, plan.words.tolist(), strict=True)), **more})
         self._tables += plan.tables
 
@@ -260,7 +260,8 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
 def _provide(
     name: str, make: Maker, data: int, beta: int, inner: Callable[[Specs, Specs], TensorSpec], vectors: int
 ) -> None:
-    """Offer what ``make`` says; ``data`` and ``beta`` are places of inputs, ``vectors`` how many its scratch has."""
+    """Register the kernel of ``make``. ``data`` and ``beta`` are indices of inputs; ``vectors`` scratch vectors are
+    declared."""
 
     def refused(params: Params, inputs: Specs, outputs: Specs) -> str:
         return refusal(params, inputs[data], inner(inputs, outputs), inputs[beta].dtype)

@@ -18,9 +18,9 @@ from weftplan.ops.compiled.ir import Function, Value
 
 VECTOR_BYTES = 32
 SLACK = 2 * VECTOR_BYTES
-"""Bytes after a copy of a plane that loads of whole vectors may reach."""
+"""Padding bytes after the copy of a plane, because loads of whole vectors may reach them."""
 ROWS = 4
-"""Rows of outputs that are computed together, so that a tap's weight is loaded once for all."""
+"""Output rows that are computed together, so that they share each load of a tap's weight."""
 NINE = 9
 """Taps of a 3x3 kernel."""
 PADDED = (1, 2, 2, 4)
@@ -45,7 +45,10 @@ def _lanes(scalar: str) -> int:
 
 
 class _Planes:
-    """Planes, one by one, in the form that the taps' offsets count on; made before the loops over planes."""
+    """Emitter of copies of planes into the padded buffer, whose layout the tap offsets assume.
+
+    The constructor emits code that clears the padding once, before the loops over planes.
+    """
 
     def __init__(self, f: Function, get: dict[str, str], *, after_norm: bool = False) -> None:
         self.f, self.get = f, get
@@ -118,8 +121,10 @@ _NUMBERS = ("images", "first", "last", "x_image", "x_channel", "y_image", "y_cha
 
 
 def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None:
-    """Store a vector of outputs; ``left`` of them belong to the row. The excess falls on later rows or planes, which
-    are written later; nothing is written after ``end``."""
+    """Emit a store of a vector of outputs; the first ``left`` belong to the row.
+
+    The excess overwrites later rows or planes, which are stored later; nothing is written after ``end``.
+    """
     behind = f.value(f"ptrtoint ptr {f.at(place, f.lanes * f.size)} to i64")
     inside = f.compare("sle", behind, end)
     with f.when(inside):
@@ -144,7 +149,8 @@ def _each_plane(
 
 
 def _columns(f: Function, get: dict[str, str], by: int) -> list[Value]:
-    """Bytes from the first column of a 3x3 kernel to each, in a copy for columns taken one by one or two by two."""
+    """Return the bytes from the first column of a 3x3 kernel to each, in a copy for columns taken one by one or two by
+    two."""
     return [0, get["phase"], f.size] if by == 2 else [0, f.size, 2 * f.size]
 
 
@@ -226,9 +232,11 @@ def forward(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
 
 
 def data_by_two(scalar: str, taps: Sequence[int] = ()) -> Function:
-    """``data_by_two(how)``: the data gradient of stride 2. Rows and columns of one parity are read by the same taps, so
-    both parities of columns are computed side by side and woven together. With ``taps``, the number of taps of each of
-    the four phases, for such kernels alone."""
+    """``data_by_two(how)``: the data gradient of stride 2.
+
+    Rows and columns of one parity are read by the same taps, so even and odd columns are computed separately and then
+    interleaved. ``taps``, the number of taps of each of the four phases, specialises the function for such kernels.
+    """
     f = Function(f"data_by_two{'_of_nine' if taps else ''}", (("ptr", "how"),), scalar, _lanes(scalar))
     get = _words(f, _NUMBERS)
     x, w, y, table, counts = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table", "counts"))
@@ -346,7 +354,7 @@ def weights(scalar: str, by: int = 0, *, after_norm: bool = False) -> Function:
 
 
 def functions(scalar: str) -> list[Function]:
-    """All functions of the module of depthwise convolutions."""
+    """Return all functions of the module of depthwise convolutions."""
     strides = (0, 1, 2)
     return [
         *(forward(scalar, by) for by in strides),

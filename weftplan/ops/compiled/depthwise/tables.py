@@ -26,7 +26,8 @@ from weftplan.ops.core.schema import DType
 
 
 def takes(s: Sizes) -> bool:
-    """Whether these kernels compute such a convolution: one filter a channel, two axes, strides of one or of two."""
+    """Return whether these kernels compute such a convolution: one filter a channel, two axes, strides of one or of
+    two."""
     if (
         s.halves
         or s.channels != 1
@@ -41,14 +42,14 @@ def takes(s: Sizes) -> bool:
 
 
 def _level(s: Sizes) -> Sizes:
-    """A single row has any stride."""
+    """Return the sizes with the horizontal stride on both axes if the image is a single row, which any stride fits."""
     if s.image[1] == s.kernel[1] == 1 and not s.pad[1]:
         return replace(s, stride=(1, s.stride[2], s.stride[2]))
     return s
 
 
 FEW = 1 << 20
-"""Multiplications of one part."""
+"""Minimum multiplications of a part."""
 
 
 def _lanes(s: Sizes) -> int:
@@ -57,18 +58,19 @@ def _lanes(s: Sizes) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def scratch(s: Sizes) -> int:
-    """Bytes of the buffers of the most demanding of the three passes, one for each part."""
+    """Return the bytes of the buffers of the most demanding of the three passes, one for each part."""
     s = _level(s)
     return parts(s) * max(sum(plan_bytes(plan)) for plan in (forward(s), data(s), weight(s)))
 
 
 def parts(s: Sizes) -> int:
-    """Ranges of channels that are handed to idle cores."""
+    """Return the number of ranges of channels that are handed to idle cores."""
     return count(s.batch * s.groups * s.taps * s.pixels, FEW, s.groups)
 
 
 def plan_bytes(plan: KernelArguments) -> tuple[int, int, int]:
-    """Bytes of the copy of a plane, of its two parts, and of a weight's sums; each a whole number of vectors."""
+    """Return the bytes of the copy of a plane, of its two parts, and of a weight's sums; each a whole number of
+    vectors."""
     pad = plan.tables[0]
     get = {name: int(value) for name, value in zip(PASS, plan.words, strict=True)}
     rows, columns = int(pad[PAD.index("to_height")]), int(pad[PAD.index("to_width")])
@@ -82,7 +84,7 @@ def _plan(
     s: Sizes, source: tuple[int, int], to: tuple[int, int], lead: tuple[int, int], row_stride: int,
     taps: list[tuple[int, int, int]], rows: int, columns: int, *, apart: bool, counts: list[int] | None = None,
 ) -> KernelArguments:  # fmt: skip
-    """Words of one pass; ``taps``: (row, column, index in the kernel) in the padded plane."""
+    """Return the words of one pass; ``taps``: (row, column, index in the kernel) in the padded plane."""
     size, lanes = s.itemsize, _lanes(s)
     width = -(-to[1] // (2 * lanes)) * 2 * lanes if apart else to[1]
     pitch = width * size // (2 if apart else 1)
@@ -108,13 +110,13 @@ def _plan(
 
 
 def _kernel(s: Sizes) -> list[tuple[int, int, int]]:
-    """(row, column, index) of each tap."""
+    """Return (row, column, index) of each tap."""
     return [(i, j, i * s.kernel[2] + j) for i, j in every(range(s.kernel[1]), range(s.kernel[2]))]
 
 
 @functools.lru_cache(maxsize=1024)
 def forward(s: Sizes) -> KernelArguments:
-    """Outputs from the image."""
+    """Return the arguments of the forward pass."""
     taps = [(i * s.dilate[1], j * s.dilate[2], index) for i, j, index in _kernel(s)]
     plan = _plan(
         s, s.image[1:], s.padded[1:], s.pad[1:], s.stride[1], taps, s.grid[1], s.grid[2], apart=s.stride[2] == 2
@@ -129,13 +131,13 @@ def _between(plan: KernelArguments, channels: int, x: int, y: int) -> KernelArgu
 
 
 def weight(s: Sizes) -> KernelArguments:
-    """The gradient of the weight from image and output gradient: the same planes and places."""
+    """Return the arguments of the weight gradient, which are those of the forward pass."""
     return forward(s)
 
 
 @functools.lru_cache(maxsize=1024)
 def data(s: Sizes) -> KernelArguments:
-    """The gradient of the image."""
+    """Return the arguments of the image gradient."""
     image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
     if s.stride[1:] == (1, 1):
         reach = [d * (k - 1) for d, k in zip(s.dilate[1:], s.kernel[1:], strict=True)]
@@ -178,7 +180,7 @@ def data(s: Sizes) -> KernelArguments:
 
 
 def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
-    """The compiled functions for elements of ``dtype``."""
+    """Return the compiled functions for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(
         f"depthwise-{scalar}",

@@ -85,7 +85,7 @@ def _begin(name: str) -> tuple[Function, str, str, str, str]:
 
 
 def _shifts(bits: int) -> list[int]:
-    """Where each lane's code is in its byte: the first in the highest bits."""
+    """Return the shift of each lane's code within its byte: the first code is in the highest bits."""
     share = 8 // bits
     return [8 - bits * (lane % share + 1) for lane in range(STEP)]
 
@@ -147,9 +147,9 @@ _LOOK_UP = {256: "llvm.x86.avx.vpermilvar.ps.256", 512: "llvm.x86.avx512.vpermil
 
 
 def _chosen(f: Function, table: str, numbers: str, lanes: int, register_bits: int) -> str:
-    """For each lane the element of ``table`` (four numbers, repeated) that the lowest two bits of its number say.
+    """Emit a table look-up: per lane, the element of ``table`` (four numbers, repeated) at the lowest two bits.
 
-    ``numbers`` has ``STEP`` lanes. x86-64 has an instruction for that, which looks at nothing but these bits.
+    ``numbers`` has ``STEP`` lanes. x86-64 has an instruction for this, which ignores all other bits.
     """
     name = _LOOK_UP[register_bits]
     floats, ints = f"<{lanes} x float>", f"<{lanes} x i32>"

@@ -25,25 +25,25 @@ from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.target import host
 
 _OLD, _TURNS, _PAUSES = range(1, 4)
-"""Words of a call, after the polled word: its old value; the number of turns of :data:`_LOOKS` polls, with a yield of
-the core after each turn; pauses after a change."""
+"""Indices of a call's words, after the polled word: its old value; the number of rounds of :data:`_LOOKS` polls, each
+followed by a yield of the core; the number of pauses after a change."""
 _LOOKS = 32
 _STATE, _JOB, _ROOM = range(4, 7)
-"""Words of a box: its state, the parts that were handed over, and their scratch room."""
+"""Indices of a box's words: its state, the shared work that was handed over, and its scratch room."""
 _AWAY, _LOOKS_ON, _HANDED, _WORKS = range(4)
 _NEXT, _COUNT, _FUNCTION, _BOXES, _FIRST_BOX = range(5)
-"""Words of shared work: the number of the next part, how many there are, the function, how many boxes are told, and
-these."""
+"""Indices of the words of shared work: the next part, the number of parts, the function, the number of boxes, and the
+first box."""
 MOST_BOXES = 3
 _TABLES = _FIRST_BOX + MOST_BOXES
-"""The words of every part, room by room."""
+"""Index of the first part's argument address; the addresses are ordered by room, then by part."""
 _ENDLESS = 1 << 62
 
 
 def look() -> Entry | None:
-    """Return the function that polls until a word has changed and some pauses are over, or until its turns are over.
+    """Return the compiled function that polls a word until it changes or a number of rounds is over.
 
-    None if no compiler is available, or if none has been used yet, since importing it takes a while.
+    Return None if no compiler is available, or if none has been used yet, since importing it takes a while.
     """
     if not host.cache_info().currsize:
         return None
@@ -78,8 +78,10 @@ class Shared:
         self._start = address(self._words)
 
     def run(self, boxes: Sequence[int]) -> None:
-        """Do all parts, with the help of the threads that poll ``boxes`` (:data:`MOST_BOXES` at most), which only this
-        caller holds. This thread has the first room, each other thread one of the next."""
+        """Run all parts on this thread and the threads that poll ``boxes``, which only this caller holds.
+
+        At most :data:`MOST_BOXES` boxes. This thread uses the first scratch room, each other thread one of the next.
+        """
         entries = _entries()
         assert entries is not None
         count = len(boxes)
@@ -125,14 +127,14 @@ def _looking() -> Function:
 
 
 def _take(f: Function, state: str) -> None:
-    """Do parts of the work that was handed over, unless it has been taken back."""
+    """Emit a run of parts of the work that was handed over, unless it has been taken back."""
     with f.when(_changed(f, state, _HANDED, _WORKS)):
         f.call(_parts(), f.pointer("%words", _JOB), f.word("%words", _ROOM))
         _tell(f, _LOOKS_ON, state)
 
 
 def _parts() -> Function:
-    """``parts(work, room)``: part after part, until none is left."""
+    """``parts(work, room)``: run parts one after another until none is left."""
     f = _function("parts", ("ptr", "work"), ("i64", "room"), local=True)
     count, function = f.word("%work", _COUNT), f.pointer("%work", _FUNCTION)
     table = f.at(f.at("%work", 8 * _TABLES), f.mul("%room", f.mul(count, 8)))
@@ -144,7 +146,7 @@ def _parts() -> Function:
 
 
 def _sharing() -> Function:
-    """Hand over, help, take back, and wait for threads that have begun."""
+    """``sharing(words)``: hand work to polling threads, run parts, take back unstarted work, and wait for the rest."""
     f = _function("sharing")
     boxes = f.word("%words", _BOXES)
     f.keep(0, "%words", _NEXT)
@@ -179,6 +181,6 @@ def _tell(f: Function, value: int, place: str) -> None:
 
 
 def _changed(f: Function, place: str, old: int, new: int) -> str:
-    """Whether a word that was ``old`` is ``new`` now."""
+    """Emit a compare-and-swap of a word from ``old`` to ``new``; return whether it succeeded."""
     swapped = f.value(f"cmpxchg ptr {place}, i64 {old}, i64 {new} acq_rel acquire, align 8")
     return f.value(f"extractvalue {{ i64, i1 }} {swapped}, 1")

@@ -19,17 +19,18 @@ from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.target import host
 
 MOST = 32
-"""Arrays of a loop at most: each takes a register for its address and a stream of the processor's prefetching."""
+"""Maximum arrays of a loop: each takes a register for its address and a stream of the hardware prefetcher."""
 
 LINE = 64
-"""Bytes of a step: a line of the cache."""
+"""Bytes of a step: a cache line."""
 
 BLOCK = 1 << 15
-"""Bytes that go past the caches to one array after the other: they stay in a core's first cache meanwhile. Line by
-line, two such streams took up to 50 times as long at some distances of the arrays; why is not known."""
+"""Bytes that are written past the caches to one target before the next target; the source stays in a core's first
+cache. Alternating targets line by line took up to 50 times as long at some distances of the arrays, for unknown
+reasons."""
 
 PAST = 1 << 24
-"""Bytes: results of at least that many are written past the caches."""
+"""Minimum bytes of results that are written past the caches."""
 
 _SCALARS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
@@ -74,9 +75,9 @@ def compiled_spread(source: Array, targets: Sequence[Array]) -> Work | None:
 
 
 def copy_past(source: Array, target: Array) -> bool:
-    """``target[...] = source``, past the caches; False: there is no compiled kernel for it, and nothing is done.
+    """Copy ``source`` to ``target`` past the caches. Return False, with nothing done, if no compiled kernel can do it.
 
-    Both are contiguous, of one dimension, one size and one dtype, and share no memory; they begin anywhere.
+    Both are contiguous, one-dimensional, of one size and one dtype, and share no memory; any alignment is allowed.
     """
     start, itemsize = address(target), target.itemsize
     head = -start % LINE
@@ -92,26 +93,20 @@ def copy_past(source: Array, target: Array) -> bool:
 
 
 class Pieces:
-    """Makes, piece by piece, every target the sum of its terms; see :func:`compiled_pieces`.
+    """Makes, piece by piece, every target the sum of its terms; see :func:`compiled_pieces`."""
 
-    Attributes:
-        scalar: the type of an element, as LLVM writes it.
-        start: the address of a table of the pieces.
-    """
-
-    __slots__ = ("_entry", "_table", "scalar", "start", "targets", "terms")
+    __slots__ = ("_entry", "_start", "_table")
 
     def __init__(self, pieces: Sequence[Sequence[int]], terms: int, scalar: str) -> None:
-        self.scalar, self.terms = scalar, terms
-        self.targets = targets = len(pieces[0]) - 1 - terms
+        targets = len(pieces[0]) - 1 - terms
         name = f"pieces-{terms}-{targets}-{scalar}"
-        entries = library(name, lambda target: [pieces_function("pieces", scalar, terms, targets)], ("pieces",))
+        entries = library(name, lambda target: [_pieces_function("pieces", scalar, terms, targets)], ("pieces",))
         self._entry = entries["pieces"]
         self._table = np.array([len(pieces), *chain.from_iterable(pieces)], np.int64)
-        self.start = address(self._table)
+        self._start = address(self._table)
 
     def __call__(self) -> None:
-        self._entry(self.start)
+        self._entry(self._start)
 
 
 def compiled_pieces(pieces: Sequence[Sequence[int]], terms: int, dtype: np.dtype[Any]) -> Pieces | None:
@@ -141,7 +136,7 @@ def _spreads(scalar: str, count: int) -> dict[str, Entry]:
 
 
 def _goes_past(results: Sequence[Array]) -> bool:
-    """True when results are large enough for that, and lie on borders of lines."""
+    """Return whether results are written past the caches: they are large and aligned to cache lines."""
     return sum(result.nbytes for result in results) >= PAST and all(address(r) % LINE == 0 for r in results)
 
 
@@ -180,25 +175,14 @@ def _total(f: Function, sources: Sequence[str], bracketed: int) -> Callable[[Cal
     return total
 
 
-def pieces_function(
-    name: str, scalar: str, terms: int, targets: int, *, local: bool = False, past: bool = False
-) -> Function:
-    """The first word is the number of pieces, each of which has (bytes, addresses…).
-
-    ``past``: the first target is written past the caches; it may have any alignment.
-    """
-    f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8), local=local)
+def _pieces_function(name: str, scalar: str, terms: int, targets: int) -> Function:
+    """The first word is the number of pieces, each of which has (bytes, addresses…)."""
+    f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
     width = 1 + terms + targets
     with f.loop(0, f.word("%words", 0)) as number:
         piece = f.at("%words", f.add(f.mul(number, 8 * width), 8))
         nbytes, *places = f.word(piece), *(f.pointer(piece, 1 + i) for i in range(terms + targets))
-        total, outs = _total(f, places[:terms], 1), places[terms:]
-        head: Value = 0
-        if past:
-            start = f.value(f"ptrtoint ptr {outs[0]} to i64")
-            head = f.smaller(f.value(f"and i64 {f.sub(0, start)}, {LINE - 1}"), nbytes)
-            _masked(f, 0, f.value(f"sdiv exact i64 {head}, {f.size}"), total, outs)
-        _each_line(f, head, nbytes, total, outs, past=past)
+        _each_line(f, 0, nbytes, _total(f, places[:terms], 1), places[terms:], past=False)
     return f
 
 

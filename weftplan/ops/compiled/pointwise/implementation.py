@@ -27,84 +27,88 @@ from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import DType, aligned
 
 LEAST_PIXELS = 8
-"""Least pixels of an image at which it is as fast as a matrix product: fewer do not fill a vector."""
+"""Minimum pixels of an image at which this kernel is as fast as a matrix product: fewer do not fill a vector."""
 ROOM = 48 << 10
-"""Bytes of packed pixels: they stay in the nearest cache, and more channels at once read weights in longer
-stretches."""
+"""Bytes of packed pixels. They must stay in the nearest cache; within that limit, more channels at a time read the
+weights in longer runs."""
 W_ROOM = 512 << 10
-"""Bytes of weights that are gathered for a gradient of the data, where those of one filter lie apart; they stay in the
-second cache while all pixels pass."""
+"""Bytes of weights that a gradient of the data gathers at a time, because the weights of one filter are not contiguous.
+They stay in the second-level cache while all pixels are processed."""
 AS_THEY_LIE = 32 << 10
-"""Bytes of weights that are not gathered: however far apart, all lie in the nearest cache."""
+"""Maximum bytes of weights that are read in place: strided or not, all of them fit the nearest cache."""
 UNIT = 48
-"""Pixels: ranges of an image begin at multiples, which are whole blocks of registers on every machine."""
+"""Ranges of pixels start at multiples of this: whole register blocks on every machine."""
 ROWS = 8
-"""Filters: ranges of them begin at multiples, which are whole blocks of registers on every machine."""
+"""Ranges of filters start at multiples of this: whole register blocks on every machine."""
 LEAST_FILTERS = 32
-"""Least filters of a range, since each range packs the pixels again."""
+"""Minimum filters of a range, since each range packs the pixels again."""
 ALIKE = 3
-"""Excess up to which ranges of pixels count as equal: the longest range times their number exceeds the pixels by at
-most this share. For a gradient of 1,120 rows of 200 columns two cores reach 149 GFLOP/s if one has 144 of the columns,
-and 190 with 560 rows each."""
+"""Ranges of pixels count as equal if the longest range times their number exceeds the pixels by at most 1 / ALIKE.
+
+Unequal ranges cost much: for a gradient of 1,120 rows of 200 columns, two cores reach 149 GFLOP/s if one of them has
+144 of the columns, and 190 with 560 rows each."""
 MOST_SPANNED = 256
-"""Pixels of an image below which a vector that is not full costs more than results of several images side by side."""
+"""Images with fewer pixels are processed as one row: partly filled vectors cost more than scattered results."""
 SHARE = 64
-"""Largest scratch of more than two parts, as a share of images and results."""
+"""Scratch of more than two parts is at most 1 / SHARE of the images and results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Channels of images to filters of results of the same extents, forward or back."""
+    """A 1x1 convolution, or its data gradient: ``channels`` planes of each image become ``filters`` planes."""
 
     batch: int
     channels: int
-    """Summed over."""
+    """Channels of the source, which are summed over."""
     filters: int
     pixels: int
     itemsize: int
     back: bool
-    """Whether the weight has a row for each channel, not for each filter."""
+    """Whether this is a data gradient, so that the weight has a row per channel instead of a row per filter."""
     most_gathered: int = W_ROOM
-    """Bytes of weights that are gathered at a time, if they are gathered."""
+    """Maximum bytes of weights that are gathered at a time."""
     little: bool = False
-    """Whether parts may be light: only for awake helpers."""
+    """Whether parts may be so small that only helpers that are awake take them."""
 
     @property
     def work(self) -> int:
-        """Multiplications."""
+        """Number of multiplications."""
         return self.batch * self.channels * self.filters * self.pixels
 
     @property
     def least_filters(self) -> int:
-        """Filters of a range at least."""
+        """Minimum filters of a range."""
         return LEAST_FILTERS // 2 if self.little else LEAST_FILTERS
 
     @property
     def spans(self) -> bool:
-        """Whether all images are one row of pixels, since those of one would leave vectors half empty."""
+        """Whether the pixels of all images form one row, because those of one image would not fill vectors."""
         return self.batch > 1 and self.pixels < MOST_SPANNED and self.pixels % UNIT > 0
 
     @property
     def units(self) -> int:
-        """Ranges into which the pixels of an image may be cut, or those of all images if they form one row."""
+        """Number of units of :data:`UNIT` pixels in an image, or in the row that all images form."""
         return -(-self.pixels * (self.batch if self.spans else 1) // UNIT)
 
     @property
     def all_units(self) -> int:
-        """Those of all images."""
+        """Number of units in all images."""
         return self.units if self.spans else self.batch * self.units
 
     @property
     def parts(self) -> int:
-        """Ranges that are handed to idle cores."""
+        """Number of ranges for idle cores."""
         images = self.batch * (self.channels + self.filters) * self.pixels * self.itemsize
         most = min(MOST, max(2, images // SHARE // self.room)) if self.room else MOST
         wanted = scratch.parts_of(self.work, most, little=self.little)
         return wanted if self.by_pixels(wanted) else count(wanted, 1, self.filters // self.least_filters)
 
     def by_pixels(self, parts: int) -> bool:
-        """Return whether ``parts`` parts are ranges of pixels, not of filters: each has at least two units, and their
-        sizes are about equal. Parts of filters gather each weight once."""
+        """Return whether ``parts`` parts are ranges of pixels instead of filters.
+
+        Ranges of pixels need at least two units each, unless there are few filters, and about equal sizes. A data
+        gradient with enough filters is cut by filters, because then each weight is gathered only once.
+        """
         if self.filters >= parts * self.least_filters:
             if self.back:
                 return False
@@ -115,18 +119,18 @@ class Pass:
 
     @property
     def near(self) -> int:
-        """Bytes of one part's pixels: none for so few channels that they find room on the stack."""
+        """Scratch bytes of one part's packed pixels; 0 if the channels are so few that their pixels fit the stack."""
         behind = VECTORS * PANEL_BYTES if self.spans else 0  # what the last channel writes too far
         return 0 if self.channels <= NEAR else aligned(min(ROOM, self.channels * VECTORS * PANEL_BYTES) + behind)
 
     @property
     def gathers(self) -> bool:
-        """Whether weights are gathered."""
+        """Whether weights are gathered before they are read."""
         return self.back and self.channels * self.filters * self.itemsize > AS_THEY_LIE
 
     @property
     def room(self) -> int:
-        """Bytes of one part's scratch: its pixels, and weights that are gathered."""
+        """Scratch bytes of one part: packed pixels and gathered weights."""
         if not self.gathers:
             return self.near
         return self.near + aligned(
@@ -135,7 +139,7 @@ class Pass:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts' scratch."""
+        """Scratch bytes of all parts."""
         return self.parts * self.room
 
 
@@ -156,14 +160,14 @@ def _pass(s: Sizes, channels: int, filters: int, *, back: bool) -> Pass | None:
 
 
 def entry(dtype: DType, target: Target | None = None) -> Entry:
-    """The compiled function for elements of ``dtype``."""
+    """Return the compiled function for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(f"pointwise-{scalar}", lambda one: [pointwise(scalar, one)], ("pointwise",), target)["pointwise"]
 
 
 @functools.lru_cache(maxsize=1024)
 def _arguments(p: Pass, bits: int) -> KernelArguments:
-    """The words of a pass, but for its arrays."""
+    """Return the argument words of a pass, without the addresses of its arrays."""
     plane = p.pixels * p.itemsize
     row, step = (p.itemsize, p.filters * p.itemsize) if p.back else (p.channels * p.itemsize, p.itemsize)
     some, pixels = ROOM // (VECTORS * bits // 8), p.pixels * (p.batch if p.spans else 1)

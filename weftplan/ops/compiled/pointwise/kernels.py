@@ -18,13 +18,13 @@ from weftplan.ops.compiled.target import Target
 from weftplan.ops.compiled.winograd.kernels import VECTORS, runs
 
 NEAR = 128
-"""Most channels whose packed pixels are kept on the stack, in 12 or 24 KB. Planned scratch for a network's first
-layers, whose images are its largest, would raise the plan's peak."""
+"""Maximum channels whose packed pixels are kept on the stack, in 12 or 24 KB. Scratch in the first layers of a network,
+whose images are the largest, would raise the plan's peak."""
 
 POINTWISE = ("x", "w", "y", "bias", "scale", "shift", "room", "w_room", "first", "last", "first_out", "last_out",
              "units", "block", "unit", "pixels", "plane", "channels", "some", "x_image", "x_plane", "y_image",
              "y_plane", "w_out", "w_in", "relu")  # fmt: skip
-"""How a call runs, in bytes and counts.
+"""Argument words of a call, in bytes and counts.
 
 Images of ``pixels`` are cut into ``units`` of ``unit`` pixels; units ``first`` to ``last`` are computed for the filters
 ``first_out`` to ``last_out``; ``some`` channels are summed at a time. ``bias`` may be null, and so may ``scale`` and
@@ -36,12 +36,12 @@ POINTERS = ("x", "w", "y", "bias", "scale", "shift", "room", "w_room")
 
 
 def rows_of(target: Target) -> int:
-    """Filters of one block of registers."""
+    """Return the number of filters of a register block."""
     return 8 if target.registers > 16 else 4
 
 
 class _Block:
-    """A few filters and vectors of pixels: the sum in registers."""
+    """Emitter of a register block: sums of a few filters and vectors of pixels."""
 
     def __init__(self, f: Function, get: dict[str, str], rows: int) -> None:
         self.f, self.get, self.rows = f, get, rows
@@ -68,8 +68,10 @@ class _Block:
         first: str,
         count: str,
     ) -> None:
-        """Add ``count`` channels from ``first`` on, for filters from ``out`` on. ``y`` has the ``left`` pixels of
-        filter 0; ``weights`` of each filter are ``w_in`` bytes apart."""
+        """Emit additions of ``count`` channels from ``first`` on to the results of filters from ``out`` on.
+
+        ``y`` points to the ``left`` pixels of filter 0; the ``weights`` of each filter are ``w_in`` bytes apart.
+        """
         f, get = self.f, self.get
         n, size = f.lanes, f.size
         most = f.sub(get["last_out"], 1)
@@ -123,8 +125,8 @@ class _Block:
             self._change(out, y, y_plane, vectors, whole, partly, mask)
 
     def _change(self, out: str, y: str, y_plane: str, vectors: int, whole: str, partly: str, mask: str) -> None:
-        """Scale whole sums and apply the relu in the nearest cache: in registers it would slow down passes without
-        it."""
+        """Emit the scaling and relu of finished sums, in the nearest cache: in registers it would slow down passes that
+        need neither."""
         f, get = self.f, self.get
         n, size = f.lanes, f.size
         with f.loop(out, f.smaller(f.add(out, self.rows), get["last_out"])) as number:
@@ -180,7 +182,7 @@ def _gather_weights(f: Function, get: dict[str, str], rows: int, w: str, first: 
 def _panel(
     f: Function, get: dict[str, str], room: str, from_: str, left: Value, vectors: int, channels: str
 ) -> None:  # fmt: skip
-    """Lay a few vectors of pixels of all channels close together."""
+    """Emit the packing of a few vectors of pixels of all channels into contiguous memory."""
     n, size = f.lanes, f.size
     mask = f.mask_below(f.sub(left, (vectors - 1) * n))
     whole = f.compare("sge", left, vectors * n)
@@ -200,7 +202,10 @@ def _panel(
 def _each_image(
     f: Function, get: dict[str, str], image: Value, offset: Value, wanted: Value
 ) -> Iterator[tuple[Value, Value, Value, Value]]:
-    """For ``wanted`` pixels from ``offset`` of an image on: (image, its first pixel, how many of it, those before)."""
+    """Emit a loop over the images that hold ``wanted`` pixels from ``offset`` of an image on.
+
+    Yield (image, its first pixel, number of its pixels, number of pixels before them).
+    """
     beyond = f.larger(f.sub(wanted, f.sub(get["plane"], offset)), 0)
     more = f.value(f"udiv i64 {f.add(beyond, f.sub(get['plane'], 1))}, {get['plane']}")
     with f.loop(0, f.add(more, 1)) as number:
@@ -253,7 +258,7 @@ def _exchange(
 
 
 def pointwise(scalar: str, target: Target) -> Function:
-    """``pointwise(how)``."""
+    """``pointwise(how)``: compute a 1x1 convolution as :data:`POINTWISE` describes."""
     lanes = target.lanes(4 if scalar == "float" else 8)
     f = Function("pointwise", (("ptr", "how"),), scalar, lanes)
     get = {name: (pointer if name in POINTERS else word)(f, "%how", POINTWISE, name) for name in POINTWISE}

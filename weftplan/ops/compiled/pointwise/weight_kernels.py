@@ -2,10 +2,10 @@
 
 Vectors run along channels of the image.
 
-Some pixels of a few vectors of channels are turned so that the channels of one pixel lie together, and stay near while
-the output gradients of all filters pass, which are read as they are. Pixels are cut into chunks by their number alone:
-each is one chain of fused multiply-adds, and chunks are added in order, so bits depend neither on the width of vectors
-nor on how a pass is cut.
+Some pixels of a few vectors of channels are transposed, so that the channels of a pixel are contiguous. They stay in a
+cache while the output gradients of all filters are read in place. The number of pixels alone determines their chunks.
+Each chunk is one chain of fused multiply-adds, and chunks are added in order, so bits depend neither on the width of
+vectors nor on the partition of a pass.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ WEIGHTS = ("x", "dy", "dw", "first", "last", "first_out", "last_out", "images", 
 ``last_out``. One chain sums ``chunk`` pixels of an image, or all pixels of ``together`` images. The first begins with
 the channel's ``bias``, unless that is null."""
 LINE = 64
-"""Bytes that the caches hold together, on most machines."""
+"""Bytes of a cache line on most machines."""
 POINTERS = ("x", "dy", "dw", "bias")
 CHUNK = 256
-"""Pixels in one chain of additions: those of a block of registers fit the nearest cache, and find room on the stack, in
-52 KB or less. Part of the result's bits."""
+"""Pixels in one chain of additions: those of a register block fit the nearest cache and the stack, in 52 KB or less. It
+determines the result's bits."""
 
 
 def _turn(
@@ -115,7 +115,7 @@ def _block(
 
 
 def weights(scalar: str, target: Target) -> Function:
-    """``pointwise_weights(how)``."""
+    """``pointwise_weights(how)``: compute a weight gradient as :data:`WEIGHTS` describes."""
     lanes = target.lanes(4 if scalar == "float" else 8)
     f = Function("pointwise_weights", (("ptr", "how"),), scalar, lanes)
     get = {name: (pointer if name in POINTERS else word)(f, "%how", WEIGHTS, name) for name in WEIGHTS}

@@ -1,4 +1,4 @@
-"""Weight gradients of 1x1 convolutions: sizes and calls of :mod:`pointwise_weight_kernels`.
+"""Weight gradients of 1x1 convolutions: sizes and calls of the kernels in ``weight_kernels.py``.
 
 Everything follows from shapes and is the same on every machine.
 """
@@ -24,13 +24,13 @@ from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import DType
 
 LEAST_CHANNELS = 16
-"""Least channels of the image at which vectors along them pay."""
+"""Minimum channels of the image at which vectors along channels pay."""
 LEAST_FILTERS = 8
-"""Least filters at which transposing the pixels pays."""
+"""Minimum filters at which transposing the pixels pays."""
 UNIT = 48
-"""Channels: ranges of them begin at multiples, which are whole blocks of registers on every machine."""
+"""Ranges of channels start at multiples of this: whole register blocks on every machine."""
 ROWS = 8
-"""Filters: ranges of them begin at multiples, which are whole blocks of registers on every machine."""
+"""Ranges of filters start at multiples of this: whole register blocks on every machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +43,28 @@ class Pass:
     pixels: int
     itemsize: int
     little: bool = False
-    """Whether parts may be light: only for awake helpers."""
+    """Whether parts may be so small that only helpers that are awake take them."""
 
     @property
     def work(self) -> int:
-        """Multiplications."""
+        """Number of multiplications."""
         return self.batch * self.channels * self.filters * self.pixels
 
     @property
     def together(self) -> int:
-        """Images in one chain."""
+        """Number of images that are summed in one chain."""
         return max(1, min(self.batch, CHUNK // self.pixels))
 
     @property
     def chunk(self) -> int:
-        """Pixels of an image in one chain: about the same in each, and whole vectors but for the last."""
+        """Pixels of an image that are summed in one chain. Chains are about equally long; only the last may end within
+        a vector."""
         each = -(-self.pixels // -(-self.pixels // CHUNK))
         return -(-each // 16) * 16 if each < self.pixels else self.pixels
 
     @property
     def parts(self) -> int:
-        """Ranges that are handed to idle cores."""
+        """Number of ranges for idle cores."""
         most = max(self.channels // UNIT, self.filters // (4 * ROWS))
         return scratch.parts_of(self.work, min(MOST, most), little=self.little)
 
@@ -76,7 +77,7 @@ def weight_pass(s: Sizes) -> Pass | None:
 
 
 def entry(dtype: DType, target: Target | None = None) -> Entry:
-    """The compiled function for elements of ``dtype``."""
+    """Return the compiled function for elements of ``dtype``."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     name = "pointwise_weights"
     return library(f"{name}-{scalar}", lambda one: [weights(scalar, one)], (name,), target)[name]
@@ -84,7 +85,7 @@ def entry(dtype: DType, target: Target | None = None) -> Entry:
 
 @functools.lru_cache(maxsize=1024)
 def _arguments(p: Pass) -> KernelArguments:
-    """The words of a pass, but for its arrays."""
+    """Return the argument words of a pass, without the addresses of its arrays."""
     plane = p.pixels * p.itemsize
     values = {
         "last": p.channels, "last_out": p.filters, "images": p.batch, "together": p.together, "pixels": p.pixels,
@@ -99,7 +100,7 @@ def call(
 ) -> Call:  # fmt: skip
     """Return a call that computes ``dw`` from images ``x`` and output gradients ``dy``.
 
-    For a single image these are matrices: ``dw`` is ``dy`` times the transpose of ``x``, and ``bias`` to each row.
+    For a single image these are matrices: ``dw`` is ``dy`` times the transpose of ``x``; ``bias`` is added to each row.
     """
     machine = host() if target is None else target
     assert isinstance(machine, Target)

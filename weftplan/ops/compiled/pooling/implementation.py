@@ -24,7 +24,7 @@ from weftplan.ops.nn.pooling import grid_of, window
 from weftplan.ops.nn.pooling_windows import divisors, lowest
 
 FEW = 1 << 17
-"""Elements of one part of the planes for an idle core."""
+"""Minimum elements of a part, a range of planes, for an idle core."""
 
 
 class _Triple(NamedTuple):
@@ -38,7 +38,7 @@ class _Triple(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether no window reaches beyond the image, as the last may where their number is rounded up."""
+        """Whether no window reaches beyond the image; if their number is rounded up, the last may."""
         return all(g * s <= i for g, s, i in zip(self.grid, self.step, self.image, strict=True))
 
 
@@ -50,7 +50,7 @@ def _triple(params: Params, image: Shape, grid: Shape) -> _Triple:
 
 
 def _pitch(of: _Triple, itemsize: int) -> int:
-    """Bytes of a row of the buffer: all that whole vectors of windows read, and a row with its padding."""
+    """Return the bytes of a row of the buffer: all that whole vectors of windows read, and a row with its padding."""
     lanes = VECTOR_BYTES // itemsize
     windows = -(-of.grid[2] // lanes) * lanes
     read = windows * of.step[2] + of.kernel[2] + lanes
@@ -62,7 +62,7 @@ def _parts(planes: int, plane: int) -> int:
 
 
 def entries(dtype: DType, step: int, target: Target | None = None) -> dict[str, Entry]:
-    """The compiled functions for elements of ``dtype``, and for windows of a row that are ``step`` apart."""
+    """Return the compiled functions for elements of ``dtype``, and for windows of a row that are ``step`` apart."""
     scalar = "float" if dtype.itemsize == 4 else "double"
     known = step if step in (1, 2) else 0
     pairs = [backward_of_pairs(scalar)] if known == 2 else []
@@ -120,7 +120,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
 
 
 def _provide(op: str, make: Maker, *, gradient: bool) -> None:
-    """Offer what ``make`` says, whose first input has the dtype that counts."""
+    """Register the kernel of ``make``; the dtype of its first input decides."""
 
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
         target = host()

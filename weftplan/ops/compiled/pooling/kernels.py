@@ -24,7 +24,7 @@ _POINTERS = 7
 
 
 class _Pooling:
-    """The common part of both directions: planes, rows of windows, and the buffer."""
+    """Emitter shared by both directions: planes, rows of windows, and the buffer."""
 
     def __init__(self, name: str, scalar: str, step: int) -> None:
         self.f = f = Function(name, (("ptr", "words"),), scalar, VECTOR_BYTES // (4 if scalar == "float" else 8))
@@ -43,7 +43,7 @@ class _Pooling:
             f.store(self.padding, f.at(self.of["buffer"], i))
 
     def whole(self, extent: Value) -> Value:
-        """The elements of ``extent`` that fill vectors."""
+        """Emit ``extent`` rounded down to whole vectors."""
         return self.f.value(f"and i64 {extent}, {-self.f.lanes}")
 
     def fill(self, source: str, depth: Value, height: Value) -> None:
@@ -69,7 +69,8 @@ class _Pooling:
                 f.store(self.padding, f.at(target, i))
 
     def each_vector(self, body: Callable[[Value, str | None], None], *, turned: bool = False) -> None:
-        """Emit ``body(first window, mask)`` for the vectors of a row of windows; the last may be masked."""
+        """Emit ``body(first window, mask)`` for the vectors of a row of windows, with ``turned`` from the last to the
+        first. The mask is None for whole vectors."""
         f, count = self.f, self.of["out_width"]
         whole = self.whole(count)
         remainder = f.sub(count, whole)
@@ -100,7 +101,7 @@ class _Pooling:
 
 
 def forward(scalar: str, step: int) -> Function:
-    """``y`` = the maximum of each window; NaN is passed on.
+    """Return the function that writes each window's maximum to ``y``; NaN is passed on.
 
     Args:
         step: 1 or 2 between windows of a row, 0 for any number.
@@ -117,7 +118,7 @@ def forward(scalar: str, step: int) -> Function:
 
 
 def sums(scalar: str, step: int) -> Function:
-    """``y`` = the sum of each window, in the order of its elements, times its scale.
+    """Return the function that writes each window's sum times its scale to ``y``, added in the order of its elements.
 
     Args:
         step: 1 or 2 between windows of a row, 0 for any number.
@@ -161,7 +162,8 @@ def _reduce(p: _Pooling, joined: Callable[[str, str], str], *, scaled: bool) -> 
 
 
 def backward(scalar: str, step: int) -> Function:
-    """``dx`` = for each element the gradients of the windows whose first maximum it is.
+    """Return the function that writes to ``dx``, for each element, the sum of the gradients of the windows whose first
+    maximum it is.
 
     Args:
         step: 1 or 2 between windows of a row, 0 for any number.
@@ -233,7 +235,7 @@ def backward(scalar: str, step: int) -> Function:
 
 
 def backward_of_pairs(scalar: str) -> Function:
-    """``dx`` as in :func:`backward`, for adjacent windows without padding that are two elements wide.
+    """Return ``dx`` as in :func:`backward`, for adjacent windows without padding that are two elements wide.
 
     No two windows share an element, so each is written once, directly from the image: a window's gradient goes to the
     first element that equals its maximum, and later elements get 0.

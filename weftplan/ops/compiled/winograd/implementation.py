@@ -31,35 +31,36 @@ from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import aligned
 
 LEAST_CHANNELS = 32
-"""Least channels and filters at which it is faster: with fewer, computing v and y costs more than it saves. If rows of
-tiles fill vectors, half as many suffice."""
+"""Minimum channels and filters at which this algorithm is faster: with fewer, computing v and y costs more than it
+saves. If rows of tiles fill vectors, half of that suffices."""
 FULL = 8
-"""Tiles of a row that fill vectors."""
+"""Minimum tiles of a row that fills vectors."""
 LEAST_TILES = 32
-"""Least tiles of a batch at which it is faster: with fewer, computing u costs more than it saves."""
+"""Minimum tiles of a batch at which this algorithm is faster: with fewer, computing u costs more than it saves."""
 WHOLE = 5 << 18
-"""Bytes of u that are kept whole."""
+"""Maximum bytes of u up to which all of it is computed once and kept."""
 CHANNELS = 256
-"""Most channels for which v is kept whole, if u is."""
+"""Maximum channels if all of u and v is kept."""
 CHUNK = 128
-"""Channels that are summed at a time elsewhere: their v stays in the second cache while filters pass."""
+"""Channels that are summed at a time if u is not kept: their v stays in the second-level cache for all filters."""
 MOST_BYTES = 3 << 20
-"""Most scratch bytes of more than two parts; they may also have at most a quarter of images and results."""
+"""Maximum scratch bytes of more than two parts, which are also limited to a quarter of images and results."""
 SOME = 32
-"""Filters that are multiplied together where u is kept whole, to read v less often."""
+"""Filters that are multiplied at a time if all of u is kept; they share each read of v."""
 SOME_TURNED = 16
-"""The same elsewhere, where each part has u of them: of twice as many that takes twice the room, and no less time."""
+"""Filters that are multiplied at a time if u is not kept. Each part holds their u; twice the number takes twice the
+scratch and no less time."""
 WIDE = 64
-"""Tiles of a block at most: their v stays near while filters pass."""
+"""Maximum tiles of a block: their v stays in a cache for all filters."""
 LANES = 16
 """Elements of a vector on the widest machine."""
 APART = 192
-"""Bytes between two positions, which lie a multiple of a page apart otherwise and would meet in the nearest cache."""
+"""Padding bytes between positions, which would otherwise be a multiple of a page apart and share cache sets."""
 
 
 @functools.lru_cache(maxsize=1024)
 def refusal(s: Sizes) -> str:
-    """Why a convolution is not computed so; empty when it is."""
+    """Return why this algorithm does not compute a convolution; empty if it does."""
     if s.kernel != (1, 3, 3) or s.stride != (1, 1, 1) or s.dilate != (1, 1, 1) or s.groups > 1 or s.image[0] > 1:
         return "not 3x3 with strides of 1 in one group"
     if s.itemsize != 4 or s.halves:
@@ -77,18 +78,18 @@ def refusal(s: Sizes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Images to images by 3x3 windows, forward or back."""
+    """A 3x3 convolution, or its data gradient: images of ``source`` extents become images of ``result`` extents."""
 
     batch: int
     channels: int
-    """Summed over."""
+    """Channels of the source, which are summed over."""
     filters: int
     """Channels of the result."""
     source: tuple[int, int]
     result: tuple[int, int]
     pad: tuple[int, int]
     back: bool
-    """Whether the weight is turned by half, and its two first axes change places."""
+    """Whether this is a data gradient: the weight is rotated by half a turn, and its first two axes are exchanged."""
 
     @property
     def columns(self) -> int:
@@ -113,14 +114,14 @@ class Pass:
 
 @functools.lru_cache(maxsize=1024)
 def forward_pass(s: Sizes) -> Pass:
-    """From the image to the output."""
+    """Return the pass from the image to the output."""
     (_, *image), (_, *grid), (_, *pad) = s.image, s.grid, s.pad
     return Pass(s.batch, s.channels, s.filters, (image[0], image[1]), (grid[0], grid[1]), (pad[0], pad[1]), False)
 
 
 @functools.lru_cache(maxsize=1024)
 def data_pass(s: Sizes) -> Pass:
-    """From the output's gradient to the image's."""
+    """Return the pass from the output's gradient to the image's."""
     (_, *image), (_, *grid), (_, *pad) = s.image, s.grid, s.pad
     turned = 2 - pad[0], 2 - pad[1]
     return Pass(s.batch, s.filters, s.channels, (grid[0], grid[1]), (image[0], image[1]), turned, True)
@@ -128,24 +129,24 @@ def data_pass(s: Sizes) -> Pass:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a pass has what in its scratch, in bytes, and its parts."""
+    """Layout of a pass's scratch, in bytes, and its partition."""
 
     whole: bool
-    """Whether all of u is kept."""
+    """Whether all of u is computed once and kept."""
     chunk: int
-    """Channels that are summed at a time."""
+    """Number of channels that are summed at a time."""
     some: int
-    """Filters that are multiplied together."""
+    """Number of filters that are multiplied at a time."""
     row: int
-    """Tiles that a channel has room for in v."""
+    """Capacity of a channel's row in v, in tiles."""
     m_row: int
-    """Tiles that a filter has room for in m."""
+    """Capacity of a filter's row in m, in tiles."""
     half: int
     """Elements of the even, or odd, columns of a line."""
     lines: int
     """Rows that are copied at a time."""
     u: int
-    """From one position of u to the next; likewise v and m."""
+    """Bytes between adjacent positions of u; ``v`` and ``m`` likewise."""
     v: int
     m: int
     parts: int
@@ -157,18 +158,18 @@ class Layout:
 
     @property
     def shared(self) -> int:
-        """Bytes that all parts have together."""
+        """Bytes that all parts share."""
         return aligned(PLACES * self.u) if self.whole else aligned(PLACES * self.v) + aligned(PLACES * self.m)
 
     @property
     def own(self) -> int:
-        """Bytes that each part has."""
+        """Bytes of each part's own scratch."""
         buffers = aligned(PLACES * self.v) + aligned(PLACES * self.m) if self.whole else aligned(PLACES * self.u)
         return self.line + buffers
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all."""
+        """Bytes of the whole scratch."""
         return self.shared + self.parts * self.own
 
 
@@ -178,7 +179,7 @@ def _lines(number: int) -> int:
 
 
 def layout(p: Pass) -> Layout:
-    """Scratch of a pass and how it is cut: the same on every machine."""
+    """Return the scratch of a pass and how it is cut: the same on every machine."""
     filters = _lines(p.filters)
     whole = PLACES * p.channels * filters * 4 <= WHOLE and p.channels <= CHANNELS
     chunk = p.channels if whole else min(CHUNK, p.channels)
@@ -198,7 +199,7 @@ def layout(p: Pass) -> Layout:
 
 
 def functions(target: Target) -> dict[str, Entry]:
-    """The compiled functions ``turned`` and ``winograd``."""
+    """Return the compiled functions ``turned`` and ``winograd``."""
     return library(
         "winograd-float", lambda one: winograd_kernels.functions("float", one), ("turned", "winograd"), target
     )
@@ -206,7 +207,7 @@ def functions(target: Target) -> dict[str, Entry]:
 
 @functools.lru_cache(maxsize=1024)
 def _arguments(p: Pass, at: Layout) -> KernelArguments:
-    """The words of a pass, but for its arrays."""
+    """Return the argument words of a pass, without the addresses of its arrays."""
     (height, width), (y_height, y_width) = p.source, p.result
     blocks = -(-p.all_tiles // WIDE)
     block = -(-p.all_tiles // (8 * blocks)) * 8
@@ -255,14 +256,15 @@ def call(
 
 
 def _by_tiles(p: Pass, at: Layout, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
-    """u of all filters, then ranges of tiles."""
+    """Return calls that compute u of all filters, then ranges of tiles in parallel."""
     moves = dict.fromkeys(("v", "m", "line"), at.own)
     ranges = in_parts(entry["winograd"], here, p.all_tiles, at.parts, unit=here["block"], moves=moves)
     return [here.ready(entry["turned"]), ranges]
 
 
 def _by_filters(p: Pass, at: Layout, here: KernelArguments, entry: dict[str, Entry]) -> list[Call]:
-    """For each block of tiles and each chunk of channels v of ranges of them, then ranges of filters."""
+    """Return calls that compute, for each block of tiles and each chunk of channels, v in ranges of channels, then m in
+    ranges of filters."""
     calls: list[Call] = []
     block = here["block"]
 

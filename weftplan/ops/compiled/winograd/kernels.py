@@ -28,7 +28,7 @@ WINOGRAD = ("x", "w", "y", "bias", "u", "v", "m", "line", "first", "last", "bloc
             "line_bytes", "lines_bytes", "odd", "even_to", "odd_to", "tiles", "columns", "y_image", "y_plane",
             "y_height", "y_width", "w_out", "w_in", "order", "u_place", "v_row", "v_place", "m_row", "m_place",
             "m_out", "adds", "ends", "relu", "scale", "shift")  # fmt: skip
-"""How a call runs, in bytes and counts.
+"""Argument words of a call, in bytes and counts.
 
 Tiles ``first`` to ``last`` run in blocks of ``block``. v is computed for channels ``first_in`` to ``last_in``. Filters
 ``first_out`` to ``last_out`` are multiplied, ``some`` at a time; a nonzero ``turns`` computes their u first. Their m is
@@ -38,14 +38,14 @@ complete, so that y is computed from them.
 columns. Results are multiplied by ``scale`` and added to ``shift`` unless those are null, before the relu.
 """
 PLACES = 16
-"""Positions of a tile: products of matrices."""
+"""Number of positions of a transformed tile, and of matrix products."""
 ROWS = 4
-"""Filters of one block of registers."""
+"""Filters of a register block."""
 VECTORS = 3
-"""Vectors of one block of registers, where a processor has 16."""
+"""Vectors of a register block on a processor with 16 vector registers."""
 CHAIN = 64
-"""Channels that are summed before the next block of registers: their u and v stay in the nearest cache. Between these
-stretches a partial sum is kept in m, which changes none of its bits."""
+"""Channels that a register block sums at a time: their u and v stay in the nearest cache. Between these runs partial
+sums are stored in m, which changes none of their bits."""
 
 
 POINTERS = ("x", "w", "y", "bias", "u", "v", "m", "line", "order", "scale", "shift")
@@ -57,7 +57,7 @@ def block_vectors(target: Target) -> int:
 
 
 class Words:
-    """Words of a block by name, read where this is made: at the head of a function."""
+    """Argument words by name. The constructor emits their loads, at the head of a function."""
 
     def __init__(self, f: Function, of: Sequence[str], names: Sequence[str], pointers: Sequence[str]) -> None:
         self._found = {name: (pointer if name in pointers else word)(f, "%how", of, name) for name in names}
@@ -125,7 +125,7 @@ def lines(scalar: str, lanes: int) -> Function:
 
 
 def image(scalar: str, lanes: int, lines: Function) -> Function:
-    """``image(how, begin, end)``: v of some tiles."""
+    """``image(how, begin, end)``: compute v of the tiles ``begin`` to ``end``."""
     f = Function("image", (("ptr", "how"), ("i64", "begin"), ("i64", "end")), scalar, lanes, local=True)
     get = Words(f, WINOGRAD, ("x", "v", "line", "first_in", "last_in", "x_image", "x_plane", "lead", "line_bytes",
                               "odd", "tiles", "columns", "v_row", "v_place"), POINTERS)  # fmt: skip
@@ -156,7 +156,7 @@ def image(scalar: str, lanes: int, lines: Function) -> Function:
 
 
 def spread(f: Function, d: list[str]) -> list[str]:
-    """B^T of four values."""
+    """Emit B^T times a vector of four values."""
     return [
         f.binary("fsub", d[0], d[2]),
         f.binary("fadd", d[1], d[2]),
@@ -166,7 +166,7 @@ def spread(f: Function, d: list[str]) -> list[str]:
 
 
 def _gathered(f: Function, m: list[str]) -> list[str]:
-    """A^T of four values."""
+    """Emit A^T times a vector of four values."""
     return [
         f.binary("fadd", f.binary("fadd", m[0], m[1]), m[2]),
         f.binary("fsub", f.binary("fsub", m[1], m[2]), m[3]),
@@ -292,7 +292,7 @@ def multiply(scalar: str, lanes: int, most: int) -> Function:
 
 
 def results(scalar: str, lanes: int) -> Function:
-    """``results(how, m, first, last, begin, end)``: y of some filters and tiles."""
+    """``results(how, m, first, last, begin, end)``: compute y of some filters and tiles from m."""
     arguments = (("ptr", "how"), ("ptr", "m"), ("i64", "first"), ("i64", "last"), ("i64", "begin"), ("i64", "end"))
     f = Function("results", arguments, scalar, lanes, local=True)
     get = Words(f, WINOGRAD, ("y", "bias", "tiles", "columns", "y_image", "y_plane", "y_height", "y_width",
@@ -363,7 +363,7 @@ def results(scalar: str, lanes: int) -> Function:
 
 
 def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
-    """``winograd(how)``: a range of tiles, channels and filters of a convolution."""
+    """``winograd(how)``: compute a range of tiles, channels and filters of a convolution."""
     f = Function("winograd", (("ptr", "how"),), scalar, lanes)
     get = Words(f, WINOGRAD, ("u", "line", "lines_bytes", "first", "last", "block", "first_in", "last_in", "first_out",
                               "last_out", "some", "turns", "channels", "m", "m_out", "ends"), POINTERS)  # fmt: skip
@@ -388,7 +388,7 @@ def winograd(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
 
 
 def turned(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
-    """``turned(how)``: u of the filters ``first_out`` to ``last_out``."""
+    """``turned(how)``: compute u of the filters ``first_out`` to ``last_out``."""
     f = Function("turned", (("ptr", "how"),), scalar, lanes)
     get = Words(f, WINOGRAD, ("u", "first_out", "last_out", "channels"), POINTERS)
     u = f.at(get["u"], f.mul(get["first_out"], f.mul(get["channels"], f.size)))
@@ -397,7 +397,7 @@ def turned(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
 
 
 def functions(scalar: str, target: Target) -> list[Function]:
-    """All functions of the module."""
+    """Return all functions of the module."""
     lanes = target.lanes(4 if scalar == "float" else 8)
     rows = lines(scalar, lanes)
     helpers = {

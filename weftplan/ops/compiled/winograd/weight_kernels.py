@@ -21,12 +21,12 @@ from weftplan.ops.compiled.winograd.kernels import PLACES, ROWS, Words, block_ve
 WEIGHTS = ("x", "dy", "dw", "v", "e", "m", "line", "lines_bytes", "first", "last", "some_in", "some_out", "channels",
            "filters", "all_tiles", "block", "tiles", "columns", "lead", "images", "outputs", "row", "place",
            "e_row", "e_place", "m_place")  # fmt: skip
-"""How a call runs, in bytes and counts: channels ``first`` to ``last``, ``some_in`` at a time, with ``some_out``
-filters at a time; ``images`` and ``outputs`` point to :data:`ROWS_OF`. ``row`` is from tile to tile of v and from
-filter to filter of m."""
+"""Argument words of a call, in bytes and counts: channels ``first`` to ``last``, ``some_in`` at a time, with
+``some_out`` filters at a time; ``images`` and ``outputs`` point to :data:`ROWS_OF`. ``row`` is from tile to tile of v
+and from filter to filter of m."""
 ROWS_OF = ("image", "plane", "height", "width", "lead", "line")
-"""Of an image, or of a gradient: bytes from image to image and from plane to plane, extents, columns of padding in
-front, bytes of a line."""
+"""Words that describe images, or output gradients: bytes between images and between planes, extents, leading columns of
+padding, bytes of a line."""
 POINTERS = ("x", "dy", "dw", "v", "e", "m", "line", "images", "outputs")
 
 
@@ -98,13 +98,13 @@ def tiles(
 
 
 def both_ways(f: Function, d: list[list[str]], way: Callable[[Function, list[str]], list[str]]) -> list[list[str]]:
-    """``way`` of every column, then of every row of that."""
+    """Emit the transform ``way`` of every column, then of every row of the result."""
     down = [way(f, list(column)) for column in zip(*d, strict=True)]
     return [way(f, list(row)) for row in zip(*down, strict=True)]
 
 
 def _widened(f: Function, e: list[str]) -> list[str]:
-    """A of two values."""
+    """Emit A times a vector of two values."""
     return [
         e[0],
         f.binary("fadd", e[0], e[1]),
@@ -114,14 +114,14 @@ def _widened(f: Function, e: list[str]) -> list[str]:
 
 
 def _narrowed(f: Function, m: list[str]) -> list[str]:
-    """G^T of four values."""
+    """Emit G^T times a vector of four values."""
     half = f.constant("0.5")
     ends, middle = (f.binary("fmul", f.binary(how, m[1], m[2]), half) for how in ("fadd", "fsub"))
     return [f.binary("fadd", m[0], ends), middle, f.binary("fadd", ends, m[3])]
 
 
 def multiply(lanes: int, most: int) -> Function:
-    """``multiply(how, ins, outs, tiles, adds)``: m of some channels and filters, or what a block adds to it.
+    """``multiply(how, ins, outs, tiles, adds)``: compute m of some channels and filters, or add a block to it.
 
     ``most`` vectors are in a block of registers.
     """
@@ -171,7 +171,7 @@ def multiply(lanes: int, most: int) -> Function:
 
 
 def results(lanes: int) -> Function:
-    """``results(how, to, ins, outs)``: the weight's gradient of some channels and filters from m."""
+    """``results(how, to, ins, outs)``: compute the weight gradient of some channels and filters from m."""
     arguments = (("ptr", "how"), ("ptr", "dst"), ("i64", "ins"), ("i64", "outs"))
     f = Function("results", arguments, "float", lanes, local=True)
     get = Words(f, WEIGHTS, ("m", "row", "m_place", "channels"), POINTERS)
@@ -198,7 +198,7 @@ def results(lanes: int) -> Function:
 
 
 def weights(lanes: int, helpers: dict[str, Function]) -> Function:
-    """``weights(how)``: the gradient of some channels' weights of all filters."""
+    """``weights(how)``: compute the weight gradient of some channels and all filters."""
     f = Function("weights", (("ptr", "how"),), "float", lanes)
     get = Words(f, WEIGHTS, WEIGHTS, POINTERS)
     channel_bytes, filter_bytes = (word(f, get[one], ROWS_OF, "plane") for one in ("images", "outputs"))
@@ -228,7 +228,7 @@ def weights(lanes: int, helpers: dict[str, Function]) -> Function:
 
 
 def functions(target: Target) -> list[Function]:
-    """All functions of the module."""
+    """Return all functions of the module."""
     lanes = target.lanes(4)
     copy = lines(lanes)
     helpers = {

@@ -27,11 +27,11 @@ from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import aligned
 
 BLOCK = 64
-"""Tiles in one chain of additions. Part of the result's bits, so it depends on nothing."""
+"""Tiles in one chain of additions. It determines the result's bits, so it is a constant."""
 SOME_IN = 64
-"""Channels whose m is made at a time, so that it stays near."""
+"""Channels whose m is computed at a time, so that it stays in a cache."""
 SOME_OUT = 128
-"""Filters whose m is made at a time."""
+"""Filters whose m is computed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Layout:
     some_in: int
     some_out: int
     row: int
-    """From tile to tile of v, and from filter to filter of m."""
+    """Bytes between adjacent tiles of v, and between adjacent filters of m."""
     e_row: int
     place: int
-    """From one position of v to the next; likewise of e and m."""
+    """Bytes between adjacent positions of v; ``e_place`` and ``m_place`` likewise for e and m."""
     e_place: int
     m_place: int
     columns: int
-    """Places of a line."""
+    """Number of places of a line, a copied image row with its padding."""
     lines: int
     parts: int
 
@@ -59,12 +59,12 @@ class Layout:
 
     @property
     def own(self) -> int:
-        """Bytes of a part."""
+        """Scratch bytes of a part."""
         return aligned(self.line) + aligned(PLACES * (self.place + self.e_place + self.m_place))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts."""
+        """Scratch bytes of all parts."""
         return self.parts * self.own
 
 
@@ -75,7 +75,7 @@ def _row(elements: int) -> int:
 
 
 def layout(p: Pass) -> Layout:
-    """Scratch of a pass and how it is cut; ``p`` is the forward pass."""
+    """Return the scratch of a pass and how it is cut; ``p`` is the forward pass."""
     one = _cut(p, 1)
     most = min(MOST, max(2, MOST_BYTES // one.own), -(-p.channels // (2 * LANES)))
     return _cut(p, count(p.work, scratch.FEW, most))
@@ -96,13 +96,13 @@ def _cut(p: Pass, parts: int) -> Layout:
 
 
 def functions(target: Target) -> dict[str, Entry]:
-    """The compiled function ``weights``."""
+    """Return the compiled function ``weights``."""
     return library("winograd-weights-float", winograd_weight_kernels.functions, ("weights",), target)
 
 
 @functools.lru_cache(maxsize=1024)
 def _arguments(p: Pass, at: Layout) -> KernelArguments:
-    """The words of a pass, but for its arrays."""
+    """Return the argument words of a pass, without the addresses of its arrays."""
 
     def rows(planes: int, extents: tuple[int, int], lead: int) -> Any:
         plane = extents[0] * extents[1] * 4

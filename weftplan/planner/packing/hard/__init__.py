@@ -1,4 +1,4 @@
 """Packing of hard instances: greedy packings, and a search with conflict learning by weights.
 
-Ordinary networks never come here. The rest of the planner calls one function, ``methods.improver``.
+Ordinary networks never come here.
 """

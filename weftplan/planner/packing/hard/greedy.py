@@ -84,14 +84,14 @@ def portfolio(problem: Problem, floor: int, *, tries: int, deadline: Deadline = 
     Raises:
         OutOfTime: before the first was there.
     """
-    found: list[Int64] = []
+    packings: list[Int64] = []
     for order, tightest in orders(problem)[:tries]:
         try:
-            found.append(fit(problem, order, best=tightest, deadline=deadline))
+            packings.append(fit(problem, order, best=tightest, deadline=deadline))
         except OutOfTime:
-            if not found:
+            if not packings:
                 raise
             break
-        if peak_of(problem, found[-1]) <= floor:
+        if peak_of(problem, packings[-1]) <= floor:
             break
-    return min(found, key=partial(peak_of, problem))
+    return min(packings, key=partial(peak_of, problem))

@@ -1,8 +1,8 @@
-"""Depth-first search for a placement under a given capacity: the one algorithm behind every exact or near-exact
+"""Depth-first search for a placement under a given capacity: the algorithm of every exact or near-exact
 packing.
 
 The question is a decision: do all buffers fit under ``capacity``? Time is cut into *sections*, one per birth. The
-*sky* of a section is the top of what is placed there; a *valley* is a maximal run of sections at one level with
+*sky* of a section is the top of its placed buffers; a *valley* is a maximal run of sections at one level with
 higher walls on both sides. In a pushed-down solution exactly one of these holds for the leftmost section of a valley:
 an unplaced buffer that begins there and ends inside the valley sits on its floor, or that floor is wasted up to the
 next possible offset. The same holds for the rightmost section and buffers that end there. The search branches on the

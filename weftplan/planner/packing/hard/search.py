@@ -21,19 +21,19 @@ from weftplan.planner.packing.reuse import compressed_rows
 LADDER = (0.0, 0.04, 0.15, 0.4, 0.75)
 RULES = (kernel.FEWEST_TIGHT, kernel.FEWEST_LOW, kernel.FAILURES, kernel.FEWEST)
 
-# Work that stands for what a run costs outside the kernel, so that many short runs end as well.
+# Work that stands for the cost of a run outside the kernel, so that many short runs end as well.
 RUN = 500
 
 # Work a second that is expected of the first run, which a time limit cuts short: a slow machine's.
 RATE = 2_000_000.0
 
-# Pairs of buffers a second for which the tables of the kernel are built.
+# How many pairs of buffers a second enter the tables of the kernel.
 PAIRS_PER_SECOND = 20_000_000
 
 
 @dataclass(slots=True)
 class Allowance:
-    """What may still be spent: kernel work (deterministic), and optionally a moment in time (not so)."""
+    """The rest of the means: kernel work (deterministic), and optionally a moment in time (not so)."""
 
     work: int
     deadline: Deadline = ENDLESS
@@ -153,9 +153,9 @@ def improve(problem: Problem, offsets: Int64, *, floor: int, allowance: Allowanc
             step += 1
             if capacity <= refused or capacity >= peak:
                 continue
-            verdict, found = searcher.ask(capacity, dives, allowance=allowance)
-            if found is not None:
-                best, peak = found, peak_of(problem, found)
+            verdict, solution = searcher.ask(capacity, dives, allowance=allowance)
+            if solution is not None:
+                best, peak = solution, peak_of(problem, solution)
                 step = 0
             elif verdict == kernel.REFUTED:
                 # Proved impossible: halve what is left, since one more unit would hardly help.

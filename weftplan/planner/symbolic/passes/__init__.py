@@ -1,4 +1,4 @@
-"""The passes that a symbol's graph goes through on its way to a plan: one list, in the order in which they run.
+"""The passes that a symbol's graph goes through on its way to a plan: one list, in their order.
 
 Each is a record (:class:`~weftplan.planner.symbolic.passes.graph_pass.GraphPass`) in a file of its own, which has all
 of it: the pattern, how the graph changes, and for a fusion how it is undone. :func:`run_passes` runs the passes that
@@ -19,24 +19,26 @@ from weftplan.planner.symbolic.passes import (
     batch_weight_gradients,
     common_subexpressions,
     fuse_depthwise,
+    fuse_pointwise,
     fuse_relu,
     gradients,
     placement,
     sizes,
 )
-from weftplan.planner.symbolic.passes.graph_pass import GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import GraphPass, Settings, changed_by_pass
 
 PASSES: list[GraphPass] = [
     common_subexpressions.PASS,
+    sizes.PASS,
     gradients.PASS,
     fuse_relu.PASS,
     placement.PASS,
     batch_weight_gradients.PASS,
-    sizes.PASS,
     fuse_depthwise.PASS,
     fuse_depthwise.REMATERIALIZE,
+    fuse_pointwise.PASS,
 ]
-"""In the order in which they run."""
+"""All passes in their order."""
 
 
 def run_passes(
@@ -46,9 +48,9 @@ def run_passes(
 
     Args:
         network: the graph of a symbol.
-        settings: what the caller asks.
-        checked: check the graph after each pass.
-        seconds: gets how long each pass took, by name.
+        settings: the requests of the caller.
+        checked: check the graph after each pass, and that the pass has changed nothing that its record does not list.
+        seconds: gets how long each pass took, by name: seconds of processor time of this thread.
 
     Raises:
         PlanError: a pass comes before what it needs, or has made a graph that contradicts itself; or as the passes do.
@@ -65,21 +67,28 @@ def run_passes(
             raise PlanError(
                 f"pass {one.name!r} needs {', '.join(sorted(missing))}: put it behind the pass that gives it"
             )
-        begin = time.perf_counter()
+        before, begin = network, time.thread_time()
         network, changed = one.run(network, settings)
         facts |= one.gives
         if one.shown:
             reports.append(Pass(one.name, changed, one.switch))
         if seconds is not None:
-            seconds[one.name] = time.perf_counter() - begin
+            seconds[one.name] = time.thread_time() - begin
         if checked:
-            try:
-                network.check()
-            except PlanError as error:
-                raise PlanError(f"after pass {one.name!r}: {error}") from None
+            _check(one, before, network)
     return replace(network, reports=tuple(reports))
 
 
+def _check(one: GraphPass, before: Network, after: Network) -> None:
+    try:
+        after.check()
+    except PlanError as error:
+        raise PlanError(f"after pass {one.name!r}: {error}") from None
+    others = changed_by_pass(before, after) - one.changes - one.gives
+    if others:
+        raise PlanError(f"pass {one.name!r} has changed {', '.join(sorted(others))}: its record must list that")
+
+
 def notes_of(passes: Iterable[Pass]) -> list[str]:
-    """What changed nodes, for readers of a plan's notes."""
+    """Return the changes of passes, for readers of a plan's notes."""
     return [f"{one.changed} ({one.switch})" for one in passes if one.changed]

@@ -1,11 +1,10 @@
 """Batch the gradients of a weight that many FullyConnected layers share: a few layers at a time become one node.
 
 The gradient of such a weight is a chain of sums with a term for each layer (an unrolled cell has one for each step).
-Several terms that follow one another in a chain are made by one node of :data:`SHARED_GRADIENT`, right where the last
-of them was made; if all gradients of these layers are computed one after the other, it makes those of the data, too.
+Several terms that follow one another in a chain are made by one node of :data:`SHARED_GRADIENT`, in the place of the
+last; if all gradients of these layers are computed one after the other, it makes those of the data, too.
 
-Layers of few rows are worth it: their products are small, and each has a sum after it. How many rows a layer has
-follows from the forward part, whose shapes are inferred here if a graph has such sums.
+Layers of few rows are worth it: their products are small, and each has a sum after it.
 
 Why no cycle comes of it: number the nodes in the given order. A new node has the place of the last layer that it stands
 for, all that it reads comes before the layers' own places, and whatever reads it comes after the last of them.
@@ -15,22 +14,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from weftplan.device.amounts import counted
-from weftplan.ops.core.schema import DType, Shape
+from weftplan.ops.core.schema import Shape
 from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
-from weftplan.planner.symbolic.infer import infer_forward
 from weftplan.planner.symbolic.network import Edit, Network, alike
-from weftplan.planner.symbolic.passes.graph_pass import FUSION, GRADIENTS, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FUSION, GRADIENTS, SIZES, GraphPass, Settings
 
 ROWS = 256
-"""Rows of the layers of one node, and no more than a weight has columns: what waits for the last of these layers, and
-the scratch next to each other, are about as large as the weight then."""
+"""Rows of the layers of one node, at most the columns of a weight: then the results that wait for the last of these
+layers, and their scratch, are about as large as the weight."""
 MOST_LAYERS = 32
 """Layers of one node, however few rows each has."""
 FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
@@ -61,47 +59,9 @@ class _Weight:
         return [len(self.layers) * (k + 1) // count for k in range(count)]
 
 
-class _Forward:
-    """What the forward part says of layers, which a backward node waits for first."""
-
-    def __init__(self, network: Network, settings: Settings) -> None:
-        self._graph, self._devices = network.graph, network.devices
-        self._network, self._settings = network, settings
-        self.facts: tuple[list[Shape], list[DType]] | None = None
-
-    def _shapes(self) -> tuple[list[Shape], list[DType]]:
-        if self.facts is None:
-            self.facts = infer_forward(self._network, shapes=self._settings.shapes, dtypes=self._settings.dtypes)
-        return self.facts
-
-    def most(self, nid: int) -> int:
-        """How many layers like this one may become one; less than 2: none."""
-        graph, (shapes, dtypes) = self._graph, self._shapes()
-        layer = graph.controls[nid][0]
-        output, (data, weight) = graph.row[layer], graph.inputs[layer][:2]
-        rows = prod(shapes[output]) // shapes[weight][0]
-        kinds = {dtypes[e] for e in (output, data, weight)}
-        if not self._devices[nid].is_host or not rows or len(kinds) > 1 or kinds.pop() not in FLOATS:
-            return 0
-        return min(-(-min(ROWS, shapes[weight][1]) // rows), MOST_LAYERS)
-
-    def match(self, a: int, b: int) -> bool:
-        """Whether two such nodes may be one."""
-        nodes = self._graph.nodes
-        same = self._devices[a] == self._devices[b] and nodes[a].params == nodes[b].params
-        return same and alike(nodes[a], nodes[b]) and self._inputs(a) == self._inputs(b)
-
-    def _inputs(self, nid: int) -> list[Shape]:
-        shapes, _ = self._shapes()
-        return [shapes[e] for e in self._graph.inputs[self._graph.controls[nid][0]]]
-
-
 def batch_weight_gradients(network: Network, settings: Settings) -> tuple[Network, str]:
     """Batch the gradients of shared weights."""
-    forward = _Forward(network, settings)
-    weights = _weights(network, forward)
-    if forward.facts is not None:
-        network = replace(network, shapes=forward.facts[0], dtypes=forward.facts[1])
+    weights = _weights(network)
     if not weights:
         return network, ""
     edit = Edit(network)
@@ -109,7 +69,30 @@ def batch_weight_gradients(network: Network, settings: Settings) -> tuple[Networ
     return edit.done(), f"gathered gradients of {counted(layers, 'layer')} with shared weights"
 
 
-def _weights(network: Network, forward: _Forward) -> list[_Weight]:
+def _most_layers(network: Network, nid: int) -> int:
+    """How many layers like that of a gradient may become one; less than 2: none."""
+    graph, shapes, dtypes = network.graph, network.shapes, network.dtypes
+    layer = graph.controls[nid][0]
+    output, (data, weight) = graph.row[layer], graph.inputs[layer][:2]
+    rows = prod(shapes[output]) // shapes[weight][0]
+    kinds = {dtypes[e] for e in (output, data, weight)}
+    if not network.devices[nid].is_host or not rows or len(kinds) > 1 or kinds.pop() not in FLOATS:
+        return 0
+    return min(-(-min(ROWS, shapes[weight][1]) // rows), MOST_LAYERS)
+
+
+def _match(network: Network, a: int, b: int) -> bool:
+    """Whether two gradients may be one."""
+    graph, devices = network.graph, network.devices
+    one, second = graph.nodes[a], graph.nodes[b]
+
+    def inputs(nid: int) -> list[Shape]:
+        return [network.shapes[e] for e in graph.inputs[graph.controls[nid][0]]]
+
+    return devices[a] == devices[b] and one.params == second.params and alike(one, second) and inputs(a) == inputs(b)
+
+
+def _weights(network: Network) -> list[_Weight]:
     graph, begin = network.graph, network.num_forward
     nodes, makers, row = graph.nodes, graph.entry_node, graph.row
     backward = range(begin, graph.num_nodes)
@@ -136,20 +119,20 @@ def _weights(network: Network, forward: _Forward) -> list[_Weight]:
         )
         if fit and all(uses[e] == 1 for e in chain.terms):
             by_layers.setdefault(layers, {})[outputs.pop()] = chain
-    found = []
+    weights = []
     for layers, by_output in by_layers.items():
-        first, *rest = layers
+        first, *later = layers
         weight, bias = by_output.get(1), by_output.get(2)
-        same = all(graph.inputs[nid][2] == graph.inputs[first][2] and forward.match(first, nid) for nid in rest)
-        onwards = all(a < b for a, b in zip(layers, rest, strict=False))
-        limit = forward.most(first) if weight is not None and same and onwards else 0
+        same = all(graph.inputs[nid][2] == graph.inputs[first][2] and _match(network, first, nid) for nid in later)
+        onwards = all(a < b for a, b in zip(layers, later, strict=False))
+        limit = _most_layers(network, first) if weight is not None and same and onwards else 0
         if weight is None or limit < 2:
             continue
         biased = row[first + 1] - row[first] > 2
         if bias is None and biased and any(uses[row[nid] + 2] for nid in layers):
             continue
-        found.append(_Weight(layers, [weight] if bias is None else [weight, bias], limit))
-    return found
+        weights.append(_Weight(layers, [weight] if bias is None else [weight, bias], limit))
+    return weights
 
 
 def _batch(edit: Edit, weight: _Weight) -> int:
@@ -191,10 +174,10 @@ def _group(edit: Edit, layers: Sequence[int], *, whole: bool, known: dict[tuple[
     """Make the node that stands for these layers; ``whole``: it makes their gradients of the data, too."""
     graph, count = edit.network.graph, len(layers)
     first, last = layers[0], layers[-1]
-    given, row = graph.nodes[first].params, graph.row
-    params = known.setdefault((count, whole), {**given, "count": count, "whole": whole})
+    layer_params, row = graph.nodes[first].params, graph.row
+    params = known.setdefault((count, whole), {**layer_params, "count": count, "whole": whole})
     inputs = [graph.inputs[nid][k] for k in (0, 1) for nid in layers]
-    made = edit.add(
+    entry = edit.add(
         SHARED_GRADIENT,
         f"{graph.names[last]}_shared",
         inputs=[*inputs, graph.inputs[first][2]] if whole else inputs,
@@ -205,11 +188,11 @@ def _group(edit: Edit, layers: Sequence[int], *, whole: bool, known: dict[tuple[
     )
     sums = SHARED_GRADIENT.num_outputs(params) - count * whole
     for k in range(sums):
-        edit.stand_for(row[last] + 1 + k, made + k)
+        edit.stand_for(row[last] + 1 + k, entry + k)
     if whole:
         for k, nid in enumerate(layers):
-            edit.stand_for(row[nid], made + sums + k)
-            edit.node_stands_for(nid, edit.makers[made])
+            edit.stand_for(row[nid], entry + sums + k)
+            edit.node_stands_for(nid, edit.makers[entry])
 
 
 PASS = GraphPass(
@@ -217,5 +200,6 @@ PASS = GraphPass(
     switch=FUSION,
     enabled=lambda settings: settings.fuses and settings.options.drop_dead_outputs,
     run=batch_weight_gradients,
-    needs=frozenset((GRADIENTS,)),
+    changes=frozenset((BACKWARD,)),
+    needs=frozenset((GRADIENTS, SIZES)),
 )

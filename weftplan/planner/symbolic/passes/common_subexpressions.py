@@ -11,7 +11,7 @@ from __future__ import annotations
 from weftplan.device.amounts import counted
 from weftplan.ops.core import registry
 from weftplan.planner.symbolic.network import Edit, Network
-from weftplan.planner.symbolic.passes.graph_pass import GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import FORWARD, GraphPass, Settings
 
 
 def merge_equal_nodes(network: Network, settings: Settings) -> tuple[Network, str]:
@@ -28,21 +28,21 @@ def merge_equal_nodes(network: Network, settings: Settings) -> tuple[Network, st
         if kept:
             reads = [e if makers[e] not in kept else e - row[makers[e]] + row[kept[makers[e]]] for e in reads]
         key: tuple[object, ...] = (op.name, *reads)
-        other = table.setdefault(key, nid)
-        # Few nodes read what another one of their kind reads: only they are asked for the rest.
-        if other != nid:
+        equal = table.setdefault(key, nid)
+        # Few nodes read the same entries as another node of their kind: only they are asked for the rest.
+        if equal != nid:
             waits = frozenset(kept.get(dep, dep) for dep in graph.controls[nid])
-            others = frozenset(kept.get(dep, dep) for dep in graph.controls[other])
-            if graph.nodes[other].attrs != node.attrs or waits != others:
+            others = frozenset(kept.get(dep, dep) for dep in graph.controls[equal])
+            if graph.nodes[equal].attrs != node.attrs or waits != others:
                 key = (*key, frozenset(node.attrs.items()), waits)
-                other = table.setdefault(key, nid)
-        if other != nid:
-            kept[nid] = other
+                equal = table.setdefault(key, nid)
+        if equal != nid:
+            kept[nid] = equal
     if not kept:
         return network, ""
     edit = Edit(network)
-    for nid, other in kept.items():
-        edit.fuse((nid,), {row[nid] + k: row[other] + k for k in range(row[nid + 1] - row[nid])})
+    for nid, equal in kept.items():
+        edit.fuse((nid,), {row[nid] + k: row[equal] + k for k in range(row[nid + 1] - row[nid])})
     owner: dict[int, int] = {}
     copy = registry.get("_copy")
     for k, entry in enumerate(edit.heads):
@@ -60,4 +60,5 @@ PASS = GraphPass(
     switch="MXNET_ELIMINATE_COMMON_EXPR",
     enabled=lambda settings: settings.options.eliminate_common_expr,
     run=merge_equal_nodes,
+    changes=frozenset((FORWARD,)),
 )

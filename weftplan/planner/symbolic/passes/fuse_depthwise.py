@@ -29,11 +29,11 @@ from weftplan.ops.fusion.normalize import NORMALIZE
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Edit, Network, alike, shared
 from weftplan.planner.symbolic.passes import fuse_relu
-from weftplan.planner.symbolic.passes.graph_pass import FUSION, GRADIENTS, SIZES, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, FUSION, GRADIENTS, SIZES, GraphPass, Settings
 from weftplan.symbol.node import Entry, Node
 
 MEMBERS = "__block__"
-"""The attribute of a node that stands for three: their names and attributes as JSON, in the order in which they ran."""
+"""The attribute of a node that stands for three: their names and attributes as JSON, in their order."""
 Readers = dict[int, list[tuple[int, int]]]
 """By entry: the nodes that read it, and as which input."""
 HEAD = -1
@@ -42,7 +42,7 @@ HEAD = -1
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The six nodes that two can stand for, in the order in which they run."""
+    """The six nodes that two can stand for, in their order."""
 
     graph: IndexedGraph
     before: int
@@ -79,7 +79,7 @@ class Block:
 
     @property
     def inputs(self) -> list[int]:
-        """What the fused forward node reads."""
+        """Entries that the fused forward node reads."""
         before, layer, behind = (self.graph.inputs[nid] for nid in self.forward)
         return [*before, layer[1], *behind[1:]]
 
@@ -92,13 +92,13 @@ class Block:
 
     @property
     def gradient_inputs(self) -> list[int]:
-        """What the fused gradient reads."""
+        """Entries that the fused gradient reads."""
         inputs = self.graph.inputs
         before, layer, behind = self.forward
-        found = [inputs[self.behind_gradient][0], self.entry(layer), inputs[before][0], inputs[layer][1]]
+        entries = [inputs[self.behind_gradient][0], self.entry(layer), inputs[before][0], inputs[layer][1]]
         for nid in (before, behind):
-            found += [*inputs[nid][1:3], self.entry(nid, 1), self.entry(nid, 2)]
-        return found
+            entries += [*inputs[nid][1:3], self.entry(nid, 1), self.entry(nid, 2)]
+        return entries
 
     @property
     def gradients(self) -> list[int]:
@@ -121,40 +121,40 @@ def fuse_depthwise(network: Network, settings: Settings) -> tuple[Network, str]:
         params = known.setdefault(key, block.params)
         behind, first = nodes[block.behind], nodes[block.before_gradient]
         named = json.dumps([(nodes[nid].name, nodes[nid].attrs) for nid in block.forward])
-        made = edit.add(BLOCK, behind.name, inputs=block.inputs, main=block.layer, params=params, like=block.outputs,
-                        attrs={**shared(behind), MEMBERS: named},
-                        controls=_controls(network.graph, block.forward))  # fmt: skip
-        edit.fuse(block.forward, {e: made + k for k, e in enumerate(block.outputs)})
-        made = edit.add(BLOCK_GRADIENT, first.name, inputs=block.gradient_inputs, main=block.layer_gradient,
-                        params=params, like=block.gradients, attrs=first.attrs,
-                        controls=_controls(network.graph, block.backward))  # fmt: skip
-        edit.fuse(block.backward, {e: made + k for k, e in enumerate(block.gradients)})
+        entry = edit.add(BLOCK, behind.name, inputs=block.inputs, main=block.layer, params=params, like=block.outputs,
+                         attrs={**shared(behind), MEMBERS: named},
+                         controls=_controls(network.graph, block.forward))  # fmt: skip
+        edit.fuse(block.forward, {e: entry + k for k, e in enumerate(block.outputs)})
+        entry = edit.add(BLOCK_GRADIENT, first.name, inputs=block.gradient_inputs, main=block.layer_gradient,
+                         params=params, like=block.gradients, attrs=first.attrs,
+                         controls=_controls(network.graph, block.backward))  # fmt: skip
+        edit.fuse(block.backward, {e: entry + k for k, e in enumerate(block.gradients)})
     return edit.done(), f"joined {counted(len(blocks), 'depthwise convolution')} with the batch norms around"
 
 
 def rematerialize(network: Network, settings: Settings) -> tuple[Network, str]:
     """Let the backward part make the results of fused blocks again."""
     graph, edit = network.graph, Edit(network)
-    made: dict[int, int] = {}
+    results: dict[int, int] = {}
     known: dict[int, dict[str, Any]] = {}
 
-    def again(entry: int) -> int:
+    def rematerialized(entry: int) -> int:
         block = graph.entry_node[entry]
         node = graph.nodes[block]
         if node.op is not BLOCK or entry != graph.row[block]:
             return entry
-        if entry not in made:
-            given = {"fix_gamma": node.params[BEHIND]["fix_gamma"], "relu": node.params[RELU]}
+        if entry not in results:
+            normalize = {"fix_gamma": node.params[BEHIND]["fix_gamma"], "relu": node.params[RELU]}
             reads = [entry + 1, *graph.inputs[block][6:8], entry + 4, entry + 5]
-            params = known.setdefault(id(node.params), given)
-            made[entry] = edit.add(NORMALIZE, f"{node.name}_again", inputs=reads, main=block, params=params,
-                                   attrs=shared(node), like=[entry])  # fmt: skip
-        return made[entry]
+            params = known.setdefault(id(node.params), normalize)
+            results[entry] = edit.add(NORMALIZE, f"{node.name}_again", inputs=reads, main=block, params=params,
+                                      attrs=shared(node), like=[entry])  # fmt: skip
+        return results[entry]
 
     for nid in range(network.num_forward, graph.num_nodes):
         ignored = graph.works[nid].ignored
-        edit.inputs[nid] = [e if slot in ignored else again(e) for slot, e in enumerate(graph.inputs[nid])]
-    return edit.done(), f"made {counted(len(made), 'result')} of blocks again from what their gradients keep"
+        edit.inputs[nid] = [e if slot in ignored else rematerialized(e) for slot, e in enumerate(graph.inputs[nid])]
+    return edit.done(), f"made {counted(len(results), 'result')} of blocks again from what their gradients keep"
 
 
 def _has_kernel(network: Network, block: Block, mode: str) -> bool:
@@ -187,12 +187,12 @@ def _blocks(graph: IndexedGraph) -> list[Block]:
             waiting.setdefault(dep, []).append(nid)
     for e in graph.outputs:
         readers.setdefault(e, []).append((makers[e], HEAD))
-    found = [_around(graph, nid, readers) for nid in layers]
-    return [block for block in found if block is not None and _is_closed(block, readers, waiting)]
+    candidates = [_around(graph, nid, readers) for nid in layers]
+    return [block for block in candidates if block is not None and _is_closed(block, readers, waiting)]
 
 
 def _around(graph: IndexedGraph, gradient: int, readers: Readers) -> Block | None:
-    """The nodes around ``gradient``, which is that of the convolution; None where they are of other kinds."""
+    """The nodes around ``gradient``, which is that of the convolution; None if they are of other kinds."""
     nodes, makers, row = graph.nodes, graph.entry_node, graph.row
     ograd, data, weight = graph.inputs[gradient][:3]
     behind_gradient, before = makers[ograd], makers[data]
@@ -241,8 +241,8 @@ def _is_closed(block: Block, readers: Readers, waiting: dict[int, list[int]]) ->
         return False
     if not any(_reads(graph, *reader) for reader in readers.get(entry(first), ())):
         return False
-    made = (entry(last, 1), entry(last, 2), entry(gradient, 1))
-    if any(place != HEAD for e in made for _, place in readers.get(e, ())):
+    side_results = (entry(last, 1), entry(last, 2), entry(gradient, 1))
+    if any(place != HEAD for e in side_results for _, place in readers.get(e, ())):
         return False
     return all(alike(graph.nodes[gradient], graph.nodes[nid]) for nid in inside if nid != gradient)
 
@@ -253,7 +253,7 @@ def _reads(graph: IndexedGraph, nid: int, place: int) -> bool:
 
 
 def _controls(graph: IndexedGraph, nids: Sequence[int]) -> list[int]:
-    """What these nodes wait for besides each other."""
+    """Return the other nodes that these nodes wait for."""
     return [dep for nid in nids for dep in graph.controls[nid] if dep not in nids]
 
 
@@ -263,21 +263,21 @@ def _members(node: Node) -> list[tuple[str, dict[str, str]]]:
 
 def members(node: Node) -> list[str]:
     """Return the names of the forward nodes whose outputs a block does not make, those within them included."""
-    found = _members(node)
-    layers = [attrs[fuse_relu.LAYER] for _, attrs in found if fuse_relu.LAYER in attrs]
-    return [*(name for name, _ in found[:-1]), *layers]
+    forward = _members(node)
+    layers = [attrs[fuse_relu.LAYER] for _, attrs in forward if fuse_relu.LAYER in attrs]
+    return [*(name for name, _ in forward[:-1]), *layers]
 
 
 def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
-    """Return the result of the last of the nodes for which this one stands."""
+    """Return the result of the last of the nodes that a block stands for."""
     ops = norm(True), registry.get("Convolution"), norm(node.params[RELU])
-    made = inputs[0]
+    result = inputs[0]
     for op, (name, attrs), of, own in zip(
         ops, _members(node), (BEFORE, LAYER, BEHIND), (inputs[1:5], inputs[5:6], inputs[6:]), strict=True
     ):
-        one = Node(op, name, attrs=attrs, params=node.params[of], inputs=[made, *own], created_at=node.created_at)
-        made = fuse_relu.unfuse(one, one.inputs)[0] if fuse_relu.LAYER in attrs else Entry(one)
-    return [made]
+        one = Node(op, name, attrs=attrs, params=node.params[of], inputs=[result, *own], created_at=node.created_at)
+        result = fuse_relu.unfuse(one, one.inputs)[0] if fuse_relu.LAYER in attrs else Entry(one)
+    return [result]
 
 
 PASS = GraphPass(
@@ -285,6 +285,7 @@ PASS = GraphPass(
     switch=FUSION,
     enabled=lambda settings: settings.fuses,
     run=fuse_depthwise,
+    changes=frozenset((FORWARD, BACKWARD)),
     needs=frozenset((GRADIENTS, SIZES)),
     fused=(BLOCK,),
     unfuse=unfuse,
@@ -295,5 +296,6 @@ REMATERIALIZE = GraphPass(
     switch="MXNET_BACKWARD_DO_MIRROR",
     enabled=lambda settings: settings.fuses and settings.rematerializes,
     run=rematerialize,
+    changes=frozenset((BACKWARD,)),
     needs=frozenset((GRADIENTS, SIZES)),
 )

@@ -18,20 +18,24 @@ from weftplan.ops.fusion import relu as fused
 from weftplan.ops.nn.batch_norm import NORM
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import ALIKE, Edit, Network, alike
-from weftplan.planner.symbolic.passes.graph_pass import FUSION, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, FUSION, GraphPass, Settings
 from weftplan.symbol.node import Entry, Node
 
 LAYER = "__layer__"
 """The attribute of a fused node that is the name of its layer."""
 NORMALIZED = "__norm__"
 """The attribute of one with a batch norm in it: the name and the attributes of that, as JSON."""
+FOLLOWERS = frozenset(("BatchNorm", "Activation", "relu", *fused.GRADIENTS))
+"""Operators of nodes that may be fused with the node that they read first."""
 
 
 def fuse_relu(network: Network, settings: Settings) -> tuple[Network, str]:
     """Fuse such pairs."""
     graph = network.graph
     nodes, makers, row = graph.nodes, graph.entry_node, graph.row
-    candidates = [nid for nid in range(graph.num_nodes) if _may_follow(graph, nid)]
+    candidates = [
+        nid for nid, node in enumerate(nodes) if node.op is not None and node.op.name in FOLLOWERS and graph.inputs[nid]
+    ]
     if not candidates:
         return network, ""
     first_of = {nid: makers[graph.inputs[nid][0]] for nid in candidates}
@@ -81,30 +85,31 @@ def fuse_relu(network: Network, settings: Settings) -> tuple[Network, str]:
 
 
 def _fuse_norms(edit: Edit, before_norm: dict[int, int], layers: dict[int, int]) -> None:
-    """Fuse each convolution with its batch norm, and with the relu after that where there is one."""
+    """Fuse each convolution with its batch norm, and with the relu after that, if there is one."""
     graph = edit.network.graph
     params: dict[tuple[int, int], dict[str, object]] = {}  # equal layers share their parameters
     for norm, first in before_norm.items():
         relu = layers.get(norm)
         conv, node, last = graph.nodes[first], graph.nodes[norm], graph.nodes[norm if relu is None else relu]
         inputs = graph.inputs[first]
-        made = edit.add(
+        fused_entry = edit.add(
             fused.NORMALIZED["" if relu is None else fused.RELU],
             last.name,
             inputs=[*inputs[:2], *graph.inputs[norm][1:], *inputs[2:]],
             main=first,
             params=params.setdefault((id(conv.params), id(node.params)), {**conv.params, NORM: node.params}),
             attrs={**conv.attrs, LAYER: conv.name, NORMALIZED: json.dumps([node.name, node.attrs])},
+            like=[graph.row[norm]],
         )
         gone = (norm,) if relu is None else (norm, relu)
-        edit.fuse(gone, {graph.row[nid]: made for nid in gone})
+        edit.fuse(gone, {graph.row[nid]: fused_entry for nid in gone})
 
 
 def _fuse_layer(edit: Edit, layer: int, relu: int) -> None:
     graph = edit.network.graph
     node, row = graph.nodes[layer], graph.row
     assert node.op is not None
-    made = edit.add(
+    fused_entry = edit.add(
         fused.LAYERS[node.op.name],
         graph.names[relu],
         inputs=graph.inputs[layer],
@@ -112,9 +117,10 @@ def _fuse_layer(edit: Edit, layer: int, relu: int) -> None:
         params=node.params,
         attrs={**node.attrs, LAYER: node.name},
         controls=[*graph.controls[layer], *graph.controls[relu]],
+        like=range(row[layer], row[layer + 1]),
     )
-    outputs = {row[layer] + k: made + k for k in range(row[layer + 1] - row[layer])}
-    edit.fuse((layer, relu), {**outputs, row[relu]: made})
+    outputs = {row[layer] + k: fused_entry + k for k in range(row[layer + 1] - row[layer])}
+    edit.fuse((layer, relu), {**outputs, row[relu]: fused_entry})
 
 
 def _fuse_gradients(edit: Edit, gradient: int, before: int) -> None:
@@ -124,7 +130,7 @@ def _fuse_gradients(edit: Edit, gradient: int, before: int) -> None:
     assert norm is not None
     assert node.op is not None
     inputs = graph.inputs[gradient]
-    made = edit.add(
+    fused_entry = edit.add(
         fused.GRADIENTS[node.op.name],
         node.name,
         inputs=[graph.inputs[before][0], *inputs[1:3], graph.inputs[norm][2], *inputs[3:]],
@@ -132,25 +138,15 @@ def _fuse_gradients(edit: Edit, gradient: int, before: int) -> None:
         params=node.params,
         attrs=dict(node.attrs),
         controls=[*graph.controls[gradient], *graph.controls[before]],
+        like=range(row[gradient], row[gradient + 1]),
     )
-    edit.fuse((gradient,), {row[gradient] + k: made + k for k in range(row[gradient + 1] - row[gradient])})
-
-
-def _may_follow(graph: IndexedGraph, nid: int) -> bool:
-    """Whether a node is one of a kind that is fused with the node that it reads first."""
-    node = graph.nodes[nid]
-    op = node.op
-    if op is None or not graph.inputs[nid]:
-        return False
-    return op.name in fused.GRADIENTS or op.name == "BatchNorm" or fused.is_relu(op, node.params)
+    edit.fuse((gradient,), {row[gradient] + k: fused_entry + k for k in range(row[gradient + 1] - row[gradient])})
 
 
 def _uses(graph: IndexedGraph, makers: set[int]) -> Counter[int]:
     """How often each output of ``makers`` is read or is an output of the graph."""
     entry_node = graph.entry_node
-    uses = Counter([e for inputs in graph.inputs for e in inputs if entry_node[e] in makers])
-    uses.update(e for e in graph.outputs if entry_node[e] in makers)
-    return uses
+    return Counter([e for inputs in (*graph.inputs, graph.outputs) for e in inputs if entry_node[e] in makers])
 
 
 def _is(node: Node, name: str) -> bool:
@@ -186,11 +182,11 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
         created_at=node.created_at,
     )
     if normalized:
-        name, given = json.loads(node.attrs[NORMALIZED])
+        name, norm_attrs = json.loads(node.attrs[NORMALIZED])
         layer = Node(
             registry.get("BatchNorm"),
             name,
-            attrs=given,
+            attrs=norm_attrs,
             params=node.params[NORM],
             inputs=[Entry(layer), *inputs[2:6]],
             created_at=node.created_at,
@@ -224,6 +220,7 @@ PASS = GraphPass(
     switch=FUSION,
     enabled=lambda settings: settings.fuses and settings.context.is_host and not settings.group2ctx,
     run=fuse_relu,
+    changes=frozenset((FORWARD, BACKWARD)),
     fused=(*fused.LAYERS.values(), *fused.NORMALIZED.values()),
     unfuse=unfuse,
     members=members,

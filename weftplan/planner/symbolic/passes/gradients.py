@@ -2,8 +2,8 @@
 
 Shapes are not needed: zeros are made by operators that take their shape from another entry.
 
-A gradient that is zero is represented by absence: a rule returns None for it, an entry that nobody differentiates has
-no terms. Zeros are only made where a rule asks for an outgoing gradient that has none, or for a wanted variable.
+A gradient that is zero is represented by absence: a rule returns None for it, an entry without a gradient has
+no terms. Zeros are only made if a rule asks for an outgoing gradient that has none, or for a wanted variable.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from weftplan.ops.core.schema import EntryRef, Op, Params, Req
 from weftplan.planner.graph import Work
 from weftplan.planner.symbolic.indexed_graph import work_of
 from weftplan.planner.symbolic.network import Edit, Network
-from weftplan.planner.symbolic.passes.graph_pass import GRADIENTS, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, GRADIENTS, GraphPass, Settings
 from weftplan.support.post_order import deepest_first
-from weftplan.symbol.grad_req import INHERITED
+from weftplan.symbol.attribute import INHERITED
 from weftplan.symbol.node import Node
 
 ZERO_OPS = frozenset(("zeros_like", "_zeros", "_zeros_without_dtype"))
@@ -42,7 +42,8 @@ def add_gradients(network: Network, settings: Settings) -> tuple[Network, str]:
         return network, ""
     options = settings.options
     edit = Edit(network)
-    rule = _Pass(edit, options.inplace_grad_sum_cap, like_mxnet=options.compat == "mxnet")
+    few = options.max_inplace_grad_add
+    rule = _Pass(edit, options.inplace_grad_sum_cap, few, like_mxnet=options.compat == "mxnet")
     gradients = rule.run(
         [network.arguments[name] for name in wanted],
         {network.arguments[name] for name in wanted if requests[name] == Req.ADD},
@@ -55,16 +56,17 @@ def add_gradients(network: Network, settings: Settings) -> tuple[Network, str]:
 
 
 class _Pass:
-    """State of one run of the pass; sums of ``sum_cap`` terms or more become a chain, which can run in place.
+    """State of one run of the pass; sums of ``sum_cap`` terms or more, or of fewer than ``few``, become a chain, which
+    can run in place.
 
     With ``like_mxnet`` head gradients pass through ``_identity_with_attr_like_rhs``, as in MXNet 1.9.1.
     """
 
-    def __init__(self, edit: Edit, sum_cap: int, *, like_mxnet: bool) -> None:
+    def __init__(self, edit: Edit, sum_cap: int, few: int, *, like_mxnet: bool) -> None:
         self.edit = edit
         self.graph = edit.network.graph
         self.outputs = edit.network.outputs
-        self.sum_cap = max(2, sum_cap)
+        self.sum_cap, self.few = max(2, sum_cap), few
         self.like_mxnet = like_mxnet
         self.terms: dict[int, list[int]] = {}
         """Entry -> entries whose sum is its gradient."""
@@ -72,8 +74,8 @@ class _Pass:
         self.when: dict[int, int] = {}
         """Made nodes, and during which visit (0: before the first); see :meth:`_chain`."""
         self.visit = 0
-        self._kinds: dict[tuple[Any, ...], tuple[Op, dict[str, Any], Work, int]] = {}
-        """Operator, parsed parameters and what follows from them, which nodes made of equal ones share."""
+        self._kinds: dict[tuple[Any, ...], tuple[Op, dict[str, Any], tuple[Work, int]]] = {}
+        """Operator, parsed parameters and the facts that follow from them, shared by nodes with equal parameters."""
 
     def run(self, variables: Sequence[int], accumulated: Collection[int]) -> list[int]:
         """Return the gradient entry of each wanted variable; no two are the same, none is a forward entry.
@@ -94,10 +96,10 @@ class _Pass:
         return entries
 
     def _order(self) -> Sequence[int]:
-        """Return the order of which the reverse is that of visits.
+        """Return the reverse of the order of visits.
 
-        Where long sums are to come, each node is visited next to what it feeds. The order of visits is the order in
-        which such sums are accumulated (see :meth:`_chain`): terms of nodes that are visited late have to wait, and
+        Before long sums each node is visited next to its readers. Such sums are accumulated in the order of visits
+        (:meth:`_chain`): terms of nodes that are visited late have to wait, and
         with them all that they are made of.
         """
         graph = self.graph
@@ -106,7 +108,7 @@ class _Pass:
         if self.like_mxnet:
             return everything
         readers = Counter([makers[e] for inputs in graph.inputs for e in inputs])
-        if not readers or max(readers.values()) < self.sum_cap:
+        if not readers or (max(readers.values()) < self.sum_cap and self.few <= 2):
             return everything
         before = [[makers[e] for e in inputs] + deps for inputs, deps in zip(graph.inputs, graph.controls, strict=True)]
         return deepest_first(everything, before)
@@ -128,7 +130,7 @@ class _Pass:
     def _head_gradients(self) -> None:
         edit = self.edit
         for i, output in enumerate(self.outputs):
-            entry = edit.add(None, f"_head_grad_{i}")
+            entry = edit.add(None, f"_head_grad_{i}", like=[output])
             self.head_grads.append(edit.makers[entry])
             if self.like_mxnet:
                 entry = self.make("_identity_with_attr_like_rhs", f"_head_grad_{i}_id", [entry, output], {})[0]
@@ -138,7 +140,7 @@ class _Pass:
         """Ask the gradient rule of a node and hand its answers to the producers of the inputs."""
         terms, graph = self.terms, self.graph
         node, inputs = graph.nodes[nid], graph.inputs[nid]
-        if not op.loss and not any(e in terms for e in range(graph.row[nid], graph.row[nid + 1])):
+        if not op.loss and terms.keys().isdisjoint(range(graph.row[nid], graph.row[nid + 1])):
             return
         if op.gradient is None:
             raise PlanError(
@@ -174,7 +176,7 @@ class _Pass:
             return None
         if len(terms) > 1:
             name = self.graph.names[nid] + ("_sum_grad" if index == 0 else f"_{index}_sum_grad")
-            if len(terms) < self.sum_cap:
+            if self.few <= len(terms) < self.sum_cap:
                 total = self.make("add_n", name, terms, {"num_args": len(terms)})[0]
             else:
                 total = self._chain(name, terms)
@@ -191,7 +193,7 @@ class _Pass:
             moment = when.get(term, -1)
             # Without this edge all terms could be computed first, and all be alive at once. It closes no cycle: sort
             # nodes by the visit that made them, a partial sum counting as made with its last term. All other edges
-            # lead to nodes of the same visit or an earlier one, and this one to a strictly earlier one.
+            # lead to nodes of the same visit or an earlier visit, and this edge to a strictly earlier visit.
             if moment > latest:
                 self.edit.controls[term].append(makers[total])
             latest = max(latest, moment)
@@ -213,7 +215,7 @@ class _Pass:
 
         A gradient that is added to its array must not be read by other nodes either: they would see old terms.
         """
-        edit, given = self.edit, self.graph.num_nodes
+        edit, forward_nodes = self.edit, self.graph.num_nodes
         used: set[int] = set()
         read: set[int] = set()
         if accumulated:
@@ -223,7 +225,7 @@ class _Pass:
         for i, (entry, variable) in enumerate(zip(entries, wanted, strict=True)):
             nid = edit.makers[entry]
             maker = edit.nodes[nid].op
-            foreign = maker is None or nid < given
+            foreign = maker is None or nid < forward_nodes
             if variable in accumulated and maker is not None and maker.name == "_CrossDeviceCopy":
                 foreign = True  # it overwrites
             if foreign or entry in used or (variable in accumulated and entry in read):
@@ -233,10 +235,10 @@ class _Pass:
 
     def cast(self, gradient: int, name: str, dtype: np.dtype[Any]) -> int:
         """The gradient of argument ``name`` in another dtype."""
-        given = self.edit.nodes[self.edit.makers[gradient]].attrs
+        gradient_attrs = self.edit.nodes[self.edit.makers[gradient]].attrs
         entry = self.make("Cast", f"{name}_grad_{dtype.name}", [gradient], {"dtype": dtype.name})[0]
         node = self.edit.nodes[self.edit.makers[entry]]
-        node.attrs.update({key: given[key] for key in INHERITED if key in given})
+        node.attrs.update({key: gradient_attrs[key] for key in INHERITED if key in gradient_attrs})
         return entry
 
     def make(
@@ -259,24 +261,24 @@ class _Pass:
         if known is None:
             op = registry.get(op_name) if isinstance(op_name, str) else op_name
             values = registry.parse_params(op, params, node=name) if parsed is None else parsed
-            known = self._kinds[kind] = op, values, *work_of(Node(op, name, params=values))
-        op, values, work, count = known
-        node = Node(op, name, attrs=attrs, params=values)
-        edit = self.edit
+            known = self._kinds[kind] = op, values, work_of(Node(op, name, params=values))
+        op, values, effects = known
+        edit, main = self.edit, -1
         controls: tuple[int, ...] = ()
         if forward is not None:
-            original = self.graph.nodes[forward]
-            if original.attrs and not _INHERITED.isdisjoint(original.attrs):
-                attrs.update({key: original.attrs[key] for key in INHERITED if key in original.attrs})
-            controls = (forward,)
-            node.created_at = original.created_at
+            inherited = self.graph.nodes[forward].attrs
+            if inherited and not _INHERITED.isdisjoint(inherited):
+                attrs.update({key: inherited[key] for key in INHERITED if key in inherited})
+            main, controls = forward, (forward,)
         self.when[len(edit.nodes)] = self.visit
-        first = edit.append(node, work, inputs=inputs, controls=controls, count=count, device=edit.devices[0])
-        return range(first, first + count)
+        first = edit.add(
+            op, name, inputs=inputs, main=main, params=values, attrs=attrs, controls=controls, kind=effects
+        )
+        return range(first, first + effects[1])
 
 
 class _Builder:
-    """What a gradient rule sees of one forward node (:class:`weftplan.ops.core.schema.GradientBuilder`)."""
+    """The view that a gradient rule has of one forward node (:class:`weftplan.ops.core.schema.GradientBuilder`)."""
 
     __slots__ = ("_forward", "_pass", "params")
 
@@ -344,6 +346,7 @@ PASS = GraphPass(
     name="gradients added",
     switch="grad_req",
     run=add_gradients,
+    changes=frozenset((BACKWARD,)),
     gives=frozenset((GRADIENTS,)),
     shown=False,
 )

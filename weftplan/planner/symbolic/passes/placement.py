@@ -6,7 +6,7 @@ its forward node is; any other node is where its first placed input is; what is 
 is, else on the default device.
 
 One ``_CrossDeviceCopy`` node named ``<source>_<index>_copy`` is made per entry and destination; a head that has to
-arrive on another device (a gradient, where its array is) gets a copy of its own, and behind it a ``_copy`` where it is
+arrive on another device (a gradient, on that of its array) gets a copy of its own, and after it a ``_copy`` if it is
 added to its array: a copy between devices overwrites.
 """
 
@@ -18,8 +18,8 @@ from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Req
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Edit, Network
-from weftplan.planner.symbolic.passes.graph_pass import PLACED, GraphPass, Settings
-from weftplan.symbol.grad_req import INHERITED
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, PLACED, GraphPass, Settings
+from weftplan.symbol.attribute import INHERITED
 from weftplan.symbol.node import Node
 
 
@@ -89,7 +89,7 @@ def _assign(graph: IndexedGraph, settings: Settings) -> list[Context]:
                 )
             where[i] = group2ctx[group]
         elif node.op is None:
-            # Head gradients go where they are consumed: every other variable has an array somewhere.
+            # Head gradients go to the device of their readers: every other variable has an array somewhere.
             where[i] = None if node.name.startswith("_head_grad_") else settings.context
         elif graph.controls[i]:
             where[i] = where[graph.controls[i][0]]
@@ -105,7 +105,7 @@ def _assign(graph: IndexedGraph, settings: Settings) -> list[Context]:
 
 
 def _home(variable: Node, settings: Settings) -> Context:
-    """Where the array of an argument's gradient is."""
+    """Return the device of the array of an argument's gradient."""
     if variable.name in settings.variable_contexts:
         return settings.variable_contexts[variable.name]
     group = next((variable.attrs[key] for key in INHERITED if key in variable.attrs), None)
@@ -129,6 +129,7 @@ PASS = GraphPass(
     name="nodes placed",
     switch="group2ctx",
     run=place,
+    changes=frozenset((FORWARD, BACKWARD)),
     gives=frozenset((PLACED,)),
     shown=False,
 )

@@ -1,22 +1,87 @@
-"""Infer the shape and dtype of every entry, by the rules of operators (:mod:`weftplan.planner.symbolic.infer`)."""
+"""Infer the shape and dtype of every entry of the symbol's graph.
+
+The rules live with the operators and are solved by :mod:`weftplan.symbol.inference.solver`; this pass adds what
+planning demands: nothing may stay unknown. Later passes add nodes whose sizes follow from those of their inputs
+(:class:`~weftplan.planner.symbolic.network.Edit`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from weftplan.planner.symbolic.infer import infer_all
+import numpy as np
+
+from weftplan.errors import DTypeError, ShapeError, shape_text
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Network
 from weftplan.planner.symbolic.passes.graph_pass import SIZES, GraphPass, Settings
+from weftplan.symbol.inference.solver import infer_dtypes, infer_shapes
+
+FLOAT32 = np.dtype(np.float32)
 
 
 def infer_sizes(network: Network, settings: Settings) -> tuple[Network, str]:
-    """Infer all shapes and dtypes.
+    """Infer all shapes and dtypes. The default dtype of variables is float32.
 
     Raises:
-        ShapeError, DTypeError: something conflicts or cannot be inferred.
+        ShapeError: a given shape is malformed, shapes conflict, or one stays unknown; the message names the argument
+            and an operator that needs it.
+        DTypeError: dtypes conflict, or one cannot be inferred.
     """
-    shapes, dtypes = infer_all(network, shapes=settings.shapes, dtypes=settings.dtypes)
+    for name, shape in settings.shapes.items():
+        _check_given(name, shape)
+    graph = network.graph
+    how: dict[str, Any] = {"rows": graph.row, "inputs": graph.inputs, "controls": graph.controls}
+    shapes: Sequence[Any] = infer_shapes(graph.nodes, settings.shapes, **how)
+    open_shape = next((eid for eid, shape in enumerate(shapes) if shape is None or 0 in shape), None)
+    if open_shape is not None:
+        raise ShapeError(_unknown(graph, open_shape, shapes, "shape"))
+    dtypes: Sequence[Any] = infer_dtypes(graph.nodes, settings.dtypes, default=FLOAT32, **how)
+    open_dtype = next((eid for eid, dtype in enumerate(dtypes) if dtype is None), None)
+    if open_dtype is not None:
+        raise DTypeError(_unknown(graph, open_dtype, dtypes, "dtype"))
     return replace(network, shapes=shapes, dtypes=dtypes), ""
+
+
+def _check_given(name: str, shape: Any) -> None:
+    if shape is None:
+        return
+    dims = None if isinstance(shape, (str, int)) or not hasattr(shape, "__iter__") else tuple(shape)
+    if dims and set(map(type, dims)) == {int} and min(dims) >= 0:  # most
+        return
+    if dims is None or any(isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) for dim in dims):
+        raise ShapeError(f"shape of {name!r} must be a tuple of integers, got {shape if dims is None else dims!r}")
+    if any(dim < 0 for dim in dims):
+        raise ShapeError(f"shape of {name!r} is {dims}: dimensions must be positive (0 means unknown)")
+
+
+def _is_open(fact: Any) -> bool:
+    """Return whether a shape or dtype is unknown, or unknown in part."""
+    return fact is None or (isinstance(fact, tuple) and 0 in fact)
+
+
+def _unknown(graph: IndexedGraph, eid: int, facts: Sequence[Any], kind: str) -> str:
+    """Return the message that names the variable which lacks a fact, and an operator that needs it."""
+    row = graph.row
+    arguments = [nid for nid in graph.variables() if _is_open(facts[row[nid]])]
+    if not arguments:
+        node = graph.nodes[graph.entry_node[eid]]
+        op = "variable" if node.op is None else f"operator {node.op.name}"
+        return f"{kind} of {graph.entry_name(eid)!r} ({op}) cannot be inferred: {facts[eid]}"
+    nid = arguments[0]
+    reader = next((n for n, ins in enumerate(graph.inputs) if row[nid] in ins), None)
+    fact = facts[row[nid]]
+    shown = shape_text(fact) if isinstance(fact, tuple) else "unknown" if fact is None else str(fact)
+    text = f"{kind} of argument {graph.nodes[nid].name!r} is {shown} and cannot be inferred"
+    if reader is not None:
+        node = graph.nodes[reader]
+        assert node.op is not None
+        text += f"; operator {node.op.name} ({node.name!r}) needs it"
+        text += f", created at {node.created_at}" if node.created_at else ""
+    more = [graph.nodes[n].name for n in arguments[1:5]]
+    return text + (f" (as do {', '.join(map(repr, more))})" if more else "") + f"; give its {kind}"
 
 
 PASS = GraphPass(name="sizes inferred", switch="shapes", run=infer_sizes, gives=frozenset((SIZES,)), shown=False)

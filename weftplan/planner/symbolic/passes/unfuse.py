@@ -24,10 +24,10 @@ def hidden_members(nodes: Iterable[Node]) -> list[str]:
 def unfused(graph: IndexedGraph, heads: Sequence[int]) -> list[Entry]:
     """Return new symbol nodes for everything that these entries of a forward part need, without fused nodes."""
     makers, row = graph.entry_node, graph.row
-    made: dict[int, Sequence[Entry]] = {}
+    outputs_of: dict[int, Sequence[Entry]] = {}
 
     def at(entry: int, version: int = 0) -> Entry:
-        outputs = made[makers[entry]]
+        outputs = outputs_of[makers[entry]]
         return outputs[entry - row[makers[entry]]]._replace(version=version)
 
     needs = [[makers[e] for e in inputs] + deps for inputs, deps in zip(graph.inputs, graph.controls, strict=True)]
@@ -36,7 +36,7 @@ def unfused(graph: IndexedGraph, heads: Sequence[int]) -> list[Entry]:
         inputs = [at(e, graph.version(nid, slot)) for slot, e in enumerate(graph.inputs[nid])]
         fusion = _pass_of(node)
         if fusion is not None and fusion.unfuse is not None:
-            made[nid] = fusion.unfuse(node, inputs)
+            outputs_of[nid] = fusion.unfuse(node, inputs)
             continue
         copy = Node(
             node.op,
@@ -44,9 +44,9 @@ def unfused(graph: IndexedGraph, heads: Sequence[int]) -> list[Entry]:
             attrs=dict(node.attrs),
             params=node.params,
             inputs=inputs,
-            control_deps=[made[dep][0].node for dep in graph.controls[nid]],
+            control_deps=[outputs_of[dep][0].node for dep in graph.controls[nid]],
             created_at=node.created_at,
         )
         copy.version = node.version
-        made[nid] = [Entry(copy, k) for k in range(row[nid + 1] - row[nid])]
+        outputs_of[nid] = [Entry(copy, k) for k in range(row[nid + 1] - row[nid])]
     return [at(e) for e in heads]

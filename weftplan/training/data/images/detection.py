@@ -26,8 +26,8 @@ _NUMBERS = 5
 
 def _valid(boxes: Host) -> Host:
     """Return the boxes with a positive area."""
-    found: Host = boxes[(boxes[:, 3] > boxes[:, 1]) & (boxes[:, 4] > boxes[:, 2])]
-    return found
+    valid: Host = boxes[(boxes[:, 3] > boxes[:, 1]) & (boxes[:, 4] > boxes[:, 2])]
+    return valid
 
 
 class ImageDetIter(ImageIter):
@@ -125,10 +125,10 @@ class ImageDetIter(ImageIter):
         return (self._value(image), boxes) if len(boxes) else None
 
     def _labels(self, rows: Sequence[Any]) -> Host:
-        found = np.full((len(rows), *self.label_shape), -1, np.float32)
-        for place, boxes in zip(found, rows, strict=True):
+        labels = np.full((len(rows), *self.label_shape), -1, np.float32)
+        for place, boxes in zip(labels, rows, strict=True):
             place[: len(boxes)] = boxes
-        return found
+        return labels
 
     def augmentation_transform(self, data: NDArray, label: Host) -> tuple[NDArray, Host]:  # type: ignore[override]
         """Apply all augmenters to an image and its boxes."""

@@ -108,8 +108,8 @@ class _Ranged(DetAugmenter):
 
     def __init__(self, aspect_ratio_range: Any, area_range: Any, max_attempts: int, **kwargs: Any) -> None:
         ratios, areas = (
-            tuple(given) if isinstance(given, list | tuple) else (given, given)
-            for given in (aspect_ratio_range, area_range)
+            tuple(limits) if isinstance(limits, list | tuple) else (limits, limits)
+            for limits in (aspect_ratio_range, area_range)
         )
         super().__init__(aspect_ratio_range=ratios, area_range=areas, max_attempts=max_attempts, **kwargs)
         self.aspect_ratio_range, self.area_range, self.max_attempts = ratios, areas, max_attempts
@@ -129,9 +129,9 @@ class _Ranged(DetAugmenter):
         draw = generator()
         for _ in range(self.max_attempts):
             ratio = draw.uniform(*self.aspect_ratio_range)
-            found = self._attempt(src, label, ratio, areas, draw)
-            if found is not None:
-                return found
+            attempt = self._attempt(src, label, ratio, areas, draw)
+            if attempt is not None:
+                return attempt
         return src, label
 
     def _attempt(self, src: NDArray, label: Host, ratio: float, areas: tuple[float, float], draw: Any) -> Pair | None:
@@ -193,8 +193,8 @@ class DetRandomCropAug(_Ranged):
 
 def _areas(label: Host) -> Host:
     sides = np.maximum(label[:, 3:5] - label[:, 1:3], 0)
-    found: Host = sides[:, 0] * sides[:, 1]
-    return found
+    areas: Host = sides[:, 0] * sides[:, 1]
+    return areas
 
 
 class DetRandomPadAug(_Ranged):
@@ -243,11 +243,19 @@ def CreateMultiRandCropAugmenter(
 ) -> DetRandomSelectAug:
     """Choose among several :class:`DetRandomCropAug`, with settings as lists; a single setting applies to all.
 
+    Args:
+        min_object_covered: least share of an object that a crop must cover.
+        aspect_ratio_range: (lowest, highest) ratio of width to height.
+        area_range: (lowest, highest) share of the image's area.
+        min_eject_coverage: objects of which less is left in the crop are dropped.
+        max_attempts: tries before the image stays whole.
+        skip_prob: probability that an image is not cropped.
+
     >>> len(CreateMultiRandCropAugmenter([0.1, 0.5, 0.9], area_range=[(0.1, 1), (0.2, 1), (0.3, 1)]).aug_list)
     3
     """
-    given = (min_object_covered, aspect_ratio_range, area_range, min_eject_coverage, max_attempts)
-    lists = [one if isinstance(one, list) else [one] for one in given]
+    columns = (min_object_covered, aspect_ratio_range, area_range, min_eject_coverage, max_attempts)
+    lists = [one if isinstance(one, list) else [one] for one in columns]
     count = max(map(len, lists))
     if any(len(one) not in (1, count) for one in lists):
         raise ParameterError(

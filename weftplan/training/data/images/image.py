@@ -73,6 +73,12 @@ def imread(
 ) -> NDArray:
     """The image of a file; settings as for :func:`imdecode`.
 
+    Args:
+        filename: path of an image that Pillow reads.
+        flag: 1: three channels, 0: grey.
+        to_rgb: RGB instead of BGR.
+        out: array that takes the result.
+
     Raises:
         MXNetError: the file cannot be read.
         FormatError: it holds no image.
@@ -91,6 +97,13 @@ def imresize(src: Any, w: int, h: int, interp: int = 1, out: NDArray | None = No
 
     ``interp``: 0 nearest, 1 linear, 2 cubic, 3 area, 4 Lanczos, with OpenCV's weights; 9 chooses by the sizes (cubic to
     enlarge, area to shrink, else linear), 10 at random.
+
+    Args:
+        src: image: (height, width, channels).
+        w: width of the result.
+        h: height of the result.
+        interp: see above.
+        out: array that takes the result.
 
     >>> imresize(nd.array(np.arange(12).reshape(2, 2, 3)), 4, 2).shape
     (2, 4, 3)
@@ -133,12 +146,29 @@ def copyMakeBorder(
 
     ``type``, by OpenCV's numbers: 0 of ``values``, 1 the edge repeated, 2 mirrored with the edge twice, 3 from the
     other side, 4 mirrored.
+
+    Args:
+        src: image: (height, width, channels).
+        top: rows above.
+        bot: rows below.
+        left: columns on the left.
+        right: columns on the right.
+        type: kind of border, see above.
+        value: of every channel of the border.
+        values: of the channels of the border, which win over ``value``.
+        out: array that takes the result.
     """
     return _give(resampling.border(host(src), top, bot, left, right, type, list(values) or [value]), out)
 
 
 def resize_short(src: Any, size: int, interp: int = 2) -> NDArray:
-    """An image whose shorter side has ``size`` pixels, with the same ratio."""
+    """An image whose shorter side has ``size`` pixels, with the same ratio.
+
+    Args:
+        src: image: (height, width, channels).
+        size: pixels of the shorter side.
+        interp: way of interpolation, as for :func:`imresize`.
+    """
     h, w, _ = src.shape
     width, height = (size, size * h // w) if h > w else (size * w // h, size)
     return imresize(src, width, height, interp)
@@ -147,7 +177,17 @@ def resize_short(src: Any, size: int, interp: int = 2) -> NDArray:
 def fixed_crop(
     src: Any, x0: int, y0: int, w: int, h: int, size: Sequence[int] | None = None, interp: int = 2
 ) -> NDArray:
-    """Crop an image at (x0, y0), and resize to ``size`` (width, height) if given."""
+    """Crop an image at (x0, y0), and resize to ``size`` (width, height) if given.
+
+    Args:
+        src: image: (height, width, channels).
+        x0: left edge.
+        y0: upper edge.
+        w: width of the crop.
+        h: height of the crop.
+        size: (width, height) of the result; None: that of the crop.
+        interp: way of interpolation, as for :func:`imresize`.
+    """
     pixels = host(src)
     if x0 < 0 or y0 < 0 or w < 1 or h < 1 or x0 + w > pixels.shape[1] or y0 + h > pixels.shape[0]:
         raise ParameterError(f"a crop of {w} x {h} pixels at ({x0}, {y0}) is outside of an image of {pixels.shape}")
@@ -156,7 +196,13 @@ def fixed_crop(
 
 
 def random_crop(src: Any, size: Sequence[int], interp: int = 2) -> tuple[NDArray, Box]:
-    """Crop ``size`` (width, height) at a random position; returns (image, box). A smaller image is enlarged."""
+    """Crop ``size`` (width, height) at a random position; returns (image, box). A smaller image is enlarged.
+
+    Args:
+        src: image: (height, width, channels).
+        size: (width, height) of the result.
+        interp: way of interpolation, as for :func:`imresize`.
+    """
     h, w, _ = src.shape
     width, height = scale_down((w, h), size)
     draw = generator()
@@ -165,7 +211,13 @@ def random_crop(src: Any, size: Sequence[int], interp: int = 2) -> tuple[NDArray
 
 
 def center_crop(src: Any, size: Sequence[int], interp: int = 2) -> tuple[NDArray, Box]:
-    """Crop ``size`` (width, height) at the centre; returns (image, box). A smaller image is enlarged."""
+    """Crop ``size`` (width, height) at the centre; returns (image, box). A smaller image is enlarged.
+
+    Args:
+        src: image: (height, width, channels).
+        size: (width, height) of the result.
+        interp: way of interpolation, as for :func:`imresize`.
+    """
     h, w, _ = src.shape
     width, height = scale_down((w, h), size)
     box = (w - width) // 2, (h - height) // 2, width, height
@@ -198,7 +250,13 @@ def random_size_crop(
 
 
 def color_normalize(src: NDArray, mean: Any, std: Any = None) -> NDArray:
-    """The image minus ``mean``, divided by ``std``; arrays of one number for each channel, or None."""
+    """The image minus ``mean``, divided by ``std``; arrays of one number for each channel, or None.
+
+    Args:
+        src: image: (height, width, channels).
+        mean: subtracted: one number for each channel.
+        std: divisor: one number for each channel; None: no division.
+    """
     if mean is not None:
         src = src - mean
     return src if std is None else src / std
@@ -250,7 +308,14 @@ def imrotate(src: NDArray, rotation_degrees: Any, zoom_in: bool = False, zoom_ou
 def random_rotate(
     src: NDArray, angle_limits: Sequence[float], zoom_in: bool = False, zoom_out: bool = False
 ) -> NDArray:
-    """:func:`imrotate` by a random angle between two, for a batch one for each image."""
+    """:func:`imrotate` by a random angle between two, for a batch one for each image.
+
+    Args:
+        src: image or batch of images: (..., channels, height, width), float32.
+        angle_limits: (lowest, highest) angle in degrees.
+        zoom_in: enlarge, until no border is seen.
+        zoom_out: shrink, until the whole image is seen.
+    """
     low, high = angle_limits
     angles = generator().uniform(low, high, size=1 if src.ndim == 3 else src.shape[0])
     return imrotate(src, float(angles[0]) if src.ndim == 3 else nd.array(angles), zoom_in, zoom_out)

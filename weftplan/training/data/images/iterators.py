@@ -41,7 +41,7 @@ class ImageIter(DataIter):
         aug_list: augmenters; by default those of :func:`CreateAugmenter`, to which other keywords go.
         dtype: of the labels.
         last_batch_handle: ``pad``, ``discard`` or ``roll_over``, as in
-        :class:`weftplan.training.data.ndarray_iter.NDArrayIter`.
+            :class:`weftplan.training.data.ndarray_iter.NDArrayIter`.
 
     Raises:
         FormatError: a list or a file of records is damaged; an image is, when its batch is read: the error names it.
@@ -214,7 +214,7 @@ class ImageIter(DataIter):
 def image_list(path: File | None, given: Sequence[Any] | None, dtype: Any) -> dict[Any, tuple[Host, str]] | None:
     """Read {key: (label, path)} from a list in a file or in memory; raises FormatError for a malformed line."""
     if path is not None:
-        found: dict[Any, tuple[Host, str]] = {}
+        entries: dict[Any, tuple[Host, str]] = {}
         with open_to_read(path) as file:
             lines = file.read().decode().splitlines()
         for number, line in enumerate(lines, 1):
@@ -222,13 +222,13 @@ def image_list(path: File | None, given: Sequence[Any] | None, dtype: Any) -> di
             try:
                 if len(parts) < 3:
                     raise ValueError
-                found[int(parts[0])] = np.array([float(part) for part in parts[1:-1]], dtype), parts[-1]
+                entries[int(parts[0])] = np.array([float(part) for part in parts[1:-1]], dtype), parts[-1]
             except ValueError:
                 raise FormatError(
                     f"{os.fspath(path)}: line {number} must be a key, labels and a path with tabs between, got "
                     f"{line[:60]!r}"
                 ) from None
-        return found
+        return entries
     if given is None:
         return None
     labels = [item[0] if len(item) == 2 else item[:-1] for item in given]

@@ -98,14 +98,14 @@ def augment(pixels: Host, to: Augmentation, shape: tuple[int, ...], draw: np.ran
     if to.resize > 0:
         h, w = pixels.shape[:2]
         size = (to.resize, to.resize * h // w) if h > w else (to.resize * w // h, to.resize)
-        pixels = _resized(pixels, size, to, draw)
+        pixels = resized(pixels, size, to, draw)
     if to.moves:
         pixels = _moved(pixels, to, draw)
     if to.pad > 0:
         pixels = border(pixels, to.pad, to.pad, to.pad, to.pad, 0, [to.fill_value])
     pixels = _cropped(pixels, to, (shape[2], shape[1]), draw)
     if shape[0] == 3:
-        pixels = _coloured(pixels, to, draw)
+        pixels = coloured(pixels, to, draw)
     if to.mirror or (to.rand_mirror and draw.random() < 0.5):
         pixels = pixels[:, ::-1]
     return pixels.transpose(2, 0, 1)
@@ -128,7 +128,8 @@ def normalized(pixels: Host, to: Augmentation, mean: Host | None, draw: np.rando
     return values
 
 
-def _resized(pixels: Host, size: tuple[int, int], to: Augmentation, draw: np.random.Generator) -> Host:
+def resized(pixels: Host, size: tuple[int, int], to: Augmentation, draw: np.random.Generator) -> Host:
+    """The image in the size (width, height)."""
     if pixels.shape[:2] == (size[1], size[0]):
         return pixels
     sizes = (*pixels.shape[:2], size[1], size[0])
@@ -164,14 +165,14 @@ def _cropped(pixels: Host, to: Augmentation, size: tuple[int, int], draw: np.ran
             ratio = draw.uniform(lowest, highest)
             width, height = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
             if 1 <= width <= columns and 1 <= height <= rows:
-                return _resized(_part(pixels, width, height, to, draw), size, to, draw)
+                return resized(_part(pixels, width, height, to, draw), size, to, draw)
         side = min(rows, columns)
-        return _resized(_middle(pixels, side, side), size, to, draw)
+        return resized(_middle(pixels, side, side), size, to, draw)
     if to.max_crop_size > 0:
         side = int(draw.integers(max(1, to.min_crop_size), to.max_crop_size + 1))
         if side > min(rows, columns):
             raise ShapeError(f"an image of {columns} x {rows} pixels has no crop of {side} (max_crop_size)")
-        return _resized(_part(pixels, side, side, to, draw), size, to, draw)
+        return resized(_part(pixels, side, side, to, draw), size, to, draw)
     if columns < size[0] or rows < size[1]:
         raise ShapeError(
             f"an image of {columns} x {rows} pixels is smaller than data_shape, {size[0]} x {size[1]}: "
@@ -193,7 +194,8 @@ def _middle(pixels: Host, width: int, height: int) -> Host:
     return pixels[y : y + height, x : x + width]
 
 
-def _coloured(pixels: Host, to: Augmentation, draw: np.random.Generator) -> Host:
+def coloured(pixels: Host, to: Augmentation, draw: np.random.Generator) -> Host:
+    """The image with its colours changed at random."""
     values: Any = None
     if to.brightness or to.contrast or to.saturation:
         values = pixels.astype(np.float32)

@@ -1,41 +1,20 @@
-"""``mx.io.ImageRecordIter``: image batches from a record file, decoded and augmented by threads.
-
-One thread uses the iterator. Its thread pool prepares the next batches and shuts down with the iterator. A sample's
-augmentation depends only on the seed, the epoch and the sample, never on thread scheduling.
-"""
+"""``mx.io.ImageRecordIter``: image batches from a record file, decoded and augmented by threads."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import warnings
-from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from weftplan import ndarray as nd
-from weftplan.errors import FormatError, ParameterError, ShapeError, did_you_mean
-from weftplan.ndarray import NDArray
+from weftplan.errors import FormatError
 from weftplan.training.data import recordio
-from weftplan.training.data.image_files import decode
 from weftplan.training.data.images.iterators import image_list
-from weftplan.training.data.images.record_augment import Augmentation, augment, normalized
-from weftplan.training.data.iterator_state import State, make_state, read_state, whole_in
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, HoldingIter, Host, generator
-
-File = str | os.PathLike[str]
-_WITHOUT_EFFECT = frozenset(
-    "aug_seq verbose device_id ctx shuffle_chunk_size shuffle_chunk_seed data_name label_name mean_img".split()  # noqa: SIM905
-)
-"""Settings of MXNet's own threads and files; accepted and ignored."""
-_FIELDS = frozenset(field.name for field in dataclasses.fields(Augmentation))
+from weftplan.training.data.images.threaded_images import File, ThreadedImageIter
 
 
-class ImageRecordIter(HoldingIter):
+class ImageRecordIter(ThreadedImageIter):
     """Batches of (channels, height, width) as float32, with their labels.
 
     Args:
@@ -51,9 +30,8 @@ class ImageRecordIter(HoldingIter):
         preprocess_threads: decoding threads; prefetch_buffer: batches to prefetch.
         mean_img: a file with the mean of each pixel; if missing, it is computed from all images and written.
         dtype: of the data.
-        augmentation: fields of :class:`~weftplan.training.data.images.record_augment.Augmentation`. A setting that is
-        none
-            is told as a warning, and left out as in MXNet.
+        augmentation: fields of :class:`~weftplan.training.data.images.record_augment.Augmentation`. An
+            unknown setting causes a warning and is ignored, as in MXNet.
 
     Raises:
         FormatError: the file of records is damaged, or, when its batch is read, an image; the error names the record.
@@ -84,163 +62,37 @@ class ImageRecordIter(HoldingIter):
         label_name: str = "softmax_label",
         **augmentation: Any,
     ) -> None:
-        super().__init__(batch_size)
-        if batch_size < 1 or preprocess_threads < 1:
-            raise ParameterError("ImageRecordIter: batch_size and preprocess_threads must be at least 1")
-        if not 0 <= part_index < num_parts:
-            raise ParameterError(f"part_index must be in [0, {num_parts}), got {part_index}")
-        if len(data_shape) != 3 or data_shape[0] not in (1, 3, 4):
-            raise ShapeError(f"data_shape must be (1, 3 or 4 channels, height, width), got {tuple(data_shape)}")
-        for name in augmentation.keys() - _FIELDS - _WITHOUT_EFFECT:
-            hint = did_you_mean(name, sorted(_FIELDS))
-            warnings.warn(f"ImageRecordIter: {name!r} is no setting; {hint}", stacklevel=2)
-        self._augmentation = Augmentation(**{k: v for k, v in augmentation.items() if k in _FIELDS})
         self._records = recordio.RecordReader(path_imgrec, path_imgidx)
-        self._name = os.fspath(path_imgrec)
         self._labels = image_list(path_imglist, None, np.float32)
-        keys = self._records.keys
-        self._keys = keys[len(keys) * part_index // num_parts : len(keys) * (part_index + 1) // num_parts]
-        if not self._keys:
-            raise FormatError(f"{self._name}: there are no records in this part, {part_index} of {num_parts}")
-        self._shape, self._label_width = tuple(data_shape), label_width
-        self._shuffle, self._seed, self._seed_aug = shuffle, seed, seed if seed_aug is None else seed_aug
-        self.round_batch = round_batch
-        dtype = np.dtype(self._dtype if dtype is None else dtype)
-        self.provide_data = [DataDesc(data_name, (batch_size, *self._shape), dtype)]
-        wide = (batch_size,) if label_width == 1 else (batch_size, label_width)
-        self.provide_label = [DataDesc(label_name, wide)]
-        self._threads = ThreadPoolExecutor(preprocess_threads, thread_name_prefix="weftplan-images")
-        self._ahead = max(1, prefetch_buffer)
-        self._epoch = 0
-        self._facts = {
-            "samples": len(self._keys),
-            "batch_size": batch_size,
-            "shape": list(self._shape),
-            "shuffle": bool(shuffle),
-            "round_batch": bool(round_batch),
-            "seed": [seed, self._seed_aug],
-            "part": [part_index, num_parts],
-        }
-        self._coming: deque[tuple[list[Future[tuple[Host, Host]]], int, Host]] = deque()
-        self._mean = None if mean_img is None else self._mean_of(Path(mean_img))
-        self._begin(0, 0)
+        super().__init__(
+            self._records.keys,
+            os.fspath(path_imgrec),
+            data_shape,
+            batch_size,
+            label_shape=() if label_width == 1 else (label_width,),
+            shuffle=shuffle,
+            seed=seed,
+            seed_aug=seed_aug,
+            num_parts=num_parts,
+            part_index=part_index,
+            round_batch=round_batch,
+            preprocess_threads=preprocess_threads,
+            prefetch_buffer=prefetch_buffer,
+            mean_img=mean_img,
+            dtype=self._dtype if dtype is None else dtype,
+            data_name=data_name,
+            label_name=label_name,
+            augmentation=augmentation,
+        )
 
-    def _mean_of(self, path: Path) -> Host:
-        """The mean of each pixel, from a file, or computed and written."""
-        if path.exists():
-            held = nd.load(os.fspath(path))
-            mean: Host = (held["mean_img"] if isinstance(held, dict) else held[0]).asnumpy()
-        else:
-            mean = np.zeros(self._shape, np.float64)
-            for place in range(len(self._keys)):
-                mean += self._pixels(place, 0)[0]
-            mean = (mean / len(self._keys)).astype(np.float32)
-            nd.save(os.fspath(path), {"mean_img": nd.array(mean)})
-        if mean.shape != self._shape:
-            raise ShapeError(f"{path}: the mean has shape {mean.shape}, data_shape is {self._shape}")
-        return mean
-
-    def _begin(self, epoch: int, cursor: int) -> None:
-        """Go to a sample of an epoch."""
-        for futures, _, _ in self._coming:
-            for future in futures:
-                future.cancel()
-        self._coming.clear()
-        self._order = np.arange(len(self._keys))
-        if self._shuffle:
-            generator((self._seed, epoch)).shuffle(self._order)
-        self._epoch, self._cursor, self.current_batch = epoch, cursor, None
-
-    def _next_sample(self) -> int:
-        """Return the position in this epoch of the next batch's first sample."""
-        return self._cursor - self.batch_size * len(self._coming)
-
-    def reset(self) -> None:
-        used = max(0, self._next_sample() - len(self._keys)) if self.round_batch else 0
-        self._begin(self._epoch + 1, used % len(self._keys))
-
-    def state(self) -> State:
-        return make_state(self, self._facts, epoch=self._epoch, cursor=self._next_sample())
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        epoch, cursor = read_state(self, state, self._facts, "epoch", "cursor")
-        epoch = whole_in(self, "epoch", epoch, 1 << 40)
-        self._begin(epoch, whole_in(self, "cursor", cursor, len(self._keys) + self.batch_size))
-
-    def _pixels(self, place: int, epoch: int) -> tuple[Host, Host, np.random.Generator]:
-        """(augmented pixels, label, generator) of a sample."""
-        key = self._keys[place]
-        draw = generator((self._seed_aug, epoch << 40 | place))
+    def _fetch(self, key: Any) -> tuple[str, bytes, Any]:
         what = f"{self._name}: record {key}"
         header, content = recordio.unpack(self._records.read(key))
-        pixels = decode(content, {1: 0, 3: 1, 4: -1}[self._shape[0]], what)
-        if pixels.shape[2] != self._shape[0]:
-            raise ShapeError(f"{what}: an image of {pixels.shape[2]} channels, data_shape is {self._shape}")
-        try:
-            pixels = augment(pixels, self._augmentation, self._shape, draw)
-        except ShapeError as error:
-            raise ShapeError(f"{what}: {error}") from None
-        label = header.label
-        if self._labels is not None:
-            if header.id not in self._labels:
-                raise FormatError(f"{what}: path_imglist has no label for its id {header.id}")
-            label = self._labels[header.id][0]
-        numbers = np.atleast_1d(np.asarray(label, np.float32))
-        if numbers.size != self._label_width:
-            raise ShapeError(f"{what}: a label of {numbers.size} numbers, label_width is {self._label_width}")
-        return pixels, numbers, draw
-
-    def _sample(self, place: int, epoch: int) -> tuple[Host, Host]:
-        """(data, label) of a sample, made by a thread of the pool."""
-        pixels, label, draw = self._pixels(place, epoch)
-        if np.dtype(self.provide_data[0].dtype).kind in "iu":
-            return pixels, label
-        return normalized(pixels, self._augmentation, self._mean, draw), label
-
-    def _ask(self) -> None:
-        """Submit the next batches of this epoch to the threads."""
-        count = len(self._keys)
-        while len(self._coming) < self._ahead and self._cursor < count:
-            stop = self._cursor + self.batch_size
-            places = self._order[np.arange(self._cursor, stop) % count]
-            pad = max(0, stop - count)
-            self._cursor = stop
-            futures = [self._threads.submit(self._sample, int(place), self._epoch) for place in places]
-            self._coming.append((futures, pad, places))
-
-    def iter_next(self) -> bool:
-        self._ask()
-        if not self._coming:
-            return False
-        futures, pad, places = self._coming.popleft()
-        rows = []
-        while futures:  # a future that stayed in this frame would hold the frame by its error, and so the threads
-            rows.append(futures.pop(0).result())
-        desc = self.provide_data[0]
-        data = np.stack([pixels for pixels, _ in rows]).astype(desc.dtype, copy=False)
-        labels = np.stack([label for _, label in rows]).reshape(self.provide_label[0].shape)
-        self.current_batch = DataBatch(
-            [nd.array(data, dtype=data.dtype)],
-            [nd.array(labels)],
-            pad=pad,
-            index=places,
-            provide_data=self.provide_data,
-            provide_label=self.provide_label,
-        )
-        self._ask()
-        return True
-
-    def getdata(self) -> NDArray:  # type: ignore[override]
-        """The data array of the current batch."""
-        return self._current().data[0]
-
-    def getlabel(self) -> NDArray:  # type: ignore[override]
-        """The label array of the current batch."""
-        return self._current().label[0]
-
-    def __del__(self) -> None:
-        if hasattr(self, "_threads"):
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._labels is None:
+            return what, content, header.label
+        if header.id not in self._labels:
+            raise FormatError(f"{what}: path_imglist has no label for its id {header.id}")
+        return what, content, self._labels[header.id][0]
 
 
 class ImageRecordUInt8Iter(ImageRecordIter):

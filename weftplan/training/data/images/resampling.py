@@ -151,8 +151,8 @@ def warp(pixels: Host, matrix: Host, width: int, height: int, method: int, fill:
             at_x, at_y = first_x + dx, first_y + dy
             inside = (at_x >= 0) & (at_x < columns) & (at_y >= 0) & (at_y < rows)
             weight = (kernel(x - at_x) * kernel(y - at_y)).astype(np.float32)
-            found = pixels[np.where(inside, at_y, 0).astype(np.intp), np.where(inside, at_x, 0).astype(np.intp)]
-            total += weight[..., None] * np.where(inside[..., None], found, np.float32(fill))
+            sampled = pixels[np.where(inside, at_y, 0).astype(np.intp), np.where(inside, at_x, 0).astype(np.intp)]
+            total += weight[..., None] * np.where(inside[..., None], sampled, np.float32(fill))
     return as_dtype(total, pixels.dtype)
 
 

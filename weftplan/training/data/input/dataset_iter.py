@@ -196,8 +196,8 @@ class DatasetIter(DataIter):
         """Batches of an epoch; None for a stream, whose length is unknown until it ends."""
         if self._samples is None:
             return None
-        whole, rest = divmod(self._samples, self.batch_size)
-        return whole + (rest > 0 and self.last_batch_handle == "pad")
+        whole, remainder = divmod(self._samples, self.batch_size)
+        return whole + (remainder > 0 and self.last_batch_handle == "pad")
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
@@ -251,8 +251,8 @@ class DatasetIter(DataIter):
             self.skipped += 1
             self.skipped_samples.append((number, text))
             if self.skipped <= _TOLD:
-                rest = "; further ones are counted alone (see skipped_samples)" if self.skipped == _TOLD else ""
-                log.warning("DatasetIter left out what it cannot read: %s%s", text, rest)
+                suffix = "; further ones are counted alone (see skipped_samples)" if self.skipped == _TOLD else ""
+                log.warning("DatasetIter left out what it cannot read: %s%s", text, suffix)
 
     def _check_end(self, got: int) -> None:
         """Raise DataError if a stream ended after a different number of items than its ``len()``."""

@@ -68,12 +68,12 @@ class Layout:
         """Return the parts of a batch as views of ``memory`` (:attr:`nbytes` writable bytes), which they keep alive."""
         # np.ndarray(…, buffer=memory) would not prevent the mapping from being closed while views exist.
         whole = np.frombuffer(memory, np.uint8)
-        found, start = [], 0
+        views, start = [], 0
         for part in self.parts:
             nbytes = self.rows * part.row_bytes
-            found.append(whole[start : start + nbytes].view(part.dtype).reshape(self.rows, *part.shape))
+            views.append(whole[start : start + nbytes].view(part.dtype).reshape(self.rows, *part.shape))
             start += _aligned(nbytes)
-        return found
+        return views
 
     def pick(self, sample: Any) -> list[Host]:
         """Return the parts of a sample as arrays.
@@ -88,12 +88,12 @@ class Layout:
         try:
             if first.__class__ is int and len(sample) != len(parts):
                 raise DoesNotFit(f"it has {len(sample)} parts, the first sample had {len(parts)}")
-            found = [sample[part.key] for part in parts]
+            values = [sample[part.key] for part in parts]
         except (KeyError, TypeError, IndexError):
             raise DoesNotFit(
                 f"{_described(sample)} has not the parts of the first sample: {[part.key for part in parts]}"
             ) from None
-        return [to_host(value) for value in found]
+        return [to_host(value) for value in values]
 
     def store(self, arrays: Sequence[Host], views: Sequence[Host], row: int) -> int:
         """Copy the parts of a sample into row ``row`` of a batch, or a whole batch into the rows from ``row`` on;
@@ -174,14 +174,14 @@ def layout_of(sample: Any, data_names: Names, label_names: Names, dtype: Any, ba
 def _pairs(names: Names, what: str) -> list[tuple[str, str]]:
     """[(name of the input, key of the sample)]."""
     if isinstance(names, Mapping):
-        found = [(name, key) for key, name in names.items()]
+        pairs = [(name, key) for key, name in names.items()]
     elif isinstance(names, (str, Sequence)):
-        found = [(name, name) for name in ([names] if isinstance(names, str) else names)]
+        pairs = [(name, name) for name in ([names] if isinstance(names, str) else names)]
     else:
-        found = [(names, names)]
-    if any(not isinstance(part, str) for pair in found for part in pair):
+        pairs = [(names, names)]
+    if any(not isinstance(part, str) for pair in pairs for part in pair):
         raise ParameterError(f"{what} must be names, or a dictionary from keys of samples to names, got {names!r}")
-    return found
+    return pairs
 
 
 def _chosen(sample: Any, names: list[Any], labels: list[Any]) -> list[tuple[str, int | str | None, bool]]:

@@ -119,10 +119,10 @@ def sweep(folder: Path = _FOLDER) -> list[str]:
     except OSError:  # a system without /dev/shm, which frees segments with their last user
         return []
     for name in names:
-        found = _NAME.fullmatch(name)
-        if found is None:
+        match = _NAME.fullmatch(name)
+        if match is None:
             continue
-        space, pid, started = map(int, found.groups())
+        space, pid, started = map(int, match.groups())
         if space == _space() and _started(pid) != started:
             try:
                 os.unlink(folder / name)

@@ -32,10 +32,10 @@ class Dataset:
         Raises:
             DataError: the source returns a different number of samples.
         """
-        found: Sequence[Any] = self._source.__getitems__(list(numbers))
-        if len(found) != len(numbers):
-            raise DataError(f"__getitems__ gave {len(found)} samples for {len(numbers)} numbers")
-        return found
+        batch: Sequence[Any] = self._source.__getitems__(list(numbers))
+        if len(batch) != len(numbers):
+            raise DataError(f"__getitems__ gave {len(batch)} samples for {len(numbers)} numbers")
+        return batch
 
 
 class Stream:
@@ -61,15 +61,15 @@ class Stream:
         """
         if callable(self._source) and not isinstance(self._source, Iterable):
             return iter(self._source())
-        found: Iterator[Any] = iter(self._source)
-        if found is self._source:
+        iterator: Iterator[Any] = iter(self._source)
+        if iterator is self._source:
             if self._begun is not None:
                 raise DataError(
-                    f"a {type(found).__name__} gives its samples once, so there is no second epoch, and no way back in "
-                    f"this one: give what can be iterated again, or a function that makes a new one"
+                    f"a {type(iterator).__name__} gives its samples once, so there is no second epoch, and no way back "
+                    f"in this one: pass an iterable that can be iterated again, or a function that makes a new one"
                 )
-            self._begun = found
-        return found
+            self._begun = iterator
+        return iterator
 
 
 def source_of(source: Any, *, batches: bool = False) -> Dataset | Stream:

@@ -83,11 +83,11 @@ def main(conn: Any, stacks: Any, recipe: Recipe | bytes, slots_name: str, slots:
     try:
         try:
             threads = _bound_threads()
-            made: Recipe = pickle.loads(recipe) if isinstance(recipe, bytes) else recipe
+            loaded: Recipe = pickle.loads(recipe) if isinstance(recipe, bytes) else recipe
             _bound_torch(threads)
-            source = source_of(made.source, batches=made.layout.batched)
-            memory = Slots(made.layout, slots, slots_name)
-            reader = Reader(source, made.transform, made.skip, made.layout)
+            source = source_of(loaded.source, batches=loaded.layout.batched)
+            memory = Slots(loaded.layout, slots, slots_name)
+            reader = Reader(source, loaded.transform, loaded.skip, loaded.layout)
             conn.send(Ready(len(source) if isinstance(source, Dataset) else None))
         except BaseException as error:
             conn.send(_failed(-1, error))

@@ -211,7 +211,7 @@ class Pool:
         for one in self._workers:
             if one.error is None:
                 owners[one.conn] = owners[one.process.sentinel] = one
-        for one in dict.fromkeys(owners[found] for found in connection.wait(list(owners), seconds)):
+        for one in dict.fromkeys(owners[handle] for handle in connection.wait(list(owners), seconds)):
             try:
                 while one.conn.poll():
                     self._hear(one, one.conn.recv())

@@ -1,0 +1,140 @@
+"""The figures of speed that the README quotes: their file, and the tables made of them.
+
+``data/figures.json`` has one record for each run of ``refresh.py``: date, processor, load of the machine, and figures
+by table, row and column. A cell of the README shows the range over the processors, each with its latest figure.
+Standard library only, because ``docs/refresh.py`` reads this file too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+DATA = Path(__file__).parent / "data" / "figures.json"
+BEGIN, END = "<!-- speed: python bench/refresh.py -->", "<!-- end of speed -->"
+"""The lines of the README around its tables of speed."""
+Figures = dict[str, dict[str, dict[str, float]]]
+"""Table -> row -> column -> figure."""
+
+
+class Run(TypedDict):
+    """One run of ``refresh.py``."""
+
+    date: str
+    processor: str
+    load: float | None
+    """Mean number of running threads in the minute before; None: unknown."""
+    figures: Figures
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the README."""
+
+    key: str
+    title: str
+    columns: tuple[str, ...]
+    command: str
+
+
+NETWORKS = {
+    "mlp": "MLP",
+    "lenet": "LeNet",
+    "resnet18": "ResNet-18, 32x32",
+    "resnet18_224": "ResNet-18, 224x224",
+    "mobilenet": "MobileNet",
+    "lstm": "LSTM",
+}
+TABLES = (
+    Table(
+        "engine",
+        "engine, an empty Python function, push to done",
+        ("independent", "chain", "diamond", "push and wait"),
+        "python bench/bench_engine.py --mxnet-python PATH",
+    ),
+    Table(
+        "tasks",
+        "task, weftplan / `ThreadPoolExecutor`",
+        ("empty", "three arrays", "20 µs", "50 µs", "stencil 256²", "stencil 1024²"),
+        "python bench/bench_tasks.py",
+    ),
+    Table(
+        "training",
+        "training step, weftplan / MXNet 1.9.1",
+        tuple(NETWORKS.values()),
+        "python bench/bench_training.py --mxnet-python PATH",
+    ),
+    Table(
+        "store",
+        "store `device`, four contexts, MXNet 1.9.1 / weftplan",
+        ("push and pull of 10,000 floats", "of 1,000,000"),
+        "python bench/bench_kvstore.py --mxnet-python PATH",
+    ),
+)
+
+
+def load() -> list[Run]:
+    """Return all runs, the oldest first."""
+    runs: list[Run] = json.loads(DATA.read_text(encoding="utf-8"))
+    return runs
+
+
+def save(runs: list[Run]) -> None:
+    """Write all runs."""
+    DATA.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def filled(text: str) -> str:
+    """Return the README's text with fresh tables between the two marks.
+
+    Raises:
+        ValueError: the text does not have each mark once.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"expected the lines {BEGIN!r} and {END!r} once each; put them around the tables of speed")
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{markdown(load())}\n{END}{rest.split(END)[1]}"
+
+
+def markdown(runs: list[Run]) -> str:
+    """Return the tables as the README has them, each with its command."""
+    return "\n".join(_table(table, runs) for table in TABLES if any(table.key in run["figures"] for run in runs))
+
+
+def _table(table: Table, runs: list[Run]) -> str:
+    rows = dict.fromkeys(row for run in runs for row in run["figures"].get(table.key, {}))
+    lines = [f"| {table.title} | {' | '.join(table.columns)} |", "|---" * (len(table.columns) + 1) + "|"]
+    for row in rows:
+        cells = []
+        for column in table.columns:
+            latest: dict[str, float] = {}
+            for run in runs:
+                figure = run["figures"].get(table.key, {}).get(row, {}).get(column)
+                if figure is not None:
+                    latest[run["processor"]] = figure
+            cells.append(_range(list(latest.values())))
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    sources = {run["processor"]: run for run in runs if table.key in run["figures"]}
+    return "\n".join([*lines, "", f"`{table.command}`; {'; '.join(map(_source, sources.values()))}.", ""])
+
+
+def _source(run: Run) -> str:
+    """Return the processor, the date, and the load if it was more than a core's.
+
+    >>> _source({"date": "2026-11-28", "processor": "EPYC", "load": 3.0, "figures": {}})
+    'EPYC, 2026-11-28, loaded'
+    """
+    loaded = run["load"] is not None and run["load"] > 1
+    return f"{run['processor']}, {run['date']}{', loaded' if loaded else ''}"
+
+
+def _range(figures: list[float]) -> str:
+    """Return the least and the largest figure as text.
+
+    >>> _range([1.91, 1.54]), _range([0.804, 0.8]), _range([])
+    ('1.5 to 1.9', '0.80', '')
+    """
+    texts = list(dict.fromkeys(f"{figure:.2f}" if figure < 1.5 else f"{figure:.1f}" for figure in sorted(figures)))
+    return " to ".join(texts if len(texts) < 2 else (texts[0], texts[-1]))

@@ -1,0 +1,54 @@
+"""Write the reading lists of the page for lecturers, and their lengths on that page and in the README.
+
+``python docs/refresh.py`` calls this. The lists name the files that explain an idea; the other files of a room add to
+it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "teaching.md"
+READING = {
+    "engine": "var operation region workers threaded core",
+    "planner": "graph program inplace match_range liveness buffers slabs memory_plan",
+    "kvstore": "base local reduce updating updater on_device",
+}
+"""A room -> its files in the order of reading."""
+BEGIN, END = "<!-- reading: python docs/refresh.py -->", "<!-- end of reading -->"
+
+
+def files(room: str) -> list[tuple[Path, int]]:
+    """Return the files of a reading list, and the lines of each."""
+    paths = [ROOT / "weftplan" / room / f"{name}.py" for name in READING[room].split()]
+    return [(path, len(path.read_text(encoding="utf-8").splitlines())) for path in paths]
+
+
+def table() -> str:
+    """Return the reading lists as a Markdown table."""
+    rows = ["| room | files to read, in this order | lines |", "|---|---|---|"]
+    for room in READING:
+        listed = files(room)
+        names = ", ".join(f"[{path.name}](../{path.relative_to(ROOT).as_posix()}) {lines}" for path, lines in listed)
+        rows.append(f"| [{room}](../weftplan/{room}/README.md) | {names} | {sum(lines for _, lines in listed):,} |")
+    return "\n".join([BEGIN, "", *rows, "", END])
+
+
+def page() -> str:
+    """Return the page for lecturers with fresh lists."""
+    text = PAGE.read_text(encoding="utf-8")
+    head, _, rest = text.partition(BEGIN)
+    return head + table() + rest.partition(END)[2]
+
+
+def sentence(text: str) -> str:
+    """Return a text with the lengths of today in its sentence about reading."""
+    lengths = [f"{sum(lines for _, lines in files(room)):,}" for room in READING]
+    pattern = r"an engine in [\d,]+\s+lines, a\s+planner in\s+[\d,]+ and a\s+kvstore in\s+[\d,]+"
+    fresh = "an engine in {} lines, a planner in {} and a kvstore in {}".format(*lengths)
+    text, count = re.subn(pattern, fresh, text)
+    if count != 1:
+        raise ValueError(f"expected one sentence like {fresh!r} in README.md, found {count}; mend one of the two")
+    return text

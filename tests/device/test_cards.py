@@ -1,0 +1,44 @@
+"""Budgets of cards that this machine does not have."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from weftplan.cli.plan.command import command
+from weftplan.device.cards import CARDS, CHECKED, CONTEXT, EXCHANGE, GIB, LIBRARIES, card_budget
+from weftplan.errors import PlanError
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_a_plan_gets_what_the_process_does_not_take(card: str) -> None:
+    """Memory, less a sixteenth for check bits of GDDR cards, less context and libraries; NCCL with several devices."""
+    memory = CARDS[card] * GIB * (15 if card in CHECKED else 16) // 16
+    assert card_budget(card)[0] == memory - CONTEXT - LIBRARIES
+    assert card_budget(card.lower(), devices=2)[0] == memory - CONTEXT - LIBRARIES - EXCHANGE
+
+
+def test_a_size_means_powers_of_1024() -> None:
+    """The maker's 8 GB are 8 GiB, however the unit is written."""
+    assert card_budget("8GB")[0] == card_budget("8 gib")[0] == card_budget("RTX 4060")[0]
+
+
+@pytest.mark.parametrize(("card", "message"), [("RTX 470", "RTX 4070"), ("0.5GB", "take 768.00 MiB of it")])
+def test_a_card_without_a_budget_is_refused(card: str, message: str) -> None:
+    """The error names the nearest card, or says what does not fit."""
+    with pytest.raises(PlanError, match=message):
+        card_budget(card)
+
+
+def test_the_command_plans_for_a_card() -> None:
+    """``--card`` sets the budget and explains it; with ``--budget`` it is refused."""
+    asked = ["resnet50", "--batch", "2", "--card", "8GB", "--json"]
+    found = json.loads(CliRunner().invoke(command, asked).stdout)
+    assert found["total"] <= card_budget("8GB")[0]
+    assert found["card"] == card_budget("8GB")[1]
+    assert "a card of 8.00 GiB" in CliRunner().invoke(command, asked[:-1]).stdout
+    refused = CliRunner().invoke(command, [*asked, "--budget", "2GB"])
+    assert refused.exit_code == 2
+    assert "leave out one of --card and --budget" in refused.output

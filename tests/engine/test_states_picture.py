@@ -1,0 +1,44 @@
+"""The picture of the states of a var, and the code of the var."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.support.scripts import script
+from weftplan.engine.var import Var
+
+
+class Request:
+    """An operation on a single var, as far as the var uses it."""
+
+    def __init__(self, var: Var, *, writes: bool) -> None:
+        self.writes = (var,) if writes else ()
+        self.wait = 1
+
+
+def changes(seed: int) -> set[tuple[str, str]]:
+    """The changes of state of a var to which random reads and writes are pushed, and of which granted ones finish."""
+    rng, var, seen = random.Random(seed), Var(None), set()
+    running: list[Any] = []
+    for _ in range(200):
+        before = var.state
+        if running and rng.random() < 0.55:
+            done = running.pop(rng.randrange(len(running)))
+            (var.finish_write if done.writes else var.finish_read)(running)
+        else:
+            request: Any = Request(var, writes=rng.random() < 0.4)
+            granted = var.write is None and (not request.writes or not var.readers)
+            (var.add_write if request.writes else var.add_read)(request)
+            running += [request] * granted
+        seen.add((before, var.state))
+    return seen
+
+
+def test_the_picture_has_every_change_of_state() -> None:
+    """The arrows are exactly the changes that occur, and the boxes the states; the file is what the script draws."""
+    picture = script("draw_states")
+    seen = set().union(*map(changes, range(50)))
+    assert {(before, after) for before, after in seen if before != after} == set(picture.ARROWS)
+    assert {state for change in seen for state in change} == set(picture.STATES)
+    assert picture.TARGET.read_text(encoding="utf-8") == picture.drawing()

@@ -1,0 +1,260 @@
+"""Lists of keys: buckets, operations, fused optimizer steps, and what happens when one of them goes wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests import standin_cupy
+from tests.standin_cupy.nccl import nccl
+from weftplan import engine
+
+SHAPES = [(3,), (40, 5), (1,), (700,), (6, 6), (2, 3)]
+KEYS = [f"w{number}" for number in range(len(SHAPES))]
+
+
+def made(seed: int, contexts: list[mx.Context], dtype: str = "float32") -> list[list[mx.nd.NDArray]]:
+    """Arrays of all keys, one for each context."""
+    rng = np.random.default_rng(seed)
+    return [[mx.nd.array(rng.standard_normal(shape), ctx=ctx, dtype=dtype) for ctx in contexts] for shape in SHAPES]
+
+
+def store(kind: str, contexts: list[mx.Context], dtype: str = "float32") -> mx.kv.KVStoreBase:
+    """A store with all keys."""
+    kv = mx.kv.create(kind)
+    kv.init(KEYS, [row[0] for row in made(0, contexts, dtype)])
+    return kv
+
+
+@pytest.fixture
+def pushed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the operations that are pushed, on an engine on which none runs inline."""
+    names: list[str] = []
+    own = engine.create("ThreadedEnginePerDevice")
+    push = own.push
+    with engine.using(own):
+        monkeypatch.setattr(own, "write_at_once", lambda *args: False)
+        monkeypatch.setattr(own, "push", lambda *args, **given: (names.append(given["name"]), push(*args, **given))[1])
+        yield names
+        own.wait_for_all()
+    own.stop()
+
+
+@pytest.mark.parametrize(("count", "buckets"), [("1", 6), ("3", 2), ("4", 2), ("-1", 1)])
+@pytest.mark.parametrize("optimizer", [None, "sgd", "adam"])
+@pytest.mark.parametrize("place", [mx.cpu, mx.sim])
+def test_a_bucket_is_one_operation(
+    count: str,
+    buckets: int,
+    optimizer: str | None,
+    place: Callable[[int], mx.Context],
+    pushed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sum, optimizer step and copies to both devices, on CPUs and on devices that links join, by the two flags."""
+    monkeypatch.setenv("FLAGS_fuse_parameter_groups_size", count)
+    contexts = [place(0), place(1)]
+    kv = store("device", contexts)
+    if optimizer:
+        kv.set_optimizer(mx.optimizer.create(optimizer, learning_rate=0.1))
+    gradients, outs = made(1, contexts), made(2, contexts)
+    kv.pushpull(KEYS, gradients, outs)  # makes merge buffers and states
+    mx.nd.waitall()
+    pushed.clear()
+    kv.pushpull(KEYS, gradients, outs)
+    assert pushed == ["KVStoreReduce" if place is mx.cpu else "KVStoreExchange"] * buckets
+
+
+def test_flags_group_calls_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty-six keys on four GPUs: one group of reductions and one of broadcasts for each bucket."""
+    groups: dict[str, int] = {}
+    for count in ("1", "3", "-1"):
+        monkeypatch.setenv("FLAGS_fuse_parameter_groups_size", count)
+        with standin_cupy.installed("NaiveEngine"), nccl() as library:
+            start = library.groupStart
+            monkeypatch.setattr(
+                library,
+                "groupStart",
+                lambda start=start, count=count: (groups.__setitem__(count, groups.get(count, 0) + 1), start())[1],
+            )
+            gpus = [mx.gpu(index) for index in range(4)]
+            kv = mx.kv.create("nccl")
+            keys = list(range(26))
+            kv.init(keys, [mx.nd.zeros((7,), ctx=gpus[0]) for _ in keys])
+            values = [[mx.nd.full((7,), key + place, ctx=gpu) for place, gpu in enumerate(gpus)] for key in keys]
+            kv.pushpull(keys, values)
+            for key, row in enumerate(values):
+                assert all((array.asnumpy() == 4 * key + 6).all() for array in row)
+    assert groups == {"1": 52, "3": 18, "-1": 2}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "signum", "ftrl", "nag", "rmsprop", "lamb"])
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_a_list_has_the_bits_of_single_keys(kind: str, optimizer: str, dtype: str) -> None:
+    """Whether the optimizer's steps are fused or not, with a float32 copy of half weights and without."""
+    contexts = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+    found = []
+    for listed in (True, False):
+        kv = store(kind, contexts, dtype)
+        kv.set_optimizer(mx.optimizer.create(optimizer, learning_rate=0.1, multi_precision=True))
+        outs = made(1, contexts, dtype)
+        for step in range(3):
+            gradients = made(step + 2, contexts, dtype)
+            if listed:
+                kv.pushpull(KEYS, gradients, outs)
+            else:
+                for key, gradient, out in zip(KEYS, gradients, outs, strict=True):
+                    kv.push(key, gradient)
+                    kv.pull(key, out)
+        found.append([out.asnumpy().tobytes() for row in outs for out in row])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_an_out_that_is_the_gradient_of_another_key(kind: str) -> None:
+    """Every gradient is read before it is written; of an array that is an out twice the last key wins."""
+    kv = mx.kv.create(kind)
+    kv.init([0, 1, 2], [mx.nd.zeros((5,))] * 3)
+    arrays = [mx.nd.full((5,), value) for value in (1.0, 2.0, 3.0)]
+    kv.pushpull([0, 1, 2], arrays, [arrays[1], arrays[2], arrays[0]])
+    assert [array.asnumpy()[0] for array in arrays] == [3.0, 1.0, 2.0]
+    out = mx.nd.empty((5,))
+    kv.pushpull([0, 1, 2], [mx.nd.full((5,), value) for value in (1.0, 2.0, 3.0)], [out] * 3)
+    assert out.tolist() == [3.0] * 5
+
+
+def test_a_gradient_that_failed_fails_its_key_alone() -> None:
+    """The other keys of its bucket are summed and copied; afterwards all keys are well again."""
+    kv = store("device", [mx.cpu(0)])
+    gradients, outs = made(1, [mx.cpu(0)]), made(2, [mx.cpu(0)])
+
+    def fail() -> None:
+        raise ValueError("no gradient")
+
+    engine.get().push(fail, (), (gradients[2][0].var,))
+    with pytest.raises(ValueError, match="no gradient"):
+        engine.get().wait_for_var(gradients[2][0].var)
+    kv.pushpull(KEYS, gradients, outs)
+    for number, (row, out) in enumerate(zip(gradients, outs, strict=True)):
+        if number == 2:
+            with pytest.raises(ValueError, match="no gradient"):
+                out[0].asnumpy()
+        else:
+            np.testing.assert_array_equal(out[0].asnumpy(), row[0].asnumpy())
+    again = made(3, [mx.cpu(0)])
+    kv.pushpull(KEYS, again, outs)
+    np.testing.assert_array_equal(outs[2][0].asnumpy(), again[2][0].asnumpy())
+
+
+class Failing(mx.optimizer.SGD):
+    """Descent that fails at one key."""
+
+    def update(self, index: object, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: object) -> None:
+        """Fail at the third key."""
+        if index == KEYS[2]:
+            raise ValueError("a mistake of mine")
+        super().update(index, weight, grad, state)
+
+    update.one_operator = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_updater_that_fails_says_which_keys_it_has_updated(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a bucket: no key of a fused step is updated then, and none is ever half updated."""
+    monkeypatch.setenv("FLAGS_fuse_parameter_groups_size", "2")
+    kv = store("local", [mx.cpu(0)])
+    before = {key: row[0].asnumpy() for key, row in zip(KEYS, made(0, [mx.cpu(0)]), strict=True)}
+    optimizer = Failing(learning_rate=1.0)
+    if fused:
+        kv.set_optimizer(optimizer)
+    else:
+        update = mx.optimizer.get_updater(optimizer)
+        kv.set_updater(lambda key, gradient, weight: update(key, gradient, weight))
+    gradients = made(1, [mx.cpu(0)])
+    with pytest.raises(ValueError, match="a mistake of mine") as caught:
+        kv.push(KEYS, gradients)
+    told = "\n".join(caught.value.__notes__)
+    updated = [KEYS[5], KEYS[4]] if fused else [KEYS[0], KEYS[1]]  # the last bucket comes first; single keys in order
+    assert str(updated) in told
+    assert KEYS[2] in told
+    for key, row in zip(KEYS, gradients, strict=True):
+        out = mx.nd.empty(row[0].shape)
+        kv.pull(key, out)
+        np.testing.assert_array_equal(out.asnumpy(), before[key] - row[0].asnumpy() if key in updated else before[key])
+
+
+def test_a_prepared_exchange_follows_the_store() -> None:
+    """The same arrays again: with new values, after new keys, with an optimizer, and with a gradient that fails."""
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    kv = store("device", contexts)
+    gradients, outs = made(1, contexts), made(2, contexts)
+    exchange = kv.prepare(KEYS, gradients, outs)
+
+    def check(wanted: Callable[[int, np.ndarray], np.ndarray]) -> None:
+        exchange()
+        for number, (row, out) in enumerate(zip(gradients, outs, strict=True)):
+            total = row[0].asnumpy() + row[1].asnumpy()
+            for array in out:
+                np.testing.assert_array_equal(array.asnumpy(), wanted(number, total))
+
+    check(lambda number, total: total)
+    gradients[0][0][:] = 7
+    check(lambda number, total: total)
+    kv.init("more", mx.nd.zeros((2,)))
+    check(lambda number, total: total)
+    held = [out[0].asnumpy() for out in outs]
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+    check(lambda number, total: held[number] - total)
+
+    def fail() -> None:
+        raise ValueError("no gradient")
+
+    engine.get().push(fail, (), (gradients[1][0].var,))
+    exchange()
+    with pytest.raises(ValueError, match="no gradient"):  # the keys of a bucket share its fate
+        outs[0][0].asnumpy()
+
+
+def trained(kind: str | None) -> mx.mod.Module:
+    """A Module of six parameters on two devices, after some steps."""
+    data = mx.sym.Variable("data")
+    for width in (32, 32):
+        data = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=width), act_type="relu")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=10), name="softmax")
+    module = mx.mod.Module(net, context=[mx.cpu(0), mx.cpu(1)])
+    module.bind([("data", (16, 20))], [("softmax_label", (16,))])
+    module.init_params(mx.init.Xavier())
+    kv = None if kind is None else mx.kv.create(kind)
+    module.init_optimizer(kvstore=kv, optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+    batch = mx.io.DataBatch([mx.nd.ones((16, 20))], [mx.nd.zeros((16,))])
+    for _ in range(3):
+        module.forward_backward(batch)
+        module.update()
+    module.forward_backward(batch)
+    mx.nd.waitall()
+    return module
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_an_update_makes_few_python_calls(kind: str) -> None:
+    """Six parameters on two devices: a few calls for each parameter, most of them the optimizer's."""
+    calls = [0]
+
+    def count(frame: FrameType, event: str, given: object) -> None:
+        calls[0] += event == "call"
+
+    own = engine.create("ThreadedEnginePerDevice")  # on one that has seen failures arrays are looked at for them
+    with engine.using(own):
+        module = trained(kind)
+        sys.setprofile(count)
+        module.update()
+        sys.setprofile(None)
+        own.wait_for_all()
+    own.stop()
+    assert calls[0] <= 350, calls

@@ -1,0 +1,117 @@
+"""The benches: what ``pytest bench`` collects, scripts without their peers, and the README's tables of speed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.support.scripts import script
+
+ROOT = Path(__file__).parents[2]
+PEERS = ("dask", "mxnet", "tensorflow", "torch", "cupy")
+WITHOUT_PEERS = (
+    f"import runpy, sys; sys.modules.update(dict.fromkeys({PEERS})); del sys.argv[0]\n"
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+SUBJECTS = {"bench_torch.py"}
+"""Scripts whose subject, not whose peer, is another library."""
+
+
+@pytest.fixture(scope="module")
+def figures() -> ModuleType:
+    """Return ``bench/figures.py`` as docs/refresh.py uses it."""
+    module: ModuleType = script("refresh").figures
+    return module
+
+
+def run(processor: str, date: str, figure: float, load: float = 0.0) -> dict[str, Any]:
+    """Return a record with one figure of the engine."""
+    return {"processor": processor, "date": date, "load": load, "figures": {"engine": {"row": {"chain": figure}}}}
+
+
+def test_a_cell_has_the_range_over_processors(figures: ModuleType) -> None:
+    """Of two runs on one processor the later one counts; a cell without figures is empty."""
+    runs = [run("A", "2026-01-01", 9.0), run("B", "2026-01-02", 2.5), run("A", "2026-01-03", 1.25)]
+    head, _, row, _, source, _ = figures.markdown(runs).split("\n")
+    assert head.startswith("| engine")
+    assert row == "| row |  | 1.25 to 2.5 |  |  |"
+    assert source.endswith("A, 2026-01-03; B, 2026-01-02.")
+
+
+def test_a_loaded_machine_is_named(figures: ModuleType) -> None:
+    """A run with a load of more than one core says so."""
+    assert "A, 2026-01-01, loaded." in figures.markdown([run("A", "2026-01-01", 9.0, load=3.0)])
+
+
+def test_the_readme_needs_both_marks(figures: ModuleType) -> None:
+    """A README without a mark is an error that shows the mark."""
+    with pytest.raises(ValueError, match="end of speed"):
+        figures.filled(f"text {figures.BEGIN} text")
+
+
+def test_the_tables_of_the_readme_are_fresh(figures: ModuleType) -> None:
+    """A figure that was changed by hand is replaced."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "| chain |" in text
+    stale = text.replace("| chain |", "| knot |")
+    assert figures.filled(stale) == figures.filled(text) == text
+
+
+def test_pytest_collects_benches_only_if_asked() -> None:
+    """``pytest bench`` takes test_speed.py alone, which ``pytest`` does not."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "bench"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    names = [line for line in done.stdout.splitlines() if "::" in line]
+    assert len(names) >= 15, done.stdout + done.stderr
+    assert all(name.startswith("bench/test_speed.py::") for name in names)
+    assert "bench" not in (ROOT / "pyproject.toml").read_text().partition("testpaths = ")[2].partition("\n")[0]
+
+
+def test_benches_start_without_their_peers() -> None:
+    """Every script shows its options in an interpreter that has none of the libraries that it compares with."""
+    names = sorted(path.name for path in (ROOT / "bench").glob("*.py") if "argparse" in path.read_text())
+    names = [name for name in names if name not in SUBJECTS]
+    assert "bench_engine.py" in names
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "bench")))}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", WITHOUT_PEERS, f"bench/{name}", "--help"],
+            cwd=ROOT,
+            env={key: value for key, value in environment.items() if not key.startswith("OPENBLAS")},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in names
+    ]
+    failed = {name: process.communicate(timeout=100)[1] for name, process in zip(names, started, strict=True)}
+    assert {name: failed[name] for name, process in zip(names, started, strict=True) if process.returncode} == {}
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_engine_bench_skips_dask(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    """Its table has a row of dask exactly if dask is installed."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("BENCH_PLACEMENT", "free")  # which the bench changes
+    bench = importlib.import_module("bench_engine")
+    called: list[str] = []
+
+    def call(python: str, name: str, *_: object) -> dict[str, float]:
+        called.append(name)
+        return dict.fromkeys((*bench.SHAPES, "loop", "numpy_add"), 1.0)
+
+    monkeypatch.setattr(bench, "call", call)
+    monkeypatch.setattr(bench, "HAS_DASK", installed)
+    bench.no_ops(argparse.Namespace(rounds=1, count=10, mxnet_python=None), "together")
+    assert ("dask_engine.py" in called) is installed
+    assert "weftplan_engine.py" in called

@@ -1,0 +1,77 @@
+"""Figures on the face: output that pages quote equals the command's output today.
+
+A block marked ``console`` holds commands after ``$`` and their output; ``…`` stands for lines or for a part of a line.
+Figures of memory are compared for NumPy's kernels, whose scratch is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repository.test_documents import documents
+
+ROOT = Path(__file__).parents[2]
+COMPARED = ("weftplan plan", "weftplan inspect")
+"""Commands whose output follows from the code alone."""
+
+
+def quoted(page: Path) -> list[tuple[str, list[str]]]:
+    """The compared commands of a page, each with the lines that the page quotes."""
+    found: list[tuple[str, list[str]]] = []
+    for block in re.findall(r"^```console\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            else:
+                found[-1][1].append(line)
+    return [(command, lines) for command, lines in found if command.startswith(COMPARED)]
+
+
+def first_missing(lines: list[str], output: str) -> str | None:
+    """The first quoted line that does not follow in the output; spaces between columns do not count."""
+    printed = [" ".join(line.split()) for line in output.splitlines()]
+    place = 0
+    for line in lines:
+        if line.strip() in ("…", ""):
+            continue
+        pattern = ".*".join(map(re.escape, " ".join(line.split()).split("…")))
+        rest = [number for number, one in enumerate(printed[place:], place) if re.fullmatch(pattern, one)]
+        if not rest:
+            return line
+        place = rest[0] + 1
+    return None
+
+
+PAGES = [page for page in documents() if quoted(page) and page.name != "mxnet-models.md"]
+"""All pages but that of models, which ``tests/cli/test_model_page.py`` compares on files that the page makes."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_quoted_figures_are_those_of_today(page: Path, tmp_path: Path) -> None:
+    """Each command prints what the page says."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WEFTPLAN_KERNELS": "numpy", "COLUMNS": "250"}
+    for command, lines in quoted(page):
+        call = [sys.executable, "-m", *shlex.split(command)]
+        done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert first_missing(lines, done.stdout) is None, f"{command} prints now:\n{done.stdout}"
+
+
+def test_the_comparison_can_fail() -> None:
+    """A wrong number and a wrong order are seen; gaps and columns are not."""
+    output = "peak   12 bytes\nmore\ntotal  15 bytes\n"
+    assert first_missing(["peak 12 bytes", "…", "total 15 …"], output) is None
+    assert first_missing(["peak 13 bytes"], output) == "peak 13 bytes"
+    assert first_missing(["total 15 bytes", "peak 12 bytes"], output) == "peak 12 bytes"
+
+
+def test_pages_quote_commands() -> None:
+    """The pages that must have figures have them."""
+    assert {page.name for page in PAGES} >= {"planning-memory.md"}

@@ -1,0 +1,57 @@
+"""The guide's examples and commands, run as a reader would run them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'weftplan[torch]'")
+
+import weftplan.torch  # noqa: E402
+from tests.torch.test_budget import fresh  # noqa: E402, F401
+from weftplan.cli import main  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
+GUIDE = Path(__file__).parents[2] / "docs" / "pytorch.md"
+BLOCKS = re.findall(r"```python skip\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+FUSED = ("inductor", "knapsack_solver")
+"""Words of examples that inductor compiles."""
+
+
+def test_examples_run_and_keep_their_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every example runs, in one session and in order; those for inductor run if there is a C++ compiler."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "guide"}
+    compiles = any(map(shutil.which, ("g++", "clang++")))
+    for block in BLOCKS[:-1]:
+        if compiles or not any(word in block for word in FUSED):
+            exec(block, names)
+    assert names["step"].plans[0].repeated
+    assert names["step"].plans[0].peak <= 14_000_000
+    assert names["part"].plans[0].peak <= 14_000_000
+    assert (tmp_path / "curve.html").exists()
+
+
+def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of the guide works on the module that the guide shows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mystep", raising=False)
+    (tmp_path / "mystep.py").write_text(BLOCKS[-1])
+    commands = re.findall(r"^weftplan (plan --torch mystep.*)$", GUIDE.read_text(), re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        done = CliRunner().invoke(main, command.split())
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "plan.html").exists()
+
+
+def test_every_public_name_has_an_example() -> None:
+    """Each public name of the package stands in an example that is run."""
+    for name in weftplan.torch.__all__:
+        assert any(re.search(rf"\b{name}\(", block) for block in BLOCKS), name

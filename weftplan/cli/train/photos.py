@@ -1,0 +1,179 @@
+"""The task of ``weftplan train --data FOLDER``: a network trained, or trained further, on a folder of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from weftplan import models
+from weftplan.cli.model_files import load_model
+from weftplan.cli.train.tasks import Task
+from weftplan.convert import with_classes
+from weftplan.errors import FormatError, MXNetError
+from weftplan.ndarray import NDArray
+from weftplan.report.input_forms import form_of, is_label, usual_shape
+from weftplan.report.inspection import input_names
+from weftplan.symbol import Symbol, topological_order
+from weftplan.training.data.images.folder import ImageFolder
+from weftplan.training.data.ndarray_iter import DataIter
+from weftplan.training.data.worker_share import PartOfBatchIter
+from weftplan.training.module.module import Module
+
+VALIDATION = ("val", "valid", "validation", "test")
+"""Names of the sub-folder of images that are not trained on, next to ``train``."""
+HELD_OUT = 0.2
+"""Share of each class that is not trained on, if the folder has no sub-folders for training and validation."""
+BATCH = 32
+"""Default batch size, if there are as many images."""
+MARGIN = 256 / 224
+"""Shorter side of an image before it is cropped, as a multiple of the side that the network takes."""
+
+
+def photos(
+    folder: Path,
+    network: str,
+    start: tuple[str, str] | None,
+    batch_size: int | None,
+    *,
+    seed: int,
+    rank: int,
+    workers: int,
+    lr: float | None,
+    mean: list[float] | None,
+    std: list[float] | None,
+    resize: tuple[int, int] | None,
+    freeze: bool,
+    settings: dict[str, Any],
+) -> Task:
+    """Return the task of a network on a folder of images.
+
+    Args:
+        network: the built-in network to train from the beginning if ``start`` is None.
+        start: prefix and epoch, or model and parameter files, of the network to train further.
+        freeze: train only parameters that ``start`` has no values for.
+
+    Raises:
+        FormatError: the folder has too few classes or images.
+        MXNetError: the network is not one for classification of images.
+    """
+    training, testing = _folders(folder)
+    counted = ImageFolder(training, batch_size=1, preprocess_threads=1)
+    classes = counted.classes
+    if len(classes) < 2:
+        raise FormatError(f"{training}: training needs two classes or more, there is only {classes[0]!r}")
+    symbol, args, aux, shape, name = _network(network, start, len(classes), resize)
+    pixels: dict[str, Any] = {
+        "seed": seed,
+        "resize": round(MARGIN * max(shape[1:])),
+        "label_name": _label(symbol),
+        **_normalization(mean, std),
+    }
+    if testing is None:
+        kept, held_out = _split(counted, seed)
+    else:
+        kept, held_out = counted.files, None
+    batch_size = batch_size or min(BATCH, len(kept))
+    if len(kept) < batch_size:
+        raise FormatError(f"{training}: {len(kept)} images are fewer than a batch of {batch_size}")
+    train: DataIter = ImageFolder(
+        training, shape, batch_size, shuffle=True, files=kept, rand_crop=True, rand_mirror=True, **pixels
+    )
+    if workers > 1:
+        train = PartOfBatchIter(train, rank=rank, num_workers=workers)
+    test = ImageFolder(
+        testing or training, shape, max(batch_size // workers, 1), classes=classes, files=held_out, **pixels
+    )
+    trained = set(symbol.list_arguments()) - {"data", _label(symbol)}
+    fixed = sorted(trained & args.keys()) if freeze else []
+    if freeze and len(fixed) == len(trained):
+        raise click.UsageError("--freeze leaves nothing to train: the network's last layer fits the classes already")
+    new = sorted(trained - args.keys())
+    how = f"{name}, all layers new" if start is None else f"{name}, new: {', '.join(new) or 'none'}"
+    return Task(
+        module=Module(symbol, label_names=(_label(symbol),), fixed_param_names=fixed, **settings),
+        train=train,
+        test=test,
+        batches=-(-len(kept) // batch_size),
+        metric=["acc", "ce"],
+        epochs=10,
+        optimizer="sgd",
+        optimizer_params={
+            "learning_rate": (0.05 if start is None else 0.01) if lr is None else lr, "momentum": 0.9, "wd": 1e-4,
+        },
+        described=f"{len(kept):,} training and {len(test.files):,} test images of {len(classes)} classes, "
+        f"{shape[1]}x{shape[2]} pixels; {how}",
+        unit="images",
+        prefix=f"photos-{network if start is None else Path(name).name.removesuffix('-symbol.json')}",
+        facts={"classes": classes},
+        usage=f"--resize {shape[1]}x{shape[2]} {_typed(mean, std)}",
+        values=(args, aux),
+    )  # fmt: skip
+
+
+def _folders(folder: Path) -> tuple[Path, Path | None]:
+    """Return the folders of images for training and, if there is one, for validation."""
+    testing = [folder / name for name in VALIDATION if (folder / name).is_dir()]
+    return (folder / "train", testing[0]) if (folder / "train").is_dir() and testing else (folder, None)
+
+
+def _network(
+    network: str, start: tuple[str, str] | None, classes: int, resize: tuple[int, int] | None
+) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray], tuple[int, int, int], str]:
+    """Return the network for the classes, the values of its parameters, the shape of an image, and words for it."""
+    if start is None:
+        usual = models.input_shapes(network, 1)["data"]
+        shape = (usual[1], *(resize or usual[2:])) if len(usual) == 4 else ()
+        if len(shape) != 3:
+            raise click.UsageError(f"--network {network} does not take images; resnet18 does, for example")
+        return models.get(network, classes, shape), {}, {}, shape, network
+    loaded = load_model(*start)
+    assert loaded.args is not None
+    assert loaded.aux is not None
+    nodes = topological_order(loaded.symbol.entries)
+    inputs = [name for name in input_names(loaded.symbol, loaded.args) if not is_label(nodes, name)]
+    if inputs != ["data"]:
+        raise MXNetError(f"{loaded.name}: --data needs a network whose only input is data, got {', '.join(inputs)}")
+    form = form_of(nodes, "data", loaded.stored_shapes)
+    usual = usual_shape(nodes, "data", form, loaded.stored_shapes)
+    if (form.axes and form.axes != ("N", "C", "H", "W")) or len(usual) != 4:
+        raise MXNetError(f"{loaded.name}: the network does not take images (N, C, H, W)")
+    shape = (usual[1], *(resize or usual[2:]))
+    symbol = with_classes(loaded.symbol, classes)
+    names = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
+    args, aux = ({key: value for key, value in table.items() if key in names} for table in (loaded.args, loaded.aux))
+    return symbol, args, aux, shape, loaded.name
+
+
+def _label(symbol: Symbol) -> str:
+    """Return the name of the label."""
+    nodes = topological_order(symbol.entries)
+    return next(name for name in reversed(symbol.list_arguments()) if is_label(nodes, name))
+
+
+def _normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> dict[str, float]:
+    """Return the numbers of ``--mean`` and ``--std`` as settings of the iterator; by default pixels end in [-1, 1]."""
+    rows = (("mean", mean or [127.5]), ("std", std or [127.5]))
+    return {f"{word}_{c}": numbers[k % len(numbers)] for word, numbers in rows for k, c in enumerate("rgb")}
+
+
+def _typed(mean: Sequence[float] | None, std: Sequence[float] | None) -> str:
+    """Return the options of ``weftplan run`` that change pixels as training did."""
+    rows = (("--mean", mean or [127.5]), ("--std", std or [127.5]))
+    return " ".join(f"{option} {','.join(f'{number:g}' for number in numbers)}" for option, numbers in rows)
+
+
+def _split(images: ImageFolder, seed: int) -> tuple[list[str], list[str]]:
+    """Return the images to train on and the others, of each class the same share, chosen by the seed."""
+    random = np.random.RandomState(seed)
+    held_out: set[int] = set()
+    for label in range(len(images.classes)):
+        rows = random.permutation(np.flatnonzero(images.labels == label))
+        if len(rows) < 2:
+            raise FormatError(f"{images.path}: the class {images.classes[label]!r} needs two images or more")
+        held_out.update(rows[: max(1, round(len(rows) * HELD_OUT))].tolist())
+    kept = [file for k, file in enumerate(images.files) if k not in held_out]
+    return kept, [images.files[k] for k in sorted(held_out)]

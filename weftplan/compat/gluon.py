@@ -1,0 +1,19 @@
+"""``mx.gluon``: its functions of arrays, and for all other names the replacement."""
+
+from typing import Any
+
+from weftplan.compat import gluon_utils as utils
+
+__all__ = ["utils"]
+
+REASON = (
+    "write the network with mx.sym and train it with mx.mod.Module; one that Gluon exported is loaded by "
+    "mx.mod.Module.load(prefix, 0, label_names=None)"
+)
+"""The replacement of Gluon."""
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise AttributeError(f"weftplan has no gluon.{name} on purpose: {REASON}")

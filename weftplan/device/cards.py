@@ -1,0 +1,71 @@
+"""How much of a GPU's memory a plan may take, for cards that this machine does not have.
+
+A card of "8 GB" has 8 GiB. A process on it also holds the CUDA context and the workspaces of libraries, which no plan
+counts. Nothing is kept; any thread may call this.
+
+* Memory: the makers' product pages. With ECC a card with GDDR memory keeps a sixteenth of it for check bits.
+* CUDA context: 274 MiB (PyTorch, pull request 86509) to 426 MiB (unsloth-zoo, pull request 1053, RTX 6000 Ada) where
+  kernels are loaded on first use, the default since CUDA 12; 636 MiB where all are loaded (the same request 86509).
+* cuBLAS: 32 MiB for each worker of the device (:mod:`weftplan.device.cublas`).
+* NCCL: 4 MiB for each channel and direction (its manual, ``NCCL_BUFFSIZE``), of up to 32 channels.
+"""
+
+from __future__ import annotations
+
+from weftplan.device.amounts import amount, bytes_of
+from weftplan.errors import PlanError, did_you_mean
+
+GIB, MIB = 1 << 30, 1 << 20
+CONTEXT = 640 * MIB
+"""Bytes of the CUDA context, with all kernels loaded."""
+LIBRARIES = 128 * MIB
+"""Bytes of the workspaces of cuBLAS and cuDNN, for a few handles."""
+EXCHANGE = 2 * 32 * 4 * MIB
+"""Bytes of NCCL's buffers, if several devices exchange gradients."""
+CARDS = {
+    "RTX 3060": 12, "RTX 3070": 8, "RTX 3080": 10, "RTX 3090": 24,
+    "RTX 4060": 8, "RTX 4060 Ti": 8, "RTX 4070": 12, "RTX 4080": 16, "RTX 4090": 24,
+    "RTX 5070": 12, "RTX 5080": 16, "RTX 5090": 32,
+    "T4": 16, "A10": 24, "L4": 24, "L40S": 48,
+    "V100 16GB": 16, "V100 32GB": 32, "A100 40GB": 40, "A100 80GB": 80, "H100": 80, "H200": 141,
+}  # fmt: skip
+"""GiB of a card, by its name."""
+CHECKED = {"T4", "A10", "L4", "L40S"}
+"""Cards with GDDR memory and ECC."""
+
+
+def card_budget(card: str, devices: int = 1) -> tuple[int, str]:
+    """Return the bytes that a plan may take of a card, and how they come about.
+
+    Args:
+        card: a name such as ``RTX 4070``, or the size of the card's memory, such as ``8GB``, which means 8 GiB.
+        devices: number of devices that exchange gradients.
+
+    Raises:
+        PlanError: an unknown card, or one without room for a plan.
+
+    >>> card_budget("RTX 4070")
+    (12079595520, 'RTX 4070: 12.00 GiB, less 768.00 MiB for the CUDA context and libraries: 11.25 GiB')
+    >>> card_budget("8GB")[0] == card_budget("rtx 4060")[0]
+    True
+    """
+    names = {name.lower(): name for name in CARDS}
+    name = names.get(" ".join(card.lower().split()))
+    if name is not None:
+        memory = CARDS[name] * GIB
+        memory -= memory // 16 if name in CHECKED else 0
+    else:
+        try:
+            memory = bytes_of(card.upper().replace("GIB", "GB").replace("GB", "GiB"))
+        except PlanError:
+            hint = did_you_mean(card.upper(), CARDS)
+            raise PlanError(
+                f"no card {card!r} is known; {hint}give its memory, such as 8GB, or one of {', '.join(CARDS)}"
+            ) from None
+        name = f"a card of {amount(memory)}"
+    reserve = CONTEXT + LIBRARIES + (EXCHANGE if devices > 1 else 0)
+    left = memory - reserve
+    if left <= 0:
+        raise PlanError(f"{name} has {amount(memory)}; the CUDA context and libraries take {amount(reserve)} of it")
+    exchange = ", libraries and NCCL" if devices > 1 else " and libraries"
+    return left, (f"{name}: {amount(memory)}, less {amount(reserve)} for the CUDA context{exchange}: {amount(left)}")

@@ -1,0 +1,253 @@
+"""Ways of a sum over processes. :func:`choose` names one before the first message; all members choose the same.
+
+:class:`InMessages` sends small arrays in the messages that every exchange begins with. :class:`InSharedMemory` lets
+each process add up one range of what all have shown in memory that they share. :class:`OverMPI` does the same with
+messages of MPI. :class:`Alone` is for a process without others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.kvstore.buckets import even_range
+from weftplan.kvstore.distributed.arrays.contiguous import flat, pieces, side_by_side
+from weftplan.kvstore.distributed.arrays.piece_copies import Operand, Row, Span
+from weftplan.kvstore.distributed.group.data import DataMembers
+from weftplan.kvstore.distributed.group.membership import Steps
+from weftplan.kvstore.distributed.group.messages import mark_of
+from weftplan.kvstore.distributed.transport.shared_memory import SharedMemory
+from weftplan.kvstore.distributed.transport.wire import INLINE, Kind, Message, clip
+from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
+from weftplan.support.array_types import DType
+
+
+class Sum:
+    """A sum of one exchange.
+
+    Args:
+        group: the members.
+        shares: arrays of this process, contiguous and of one dtype; empty if it failed.
+        totals: receive the sums; may be the shares.
+        description: names the sum in messages.
+    """
+
+    def __init__(self, group: DataMembers, shares: Sequence[Array], totals: Sequence[Array], description: str) -> None:
+        self.group, self.shares, self.totals, self.description = group, shares, totals, description
+        self.nbytes = sum([share.nbytes for share in shares])
+
+    def begin(self) -> bytes:
+        """Do what comes before the first message; return its payload."""
+        return b""
+
+    def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
+        """Make the totals, after all members have agreed; ``payloads``: of their messages, by position."""
+        raise NotImplementedError
+
+    def _ranges(self) -> dict[int, tuple[int, int]]:
+        """Return which elements each member adds up: (first, the one behind the last), by rank."""
+        members, size = self.group.members, self.nbytes // self.shares[0].itemsize
+        return {rank: even_range(size, len(members), place) for place, rank in enumerate(members)}
+
+
+class Alone(Sum):
+    """The shares of the one member."""
+
+    def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
+        """Copy the shares."""
+        del payloads
+        for share, total in zip(self.shares, self.totals, strict=True):
+            if total is not share:
+                total[...] = share
+        yield from ()
+
+
+class InMessages(Sum):
+    """Shares that travel in the first message."""
+
+    def begin(self) -> bytes:
+        """Return the shares' bytes."""
+        if len(self.shares) == 1:
+            return self.shares[0].tobytes()
+        return b"".join([share.tobytes() for share in self.shares])
+
+    def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
+        """Add up what came in the messages."""
+        rows = [np.frombuffer(payload, self.shares[0].dtype) for payload in payloads]
+        if len(self.totals) == 1:
+            sum_as_one_block(rows, self.totals[0].reshape(-1), sum_sequential_block)
+        else:
+            total = np.empty(rows[0].size, rows[0].dtype)
+            sum_as_one_block(rows, total, sum_sequential_block)
+            for place, piece in pieces(self.totals, 0, total.size):
+                piece[...] = total[place : place + piece.size]
+        yield from ()
+
+
+class OverMPI(Sum):
+    """Ranges that MPI carries. It needs one range of memory: the arrays' own if they are contiguous, else a copy."""
+
+    def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
+        """Receive all parts of one range, add them up, and send the result to all."""
+        del payloads
+        group, total = self.group, side_by_side(self.totals)
+        if total is None:
+            joined = np.concatenate([share.reshape(-1) for share in self.shares])
+            group.joined += joined.nbytes
+            yield from self._sum_ranges(joined, joined)
+            for place, piece in pieces(self.totals, 0, joined.size):
+                piece[...] = joined[place : place + piece.size]
+            return
+        share = side_by_side(self.shares)
+        if share is None:
+            for source, array in zip(self.shares, self.totals, strict=True):
+                if source is not array:
+                    array[...] = source
+                    group.joined += array.nbytes
+            share = total
+        yield from self._sum_ranges(share, total)
+
+    def _sum_ranges(self, share: Array, total: Array) -> Steps[None]:
+        group = self.group
+        members, others, me, ranges = group.members, group.others(), group.rank, self._ranges()
+
+        def part(array: Array, rank: int) -> Array:
+            first, end = ranges[rank]
+            return array[first:end]
+
+        room = group.room((len(members), part(share, me).size), share.dtype)
+        rows = dict(zip(members, room, strict=True))
+        outgoing = {rank: as_bytes(part(share, rank)) for rank in others}
+        yield from group.move(outgoing, {rank: as_bytes(rows[rank]) for rank in others}, self.description)
+        # Rank order. An array that is summed in place must stay whole until all is added, so that sum goes into the
+        # row that no rank sent.
+        mine = rows[me] if total is share or np.may_share_memory(total, share) else part(total, me)
+        group.mover.add([([part(share, me) if rank == me else rows[rank] for rank in members], mine)])
+        incoming: Mapping[int, memoryview] = {rank: as_bytes(part(total, rank)) for rank in others}
+        yield from group.move(dict.fromkeys(others, as_bytes(mine)), incoming, self.description)
+        if mine is rows[me]:
+            part(total, me)[...] = mine
+
+
+class InSharedMemory(Sum):
+    """Ranges in memory that all members share.
+
+    Each process shows its shares, adds up a range of what all have shown, shows the result, and takes those of all. No
+    process writes over what another still reads: shares are shown again only after all have said that they have added,
+    sums only after all have come to the next exchange. Totals change when nothing can fail any more.
+    """
+
+    def __init__(
+        self,
+        group: DataMembers,
+        shares: Sequence[Array],
+        totals: Sequence[Array],
+        description: str,
+        shared: SharedMemory,
+    ) -> None:
+        super().__init__(group, shares, totals, description)
+        self._shared, self._count = shared, len(group.members)
+
+    def begin(self) -> bytes:
+        """Show the shares."""
+        self._show(whole=False)
+        return b""
+
+    def end(self, payloads: Sequence[memoryview]) -> Steps[None]:
+        """Add up one range, say so, and take the sums of all."""
+        del payloads
+        group, whole = self.group, len(self.group.members) < self._count
+        if whole:  # ranges have become other ranges
+            self._show(whole=True)
+            yield from group.agreed(self.description, None, self.nbytes)
+        mark, turn = mark_of(self.description), group.sequence % 2
+        told = Message(Kind.SUMMED, group.sequence, mark, self.nbytes)
+        sizes, dtype = tuple([share.size for share in self.shares]), self.shares[0].dtype
+        try:
+            group.mover.move(sizes, dtype, [self._added(turn, whole=whole)])
+        except Exception as error:  # the others wait for this range, and must be told
+            told = told._replace(kind=Kind.FAILED, payload=clip(f"{type(error).__name__}: {error}"))
+        yield from group.tell_summed(told, self.description)
+        group.mover.move(sizes, dtype, self._taken(turn))
+
+    def _show(self, *, whole: bool) -> None:
+        """Put the shares in a row where the others read them, except the range that this process adds up itself: unless
+        the row is ``whole`` it has no room for that."""
+        area, sources, dtype = self._shared.own.shares, flat(self.shares), self.shares[0].dtype
+        first, end = (0, 0) if whole else self._ranges()[self.group.rank]
+        used = self.nbytes - (end - first) * dtype.itemsize
+        area.reach(used)
+        row: Array = area.room[:used].view(dtype)
+        spans = [
+            Span(*edges, (sources,), (Row(row, edges[0] and end - first),))
+            for edges in ((0, first), (end, self.nbytes // dtype.itemsize))
+        ]
+        self.group.shown = max(self.group.shown, used)
+        self.group.mover.move(tuple([source.size for source in sources]), dtype, spans)
+
+    def _added(self, turn: int, *, whole: bool) -> Span:
+        """Return what adds up a range of what all have shown; of its own share a process reads the arrays themselves.
+
+        Args:
+            turn: at which of two places.
+            whole: the rows of others are.
+        """
+        dtype, ranges, terms = self.shares[0].dtype, self._ranges(), list[Operand]()
+        first, end = ranges[self.group.rank]
+        for rank, (low, high) in ranges.items():
+            if rank == self.group.rank:
+                terms.append(flat(self.shares))
+                continue
+            left = 0 if whole else high - low
+            nbytes = self.nbytes - left * dtype.itemsize
+            row = self._shared.shares(rank, nbytes)[:nbytes].view(dtype)
+            terms.append(Row(row, left if first >= high else 0))
+        area, length = self._shared.own.sums, (end - first) * dtype.itemsize
+        area.reach(2 * length)
+        self.group.summed = max(self.group.summed, 2 * length)
+        return Span(first, end, terms, (Row(_place(area.room, turn, length, dtype), first),))
+
+    def _taken(self, turn: int) -> list[Span]:
+        """Return what copies the sums of all, at one of two places, to the totals."""
+        dtype, results, spans = self.totals[0].dtype, flat(self.totals), []
+        for rank, (first, end) in self._ranges().items():
+            length = (end - first) * dtype.itemsize
+            mine = rank == self.group.rank
+            room = self._shared.own.sums.room if mine else self._shared.sums(rank, 2 * length)
+            spans.append(Span(first, end, (Row(_place(room, turn, length, dtype), first),), (results,)))
+        return spans
+
+
+def choose(
+    group: DataMembers,
+    shares: Sequence[Array],
+    totals: Sequence[Array],
+    description: str,
+    *,
+    shared: SharedMemory | None,
+    failed: bool,
+) -> Sum:
+    """Return the way of a sum, from the members and the bytes, which all of them know."""
+    if failed:
+        return Sum(group, (), (), description)
+    nbytes = sum([share.nbytes for share in shares])
+    if len(group.members) == 1 or not nbytes:
+        return Alone(group, shares, totals, description)
+    if nbytes <= INLINE:
+        return InMessages(group, shares, totals, description)
+    if shared is not None:
+        return InSharedMemory(group, shares, totals, description, shared)
+    return OverMPI(group, shares, totals, description)
+
+
+def as_bytes(array: Array) -> memoryview:
+    """Return the bytes of a contiguous array."""
+    flat: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def _place(room: Array, turn: int, length: int, dtype: DType) -> Array:
+    """Return where a range of ``length`` bytes is added up: two exchanges in a row do it at different places."""
+    return room[turn * length : (turn + 1) * length].view(dtype)

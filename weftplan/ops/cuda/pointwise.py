@@ -1,0 +1,270 @@
+"""Fused pointwise nodes: one generated kernel for each tree of elementwise nodes, a thread for some elements.
+
+The formula is recorded from the members' own kernels (:mod:`weftplan.ops.elementwise.formulas`) and written as CUDA C,
+one operation after the other, in the words of CuPy's elementwise kernels. Nothing is contracted, so every operation
+rounds as in a kernel of its own. Constants are arguments: formulas that differ in constants alone share a kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from weftplan.ops.core.cuda_source import ALIGNMENT, are_aligned, each, floats
+from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.kernels import collapse
+from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
+from weftplan.ops.elementwise.formulas import FUNCTIONS, TRUTHS, Formula, Recorded, recorded
+from weftplan.ops.fusion.pointwise import GROUP, NAME, Group
+
+MOST_ARGUMENTS = 200
+"""Arrays and constants of one kernel: CUDA passes at most 4 KiB."""
+MOST_OPERATIONS = 600
+"""Operations of one formula, which bound the time of the compiler and the registers of a thread."""
+MOST_IN_VECTORS = 64
+"""Most operations of a formula for which a thread takes a vector of elements: longer formulas are bound by
+arithmetic."""
+WHOLE, NUMBER, CYCLE, RUN, BAND = range(5)
+"""How an input is read: every element; one number; periodically; each of its elements for a run; both."""
+_TEXTS = {
+    "add": "{} + {}", "subtract": "{} - {}", "multiply": "{} * {}", "divide": "{} / {}", "negative": "-{}",
+    "absolute": "fabs({})", "sqrt": "sqrt({})", "not_equal": "{} != {}", "equal": "{} == {}", "less": "{} < {}",
+    "less_equal": "{} <= {}", "greater": "{} > {}", "greater_equal": "{} >= {}", "number": "(T){}",
+    "at_least": "{0} < {1} ? {1} : {0}", "at_most": "{0} > {1} ? {1} : {0}",
+    "maximum": "isnan({0}) ? {0} : fmax({0}, {1})", "minimum": "isnan({0}) ? {0} : fmin({0}, {1})",
+    "isnan": "isnan({})", "logical_and": "{} && {}", "logical_or": "{} || {}", "logical_not": "!{}",
+    "select": "{} ? {} : {}",
+    **{name: f"{name}({', '.join(['{}'] * count)})" for name, count in FUNCTIONS.items()},
+}  # fmt: skip
+"""CUDA C of each operation. Of two operands ``maximum`` and ``minimum`` take a constant second, which is no NaN."""
+_CONTRACTED = ("log", "log1p")
+"""Functions of float64 whose code in CUDA depends on the contraction of products and sums. CuPy's kernels allow it and
+generated kernels do not, so their bits would differ."""
+_TRUTHS = TRUTHS | {"isnan", "logical_and", "logical_or", "logical_not"}
+
+
+class Kernel(NamedTuple):
+    """A generated kernel with its numbers."""
+
+    code: str
+    arguments: tuple[object, ...]
+    """The constants, then the extents of broadcast inputs."""
+
+
+def formula_of(group: Group, wanted: Sequence[bool]) -> Recorded | None:
+    """Return what a group computes of one element, for the outputs that are wanted; None if that cannot be recorded."""
+    calls = [(op.forward, params, reads, writes) for op, params, reads, writes in group.members]
+    count = len(group.inputs)
+    results = [value for value, one in zip(group.results, wanted, strict=True) if one]
+    return recorded(calls, group.num_values, group.dtype, given=range(count), results=results, functions=True)
+
+
+def operations(group: Group) -> int:
+    """Return how many operations an element takes with every output wanted; 0 if they cannot be generated."""
+    found = formula_of(group, [True] * len(group.results))
+    if found is None:
+        return 0
+    names = [one.name for one in found.formula.operations]
+    unknown = _CONTRACTED if group.dtype.itemsize == 8 else ()
+    if any(name in unknown or (name not in _TEXTS and name != "constant") for name in names):
+        return 0
+    return max(1, sum(name not in ("constant", "number") for name in names))
+
+
+@lru_cache(maxsize=4096)
+def lanes_of(group: Group) -> int:
+    """Return the elements of one thread: a vector of 16 bytes, but of long formulas a single one."""
+    return 1 if operations(group) > MOST_IN_VECTORS else ALIGNMENT // group.dtype.itemsize
+
+
+class Index(NamedTuple):
+    """How an input is indexed."""
+
+    kind: int
+    size: int = 1
+    """Its elements."""
+    run: int = 1
+    """Neighbouring results that read the same element."""
+
+    @property
+    def extents(self) -> list[int]:
+        """Its numbers among the arguments of a kernel."""
+        return [self.run] * (self.kind in (RUN, BAND)) + [self.size] * (self.kind in (CYCLE, BAND))
+
+
+def index_of(shape: Shape, own: Shape) -> Index | None:
+    """Return how an input of shape ``own`` is broadcast to ``shape``; None if its axes alternate more than once.
+
+    >>> index_of((2, 3, 4), (1, 3, 1)), index_of((5, 7), (1, 7)), index_of((2, 3, 4), (2, 1, 4))
+    (Index(kind=4, size=3, run=4), Index(kind=2, size=7, run=1), None)
+    """
+    if own == shape:
+        return Index(WHOLE)
+    if math.prod(own) == 1:
+        return Index(NUMBER)
+    whole, part = collapse(shape, own)
+    kept = [axis for axis, size in enumerate(part) if size == whole[axis]]
+    if len(kept) != 1:
+        return None
+    (axis,) = kept
+    size, run = part[axis], math.prod(whole[axis + 1 :])
+    if run == 1:
+        return Index(CYCLE, size)
+    return Index(RUN if axis == 0 else BAND, size, run)
+
+
+@lru_cache(maxsize=4096)
+def kernel_of(group: Group, wanted: tuple[bool, ...], lanes: int) -> Kernel:
+    """Return the kernel of a group for the outputs that are wanted; each thread takes ``lanes`` elements."""
+    found = formula_of(group, wanted)
+    assert found is not None  # or the node would not have been made
+    inputs = [index for own in group.inputs if (index := index_of(group.shape, own)) is not None]
+    numbers = [group.dtype.type(value) for value in found.constants]
+    outputs = sum(wanted)
+    shapes = tuple((one.kind, one.run % lanes == 0, inputs.index(one)) for one in inputs)
+    extents = [extent for one in dict.fromkeys(inputs) for extent in one.extents]
+    return Kernel(_source(found.formula, shapes, outputs, lanes), (*numbers, *extents))
+
+
+def _index(kind: int, number: int, place: str) -> str:
+    """Write the index of an input at the element ``place`` of the results."""
+    run = f"{place} / (unsigned int)r{number}"
+    return {NUMBER: "0", CYCLE: f"{place} % (unsigned int)n{number}", RUN: run,
+            BAND: f"{run} % (unsigned int)n{number}"}[kind]  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _source(formula: Formula, inputs: tuple[tuple[int, bool, int], ...], outputs: int, lanes: int) -> str:
+    """Write a formula as CUDA C.
+
+    Args:
+        inputs: of each input its kind, whether all elements of a thread read the same element of it, and the first
+            input that is indexed as it is.
+        outputs: how many arrays are written.
+        lanes: elements of a thread. Those of a whole vector are loaded and stored together: the pointers are said to be
+            aligned, so the compiler merges the accesses.
+    """
+    values = _reachable(formula)
+    heads = [f"const T* x{k}" for k in range(len(inputs))] + [f"T* y{k}" for k in range(outputs)]
+    heads += [f"T c{one.operands[0]}" for one in formula.operations if one.name == "constant"]
+    for k, (kind, _, like) in enumerate(inputs):
+        if like < k:
+            continue
+        heads += [f"long long r{k}"] * (kind in (RUN, BAND)) + [f"long long n{k}"] * (kind in (CYCLE, BAND))
+
+    def element(place: str, *, lane: int | None) -> tuple[list[str], list[str], list[str]]:
+        """Loads, operations and stores of one element; of a lane of a vector with names of its own."""
+        end = "" if lane is None else f"_{lane}"
+        loads, stores = [], []
+        names = {k: f"v{k}{end}" for k in range(formula.arrays)}
+        indexed = set()
+        for k, (kind, even, like) in enumerate(inputs):
+            if k not in values:
+                continue
+            if kind == WHOLE:
+                loads.append(f"T {names[k]} = {'x' if lane is None else 'a'}{k}[{place}];")
+            elif lane and (even or kind == NUMBER):
+                names[k] = f"v{k}_0"
+            else:
+                if like not in indexed:
+                    indexed.add(like)
+                    loads.append(f"unsigned int t{like}{end} = {_index(kind, like, place)};")
+                loads.append(f"T {names[k]} = x{k}[t{like}{end}];")
+        lines = _operations(formula, values, names, end)
+        for k, (_, value) in enumerate(formula.results):
+            stores.append(f"{'y' if lane is None else 'b'}{k}[{place}] = {names[value]};")
+        return loads, lines, stores
+
+    scalar = "\n    ".join(line for part in element("i", lane=None) for line in part)
+    head = f"""
+extern "C" __global__ void pointwise({", ".join([*heads, "long long count"])}) {{
+    unsigned int size = (unsigned int)count;"""
+    if lanes == 1:
+        return f"""{head}
+    unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= size) return;
+    {scalar}
+}}
+"""
+    pointers = [f"const T* a{k} = (const T*)__builtin_assume_aligned(x{k}, {ALIGNMENT});"
+                for k, (kind, _, _) in enumerate(inputs) if k in values and kind == WHOLE]  # fmt: skip
+    pointers += [f"T* b{k} = (T*)__builtin_assume_aligned(y{k}, {ALIGNMENT});" for k in range(outputs)]
+    elements = [element(f"(first + {lane})" if lane else "first", lane=lane) for lane in range(lanes)]
+    vector = "\n        ".join(
+        [*pointers, *(line for part in zip(*elements, strict=True) for lines in part for line in lines)]
+    )
+    return f"""{head}
+    unsigned int first = (blockIdx.x * blockDim.x + threadIdx.x) * {lanes};
+    if (first + {lanes} <= size) {{
+        {vector}
+        return;
+    }}
+    #pragma unroll 1
+    for (unsigned int i = first; i < size; ++i) {{
+    {scalar}
+    }}
+}}
+"""
+
+
+def _operations(formula: Formula, values: set[int], names: dict[int, str], end: str) -> list[str]:
+    """Write the operations of one element that are needed; add the names of their values, which ``end`` so."""
+    lines = []
+    truths: set[int] = set()
+    for number, (name, operands) in enumerate(formula.operations, formula.arrays):
+        if name == "constant":
+            names[number] = f"c{operands[0]}"
+            continue
+        names[number] = f"v{number}{end}"
+        of_truths = name in _TRUTHS or (name == "select" and operands[1] in truths)
+        if of_truths:
+            truths.add(number)
+        if number in values:
+            text = _TEXTS[name].format(*(names[one] for one in operands))
+            lines.append(f"{'bool' if of_truths else 'T'} {names[number]} = {text};")
+    return lines
+
+
+def _reachable(formula: Formula) -> set[int]:
+    """Return the values that the results need."""
+    values = {value for _, value in formula.results}
+    for number in reversed(range(len(formula.operations))):
+        operation = formula.operations[number]
+        if formula.arrays + number in values and operation.name != "constant":
+            values.update(operation.operands)
+    return values
+
+
+def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
+    """Say why no kernel can be generated; empty if one can."""
+    group: Group = params[GROUP]
+    count, found = operations(group), formula_of(group, [True] * len(group.results))
+    if not count or found is None:
+        return "an operation of the members is not written"
+    if count > MOST_OPERATIONS:
+        return f"written for formulas of at most {MOST_OPERATIONS} operations"
+    if 3 * len(group.inputs) + len(group.results) + len(found.constants) > MOST_ARGUMENTS:
+        return f"written for at most {MOST_ARGUMENTS} arrays and constants"
+    if any(index_of(group.shape, own) is None for own in group.inputs):
+        return "an input is broadcast along axes that alternate more than once"
+    return str(floats(*range(len(inputs)))(params, inputs, outputs))
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    group: Group = params[GROUP]
+    wanted = tuple(out is not None for out in outputs)
+    written: list[Any] = [out for out in outputs if out is not None]
+    whole = [array for k, array in enumerate(inputs) if not group.broadcasts(k)]
+    lanes = lanes_of(group) if are_aligned(*whole, *written) else 1
+    kernel = kernel_of(group, wanted, lanes)
+    arguments = (*inputs, *written, *kernel.arguments)
+    each(ctx.xp, kernel.code, "pointwise", math.prod(group.shape), arguments, lanes=lanes, T=group.dtype)
+
+
+provide(
+    NAME,
+    Implementation(name="cuda", kernel=_forward, workspace=lambda params, inputs, outputs: 0, refusal=refusal),
+    on="gpu",
+)

@@ -1,0 +1,121 @@
+"""Fused pointwise nodes: one kernel computes a tree of elementwise nodes, element by element.
+
+Only the planner makes nodes of this operator (``planner/symbolic/passes/fuse_pointwise.py``), for GPUs, where
+``ops/cuda/pointwise.py`` generates the kernel. The kernel here runs the members one after the other, with scratch for
+every result; it is the definition, and runs if no kernel can be generated. Both have the bits of the members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from weftplan.ops.core.registry import register_planner_op
+from weftplan.ops.core.rules import DTypes, Shapes
+from weftplan.ops.core.schema import Arrays, DType, InplacePair, Op, OpContext, Params, Shape, TensorSpec, aligned
+
+NAME = "pointwise"
+GROUP = "group"
+"""The parameter of a fused node: its :class:`Group`."""
+
+
+class Member(NamedTuple):
+    """One elementwise node of a group, on numbered values."""
+
+    op: Op
+    params: Params
+    reads: tuple[int | None, ...]
+    """The values that it reads; None for an input that it ignores."""
+    writes: tuple[int | None, ...]
+    """The values that it computes; None for an output that no node reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The members of a fused node. The first values are its inputs; the members compute the others in their order."""
+
+    members: tuple[Member, ...]
+    inputs: tuple[Shape, ...]
+    """The shape of each input, with as many axes as :attr:`shape`; an axis of 1 is broadcast."""
+    results: tuple[int, ...]
+    """The value of each output."""
+    shape: Shape
+    """The shape of every other value."""
+    dtype: DType
+
+    @property
+    def num_values(self) -> int:
+        """How many values there are."""
+        return len(self.inputs) + sum(one is not None for member in self.members for one in member.writes)
+
+    def broadcasts(self, number: int) -> bool:
+        """Return whether an input has fewer elements than the results."""
+        return self.inputs[number] != self.shape
+
+    def spec(self, value: int) -> TensorSpec:
+        """Return shape and dtype of a value."""
+        return TensorSpec(self.inputs[value] if value < len(self.inputs) else self.shape, self.dtype)
+
+    def specs(self, values: Sequence[int | None]) -> list[TensorSpec]:
+        """Return shape and dtype of the values of a member; a value that is ignored or unwanted counts as a result."""
+        return [TensorSpec(self.shape, self.dtype) if one is None else self.spec(one) for one in values]
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    group: Group = params[GROUP]
+    values: list[Any] = [array.reshape(shape) for array, shape in zip(inputs, group.inputs, strict=True)]
+    # An output may be the memory of an input that a later member reads, so results are copied last.
+    values += [ctx.take(group.shape, group.dtype) for _ in range(group.num_values - len(values))]
+    room = _scratch(group)
+    scratch = ctx.take((room,), "uint8") if room else None
+    for op, own, reads, writes in group.members:
+        ins, outs = ([None if one is None else values[one] for one in numbers] for numbers in (reads, writes))
+        op.forward(OpContext(ctx.xp, is_train=ctx.is_train, workspace=scratch), own, ins, outs)
+    for value, out in zip(group.results, outputs, strict=True):
+        if out is not None:
+            ctx.xp.copyto(out, values[value])
+
+
+def _scratch(group: Group) -> int:
+    """Return the bytes of scratch that the most demanding member takes."""
+    return max(op.workspace_bytes(own, group.specs(reads), group.specs(writes))
+               for op, own, reads, writes in group.members)  # fmt: skip
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    group: Group = params[GROUP]
+    values = group.num_values - len(group.inputs)
+    return values * aligned(TensorSpec(group.shape, group.dtype).nbytes) + aligned(_scratch(group))
+
+
+def _shapes(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    group: Group = params[GROUP]
+    return ins, [group.shape] * len(group.results)
+
+
+def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    group: Group = params[GROUP]
+    return [group.dtype] * len(group.inputs), [group.dtype] * len(group.results)
+
+
+def _inplace(params: Params) -> tuple[InplacePair, ...]:
+    """Every thread reads its elements before it writes any, so each result may take each input of its shape."""
+    group: Group = params[GROUP]
+    whole = [number for number in range(len(group.inputs)) if not group.broadcasts(number)]
+    return tuple(InplacePair(number, out) for out in range(len(group.results)) for number in whole)
+
+
+POINTWISE = register_planner_op(
+    Op(
+        name=NAME,
+        forward=_forward,
+        infer_shape=_shapes,
+        infer_dtype=_dtypes,
+        inputs=lambda params: tuple(f"arg{k}" for k in range(len(params[GROUP].inputs))),
+        outputs=lambda params: tuple(f"output{k}" for k in range(len(params[GROUP].results))),
+        inplace=_inplace,
+        workspace=_workspace,
+        doc="Elementwise nodes that one kernel computes.",
+    )
+)

@@ -1,0 +1,159 @@
+"""Fuse trees of elementwise nodes on GPUs, with the bias, the batch norm's scale and the relu before and after them.
+
+Each group becomes one node, whose kernel ``ops/cuda/pointwise.py`` generates: it reads every input once, writes every
+result that another node reads, and nothing else. Bits stay as they are, since the operations of an element and their
+order stay. A node joins the group of a node whose result it reads if
+
+1. both compute elements of one shape and one float dtype on one GPU, from formulas that can be recorded, and `alike`
+   says that they are recomputed both or neither, and both belong to the forward part or to the backward part;
+2. every other reader of the group's results runs after the last member, so that the group can run at its place;
+3. no more bytes stay alive until then than the fused results would have taken.
+
+The bias of a layer and the last step of a batch norm (from statistics to values) are split off if the group reads them.
+The pass runs last, when all shapes are known, and only if kernels are generated at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weftplan.device.amounts import counted
+from weftplan.ops.cuda import pointwise as generated
+from weftplan.ops.fusion.pointwise import POINTWISE
+from weftplan.planner.symbolic.network import Edit, Network, alike
+from weftplan.planner.symbolic.passes.elementwise_members import PLAIN, ElementwiseNodes
+from weftplan.planner.symbolic.passes.elementwise_node import FusedNode, SharedParams, members, unfuse
+from weftplan.planner.symbolic.passes.graph_pass import FUSION, GRADIENTS, SIZES, GraphPass, Settings
+
+_MOST_MEMBERS = 48
+
+
+@dataclass
+class _Tree:
+    """Nodes that become one."""
+
+    nodes: list[int]
+    """In ascending order."""
+    members: frozenset[int] = field(default_factory=frozenset)
+
+    @property
+    def last(self) -> int:
+        """The place at which the group runs."""
+        return self.nodes[-1]
+
+
+def fuse_pointwise(network: Network, settings: Settings) -> tuple[Network, str]:
+    """Fuse such trees on GPUs."""
+    around = ElementwiseNodes(network, settings)
+    trees = [tree for tree in _trees(around) if _is_worth_it(around, tree)]
+    edit, shared_params, count = Edit(network), SharedParams(), 0
+    for tree in trees:
+        node = FusedNode(around, tree.nodes)
+        node.replace(edit, shared_params)
+        count += len(tree.nodes)
+    if not count:
+        return network, ""
+    return edit.done(), f"fused {counted(count, 'elementwise node')} into {len(trees):,}"
+
+
+def _trees(around: ElementwiseNodes) -> list[_Tree]:
+    """Grow groups from the first node to the last."""
+    graph, kinds = around.graph, around.kinds
+    tree_of: dict[int, _Tree] = {}
+    for nid, kind in enumerate(kinds):
+        if not kind:
+            continue
+        tree = tree_of[nid] = _Tree([nid], frozenset((nid,)))
+        if kind != PLAIN:  # these begin a group
+            continue
+        for entry in dict.fromkeys(graph.inputs[nid]):
+            before = tree_of.get(graph.entry_node[entry])
+            # Of a layer or a batch norm the group computes the first output alone.
+            if before is None or before is tree or not _is_first(around, entry):
+                continue
+            joined = _Tree(sorted((*before.nodes, *tree.nodes)), before.members | tree.members)
+            if _may_join(around, before, tree, joined):
+                tree = joined
+                tree_of.update(dict.fromkeys(joined.nodes, joined))
+    return list({id(tree): tree for tree in tree_of.values()}.values())
+
+
+def _is_first(around: ElementwiseNodes, entry: int) -> bool:
+    maker = around.graph.entry_node[entry]
+    return around.kinds[maker] == PLAIN or entry == around.main(maker)
+
+
+def _may_join(around: ElementwiseNodes, before: _Tree, tree: _Tree, joined: _Tree) -> bool:
+    """Return whether the conditions hold under which ``before`` may run where ``tree`` runs."""
+    graph, network = around.graph, around.network
+    a, b = before.last, tree.last
+    if sum(around.costs.get(nid, 0) for nid in joined.nodes) > generated.MOST_OPERATIONS // 2:
+        return False
+    if len(joined.nodes) > _MOST_MEMBERS or not alike(graph.nodes[a], graph.nodes[b]):
+        return False
+    if network.devices[a] != network.devices[b] or (a < around.num_forward) != (b < around.num_forward):
+        return False
+    first, second = around.main(a), around.main(b)
+    if network.shapes[first] != network.shapes[second] or network.dtypes[first] != network.dtypes[second]:
+        return False
+    # The first part of a layer or of a batch norm stays where it is, for its readers and for what it reads itself.
+    moved = {nid for nid in joined.nodes if around.kinds[nid] == PLAIN}
+    for nid in joined.nodes:
+        later = [reader for entry in around.computed(nid) for reader in around.readers.get(entry, ())]
+        if nid in moved:
+            later += around.waiting.get(nid, ())
+        if any(reader <= b and reader not in moved for reader in later):
+            return False
+    return _keeps_memory(around, before, joined)
+
+
+def _keeps_memory(around: ElementwiseNodes, before: _Tree, joined: _Tree) -> bool:
+    """Return whether at most as many bytes stay alive, from where ``before`` runs to the end, as without fusion.
+
+    Without fusion its results stay alive; with it the inputs that no later node reads.
+    """
+    graph, last = around.graph, joined.last
+    inside = sum(nid > before.last for nid in joined.members)
+    if around.work_until[last + 1] - around.work_until[before.last + 1] == inside:  # nothing else runs in between
+        return True
+    saved = sum(
+        around.nbytes(entry)
+        for nid in before.nodes
+        for entry in around.computed(nid)
+        if entry in around.heads or any(reader not in before.members for reader in around.readers.get(entry, ()))
+    )
+    kept: set[int] = set()
+    for nid in before.nodes:
+        for entry in around.kept_alive(nid):
+            maker = graph.entry_node[entry]
+            if maker in before.members and around.kinds[maker] == PLAIN:
+                continue
+            if graph.is_variable[maker] or entry in around.heads:
+                continue
+            if all(reader < last for reader in around.readers.get(entry, ())):
+                kept.add(entry)
+    return sum(map(around.nbytes, kept)) <= saved
+
+
+def _is_worth_it(around: ElementwiseNodes, tree: _Tree) -> bool:
+    """Return whether a group saves a launch, or a pass over its data."""
+    plain = [nid for nid in tree.nodes if around.kinds[nid] == PLAIN]
+    return bool(plain) and (len(tree.nodes) > 1 or around.costs[plain[0]] > 1)
+
+
+def _uses_gpus(settings: Settings) -> bool:
+    """Return whether kernels are generated, and a node may be on a GPU."""
+    contexts = (settings.context, *settings.group2ctx.values(), *settings.variable_contexts.values())
+    return settings.options.kernels != "numpy" and any(one.device_type == "gpu" for one in contexts)
+
+
+PASS = GraphPass(
+    name="elementwise nodes fused",
+    switch=FUSION,
+    enabled=lambda settings: settings.fuses and _uses_gpus(settings),
+    run=fuse_pointwise,
+    needs=frozenset((GRADIENTS, SIZES)),
+    fused=(POINTWISE,),
+    unfuse=unfuse,
+    members=members,
+)

@@ -1,0 +1,75 @@
+"""Backends for ``torch.compile`` that run a partitioned step by kernels of PyTorch, or by those that inductor fuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weftplan.torch.private import CustomPartitionerFn, aot_autograd, autograd_config, eager, fused_peaks, inductor
+
+
+def eager_backend(partition: Any) -> Any:
+    """Return a backend that runs both parts by PyTorch's own kernels, node by node."""
+
+    def inference(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        partition.check_inference(module)
+        return eager(module, inputs)
+
+    return aot_autograd(
+        fw_compiler=eager,
+        bw_compiler=eager,
+        inference_compiler=inference,
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+
+
+@dataclass(eq=False)
+class _Partitioner(CustomPartitionerFn):  # type: ignore[misc]
+    """A partition function in the form that inductor's configuration takes; copies of the configuration hold a word."""
+
+    partition: Callable[..., Any]
+
+    def __call__(self, module: torch.fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
+        """Return the forward and the backward module."""
+        return self.partition(module, joint_inputs, **options)
+
+    def uuid(self) -> str:
+        """Return a name for keys of caches."""
+        return "weftplan.torch"
+
+    def __reduce__(self) -> Any:
+        return str, (self.uuid(),)
+
+
+def inductor_backend(partition: Any) -> Any:
+    """Return a backend that compiles both parts by inductor, for smaller and smaller plans until the fused kernels fit.
+
+    PyTorch's caches are off. They would return a step that was compiled for another budget, or hide its peak.
+    """
+
+    def compile_part(module: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        if options.get("is_inference"):
+            partition.check_inference(module)
+        return inductor().compile_fx_inner(module, inputs, **options)
+
+    def compile_step(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        while True:
+            with (
+                inductor().config.patch(custom_partitioner_fn=_Partitioner(partition), fx_graph_cache=False),
+                autograd_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
+                fused_peaks(partition.scratch) as peaks,
+            ):
+                compiled = inductor().compile_fx(copy.deepcopy(module), inputs, inner_compile=compile_part)
+            if partition.fits(max(peaks, default=0)):
+                return compiled
+
+    return compile_step
+
+
+INNER = {"eager": eager_backend, "inductor": inductor_backend}
+"""Backends by the names of their kernels."""

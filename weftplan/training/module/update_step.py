@@ -1,0 +1,55 @@
+"""The update of a Module's parameters: exchange of the gradients, then the optimizer, in the store or here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from weftplan.kvstore import KVStoreBase, Updater
+from weftplan.ndarray import NDArray
+from weftplan.training.executor_group import ExecutorGroup
+
+
+class UpdateStep:
+    """The arrays of one update, which are the same at every step.
+
+    Args:
+        group: the executors.
+        store: exchanges the gradients of their contexts; None: each context is updated by itself.
+        numbers: the number of each parameter, from which optimizer indices follow.
+        on_store: the store applies the optimizer.
+    """
+
+    def __init__(
+        self, group: ExecutorGroup, store: KVStoreBase | None, numbers: Mapping[str, int], *, on_store: bool
+    ) -> None:
+        self.group, self.store, self._numbers = group, store, numbers
+        rows = zip(group.param_names, group.grad_arrays, group.param_arrays, strict=True)
+        trained = {name: (grads, weights) for name, grads, weights in rows if grads is not None}
+        names = [*trained]
+        self._exchange: Callable[[], None] | None = None
+        buckets: Sequence[Sequence[str]] = [names]
+        if store is not None and names:
+            grads, weights = [trained[name][0] for name in names], [trained[name][1] for name in names]
+            self._exchange = store.prepare(names, grads, weights if on_store else grads)
+            buckets = store.buckets(names)
+        self._buckets = [] if on_store else [self._bucket(some, trained) for some in buckets if some]
+
+    def _bucket(
+        self, names: Sequence[str], trained: Mapping[str, tuple[list[NDArray], list[NDArray]]]
+    ) -> tuple[list[int], list[NDArray], list[NDArray]]:
+        """Return the (indices, gradients, weights) of parameters that are updated as one."""
+        count = len(self.group.contexts)
+        firsts = [self._numbers[name] * count for name in names]
+        return (
+            [index for first in firsts for index in range(first, first + count)],
+            [grad for name in names for grad in trained[name][0]],
+            [weight for name in names for weight in trained[name][1]],
+        )
+
+    def run(self, updater: Updater | None) -> None:
+        """Exchange all gradients, the last layers' first; update each bucket here when its gradients arrive."""
+        if self._exchange is not None:
+            self._exchange()
+        if updater is not None:
+            for indices, grads, weights in self._buckets:
+                updater(indices, grads, weights)
