@@ -310,5 +310,5 @@ def test_array_outlives_its_module_silently(monkeypatch):
     """At exit the interpreter clears modules before objects held elsewhere: these are finalized silently."""
     array = mx.nd.from_numpy(np.ones(3, "f4"))
     array.wait_to_read()
-    monkeypatch.setattr("weftplan.ndarray.memory.release.dead", None)
+    monkeypatch.setattr("weftplan.ndarray.memory.chunk.dead", None)
     del array  # a warning from a destructor is an error here

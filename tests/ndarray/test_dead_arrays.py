@@ -17,7 +17,7 @@ def pool(monkeypatch):
     """A pool of eight arrays; the setting is read again."""
     release.drain(everything=True)
     config._reset_for_tests()
-    monkeypatch.setattr(release, "_threshold", None)
+    monkeypatch.setattr(release.dead, "_threshold", None)
     place = device.get(mx.cpu(48))
     with storage.using(LimitResource(NaivePool(place), 8 * SIZE)) as found:
         yield found

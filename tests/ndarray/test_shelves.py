@@ -92,7 +92,7 @@ def test_free_lists_are_bounded_and_drained(x):
             one.wait_to_read()
             for _ in range(2):
                 one + one
-        assert len(release._shelves) <= release._MOST_SHELVES
+        assert len(release.dead.shelves) <= release._MOST_SHELVES
         del one
         nd.waitall()
         release.drain()

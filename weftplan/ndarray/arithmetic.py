@@ -23,7 +23,7 @@ from weftplan.ndarray.copying import from_host
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, at_once, write_at_once
 from weftplan.ndarray.memory.chunk import Chunk
-from weftplan.ndarray.memory.release import due, sweep
+from weftplan.ndarray.memory.release import dead, sweep
 from weftplan.ndarray.pushing import Value, keep_failures, push_kernel, work
 from weftplan.ops.core.floats import is_float, is_number
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
@@ -228,7 +228,7 @@ def unary(name: str, array: Array) -> Array:
 
 def _push(op: Binary, name: str, kind: str, operands: list[Any], reads: tuple[Any, ...], chunk: Chunk) -> None:
     """Push one kernel that writes ``chunk``; ``reads`` are distinct and exclude its var."""
-    if due:
+    if dead.due:
         sweep()
     context = chunk.context
     if (make_room := MAKE_ROOM.value) is not None:

@@ -28,7 +28,7 @@ from weftplan.engine.var import Var
 from weftplan.ndarray.base import Array
 from weftplan.ndarray.errstate import QUIET
 from weftplan.ndarray.memory.chunk import Chunk
-from weftplan.ndarray.memory.release import CLOSED, Shelf, due, shelf_for, sweep
+from weftplan.ndarray.memory.release import CLOSED, Shelf, dead, shelf_for, sweep
 from weftplan.ndarray.pushing import Value
 from weftplan.storage import recording, registry
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
@@ -87,7 +87,7 @@ def at_once(
     """
     if ARRAY_CHUNK.value is not Chunk:
         return None
-    if due:
+    if dead.due:
         sweep()
     current = engine.get()
     result: Array | None = current.at_once(reads, _compute, work, operands, kind, context, current)

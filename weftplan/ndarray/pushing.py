@@ -188,7 +188,7 @@ def _push(
     priority: int,
     name: str | None,
 ) -> None:
-    if dead:
+    if dead.queue:
         sweep()
     if len(reads) + len(writes) > 1:
         if engine.get().has_failed:

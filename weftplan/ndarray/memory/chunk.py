@@ -22,7 +22,7 @@ from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.origin import origin_of
-from weftplan.ndarray.memory.release import CLOSED, FEW, SMALL, Shelf, dead, drain, due, sweep
+from weftplan.ndarray.memory.release import CLOSED, FEW, SMALL, Shelf, dead, drain, sweep
 from weftplan.storage import Allocation, Resource, relief
 from weftplan.support.slots import ARRAY_CHUNK
 
@@ -37,7 +37,7 @@ class Chunk:
         nbytes: the number of bytes, at least 0.
         delay_alloc: allocate at first use of :attr:`raw` instead of now.
         name: shown in out-of-memory reports and by the engine.
-        prompt: first free all dead chunks; False: a few small dead chunks may wait (see :data:`due`).
+        prompt: first free all dead chunks; False: a few small dead chunks may wait (see :class:`DeadChunks`).
 
     Attributes:
         var: the engine var; every operation on the bytes declares it.
@@ -79,7 +79,7 @@ class Chunk:
     def __init__(
         self, ctx: Context, nbytes: int, *, delay_alloc: bool = False, name: str | None = None, prompt: bool = True
     ) -> None:
-        if dead and (prompt or due):
+        if dead.queue and (prompt or dead.due):
             sweep()
         self.context = ctx
         self.nbytes = nbytes
@@ -111,7 +111,7 @@ class Chunk:
         return raw if raw is not None else self._first_use()
 
     def _first_use(self) -> Any:
-        if due:  # the loop that pushed this may be over, so that no later push frees the dead chunks
+        if dead.due:  # the loop that pushed this may be over, so that no later push frees the dead chunks
             sweep()
         resource, allocation = self._take()
         # Allocate without the lock, because allocation may wait for other operations. Two readers of a chunk that was
@@ -181,7 +181,7 @@ class Chunk:
     @classmethod
     def _each_over(cls, ctx: Context, parts: Iterable[Any], owner: Any, name: str | None) -> list[Self]:
         """Make a chunk over each of ``parts``, flat uint8; each holds ``owner`` until its var's last operation."""
-        if dead:
+        if dead.queue:
             sweep()
         current = engine.get()
         chunks = []
@@ -208,9 +208,9 @@ class Chunk:
             ):
                 shelf.entries.append((var, self._release, self._raw, self._view))
                 return
-            dead.append((self.engine, var, self.context, self._release or nothing))
-            if shelf is None or self.nbytes > SMALL or len(dead) > FEW:
-                due.append(self.nbytes)
+            dead.queue.append((self.engine, var, self.context, self._release or nothing))
+            if shelf is None or self.nbytes > SMALL or len(dead.queue) > FEW:
+                dead.due.append(self.nbytes)
         except (AttributeError, TypeError):  # its construction failed, or the interpreter has cleared this module
             return
 

@@ -3,10 +3,10 @@
 A chunk's memory may be returned only when every operation pushed on its var has run. So the engine frees it
 (``delete_variable(var, free)``). If no other object has the var, no operation can be pending, and :func:`drain` frees
 the memory immediately. The garbage collector may run a finalizer at any moment, possibly inside a lock of the engine or
-of storage. So a finalizer only appends to :data:`dead`, which a later push or new chunk empties.
+of storage. So a finalizer only appends to the queue of :data:`dead`, which a later push or new chunk empties.
 
-This file owns the three deques, and the steps that storage tries when memory runs out. Any thread may use it, except
-that finalizers may only append.
+This file owns the queue of dead chunks (:class:`DeadChunks`), the free lists, and the steps that storage tries when
+memory runs out. Any thread may use it, except that finalizers may only append.
 """
 
 from __future__ import annotations
@@ -18,32 +18,27 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from sys import getrefcount
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 from weftplan import config, engine, storage
 from weftplan.device.context import Context, cpu
+from weftplan.engine import Engine
+from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.storage import Resource, registry, relief, stream_order
+from weftplan.support.array_types import DType
 
-dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
-"""(engine, var, context, function to call when the var is idle) of collected chunks."""
-due: deque[int] = deque()
-"""Bytes of dead chunks; empty while ``dead`` holds only a few small chunks, which are not counted. Successive pushes on
-small arrays check only this: by the time that it fills, the operations on most chunks are over, so that the chunks are
-freed without an engine operation."""
 SMALL, FEW = 4096, 1024
 """Bytes per chunk and number of chunks that may wait uncounted, 4 MiB in all."""
-coming: deque[None] = deque()
-"""One element per chunk that the engine will free when the pending operations on its var are over."""
 PATIENCE_S = 10.0
 """Seconds that an allocation of host memory waits for pending operations, in all."""
+E = TypeVar("E")
+V = TypeVar("V")
 
 
-def _next(dead: deque[tuple[Any, Any, Context, Callable[[], object]]]) -> tuple[Any, Any, Context, Any, int]:
-    """Remove and return the first entry of ``dead``, with its var's reference count, including this call's."""
-    owner, var, context, release = dead.popleft()
+def _next(queue: deque[tuple[E, V, Context, Callable[[], object]]]) -> tuple[E, V, Context, Callable[[], object], int]:
+    """Remove and return the first entry of ``queue``, with its var's reference count, including this call's."""
+    owner, var, context, release = queue.popleft()
     return owner, var, context, release, getrefcount(var)
 
 
@@ -64,7 +59,9 @@ class Shelf:
 
     __slots__ = ("changes", "context", "engine", "entries", "resource", "room")
 
-    def __init__(self, context: Context, engine: Any, resource: Resource | None, changes: int, room: int) -> None:
+    def __init__(
+        self, context: Context, engine: Engine | None, resource: Resource | None, changes: int, room: int
+    ) -> None:
         self.context = context
         self.engine = engine
         self.resource = resource
@@ -82,107 +79,126 @@ class Shelf:
                 return
 
     def __del__(self) -> None:
-        for var, release, _, _ in self.entries:  # of arrays that died while another thread closed it
-            dead.append((self.engine, var, self.context, release))
+        if self.engine is not None:
+            for var, release, _, _ in self.entries:  # of arrays that died while another thread closed it
+                dead.queue.append((self.engine, var, self.context, release))
 
 
 CLOSED = Shelf(cpu(), None, None, 0, 0)
 """The free list of arrays that are never reused."""
 _MOST_SHELVES, _ROOM, _ROOM_BYTES = 64, 16, 64 << 10
 """Free lists, entries per list, and bytes per list: together at most 4 MiB."""
-_shelves: dict[Any, Shelf] = {}
 
 
-def shelf_for(context: Context, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shelf:
-    """Return the free list of arrays of this shape and dtype on a host, for the current engine and storage."""
-    key = context, shape, dtype
-    current, changes = engine.get(), registry.changes
-    shelf = _shelves.get(key)
-    if shelf is None or shelf.engine is not current or shelf.changes != changes:
-        if shelf is not None or len(_shelves) >= _MOST_SHELVES:
-            _close_shelves()
-        resource = storage.get(context)
-        room = min(_ROOM, _ROOM_BYTES // max(1, math.prod(shape) * dtype.itemsize))
-        room = room if resource.hands_over and _ALONE else 0
-        shelf = _shelves[key] = Shelf(context, current, resource, changes, room)
-    return shelf
+class DeadChunks:
+    """The dead chunks of this process whose memory has not been returned to storage yet.
 
+    A finalizer only appends, to ``queue`` and ``due``; :meth:`sweep` empties both.
 
-def _close_shelves() -> None:
-    """Free all entries of all free lists, and close the lists."""
-    while _shelves:
-        try:
-            _, shelf = _shelves.popitem()
-        except KeyError:  # another thread took the last free list
-            return
-        shelf.room = 0
-        shelf.clear()
-
-
-_threshold: float | None = None
-"""Bytes of ``FLAGS_eager_delete_tensor_gb``; None: not read yet."""
-
-
-def drain(*, everything: bool = False) -> None:
-    """Free the memory of every collected chunk after the operations pending on its var, and clear the free lists.
-
-    This is :func:`sweep` including the free lists; it is cheap if there are no dead chunks.
+    Attributes:
+        queue: (engine, var, context, function to call when the var is idle) of collected chunks.
+        due: bytes of dead chunks; empty while ``queue`` holds only a few small chunks, which are not counted.
+            Successive pushes on small arrays check only this: by the time that it fills, the operations on most chunks
+            are over, so that the chunks are freed without an engine operation.
+        coming: one element per chunk that the engine will free when the pending operations on its var are over.
+        shelves: the free list of each context, shape and dtype.
     """
-    for shelf in list(_shelves.values()):
-        shelf.clear()
-    sweep(everything=everything)
 
+    __slots__ = ("_threshold", "coming", "due", "queue", "shelves")
 
-def sweep(*, everything: bool = False) -> None:
-    """Free the memory of collected chunks, except those on free lists.
+    def __init__(self) -> None:
+        self.queue: deque[tuple[Engine, Var, Context, Callable[[], object]]] = deque()
+        self.due: deque[int] = deque()
+        self.coming: deque[None] = deque()
+        self.shelves: dict[tuple[Context, tuple[int, ...], DType], Shelf] = {}
+        self._threshold: float | None = None  # bytes of FLAGS_eager_delete_tensor_gb; None: not read yet
 
-    Nothing is freed while fewer bytes are dead than ``FLAGS_eager_delete_tensor_gb``, or if that is below 0. With
-    ``everything`` all is freed, because memory is short.
+    def shelf_for(self, context: Context, shape: tuple[int, ...], dtype: DType) -> Shelf:
+        """Return the free list of arrays of this shape and dtype on a host, for the current engine and storage."""
+        key = context, shape, dtype
+        current, changes = engine.get(), registry.changes
+        shelf = self.shelves.get(key)
+        if shelf is None or shelf.engine is not current or shelf.changes != changes:
+            if shelf is not None or len(self.shelves) >= _MOST_SHELVES:
+                self._close_shelves()
+            resource = storage.get(context)
+            room = min(_ROOM, _ROOM_BYTES // max(1, math.prod(shape) * dtype.itemsize))
+            room = room if resource.hands_over and _ALONE else 0
+            shelf = self.shelves[key] = Shelf(context, current, resource, changes, room)
+        return shelf
 
-    Each pending operation holds its vars. So if only this function has a reference to the var (CPython with a GIL
-    counts exactly), no operation is pending, and the memory is freed immediately. Otherwise the engine deletes the var
-    after its pending operations.
-    """
-    if stream_order.late:
-        stream_order.settle()
-    if _threshold != 0.0 and not everything and _early():
-        return
-    due.clear()
-    while dead:
-        try:
-            owner, var, context, release, count = _next(dead)
-        except IndexError:  # another thread took the last entry
+    def _close_shelves(self) -> None:
+        """Free all entries of all free lists, and close the lists."""
+        while self.shelves:
+            try:
+                _, shelf = self.shelves.popitem()
+            except KeyError:  # another thread took the last free list
+                return
+            shelf.room = 0
+            shelf.clear()
+
+    def drain(self, *, everything: bool = False) -> None:
+        """Free the memory of every collected chunk after the operations pending on its var, and clear the free lists.
+
+        This is :meth:`sweep` including the free lists; it is cheap if there are no dead chunks.
+        """
+        for shelf in list(self.shelves.values()):
+            shelf.clear()
+        self.sweep(everything=everything)
+
+    def sweep(self, *, everything: bool = False) -> None:
+        """Free the memory of collected chunks, except those on free lists.
+
+        Nothing is freed while fewer bytes are dead than ``FLAGS_eager_delete_tensor_gb``, or if that is below 0. With
+        ``everything`` all is freed, because memory is short.
+
+        Each pending operation holds its vars. So if only this function has a reference to the var (CPython with a GIL
+        counts exactly), no operation is pending, and the memory is freed immediately. Otherwise the engine deletes the
+        var after its pending operations.
+        """
+        if stream_order.late:
+            stream_order.settle()
+        if self._threshold != 0.0 and not everything and self._early():
             return
-        if count == _ALONE and var.failure is None and var.events is None:
+        queue = self.queue
+        self.due.clear()
+        while queue:
+            try:
+                owner, var, context, release, count = _next(queue)
+            except IndexError:  # another thread took the last entry
+                return
+            if count == _ALONE and var.failure is None and var.events is None:
+                release()
+                continue
+            self.coming.append(None)
+            try:
+                owner.delete_variable(var, partial(self._arrive, release), context)
+            except EngineError:
+                # The engine has stopped for good: nothing can be pending.
+                self._arrive(release)
+
+    def _early(self) -> bool:
+        """Return whether too few bytes are dead to be freed."""
+        if self._threshold is None:
+            self._threshold = float(config.process("FLAGS_eager_delete_tensor_gb")) * 2**30
+        return self._threshold < 0 or sum(list(self.due)) < self._threshold
+
+    def _arrive(self, release: Callable[[], object]) -> None:
+        """Free memory whose var the engine has deleted."""
+        try:
             release()
-            continue
-        coming.append(None)
-        try:
-            owner.delete_variable(var, partial(_arrive, release), context)
-        except EngineError:
-            # The engine has stopped for good: nothing can be pending.
-            _arrive(release)
+        finally:
+            self.coming.pop()
 
 
-def _early() -> bool:
-    """Return whether too few bytes are dead to be freed."""
-    global _threshold
-    if _threshold is None:
-        _threshold = float(config.process("FLAGS_eager_delete_tensor_gb")) * 2**30
-    return _threshold < 0 or sum(list(due)) < _threshold
-
-
-def _arrive(release: Callable[[], object]) -> None:
-    """Free memory whose var the engine has deleted."""
-    try:
-        release()
-    finally:
-        coming.pop()
+dead = DeadChunks()
+"""The dead chunks of this process."""
+drain, sweep, shelf_for = dead.drain, dead.sweep, dead.shelf_for
 
 
 def _give_dead_back(context: Context, nbytes: int) -> bool:
     """Free dead chunks; a step of storage's ladder."""
-    if not dead and not any(shelf.entries for shelf in list(_shelves.values())):
+    if not dead.queue and not any(shelf.entries for shelf in list(dead.shelves.values())):
         return False
     drain(everything=True)
     return True
@@ -199,11 +215,11 @@ def _await_frees(context: Context, nbytes: int) -> bool:
 
     Without such frees, or inside an operation, it does not wait.
     """
-    awaited = len(coming)
+    awaited = len(dead.coming)
     try:
         on_gpu = context.device_type in ("gpu", "sim")
         patience = config.process("FLAGS_gpu_allocator_retry_time") / 1000 if on_gpu else PATIENCE_S
-        return awaited > 0 and (engine.get().settle(patience) or len(coming) < awaited)
+        return awaited > 0 and (engine.get().settle(patience) or len(dead.coming) < awaited)
     except EngineError:  # the engine has stopped, or this thread is in the middle of its work
         return False
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.ndarray.memory.release import drain, due
+from weftplan.ndarray.memory.release import dead, drain
 from weftplan.ndarray.spill import spilling
 from weftplan.ndarray.spill.spilling import SpillableChunk
 from weftplan.storage.recording import address_of
@@ -28,7 +28,7 @@ class DynamicChunk(SpillableChunk):
         if spilling.moving() or self._home is not None:
             raw = super()._first_use(stream_ordered=stream_ordered)
         else:  # no other thread moves the bytes
-            if due:
+            if dead.due:
                 drain()
             resource, allocation = self._place = self._take()
             self._release = partial(resource.free, allocation)

@@ -39,7 +39,7 @@ from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray import pushing
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk
-from weftplan.ndarray.memory.release import drain, due
+from weftplan.ndarray.memory.release import dead, drain
 from weftplan.ndarray.spill import spill_ahead
 from weftplan.storage import Allocation, Resource, homes, relief
 from weftplan.storage.recording import address_of
@@ -110,7 +110,7 @@ class SpillableChunk(Chunk):
         self._first_use(stream_ordered=True)
 
     def _first_use(self, *, stream_ordered: bool = False) -> Any:
-        if due:
+        if dead.due:
             drain()
         with self._moving:  # wait for a copy in progress
             if self._raw is not None:
