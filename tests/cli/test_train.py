@@ -120,7 +120,7 @@ def test_report_and_checkpoint(tmp_path):
     steps = [event for event in events if event["event"] == "step"]
     assert sum(event["steps"] for event in steps) == steps[-1]["step"] <= 22
     assert {"accuracy", "cross-entropy"} == set(steps[0]["metrics"])
-    assert "sgd_mom_update" in (report / "lanes.html").read_text()
+    assert "KVStoreReduce" in (report / "lanes.html").read_text()
     _, args, _ = load_checkpoint(prefix, 1)
     assert any(name.endswith("_weight") for name in args)
 

@@ -25,6 +25,7 @@ from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Op, TensorSpec
 from weftplan.ops.fusion import relu as joined
 from weftplan.ops.fusion.depthwise_block import BLOCK, BLOCK_GRADIENT
+from weftplan.ops.fusion.pointwise import GROUP, POINTWISE, Group, Member
 from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
 from weftplan.planner import PlanOptions
 
@@ -107,6 +108,16 @@ def shared_calls() -> list[Call]:
     return calls
 
 
+def pointwise_calls() -> list[Call]:
+    """Return a fused node with three results, two inputs of one shape and a broadcast input."""
+    exp, add, relu = registry.get("exp"), registry.get("broadcast_add"), registry.get("relu")
+    members = (Member(exp, {}, (0,), (3,)), Member(add, {}, (3, 1), (4,)), Member(add, {}, (4, 2), (5,)),
+               Member(relu, {}, (5,), (6,)))  # fmt: skip
+    group = Group(members, ((4, 5), (4, 5), (1, 5)), (3, 4, 6), (4, 5), np.dtype("float32"))
+    arrays = [random(4, 5), random(4, 5, seed=1), random(1, 5, seed=2)]
+    return [made(POINTWISE, {GROUP: group}, arrays, [(4, 5)] * 3)]
+
+
 ALIKE = {
     "_npi_sort": "sort", "_npx_batch_norm": "BatchNorm", "_npx_dropout": "Dropout", "_npx_group_norm": "GroupNorm",
     "_npx_instance_norm": "InstanceNorm", "_npx_layer_norm": "LayerNorm", "_npx_leaky_relu": "LeakyReLU",
@@ -171,7 +182,7 @@ def calls_by_operator() -> dict[str, list[Call]]:
                 add(backward)
         call.inputs = pristine
         add(call)
-    for call in (*block_calls(), *norm_calls(), *normalized_calls(), *shared_calls()):
+    for call in (*block_calls(), *norm_calls(), *normalized_calls(), *shared_calls(), *pointwise_calls()):
         add(call)
     return {name: calls for name, calls in found.items() if calls}
 

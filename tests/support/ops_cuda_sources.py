@@ -36,7 +36,7 @@ def codes():
     for found in pkgutil.iter_modules(weftplan.ops.cuda.__path__, "weftplan.ops.cuda."):
         module = importlib.import_module(found.name)
         for name, value in vars(module).items():
-            if isinstance(value, str) and "__global__" in value and value is not philox._FILL:
+            if isinstance(value, str) and "__global__" in value and value not in (philox._FILL, pooling._SOURCE):
                 yield f"{found.name.rpartition('.')[2]}.{name}", value
     for kind in ("float", "double"):
         yield f"philox.{kind}", philox._FILL.replace("U(key0", f"uniform_{kind}(key0")

@@ -61,8 +61,8 @@ __device__ int high_of(int i, int stride, int pad, int windows) {
 }
 """
 _NAMES = ["d", "h", "w", "od", "oh", "ow", "kd", "kh", "kw", "sd", "sh", "sw", "pd", "ph", "pw"]
-_EXTENTS = f"{', '.join(f'long long {name}_' for name in _NAMES)}, int kind_, int padded_, T least, long long count"
-_NARROW = " ".join(f"int {name} = (int){name}_;" for name in (*_NAMES, "kind", "padded"))
+_EXTENTS = f"{', '.join(f'long long {name}_' for name in _NAMES)}, T least, long long count"
+_NARROW = " ".join(f"int {name} = (int){name}_;" for name in _NAMES)
 """Python's numbers are passed as 64 bits; arrays have fewer than 2^31 elements, so 32 do."""
 _ROWS, _STRIP = 4, 8
 """Neighbouring rows of one column that a thread computes: of the results, and of the gradient."""
@@ -149,7 +149,7 @@ WINDOWS
 extern "C" __global__ void pool_sum(const T* x, T* y, EXTENTS) {
 OUTPUTS
 WINDOWS
-    int area = span_of(layer, sd, pd, kd, d, padded) * span_of(column, sw, pw, kw, w, padded);
+    int area = span_of(layer, sd, pd, kd, d, PADDED) * span_of(column, sw, pw, kw, w, PADDED);
     int known = 0;
     A share = (A)1;
     for (; row < end; ++row) {
@@ -157,7 +157,7 @@ WINDOWS
         int bottom = end_of(row, sh, ph, kh, h);
         A sum = (A)0;
         TAPS(sum += (A)pixels[at];)
-        int m = kind == 1 ? area * span_of(row, sh, ph, kh, h, padded) : 0;
+        int m = KIND == 1 ? area * span_of(row, sh, ph, kh, h, PADDED) : 0;
         if (m != known) {  // the same for all windows within the image
             known = m;
             share = share_of(m);
@@ -254,7 +254,7 @@ INSIDE
                 #pragma unroll 1
                 for (int c = low_c; c <= last_c; ++c) {
                     A g = (A)dy[(lines + (unsigned int)(from_b + j)) * (unsigned int)ow + (unsigned int)c];
-                    if (kind == 1) g = g * (A)(1.0 / (double)(kd * kh * kw));
+                    if (KIND == 1) g = g * (A)(1.0 / (double)(kd * kh * kw));
                     #pragma unroll
                     for (int t = 0; t < kh; ++t) {
                         int k = (offset + j) * sh - ph + t;
@@ -264,13 +264,13 @@ INSIDE
             }
             continue;
         }
-        int depth = span_of(a, sd, pd, kd, d, padded);
+        int depth = span_of(a, sd, pd, kd, d, PADDED);
         for (int b = low_b; b <= last_b; ++b) {
-            int area = kind == 1 ? depth * span_of(b, sh, ph, kh, h, padded) : 0;
+            int area = KIND == 1 ? depth * span_of(b, sh, ph, kh, h, PADDED) : 0;
             int from = b * sh - ph - row;
             #pragma unroll 1
             for (int c = low_c; c <= last_c; ++c) {
-                int m = area * span_of(c, sw, pw, kw, w, padded);
+                int m = area * span_of(c, sw, pw, kw, w, PADDED);
                 if (m != known) {
                     known = m;
                     share = share_of(m);
@@ -344,7 +344,7 @@ def _words(params: Params, image: Shape, grid: Shape, dtype: DType) -> tuple[str
     padded = int(params["count_include_pad"] is not False)
     kind = _KINDS[params["pool_type"]]
     code = source(tuple(extents[6:]), kind=kind, padded=padded, flat=rank < 3)
-    return code, (*extents, np.int32(kind), np.int32(padded), least)
+    return code, (*extents, least)
 
 
 @lru_cache(maxsize=256)
@@ -354,13 +354,9 @@ def source(windows: tuple[int, ...], *, kind: int, padded: int, flat: bool) -> s
 
     With ``flat`` it also knows that images have no depth.
     """
-    known = {
-        **dict(zip(_NAMES[6:], windows, strict=True)),
-        "kind": kind,
-        "padded": padded,
-        **({"d": 1, "od": 1} if flat else {}),
-    }
-    text = _SOURCE
+    known = dict(zip(_NAMES[6:], windows, strict=True)) | ({"d": 1, "od": 1} if flat else {})
+    text = re.sub(r"\bKIND\b", str(kind), _SOURCE)
+    text = re.sub(r"\bPADDED\b", str(padded), text)
     for name, value in known.items():
         text = text.replace(f"int {name} = (int){name}_;", f"int {name} = {value};")
     return text

@@ -6,7 +6,6 @@ Pixels are uint8 arrays of shape (height, width, channels) in RGB order, as in M
 from __future__ import annotations
 
 import io
-import warnings
 from typing import Any
 
 import numpy as np
@@ -59,15 +58,18 @@ def decode(content: bytes, flag: int = COLOUR, what: str = "these bytes") -> Hos
     if not content:
         raise FormatError(f"{what}: no image: there are no bytes")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", module.DecompressionBombWarning)
-            with module.open(io.BytesIO(content)) as opened:
-                opened.load()
-                picture = ImageOps.exif_transpose(opened)
+        with module.open(io.BytesIO(content)) as opened:
+            # Pillow only warns up to twice its limit. Filters of warnings belong to the process and would change those
+            # of other threads, so the limit is compared here.
+            pixels, limit = opened.width * opened.height, module.MAX_IMAGE_PIXELS
+            if limit is not None and pixels > limit:
+                raise module.DecompressionBombError(f"image size ({pixels} pixels) exceeds limit of {limit} pixels")
+            opened.load()
+            picture = ImageOps.exif_transpose(opened)
     except module.UnidentifiedImageError:
         reason = other_kind(content[:64]) or f"it begins with {content[:12]!r}"
         raise FormatError(f"{what}: no image that can be read; {reason}") from None
-    except module.DecompressionBombWarning as error:
+    except (module.DecompressionBombWarning, module.DecompressionBombError) as error:
         raise FormatError(f"{what}: {error}") from None
     except Exception as error:  # a damaged file may raise anything inside its decoder
         raise FormatError(f"{what}: a damaged image: {error}") from error
@@ -78,8 +80,8 @@ def decode(content: bytes, flag: int = COLOUR, what: str = "these bytes") -> Hos
         picture = picture.convert("L")
     elif flag == 1 or picture.mode not in _PLAIN.values():
         picture = picture.convert("RGB")
-    pixels = np.asarray(picture, np.uint8)
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+    values = np.asarray(picture, np.uint8)
+    return values if values.ndim == 3 else values[:, :, None]
 
 
 def encode(pixels: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
