@@ -51,7 +51,7 @@ def says(call, *words):
 
 
 def need_mpi() -> None:
-    """Skip the test where there is no MPI beside this Python; the extra ``test`` installs one."""
+    """Skip the test if this Python has no MPI; the extra ``test`` installs one."""
     pytest.importorskip("mpi4py")
     if shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None:
         pytest.skip("no mpiexec beside this Python")
@@ -85,7 +85,7 @@ def run_ranks(
     try:
         told, errors = child.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)  # the ranks, too: they would be left behind
+        os.killpg(child.pid, signal.SIGKILL)  # kills the ranks, too, which would outlive it
         if hosts is not None:
             hosts.end()
         told, errors = child.communicate()

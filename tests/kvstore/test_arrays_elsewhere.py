@@ -1,7 +1,7 @@
-"""Stores and tasks on arrays most of which wait in a home: each operation has the memory of all its arrays, or none.
+"""Stores and tasks on mostly offloaded arrays: each operation gets the memory of all its arrays, or none.
 
-There is room for the arrays of one operation and some more, and several workers want them at once. If each kept what it
-has while it waits for the rest, they would refuse each other what fits.
+There is room for the arrays of one operation and some more, and several workers need them at once. If each kept part of
+its memory while it waits for more, they would deadlock.
 """
 
 import gc
@@ -21,7 +21,7 @@ KEYS, EACH = 6, 4
 
 @pytest.fixture(params=["cpu", "sim"])
 def where(request, folder):
-    """A context with room for nine arrays, of which an operation needs at most six; the others go to a home."""
+    """Return a context with room for nine arrays; an operation needs at most six, and the others are offloaded."""
     ctx = getattr(mx, request.param)(9240)
     homes = f"file:{folder}:64MB" if request.param == "cpu" else "host:64MB"
     with (

@@ -1,4 +1,4 @@
-"""Pulls that the calling thread makes itself, again and again: what is kept of one must never decide for another."""
+"""Repeated pulls that run inline: the cache of one pull must never decide for another."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_other_arrays_are_checked_as_ever(kv):
 
 
 def test_a_list_that_changes_meanwhile(kv):
-    """The list is the user's: what stands in it now is filled."""
+    """The list is the user's: its current arrays are filled."""
     outs = arrays(2)
     pulled(kv, outs)
     old, outs[1] = outs[1], mx.nd.zeros((3,))
@@ -109,7 +109,7 @@ def test_a_store_keeps_no_array_of_its_user(kv):
 
 
 def test_a_pull_that_repeats_waits_its_turn(kv, eng):
-    """Behind a write of an array that is still to come, and before a later change of it."""
+    """The pull runs after a pending write of an array, and before a later change of it."""
     outs, gate = arrays(2), threading.Event()
     pulled(kv, outs)
     eng.wait_for_all()
@@ -136,7 +136,7 @@ def test_failures_are_kept_as_ever(kv, eng):
 
 
 def test_arrays_that_may_wait_elsewhere_by_now(kv):
-    """What has been settled before does not decide how memory is found now."""
+    """Cached calls do not decide how memory is found now."""
     outs = arrays(2)
     pulled(kv, outs)
     with spilling.using("true"):
@@ -170,7 +170,7 @@ def test_a_value_that_is_replaced(kv):
 
 
 def test_several_threads_pull_one_key(kv):
-    """Each into arrays of its own, while another one pushes: every pull finds one value whole."""
+    """Threads pull into arrays of their own while another thread pushes: every pull finds one value whole."""
     stop, wrong = threading.Event(), []
 
     def pull():

@@ -1,4 +1,4 @@
-"""What a store says of input that makes no sense, word for word, and that it goes on afterwards."""
+"""Error messages of stores for invalid input, word for word; stores stay usable afterwards."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_compression_on_a_store_that_has_none() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_an_updater_that_raises(late: bool) -> None:
-    """What it raises itself is the push's error; what its operation raises is the next wait's. The store goes on."""
+    """The push raises an updater's own error, the next wait an error of its operation. The store stays usable."""
     kv = mx.kv.create("device")
     kv.init("w", zeros(3))
 

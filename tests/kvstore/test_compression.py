@@ -1,4 +1,4 @@
-"""Gradients of two bits an element: the rule element by element, on every kind of device, and what is refused."""
+"""Gradients of two bits an element: the rule element by element, on every kind of device, and refusals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = ["device", "local_allreduce_device"]
 
 
 def sent_slowly(gradient: np.ndarray, residual: list[np.float32], threshold: np.float32) -> list[np.float32]:
-    """What one push of a flat gradient sends, by the rule, an element at a time; changes the residual."""
+    """Return the values that a push of a flat gradient sends, element by element; change the residual."""
     sent = []
     for place, value in enumerate(gradient):
         residual[place] = np.float32(residual[place] + value)
@@ -44,7 +44,7 @@ def store(shape: tuple[int, ...], threshold: float, kind: str = "device") -> mx.
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("shape", "count", "threshold"), [((7,), 1, 0.5), ((3, 5), 3, 0.1), ((4, 4), 6, 1.7)])
 def test_the_rule_element_by_element(kind, where, shape, count, threshold):
-    """Several pushes give the sums of what the slow rule sends, bit for bit; residuals are each source's own."""
+    """Several pushes give the sums of the slow rule, bit for bit; each source has its own residual."""
     rng = np.random.default_rng(count)
     kv = store(shape, threshold, kind)
     residuals = [[np.float32(0)] * int(np.prod(shape)) for _ in range(count)]

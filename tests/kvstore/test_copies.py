@@ -1,4 +1,4 @@
-"""How many operations a push and a pull are, and what they do to arrays that overlap or have failed."""
+"""Number of operations of a push and a pull, and their effect on arrays that overlap or have failed."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_what_has_failed_stays_alone(eng):
 
 
 def test_a_failure_that_comes_later_is_shared(eng):
-    """And heals with the next pull, once somebody has been told."""
+    """A reported failure heals with the next pull."""
     kv = mx.kv.create("local")
     kv.init("w", mx.nd.ones((3,)))
     outs = [mx.nd.zeros((3,), ctx=mx.cpu(i)) for i in range(2)]
@@ -137,7 +137,7 @@ def test_a_failed_gradient_reaches_the_stored_value(eng):
 
 @pytest.mark.parametrize("kind", ["local", "device"])
 def test_small_pushes_and_pulls_of_idle_arrays_are_over_when_they_return(eng, kind):
-    """No worker is woken for them: what they have written stands there, and nothing is pending."""
+    """No worker is woken for them: their results are written, and nothing is pending."""
     kv = mx.kv.create(kind)
     kv.init("w", mx.nd.zeros((3, 5)))
     gradients = [mx.nd.full((3, 5), i + 1.0, ctx=mx.cpu(i)) for i in range(6)]
@@ -156,7 +156,7 @@ def test_small_pushes_and_pulls_of_idle_arrays_are_over_when_they_return(eng, ki
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int32"])
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_small_sums_have_the_bits_of_pushed_ones(eng, kind, dtype, count):
-    """Whoever sums, and when: busy arrays are summed by a worker, idle ones by the caller, in one order."""
+    """A worker sums busy arrays, the caller idle arrays, in one order."""
     rng = np.random.default_rng(count)
     values = [(rng.standard_normal((7, 3)) * 10.0 ** rng.integers(-2, 3, (7, 3))).astype(dtype) for _ in range(count)]
     found = []
@@ -178,7 +178,7 @@ def test_small_sums_have_the_bits_of_pushed_ones(eng, kind, dtype, count):
 
 
 def test_a_small_push_waits_its_turn(eng):
-    """Behind a write of a gradient that is still to come, and before a later change of it."""
+    """The push runs after a pending write of a gradient, and before a later change of it."""
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.zeros((4,)))
     gradient, out, gate = mx.nd.ones((4,)), mx.nd.zeros((4,)), threading.Event()

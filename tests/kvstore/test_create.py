@@ -1,4 +1,4 @@
-"""Making stores by name, plug-in stores, and where the device store sums."""
+"""Stores by name, plug-in stores, and the place of the device store's sums."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from weftplan.kvstore import factory
 
 @pytest.mark.parametrize("name", ["locl", "divice", ""])
 def test_unknown_name(name):
-    """An unknown store is refused, with the nearest name where there is one."""
+    """An unknown store is refused, with the nearest name if there is one."""
     with pytest.raises(KVStoreError, match="unknown kvstore"):
         mx.kv.create(name)
 
@@ -52,7 +52,7 @@ def test_names_that_are_still_to_come():
 
 @pytest.mark.skipif(mx.num_gpus() > 0, reason="there is a GPU")
 def test_nccl_without_a_gpu():
-    """It says what to install."""
+    """The error names the package to install."""
     with pytest.raises(KVStoreError, match=r"'nccl' sums on NVIDIA GPUs: gpu\(0\).*pip install '?weftplan\[cuda12\]"):
         mx.kv.create("nccl")
 

@@ -164,7 +164,7 @@ def test_compressed_sums_are_those_of_one_process():
 
 
 def test_one_process_alone(tmp_path: Path):
-    """Without a launcher the job has one member: the store works, and says what it is."""
+    """Without a launcher the job has one member: the store works, and reports its type."""
     need_mpi()
     body = """
         kv.init("w", mx.nd.zeros((2,)))

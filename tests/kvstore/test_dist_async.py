@@ -16,7 +16,7 @@ TWO = Job(2)
 
 
 def test_every_push_is_applied_once(tmp_path: Path):
-    """Small values on one server, large ones cut over all: after a barrier all see the sum of all updates."""
+    """Small values on one server, large values cut over all: after a barrier all see the sum of all updates."""
     run_ranks(
         tmp_path,
         3,
@@ -85,7 +85,8 @@ def test_rates_reach_the_servers():
     STORE="dist_async",
 )
 def test_mistakes():
-    """No optimizer, optimizers that differ, a failed gradient: an error where it belongs, and the store goes on."""
+    """No optimizer, differing optimizers, a failed gradient: each raises at the right call, and the store stays
+    usable."""
 
 
 @TWO.runs(
@@ -103,7 +104,7 @@ def test_mistakes():
     STORE="dist_async",
 )
 def test_a_barrier_is_behind_pushes():
-    """What was pushed before a barrier has been applied behind it, also where its sum takes a while."""
+    """Pushes before a barrier are applied after it, also if their sum takes a while."""
 
 
 @TWO.runs(
@@ -226,7 +227,7 @@ def test_hostile_headers_are_errors(data: bytes):
 
 
 def test_headers_come_back():
-    """What is encoded is decoded, with a rate and without; damage is named."""
+    """Encoding and decoding are inverse, with a rate and without; damage is named."""
     for header in (Header(Verb.PUSH, 3, 7, 40, 0.1), Header(Verb.PULL, 2**40)):
         assert Header.decode(header.encode(), 0) == header
     with pytest.raises(KVStoreError, match="another kind"):
@@ -234,7 +235,7 @@ def test_headers_come_back():
 
 
 def test_a_death_is_an_error_of_the_others(tmp_path):
-    """Each survivor hears who died at its next push or pull, also of keys that a living server has; nobody hangs."""
+    """Each survivor's next push or pull names the dead rank, also for keys of a living server; none hangs."""
     done = run_ranks(
         tmp_path,
         3,

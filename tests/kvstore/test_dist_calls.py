@@ -1,4 +1,4 @@
-"""``dist_sync`` in several real processes: what its calls become. Buckets, operations of the engine, copies."""
+"""``dist_sync`` in several real processes: the buckets, engine operations and copies of its calls."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ APART = {"FLAGS_fuse_parameter_groups_size": "-1", "WEFTPLAN_KVSTORE_SHARED_MEMO
 
 @TWO.runs(JOINED, **APART)
 def test_buckets_are_joined_without_a_copy():
-    """Keys that are pushed together are contiguous, in the order in which they travel; sums and updates are right."""
+    """Keys that are pushed together are contiguous, in exchange order; sums and updates are right."""
 
 
 def test_a_pull_makes_a_small_exchange_itself(tmp_path: Path):
-    """Where nobody holds it up: nothing is pending when the pull returns, but for a thread that was on its way."""
+    """If no process delays it, nothing is pending when the pull returns, except for a thread that is waking up."""
     run_ranks(
         tmp_path,
         2,

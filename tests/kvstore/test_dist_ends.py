@@ -1,4 +1,4 @@
-"""``dist_sync`` in several real processes: who leaves, is late, dies, fails, or does something else."""
+"""``dist_sync`` in several real processes: ranks that leave, are late, die, fail, or make other calls."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_uneven_batches_end_cleanly(tmp_path: Path):
 
 
 def test_who_leaves_does_not_wait_for_messages_that_are_gone(tmp_path: Path):
-    """A rank that looks late for the others' answers to its leave finds that they have gone on, and ends.
+    """A leaving rank that reads the others' answers late finds that they have continued, and exits.
 
-    They write message n + 2 over message n without waiting for who has left.
+    They write message n + 2 over message n without waiting for a leaving rank.
     """
     run_ranks(
         tmp_path,
@@ -100,7 +100,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_who_left_early_does_not_wait_for_the_dead(monkeypatch: pytest.MonkeyPatch, dies: bool):
-    """It ends MPI once all have come to their end, and leaves MPI alone where it hears meanwhile that one has died."""
+    """It finalizes MPI once all ranks have reached their exit, and skips that if it learns of a death meanwhile."""
     looks, ended = [], []
 
     class Request:
@@ -127,7 +127,7 @@ def test_who_left_early_does_not_wait_for_the_dead(monkeypatch: pytest.MonkeyPat
 
 
 def test_after_a_loss_a_program_ends_with_its_own_status(tmp_path: Path):
-    """What starts the job can tell a program that has given up from one that has done its work."""
+    """The launcher can distinguish a program that gave up from a program that finished."""
     done = run_ranks(
         tmp_path,
         2,

@@ -77,7 +77,7 @@ def test_a_wait_for_own_arrays_ends(tmp_path: Path):
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_wait_for_an_event_drives_the_engine(driver: str):
-    """What an operation does is waited for on engines with threads and without, and the wait has an end."""
+    """A wait for an operation's effect ends on engines with threads and without."""
     made = DRIVERS[driver]()
     with engine.using(made):
         over = threading.Event()

@@ -1,4 +1,4 @@
-"""``dist_sync`` in several real processes: who never comes, who ends without a word, forks, and what comes too late."""
+"""``dist_sync`` in several real processes: missing ranks, silent exits, forks, and late calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TWO = Job(2)
 
 
 def test_who_never_creates_a_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The others wait in MPI for it: no longer than the timeout, and they can say who it is."""
+    """The others wait in MPI for it no longer than the timeout, and name it."""
     body = """
         import os, time
         import weftplan as mx
@@ -68,8 +68,8 @@ def test_a_second_store_that_one_rank_does_not_create(tmp_path: Path):
 
 
 def test_who_ends_without_a_word_is_lost_at_once(tmp_path: Path):
-    """A process may end with a status other than 0 and leave MPI alone, which tells nobody: the others find out long
-    before the timeout, and go on."""
+    """A process may exit with a nonzero status without finalizing MPI, which MPI does not report: the others notice it
+    long before the timeout, and continue."""
     done = run_ranks(
         tmp_path,
         3,
@@ -160,7 +160,7 @@ def test_a_forked_child_exchanges_nothing():
     """
 )
 def test_what_comes_behind_the_end_of_a_store_is_told():
-    """An exchange that is queued after the store was closed ends with an error: whoever waits for it would hang."""
+    """An exchange queued after the store was closed ends with an error; otherwise its waiter would hang."""
 
 
 @TWO.runs(
@@ -199,4 +199,4 @@ def test_updaters_that_differ_are_told_and_not_taken():
     FLAGS_fuse_parameter_groups_size="-1",
 )
 def test_long_calls_are_quoted_from_where_they_differ():
-    """A bucket of many keys is longer than a message: what is quoted begins where the processes differ."""
+    """A bucket of many keys is longer than a message: the quotation starts at the difference."""

@@ -1,4 +1,4 @@
-"""Sums over several devices: every way is right, the model is what simulated devices do, and the fastest is taken."""
+"""Sums over several devices: every way is right, the model matches simulated devices, and the fastest way is chosen."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_every_way_sums_all_and_copies_to_all(count, peers):
 
 def run_on_devices(way, links, home, values, seed=None):
     """(virtual seconds of a push and a pull on simulated devices, the sum), with raw memory and no engine."""
-    connect(dataclasses.replace(links))  # with wires that nobody has used
+    connect(dataclasses.replace(links))  # with unused wires
     count, elements = len(values), values[0].size
     _, push, pull = planned(way, home, links, 4)
     places = [device.get(mx.sim(index)) for index in range(count)]
@@ -150,7 +150,7 @@ def test_devices_take_the_time_of_the_model_and_the_fastest_is_taken(name, eleme
 
 
 def test_no_way_is_the_best_for_all():
-    """Small arrays on a mesh take a tree, on a switch one step; large ones ranges or a chain."""
+    """Small arrays on a mesh take a tree, on a switch one step; large arrays ranges or a chain."""
     found = {
         (name, elements): chooser()._choose(LINKS[name], 2, elements, 4).way.name
         for name in LINKS
@@ -185,7 +185,7 @@ def test_the_same_bits_in_whatever_order_streams_run():
 
 
 def exchanged(contexts, values, **pushes):
-    """What every place holds after a push and a pull of a store, and the store."""
+    """Return the values of every place after a push and a pull, and the store."""
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.zeros(values[0].shape, ctx=contexts[0]))
     gradients = [mx.nd.array(value, ctx=ctx) for value, ctx in zip(values, contexts, strict=True)]

@@ -187,7 +187,7 @@ def trained(folder: Path, statement: str, restarts: int) -> tuple[subprocess.Com
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The weights at the end of a job in which nothing fails."""
+    """Return the final weights of a job without failures."""
     done, weights = trained(tmp_path_factory.mktemp("whole") / "job", "pass", 0)
     assert done.returncode == 0, done.stderr
     assert len(weights) == 2

@@ -1,4 +1,4 @@
-"""What stores of several processes keep: plans say it before there is a job, and jobs keep exactly that."""
+"""Memory of distributed stores: plans predict it before a job, and jobs use exactly those bytes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CASES = [
 
 
 def test_jobs_keep_what_their_plans_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """To the byte, on every rank, with shared memory and without; a plan by name is that of who keeps most."""
+    """To the byte, on every rank, with shared memory and without; a plan by name is that of the largest rank."""
     monkeypatch.setenv("MXNET_KVSTORE_BIGARRAY_BOUND", "10000")
     done = run_ranks(tmp_path, 2, TRAINED, CASES=repr(CASES))
     scope: dict[str, Any] = {"mx": mx}
@@ -90,7 +90,7 @@ def test_a_plan_needs_to_know_how_many_processes():
 
 
 def test_a_plan_in_a_job_is_that_of_its_process(monkeypatch):
-    """Open MPI's own variables say how many processes there are, which one this is, and how many are on this host."""
+    """Open MPI's own variables give the number of processes, this process's rank, and the number on this host."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1001)
     for name, number in (("SIZE", 3), ("RANK", 1), ("LOCAL_SIZE", 3)):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(number))

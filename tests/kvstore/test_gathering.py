@@ -1,4 +1,4 @@
-"""Who has come to the same place on this host, and who has ended, with processes that no MPI has started."""
+"""Detection of processes at the same place on this host, and of exits, with processes without MPI."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_who_is_missing_and_who_has_ended(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_without_a_launcher_nobody_is_known(monkeypatch: pytest.MonkeyPatch):
-    """A process that nothing but itself has started misses nobody."""
+    """A process without a launcher misses no other process."""
     monkeypatch.delenv("PMIX_NAMESPACE", raising=False)
     place = Gathering("test")
     assert (place.missing(), place.ended()) == ([], set())

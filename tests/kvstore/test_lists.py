@@ -1,4 +1,4 @@
-"""Lists of keys: buckets, operations, fused optimizer steps, and what happens when one of them goes wrong."""
+"""Lists of keys: buckets, operations, fused optimizer steps, and their failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(kind: str, contexts: list[mx.Context], dtype: str = "float32") -> mx.k
 
 @pytest.fixture
 def pushed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of the operations that are pushed, on an engine on which none runs inline."""
+    """Return the names of pushed operations, on an engine without inline runs."""
     names: list[str] = []
     own = engine.create("ThreadedEnginePerDevice")
     push = own.push

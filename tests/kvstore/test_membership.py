@@ -1,4 +1,4 @@
-"""Agreement on who is left after deaths, over messages that are late: many orders, with a model of MPI."""
+"""Agreement on the survivors of deaths, over late messages: many orders, with a model of MPI."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from weftplan.kvstore.distributed.transport.wire import View
 
 
 class Refused(Exception):
-    """What the model of MPI raises for a message from or to the dead."""
+    """Error of the model of MPI for a message from or to a dead process."""
 
 
 class Request:
-    """A receive that a message may meet later, or a send that nobody waits for."""
+    """A receive that a message may match later, or a send without a waiter."""
 
     def __init__(self, world: World, me: int, source: int | None = None, room: bytearray | None = None) -> None:
         self.world, self.me, self.source, self.room = world, me, source, room
@@ -44,7 +44,7 @@ class Request:
 
 
 class World:
-    """So many processes, who is dead, and who has heard of it; messages stay in order between two processes."""
+    """Processes, the dead processes, and the knowledge of each; messages stay in order between two processes."""
 
     SUCCESS, ERR_OTHER = 0, 16
     BYTE = None
@@ -92,10 +92,10 @@ class Member(Members):
 @together()
 @pytest.mark.parametrize("seed", range(60))
 def test_survivors_agree_whatever_dies_when(seed: int):
-    """All who live end with the same members, epoch, place in the program and leader; none waits for ever.
+    """All survivors end with the same members, epoch, place in the program and leader; none waits for ever.
 
-    Members die at random moments, also within an agreement, and each of the others hears of it at a moment of its own.
-    One that has ended looks for losses as an exchange does, and takes part again when it hears of one.
+    Members die at random moments, also within an agreement, and each other member learns of it at a moment of its own.
+    A member that has finished checks for losses as an exchange does, and takes part again after a loss.
     """
     chance = random.Random(seed)
     size = chance.randint(2, 7)
@@ -137,7 +137,7 @@ def test_survivors_agree_whatever_dies_when(seed: int):
 
 
 def test_waits_end_and_who_was_given_up_is_told():
-    """Nobody waits for ever for one that does not come; one that the others count as gone gets an error."""
+    """Waits for a missing member end; a member that the others count as lost gets an error."""
     world = World(3)
     first, third = Member(world, 0, 0), Member(world, 2, 0)
     first.timeout_s = 0

@@ -1,4 +1,4 @@
-"""Arrays in a row, copied and added piece by piece: what a compiled loop does in one call is what NumPy does."""
+"""Concatenated arrays, copied and added piece by piece: one compiled call gives NumPy's bits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_does_not_fit_into_the_caches(monkeypatch):
 
 
 def test_an_array_that_has_moved():
-    """Is read where it is now."""
+    """It is read at its current address."""
     mover, dtype = Mover(), np.dtype("float32")
     for number in range(20):
         source, target = np.full(50, number, dtype), np.zeros(50, dtype)

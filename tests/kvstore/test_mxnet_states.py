@@ -48,7 +48,7 @@ def read(text):
 
 
 def test_arrays_and_settings():
-    """The values are those that MXNet shows; updates are counted where the optimizer is in the file."""
+    """The values are those that MXNet shows; updates are counted if the file has the optimizer."""
     states, counts = read(SGD)
     np.testing.assert_array_equal(states[0].asnumpy(), np.array(MOMENTUM, "float32"))
     assert (sorted(states), states[1].shape, counts) == ([0, 1], (4,), {})
@@ -127,7 +127,7 @@ def test_everything_else_is_refused(tmp_path, monkeypatch, value, protocol):
 
 @pytest.mark.parametrize("value", [[1, 2], {0: "text"}, {(1, 2): None}, {0: {1: 2}}, ({}, 1, 2)])
 def test_no_states(value):
-    """A pickle of something else says what it holds."""
+    """The error for another pickle names its content."""
     with pytest.raises(FormatError, match="optimizer states"):
         read_mxnet_states(pickle.dumps(value))
 

@@ -1,4 +1,4 @@
-"""The store ``nccl`` on the stand-in for CuPy: sums, pulls, the optimizer, and what is refused."""
+"""The store ``nccl`` on the stand-in for CuPy: sums, pulls, the optimizer, and refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gpus(request):
 
 @pytest.fixture(params=GPUS)
 def cards(request):
-    """All GPUs there are, at least two, with NCCL: of the stand-in, or real ones."""
+    """Return all GPUs, at least two, with NCCL: the stand-in's, or real GPUs."""
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(place(request.param))
         count = device.num_gpus()
@@ -36,7 +36,7 @@ def cards(request):
 
 
 def test_sums_of_all_cards(cards):
-    """What each card adds comes back to each, run after run; a Module trains with it to the same weights twice."""
+    """Each card gets the sum of all cards, run after run; a Module trains to the same weights twice."""
     kv = mx.kv.create("nccl")
     kv.init("w", mx.nd.zeros((1000,), ctx=cards[0]))
     for step in range(5):

@@ -1,4 +1,4 @@
-"""Exchanges beside backward: a gradient travels while those of earlier layers are not computed yet."""
+"""Exchanges during backward: a gradient travels while those of earlier layers are still pending."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ NETWORK = """
 
 
 def test_the_last_gradient_travels_while_backward_runs(tmp_path: Path):
-    """Backward of the first layer waits until the gradient of the last one has been exchanged, so both must overlap.
+    """Backward of the first layer waits until the gradient of the last layer has been exchanged, so both must overlap.
 
     It is so in shared memory and by MPI, and the trace shows it: an exchange ends before backward does.
     """
@@ -80,8 +80,8 @@ def test_the_last_gradient_travels_while_backward_runs(tmp_path: Path):
 
 
 def test_most_of_an_exchange_is_hidden_on_devices_with_streams() -> None:
-    """Four simulated GPUs that NVLink joins: more than half of the exchange runs during backward, and an in-order
-    schedule, in which the next computation waits for every exchange, would hide nothing."""
+    """Four simulated GPUs with NVLink: more than half of the exchange runs during backward. An in-order schedule, with
+    the next computation after every exchange, would hide nothing."""
     script = Path(__file__).parents[2] / "docs/draw_overlap.py"
     spec = importlib.util.spec_from_file_location("draw_overlap", script)
     assert spec is not None

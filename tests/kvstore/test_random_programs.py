@@ -22,14 +22,14 @@ MOST = 14
 
 @dataclass
 class Pair:
-    """An array, and what it must hold."""
+    """An array, and its expected values."""
 
     array: mx.nd.NDArray
     value: np.ndarray
 
 
 def total(kind: str, values: list[np.ndarray]) -> np.ndarray:
-    """The sum in the order of the store: left to right, or in groups of four behind the first."""
+    """Return the sum in the order of the store: left to right, or in groups of four after the first."""
     step = 1 if kind == "device" else 4
     result = values[0].copy()
     for first in range(1, len(values), step):
@@ -42,7 +42,7 @@ def total(kind: str, values: list[np.ndarray]) -> np.ndarray:
 
 
 def exchange(choice: random.Random, pairs: list[Pair], store: mx.kv.KVStore, key: int) -> list[Pair]:
-    """Push some arrays under a new key; what is pulled, wherever."""
+    """Push some arrays under a new key; return the pulled arrays, on any contexts."""
     pushed = choice.sample(pairs, choice.randrange(1, min(len(pairs), 6) + 1))
     store.init(key, mx.nd.zeros(SHAPE, ctx=choice.choice(CONTEXTS)))
     store.push(key, [pair.array for pair in pushed])
@@ -52,7 +52,7 @@ def exchange(choice: random.Random, pairs: list[Pair], store: mx.kv.KVStore, key
 
 
 def step(choice: random.Random, draw: np.random.Generator, one: Pair, other: Pair) -> list[Pair]:
-    """Do one thing with an array; returns new ones."""
+    """Apply one operation to an array; return new arrays."""
     verb = choice.choice(["new", "scalar", "add", "copyto", "row", "rows", "move", "view", "combine"])
     a, b = one.array, other.array
     if verb == "new":

@@ -178,7 +178,7 @@ def test_half_precision_is_summed_in_float32(dtype, block_sum):
 
 @pytest.mark.parametrize("block_sum", [sum_grouped_block, sum_sequential_block])
 def test_compiled_loops_change_no_bit(block_sum, monkeypatch):
-    """Whether llvmlite is installed, and how many threads there are, nobody can tell from a sum."""
+    """A sum's bits depend neither on llvmlite nor on the number of threads."""
     monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
     xs, found = sources(7, 70_001), []
     for compiled, threads in ((True, 1), (True, 3), (False, 1)):

@@ -36,7 +36,7 @@ def test_the_type_is_a_name():
 
 
 def test_made_from_rows():
-    """row_sparse_array takes rows and their numbers, a dense array or a shape; what does not fit is refused."""
+    """row_sparse_array takes rows and their numbers, a dense array or a shape; mismatches are refused."""
     made = mx.nd.sparse.row_sparse_array(([[1, 2], [3, 4]], [2, 0]), shape=(4, 2))
     assert made.asnumpy().tolist() == [[3, 4], [0, 0], [1, 2], [0, 0]]
     assert mx.nd.sparse.row_sparse_array(([[1.0]], [2])).shape == (3, 1)

@@ -1,4 +1,4 @@
-"""Who makes an exchange, and who is woken for it: without MPI."""
+"""The thread that drives an exchange, and the threads that are woken for it: without MPI."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Group:
 
 
 class Exchange:
-    """Of one array, which nobody holds up but its own process."""
+    """An exchange of one array that only its own process can delay."""
 
     def __init__(self, nbytes: int = SMALL, looks: Callable[[], Iterator[None]] = lambda: iter(())) -> None:
         self.part, self.over, self._nbytes = Part(), threading.Event(), nbytes
@@ -43,8 +43,8 @@ class Exchange:
 
 @pytest.fixture(params=[False, True])
 def others_drive(request):
-    """A sequencer behind whose first exchange others wait, when threads that wait have made the last ones themselves;
-    with the list of times its own thread is woken."""
+    """Return a sequencer whose recent exchanges were driven by waiting threads, and the list of wake-ups of its own
+    thread."""
     sequencer, first, rung = Sequencer(Group(shares_memory=request.param), "test"), Exchange(), []
     ring = sequencer._ring
     sequencer._ring = lambda: rung.append(ring())
@@ -57,7 +57,8 @@ def others_drive(request):
 
 
 def test_what_is_ready_is_left_to_the_thread_that_asks_for_it(others_drive):
-    """It waits next, and exchanges it: to wake another one would cost more. Large arrays only in shared memory."""
+    """The asking thread waits next, and exchanges it: waking another thread would cost more. Large arrays only in
+    shared memory."""
     sequencer, rung = others_drive
     for nbytes in (SMALL, LARGE):
         ready = Exchange(nbytes)
@@ -68,7 +69,7 @@ def test_what_is_ready_is_left_to_the_thread_that_asks_for_it(others_drive):
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
 def test_what_becomes_ready_later_wakes_the_thread(others_drive, nbytes):
-    """The program may be asleep by then, and nobody else would look for milliseconds."""
+    """The program may be asleep by then, and no other thread would poll for milliseconds."""
     sequencer, rung = others_drive
     late = Exchange(nbytes)
     sequencer.put(late.ticket)
@@ -87,7 +88,7 @@ def test_the_thread_leaves_the_next_exchange_to_who_has_made_the_last(monkeypatc
         left.arrive()
         sequencer._lazy = True
         sequencer.put(left.ticket)
-        sequencer._ring()  # as who has begun to make exchanges does
+        sequencer._ring()  # as a driving thread does
         assert not left.over.wait(0.1)
         assert left.over.wait(60)
     sequencer.close(60)
@@ -110,7 +111,7 @@ def test_the_thread_does_not_wait_behind_an_exchange_for_the_next(monkeypatch):
     first, following = Exchange(looks=looks), Exchange()
     for one in (first, following):
         one.arrive()
-    sequencer._lazy = True  # this thread is to make the first one
+    sequencer._lazy = True  # this thread has to drive the first exchange
     sequencer.put(first.ticket)
     sequencer._lazy = False
     sequencer.help()
@@ -123,7 +124,7 @@ def test_the_thread_does_not_wait_behind_an_exchange_for_the_next(monkeypatch):
 
 
 def test_who_leaves_an_exchange_half_way_makes_the_next(monkeypatch):
-    """The others are late, and the sequencer's thread waits for them; that does not say who waits the next time."""
+    """The others are late, and the sequencer's thread waits for them; the next exchange may have another driver."""
     monkeypatch.setattr(module, "_HELPING", 5)
     sequencer, here = Sequencer(Group(shares_memory=True), "test"), threading.Event()
 
@@ -144,7 +145,7 @@ def test_who_leaves_an_exchange_half_way_makes_the_next(monkeypatch):
 
 
 def test_what_is_behind_an_exchange_that_was_left_is_taken_with_it(monkeypatch):
-    """Nobody was woken for it when it was put, and the thread sleeps long when it has made an exchange itself."""
+    """No thread was woken when it was put, and the driver thread sleeps long after an exchange of its own."""
     monkeypatch.setattr(module, "_LAZY_S", 0.05)
     slept: list[float] = []
 
@@ -174,7 +175,7 @@ def test_what_is_behind_an_exchange_that_was_left_is_taken_with_it(monkeypatch):
         sequencer.put(one.ticket)
     while not slept:
         time.sleep(0.001)
-    sequencer._ring()  # as who has begun to make exchanges does
+    sequencer._ring()  # as a driving thread does
     assert all(one.over.wait(60) for one in left)
     assert len(set(before)) == 1
     sequencer.close(60)

@@ -1,4 +1,4 @@
-"""Memory that processes of one host share: messages, areas, and what a store does with it."""
+"""Memory that processes of one host share: messages, areas, and its use by a store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def two() -> tuple[SharedMemory, SharedMemory]:
 
 @shares_memory
 def test_messages_come_in_order():
-    """A message is missing until it was sent, is what was sent, and stays while its sender sends one more."""
+    """A message is missing until it is sent, arrives unchanged, and stays while its sender sends one more."""
     first, second = two()
     for step in range(5):
         told = bytes([step]) * (step * 1000)
@@ -67,7 +67,7 @@ def test_messages_come_in_order():
 
 @shares_memory
 def test_room_grows_and_is_read_only_for_others():
-    """Arrays of any size are seen by the other process, which cannot change them; what is too small is an error."""
+    """The other process sees arrays of any size, and cannot change them; too small a room is an error."""
     first, second = two()
     for size in (10, 3_000_000, 5):
         area = first.own.shares
@@ -106,7 +106,7 @@ def test_areas_of_others_are_recognised():
 
 
 def test_pieces_cover_a_range_once():
-    """What is cut out of arrays in a row is that range of the row, whatever the bounds."""
+    """Cutting a range out of concatenated arrays gives that range, for any bounds."""
     arrays = [np.arange(3), np.arange(0), np.arange(3, 9).reshape(2, 3), np.arange(9, 10)]
     for first in range(11):
         for end in range(first, 11):
@@ -118,9 +118,10 @@ def test_pieces_cover_a_range_once():
 @shares_memory
 @pytest.mark.shows("WEFTPLAN_KVSTORE_SHARED_MEMORY")
 def test_sums_of_growing_and_shrinking_arrays(tmp_path: Path):
-    """Sums follow each other without a pause: nobody writes over what another still reads, and nothing is left over.
+    """Sums follow each other without a pause: no process overwrites data that another still reads, and none is left
+    over.
 
-    With shared memory there are no merge buffers, and what is stored stays whole when a gradient fails.
+    With shared memory there are no merge buffers, and stored values stay whole when a gradient fails.
     """
     run_ranks(
         tmp_path,

@@ -1,4 +1,4 @@
-"""Arrays that are exchanged as one: joined in place where they lie side by side."""
+"""Arrays that are exchanged as one: contiguous arrays are joined in place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weftplan.kvstore.distributed.arrays.contiguous import side_by_side
 
 
 def test_neighbours_are_one_array():
-    """What is written to the whole is in the parts."""
+    """Writes to the whole appear in the parts."""
     room = np.arange(20, dtype=np.float32)
     parts = [room[2:5], room[5:5], room[5:9].reshape(2, 2), room[9:12]]
     whole = side_by_side(parts)

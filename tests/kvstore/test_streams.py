@@ -1,4 +1,4 @@
-"""The stores over devices whose work is enqueued, not done: a sum must run behind the copies that it reads."""
+"""Stores over devices with enqueued work: a sum must run after the copies that it reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weftplan import engine
 
 
 def exchanged(kind: str, devices: list[mx.Context], rounds: int) -> list[np.ndarray]:
-    """What each device holds after rounds of writing gradients, push, pull, and using what was pulled."""
+    """Return the values of each device after rounds of writing gradients, push, pull, and use of the pulled values."""
     shape = (64, 10)
     kv = mx.kv.create(kind)
     start = np.random.default_rng(0).standard_normal(shape).astype("float32")
@@ -41,7 +41,7 @@ def test_devices_with_streams_give_what_the_host_gives(kind: str, count: int) ->
 
 
 def test_loaded_states_follow_the_weight(tmp_path: Path) -> None:
-    """States come from a file to the host, and move at their first use to the device where the weight is."""
+    """States are loaded to the host, and move on first use to the weight's device."""
     outs = []
     for place in (mx.cpu(0), mx.sim(0)):
         kv = mx.kv.create("device")

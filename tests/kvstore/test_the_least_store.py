@@ -1,4 +1,4 @@
-"""The store ``teststore``: what a plug-in store needs at least."""
+"""The store ``teststore``: a minimal plug-in store."""
 
 import pytest
 

@@ -67,7 +67,7 @@ def test_trees_of_the_mesh_use_nvlinks_only_and_share_them_out():
 
 
 def test_a_ring_takes_the_best_links_that_close_it():
-    """The mesh has a ring of NVLinks; a matrix with one good ring gives that one."""
+    """The mesh has a ring of NVLinks; a matrix with a single good ring gives that ring."""
     links = nvlink_mesh()
     speeds = tuple(tuple(0.0 if a == b else links.bandwidth(a, b) for b in range(8)) for a in range(8))
     found = ring(speeds)
@@ -88,7 +88,7 @@ def test_a_ring_takes_the_best_links_that_close_it():
     "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY",
 )
 def test_the_tree_variables_act(monkeypatch, caplog):
-    """USETREE takes a tree where one step is faster, ARRAY_BOUND cuts it, LOGTREE logs it."""
+    """USETREE takes a tree although one step is faster, ARRAY_BOUND cuts it, LOGTREE logs it."""
     connect(ports(8, 450e9, 3e-6))
     contexts = [mx.sim(index) for index in range(8)]
 

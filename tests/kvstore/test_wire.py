@@ -1,4 +1,4 @@
-"""The messages of a distributed store: what is encoded comes back, and hostile bytes are an error, never more."""
+"""The messages of a distributed store: decoding inverts encoding, and hostile bytes only give an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ messages = st.builds(
 
 @given(messages)
 def test_round_trip(message: Message):
-    """A message is what was sent, and fits into the buffer that receives it."""
+    """A decoded message equals the sent message, and fits into the receive buffer."""
     data = message.encode()
     assert len(data) <= SIZE
     assert decode(bytearray(data), 3) == message
@@ -77,7 +77,8 @@ def test_long_texts_are_cut():
 
 @given(st.integers(1, 40), st.data())
 def test_views_come_back(size: int, data: st.DataObject):
-    """A view is what was sent; other lengths, other words and ranks beyond the job are errors that name the sender."""
+    """A decoded view equals the sent view; other lengths, words and ranks beyond the job are errors that name the
+    sender."""
     gone = frozenset(data.draw(st.sets(st.integers(0, size - 1))))
     view = View(data.draw(st.integers(0, 2**32 - 1)), data.draw(st.integers(0, 2**64 - 1)), gone)
     raw = view.encode(size)
