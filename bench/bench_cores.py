@@ -92,7 +92,7 @@ def main():
         for cut in (False, True):
             choose(cut, 1)  # how much scratch there is depends on it
             steps[cut] = bound(*NETWORKS[name]())
-        found = {mode: [] for mode in modes}
+        by_name = {mode: [] for mode in modes}
         for turn in range(args.rounds + 1):
             for mode, (cut, count) in modes.items():
                 choose(cut, count)
@@ -101,9 +101,9 @@ def main():
                 steps[cut].backward()
                 mx.nd.waitall()
                 if turn:  # the first prepares calls
-                    found[mode].append((time.perf_counter() - wall, time.process_time() - used))
+                    by_name[mode].append((time.perf_counter() - wall, time.process_time() - used))
         cells, least = [], []
-        for times in found.values():
+        for times in by_name.values():
             wall, cpu = np.array(times).T * 1e3
             cells.append(f"{np.median(wall):.1f}, {wall.min():.1f}, {np.median(cpu):.1f}")
             least.append(wall.min())

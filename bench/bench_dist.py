@@ -52,8 +52,8 @@ def main():
         )
         if run.returncode:
             sys.exit(run.stdout + run.stderr)
-        for nbytes, found in json.loads(run.stdout.strip().splitlines()[-1]).items():
-            (store, least, loop), (raw, raw_least, raw_loop) = found["store"], found["raw"]
+        for nbytes, report in json.loads(run.stdout.strip().splitlines()[-1]).items():
+            (store, least, loop), (raw, raw_least, raw_loop) = report["store"], report["raw"]
             print(
                 f"| {workers} | {int(nbytes):,} | {store * 1e6:,.0f} ({least * 1e6:,.0f}) "
                 f"| {raw * 1e6:,.0f} ({raw_least * 1e6:,.0f}) | {store / raw:.2f} ({least / raw_least:.2f}) "

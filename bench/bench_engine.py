@@ -96,8 +96,8 @@ def main():
         raise SystemExit(subprocess.call([sys.executable, os.path.join(HERE, "profiler_cost.py")]))
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}")
     print(blas_setting.describe())
-    for peer, found in (("MXNet", args.mxnet_python), ("dask", HAS_DASK)):
-        if not found:
+    for peer, actual in (("MXNet", args.mxnet_python), ("dask", HAS_DASK)):
+        if not actual:
             print(f"{peer} is skipped: {'it is not installed' if peer == 'dask' else 'no --mxnet-python'}")
     for placement in PLACEMENTS:
         no_ops(args, placement)

@@ -67,29 +67,29 @@ def main():
     parser.add_argument("--networks", nargs="+", default=["mlp", "lenet", "resnet18", "mobilenet", "lstm"])
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9)
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     print(blas_setting.describe())
     if sys.dont_write_bytecode:
         print("PYTHONDONTWRITEBYTECODE is set: every import compiles the package anew")
     print(f"| network | process | {' | '.join(COLUMNS)} |")
     print("|---" * (len(COLUMNS) + 2) + "|")
     with tempfile.TemporaryDirectory() as folder:
-        for name in given.networks:
+        for name in inputs.networks:
             text = Path(folder, f"{name}-symbol.json")
             text.write_text(mx.models.get(name).tojson())
-            shapes = mx.models.input_shapes(name, given.batch)
+            shapes = mx.models.input_shapes(name, inputs.batch)
             rows = {"weftplan, nothing cached": [], "weftplan, plans and kernels cached": []}
-            if given.mxnet_python:
+            if inputs.mxnet_python:
                 rows["MXNet 1.9.1"] = []
-            for k in range(given.rounds):
+            for k in range(inputs.rounds):
                 cache = Path(folder, f"{name}-{k}")
                 cache.mkdir(mode=0o700)
-                for row, found in rows.items():
+                for row, actual in rows.items():
                     ours = row != "MXNet 1.9.1"
-                    python = sys.executable if ours else given.mxnet_python
-                    found.append(measured(python, "weftplan" if ours else "mxnet", text, shapes, str(cache)))
-            for row, found in rows.items():
-                medians = (statistics.median(each[column] for each in found) for column in COLUMNS)
+                    python = sys.executable if ours else inputs.mxnet_python
+                    actual.append(measured(python, "weftplan" if ours else "mxnet", text, shapes, str(cache)))
+            for row, actual in rows.items():
+                medians = (statistics.median(each[column] for each in actual) for column in COLUMNS)
                 print(f"| {name} | {row} | {' | '.join(f'{value:.1f}' for value in medians)} |", flush=True)
 
 

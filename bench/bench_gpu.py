@@ -73,8 +73,8 @@ def per_call(call, wait, clock, *, rounds=7, least=0.02):
     """Median seconds of a call, over rounds of as many calls as take ``least`` seconds; the device has finished."""
     call()
     wait()
-    count, found = 1, []
-    while len(found) < rounds and not (found and clock.over()):
+    count, actual = 1, []
+    while len(actual) < rounds and not (actual and clock.over()):
         start = time.perf_counter()
         for _ in range(count):
             call()
@@ -83,8 +83,8 @@ def per_call(call, wait, clock, *, rounds=7, least=0.02):
         if spent < least and not clock.over():
             count *= 2
             continue
-        found.append(spent / count)
-    return statistics.median(found)
+        actual.append(spent / count)
+    return statistics.median(actual)
 
 
 # -- correctness ------------------------------------------------------------------------------------------------------
@@ -138,16 +138,16 @@ def count_launches(name, batch, context):
     """Launches of a training step of one network, per node and for the worst operator."""
     from tests.support.gpu_counts import counted
 
-    found = counted(models.get(name), models.input_shapes(name, batch=batch), context(0))
+    actual = counted(models.get(name), models.input_shapes(name, batch=batch), context(0))
     return [
-        {"what": f"{name}, batch {batch}: launches per node ({found.total} on {found.nodes} nodes)",
-         "value": round(found.mean, 2), "goal": 8, "met": found.mean <= 8},
-        {"what": f"{name}: most in one operator ({found.worst})", "value": found.most, "goal": 40,
-         "met": found.most <= 40},
-        {"what": f"{name}: host waits inside a step", "value": found.waits, "goal": 1, "met": found.waits <= 1},
-        {"what": f"{name}: bytes CuPy takes beside the plan", "value": found.beside, "goal": 0,
-         "met": not found.beside},
-        {"what": f"{name}: sums by atomics", "value": found.atomics, "goal": 0, "met": not found.atomics},
+        {"what": f"{name}, batch {batch}: launches per node ({actual.total} on {actual.nodes} nodes)",
+         "value": round(actual.mean, 2), "goal": 8, "met": actual.mean <= 8},
+        {"what": f"{name}: most in one operator ({actual.worst})", "value": actual.most, "goal": 40,
+         "met": actual.most <= 40},
+        {"what": f"{name}: host waits inside a step", "value": actual.waits, "goal": 1, "met": actual.waits <= 1},
+        {"what": f"{name}: bytes CuPy takes beside the plan", "value": actual.beside, "goal": 0,
+         "met": not actual.beside},
+        {"what": f"{name}: sums by atomics", "value": actual.atomics, "goal": 0, "met": not actual.atomics},
     ]  # fmt: skip
 
 
@@ -242,8 +242,8 @@ def copies(args, context, clock, rows):
                  "met": None})  # fmt: skip
     rows.append({"what": "n-way sum, n = 8, 256 MB: of copy bandwidth", "value": round(total / plain, 3), "goal": 0.92,
                  "met": total >= 0.92 * plain})  # fmt: skip
-    for way, found in (("out", out), ("in", back)):
-        rows.append({"what": f"copy {way}, GB/s", "value": round(found / 1e9, 1), "goal": None, "met": None})
+    for way, actual in (("out", out), ("in", back)):
+        rows.append({"what": f"copy {way}, GB/s", "value": round(actual / 1e9, 1), "goal": None, "met": None})
 
 
 def where_to_host(where, array):
@@ -370,15 +370,15 @@ PARTS = {name: globals()[name] for name in SHARES}
 
 def machine(args, context):
     """Describe the machine of the figures."""
-    found = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "weftplan": mx.__version__,
+    by_name = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "weftplan": mx.__version__,
              "numpy": np.__version__}  # fmt: skip
     xp = device.get(context(0)).xp
     if args.standin:
-        return {**found, "card": f"none: the stand-in for CuPy {xp.__version__}"}
+        return {**by_name, "card": f"none: the stand-in for CuPy {xp.__version__}"}
     runtime = xp.cuda.runtime
     name = runtime.getDeviceProperties(0)["name"].decode()
     driver = pathlib.Path("/sys/module/nvidia/version")
-    return {**found, "card": name, "driver": driver.read_text().strip() if driver.exists() else "unknown",
+    return {**by_name, "card": name, "driver": driver.read_text().strip() if driver.exists() else "unknown",
             "cuda of the driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(),
             "cupy": xp.__version__}  # fmt: skip
 
@@ -465,10 +465,10 @@ def apart(name, args, seconds):
             stream.seek(0)
         for line in out.read().splitlines():
             with contextlib.suppress(ValueError, AttributeError):  # a line that a kill has cut, or a library's own
-                found = json.loads(line)
-                facts = found.get("machine", facts)
-                part["cut"] = found.get("cut", part["cut"])
-                part["rows"] += [found["row"]] if "row" in found else []
+                report = json.loads(line)
+                facts = report.get("machine", facts)
+                part["cut"] = report.get("cut", part["cut"])
+                part["rows"] += [report["row"]] if "row" in report else []
         if why:
             said = " ".join(err.read().split())[-300:]
             part["rows"].append({**FAILED, "value": f"{why}: {said}"})
@@ -494,12 +494,12 @@ def main():
     end = time.monotonic() + args.seconds
     report = {"machine": {}, "parts": {}}
     for number, name in enumerate(args.only):
-        rest = args.only[number:]
-        left = end - time.monotonic() - START * len(rest)
-        facts, found = apart(name, args, max(5.0, left * SHARES[name] / sum(SHARES[other] for other in rest)))
+        remaining = args.only[number:]
+        left = end - time.monotonic() - START * len(remaining)
+        facts, actual = apart(name, args, max(5.0, left * SHARES[name] / sum(SHARES[second] for second in remaining)))
         if args.standin or name != "launches":
             report["machine"] = facts or report["machine"]
-        report["parts"][name] = found
+        report["parts"][name] = actual
         if args.json:
             pathlib.Path(args.json).write_text(json.dumps(report) + "\n")
     show(report)

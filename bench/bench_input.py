@@ -72,9 +72,9 @@ def wait(args):
     for kind, (step, read_busy) in kinds.items():
         shares = {n: [] for n in (0, 2)}
         for _ in range(args.rounds):
-            for workers, found in shares.items():
-                found.append(waiting(step, read_busy, workers, 0.04, args.steps))
-        figures = " | ".join(f"{statistics.median(found):.1%}" for found in shares.values())
+            for workers, actual in shares.items():
+                actual.append(waiting(step, read_busy, workers, 0.04, args.steps))
+        figures = " | ".join(f"{statistics.median(actual):.1%}" for actual in shares.values())
         print(f"| {kind}: data wait / step | {figures} |")
     print("\nGoal: at most 10 % with two workers, where the cores suffice; the floor of the last row is 25 %.")
 
@@ -126,7 +126,7 @@ def overhead(args):
                 for clock, first, second, third in zip(clocks, start, middle, end, strict=True):
                     alone[clock].append(second - first)
                     more[name, clock].append(third - second - (second - first))
-    typical = {clock: statistics.median(found) for clock, found in alone.items()}
+    typical = {clock: statistics.median(by_name) for clock, by_name in alone.items()}
     told = " and ".join(f"{seconds * 1e3:.2f} ms of {clock}" for clock, seconds in typical.items())
     print(f"LeNet, batch 64: a step takes {told}; {len(alone['wall time'])} pairs of steps\n")
     print("| | a step takes longer by | processor time of the training process |\n|---|---|---|")

@@ -135,8 +135,8 @@ def layer_calls(layer, mode, dtype=np.float32):
     x, w, dy = (memory(shape, dtype) for shape in shapes)
     for array in (x, w, dy):
         array[...] = rng.standard_normal(array.shape)
-    given = {"kernel": (kernel,) * 2, "num_filter": filters, "stride": (stride,) * 2, "pad": (pad,) * 2}
-    params = registry.parse_params(registry.get("Convolution"), {**given, "num_group": groups, "no_bias": True})
+    inputs = {"kernel": (kernel,) * 2, "num_filter": filters, "stride": (stride,) * 2, "pad": (pad,) * 2}
+    params = registry.parse_params(registry.get("Convolution"), {**inputs, "num_group": groups, "no_bias": True})
     spec = {id(a): TensorSpec(a.shape, a.dtype) for a in (x, w, dy)}
     calls = {"forward": kernel_call("Convolution", params, [x, w], [memory(dy.shape, dtype)], [spec[id(dy)]], mode)}
     shapes = [spec[id(x)], spec[id(w)]]
@@ -182,8 +182,8 @@ def convolutions(networks, repetitions, torch_python, show_layers, dtype):
                     square[1] += layer[0] * native_s
                 if show_layers:
                     of = f"{native_s * 1e3:.2f} ms ({flops(layer) / native_s / 1e9:.0f} GFLOP/s)"
-                    rest = f"NumPy {numpy_s * 1e3:.2f}, torch {torch_s * 1e3:.2f}"
-                    print(f"    {name(layer)} x{layer[0]} {one}: {of}, {rest}")
+                    remaining = f"NumPy {numpy_s * 1e3:.2f}, torch {torch_s * 1e3:.2f}"
+                    print(f"    {name(layer)} x{layer[0]} {one}: {of}, {remaining}")
         ratios.append(total["native"] / total["torch"])
         share = f"{square[0] / square[1] / rate * 100:.0f} %" if square[1] else "-"
         native = f"{total['native'] * 1e3:.1f} ({total['flop'] / total['native'] / 1e9:.0f})"
@@ -211,8 +211,8 @@ def under_the_roof(networks, repetitions, target):
             moved = batch * channels * extent**2 + filters * channels // groups * kernel**2
             moved += batch * filters * grid(layer) ** 2
             calls = layer_calls(layer, "auto")
-            *seconds, again = least([*calls.values(), roofs[0]], repetitions)
-            product_s = min(product_s, again)
+            *seconds, repeated = least([*calls.values(), roofs[0]], repetitions)
+            product_s = min(product_s, repeated)
             for kind, spent in zip(calls, seconds, strict=True):
                 passes.append(Pass(network, name(layer), kind, flops(layer), 4.0 * moved, spent))
     peak, bandwidth = 2 * 1024**3 / product_s, 2 * large.nbytes / copy_s
@@ -319,12 +319,12 @@ def main():
     parser.add_argument("--dtype", choices=("float16", "float32", "float64"), default="float32", help="of convolutions")
     parser.add_argument("--roofline", metavar="FILE", help="draw every pass under the machine's roofs, as SVG")
     args = parser.parse_args()
-    found = host()
-    if isinstance(found, str):
-        raise SystemExit(f"there are no compiled kernels here: {found}")
+    actual = host()
+    if isinstance(actual, str):
+        raise SystemExit(f"there are no compiled kernels here: {actual}")
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
     print(blas_setting.describe())
-    print(f"kernels compiled for {found.name} ({found.cpu}) by {found.compiler}; one thread, CPU time, least of "
+    print(f"kernels compiled for {actual.name} ({actual.cpu}) by {actual.compiler}; one thread, CPU time, least of "
           f"{args.repetitions}")  # fmt: skip
     mx.nd.zeros((1,)).wait_to_read()  # an engine limits BLAS to one thread
     if args.roofline:

@@ -125,7 +125,7 @@ def sums(rounds):
                 times[name].append(time.perf_counter() - start)
         if not (out == count * (count + 1) / 2).all():
             raise SystemExit(f"the sum of {count} arrays is wrong")
-        median = {name: statistics.median(found[1:]) for name, found in times.items()}
+        median = {name: statistics.median(by_name[1:]) for name, by_name in times.items()}
         copy = 2 * nbytes / min(median["copy"], median["copy on all"]) / 1e9
         cells = [f"{copy:.1f}"]
         for name in ("read", "chain", "blocks", "sequential", "grouped"):
@@ -143,12 +143,12 @@ def small(runs, rounds):
     print("| | push | pull |\n|---|---|---|")
     times = {name: [] for name in runs if name != "NumPy, 1 thread"}
     for _ in range(rounds):
-        for name, found in times.items():
-            found.append(runs[name](SMALL))
-    for name, found in times.items():
+        for name, actual in times.items():
+            actual.append(runs[name](SMALL))
+    for name, actual in times.items():
         cells = []
         for step in ("push", "pull"):
-            called, done = (1e6 * statistics.median(one[key] for one in found) for key in (f"{step} called", step))
+            called, done = (1e6 * statistics.median(one[key] for one in actual) for key in (f"{step} called", step))
             cells.append(f"{called:.1f} / {done:.1f}")
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
@@ -214,7 +214,7 @@ def codecs(rounds):
                 start = time.perf_counter()
                 work()
                 times[name].append(time.perf_counter() - start)
-        speed = {name: ways[name][0] / statistics.median(found[1:]) / 1e9 for name, found in times.items()}
+        speed = {name: ways[name][0] / statistics.median(by_name[1:]) / 1e9 for name, by_name in times.items()}
         copy = max(speed["copy"], speed["copy on all"])
         cells = [f"{speed[name]:.1f} ({100 * speed[name] / copy:.0f} %)" for name in WAYS]
         print(f"| {kind} | {copy:.1f} | {' | '.join(cells)} | 1/{4 * size / bits:.0f} |", flush=True)

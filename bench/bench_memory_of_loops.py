@@ -52,10 +52,10 @@ def main():
             for _ in range(args.rounds)
         ]
         for package in pythons:
-            found = {key: statistics.median(one[package][key] for one in rounds) for key in rounds[0][package]}
+            medians = {key: statistics.median(one[package][key] for one in rounds) for key in rounds[0][package]}
             print(
-                f"| {loop} | {package} | {found['peak'] / 1e6:.0f} | {found['left'] / 1e6:.0f} | {found['wall_s']:.2f} "
-                f"| {found['cpu_s']:.2f} |",
+                f"| {loop} | {package} | {medians['peak'] / 1e6:.0f} | {medians['left'] / 1e6:.0f} "
+                f"| {medians['wall_s']:.2f} | {medians['cpu_s']:.2f} |",
                 flush=True,
             )
 

@@ -215,8 +215,8 @@ def main():
                     # weftplan keeps plans with a symbol, so one just opened has none
                     for mine, before in ((ours, paths), (anew, paths), (ours, None)):
                         cells.append(compare(mine, theirs, rounds, key, "bind", before=before, **job))
-                    found = [peer.do("facts") for peer in peers]
-                    plans = plans or found
+                    actual = [peer.do("facts") for peer in peers]
+                    plans = plans or actual
                     cells.append(compare(ours, theirs, rounds, key, "runs", seconds=RUN))
                     if mode == "inference" and theirs is not None:
                         values = [peer.do("outputs") for peer in peers]
@@ -232,10 +232,10 @@ def main():
                         ratios.setdefault((threads, column), []).append(cell[2])
                 print(f"| {name} | {version} | {' | '.join(map(shown, cells))} | "
                       f"{_plans(plans, args.mxnet_python, paths, shapes(16), threads)} |", flush=True)  # fmt: skip
-    for (threads, column), found in ratios.items():
-        mean = np.exp(np.mean(np.log(found)))
+    for (threads, column), actual in ratios.items():
+        mean = np.exp(np.mean(np.log(actual)))
         print(f"\n{threads} thread{'s' * (threads > 1)}, {column}: geometric mean of the ratios {mean:.2f}, "
-              f"worst {max(found):.2f}", end="")  # fmt: skip
+              f"worst {max(actual):.2f}", end="")  # fmt: skip
     print()
 
 
@@ -245,14 +245,14 @@ def _plans(plans, python, paths, shapes, threads):
     text = f"{mine.get('planned', 0):,}, {mine.get('with_scratch', 0):,}"
     if python is None or "error" in plans[1]:
         return text
-    found = []
+    results = []
     for backend in ({}, {"MXNET_SUBGRAPH_BACKEND": "NONE"}):
         peer = Peer(python, "mxnet", threads, **backend)
         peer.do("load", **paths)
         peer.do("bind", mode="inference", shapes=shapes)
-        found.append(peer.do("facts").get("planned", 0) // 16)
+        results.append(peer.do("facts").get("planned", 0) // 16)
         peer.close()
-    return f"{text} ({found[0]:,}, {found[1]:,})"
+    return f"{text} ({results[0]:,}, {results[1]:,})"
 
 
 if __name__ == "__main__":

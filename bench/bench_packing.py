@@ -90,8 +90,8 @@ def main():
         cells = [*(f"{v:.4f}" if v else "-" for v in rivals), f"{ratio:.4f}", f"{seconds:.2f}"]
         print(f"| {group} | {name} | {len(buffers[0])} | {' | '.join(cells)} |", flush=True)
     print("\ngeometric means (worst)")
-    for group, found in ratios.items():
-        print(f"  {group:10} {math.exp(sum(map(math.log, found)) / len(found)):.4f} ({max(found):.4f})")
+    for group, actual in ratios.items():
+        print(f"  {group:10} {math.exp(sum(map(math.log, actual)) / len(actual)):.4f} ({max(actual):.4f})")
 
 
 if __name__ == "__main__":

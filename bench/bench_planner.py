@@ -262,16 +262,16 @@ def planning_time(args, measured):
         )
         if done.returncode:
             raise SystemExit(f"{kind}, {nodes} nodes failed:\n{done.stderr[-2000:]}")
-        found = json.loads(done.stdout)
+        report = json.loads(done.stdout)
         row(
             kind,
-            f"{found['nodes']:,}",
-            f"{1e3 * found['seconds']:,.1f} ms",
-            f"{1e3 * found['median']:,.1f} ms",
-            f"{1e6 * found['seconds'] / found['nodes']:.1f}",
-            f"{found['rss'] / 1e6:,.0f} MB",
-            f"{(found['rss'] - found['before']) / found['nodes']:,.0f}",
-            f"{found['ratio']:.4f}",
+            f"{report['nodes']:,}",
+            f"{1e3 * report['seconds']:,.1f} ms",
+            f"{1e3 * report['median']:,.1f} ms",
+            f"{1e6 * report['seconds'] / report['nodes']:.1f}",
+            f"{report['rss'] / 1e6:,.0f} MB",
+            f"{(report['rss'] - report['before']) / report['nodes']:,.0f}",
+            f"{report['ratio']:.4f}",
         )
 
 

@@ -51,13 +51,13 @@ PYTHONS = {}
 
 def timed(pool, nbytes, count):
     """CPU nanoseconds of each of ``count`` batches of 20 pairs, a pair."""
-    allocate, free, clock, found = pool.allocate, pool.free, time.thread_time_ns, []
+    allocate, free, clock, actual = pool.allocate, pool.free, time.thread_time_ns, []
     for _ in range(count):
         begin = clock()
         for _ in range(20):
             free(allocate(nbytes))
-        found.append((clock() - begin) / 20)
-    return found
+        actual.append((clock() - begin) / 20)
+    return actual
 
 
 def gather(found, pool, nbytes, count):
@@ -75,29 +75,30 @@ def pairs(rounds):
     for name, threads in rows:
         cells = []
         for nbytes in sizes:
-            pool, found = POOLS[name](HOST), []
+            pool, results = POOLS[name](HOST), []
             timed(pool, nbytes, 20)
             for _ in range(rounds):
                 workers = [
-                    threading.Thread(target=gather, args=(found, pool, nbytes, 2000 // threads)) for _ in range(threads)
+                    threading.Thread(target=gather, args=(results, pool, nbytes, 2000 // threads))
+                    for _ in range(threads)
                 ]
                 for worker in workers:
                     worker.start()
                 for worker in workers:
                     worker.join()
-            medians.setdefault((name, threads), []).append(np.percentile(found, 50))
-            cells.append(f"{np.percentile(found, 50) / 1e3:.2f} / {np.percentile(found, 99) / 1e3:.2f}")
+            medians.setdefault((name, threads), []).append(np.percentile(results, 50))
+            cells.append(f"{np.percentile(results, 50) / 1e3:.2f} / {np.percentile(results, 99) / 1e3:.2f}")
         print(f"| {name} | {threads} | " + " | ".join(cells) + " |")
     plain, cells = [], []
     for nbytes in sizes:
-        found = []
+        results = []
         for _ in range(rounds * 500):
             begin = time.thread_time_ns()
             for _ in range(20):
                 np.empty(nbytes, np.uint8)
-            found.append((time.thread_time_ns() - begin) / 20)
-        plain.append(np.percentile(found, 50))
-        cells.append(f"{plain[-1] / 1e3:.2f} / {np.percentile(found, 99) / 1e3:.2f}")
+            results.append((time.thread_time_ns() - begin) / 20)
+        plain.append(np.percentile(results, 50))
+        cells.append(f"{plain[-1] / 1e3:.2f} / {np.percentile(results, 99) / 1e3:.2f}")
     print("| `numpy.empty` | 1 | " + " | ".join(cells) + " |")
     ratios = [f"{ours / theirs:.2f}" for ours, theirs in zip(medians["auto_growth", 1], plain, strict=True)]
     print("| auto_growth / `numpy.empty`, p50 | 1 | " + " | ".join(ratios) + " |")
@@ -109,7 +110,7 @@ def pairs_of_arrays(sizes, rounds):
     """The same for arrays of several libraries, each in processes of its own, in turn."""
     print("\nArrays, made and dropped; CPU time of all threads, p50 / p99, medians of rounds in turn\n")
     print("| arrays | " + " | ".join(f"{n:,} bytes" for n in sizes) + " |\n|---|" + "---|" * len(sizes))
-    found = {library: [] for library in ("weftplan", *PYTHONS)}
+    by_name = {library: [] for library in ("weftplan", *PYTHONS)}
     for _ in range(rounds):
         for library, python in {"weftplan": sys.executable, **PYTHONS}.items():
             done = subprocess.run(
@@ -122,8 +123,8 @@ def pairs_of_arrays(sizes, rounds):
             if done.returncode:
                 raise SystemExit(f"{library} failed:\n{done.stderr[-2000:]}")
             result = json.loads(done.stdout.strip().splitlines()[-1])
-            found[library].append([result[str(nbytes)] for nbytes in sizes])
-    figures = {library: np.median(np.array(each), axis=0) / 1e3 for library, each in found.items()}
+            by_name[library].append([result[str(nbytes)] for nbytes in sizes])
+    figures = {library: np.median(np.array(each), axis=0) / 1e3 for library, each in by_name.items()}
     for library, each in figures.items():
         print(f"| {library} | " + " | ".join(f"{p50:.2f} / {p99:.2f}" for p50, p99 in each) + " |")
     for library in PYTHONS:
@@ -321,8 +322,8 @@ def main():
     parser.add_argument("--mxnet-python", help="interpreter of an environment with mxnet==1.9.1, for pairs")
     parser.add_argument("--torch-python", help="interpreter of an environment with torch, for pairs")
     args = parser.parse_args()
-    given = {"mxnet": args.mxnet_python, "torch": args.torch_python}
-    PYTHONS.update({library: python for library, python in given.items() if python})
+    inputs = {"mxnet": args.mxnet_python, "torch": args.torch_python}
+    PYTHONS.update({library: python for library, python in inputs.items() if python})
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
     print(blas_setting.describe())
     for part in args.parts or PARTS:

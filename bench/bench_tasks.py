@@ -60,11 +60,11 @@ def cost(pool, count):
         for future in [pool.submit(nothing) for _ in range(count)]:
             future.result()
 
-    found = {"weftplan": ours, "ThreadPoolExecutor": executor}
+    by_name = {"weftplan": ours, "ThreadPoolExecutor": executor}
     if dask is not None:
         graph = {("t", i): (nothing,) for i in range(count)}
-        found["dask"] = lambda: dask.threaded.get(graph, list(graph), num_workers=2)
-    return found
+        by_name["dask"] = lambda: dask.threaded.get(graph, list(graph), num_workers=2)
+    return by_name
 
 
 def three_arrays(x, y, out):
@@ -121,7 +121,7 @@ def independent(pool, count, seconds):
         for future in [pool.submit(some, x, out) for out in outs]:
             future.result()
 
-    found = {"the loop": loop, "weftplan": ours, "ThreadPoolExecutor": executor}
+    by_name = {"the loop": loop, "weftplan": ours, "ThreadPoolExecutor": executor}
     if dask is not None:
         graph = {("t", i): (some_dask, i) for i in range(count)}
 
@@ -129,8 +129,8 @@ def independent(pool, count, seconds):
             _outs[:] = [(x, out) for out in outs]
             dask.threaded.get(graph, list(graph), num_workers=2)
 
-        found["dask"] = run
-    return found
+        by_name["dask"] = run
+    return by_name
 
 
 _outs = []
@@ -213,22 +213,22 @@ def main():
     peer = f"dask {dask.__version__}" if dask is not None else "no dask"
     python = f"Python {platform.python_version()}, NumPy {np.__version__}"
     print(f"{platform.machine()}, {os.cpu_count()} cores, {python}, {peer}")
-    made = engine.create("ThreadedEnginePerDevice", task_workers=args.workers)
-    with engine.using(made), ThreadPoolExecutor(args.workers) as pool:
+    result = engine.create("ThreadedEnginePerDevice", task_workers=args.workers)
+    with engine.using(result), ThreadPoolExecutor(args.workers) as pool:
         count = args.count
-        found = measure(cost(pool, count), args.rounds, time.process_time)
-        table("cost of a task", "us of processor time", 1e6 / count, found, "ThreadPoolExecutor")
-        found = measure(arrays(pool, count), args.rounds, time.process_time)
-        table("the same with three arrays", "us of processor time", 1e6 / count, found, "ThreadPoolExecutor")
+        actual = measure(cost(pool, count), args.rounds, time.process_time)
+        table("cost of a task", "us of processor time", 1e6 / count, actual, "ThreadPoolExecutor")
+        actual = measure(arrays(pool, count), args.rounds, time.process_time)
+        table("the same with three arrays", "us of processor time", 1e6 / count, actual, "ThreadPoolExecutor")
         few = max(count // 4, 1)
         for micros in (20, 50):
-            found = measure(independent(pool, few, micros * 1e-6), args.rounds, time.perf_counter)
-            table(f"independent tasks of {micros} us", "us of wall time each", 1e6 / few, found, "the loop")
+            actual = measure(independent(pool, few, micros * 1e-6), args.rounds, time.perf_counter)
+            table(f"independent tasks of {micros} us", "us of wall time each", 1e6 / few, actual, "the loop")
         steps = 100
         for size in (256, 1024):
-            found = measure(stencil(pool, 8, size, steps), args.rounds, time.perf_counter)
-            table(f"stencil {size} x {size}, 8 bands", "us of wall time a step", 1e6 / steps, found, "the loop")
-    made.stop()
+            actual = measure(stencil(pool, 8, size, steps), args.rounds, time.perf_counter)
+            table(f"stencil {size} x {size}, 8 bands", "us of wall time a step", 1e6 / steps, actual, "the loop")
+    result.stop()
 
 
 if __name__ == "__main__":

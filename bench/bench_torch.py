@@ -96,9 +96,9 @@ def most_of(prepare: Callable[[], Callable[[], Any]], repeats: int = 3) -> int:
 
 def bench_estimates(names: list[str]) -> None:
     """Predicted and real peaks of whole eager steps."""
-    made = {**MODELS, "nn.LSTM": (Layers, ids(35, 20, 2000))}
-    for name in names or made:
-        make, inputs = made[name]
+    result = {**MODELS, "nn.LSTM": (Layers, ids(35, 20, 2000))}
+    for name in names or result:
+        make, inputs = result[name]
         for case, given in CASES.items():
             options = dict(given)
             full, adam = options.pop("full", False), options.pop("adam", False)
@@ -117,7 +117,7 @@ def bench_estimates(names: list[str]) -> None:
                 step(*given, **options)
 
             began = time.perf_counter()
-            found = estimate(whole, *parts)
+            actual = estimate(whole, *parts)
             first = time.perf_counter() - began
 
             def prepare(build: Any = build, options: Any = options) -> Any:
@@ -126,9 +126,9 @@ def bench_estimates(names: list[str]) -> None:
                 return lambda: step(*parts, **options)
 
             real = most_of(prepare)
-            unseen = f"  not counted: {', '.join(found.unseen)}" if found.unseen else ""
+            unseen = f"  not counted: {', '.join(actual.unseen)}" if actual.unseen else ""
             print(
-                f"{name:9} {case:10} predicted {found.peak:>13,} real {real:>13,} ratio {found.peak / real:.4f} "
+                f"{name:9} {case:10} predicted {actual.peak:>13,} real {real:>13,} ratio {actual.peak / real:.4f} "
                 f"in {first:.1f} s{unseen}",
                 flush=True,
             )
@@ -261,9 +261,9 @@ def smallest_budget(name: str) -> int:
 
 def bench_planning(names: list[str]) -> None:
     """Processor seconds to plan each model at two budgets: tracing by PyTorch, and our share."""
-    made = {**MODELS, **DEEP}
-    for name in names or made:
-        module, (x, y) = made[name][0](), made[name][1]()
+    result = {**MODELS, **DEEP}
+    for name in names or result:
+        module, (x, y) = result[name][0](), result[name][1]()
 
         def loss(x: Any, y: Any, module: Any = module) -> Any:
             return F.cross_entropy(module(x), y)
@@ -324,8 +324,8 @@ def bench_time(names: list[str]) -> None:
                 f"{statistics.median(ratios):.3f} (quartiles {ratios[2]:.3f} to {ratios[-3]:.3f}, {ROUNDS} pairs)",
                 flush=True,
             )
-    for how, found in logs.items():
-        print(f"geometric mean of ours / {how}: {statistics.geometric_mean(found):.3f} over {len(found)} models")
+    for how, actual in logs.items():
+        print(f"geometric mean of ours / {how}: {statistics.geometric_mean(actual):.3f} over {len(actual)} models")
 
 
 def seconds(run: Callable[[], Any]) -> float:

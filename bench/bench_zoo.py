@@ -88,10 +88,10 @@ def judged(folder, name):
 
     def inferred(dtype):
         dtypes = dict.fromkeys([*symbol.list_arguments(), *aux], dtype)
-        found = scored.simple_bind(mx.cpu(), grad_req="null", type_dict=dtypes, **shapes)
-        assert found.allocated_bytes == found.memory_plan.peak
-        found.copy_params_from(args, aux, allow_extra_params=True)
-        return [out.asnumpy() for out in found.forward(is_train=False, **inputs)]
+        actual = scored.simple_bind(mx.cpu(), grad_req="null", type_dict=dtypes, **shapes)
+        assert actual.allocated_bytes == actual.memory_plan.peak
+        actual.copy_params_from(args, aux, allow_extra_params=True)
+        return [out.asnumpy() for out in actual.forward(is_train=False, **inputs)]
 
     worst = max(difference(out, wanted[f"output{k}"]) for k, out in enumerate(inferred("float32")))
     told = f"{worst:.1e}"

@@ -94,8 +94,8 @@ def filled(text: str) -> str:
     """
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"expected the lines {BEGIN!r} and {END!r} once each; put them around the tables of speed")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{markdown(load())}\n{END}{rest.split(END)[1]}"
+    before, remaining = text.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{markdown(load())}\n{END}{remaining.split(END)[1]}"
 
 
 def markdown(runs: list[Run]) -> str:

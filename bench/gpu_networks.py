@@ -79,11 +79,11 @@ class Twin:
             if node.op is None:
                 values[node] = (self.arrays[node.name],)
                 continue
-            given = [values[entry.node][entry.index] for entry in node.inputs]
+            inputs = [values[entry.node][entry.index] for entry in node.inputs]
             if node is self.head:
-                return given[0], given[1].reshape(-1).long()
-            found = getattr(self, f"_{node.op.name.lower()}")(node.params, *given)
-            values[node] = found if isinstance(found, tuple) else (found,)
+                return inputs[0], inputs[1].reshape(-1).long()
+            actual = getattr(self, f"_{node.op.name.lower()}")(node.params, *inputs)
+            values[node] = actual if isinstance(actual, tuple) else (actual,)
         raise AssertionError("the network ends in no SoftmaxOutput")
 
     def outputs(self):

@@ -80,7 +80,7 @@ def processor_time(pid):
 
 def lines(process, pipe, limit):
     """Return a child's answer; None when it said nothing for ``limit`` seconds of its processor time, or for longer."""
-    rest = b""
+    remaining = b""
 
     def given_up():
         used = processor_time(process.pid)
@@ -90,8 +90,8 @@ def lines(process, pipe, limit):
     with selectors.DefaultSelector() as chosen:
         chosen.register(pipe, selectors.EVENT_READ)
         while True:
-            while b"\n" in rest:
-                line, rest = rest.split(b"\n", 1)
+            while b"\n" in remaining:
+                line, remaining = remaining.split(b"\n", 1)
                 yield json.loads(line)
             said, before = time.monotonic(), processor_time(process.pid)
             while not (ready := chosen.select(1.0)) and not given_up() and process.poll() is None:
@@ -102,7 +102,7 @@ def lines(process, pipe, limit):
             piece = pipe.read(65536)
             if not piece:
                 return
-            rest += piece
+            remaining += piece
 
 
 def run_file(python, path, *, tree, limit, seed, wanted, verbose, engine=None):
@@ -176,7 +176,7 @@ def on_every_engine(args, files, table, folder):
         for seed in args.seeds:
             sums = dict.fromkeys(KINDS, 0)
             for name in files:
-                found = run_file(
+                actual = run_file(
                     sys.executable,
                     folder / f"{name}.py",
                     tree=args.tree.resolve(),
@@ -186,10 +186,10 @@ def on_every_engine(args, files, table, folder):
                     verbose=args.verbose,
                     engine=engine,
                 )
-                found = judged(found, table["out_of_scope"].get(name, {}))
-                for kind, number in counted(found).items():
+                actual = judged(actual, table["out_of_scope"].get(name, {}))
+                for kind, number in counted(actual).items():
                     sums[kind] += number
-                for test, (result, why) in found.items():
+                for test, (result, why) in actual.items():
                     tests.setdefault(f"{name}: {test}", {})[engine, seed] = (result, why)
             passes[engine, seed] = sums
             counts = " ".join(f"{sums[kind]:5}" for kind in KINDS)
@@ -246,23 +246,23 @@ def main():
     for name in files:
         path = folder / f"{name}.py"
         common = {"limit": args.limit, "seed": args.seeds[0], "wanted": args.tests, "verbose": args.verbose}
-        found = {} if args.only_mxnet else run_file(sys.executable, path, tree=args.tree.resolve(), **common)
-        found = judged(found, table["out_of_scope"].get(name, {}))
+        by_name = {} if args.only_mxnet else run_file(sys.executable, path, tree=args.tree.resolve(), **common)
+        by_name = judged(by_name, table["out_of_scope"].get(name, {}))
         own = earlier.get(name, {}).get("mxnet", {})
         if not own and args.mxnet_python:
             own = run_file(args.mxnet_python, path, tree=None, **common)
-        counts = counted(found)
+        counts = counted(by_name)
         for kind, number in counts.items():
             total[kind] += number
         passed = counted(own)["pass"]
         own_total = [own_total[0] + passed, own_total[1] + len(own)]
         row = f"{name:24} " + " ".join(f"{counts[kind]:5}" for kind in KINDS)
         print(row + (f"  {passed} of {len(own)}" if beside else ""), flush=True)
-        for test, (result, why) in found.items():
+        for test, (result, why) in by_name.items():
             if result == "fail":
                 also = f"  [MXNet: {own[test][0]}]" if own.get(test, ("pass",))[0] != "pass" else ""
                 print(f"    {test}: {why}{also}", flush=True)
-        everything[name] = {"weftplan": found, "mxnet": own}
+        everything[name] = {"weftplan": by_name, "mxnet": own}
         if args.json:
             args.json.write_text(json.dumps(everything, indent=1))
     row = f"{'all':24} " + " ".join(f"{total[kind]:5}" for kind in KINDS)

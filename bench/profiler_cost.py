@@ -28,18 +28,18 @@ def _nothing() -> None:
 
 def main(count: int = 40_000, rounds: int = 7) -> dict[str, float]:
     """Microseconds an operation: with the profiler off, with it on, and the median difference of pairs."""
-    made = engine.create("ThreadedEngine", cpu_workers=1)
+    result = engine.create("ThreadedEngine", cpu_workers=1)
     off, on = [], []
-    with engine.using(made):
-        seconds(made, count)
+    with engine.using(result):
+        seconds(result, count)
         for _ in range(rounds):
-            off.append(seconds(made, count) / count * 1e6)
+            off.append(seconds(result, count) / count * 1e6)
             profiler.set_state("run")
-            on.append(seconds(made, count) / count * 1e6)
+            on.append(seconds(result, count) / count * 1e6)
             profiler.set_state("stop")
             assert len(recorder.operations) == count
             recorder.clear()
-    made.stop()
+    result.stop()
     difference = statistics.median(b - a for a, b in zip(off, on, strict=True))
     return {"off": statistics.median(off), "on": statistics.median(on), "difference": difference}
 

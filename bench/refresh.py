@@ -51,7 +51,7 @@ def ratios(above, below, keys):
     """Return the median over the rounds of each pair's quotient, for the keys that both have."""
     pairs = list(zip(above, below, strict=True))
     common = [key for key in keys if key in above[0] and key in below[0]]
-    return {key: statistics.median(one[key] / other[key] for one, other in pairs) for key in common}
+    return {key: statistics.median(one[key] / second[key] for one, second in pairs) for key in common}
 
 
 def engine(mxnet, quick):
@@ -66,18 +66,18 @@ def engine(mxnet, quick):
         peers["pool 1"] = (ME, "pool_engine.py", count, 1)
         if bench_engine.HAS_DASK:
             peers["dask 2"] = (ME, "dask_engine.py", count // 8, 2)
-        found = {name: [] for name in peers}
+        by_name = {name: [] for name in peers}
         for _ in range(rounds):
             for name, command in peers.items():
-                found[name].append(bench_engine.call(*command))
-        rows[f"weftplan, threads {placement}, µs"] = medians(found["weftplan 1"], SHAPES)
-        for name, runs in found.items():
+                by_name[name].append(bench_engine.call(*command))
+        rows[f"weftplan, threads {placement}, µs"] = medians(by_name["weftplan 1"], SHAPES)
+        for name, runs in by_name.items():
             peer, workers = name.split()
             if peer != "weftplan":
                 label = {"MXNet": "MXNet 1.9.1", "pool": "`ThreadPoolExecutor` with callbacks by hand"}.get(peer, peer)
                 several = f"{workers} worker{'s' * (workers != '1')}"
                 rows[f"{label} / weftplan, {several}, threads {placement}"] = ratios(
-                    runs, found[f"weftplan {workers}"], SHAPES
+                    runs, by_name[f"weftplan {workers}"], SHAPES
                 )
     del os.environ["BENCH_PLACEMENT"]
     return {row: {SHAPES[key]: value for key, value in figures_.items()} for row, figures_ in rows.items()}
@@ -86,13 +86,13 @@ def engine(mxnet, quick):
 def tasks(mxnet, quick):
     """Return the table of tasks against a pool of two threads."""
     count, rounds = (4000, 5) if quick else (4000, 15)
-    made = engines.create("ThreadedEnginePerDevice", task_workers=2)
+    result = engines.create("ThreadedEnginePerDevice", task_workers=2)
     row = {}
-    with engines.using(made), ThreadPoolExecutor(2) as pool:
+    with engines.using(result), ThreadPoolExecutor(2) as pool:
 
         def compare(column, candidates, clock, ours="weftplan"):
-            found = bench_tasks.measure(candidates, rounds, clock)
-            row[column] = found[ours] / found["ThreadPoolExecutor"]
+            actual = bench_tasks.measure(candidates, rounds, clock)
+            row[column] = actual[ours] / actual["ThreadPoolExecutor"]
 
         compare("empty", bench_tasks.cost(pool, count), time.process_time)
         compare("three arrays", bench_tasks.arrays(pool, count), time.process_time)
@@ -102,7 +102,7 @@ def tasks(mxnet, quick):
         for size in (256, 1024):
             work = bench_tasks.stencil(pool, 8, size, 100)
             compare(f"stencil {size}²", work, time.perf_counter, "weftplan, slices")
-    made.stop()
+    result.stop()
     return {"two workers": row}
 
 
@@ -163,8 +163,8 @@ def main():
     if args.save and run["load"] and run["load"] > 1:
         parser.error(f"--save needs a machine that does nothing else, but its load is {run['load']}; try again later")
     print(f"{run['processor']}, {os.cpu_count()} cores, load {run['load']}, Python {platform.python_version()}")
-    for peer, found in (("MXNet", args.mxnet_python), ("dask", importlib.util.find_spec("dask"))):
-        if not found:
+    for peer, actual in (("MXNet", args.mxnet_python), ("dask", importlib.util.find_spec("dask"))):
+        if not actual:
             print(f"{peer} is skipped: it is not installed, or no --mxnet-python")
     for name in args.only or MEASUREMENTS:
         start = time.perf_counter()

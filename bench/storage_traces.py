@@ -120,7 +120,7 @@ def traces(rounds):
 
 def packing_traces():
     """(name, lower, upper, sizes) of a few instances of the planner's; sizes of one unit are taken as KiB."""
-    found = []
+    results = []
     for name, buffers in (
         ("ResNet-50 (SOMAS)", read_csv(DATA / "somas_resnet50.csv")[1:]),
         ("plan of 60 layers", packing_instances.training_trace(100, 60, 1)),
@@ -128,5 +128,5 @@ def packing_traces():
     ):
         lower, upper, sizes = buffers
         scale = 1024 if int(np.max(sizes)) < 1 << 20 else 1
-        found.append((name, lower, upper, np.asarray(sizes) * scale))
-    return found
+        results.append((name, lower, upper, np.asarray(sizes) * scale))
+    return results

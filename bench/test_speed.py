@@ -38,9 +38,9 @@ COUNT = 5_000
 @pytest.fixture(params=[1, 2], ids=["1 worker", "2 workers"])
 def workers(request):
     """Return an engine with one or two workers."""
-    made = engine.create("ThreadedEnginePerDevice", cpu_workers=request.param)
-    yield made
-    made.stop()
+    result = engine.create("ThreadedEnginePerDevice", cpu_workers=request.param)
+    yield result
+    result.stop()
 
 
 @pytest.mark.parametrize("shape", ["independent", "chain", "diamond", "wavefront"])
@@ -62,11 +62,11 @@ def test_push_and_wait(benchmark, workers):
 @pytest.mark.parametrize("kind", ["cost", "arrays"])
 def test_tasks(benchmark, kind):
     """Tasks that do nothing: without arguments, and with two arrays and an output; submitted, then waited for."""
-    made = engine.create("ThreadedEnginePerDevice", task_workers=2)
-    with engine.using(made), ThreadPoolExecutor(1) as pool:
+    result = engine.create("ThreadedEnginePerDevice", task_workers=2)
+    with engine.using(result), ThreadPoolExecutor(1) as pool:
         candidates = getattr(bench_tasks, kind)(pool, COUNT)
         benchmark.pedantic(candidates["weftplan"], rounds=20, warmup_rounds=1)
-    made.stop()
+    result.stop()
 
 
 @pytest.mark.parametrize("call", ["a + b", "nd.softmax(a)", "nd.FullyConnected(a, w, b)"])

@@ -54,8 +54,8 @@ def main(rounds, sizes):
                 work()
             loops[name] = (time.perf_counter() - start) / repeats
         assert all((out.asnumpy() == kv.num_workers).all() for out in outs)
-        found = {name: (statistics.median(one[1:]), min(one[1:]), loops[name]) for name, one in times.items()}
-        result[str(nbytes)] = found
+        by_name = {name: (statistics.median(one[1:]), min(one[1:]), loops[name]) for name, one in times.items()}
+        result[str(nbytes)] = by_name
     if kv.rank == 0:
         print(json.dumps(result), flush=True)
     kv.barrier()

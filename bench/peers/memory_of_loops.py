@@ -19,8 +19,8 @@ elements = mib * 2**18
 def status():
     """(resident bytes now, most so far)."""
     with open("/proc/self/status") as file:
-        found = dict(line.split(":", 1) for line in file)
-    return tuple(int(found[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
+        actual = dict(line.split(":", 1) for line in file)
+    return tuple(int(actual[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
 
 
 def one_size(wait):

@@ -21,15 +21,15 @@ def make(nbytes):
 
 def batches(nbytes):
     """Nanoseconds of each batch, an array."""
-    found = []
+    results = []
     for _ in range(BATCHES):
         begin = time.process_time_ns()
         for _ in range(20):
             make(nbytes)
-        found.append((time.process_time_ns() - begin) / 20)
+        results.append((time.process_time_ns() - begin) / 20)
         if sys.argv[1] != "torch":
             library.nd.waitall()
-    return sorted(found[BATCHES // 10 :])
+    return sorted(results[BATCHES // 10 :])
 
 
 result = {}

@@ -64,8 +64,8 @@ def facts(job):
     executor = held["executor"]
     parts = {"arg": {}, "aux": {}}
     for name, value in held["stored"].items():
-        kind, _, rest = name.partition(":")
-        parts[kind][rest] = value
+        kind, _, remaining = name.partition(":")
+        parts[kind][remaining] = value
     executor.copy_params_from(parts["arg"], parts["aux"])
     random = np.random.RandomState(0)
     for name, shape in held["shapes"].items():
@@ -75,8 +75,8 @@ def facts(job):
     if package == "weftplan":
         plan = executor.memory_plan
         return {"planned": plan.reported_bytes, "with_scratch": plan.peak}
-    found = re.search(r"Total (\d+) MB allocated", executor.debug_str())
-    return {"planned": int(found.group(1)) << 20}
+    match = re.search(r"Total (\d+) MB allocated", executor.debug_str())
+    return {"planned": int(match.group(1)) << 20}
 
 
 def run(job):

@@ -25,16 +25,16 @@ def planned_mib(symbol, shapes, grad_req):
 
 def main():
     """Bind every network both ways."""
-    found = {}
+    by_name = {}
     for name, request in json.load(sys.stdin).items():
         path = request["file"]
         with (gzip.open if path.endswith(".gz") else open)(path, "rt") as file:
             symbol = mx.sym.load_json(file.read())
-        found[name] = {}
+        by_name[name] = {}
         for mode, grad_req in (("training", "write"), ("inference", "null")):
-            found[name][mode] = planned_mib(symbol, request["shapes"], grad_req)
+            by_name[name][mode] = planned_mib(symbol, request["shapes"], grad_req)
             gc.collect()
-    print(json.dumps(found))
+    print(json.dumps(by_name))
 
 
 main()

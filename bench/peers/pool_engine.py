@@ -47,15 +47,15 @@ def run(program, workers):
             nothing()
             ready = []
             with lock:
-                for other in task.next:
-                    other.wait -= 1
-                    if not other.wait:
-                        ready.append(other)
+                for second in task.next:
+                    second.wait -= 1
+                    if not second.wait:
+                        ready.append(second)
                 task.next = None
                 left[0] -= 1
                 last = not left[0]
-            for other in ready:
-                pool.submit(execute, other)
+            for second in ready:
+                pool.submit(execute, second)
             if last:
                 done.set()
 
@@ -70,9 +70,9 @@ def run(program, workers):
                     last_write[v] = task
                 for v in reads:
                     readers.setdefault(v, []).append(task)
-                for other in needs:
-                    if other is not None and other.next is not None:
-                        other.next.append(task)
+                for second in needs:
+                    if second is not None and second.next is not None:
+                        second.next.append(task)
                         task.wait += 1
                 task.wait -= 1
                 go = not task.wait

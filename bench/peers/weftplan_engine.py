@@ -28,8 +28,8 @@ def nothing():
 
 def prepare(eng, num_vars, program):
     """Return the vars of each operation as tuples, the form that costs a push least."""
-    made = [eng.new_variable() for _ in range(num_vars)]
-    calls = [(tuple([made[i] for i in reads]), tuple([made[i] for i in writes])) for reads, writes in program]
+    result = [eng.new_variable() for _ in range(num_vars)]
+    calls = [(tuple([result[i] for i in reads]), tuple([result[i] for i in writes])) for reads, writes in program]
     programs.settle()
     return calls
 

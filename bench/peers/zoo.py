@@ -172,8 +172,8 @@ def _given(folder, name, shapes):
     random = np.random.RandomState(5)
     symbol = mx.sym.load(str(folder / f"{name}-symbol.json"))
     run = {key: tuple(shape) for key, shape in shapes["run"].items()}
-    found, _, of_states = symbol.infer_shape(**run)
-    sizes = dict(zip(symbol.list_arguments(), found, strict=True))
+    actual, _, of_states = symbol.infer_shape(**run)
+    sizes = dict(zip(symbol.list_arguments(), actual, strict=True))
     states = dict(zip(symbol.list_auxiliary_states(), of_states, strict=True))
     if not (folder / f"{name}-0000.params").exists():
         args = {}
@@ -261,17 +261,17 @@ def _compute(folder, name, inputs, plan, random):
         apart = np.abs(own - fused).max(initial=0) / (np.abs(own).max(initial=0) or 1)
         if not apart <= 1e-4:  # seen in MXNet 1.9.1 where a sum is fused into a convolution
             print(f"{name}: fused operators change output {k} by {apart:.1e} of its largest value", flush=True)
-    found = {f"input:{key}": value for key, value in inputs.items()}
-    found.update({f"output{k}": out for k, out in enumerate(outputs)})
+    by_name = {f"input:{key}": value for key, value in inputs.items()}
+    by_name.update({f"output{k}": out for k, out in enumerate(outputs)})
     with contextlib.suppress(mx.base.MXNetError, RuntimeError):  # an operator that MXNet does not have in float64
         precise = _infer(symbol, args, aux, inputs, dtype="float64")
-        found.update({f"precise{k}": out for k, out in enumerate(precise)})
-    found["scores"] = json.dumps(_scores(symbol))
+        by_name.update({f"precise{k}": out for k, out in enumerate(precise)})
+    by_name["scores"] = json.dumps(_scores(symbol))
     names = (symbol.list_arguments(), symbol.list_auxiliary_states(), symbol.list_outputs())
     shapes = symbol.infer_shape(**{key: value.shape for key, value in inputs.items()})
-    found["interface"] = json.dumps([names, [shapes[0], shapes[2], shapes[1]]])
+    by_name["interface"] = json.dumps([names, [shapes[0], shapes[2], shapes[1]]])
     if plan is not None:
-        found["planned"], found["planned_shapes"] = _planned(symbol, plan), json.dumps(plan)
+        by_name["planned"], by_name["planned_shapes"] = _planned(symbol, plan), json.dumps(plan)
     symbol = _still(path)
     words = any(len(value.shape) == 2 for value in inputs.values()) and name in OTHERS
     requests = dict.fromkeys(symbol.list_arguments(), "write")
@@ -285,14 +285,14 @@ def _compute(folder, name, inputs, plan, random):
             executor.copy_params_from(args, aux, allow_extra_params=True)
             executor.forward(is_train=True, **_arrays(inputs, dtype))
             for k, out in enumerate(executor.outputs):
-                found.setdefault(f"head{k}", random.standard_normal(out.shape).astype(np.float32))
-            executor.backward([mx.nd.array(found[f"head{k}"], dtype=dtype) for k in range(len(executor.outputs))])
+                by_name.setdefault(f"head{k}", random.standard_normal(out.shape).astype(np.float32))
+            executor.backward([mx.nd.array(by_name[f"head{k}"], dtype=dtype) for k in range(len(executor.outputs))])
             gradients = {key: grad.asnumpy() for key, grad in executor.grad_dict.items() if grad is not None}
-            found.update({f"{kind}:{key}": value for key, value in gradients.items() if key not in slopes})
+            by_name.update({f"{kind}:{key}": value for key, value in gradients.items() if key not in slopes})
         except (mx.base.MXNetError, RuntimeError):  # an operator that MXNet does not have in float64, or no gradient
             if kind == "grad" and name in OTHERS:
                 raise
-    np.savez(folder / f"{name}.npz", **found)
+    np.savez(folder / f"{name}.npz", **by_name)
 
 
 def _again(folder, name):

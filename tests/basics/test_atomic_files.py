@@ -136,7 +136,7 @@ def test_an_error_while_writing_leaves_the_old_contents(tmp_path):
     with pytest.raises(ZeroDivisionError):
         half()
     assert path.read_text() == "before"
-    assert [found.name for found in tmp_path.iterdir()] == ["x"]
+    assert [actual.name for actual in tmp_path.iterdir()] == ["x"]
 
 
 def test_concurrent_writers(tmp_path):
@@ -157,16 +157,16 @@ def test_concurrent_writers(tmp_path):
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert [found.name for found in tmp_path.iterdir()] == ["x"]
+    assert [actual.name for actual in tmp_path.iterdir()] == ["x"]
 
 
 def test_cached_file_is_private(tmp_path, umask, monkeypatch):
     """No other user may read it, a symbolic link in its place is not followed, and a full disk leaves the old file."""
-    path, other = tmp_path / "put", tmp_path / "other"
-    other.write_bytes(b"not to be touched")
-    path.symlink_to(other)
+    path, second = tmp_path / "put", tmp_path / "other"
+    second.write_bytes(b"not to be touched")
+    path.symlink_to(second)
     put(str(path), b"first")
-    assert (path.read_bytes(), other.read_bytes()) == (b"first", b"not to be touched")
+    assert (path.read_bytes(), second.read_bytes()) == (b"first", b"not to be touched")
     assert not path.is_symlink()
     assert mode(path) == 0o600
     monkeypatch.setattr(os, "write", lambda handle, content: len(content) - 1)

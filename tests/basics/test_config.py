@@ -103,8 +103,8 @@ class TestTable:
     def test_pool_variables_exist_for_each_device(self):
         """MXNet's five pool variables exist for three devices, the page size in both spellings."""
         for device in ("GPU", "CPU", "CPU_PINNED"):
-            for rest in ("POOL_TYPE", "POOL_RESERVE", "POOL_PAGE_SIZE", "LARGE_ALLOC_ROUND_SIZE"):
-                assert config.lookup(f"MXNET_{device}_MEM_{rest}").variable.when is When.PROCESS
+            for remaining in ("POOL_TYPE", "POOL_RESERVE", "POOL_PAGE_SIZE", "LARGE_ALLOC_ROUND_SIZE"):
+                assert config.lookup(f"MXNET_{device}_MEM_{remaining}").variable.when is When.PROCESS
             assert config.get(f"MXNET_{device}_MEM_POOL_ROUND_LINEAR_CUTOFF") == 24
             short, long = f"MXNET_{device}_POOL_PAGE_SIZE", f"MXNET_{device}_MEM_POOL_PAGE_SIZE"
             assert config.lookup(short).variable is config.lookup(long).variable
@@ -113,8 +113,8 @@ class TestTable:
     @pytest.mark.parametrize("variable", TABLE, ids=lambda variable: variable.name)
     def test_effect_is_honest(self, variable: Variable):
         """A module outside the table names a variable exactly if its row claims an effect."""
-        given = {other.default_from for other in TABLE}  # the default of a variable that is read
-        assert (variable.name in named_by_modules() | given) == variable.effective
+        inputs = {second.default_from for second in TABLE}  # the default of a variable that is read
+        assert (variable.name in named_by_modules() | inputs) == variable.effective
 
     def test_thread_counts_shape_the_process(self):
         """Settings of an engine are read once; settings of a plan are read at each bind."""

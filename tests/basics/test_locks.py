@@ -204,9 +204,9 @@ def test_endless_holder_does_not_hang_a_child(keep):
 @needs_fork
 def test_a_fork_under_its_own_lock():
     """A thread may fork while it holds such locks, of any kind."""
-    plain, again = whole_in_children(Lock()), whole_in_children(ReentrantLock())
-    with plain, again:
-        assert in_child(lambda: plain.acquire(blocking=False) and again.acquire(blocking=False)) == 1
+    plain, repeated = whole_in_children(Lock()), whole_in_children(ReentrantLock())
+    with plain, repeated:
+        assert in_child(lambda: plain.acquire(blocking=False) and repeated.acquire(blocking=False)) == 1
         assert plain.locked()
     assert not plain.locked()
 

@@ -39,12 +39,12 @@ def pool(architecture: str | None, api: str = "openblas"):
 )
 def test_what_is_below_the_processor(architecture: str | None, features: dict[str, bool], offered: str | None):
     """The warning names the architectures of BLAS and processor; a library that uses all instructions gives none."""
-    found = blas_speed.warnings([pool(architecture)], features, {})
+    actual = blas_speed.warnings([pool(architecture)], features, {})
     if offered is None:
-        assert found == []
+        assert actual == []
     else:
-        assert len(found) == 1
-        assert f"its kernels for {architecture}, and the processor offers {offered}:" in found[0]
+        assert len(actual) == 1
+        assert f"its kernels for {architecture}, and the processor offers {offered}:" in actual[0]
 
 
 def test_other_libraries_are_left_alone():

@@ -35,13 +35,13 @@ class TestDoctor:
         """One JSON object with each variable's value, origin and effect, and nothing else on stdout."""
         result = run("doctor", "--json")
         assert result.exit_code == 0, result.output
-        found = json.loads(result.stdout)
-        assert [row["name"] for row in found["variables"]] == [variable.name for variable in config.table()]
-        for row in found["variables"]:
+        report = json.loads(result.stdout)
+        assert [row["name"] for row in report["variables"]] == [variable.name for variable in config.table()]
+        for row in report["variables"]:
             assert row["effect"]
             assert row["error"] is None
-        assert found["problems"] == []
-        assert found["weftplan"] == weftplan.__version__
+        assert report["problems"] == []
+        assert report["weftplan"] == weftplan.__version__
 
     def test_origin(self):
         """A value's origin is the default, the environment or the alias that it was set by."""
@@ -68,9 +68,9 @@ class TestDoctor:
         assert f"the other {len(TABLE) - 2} have their defaults" in result.output
         assert "MXNET_EXEC_MATCH_RANGE" not in result.output
         assert "MXNET_EXEC_MATCH_RANGE = " in run("doctor", "--all").output
-        found = json.loads(run("doctor", "--json", MXNET_CPU_WORKER_NTHREADS="0").stdout)
-        assert len(found["problems"]) == 1
-        assert found["load"]["threads_per_context"] is None
+        report = json.loads(run("doctor", "--json", MXNET_CPU_WORKER_NTHREADS="0").stdout)
+        assert len(report["problems"]) == 1
+        assert report["load"]["threads_per_context"] is None
 
     def test_misspelt_names(self):
         """A stranger in the environment is named with the nearest variable, and is not a failure."""
@@ -87,10 +87,10 @@ class TestDoctor:
     def test_libraries_of_a_gpu(self):
         """Each of CUDA's libraries is tried, and GPUs that reach each other are shown; a driver alone is not enough."""
         with standin_cupy.installed():
-            found = json.loads(run("doctor", "--json").stdout)["cupy"]
-            assert (found["gpus"], found["libraries"]["NVRTC"], found["note"]) == (4, "12.9", "")
-            assert found["libraries"]["cuDNN"].startswith("missing")
-            assert found["peers"][0] == ["", "peer access", "peer access", "peer access"]
+            report = json.loads(run("doctor", "--json").stdout)["cupy"]
+            assert (report["gpus"], report["libraries"]["NVRTC"], report["note"]) == (4, "12.9", "")
+            assert report["libraries"]["cuDNN"].startswith("missing")
+            assert report["peers"][0] == ["", "peer access", "peer access", "peer access"]
         with standin_cupy.installed():
             standin_cupy.machine.apart.add((0, 2))
             told = run("doctor", COLUMNS="200").output
@@ -103,13 +103,13 @@ class TestDoctor:
 
     def test_who_has_how_many_threads(self):
         """BLAS, engine pools and kvstore are listed; more workers than CPUs show as contexts that do not fit."""
-        found = json.loads(run("doctor", "--json", MXNET_CPU_WORKER_NTHREADS="1000").stdout)
-        owners = {row["who"]: row["count"] for row in found["threads"]}
+        report = json.loads(run("doctor", "--json", MXNET_CPU_WORKER_NTHREADS="1000").stdout)
+        owners = {row["who"]: row["count"] for row in report["threads"]}
         assert owners["engine: CPU workers"] == 1000
         assert owners["kvstore: reduction"] == 4
-        assert [row["threads"] for row in found["numpy"]["blas"] if row["api"] == "blas"]
-        assert found["load"]["contexts_that_fit"] == 0
-        assert found["load"]["threads_per_context"] % 1000 == 0
+        assert [row["threads"] for row in report["numpy"]["blas"] if row["api"] == "blas"]
+        assert report["load"]["contexts_that_fit"] == 0
+        assert report["load"]["threads_per_context"] % 1000 == 0
 
     def test_names_are_never_broken(self):
         """On 80 columns every variable stands there whole, and nothing is wider."""

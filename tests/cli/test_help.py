@@ -23,17 +23,17 @@ help defines a thing, or states its effect on the command."""
 
 def sentences() -> list[tuple[str, str]]:
     """Every option of every command with its help, and the first lines of commands."""
-    found = []
+    results = []
     for name in COMMANDS:
         command = main.get_command(click.Context(main), name)
         assert command is not None
-        found.append((name, (command.help or "").partition("\n\n")[0].replace("\n", " ")))
-        found += [
+        results.append((name, (command.help or "").partition("\n\n")[0].replace("\n", " ")))
+        results += [
             (f"{name} {option.opts[-1]}", option.help or "")
             for option in command.params
             if isinstance(option, click.Option)
         ]
-    return found
+    return results
 
 
 @together()

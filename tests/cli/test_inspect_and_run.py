@@ -23,11 +23,11 @@ def call(*args: object) -> Result:
 
 def network() -> mx.sym.Symbol:
     """data (3 channels) - conv - bn - relu - pool - fc (5 classes) - softmax."""
-    made = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, pad=(1, 1), name="conv")
-    made = mx.sym.Activation(mx.sym.BatchNorm(made, name="bn"), act_type="relu", name="relu")
-    made = mx.sym.Pooling(made, global_pool=True, kernel=(1, 1), pool_type="avg", name="pool")
-    made = mx.sym.FullyConnected(made, num_hidden=5, name="fc")
-    return mx.sym.SoftmaxOutput(made, name="softmax")
+    result = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, pad=(1, 1), name="conv")
+    result = mx.sym.Activation(mx.sym.BatchNorm(result, name="bn"), act_type="relu", name="relu")
+    result = mx.sym.Pooling(result, global_pool=True, kernel=(1, 1), pool_type="avg", name="pool")
+    result = mx.sym.FullyConnected(result, num_hidden=5, name="fc")
+    return mx.sym.SoftmaxOutput(result, name="softmax")
 
 
 def parameters() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -59,19 +59,19 @@ def test_inspect_counts_what_there_is(prefix: Path) -> None:
     """Shapes, parameters, operations and bytes are those of the network, its planned sizes those of the planner."""
     result = call("inspect", prefix, 7, "--shape", "data=2,3,8,8", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    layers = {layer["name"]: layer for layer in found["layers"]}
+    report = json.loads(result.stdout)
+    layers = {layer["name"]: layer for layer in report["layers"]}
     assert layers["conv"]["shape"] == [2, 4, 8, 8]
     assert layers["conv"]["parameters"] == 4 * 3 * 9 + 4
     assert layers["conv"]["flops"] == 2 * (2 * 4 * 8 * 8) * 27 + 2 * 4 * 8 * 8
     assert layers["fc"]["flops"] == 2 * 2 * 5 * 4 + 2 * 5
     assert layers["conv"]["nbytes"] == 4 * 2 * 4 * 8 * 8
-    assert found["parameters"] == sum(array.size for table in parameters() for array in table.values())
-    assert found["version"] == "MXNet 1.9.1"
-    assert (len(found["matched"]), found["missing"], found["unused"]) == (8, [], [])
+    assert report["parameters"] == sum(array.size for table in parameters() for array in table.values())
+    assert report["version"] == "MXNet 1.9.1"
+    assert (len(report["matched"]), report["missing"], report["unused"]) == (8, [], [])
     plan = network().plan({"data": (2, 3, 8, 8)}, train=False)
-    assert found["inference_bytes"] == plan.total
-    assert "it can be run" in found["verdict"]
+    assert report["inference_bytes"] == plan.total
+    assert "it can be run" in report["verdict"]
 
 
 def test_parameters_tell_the_shape_of_the_input(prefix: Path) -> None:
@@ -109,9 +109,9 @@ def words(result: Result) -> str:
 
 def test_built_in_networks_have_usual_shapes() -> None:
     """Without shapes, one sample of the usual size is shown; a shape that does not fit is told the usual one."""
-    found = json.loads(call("inspect", "lenet", "--json").stdout)
-    assert found["inputs"][0]["shape"] == [1, 1, 28, 28]
-    assert found["inference_bytes"] == mx.models.get("lenet").plan({"data": (1, 1, 28, 28)}, train=False).total
+    report = json.loads(call("inspect", "lenet", "--json").stdout)
+    assert report["inputs"][0]["shape"] == [1, 1, 28, 28]
+    assert report["inference_bytes"] == mx.models.get("lenet").plan({"data": (1, 1, 28, 28)}, train=False).total
     assert json.loads(call("inspect", "lstm", "--json").stdout)["inputs"][0]["shape"] == [1, 35]
     for command in ("inspect", "plan"):
         result = call(command, "lenet", "--shape", "data=1,28,28")
@@ -154,9 +154,9 @@ def test_misspelt_inputs_are_refused(prefix: Path, tmp_path: Path, command: str)
 def test_features_tell_it_all() -> None:
     """If the first layer takes vectors, only the batch size is unknown."""
     symbol = mx.sym.FullyConnected(mx.sym.Variable("data") * 2, num_hidden=3, name="fc")
-    found = inspect(symbol, args={"fc_weight": mx.nd.ones((3, 6)), "fc_bias": mx.nd.ones((3,))}, aux={})
-    assert found.inputs[0].shape == (0, 6)
-    assert found.inputs[0].known == "6 features in a sample"
+    by_name = inspect(symbol, args={"fc_weight": mx.nd.ones((3, 6)), "fc_bias": mx.nd.ones((3,))}, aux={})
+    assert by_name.inputs[0].shape == (0, 6)
+    assert by_name.inputs[0].known == "6 features in a sample"
 
 
 def test_what_is_strange_about_a_checkpoint() -> None:
@@ -165,14 +165,14 @@ def test_what_is_strange_about_a_checkpoint() -> None:
     args["bn_gamma"][:] = 2
     args["fc_bias"][:] = np.nan
     del aux["bn_moving_var"]
-    found = inspect(network(), args=args, aux=aux)
-    words = " ".join(found.warnings)
+    actual = inspect(network(), args=args, aux=aux)
+    words = " ".join(actual.warnings)
     assert "fix_gamma is set, so the stored gamma" in words
     assert "moving mean or variance is missing" in words
     assert "['fc_bias']: not every value is a finite number" in words
-    assert found.missing == ["bn_moving_var"]
-    other = inspect(network(), args={"a": mx.nd.ones((1,)), "fc_bias": mx.nd.ones((5,))}, aux={})
-    assert "another network: 1 of 8 match, 7 are missing, 0 have another shape and 1 are unused" in other.verdict
+    assert actual.missing == ["bn_moving_var"]
+    second = inspect(network(), args={"a": mx.nd.ones((1,)), "fc_bias": mx.nd.ones((5,))}, aux={})
+    assert "another network: 1 of 8 match, 7 are missing, 0 have another shape and 1 are unused" in second.verdict
     args, aux = parameters()
     args["fc_weight"] = mx.nd.ones((5, 9))
     wrong = inspect(network(), args=args, aux=aux, shapes={"data": (1, 3, 8, 8)})
@@ -183,20 +183,20 @@ def test_parameters_of_another_network_with_the_same_names() -> None:
     """Stored shapes that cannot be the network's are listed, and so are those that contradict each other."""
     args, aux = parameters()
     args["fc_weight"] = mx.nd.ones((7, 4))
-    found = inspect(network(), args=args, aux=aux)
-    assert found.wrong == ["fc_weight: stored (7, 4), the network needs (5, ?)"]
-    assert "but 1 parameter is of another shape; it has" in found.verdict
+    by_name = inspect(network(), args=args, aux=aux)
+    assert by_name.wrong == ["fc_weight: stored (7, 4), the network needs (5, ?)"]
+    assert "but 1 parameter is of another shape; it has" in by_name.verdict
     args["fc_weight"], args["conv_weight"] = mx.nd.ones((5, 4)), mx.nd.ones((4, 3, 3, 3))
     args["bn_gamma"] = mx.nd.ones((9,))
-    found = inspect(network(), args=args, aux=aux)
-    assert "BatchNorm" in found.warnings[-1]
-    assert "contradict each other" in found.verdict
+    by_name = inspect(network(), args=args, aux=aux)
+    assert "BatchNorm" in by_name.warnings[-1]
+    assert "contradict each other" in by_name.verdict
     deep = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="a")
     deep = mx.sym.FullyConnected(deep, num_hidden=2, name="b")
     shapes = {"a_weight": (3, 6), "a_bias": (3,), "b_weight": (2, 5), "b_bias": (2,)}
-    found = inspect(deep, args={name: mx.nd.ones(shape) for name, shape in shapes.items()}, aux={})
-    assert "(2, 5)" in " ".join([*found.wrong, *found.warnings])
-    assert "cannot be run with them" in found.verdict or "another shape" in found.verdict
+    by_name = inspect(deep, args={name: mx.nd.ones(shape) for name, shape in shapes.items()}, aux={})
+    assert "(2, 5)" in " ".join([*by_name.wrong, *by_name.warnings])
+    assert "cannot be run with them" in by_name.verdict or "another shape" in by_name.verdict
 
 
 def test_unknown_operators_are_listed(prefix: Path) -> None:
@@ -232,10 +232,10 @@ def test_run_gives_what_an_executor_gives(prefix: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", data)
     np.savez(tmp_path / "x.npz", data=data)
     (tmp_path / "names").write_text("\n".join(f"class{i}" for i in range(5)))
-    for given in ("x.npy", "x.npz"):
+    for inputs in ("x.npy", "x.npz"):
         out = tmp_path / "out.npz"
         options = ("--top", 1, "--labels", tmp_path / "names", "-o", out)
-        result = call("run", prefix, 7, "--input", tmp_path / given, *options)
+        result = call("run", prefix, 7, "--input", tmp_path / inputs, *options)
         assert result.exit_code == 0, result.output
         written = np.load(out)["softmax_output"]
         np.testing.assert_array_equal(written, expected(data))
@@ -286,7 +286,7 @@ def test_bad_files_are_named(prefix: Path, tmp_path: Path, command: str) -> None
     tail = ("--input", tmp_path / "x.npy") if command == "run" else ()
     symbol, params = f"{prefix}-symbol.json", f"{prefix}-0007.params"
     (tmp_path / "lfs").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    for given, words in (
+    for inputs, words in (
         ((prefix, 8), "beside"),
         ((params, params), "holds arrays and no network"),
         ((symbol, symbol), "holds no parameters"),
@@ -294,8 +294,8 @@ def test_bad_files_are_named(prefix: Path, tmp_path: Path, command: str) -> None
         ((tmp_path / "lfs", params), "Git LFS"),
         ((tmp_path / "nothing", params), "nothing-symbol.json' and no built-in"),
     ):
-        result = call(command, *given, *tail)
-        assert result.exit_code != 0, given
+        result = call(command, *inputs, *tail)
+        assert result.exit_code != 0, inputs
         assert words in result.output, result.output
 
 
@@ -346,8 +346,8 @@ def test_label_that_passes_a_reshape(tmp_path: Path) -> None:
     result = call("run", tmp_path / "lstm", 3, "--input", tmp_path / "x.npy", "-o", tmp_path / "out.npz")
     assert result.exit_code == 0, result.output
     module.forward(mx.io.DataBatch([mx.nd.array(words)], [mx.nd.zeros((2, 6))]), is_train=False)
-    with np.load(tmp_path / "out.npz") as found:
-        np.testing.assert_allclose(found["softmax_output"], module.get_outputs()[0].asnumpy(), rtol=1e-5)
+    with np.load(tmp_path / "out.npz") as actual:
+        np.testing.assert_allclose(actual["softmax_output"], module.get_outputs()[0].asnumpy(), rtol=1e-5)
     for more in ((), ("--shape", "softmax_label=2,6")):
         result = call("convert", tmp_path / "lstm", 3, tmp_path / "l.onnx", "--shape", "data=2,6", *more)
         assert result.exit_code == 0, result.output

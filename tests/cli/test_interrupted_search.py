@@ -25,11 +25,11 @@ def ctrl_c(monkeypatch: pytest.MonkeyPatch):
 
     def install(*presses: int) -> list[int]:
         def press(self, chosen):
-            found = look(self, chosen)
+            actual = look(self, chosen)
             prices.append(1)
             if len(prices) in presses:
                 signal.raise_signal(signal.SIGINT)
-            return found
+            return actual
 
         monkeypatch.setattr(Archive, "look", press)
         return prices

@@ -28,11 +28,11 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     need_mpi()
     hosts = tmp_path / "hosts"
     hosts.write_text("one\ntwo\n")
-    made = mpiexec_command(3, hosts, ("train.py", "-n", "7"))
+    result = mpiexec_command(3, hosts, ("train.py", "-n", "7"))
     rank = [sys.executable, "-m", "weftplan.cli.launch.rank", "-", "recovers"]
-    assert made[-10:] == ["-n", "3", *rank, "train.py", "-n", "7"]
-    assert "btl" not in made  # hosts reach each other by TCP
-    assert made[made.index("--hostfile") + 1] == str(hosts)
+    assert result[-10:] == ["-n", "3", *rank, "train.py", "-n", "7"]
+    assert "btl" not in result  # hosts reach each other by TCP
+    assert result[result.index("--hostfile") + 1] == str(hosts)
     alone = mpiexec_command(1, None, ("weftplan", "doctor"))
     assert alone[-8:] == [*rank, "-m", "weftplan", "doctor"]
     assert alone[alone.index("btl") + 1] == "self,sm"
@@ -50,10 +50,10 @@ def test_messages_that_pass_each_other_do_not_take_turns(monkeypatch: pytest.Mon
     monkeypatch.delenv(TCP, raising=False)
     if own is not None:
         monkeypatch.setenv(TCP, own)
-    found = mpiexec_command(2, None, ("weftplan",))
-    place = found.index("btl_tcp_flags")
-    assert found[place - 1 : place + 2] == ["--mca", "btl_tcp_flags", own or "send,inplace"]
-    assert environment()[TCP] == found[place + 1]
+    actual = mpiexec_command(2, None, ("weftplan",))
+    place = actual.index("btl_tcp_flags")
+    assert actual[place - 1 : place + 2] == ["--mca", "btl_tcp_flags", own or "send,inplace"]
+    assert environment()[TCP] == actual[place + 1]
 
 
 def test_without_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

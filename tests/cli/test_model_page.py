@@ -38,9 +38,9 @@ def unlike(expected: list[str], printed: list[str]) -> str | None:
             skips = True
             continue
         wanted = plain(line)
-        found = next((one for one in left if not skips or one == wanted), None)
-        if found != wanted:
-            return f"{wanted!r}, printed {found!r}"
+        actual = next((one for one in left if not skips or one == wanted), None)
+        if actual != wanted:
+            return f"{wanted!r}, printed {actual!r}"
         skips = False
     return None
 
@@ -51,13 +51,13 @@ COMMANDS = shown(PAGE.read_text())
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of the page's first example, and two of the images of its second one."""
-    made = tmp_path_factory.mktemp("page")
+    result = tmp_path_factory.mktemp("page")
     first = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert first is not None
     assert "tempfile.mkdtemp()" in first[1]
-    exec(first[1].replace("tempfile.mkdtemp()", repr(str(made))), {})
-    np.save(made / "images.npy", np.random.default_rng(1).random((4, 1, 8, 8), dtype=np.float32)[:2])
-    return made
+    exec(first[1].replace("tempfile.mkdtemp()", repr(str(result))), {})
+    np.save(result / "images.npy", np.random.default_rng(1).random((4, 1, 8, 8), dtype=np.float32)[:2])
+    return result
 
 
 @pytest.mark.parametrize(("words", "lines"), COMMANDS, ids=[words for words, _ in COMMANDS])

@@ -85,8 +85,8 @@ def test_broken_images_are_left_out(trained: tuple[Path, Path, str], tmp_path: P
     assert result.exit_code == 1
     assert "left out: " in result.output
     assert "kaputt.jpg: no image that can be read" in result.output
-    with np.load(tmp_path / "a.npz") as found:
-        assert found["softmax_output"].shape == (4, 2)
+    with np.load(tmp_path / "a.npz") as actual:
+        assert actual["softmax_output"].shape == (4, 2)
 
 
 def test_fine_tuning_replaces_the_last_layer(trained: tuple[Path, Path, str], tmp_path: Path) -> None:

@@ -29,26 +29,26 @@ def figures(*args: object) -> dict[str, Any]:
     """The command's JSON."""
     result = plan(*args, "--json")
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report
 
 
 def test_a_built_in_network_has_usual_shapes() -> None:
     """The figures of the command are those of the call."""
-    found = figures("lenet", "--batch", 64)
+    actual = figures("lenet", "--batch", 64)
     expected = models.get("lenet").plan(models.input_shapes("lenet", 64))
-    assert found["peak"] == expected.peak
-    assert found["lower_bound"] == expected.lower_bound
-    assert found["total"] == expected.total == found["peak"] + sum(found["external"].values())
-    assert found["per_device"] == {"cpu(0)": expected.peak}
-    assert [item["name"] for item in found["alive_at_peak"][:3]] == [b.name for b in expected.alive_at_peak(3)]
+    assert actual["peak"] == expected.peak
+    assert actual["lower_bound"] == expected.lower_bound
+    assert actual["total"] == expected.total == actual["peak"] + sum(actual["external"].values())
+    assert actual["per_device"] == {"cpu(0)": expected.peak}
+    assert [item["name"] for item in actual["alive_at_peak"][:3]] == [b.name for b in expected.alive_at_peak(3)]
 
 
 def test_parameters_only_by_default() -> None:
     """Training with Module has no gradients of data and labels."""
-    found, every = (figures("mlp", *more) for more in ((), ("--input-grads",)))
+    actual, every = (figures("mlp", *more) for more in ((), ("--input-grads",)))
     inputs = 4 * (32 * 784 + 32)
-    assert every["external"]["gradients"] - found["external"]["gradients"] == inputs
+    assert every["external"]["gradients"] - actual["external"]["gradients"] == inputs
     assert figures("mlp", "--inference")["external"]["gradients"] == 0
 
 
@@ -58,9 +58,9 @@ def test_a_symbol_file(tmp_path: Path, packed: bool) -> None:
     text = models.get("lenet").tojson()
     path = tmp_path / ("net-symbol.json.gz" if packed else "net-symbol.json")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    found = figures(path, "--shape", "data=32,1,28,28")
+    actual = figures(path, "--shape", "data=32,1,28,28")
     built_in = figures("lenet")
-    assert {k: v for k, v in found.items() if k != "model"} == {k: v for k, v in built_in.items() if k != "model"}
+    assert {k: v for k, v in actual.items() if k != "model"} == {k: v for k, v in built_in.items() if k != "model"}
 
 
 def test_a_damaged_symbol_file_is_named(tmp_path: Path) -> None:
@@ -76,16 +76,16 @@ def test_text_for_people() -> None:
     """The text has the peak, its parts, and the memory outside the plan; the first line is the answer."""
     result = plan("lenet", "--optimizer", "adam")
     assert result.exit_code == 0
-    found = figures("lenet", "--optimizer", "adam")
-    assert f"{found['peak']:,}" in result.stdout
-    assert f"{found['external']['optimizer_states']:,}" in result.stdout
-    for item in found["alive_at_peak"][:5]:
+    actual = figures("lenet", "--optimizer", "adam")
+    assert f"{actual['peak']:,}" in result.stdout
+    assert f"{actual['external']['optimizer_states']:,}" in result.stdout
+    for item in actual["alive_at_peak"][:5]:
         assert f"{item['nbytes']:,}" in result.stdout
         assert item["name"] in result.stdout
     assert "CUDA context" in result.stdout
     first = result.stdout.splitlines()[0]
     assert first.startswith("training lenet, batch 32, float32: ")
-    assert f"{found['total'] / 2**20:.2f} MiB in all (planned peak " in first
+    assert f"{actual['total'] / 2**20:.2f} MiB in all (planned peak " in first
     assert "not counted" not in first
     assert "optimizer not counted: --optimizer adam)" in plan("lenet").stdout.splitlines()[0]
 
@@ -103,9 +103,9 @@ def test_a_budget_is_met_by_recomputation() -> None:
     """A note states the cost; an explicit policy is kept, even if it does not fit."""
     plain = figures("resnet", "--batch", 32)
     budget = int(plain["total"] * 0.95)
-    found = figures("resnet", "--batch", 32, "--budget", budget)
-    assert found["total"] <= budget < plain["total"]
-    assert any("run twice" in note for note in found["notes"])
+    actual = figures("resnet", "--batch", 32, "--budget", budget)
+    assert actual["total"] <= budget < plain["total"]
+    assert any("run twice" in note for note in actual["notes"])
     refused = plan("resnet", "--batch", 32, "--budget", budget, "--recompute", "off")
     assert refused.exit_code == 1
     assert f"the smallest budget that works is {plain['total']}" in refused.output
@@ -116,9 +116,9 @@ def test_the_largest_batch(recompute: str, monkeypatch: pytest.MonkeyPatch) -> N
     """It fits and the next one does not; with recomputation it is larger."""
     monkeypatch.setenv("WEFTPLAN_KERNELS", "numpy")  # the same scratch on every machine
     arguments = ("lenet", "--recompute", recompute, "--budget", "6MB")
-    found = figures(*arguments, "--batch-max")
-    batch = found["batch_max"]
-    assert found["total"] <= 6_000_000
+    actual = figures(*arguments, "--batch-max")
+    batch = actual["batch_max"]
+    assert actual["total"] <= 6_000_000
     assert plan(*arguments, "--batch", batch).exit_code == 0
     assert plan(*arguments, "--batch", batch + 1).exit_code == 1
     if recompute == "budget":
@@ -137,11 +137,11 @@ def test_the_largest_batch_of_a_file(tmp_path: Path) -> None:
 
 def test_micro_batches_for_a_budget() -> None:
     """A batch that does not fit is cut into the fewest equal pieces that do; fit allocates what was planned."""
-    found = figures("lenet", "--batch", 48, "--budget", "6MB", "--batch-max")
-    pieces = found["micro_batches"]
+    actual = figures("lenet", "--batch", 48, "--budget", "6MB", "--batch-max")
+    pieces = actual["micro_batches"]
     assert pieces > 1
-    assert found["micro_batch"] * pieces == 48
-    assert found["total"] <= 6_000_000
+    assert actual["micro_batch"] * pieces == 48
+    assert actual["total"] <= 6_000_000
     fewer = max(count for count in range(1, pieces) if 48 % count == 0)
     written = plan("lenet", "--batch", 48, "--budget", "6MB", "--batch-max").output
     assert f"fit(…, micro_batches={pieces})" in " ".join(written.split())
@@ -149,7 +149,7 @@ def test_micro_batches_for_a_budget() -> None:
     data = mx.io.NDArrayIter(rng.random((48, 1, 28, 28)), rng.integers(0, 10, 48), batch_size=48)
     module = mx.mod.Module(models.get("lenet"))
     module.fit(data, num_epoch=1, kvstore=None, micro_batches=pieces)
-    assert module.group.executors[0].memory_plan.counted == found["total"] <= 6_000_000
+    assert module.group.executors[0].memory_plan.counted == actual["total"] <= 6_000_000
     bound = mx.mod.Module(models.get("lenet"))
     bound.bind([("data", (48 // fewer, 1, 28, 28))], [("softmax_label", (48 // fewer,))], grad_req="add")
     assert bound.group.executors[0].memory_plan.counted > 6_000_000
@@ -171,8 +171,8 @@ def test_the_search_is_exact_and_short(budget: int) -> None:
 
         def counted(batch: int, total: Any = total, asked: list[int] = asked) -> int:
             asked.append(batch)
-            found: int = total(batch)
-            return found
+            actual: int = total(batch)
+            return actual
 
         batch, nbytes = largest_batch(counted, budget)
         assert nbytes == total(batch) <= budget
@@ -276,9 +276,9 @@ def test_files(tmp_path: Path) -> None:
     peak = json.loads(result.stdout)["peak"]
     assert "<!doctype html>" in page.read_text()
     assert "<svg" in picture.read_text()
-    found = MemoryPlan.from_json(saved.read_text())
-    validate(found)
-    assert found.peak == peak
+    actual = MemoryPlan.from_json(saved.read_text())
+    validate(actual)
+    assert actual.peak == peak
 
 
 def test_options_reach_the_planner() -> None:
@@ -391,8 +391,8 @@ def test_onnx_file_of_another_batch(tmp_path: Path) -> None:
     module.init_params(mx.init.Xavier())
     path = tmp_path / "rnn.onnx"
     module.save_checkpoint(tmp_path / "rnn", 0)
-    made = CliRunner().invoke(main, ["convert", str(tmp_path / "rnn"), "0", str(path), "--shape", "data=4,12"])
-    assert made.exit_code == 0, made.output
+    created = CliRunner().invoke(main, ["convert", str(tmp_path / "rnn"), "0", str(path), "--shape", "data=4,12"])
+    assert created.exit_code == 0, created.output
     result = CliRunner().invoke(main, ["plan", str(path), "--inference", "--shape", "data=64,12"])
     assert result.exit_code == 1
     assert "rnn.onnx was exported for data=4,12, and values in it have sizes that follow" in " ".join(

@@ -198,9 +198,9 @@ def test_interrupt_leaves_a_usable_checkpoint(tmp_path):
     first = process.stdout.readline()
     assert "resnet on" in first
     process.send_signal(signal.SIGINT)
-    rest = process.communicate(timeout=60)[0]
-    assert process.returncode == 130, rest
-    assert "interrupted: saved" in rest
+    remaining = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, remaining
+    assert "interrupted: saved" in remaining
     files = sorted(p.name for p in tmp_path.iterdir())
     assert [name.rsplit(".", 1)[1] for name in files] == ["params", "states", "json"]
     assert files[2] == "digits-resnet-symbol.json"

@@ -105,8 +105,8 @@ def test_an_lstm_learns_to_write(monkeypatch, tmp_path):
     assert result["test_bits_per_character"] < result["unigram_bits_per_character"]
     assert result["allocated_bytes"] == result["planned_peak_bytes"]
     assert "perplexity" in (report / "index.html").read_text()
-    again = train(*arguments, "1", "--epochs", "1", "--micro-batches", "2", "--checkpoint", str(tmp_path / "run"))
-    assert again["lines_per_s"] > 0
+    repeated = train(*arguments, "1", "--epochs", "1", "--micro-batches", "2", "--checkpoint", str(tmp_path / "run"))
+    assert repeated["lines_per_s"] > 0
     assert train(*arguments, "2", "--epochs", "1")["test_perplexity"] < len(text.characters)
 
 

@@ -46,7 +46,7 @@ def on_a_terminal(script: str, *arguments: object, width: int = 80) -> str:
         env=environment,
     )
     os.close(slave)
-    found = b""
+    actual = b""
     while True:
         try:
             piece = os.read(master, 1 << 16)
@@ -54,13 +54,13 @@ def on_a_terminal(script: str, *arguments: object, width: int = 80) -> str:
             break
         if not piece:
             break
-        found += piece
+        actual += piece
     os.close(master)
     assert child.stderr is not None
     error = child.stderr.read()
     child.stderr.close()
     assert child.wait() == 0, error.decode()
-    return found.decode().replace("\r\n", "\n")
+    return actual.decode().replace("\r\n", "\n")
 
 
 @pytest.fixture(scope="module")

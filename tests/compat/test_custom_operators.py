@@ -79,15 +79,15 @@ class SoftmaxOp(mx.operator.CustomOp):
     def forward(self, is_train, req, in_data, out_data, aux):
         """Probabilities."""
         scores = in_data[0].asnumpy()
-        found = np.exp(scores - scores.max(axis=1, keepdims=True))
-        self.assign(out_data[0], req[0], mx.nd.array(found / found.sum(axis=1, keepdims=True)))
+        actual = np.exp(scores - scores.max(axis=1, keepdims=True))
+        self.assign(out_data[0], req[0], mx.nd.array(actual / actual.sum(axis=1, keepdims=True)))
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
         """Their difference from the label; of the label none."""
         assert (len(out_grad), len(in_data), len(out_data)) == (0, 1, 1)
-        found = out_data[0].asnumpy()
-        found[np.arange(len(found)), in_data[0].asnumpy().astype(int)] -= 1
-        self.assign(in_grad[0], req[0], found)
+        actual = out_data[0].asnumpy()
+        actual[np.arange(len(actual)), in_data[0].asnumpy().astype(int)] -= 1
+        self.assign(in_grad[0], req[0], actual)
         self.assign(in_grad[1], req[1], 0)
 
 
@@ -152,10 +152,10 @@ def test_what_user_code_raises_is_an_mxnet_error_too(error, monkeypatch):
 def test_training_with_a_loss_in_python(kind):
     """On every engine the network with the loss in Python trains to the weights of SoftmaxOutput's."""
     with engine.using(engine.create(kind)):
-        found = trained(two_layers(custom_loss))
+        actual = trained(two_layers(custom_loss))
         expected = trained(two_layers(lambda scores: mx.sym.SoftmaxOutput(scores, name="softmax")))
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(actual[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_gradients_states_and_settings():
@@ -194,9 +194,9 @@ def test_files():
     net = two_layers(custom_loss)
     text = net.tojson()
     assert '"op": "Custom"' in text
-    again = mx.sym.load_json(text)
-    assert again.tojson() == text
-    assert again.infer_shape(data=(4, 5))[0] == net.infer_shape(data=(4, 5))[0]
+    reloaded = mx.sym.load_json(text)
+    assert reloaded.tojson() == text
+    assert reloaded.infer_shape(data=(4, 5))[0] == net.infer_shape(data=(4, 5))[0]
     unregistered = mx.sym.load_json(text.replace("softmax_numpy", "softmax_nump"))
     with pytest.raises(UnknownOperatorError, match=r"Custom\(op_type=softmax_nump\) \(1 node"):
         unregistered.infer_shape(data=(4, 5))

@@ -24,11 +24,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """The four files of a small MNIST by name; the working directory is an empty folder."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    found = {}
+    by_name = {}
     for begins, count in (("train", 20), ("t10k", 10)):
-        found[f"{begins}-images-idx3-ubyte"] = idx(rng.integers(0, 256, (count, 28, 28)))
-        found[f"{begins}-labels-idx1-ubyte"] = idx(np.arange(count) % 10)
-    return found
+        by_name[f"{begins}-images-idx3-ubyte"] = idx(rng.integers(0, 256, (count, 28, 28)))
+        by_name[f"{begins}-labels-idx1-ubyte"] = idx(np.arange(count) % 10)
+    return by_name
 
 
 @pytest.mark.parametrize(("folder", "packed"), [(".", True), (".", False), ("data", True), ("data", False)])

@@ -93,10 +93,10 @@ def test_the_common_base_is_no_operator():
 
 def test_arguments_of_operators():
     """Inputs first, then parameters with their types, as MXNet writes them."""
-    found = mx.operator.get_operator_arguments("Convolution")
-    assert found.narg == len(found.names) == len(found.types)
-    assert found.names[:4] == ["data", "weight", "bias", "kernel"]
-    types = dict(zip(found.names, found.types, strict=True))
+    actual = mx.operator.get_operator_arguments("Convolution")
+    assert actual.narg == len(actual.names) == len(actual.types)
+    assert actual.names[:4] == ["data", "weight", "bias", "kernel"]
+    types = dict(zip(actual.names, actual.types, strict=True))
     assert types["bias"] == "NDArray-or-Symbol"
     assert types["kernel"] == "Shape(tuple), required"
     assert types["num_group"] == "int, optional, default=1"

@@ -106,12 +106,12 @@ def test_central_differences_find_a_wrong_gradient() -> None:
 def test_central_differences_of_an_executor() -> None:
     """The slopes of output 0's sum equal MXNet 1.9.1's; the executor's arrays are restored."""
     place = {"x": np.array([[1, 2], [3, 4.0]]), "y": np.array([[2.0, -1]])}
-    given = {name: mx.nd.array(value, dtype="float64") for name, value in place.items()}
-    executor = mx.sym.Group([mx.sym.broadcast_mul(X * X, Y), X]).bind(mx.cpu(), given)
-    found = tu.numeric_grad(executor, place, eps=1e-3, dtype=np.float64)
-    np.testing.assert_allclose(found["x"], [[4, -4], [12, -8]], rtol=1e-9)
-    np.testing.assert_allclose(found["y"], [[10, 20]], rtol=1e-9)
-    assert (found["x"].dtype, tu.numeric_grad(executor, {"y": place["y"]})["y"].dtype) == (np.float64, np.float32)
+    inputs = {name: mx.nd.array(value, dtype="float64") for name, value in place.items()}
+    executor = mx.sym.Group([mx.sym.broadcast_mul(X * X, Y), X]).bind(mx.cpu(), inputs)
+    actual = tu.numeric_grad(executor, place, eps=1e-3, dtype=np.float64)
+    np.testing.assert_allclose(actual["x"], [[4, -4], [12, -8]], rtol=1e-9)
+    np.testing.assert_allclose(actual["y"], [[10, 20]], rtol=1e-9)
+    assert (actual["x"].dtype, tu.numeric_grad(executor, {"y": place["y"]})["y"].dtype) == (np.float64, np.float32)
     for name, value in place.items():
         np.testing.assert_array_equal(executor.arg_dict[name].asnumpy(), value)
 
@@ -122,11 +122,11 @@ def test_central_differences_with_states_and_whole_numbers() -> None:
     executor = net.simple_bind(mx.cpu(), x=(4, 1), grad_req="null")
     place = {"x": np.array([[1], [2], [3], [4]])}
     states = {"bn_moving_mean": np.zeros(1), "bn_moving_var": np.full(1, 4.0)}
-    found = tu.numeric_grad(executor, place, states, use_forward_train=False)
-    assert found["x"].tolist() == [[0], [0], [0], [0]]
+    actual = tu.numeric_grad(executor, place, states, use_forward_train=False)
+    assert actual["x"].tolist() == [[0], [0], [0], [0]]
     place["x"] = place["x"].astype(np.float64)
-    found = tu.numeric_grad(executor, place, states, eps=1e-2, use_forward_train=False)
-    np.testing.assert_allclose(found["x"], 0.5, rtol=1e-2)
+    actual = tu.numeric_grad(executor, place, states, eps=1e-2, use_forward_train=False)
+    np.testing.assert_allclose(actual["x"], 0.5, rtol=1e-2)
 
 
 def test_contexts_and_dtypes_agree() -> None:
@@ -138,9 +138,9 @@ def test_contexts_and_dtypes_agree() -> None:
         {"ctx": mx.sim(0), "x": (2, 4), "type_dict": {"x": np.float32}},
     ]
     tu.check_consistency(net, runs)
-    other = mx.sym.Activation(mx.sym.FullyConnected(X, num_hidden=3, name="fc"), act_type="sigmoid")
+    second = mx.sym.Activation(mx.sym.FullyConnected(X, num_hidden=3, name="fc"), act_type="sigmoid")
     # Both outputs have the name of their node's kind, so only the values tell them apart.
-    renamed = [mx.sym.identity(one, name="out") for one in (net, other)]
+    renamed = [mx.sym.identity(one, name="out") for one in (net, second)]
     with pytest.raises(AssertionError, match="run 1"):
         tu.check_consistency(renamed, runs[:2])
     assert tu.check_speed(net, x=(2, 4), N=2) > 0
@@ -210,9 +210,9 @@ def test_generators_are_judged() -> None:
         assert len(tu.verify_generator(uniform, ranges, probs, nsamples=5000)) == 5
     with pytest.raises(AssertionError, match=r"above 0\.05"):
         tu.verify_generator(lambda n: draw.uniform(-1, 1.2, n), ranges, probs, nsamples=5000)
-    p, found, expected = tu.chi_square_check(lambda n: draw.integers(0, 4, n), [0, 1, 2, 3], [0.25] * 4, nsamples=4000)
+    p, actual, expected = tu.chi_square_check(lambda n: draw.integers(0, 4, n), [0, 1, 2, 3], [0.25] * 4, nsamples=4000)
     assert p > 0.01
-    assert found.sum() == expected.sum() == 4000
+    assert actual.sum() == expected.sum() == 4000
     assert tu.chi_square_check(lambda n: draw.integers(0, 4, n), [0, 1, 2, 3], [0.2, 0.2, 0.3, 0.3], 4000)[0] < 1e-6
     assert tu.mean_check(lambda n: draw.normal(1, 2, n), 1, 2, 5000)
     assert not tu.mean_check(lambda n: draw.normal(1.3, 2, n), 1, 2, 5000)

@@ -265,7 +265,7 @@ def test_waits_that_raise_in_push_order(deferred):
 @pytest.mark.parametrize("how", ["healed", "dropped", "deleted", "no var"])
 def test_fast_path_returns_after_failures(deferred, how):
     """Once no var holds a failure, operations return to the fast path."""
-    var, other = deferred.new_variable(), deferred.new_variable()
+    var, second = deferred.new_variable(), deferred.new_variable()
     deferred.push(boom, (), [] if how == "no var" else [var])
     with pytest.raises(Boom):
         deferred.wait_for_all()
@@ -277,10 +277,10 @@ def test_fast_path_returns_after_failures(deferred, how):
     del var
     gc.collect()  # the error's traceback may hold the operation, which holds the var
     for _ in range(2):
-        deferred.push(lambda: None, (), [other])
+        deferred.push(lambda: None, (), [second])
         deferred.wait_for_all()
     assert (deferred._any_failure, deferred._careful) == (False, False)
-    deferred.push(boom, (), [other])
-    deferred.push(lambda: None, [other], [third := deferred.new_variable()])
+    deferred.push(boom, (), [second])
+    deferred.push(lambda: None, [second], [third := deferred.new_variable()])
     with pytest.raises(Boom):
         deferred.wait_for_var(third)

@@ -131,22 +131,22 @@ def test_a_site_without_a_line():
 
 def test_one_exception_object_of_many_operations(deferred):
     """Its notes list each operation once, a hundred at most; every operation has failed."""
-    error, made = Boom("shared"), []
+    error, result = Boom("shared"), []
 
     def fail():
         raise error
 
     for i in range(150):
-        made.append(deferred.new_variable())
-        deferred.push(fail, (), [made[i]], name=f"culprit {i // 2}")
+        result.append(deferred.new_variable())
+        deferred.push(fail, (), [result[i]], name=f"culprit {i // 2}")
     with pytest.raises(Boom):
-        deferred.wait_for_var(made[149])
-    for var in made:
+        deferred.wait_for_var(result[149])
+    for var in result:
         with pytest.raises(Boom):
             deferred.wait_for_var(var)
     assert len(error.__notes__) == len(set(error.__notes__)) == 75
     for i in range(150):
-        deferred.push(fail, (), [made[i]], name=f"another {i}")
+        deferred.push(fail, (), [result[i]], name=f"another {i}")
     with pytest.raises(Boom):
         deferred.wait_for_all()
     assert len(error.__notes__) == 100

@@ -111,8 +111,8 @@ def test_every_small_declaration(how):
     """Up to three reads and three writes of good, foreign, deleted and non-vars: errors change nothing, the rest is
     accepted.
     """
-    sim, other = engine.create("Simulator"), engine.create("NaiveEngine")
-    good, deleted, foreign = [sim.new_variable(name) for name in "abc"], sim.new_variable(), other.new_variable()
+    sim, second = engine.create("Simulator"), engine.create("NaiveEngine")
+    good, deleted, foreign = [sim.new_variable(name) for name in "abc"], sim.new_variable(), second.new_variable()
     sim.delete_variable(deleted)
     sim.wait_for_all()
     push = {

@@ -51,25 +51,25 @@ def test_a_wait_for_a_var_ignores_everything_else(threaded):
 
 def test_several_threads_wait(threaded):
     """Six threads that wait for the same blocked write all return after it, with its failure."""
-    var, gate, found = threaded.new_variable(), threading.Event(), []
+    var, gate, actual = threaded.new_variable(), threading.Event(), []
     threaded.push(lambda: (gate.wait(60), boom()), (), [var])
 
     def wait():
         try:
             threaded.wait_for_var(var)
         except Boom:
-            found.append(var.version)
+            actual.append(var.version)
 
     threads = [threading.Thread(target=wait) for _ in range(6)]
     idle = threading.Thread(target=threaded._wait_idle)
     for thread in (*threads, idle):
         thread.start()
-    assert found == []
+    assert actual == []
     assert idle.is_alive()
     gate.set()
     for thread in (*threads, idle):
         thread.join(60)
-    assert found == [1] * 6
+    assert actual == [1] * 6
     assert not idle.is_alive()
 
 

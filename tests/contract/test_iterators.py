@@ -35,12 +35,12 @@ def rest(it: mx.io.DataIter, most: int | None = None) -> Seen:
 @pytest.fixture(params=ITERATORS, ids=lambda name: name.replace(" ", "_"))
 def make(request, tmp_path):
     """Factory of equal iterators; closable iterators are closed at the end."""
-    with contextlib.ExitStack() as made:
+    with contextlib.ExitStack() as result:
 
         def fresh() -> mx.io.DataIter:
             it = ITERATORS[request.param](tmp_path)
             if hasattr(it, "close"):
-                made.callback(it.close)
+                result.callback(it.close)
             return it
 
         yield fresh
@@ -54,11 +54,11 @@ def test_an_epoch(make):
         count = 0
         for batch in it:
             count += 1
-            for descs, found in (
+            for descs, actual in (
                 (batch.provide_data or it.provide_data, batch.data),
                 (batch.provide_label or it.provide_label, batch.label),
             ):
-                assert [(d.shape, d.dtype) for d in descs] == [(a.shape, a.dtype) for a in found]
+                assert [(d.shape, d.dtype) for d in descs] == [(a.shape, a.dtype) for a in actual]
             assert 0 <= batch.pad < it.batch_size
         assert count
         assert rest(it) == []
@@ -89,8 +89,8 @@ def test_another_iterator_continues(make, epoch):
         rest(it)
         it.reset()
     states, batches = [it.state()], []
-    while found := rest(it, 1):
-        batches += found
+    while actual := rest(it, 1):
+        batches += actual
         states.append(it.state())
     mx.random.seed(8)
     it.reset()

@@ -176,7 +176,7 @@ def test_every_forward_node_runs_before_every_backward_node(network: str, chosen
     assert len(position) == len(planned.order)
     for nid, step in position.items():
         needs = {graph.entry_node[e] for e in graph.inputs[nid]} | set(graph.controls[nid])
-        assert all(position.get(other, -1) < step for other in needs)
+        assert all(position.get(second, -1) < step for second in needs)
 
 
 def test_sharing_orders_the_strategies(network: str) -> None:

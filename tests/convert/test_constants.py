@@ -89,10 +89,10 @@ def test_large_results_and_outputs_stay():
     net = mx.sym.Group([mx.sym.dot(mx.sym.Variable("data"), wide), half])
     args = {"weight": mx.nd.array(RNG.normal(size=(64, 1)))}
     assert operators(fold_constants(net, args, {}, most_bytes=1000)[0]) == operators(net)
-    folded, made, _ = fold_constants(net, args, {})
+    folded, result, _ = fold_constants(net, args, {})
     assert operators(folded) == ["dot", "exp"]
     data = mx.nd.array(RNG.normal(size=(2, 64)))
-    for a, b in zip(outputs(folded, made, data), outputs(net, args, data), strict=True):
+    for a, b in zip(outputs(folded, result, data), outputs(net, args, data), strict=True):
         np.testing.assert_array_equal(a, b)
     assert folded.list_outputs() == net.list_outputs()
 

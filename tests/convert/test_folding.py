@@ -20,8 +20,8 @@ def values(symbol: Any, **shapes: tuple[int, ...]) -> tuple[dict[str, Any], dict
     arg_shapes, _, aux_shapes = symbol.infer_shape(**shapes)
     args, data = {}, {}
     for name, shape in zip(symbol.list_arguments(), arg_shapes, strict=True):
-        made = mx.nd.array(RNG.normal(size=shape) * (0.3 if len(shape) > 1 else 1.0))
-        (data if name in shapes or name.endswith("label") else args)[name] = made
+        result = mx.nd.array(RNG.normal(size=shape) * (0.3 if len(shape) > 1 else 1.0))
+        (data if name in shapes or name.endswith("label") else args)[name] = result
     aux = {
         name: mx.nd.array(RNG.uniform(0.5, 2.0, shape))
         for name, shape in zip(symbol.list_auxiliary_states(), aux_shapes, strict=True)
@@ -67,8 +67,8 @@ def test_a_folded_layer_gives_the_same_numbers(layer: str, no_bias: bool, fix_ga
     assert not {"BatchNorm", "_contrib_SyncBatchNorm"} & {*operators(folded)}
     assert set(new_args) == {"layer_weight", "layer_bias"}
     assert not new_aux
-    (wanted,), (found,) = outputs(symbol, args, aux, data), outputs(folded, new_args, new_aux, data)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    (wanted,), (actual,) = outputs(symbol, args, aux, data), outputs(folded, new_args, new_aux, data)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
     before, after = (one.plan(grad_req="null", data=shape, kernels="numpy") for one in (symbol, folded))
     assert after.peak <= before.peak
 
@@ -80,8 +80,8 @@ def test_a_real_network_loses_its_batch_norms() -> None:
     folded, new_args, new_aux = fold_batch_norm(symbol, args, aux)
     assert operators(symbol).count("BatchNorm") == 27
     assert "BatchNorm" not in operators(folded)
-    (wanted,), (found,) = outputs(symbol, args, aux, data), outputs(folded, new_args, new_aux, data)
-    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+    (wanted,), (actual,) = outputs(symbol, args, aux, data), outputs(folded, new_args, new_aux, data)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-3, atol=1e-5)
     assert folded.list_outputs() == symbol.list_outputs()
 
 
@@ -108,10 +108,10 @@ def test_what_others_read_stays() -> None:
         folded, new_args, new_aux = fold_batch_norm(symbol, args, aux)
         assert operators(folded) == operators(symbol)
         assert (new_args, new_aux) == (args, aux)
-        for wanted, found in zip(
+        for wanted, actual in zip(
             outputs(symbol, args, aux, data), outputs(folded, new_args, new_aux, data), strict=True
         ):
-            np.testing.assert_array_equal(found, wanted)
+            np.testing.assert_array_equal(actual, wanted)
 
 
 def test_missing_values_and_taken_names() -> None:
@@ -128,6 +128,6 @@ def test_missing_values_and_taken_names() -> None:
     folded, new_args, new_aux = fold_batch_norm(symbol, args, aux)
     assert "layer_bias_folded" in new_args
     assert symbol.tojson() == json
-    (wanted,), (found,) = outputs(symbol, args, aux, data), outputs(folded, new_args, new_aux, data)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    (wanted,), (actual,) = outputs(symbol, args, aux, data), outputs(folded, new_args, new_aux, data)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
     assert operators(mx.sym.load_json(folded.tojson())) == operators(folded)

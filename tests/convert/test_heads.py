@@ -15,14 +15,14 @@ def test_every_network_gets_other_classes(name: str) -> None:
     """The output has them, only the last layer is new, and the input stays as it is; with its own number nothing is."""
     net = mx.models.get(name)
     before = net.list_arguments()
-    found = with_classes(net, 7)
+    actual = with_classes(net, 7)
     shapes = mx.models.input_shapes(name, 2)
-    assert found.infer_shape(**shapes)[1] == [(2, 7)]
-    assert (classes_of(net), classes_of(found)) == (net.infer_shape(**shapes)[1][0][1], 7)
-    assert {one for one in found.list_arguments() if one not in before} == {
-        one for one in found.list_arguments() if "_7_" in one
+    assert actual.infer_shape(**shapes)[1] == [(2, 7)]
+    assert (classes_of(net), classes_of(actual)) == (net.infer_shape(**shapes)[1][0][1], 7)
+    assert {one for one in actual.list_arguments() if one not in before} == {
+        one for one in actual.list_arguments() if "_7_" in one
     }
-    assert len(found.list_arguments()) == len(before)
+    assert len(actual.list_arguments()) == len(before)
     assert net.list_arguments() == before
     assert with_classes(net, classes_of(net)).list_arguments() == before
 
@@ -35,9 +35,9 @@ def test_networks_without_a_loss_get_one() -> None:
         assert with_classes(net, 5).list_arguments() == ["data", "fc_weight", "fc_bias", "softmax_label"]
     layer = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(1, 1), num_filter=5, no_bias=True, name="conv")
     net = mx.sym.Flatten(mx.sym.Pooling(mx.sym.relu(layer), global_pool=True, kernel=(1, 1), pool_type="avg"))
-    found = with_classes(net, 3)
-    assert found.list_arguments() == ["data", "conv_3_weight", "softmax_label"]
-    assert found.infer_shape(data=(2, 4, 6, 6))[1] == [(2, 3)]
+    actual = with_classes(net, 3)
+    assert actual.list_arguments() == ["data", "conv_3_weight", "softmax_label"]
+    assert actual.infer_shape(data=(2, 4, 6, 6))[1] == [(2, 3)]
 
 
 def test_networks_without_a_last_layer_are_refused() -> None:
@@ -53,12 +53,12 @@ def test_computed_labels_are_left_out_of_inference() -> None:
     scores = mx.sym.FullyConnected(mx.sym.Reshape(data, shape=(-1, 3)), num_hidden=4, name="fc")
     label = mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
     net = mx.sym.SoftmaxOutput(scores, label, name="softmax")
-    found = without_computed_labels(net)
-    assert found.list_arguments() == net.list_arguments()
-    assert found.list_outputs() == net.list_outputs()
-    assert found.infer_shape(data=(2, 5, 3))[1] == [(10, 4)]
+    actual = without_computed_labels(net)
+    assert actual.list_arguments() == net.list_arguments()
+    assert actual.list_outputs() == net.list_outputs()
+    assert actual.infer_shape(data=(2, 5, 3))[1] == [(10, 4)]
     results = []
-    for one, shapes in ((net, {"softmax_label": (2, 5)}), (found, {})):
+    for one, shapes in ((net, {"softmax_label": (2, 5)}), (actual, {})):
         executor = one.simple_bind(mx.cpu(), grad_req="null", data=(2, 5, 3), **shapes)
         random = np.random.RandomState(0)
         for name in ("data", "fc_weight", "fc_bias"):

@@ -77,13 +77,13 @@ def test_exports_and_imports_give_the_same_numbers(name: str, tmp_path: Path) ->
     args, aux = parameters(symbol, data=data.shape)
     model = export_model(symbol, args, aux, {"data": data.shape})
     expected = ours(symbol, args, aux, data=data)
-    found = theirs(model.SerializeToString(), data=data)
-    for left, right in zip(expected, found, strict=True):
+    actual = theirs(model.SerializeToString(), data=data)
+    for left, right in zip(expected, actual, strict=True):
         np.testing.assert_allclose(left, right, rtol=2e-4, atol=2e-5)
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
-    again, of_symbol, states = import_model(path)
-    for left, right in zip(expected, ours(again, of_symbol, states, data=data), strict=True):
+    repeated, of_symbol, states = import_model(path)
+    for left, right in zip(expected, ours(repeated, of_symbol, states, data=data), strict=True):
         np.testing.assert_allclose(left, right, rtol=2e-4, atol=2e-5)
 
 
@@ -92,8 +92,8 @@ def test_an_embedding_takes_whole_numbers() -> None:
     symbol = mx.sym.Embedding(X, input_dim=7, output_dim=3)
     data = np.float32([[0, 6], [3, 1]])
     args, aux = parameters(symbol, data=(2, 2))
-    (found,) = theirs(export_model(symbol, args, aux, {"data": (2, 2)}).SerializeToString(), data=data)
-    np.testing.assert_array_equal(found, ours(symbol, args, aux, data=data)[0])
+    (actual,) = theirs(export_model(symbol, args, aux, {"data": (2, 2)}).SerializeToString(), data=data)
+    np.testing.assert_array_equal(actual, ours(symbol, args, aux, data=data)[0])
 
 
 W = np.random.RandomState(2).uniform(-1, 1, (3, 2, 3, 3)).astype(np.float32)
@@ -190,12 +190,12 @@ def test_an_imported_model_can_be_trained(tmp_path: Path) -> None:
     symbol = mx.sym.FullyConnected(mx.sym.Activation(conv(X), act_type="relu"), num_hidden=2)
     args, aux = parameters(symbol, data=(1, 2, 4, 4))
     onnx.save(export_model(symbol, args, aux, {"data": (1, 2, 4, 4)}), tmp_path / "m.onnx")
-    again, found, _ = mx.onnx.import_model(tmp_path / "m.onnx")
-    executor = again.simple_bind(mx.cpu(), data=(1, 2, 4, 4))
-    executor.copy_params_from(found)
+    repeated, actual, _ = mx.onnx.import_model(tmp_path / "m.onnx")
+    executor = repeated.simple_bind(mx.cpu(), data=(1, 2, 4, 4))
+    executor.copy_params_from(actual)
     executor.forward(is_train=True, data=mx.nd.ones((1, 2, 4, 4)))
     executor.backward(mx.nd.ones((1, 2)))
-    assert all(np.abs(executor.grad_dict[name].asnumpy()).sum() > 0 for name in found)
+    assert all(np.abs(executor.grad_dict[name].asnumpy()).sum() > 0 for name in actual)
 
 
 def test_what_cannot_be_said_is_listed(tmp_path: Path) -> None:

@@ -131,10 +131,10 @@ def test_the_command_plans_by_sizes(tmp_path: Path) -> None:
     """``weftplan plan`` does so for inference, and says so for training."""
     path = tmp_path / "m.onnx"
     onnx.save(model_of([onnx.helper.make_node("Celu", ["x"], ["y"])], {}), path)
-    found = CliRunner().invoke(main, ["plan", str(path), "--inference"])
-    assert found.exit_code == 0, found.output
-    assert "by sizes alone" in found.output
-    assert "Celu (1)" in found.output
+    actual = CliRunner().invoke(main, ["plan", str(path), "--inference"])
+    assert actual.exit_code == 0, actual.output
+    assert "by sizes alone" in actual.output
+    assert "Celu (1)" in actual.output
     facts = json.loads(CliRunner().invoke(main, ["plan", str(path), "--inference", "--json"]).output)
     assert facts["model"] == str(path)
     refused = CliRunner().invoke(main, ["plan", str(path)])

@@ -27,11 +27,11 @@ def rnn(mode: str, *, bidirectional: bool = False, layers: int = 1, ends: bool =
     inputs = {"state": mx.sym.Variable("h")} | ({"state_cell": mx.sym.Variable("c")} if mode == "lstm" else {})
     if lengths:
         inputs["sequence_length"] = mx.sym.Variable("lengths")
-    made = mx.sym.RNN(
+    result = mx.sym.RNN(
         X, mx.sym.Variable("packed"), **inputs, mode=mode, state_size=4, num_layers=layers,
         bidirectional=bidirectional, state_outputs=ends, use_sequence_length=lengths, name="rnn",
     )  # fmt: skip
-    return mx.sym.Group([made[k] for k in range(len(inputs) + 1 - lengths)]) if ends else made[0]
+    return mx.sym.Group([result[k] for k in range(len(inputs) + 1 - lengths)]) if ends else result[0]
 
 
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
@@ -56,15 +56,15 @@ def test_recurrent_layers_go_both_ways(mode: str, settings: dict[str, Any], tmp_
     args["packed"] = mx.nd.array(random.uniform(-0.7, 0.7, args["packed"].shape))
     expected = ours(symbol, args, aux, **fed)
     model = export_model(symbol, args, aux, shapes)
-    found = theirs(model.SerializeToString(), **fed)
-    assert len(found) == len(expected)
-    for left, right in zip(expected, found, strict=True):
+    actual = theirs(model.SerializeToString(), **fed)
+    assert len(actual) == len(expected)
+    for left, right in zip(expected, actual, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
     path = tmp_path / "rnn.onnx"
     onnx.save(folded(model), path)
-    again, of_symbol, states = import_model(path)
-    assert any(node["op"] == "RNN" for node in json.loads(again.tojson())["nodes"])
-    for left, right in zip(expected, ours(again, of_symbol, states, **fed), strict=True):
+    repeated, of_symbol, states = import_model(path)
+    assert any(node["op"] == "RNN" for node in json.loads(repeated.tojson())["nodes"])
+    for left, right in zip(expected, ours(repeated, of_symbol, states, **fed), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
@@ -103,9 +103,9 @@ def test_recurrent_layers_of_others(name: str, tmp_path: Path) -> None:
     outputs = 2 if "y1" in cell.output else 1
     if name == "last state alone":
         cell.output[:] = ["", "y"]
-    data, found = written(tmp_path / "m.onnx", [cell], (5, 2, 3), initializers=initializers, outputs=outputs, opset=14)
+    data, actual = written(tmp_path / "m.onnx", [cell], (5, 2, 3), initializers=initializers, outputs=outputs, opset=14)
     symbol, args, aux = import_model(tmp_path / "m.onnx")
-    for left, right in zip(ours(symbol, args, aux, x=data), found, strict=True):
+    for left, right in zip(ours(symbol, args, aux, x=data), actual, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
@@ -140,6 +140,6 @@ def test_the_built_in_language_model_is_exported() -> None:
     random = np.random.RandomState(4)
     fed = {name: random.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()}
     fed["data"] = np.float32([[0, 10, 3], [4, 5, 6]])
-    (found,) = theirs(export_model(symbol, args, aux, shapes).SerializeToString(), **fed)
+    (actual,) = theirs(export_model(symbol, args, aux, shapes).SerializeToString(), **fed)
     fed["softmax_label"] = np.zeros((2, 3), np.float32)
-    np.testing.assert_allclose(found, ours(symbol, args, aux, **fed)[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(actual, ours(symbol, args, aux, **fed)[0], rtol=1e-4, atol=1e-6)

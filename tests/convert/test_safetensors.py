@@ -95,14 +95,14 @@ def test_the_command(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((2, 4), np.float32))
     outputs = []
     pytest.importorskip("onnxruntime")
-    made = call("convert", tmp_path / "net", 1, tmp_path / "m.onnx", "--shape", "data=2,4")
-    assert "checked with onnxruntime" in made.output, made.output
+    created = call("convert", tmp_path / "net", 1, tmp_path / "m.onnx", "--shape", "data=2,4")
+    assert "checked with onnxruntime" in created.output, created.output
     for model in ((tmp_path / "net", 1), (tmp_path / "net", safe), (tmp_path / "net", 2), (tmp_path / "m.onnx",)):
         result = call("run", *model, "--input", tmp_path / "x.npy", "-o", tmp_path / "o.npz")
         assert result.exit_code == 0, result.output
         outputs.append(next(iter(np.load(tmp_path / "o.npz").values())))
-    for other in outputs[1:]:
-        np.testing.assert_allclose(other, outputs[0], rtol=1e-5)
+    for second in outputs[1:]:
+        np.testing.assert_allclose(second, outputs[0], rtol=1e-5)
     assert call("plan", tmp_path / "m.onnx", "--shape", "data=2,4").exit_code == 0
     assert "ONNX" in call("inspect", tmp_path / "m.onnx").output
     assert "ends in .onnx" in call("convert", tmp_path / "net", 1, tmp_path / "m.txt").output

@@ -57,9 +57,9 @@ def missing() -> str:
 
 @functools.cache
 def _folder() -> pathlib.Path:
-    made = tempfile.mkdtemp(prefix="cuda_on_host_")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return pathlib.Path(made)
+    result = tempfile.mkdtemp(prefix="cuda_on_host_")
+    atexit.register(shutil.rmtree, result, ignore_errors=True)
+    return pathlib.Path(result)
 
 
 def kernels_of(text: str) -> list[str]:
@@ -95,12 +95,12 @@ def _unit(texts: Sequence[str]) -> str:
         digest = _digest(text)
         parts.append(f'namespace source_{digest} {{\n#line 1 "{", ".join(kernels_of(text))}"\n{translated(text)}\n}}\n')
         for name in kernels_of(text):
-            made = f"host::Kernel<source_{digest}::{name}>"
+            result = f"host::Kernel<source_{digest}::{name}>"
             parts.append(
-                f'extern "C" const char* signature_{name}_{digest}() {{ return {made}::signature(); }}\n'
+                f'extern "C" const char* signature_{name}_{digest}() {{ return {result}::signature(); }}\n'
                 f'extern "C" const char* launch_{name}_{digest}(const unsigned* grid, const unsigned* block, '
                 f"const host::Argument* given, unsigned seed, const uint64_t* only, unsigned some) "
-                f"{{ return {made}::launch(grid, block, given, seed, only, some); }}\n"
+                f"{{ return {result}::launch(grid, block, given, seed, only, some); }}\n"
             )
     return "".join(parts)
 

@@ -80,10 +80,10 @@ class Host:
                     x[...] = kept
             self.run(compiled, name, grid, block, parameters, args, seed)
             if len(self.seeds) > 1:
-                found = [x.tobytes() for x in written]
-                if first is not None and found != first:
+                actual = [x.tobytes() for x in written]
+                if first is not None and actual != first:
                     raise KernelError(f"{name}: another order of threads and blocks (seed {seed}) gives other results")
-                first = found
+                first = actual
 
     @staticmethod
     def run(
@@ -93,10 +93,10 @@ class Host:
         """Run all blocks, or ``only`` some; returns what was noted of each array that is written, :data:`CELL` bytes an
         element."""
         regions: dict[tuple[int, int, str], tuple[Region, Any]] = {}
-        given = (Argument * len(args))()
+        inputs = (Argument * len(args))()
         keep: list[Any] = []
         written = {_key(x.host) for p, x in zip(parameters, args, strict=True) if p.pointer and not p.const}
-        for slot, parameter, x in zip(given, parameters, args, strict=True):
+        for slot, parameter, x in zip(inputs, parameters, args, strict=True):
             if not parameter.pointer:
                 number = np.array(x, parameter.type)  # its bytes, as CuPy copies them into the parameters of a launch
                 keep.append(number)
@@ -113,7 +113,7 @@ class Host:
             slot.region = ctypes.pointer(regions[key][0])
         sides = [(ctypes.c_uint * 3)(*(*side, 1, 1)[:3]) for side in (grid, block)]
         numbers = (ctypes.c_uint64 * len(only))(*only)
-        wrong = compiled.launch(*sides, given, ctypes.c_uint(seed), numbers, ctypes.c_uint(len(only)))
+        wrong = compiled.launch(*sides, inputs, ctypes.c_uint(seed), numbers, ctypes.c_uint(len(only)))
         if wrong is not None:
             raise KernelError(f"{name} with grid {tuple(grid)} and block {tuple(block)}: {wrong.decode()}")
         return [cells for _, cells in regions.values() if cells is not None]

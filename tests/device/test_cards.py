@@ -35,9 +35,9 @@ def test_a_card_without_a_budget_is_refused(card: str, message: str) -> None:
 def test_the_command_plans_for_a_card() -> None:
     """``--card`` sets the budget and explains it; with ``--budget`` it is refused."""
     asked = ["resnet50", "--batch", "2", "--card", "8GB", "--json"]
-    found = json.loads(CliRunner().invoke(command, asked).stdout)
-    assert found["total"] <= card_budget("8GB")[0]
-    assert found["card"] == card_budget("8GB")[1]
+    report = json.loads(CliRunner().invoke(command, asked).stdout)
+    assert report["total"] <= card_budget("8GB")[0]
+    assert report["card"] == card_budget("8GB")[1]
     assert "a card of 8.00 GiB" in CliRunner().invoke(command, asked[:-1]).stdout
     refused = CliRunner().invoke(command, [*asked, "--budget", "2GB"])
     assert refused.exit_code == 2

@@ -118,8 +118,8 @@ def test_sums_of_a_store_are_cupys_loop(xp, dtype):
     from weftplan.kvstore.gpu_sum import _kernel
 
     arrays = [np.arange(300).astype(dtype) * dtype(k) for k in (1, 2, 3)]
-    given = [xp.asarray(x) for x in arrays]
+    inputs = [xp.asarray(x) for x in arrays]
     out = xp.zeros(300, dtype)
-    _kernel(xp, 3, dtype is np.float16)(*given, out)
+    _kernel(xp, 3, dtype is np.float16)(*inputs, out)
     want = sum(x.astype(np.float32) for x in arrays) if dtype is np.float16 else arrays[0] + arrays[1] + arrays[2]
     np.testing.assert_array_equal(out.get(), want.astype(dtype))

@@ -72,14 +72,14 @@ def test_a_part_that_raises_keeps_its_rows(bench, monkeypatch, capsys):
 
     monkeypatch.setitem(bench.PARTS, "copies", broken)
     bench.alone("copies", ARGS)
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["row"]["value"] for line in found if "row" in line] == [1, "ZeroDivisionError: of something"]
-    assert found[-1] == {"cut": False}
+    report = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["row"]["value"] for line in report if "row" in line] == [1, "ZeroDivisionError: of something"]
+    assert report[-1] == {"cut": False}
 
 
 def test_time_that_is_over_ends_a_part(bench, capsys):
     """A part whose share is used up tries nothing more, and says so."""
     bench.alone("correctness", argparse.Namespace(**{**vars(ARGS), "seconds": -1.0}))
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert found[-1] == {"cut": True}
-    assert found[-2]["row"]["value"].startswith("0 of ")
+    report = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert report[-1] == {"cut": True}
+    assert report[-2]["row"]["value"].startswith("0 of ")

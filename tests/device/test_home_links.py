@@ -31,14 +31,14 @@ def test_a_gpu_is_measured_once():
     """The slower direction counts, rounded to a tenth; later questions copy nothing."""
     with place("standin") as context:
         machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 20e6}  # bytes a millisecond
-        found = speed(context(0), HOST)
-        assert found is not None
-        assert found.bandwidth == pytest.approx(20e9, rel=0.06)
-        assert found.latency == pytest.approx(10e-6)
+        actual = speed(context(0), HOST)
+        assert actual is not None
+        assert actual.bandwidth == pytest.approx(20e9, rel=0.06)
+        assert actual.latency == pytest.approx(10e-6)
         count = copies()
         assert count > 0
         machine.rates = {}
-        assert speed(context(0), HOST) == found
+        assert speed(context(0), HOST) == actual
         assert copies() == count
         assert speed(context(1), HOST) is None  # another pair, and its copies take no time
 
@@ -47,9 +47,9 @@ def test_two_gpus_are_measured():
     """A home on another GPU has a speed of its own."""
     with place("standin") as context:
         machine.rates = {"memcpy peer": 200e6}
-        found = speed(context(0), context(1))
-        assert found is not None
-        assert found.bandwidth == pytest.approx(200e9, rel=0.06)
+        actual = speed(context(0), context(1))
+        assert actual is not None
+        assert actual.bandwidth == pytest.approx(200e9, rel=0.06)
         assert device.get(context(0)).memory_info()[0] == machine.capacity[0] - machine.used[0]
 
 
@@ -69,8 +69,8 @@ def test_what_cannot_be_measured_is_assumed():
         machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 20e6}
         machine.capacity[0] = 1 << 19
         assert speed(context(0), HOST) is None
-        (found,) = places(context(0), planner.PlanOptions())
-        assert found.link == PCIE
+        (actual,) = places(context(0), planner.PlanOptions())
+        assert actual.link == PCIE
     assert speed(mx.cpu(), HOST) is None
 
 

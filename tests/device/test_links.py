@@ -98,17 +98,17 @@ def test_each_device_of_the_mesh_has_six_links():
     """A V100 has six NVLinks; here they lead to four others."""
     links = nvlink_mesh(1e9)
     for a in range(8):
-        found = [round(links.bandwidth(a, b) / 1e9) for b in range(8) if links.peers(a, b)]
-        assert (len(found), sum(found)) == (4, 6)
+        actual = [round(links.bandwidth(a, b) / 1e9) for b in range(8) if links.peers(a, b)]
+        assert (len(actual), sum(actual)) == (4, 6)
 
 
 def test_contexts_say_which_devices_are_asked_for():
     """Places of the answer are the contexts in their order; the host's contexts need no links."""
     links = nvlink_mesh(1e9)
     connect(links)
-    found = interconnect([mx.sim(4), mx.sim(0), mx.sim(1)])
-    assert found is not None
-    assert (round(found.bandwidth(0, 1)), round(found.bandwidth(1, 2)), found.peers(0, 2)) == (2e9, 1e9, False)
+    actual = interconnect([mx.sim(4), mx.sim(0), mx.sim(1)])
+    assert actual is not None
+    assert (round(actual.bandwidth(0, 1)), round(actual.bandwidth(1, 2)), actual.peers(0, 2)) == (2e9, 1e9, False)
     assert interconnect([mx.cpu(0), mx.cpu(1)]) is None
     assert interconnect([mx.cpu(0), mx.sim(1)]) is None
 

@@ -27,16 +27,16 @@ def test_simulated_links_are_found(name: str, monkeypatch: pytest.MonkeyPatch):
     """Bandwidth and latency of every pair are those of the links, and pairs that are no peers have none; also where
     other work of a device ends late."""
     uneven = matrix([[0, 5e9, 0], [9e9, 0, 2e9], [0, 1e9, 0]], [[0, 1e-6, 0], [2e-6, 0, 3e-6], [0, 4e-6, 0]])
-    given = {"mesh": nvlink_mesh(), "tree": pcie_tree(), "uneven": uneven}[name]
-    connect(given)
+    inputs = {"mesh": nvlink_mesh(), "tree": pcie_tree(), "uneven": uneven}[name]
+    connect(inputs)
     first = device.get(mx.sim(0))
     monkeypatch.setattr(first, "_clock", first.clock + 100.0)  # undone at the end: other tests read this clock
-    found = measured([mx.sim(index) for index in range(given.count)])
-    assert set(found.routes) == set(given.routes)
-    for (a, b), route in given.routes.items():
-        assert found.routes[a, b].latency == pytest.approx(route.latency, rel=1e-3, abs=1e-9)
-        speed = min(given.wires[wire] for wire in route.wires)
-        assert found.wires[found.routes[a, b].wires[0]] == pytest.approx(speed, rel=1e-3)
+    actual = measured([mx.sim(index) for index in range(inputs.count)])
+    assert set(actual.routes) == set(inputs.routes)
+    for (a, b), route in inputs.routes.items():
+        assert actual.routes[a, b].latency == pytest.approx(route.latency, rel=1e-3, abs=1e-9)
+        speed = min(inputs.wires[wire] for wire in route.wires)
+        assert actual.wires[actual.routes[a, b].wires[0]] == pytest.approx(speed, rel=1e-3)
 
 
 def test_trees_of_measured_links_are_those_of_the_given_ones():
@@ -58,23 +58,23 @@ def test_gpus_are_measured_and_take_what_is_declared():
     """Copies between GPUs take time; stores plan with the declared links, and peer access is unchanged."""
     with standin_cupy.installed():
         contexts = [mx.gpu(index) for index in range(3)]
-        found = measured(contexts)
-        assert found.count == 3
-        assert all(wire > 0 for wire in found.wires)
+        actual = measured(contexts)
+        assert actual.count == 3
+        assert all(wire > 0 for wire in actual.wires)
         assumed = interconnect(contexts)
-        declare(found)
+        declare(actual)
         links = interconnect(contexts)
         assert assumed is not None
         assert links is not None
         assert set(links.routes) == set(assumed.routes)
-        assert links.wires == found.wires
+        assert links.wires == actual.wires
         chooser = Chooser(peers=True, trees_only=True, rule=TreeRule(), log_trees=False)
         plan = chooser.plan(contexts, 0, 1000, 4)
         declare(None)
-        other = chooser.plan(contexts, 0, 1000, 4)
+        second = chooser.plan(contexts, 0, 1000, 4)
         assert plan is not None
-        assert other is not None
-        assert plan.seconds != other.seconds
+        assert second is not None
+        assert plan.seconds != second.seconds
 
 
 def test_mistakes():

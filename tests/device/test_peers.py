@@ -27,15 +27,15 @@ def copied(context, count=BIG):
 def test_copies_bring_the_bytes(where):
     """From GPU to GPU to GPU and back, whichever way they go; on one card they stay there."""
     with place(where) as context:
-        found, wanted = copied(context)
-    np.testing.assert_array_equal(found, wanted)
+        actual, wanted = copied(context)
+    np.testing.assert_array_equal(actual, wanted)
 
 
 def test_peers_copy_directly():
     """A pair is asked, enabled and checked once; copies are then one launch each."""
     with place("standin") as context:
-        found, wanted = copied(context)
-        np.testing.assert_array_equal(found, wanted)
+        actual, wanted = copied(context)
+        np.testing.assert_array_equal(actual, wanted)
         assert {(0, 1), (1, 2)} <= machine.peers
         meter.reset()
         copied(context)
@@ -59,8 +59,8 @@ def test_others_pass_through_the_host(monkeypatch, why):
             machine.corrupt |= {(0, 1), (1, 2)}
         copied(context, 10)
         meter.reset()
-        found, wanted = copied(context)
-        np.testing.assert_array_equal(found, wanted)
+        actual, wanted = copied(context)
+        np.testing.assert_array_equal(actual, wanted)
         assert not meter.launches["memcpy peer"]
         assert meter.launches["memcpy HtoD"] >= 6
         assert way(context(0), context(1)) == texts[why]

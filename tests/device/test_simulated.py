@@ -270,12 +270,12 @@ def test_seconds_of_work_do_not_depend_on_what_ran_before():
     first, second = (device.get(ctx) for ctx in contexts)
     ahead, behind = first.new_stream(), first.new_stream()
     ahead.enqueue(int, seconds=50.0)
-    other = second.new_stream()
+    another = second.new_stream()
 
     def work():
         behind.enqueue(int, seconds=1.0)
-        other.wait(behind.record())
-        other.enqueue(int, seconds=0.5)
+        another.wait(behind.record())
+        another.enqueue(int, seconds=0.5)
 
     assert [simulated.seconds_of(work, contexts) for _ in range(2)] == [1.5, 1.5]
     assert first.clock == 52.5

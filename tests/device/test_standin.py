@@ -250,8 +250,8 @@ def test_work_of_any_thread_is_captured(xp):
 def test_what_waits_for_a_captured_stream_is_refused(xp):
     """Events of the capture, the stream and the device, by any thread; a stream that waits for such an event becomes
     part of the capture, and has to be joined again."""
-    stream, other = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
-    before = other.record()
+    stream, second = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
+    before = second.record()
     calls = {
         "Stream.synchronize": stream.synchronize,
         "Stream.done": lambda: stream.done,
@@ -275,15 +275,15 @@ def test_what_waits_for_a_captured_stream_is_refused(xp):
         with pytest.raises(CUDARuntimeError, match=f"Invalidated: because of {name}"):
             stream.end_capture()
     stream.begin_capture()
-    other.wait_event(stream.record())
-    assert other.is_capturing()
+    second.wait_event(stream.record())
+    assert second.is_capturing()
     with pytest.raises(CUDARuntimeError, match="Unjoined"):
         stream.end_capture()
     stream.begin_capture()
-    other.wait_event(stream.record())
-    stream.wait_event(other.record())
+    second.wait_event(stream.record())
+    stream.wait_event(second.record())
     stream.end_capture()
-    assert not other.is_capturing()
+    assert not second.is_capturing()
 
 
 def test_errors_come_late(xp):
@@ -311,12 +311,12 @@ def test_handles_of_streams_are_used_again(xp):
 def test_freeing_waits_for_the_device(xp):
     """``cudaFree`` returns when all streams of the device are empty: later work is ordered after them."""
     a, b = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
-    x, other = xp.zeros(3), xp.cuda.Memory(8)
+    x, second = xp.zeros(3), xp.cuda.Memory(8)
     xp.cuda.get_current_stream().synchronize()
     with a:
         xp.add(x, 1, out=x)
     meter.reset()
-    del other
+    del second
     assert meter.frees == 1
     with b:
         xp.add(x, 1, out=x)
@@ -328,10 +328,10 @@ def test_a_handle_of_cublas_is_one_threads(xp):
     handle = xp.cuda.get_cublas_handle()
     assert xp.cuda.get_cublas_handle() == handle
     assert free - xp.cuda.runtime.memGetInfo()[0] == 32 << 20
-    found = []
-    thread = threading.Thread(target=lambda: found.append(xp.cuda.get_cublas_handle()))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(xp.cuda.get_cublas_handle()))
     thread.start()
     thread.join()
-    assert found[0] != handle
+    assert results[0] != handle
     with pytest.raises(RuntimeError, match="another thread"):
-        xp.cuda.cublas.sgemmStridedBatched(found[0], *range(17))
+        xp.cuda.cublas.sgemmStridedBatched(results[0], *range(17))

@@ -74,8 +74,8 @@ def test_the_upper_half_of_a_product(xp):
     """``__umul64hi`` against Python's integers."""
     rng = np.random.default_rng(3)
     a, b = (rng.integers(0, 2**64, 8, np.uint64) for _ in range(2))
-    found = run(xp, "out[i] = __umul64hi(a[i], b[i]);", np.zeros(8, np.uint64), a, b)
-    assert found.tolist() == [int(x) * int(y) >> 64 for x, y in zip(a, b, strict=True)]
+    actual = run(xp, "out[i] = __umul64hi(a[i], b[i]);", np.zeros(8, np.uint64), a, b)
+    assert actual.tolist() == [int(x) * int(y) >> 64 for x, y in zip(a, b, strict=True)]
 
 
 def test_blocks_share_memory(xp):

@@ -64,8 +64,8 @@ def test_cores_that_are_busy():
 def test_gpus_are_found_by_their_address(nvml):
     """CUDA's device numbers and the library's differ; values that a card does not report are omitted."""
     with place("standin") as context:
-        found = Usage([context(0), context(1), context(0), mx.cpu()]).figures()["gpus"]
-    assert found == {
+        actual = Usage([context(0), context(1), context(0), mx.cpu()]).figures()["gpus"]
+    assert actual == {
         "gpu(0)": {"busy": 0x40, "bytes": 0x40 << 20, "watts": 250.0},
         "gpu(1)": {"busy": 0x3F, "bytes": 0x3F << 20},
     }

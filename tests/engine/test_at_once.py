@@ -79,12 +79,12 @@ def test_interrupt_in_inline_work_reaches_the_caller(eng):
 
 def test_push_and_wait_inside_inline_work(eng):
     """A signal handler or destructor that interrupts the work may push and wait."""
-    var, other = eng.new_variable(), eng.new_variable()
+    var, second = eng.new_variable(), eng.new_variable()
     seen = []
 
     def work():
-        eng.push(lambda: seen.append(1), (var,), (other,))
-        eng.wait_for_var(other)
+        eng.push(lambda: seen.append(1), (var,), (second,))
+        eng.wait_for_var(second)
         eng.wait_for_all()
         return True
 
@@ -221,12 +221,12 @@ def test_interrupted_inline_write_is_repeated(eng):
 
 def test_interrupt_of_write_may_push_not_wait(eng):
     """As inside the region in general: the thread would wait for itself."""
-    target, other, seen = eng.new_variable(), eng.new_variable(), []
+    target, second, seen = eng.new_variable(), eng.new_variable(), []
 
     def work():
-        eng.push(lambda: seen.append(1), (), (other,))
+        eng.push(lambda: seen.append(1), (), (second,))
         with pytest.raises(EngineError, match="in the middle of a change"):
-            eng.wait_for_var(other)
+            eng.wait_for_var(second)
 
     assert eng.write_at_once(work, (), (target,))
     eng.wait_for_all()
@@ -328,20 +328,20 @@ def test_waiting_signal_handler_is_refused_inside(eng, monkeypatch, stage):
     """It would wait for itself; the operation continues."""
     from weftplan.engine import region
 
-    read, write, found = eng.new_variable(), eng.new_variable(), []
+    read, write, actual = eng.new_variable(), eng.new_variable(), []
 
     def wait(*args):
         monkeypatch.undo()
         with pytest.raises(EngineError, match="in the middle of a change"):
             eng.wait_for_all()
-        found.append(1)
+        actual.append(1)
         return getattr(region, name)(*args)
 
     name = "_ours" if stage == "begin" else "_release"
     monkeypatch.setattr(region, name, wait)
     end = begun(eng, (read,), (write,))
     end()
-    assert found == [1]
+    assert actual == [1]
     eng.wait_for_all()
     assert (write.version, read.readers) == (1, 0)
 

@@ -39,18 +39,18 @@ class TestIdle:
     def test_busy_workers_reduce_idle_cores(self):
         """Two concurrent operations leave two cores."""
         engine = mx.engine.create("ThreadedEngine", cpu_workers=2)
-        both, found = threading.Barrier(2), []
+        both, actual = threading.Barrier(2), []
 
         def count() -> None:
             both.wait()
-            found.append(core_sharing.idle_cores())
+            actual.append(core_sharing.idle_cores())
             both.wait()
 
         for _ in range(2):
             engine.push(count, [], [engine.new_variable()])
         engine.wait_for_all()
         engine.stop()
-        assert found == [2, 2]
+        assert actual == [2, 2]
 
     def test_nested_split_finds_no_idle_core(self):
         """A split that uses all idle cores leaves none for a nested split; afterwards they are idle again."""

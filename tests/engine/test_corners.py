@@ -113,8 +113,8 @@ def test_exceptions_with_broken_methods(eng):
         raise SystemExit(3)
 
     for fn, kind in ((odd, Odd), (leave, SystemExit)):
-        var, other = eng.new_variable(), eng.new_variable()
-        eng.push(boom, (), [other])
+        var, second = eng.new_variable(), eng.new_variable()
+        eng.push(boom, (), [second])
         eng.push(fn, (), [var])
         with pytest.raises(Boom):
             eng.wait_for_all()
@@ -193,13 +193,13 @@ def test_operation_may_wait_on_another_engine(eng):
 )
 def test_inline_operation_may_wait_on_another_engine(kinds):
     """Being inside an operation of one engine does not count for another."""
-    eng, other = (engine.create(kind) for kind in kinds)
-    a, b, log = eng.new_variable(), other.new_variable(), []
+    eng, second = (engine.create(kind) for kind in kinds)
+    a, b, log = eng.new_variable(), second.new_variable(), []
 
     def outer():
-        other.push(lambda: log.append("inner"), (), [b])
-        other.wait_for_var(b)
-        other.wait_for_all()
+        second.push(lambda: log.append("inner"), (), [b])
+        second.wait_for_var(b)
+        second.wait_for_all()
         log.append("outer")
 
     eng.push(outer, (), [a])

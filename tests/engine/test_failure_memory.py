@@ -30,9 +30,9 @@ def without_collector():
 @pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice"])
 def eng(request):
     """An engine with one worker, in use."""
-    with engine.using(engine.create(request.param, cpu_workers=1)) as made:
-        yield made
-    made.stop()
+    with engine.using(engine.create(request.param, cpu_workers=1)) as result:
+        yield result
+    result.stop()
 
 
 def failing(alive, number=0):

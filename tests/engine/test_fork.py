@@ -37,13 +37,13 @@ def in_child(check):
         finally:
             os._exit(status)
     end = time.monotonic() + 60
-    while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+    while not (actual := os.waitpid(pid, os.WNOHANG))[0]:
         if time.monotonic() > end:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             pytest.fail("the child hangs")
         time.sleep(0.005)
-    assert found[1] == 0
+    assert actual[1] == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

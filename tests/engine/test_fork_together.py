@@ -54,7 +54,7 @@ def test_engine_created_during_fork(kind):
 
     The child does not rely on threads of the second engine either.
     """
-    eng, made = engine.create(kind, cpu_workers=1), []
+    eng, result = engine.create(kind, cpu_workers=1), []
     stop = eng.stop
 
     def make():
@@ -62,7 +62,7 @@ def test_engine_created_during_fork(kind):
         var = late.new_variable()
         late.push(lambda: None, (), [var])
         late.wait_for_var(var)
-        made.append((late, var))
+        result.append((late, var))
 
     def stop_while_another_makes_one():
         stop()
@@ -71,7 +71,7 @@ def test_engine_created_during_fork(kind):
         thread.join(60)
 
     def goes_on():
-        [(late, var)] = made
+        [(late, var)] = result
         late._waiters_help = "0"
         late.push(lambda: None, (), [var])
         late.wait_for_var(var)
@@ -81,7 +81,7 @@ def test_engine_created_during_fork(kind):
     in_child(goes_on)
     del eng.stop
     goes_on()
-    made[0][0].stop()
+    result[0][0].stop()
     eng.stop()
 
 

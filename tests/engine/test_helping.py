@@ -202,9 +202,9 @@ def test_operation_does_not_see_the_waiters_context(eng):
 
 def test_nested_wait_is_refused_in_the_seat(eng):
     """An operation that waits for its own engine gets an error on any thread."""
-    var, other = eng.new_variable(), eng.new_variable()
+    var, second = eng.new_variable(), eng.new_variable()
     warm(eng, var)
-    eng.push(lambda: eng.wait_for_var(other), (), [var])
+    eng.push(lambda: eng.wait_for_var(second), (), [var])
     with pytest.raises(WaitInWorkerError):
         eng.wait_for_var(var)
 
@@ -373,21 +373,21 @@ def test_ctrl_c_ends_an_unexpectedly_long_operation():
 def test_idle_cores_help_in_the_seat(options, together):
     """They help as on the worker, except on single-threaded engines. Afterwards the thread is the user's again."""
     eng = engine.create("ThreadedEnginePerDevice", **options)
-    var, found = eng.new_variable(), []
+    var, actual = eng.new_variable(), []
     warm(eng, var)
     meeting = threading.Barrier(together, timeout=60)
     mine = threading.get_ident()
 
     def work():
-        found.append((threading.get_ident(), core_sharing.idle_cores()))
+        actual.append((threading.get_ident(), core_sharing.idle_cores()))
         core_sharing.split(lambda part: meeting.wait(), together)
 
     for _ in range(200):
         eng.push(work, (), [var])
         eng.wait_for_var(var)
         warm(eng, var)
-    assert {idle for _, idle in found} == {together - 1}
-    assert sum(who == mine for who, _ in found) > 20
+    assert {idle for _, idle in actual} == {together - 1}
+    assert sum(who == mine for who, _ in actual) > 20
     assert core_sharing.idle_cores() == 0
     eng.stop()
 

@@ -24,18 +24,18 @@ WAITS = {
 
 def from_inside(eng, monkeypatch, call):
     """Call ``call`` in the middle of the next change, like a destructor; return the error it raised."""
-    dispatch, found = eng._dispatch, []
+    dispatch, actual = eng._dispatch, []
 
     def interrupted():
         monkeypatch.setattr(eng, "_dispatch", dispatch)
         try:
             call()
         except BaseException as error:
-            found.append(error)
+            actual.append(error)
         dispatch()
 
     monkeypatch.setattr(eng, "_dispatch", interrupted)
-    return found
+    return actual
 
 
 @pytest.fixture(params=KINDS)
@@ -189,5 +189,5 @@ def test_counts_after_a_wait_include_no_pending(eng):
 
     eng._region.ask(eng, Waiter(wake, (), ()))
     thread.join(60)
-    [found] = counts
-    assert (found.pending, found.pushed, found.completed) == (0, 0, 0)
+    [actual] = counts
+    assert (actual.pending, actual.pushed, actual.completed) == (0, 0, 0)

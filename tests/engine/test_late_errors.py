@@ -48,16 +48,16 @@ def test_all_concurrent_waiters_get_the_error(eng, monkeypatch):
     sys.setswitchinterval(1e-5)
     try:
         for _ in range(30):
-            bad, made = eng.new_variable(), [eng.new_variable() for _ in range(4)]
+            bad, result = eng.new_variable(), [eng.new_variable() for _ in range(4)]
             do(eng, sim(0), lambda: 1 / 0, (), [bad], name="bad kernel")
-            for i, var in enumerate(made[:3]):
+            for i, var in enumerate(result[:3]):
                 do(eng, cpu(i), lambda: ran.append("host"), [bad], [var])
-            do(eng, sim(1), int, [bad], [made[3]])
+            do(eng, sim(1), int, [bad], [result[3]])
             told = []
             threads = [threading.Thread(target=lambda bad=bad, told=told: told.append(fails(eng, bad))) for _ in "ab"]
             for thread in threads:
                 thread.start()
-            assert all(fails(eng, var) for var in made)
+            assert all(fails(eng, var) for var in result)
             for thread in threads:
                 thread.join()
             assert (told, ran) == ([True, True], [])

@@ -311,7 +311,7 @@ class TestWithoutARun:
 
     def test_refused_push_releases_its_function(self, eng):
         """A duplicate var, a foreign var, a bad context, a deleted operator: the error releases the function."""
-        log, var, other = [], eng.new_variable(), engine.create("NaiveEngine").new_variable()
+        log, var, second = [], eng.new_variable(), engine.create("NaiveEngine").new_variable()
 
         def push_a_deleted_operator():
             gone = eng.new_operator(function(Parcel(log)), (), [var])
@@ -321,11 +321,11 @@ class TestWithoutARun:
         for call in (
             lambda: eng.push(function(Parcel(log)), (), [var, var]),
             lambda: eng.push(function(Parcel(log)), [var], [var]),
-            lambda: eng.push(function(Parcel(log)), [other]),
+            lambda: eng.push(function(Parcel(log)), [second]),
             lambda: eng.push(function(Parcel(log)), (), [var], "cpu"),
             lambda: eng.push_async(starter(Parcel(log)), [var], [var]),
             lambda: eng.new_operator(function(Parcel(log)), [var], [var]),
-            lambda: eng.delete_variable(other, function(Parcel(log))),
+            lambda: eng.delete_variable(second, function(Parcel(log))),
             push_a_deleted_operator,
         ):
             with pytest.raises((DuplicateVarError, EngineError)):

@@ -13,10 +13,10 @@ SHORT = FnProperty.ASYNC
 
 def test_wait_inside_is_refused(eng):
     """Any pushing thread may run an operation then; outside it may wait again."""
-    var, other, errors = eng.new_variable(), eng.new_variable(), []
+    var, second, errors = eng.new_variable(), eng.new_variable(), []
 
     def waits():
-        for wait in (lambda: eng.wait_for_var(other), eng.wait_for_all):
+        for wait in (lambda: eng.wait_for_var(second), eng.wait_for_all):
             try:
                 wait()
             except WaitInWorkerError as error:

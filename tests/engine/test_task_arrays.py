@@ -40,8 +40,8 @@ class TestVarOf:
         path.write_bytes(bytes(64))
         with path.open("r+b") as file:
             mapped = mmap.mmap(file.fileno(), 64)
-        one, other = np.frombuffer(mapped, np.uint8), np.frombuffer(mapped, np.uint8, 8)
-        assert engine.var_of(one) is engine.var_of(other)
+        one, another = np.frombuffer(mapped, np.uint8), np.frombuffer(mapped, np.uint8, 8)
+        assert engine.var_of(one) is engine.var_of(another)
 
     def test_subclass_views_share_a_var(self, driver, tmp_path: Path):
         """Subclass views, matrices and maps share the var of their memory, even if only the other array is alive."""

@@ -31,7 +31,7 @@ class TestTask:
 
     def test_default_arrays_order_the_task(self, driver):
         """They order the task like passed arrays; a default that is no array has no effect."""
-        total, other, extra = np.zeros(2), np.zeros(2), mx.nd.ones((2,))
+        total, second, extra = np.zeros(2), np.zeros(2), mx.nd.ones((2,))
 
         @engine.task(writes=["out", "more"])
         def add(a, out=total, *, more=None, plus=extra):
@@ -41,18 +41,18 @@ class TestTask:
         before = engine.var_of(total).version
         for i in range(50):
             add(np.full(2, i))
-            add(np.full(2, i), other)
+            add(np.full(2, i), second)
         add(np.zeros(2), plus=np.ones(2))
-        engine.wait(total, other)
-        assert (total.tolist(), other.tolist()) == ([1276.0] * 2, [1275.0] * 2)
-        assert (engine.var_of(total).version, engine.var_of(other).version) == (before + 51, 50)
+        engine.wait(total, second)
+        assert (total.tolist(), second.tolist()) == ([1276.0] * 2, [1275.0] * 2)
+        assert (engine.var_of(total).version, engine.var_of(second).version) == (before + 51, 50)
 
         @engine.task(reads=["a"], writes=["out"])
-        def undeclared(a, out, factor=other):
+        def undeclared(a, out, factor=second):
             pass
 
         with pytest.raises(EngineError, match="parameter 'factor', which is in neither"):
-            undeclared(total, other)
+            undeclared(total, second)
 
     def test_methods(self, driver):
         """A method is a task like a function; ``self`` is no array."""

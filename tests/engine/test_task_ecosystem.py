@@ -18,17 +18,17 @@ color: contextvars.ContextVar[str] = contextvars.ContextVar("color", default="no
 def eng(request):
     """An engine in use."""
     workers = {} if request.param == "Simulator" else {"cpu_workers": 2}
-    with engine.using(engine.create(request.param, **workers)) as made:
-        yield made
-    made.stop()
+    with engine.using(engine.create(request.param, **workers)) as result:
+        yield result
+    result.stop()
 
 
 @pytest.fixture
 def threads():
     """An engine whose one worker runs all tasks."""
-    with engine.using(engine.create("ThreadedEngine", cpu_workers=1)) as made:
-        yield made
-    made.stop()
+    with engine.using(engine.create("ThreadedEngine", cpu_workers=1)) as result:
+        yield result
+    result.stop()
 
 
 def fail():
@@ -56,8 +56,8 @@ def test_wait_takes_collections(eng):
 
 def test_results_are_unpacked_and_indexed(eng):
     """Items are tasks: other tasks accept them as arguments, and they fail with the whole."""
-    quotient, rest = engine.submit(divmod, 17, 5, nout=2)
-    assert engine.submit(pow, quotient, rest).result() == 9
+    quotient, remaining = engine.submit(divmod, 17, 5, nout=2)
+    assert engine.submit(pow, quotient, remaining).result() == 9
     table = engine.submit(lambda: {"key": [4, 5]})
     assert table["key"][1].result() == 5
     with pytest.raises(EngineError, match="nout=2"):

@@ -94,12 +94,12 @@ class TestSubmit:
 
     def test_tasks_may_fill_the_callers_containers(self, driver):
         """Objects that a task puts into a list or dictionary stay there."""
-        a, found, named = np.ones(3), [], {}
-        engine.submit(lambda result, x: result.append(x.sum()), found, a)
+        a, actual, named = np.ones(3), [], {}
+        engine.submit(lambda result, x: result.append(x.sum()), actual, a)
         engine.submit(lambda result, x: result.update(total=x.sum()), named, a)
-        engine.submit(lambda results: results[0].append(results[1].max()), [found, a], writes=[a])
+        engine.submit(lambda results: results[0].append(results[1].max()), [actual, a], writes=[a])
         engine.wait()
-        assert (found, named) == ([3.0, 1.0], {"total": 3.0})
+        assert (actual, named) == ([3.0, 1.0], {"total": 3.0})
 
     def test_ndarrays_in_custom_containers(self, driver):
         """They arrive as raw arrays in a container of the same class; other items and the caller's are unchanged."""
@@ -185,10 +185,10 @@ class TestSubmit:
 
     def test_two_outputs_are_passed_as_a_tuple(self, driver):
         """A tuple of outputs is passed as it is."""
-        whole, rest = np.empty(3), np.empty(3)
-        engine.submit(np.divmod, np.array([7.0, 8.0, 9.0]), 4, out=(whole, rest))
-        engine.wait(whole, rest)
-        assert (whole.tolist(), rest.tolist()) == ([1.0, 2.0, 2.0], [3.0, 0.0, 1.0])
+        whole, remaining = np.empty(3), np.empty(3)
+        engine.submit(np.divmod, np.array([7.0, 8.0, 9.0]), 4, out=(whole, remaining))
+        engine.wait(whole, remaining)
+        assert (whole.tolist(), remaining.tolist()) == ([1.0, 2.0, 2.0], [3.0, 0.0, 1.0])
 
     def test_ndarrays_mix_with_plain_arrays(self, driver):
         """An NDArray arrives as its raw array, in order with imperative operations on it."""

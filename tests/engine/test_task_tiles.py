@@ -28,8 +28,8 @@ def sharing(array, tile, view):
 def touched(array, tile, view):
     """Return the tiles that a grid reports for a view, and whether the view extends beyond it."""
     grid = Grid(array, tile, ENGINE)
-    found, beyond = grid.touched(view)
-    return [var in set(found) for var in grid.vars], beyond
+    actual, beyond = grid.touched(view)
+    return [var in set(actual) for var in grid.vars], beyond
 
 
 @st.composite
@@ -149,7 +149,7 @@ def test_stencil_in_two_buffers_equals_the_loop(driver):
         target[1:-1, 1:-1] = (source[:-2, 1:-1] + source[2:, 1:-1] + source[1:-1, :-2] + source[1:-1, 2:]) / 4
 
     a, b = start.copy(), start.copy()
-    expected, other = start.copy(), start.copy()
+    expected, second = start.copy(), start.copy()
     engine.tiles(a, (8, 32))
     engine.tiles(b, (8, 32))
     for _ in range(10):
@@ -162,8 +162,8 @@ def test_stencil_in_two_buffers_equals_the_loop(driver):
                 out[:, 1:-1] = (source[:-2, 1:-1] + source[2:, 1:-1] + source[1:-1, :-2] + source[1:-1, 2:]) / 4
 
             engine.submit(part, a[rows], out=b[inner])
-        step(expected, other)
-        a, b, expected, other = b, a, other, expected
+        step(expected, second)
+        a, b, expected, second = b, a, second, expected
     engine.wait(a)
     assert np.array_equal(a, expected)
 

@@ -103,10 +103,10 @@ def test_nested_push_is_waited_for(monkeypatch, helping):
     """The waiting thread collects pushes into a bulk; the operation's own pushes never join it."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", helping)
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
-    var, other, ran = eng.new_variable(), eng.new_variable(), []
+    var, second, ran = eng.new_variable(), eng.new_variable(), []
 
     def outer():
-        eng.push(lambda: ran.append("inner"), (), [other])
+        eng.push(lambda: ran.append("inner"), (), [second])
 
     for _ in range(5):
         eng.push(lambda: None, (), [var])

@@ -12,15 +12,15 @@ from weftplan import planner
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Grows by one with each plan that is made."""
-    made: list[None] = []
+    result: list[None] = []
     true = planner.size_symbol
 
     def counting(*args: Any, **more: Any) -> Any:
-        made.append(None)
+        result.append(None)
         return true(*args, **more)
 
     monkeypatch.setattr(planner, "size_symbol", counting)
-    return made
+    return result
 
 
 @pytest.fixture

@@ -41,15 +41,15 @@ def run(ctx, symbol=network, steps=3, **bind):
     rng = np.random.RandomState(0)
     for name, array in sorted(executor.arg_dict.items()):
         array[:] = rng.randint(0, 9, array.shape) if "label" in name else rng.rand(*array.shape) - 0.5
-    found = []
+    results = []
     for _ in range(steps):
         executor.forward(is_train=True)
         executor.backward(*([mx.nd.ones(o.shape, ctx=ctx) for o in executor.outputs],) if symbol is deep else ())
-        found += [a.asnumpy() for a in (*executor.outputs, *executor.aux_arrays)]
-        found += [a.asnumpy() for a in executor.grad_arrays if a is not None]
+        results += [a.asnumpy() for a in (*executor.outputs, *executor.aux_arrays)]
+        results += [a.asnumpy() for a in executor.grad_arrays if a is not None]
         executor.forward(is_train=False)
-        found += [a.asnumpy() for a in executor.outputs]
-    return executor, found
+        results += [a.asnumpy() for a in executor.outputs]
+    return executor, results
 
 
 def settled(resource):
@@ -60,6 +60,6 @@ def settled(resource):
         drain()
         mx.nd.waitall()
         drain()
-        found = resource.statistics()
-        if found.requested_bytes == 0 or time.monotonic() > end:
-            return found
+        actual = resource.statistics()
+        if actual.requested_bytes == 0 or time.monotonic() > end:
+            return actual

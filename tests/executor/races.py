@@ -47,22 +47,22 @@ def races(executor: Any, runs: int = 2, *, pushed: bool = False) -> list[str]:
         for var in write_vars:
             waits |= writer.get(id(var), 0) | users.get(id(var), 0)
         reached = waits
-        for other in _members(waits):
-            reached |= before[other]
+        for second in _members(waits):
+            reached |= before[second]
         before.append(reached)
         for var in read_vars:
             users[id(var)] = users.get(id(var), 0) | 1 << number
         for var in write_vars:
             writer[id(var)], users[id(var)] = 1 << number, 0
-    found = []
+    results = []
     for later, (name, _, _, reads, writes) in enumerate(program):
         for earlier in range(later):
             if before[later] >> earlier & 1:
                 continue
-            other, _, _, other_reads, other_writes = program[earlier]
+            second, _, _, other_reads, other_writes = program[earlier]
             if _meet(writes, other_writes) or _meet(writes, other_reads) or _meet(reads, other_writes):
-                found.append(f"{other} and {name}")
-    return found
+                results.append(f"{second} and {name}")
+    return results
 
 
 def _touched(executor: Any, step: Step) -> tuple[list[Range], list[Range]]:

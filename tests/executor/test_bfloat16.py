@@ -34,7 +34,7 @@ def test_arrays() -> None:
     assert array.dtype == ml_dtypes.bfloat16
     assert array.astype("float32").asnumpy().tolist() == rounded(values).tolist()
     x = rounded(values)
-    for made, expected in (
+    for result, expected in (
         (array + array, x + x),
         (array * 0.3, x * np.float32(0.3)),
         (1.5 - array, 1.5 - x),
@@ -44,8 +44,8 @@ def test_arrays() -> None:
         (mx.nd.relu(array), np.maximum(x, 0)),
         (mx.nd.softmax(array), np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)),
     ):
-        assert made.dtype == ml_dtypes.bfloat16
-        assert np.allclose(made.astype("float32").asnumpy(), expected, rtol=2**-7, atol=1e-6)
+        assert result.dtype == ml_dtypes.bfloat16
+        assert np.allclose(result.astype("float32").asnumpy(), expected, rtol=2**-7, atol=1e-6)
     array += 1
     array[0] = 2.5
     assert array[0].astype("float32").asnumpy().tolist() == [2.5] * 4
@@ -64,7 +64,7 @@ def test_a_network(name: str) -> None:
     assert plan.external_bytes["arguments"] < net.plan(data=shape, grad_req="write").external_bytes["arguments"]
     rng = np.random.default_rng(0)
     images, labels = rng.random(shape, dtype=np.float32), rng.integers(0, 10, 4)
-    found = {}
+    by_name = {}
     for dtype in ("float32", "bfloat16"):
         executor = net.simple_bind(mx.cpu(), dtype=dtype, data=shape)
         if dtype == "bfloat16":
@@ -78,8 +78,8 @@ def test_a_network(name: str) -> None:
         output = executor.forward(is_train=True, data=images)[0].astype("float32").asnumpy()
         executor.backward()
         gradient = executor.grad_dict[[key for key in executor.grad_dict if key.endswith("weight")][-1]]
-        found[dtype] = output, gradient.astype("float32").asnumpy()
-    for exact, near in zip(*found.values(), strict=True):
+        by_name[dtype] = output, gradient.astype("float32").asnumpy()
+    for exact, near in zip(*by_name.values(), strict=True):
         assert np.linalg.norm(near - exact) < 0.1 * np.linalg.norm(exact)
 
 
@@ -102,8 +102,8 @@ def test_training() -> None:
 def test_files(tmp_path: Path) -> None:
     """A symbol and arrays are written as MXNet would, with its number of the dtype; arrays are read as float32."""
     net = mx.sym.Cast(mx.sym.Variable("data", dtype="bfloat16"), dtype="float32")
-    again = mx.sym.load_json(net.tojson())
-    assert again.infer_type()[0] == [ml_dtypes.bfloat16]
+    reloaded = mx.sym.load_json(net.tojson())
+    assert reloaded.infer_type()[0] == [ml_dtypes.bfloat16]
     mx.nd.save(tmp_path / "x.params", mx.nd.array([1.5, -2], dtype="bfloat16"))
     with pytest.warns(UserWarning, match="bfloat16 and was read as float32"):
         assert mx.nd.load(tmp_path / "x.params")[0].asnumpy().tolist() == [1.5, -2]

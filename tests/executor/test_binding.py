@@ -37,9 +37,9 @@ def test_everything_is_inferred_once_and_planned_once(monkeypatch):
     options = [each for each in planned if each.budget is None]
     assert len(options) == 1, "the plan without recomputation is made once"
     solved.clear()
-    again = tight.reshape(data=(128, 64))
+    repeated = tight.reshape(data=(128, 64))
     assert len(solved) == 1
-    assert again.memory_plan.options == tight.memory_plan.options
+    assert repeated.memory_plan.options == tight.memory_plan.options
 
 
 def test_a_bind_calls_nothing_that_imports_masked_arrays(monkeypatch):

@@ -50,8 +50,8 @@ LONG, SHORT = 1e-3, 1e-6
 )
 def test_chains(needs, short, wanted):
     """Chains by hand: the grouping of steps into operations, and their order."""
-    found = chains(graph(*needs), lambda one: SHORT if one.number in short else LONG)
-    assert numbers(found) == wanted
+    actual = chains(graph(*needs), lambda one: SHORT if one.number in short else LONG)
+    assert numbers(actual) == wanted
 
 
 def test_copies_and_other_devices_are_apart():
@@ -73,21 +73,21 @@ def test_chains_of_random_graphs(share):
             used = rng.sample(results, rng.randint(1, 3))
             steps.append(step(number, used[1:], used[:1]))
         short = {number for number in range(len(steps)) if rng.random() < share}
-        found = numbers(chains(steps, lambda one, short=short: SHORT if one.number in short else LONG))
-        order = [number for chain in found for number in chain]
+        actual = numbers(chains(steps, lambda one, short=short: SHORT if one.number in short else LONG))
+        order = [number for chain in actual for number in chain]
         assert sorted(order) == list(range(len(steps)))
         masks = ancestors(parents(steps))
         at = {number: place for place, number in enumerate(order)}
         for number, mask in enumerate(masks):
-            assert all(at[other] < at[number] for other in range(number) if mask >> other & 1)
+            assert all(at[second] < at[number] for second in range(number) if mask >> second & 1)
         if short:
             continue
-        chain_of = {number: chain for chain in found for number in chain}
-        for chain in found:
+        chain_of = {number: chain for chain in actual for number in chain}
+        for chain in actual:
             assert all(masks[later] >> earlier & 1 for earlier, later in itertools.pairwise(chain))
             for number in chain:
-                waits = {other for earlier in parents(steps)[chain[0]] for other in chain_of[earlier]}
-                allowed = {other for other in range(len(steps)) if masks[number] >> other & 1} | set(chain)
+                waits = {second for earlier in parents(steps)[chain[0]] for second in chain_of[earlier]}
+                allowed = {second for second in range(len(steps)) if masks[number] >> second & 1} | set(chain)
                 assert waits <= allowed
 
 
@@ -145,7 +145,7 @@ def layers():
 def test_branches_have_the_bits_of_one_stream(monkeypatch):
     """Training with branches, on the stand-in, which checks the streams: the same weights for any number of workers."""
     monkeypatch.setattr(branches, "LEAST_S", 0.0)
-    found = []
+    results = []
     for workers in (1, 2, 3):
         with place("standin", gpu_workers=workers) as context:
             mx.random.seed(2)
@@ -159,8 +159,8 @@ def test_branches_have_the_bits_of_one_stream(monkeypatch):
                 for name, grad in executor.grad_dict.items():
                     if grad is not None and name.endswith("weight"):
                         executor.arg_dict[name] -= 0.1 * grad
-            found.append({name: array.asnumpy() for name, array in executor.arg_dict.items()})
+            results.append({name: array.asnumpy() for name, array in executor.arg_dict.items()})
             del executor
-    for other in found[1:]:
-        for name, array in found[0].items():
-            np.testing.assert_array_equal(other[name], array, err_msg=name)
+    for second in results[1:]:
+        for name, array in results[0].items():
+            np.testing.assert_array_equal(second[name], array, err_msg=name)

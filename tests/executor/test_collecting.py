@@ -27,9 +27,9 @@ def test_same_bits_whatever_is_collected(monkeypatch, ctx, gb, fraction, scope):
     monkeypatch.setenv("FLAGS_eager_delete_scope", scope)
     resource = StatisticsResource(AutoGrowth(device.get(ctx)))
     with storage.using(resource):
-        executor, found = run(ctx)
+        executor, actual = run(ctx)
         assert type(executor) is DynamicExecutor
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(actual, expected, strict=True):
             np.testing.assert_array_equal(ours, theirs)
         del executor
         assert settled(resource).requested_bytes == 0
@@ -151,10 +151,10 @@ def test_what_goes_back_inside_a_segment_has_no_other_user_then():
         before = [set() for _ in segments]  # whom each must wait for, found without masks
         for later, segment in enumerate(segments):
             for earlier in range(later):
-                other = segments[earlier]
-                clash = set(map(id, other.writes)) & set(map(id, [*segment.reads, *segment.writes]))
-                clash |= set(map(id, other.reads)) & set(map(id, segment.writes))
-                if clash and other.pushed and segment.pushed:
+                second = segments[earlier]
+                clash = set(map(id, second.writes)) & set(map(id, [*segment.reads, *segment.writes]))
+                clash |= set(map(id, second.reads)) & set(map(id, segment.writes))
+                if clash and second.pushed and segment.pushed:
                     before[later] |= {earlier} | before[earlier]
         for number, dropped in local[True].items():
             for chunk in dropped:

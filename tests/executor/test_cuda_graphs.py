@@ -43,14 +43,14 @@ def trained(ctx, net, steps=5):
 @pytest.mark.parametrize("where", GPUS)
 def test_the_bits_are_the_same(monkeypatch, where):
     """Five steps with new data each: the graph rereads the arrays, and is one launch from the third run on."""
-    found = []
+    results = []
     for setting in ("0", "1"):
         monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", setting)
         with place(where, gpu_workers=2) as context:
             weights, executor, launched = trained(context(0), network())
             states = [state for *_, state in executor.cuda_graphs()]
             del executor
-            found.append(weights)
+            results.append(weights)
         if setting == "1":
             assert set(states) == {"captured"}
             if where == "gpu":  # whose launches are not counted
@@ -62,8 +62,8 @@ def test_the_bits_are_the_same(monkeypatch, where):
         else:
             assert set(states) == {"MXNET_ENABLE_CUDA_GRAPHS is off"}
             assert not any("graph" in launches for launches in launched)
-    for name, array in found[0].items():
-        np.testing.assert_array_equal(array, found[1][name])
+    for name, array in results[0].items():
+        np.testing.assert_array_equal(array, results[1][name])
 
 
 @pytest.mark.parametrize(
@@ -77,21 +77,21 @@ def test_the_bits_are_the_same(monkeypatch, where):
 @pytest.mark.parametrize("where", GPUS)
 def test_what_cannot_be_captured_says_why(monkeypatch, extra, text, where):
     """Random numbers, an operator that makes the host wait, one that takes memory: call by call, the same bits."""
-    found = []
+    results = []
     for setting in ("0", "1"):
         monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", setting)
         with place(where) as context:
             mx.random.seed(3)
             weights, executor, _ = trained(context(0), network(extra))
-            found.append(weights)
+            results.append(weights)
             states = [state for *_, state in executor.cuda_graphs()]
             del executor
     if where == "gpu":  # CUDA has words of its own for a wait
         assert set(states) != {"captured"}
     else:
         assert any(text in state for state in states), states
-    for name, array in found[0].items():
-        np.testing.assert_array_equal(array, found[1][name])
+    for name, array in results[0].items():
+        np.testing.assert_array_equal(array, results[1][name])
 
 
 @pytest.mark.parametrize("where", GPUS)
@@ -189,10 +189,10 @@ def test_who_waits_for_the_device_waits_for_the_capture(wait):
     starts after the capture's end."""
     with place("standin") as context:
         gpu = device.get(context(0))
-        event, other = gpu.new_stream().record(), gpu.new_stream()
-        with other:
+        event, second = gpu.new_stream().record(), gpu.new_stream()
+        with second:
             gpu.temporaries.allocate(512)
-        waits = {"synchronize": gpu.synchronize, "query": event.query, "finish": other.finish,
+        waits = {"synchronize": gpu.synchronize, "query": event.query, "finish": second.finish,
                  "release": gpu.temporaries.release}  # fmt: skip
         x = gpu.allocate(64)
         x.fill(0)
@@ -221,11 +221,11 @@ def test_a_capture_that_finds_no_gap_says_so(monkeypatch):
     with place("standin") as context:
         gpu = device.get(context(0))
         with gpu.captures.outside():
-            found = []
-            thread = threading.Thread(target=lambda: found.append(_captured(gpu)))
+            results = []
+            thread = threading.Thread(target=lambda: results.append(_captured(gpu)))
             thread.start()
             thread.join(60)
-        assert "have waited for gpu(0)" in found[0]
+        assert "have waited for gpu(0)" in results[0]
         assert not isinstance(_captured(gpu), str)
 
 
@@ -237,13 +237,13 @@ def _captured(gpu):
 @pytest.mark.parametrize("where", GPUS)
 def test_a_module_with_graphs_has_the_weights_of_one_without(monkeypatch, where):
     """Two workers, branches, an optimizer whose kernels run between the captures: the same weights in every run."""
-    found = []
+    results = []
     for setting in ("0", "1", "1", "1"):
         monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", setting)
         with place(where, gpu_workers=2) as context:
-            found.append(fitted(context))
-    for weights in found[1:]:
-        for name, array in found[0].items():
+            results.append(fitted(context))
+    for weights in results[1:]:
+        for name, array in results[0].items():
             np.testing.assert_array_equal(weights[name], array, err_msg=name)
 
 

@@ -127,6 +127,6 @@ def test_calls_are_kept_for_memory_that_comes_again(dynamic):
         np.testing.assert_allclose(got, want, rtol=1e-5)
         mx.nd.waitall()
         if turn == 3:
-            made = len(executor._memory._calls)
-    assert 0 < len(executor._memory._calls) <= 2 * made
+            result = len(executor._memory._calls)
+    assert 0 < len(executor._memory._calls) <= 2 * result
     assert executor._memory._remembered <= 4 << 20

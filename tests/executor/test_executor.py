@@ -98,10 +98,10 @@ def test_head_gradients():
     executor.arg_dict["y"][:] = 5
     head = mx.nd.array([1, 2, 3])
     name = executor.output_names[0]
-    for given in (head, [head], {name: head}):
+    for inputs in (head, [head], {name: head}):
         executor.grad_dict["x"][:] = 0
         executor.forward(is_train=True)
-        executor.backward(given)
+        executor.backward(inputs)
         assert executor.grad_dict["x"].asnumpy().tolist() == [5, 10, 15]
         assert executor.grad_dict["y"].asnumpy().tolist() == [2, 4, 6]
     executor.forward(is_train=True)

@@ -76,12 +76,12 @@ class Timeline:
         """Virtual seconds during which two streams work at the same time."""
         moments = sorted((moment, change) for spans in self.spans.values() for begin, end in spans
                          for moment, change in ((begin, 1), (end, -1)))  # fmt: skip
-        busy, last, found = 0, 0.0, 0.0
+        busy, last, actual = 0, 0.0, 0.0
         for moment, change in moments:
             if busy > 1:
-                found += moment - last
+                actual += moment - last
             busy, last = busy + change, moment
-        return found
+        return actual
 
     def length(self):
         """Virtual seconds from the first work to the last."""
@@ -93,14 +93,14 @@ def test_branches_overlap_on_a_simulated_device(monkeypatch):
     """Two streams carry two branches each at the same time: half the virtual time of one stream, but for the join."""
     lengths = {}
     for workers in (1, 2):
-        made = mx.engine.create("ThreadedEnginePerDevice", gpu_workers=workers)
-        with monkeypatch.context() as patch, mx.engine.using(made):
+        result = mx.engine.create("ThreadedEnginePerDevice", gpu_workers=workers)
+        with monkeypatch.context() as patch, mx.engine.using(result):
             executor = bound(mx.sim(58), patch)  # whose clock no other test has moved
             timeline = Timeline(patch)
             executor.forward()
             np.testing.assert_allclose(executor.outputs[0].asnumpy(), expected(), rtol=1e-5)
             del executor
-            made.stop()
+            result.stop()
         lengths[workers] = timeline.length()
         assert sum(len(spans) >= BRANCHES for spans in timeline.spans.values()) == workers, timeline.spans
         assert (timeline.overlap() > 0) == (workers > 1)
@@ -136,7 +136,7 @@ def test_branches_are_not_ordered_on_a_gpu(how, workers, monkeypatch):
         if how == "graph":
             executor = bound(context(0), monkeypatch)
             monkeypatch.setattr(Memory, "touch", touch)
-            found = executor.forward()[0].asnumpy()
+            actual = executor.forward()[0].asnumpy()
             del executor
         else:
             data = mx.nd.array(DATA, ctx=context(0))
@@ -145,9 +145,9 @@ def test_branches_are_not_ordered_on_a_gpu(how, workers, monkeypatch):
             ends = [data * (branch + 1.0) for branch in range(BRANCHES)]
             for _ in range(DEPTH):
                 ends = [mx.nd.tanh(x) for x in ends]
-            found = mx.nd.add_n(*ends).asnumpy()
+            actual = mx.nd.add_n(*ends).asnumpy()
             del ends, data
-    np.testing.assert_allclose(found, expected(), rtol=1e-5)
+    np.testing.assert_allclose(actual, expected(), rtol=1e-5)
     assert len(works) == BRANCHES * DEPTH
     assert len({work.stream for work in works}) == workers
     pairs = [beside(a, b) for k, a in enumerate(works) for b in works[:k]]

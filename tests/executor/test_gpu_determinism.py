@@ -59,8 +59,8 @@ def trained(network, context):
             if grad is not None:
                 executor.arg_dict[name] -= 0.1 * grad
     arrays = {**executor.arg_dict, **executor.aux_dict, "output": executor.outputs[0]}
-    found = {name: array.asnumpy().tobytes() for name, array in arrays.items()}
-    return found, [state for *_, state in executor.cuda_graphs()]
+    by_name = {name: array.asnumpy().tobytes() for name, array in arrays.items()}
+    return by_name, [state for *_, state in executor.cuda_graphs()]
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +74,9 @@ def check(network, kind, workers, graphs, reference, monkeypatch):
     """Check that the bits are those of the reference, and that exactly the eligible segments are replayed."""
     monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", graphs)
     with place("standin", kind=kind, gpu_workers=workers) as context:
-        found, states = trained(NETWORKS[network], context(0))
+        actual, states = trained(NETWORKS[network], context(0))
         replayed = meter.launches["graph"]
-    assert found == reference[network]
+    assert actual == reference[network]
     assert ("captured" in states) == (replayed > 0) == (graphs == "1" and kind == "ThreadedEnginePerDevice")
 
 

@@ -318,8 +318,8 @@ def test_a_run_takes_no_memory_before_its_arrays_are_ready(room, monkeypatch):
     big = …, which needs the slab's room  --->  data  --->  the run, which needs its slab
     """
     ctx, pool, want = room
-    run, other = bound(ctx), bound(ctx)
-    assert step(run) == step(other) == want
+    run, second = bound(ctx), bound(ctx)
+    assert step(run) == step(second) == want
     mx.nd.waitall()
     assert spill_ahead.active()
     big = mx.nd.empty((pool.limit // 2 // 4,), ctx=ctx)
@@ -349,7 +349,7 @@ def test_two_devices_are_not_taken_by_halves(room, arrays_fit):
     """Two executors compete for the memory of one, on each of two devices: an executor that reloads its bytes gets both
     blocks. The arrays of both fit as well, or only those of one, so that they alternate, too."""
     ctx, pool, _ = room
-    other = mx.Context(ctx.device_type, 9402)
+    second = mx.Context(ctx.device_type, 9402)
     with mx.AttrScope(ctx_group="a"):
         net = mx.sym.Activation(
             mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=32, name="fa"), act_type="tanh"
@@ -358,15 +358,15 @@ def test_two_devices_are_not_taken_by_halves(room, arrays_fit):
         net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=32, name="fb"), name="softmax")
 
     def made():
-        executor = net.simple_bind(ctx, data=(256, 32), group2ctx={"a": ctx, "b": other})
+        executor = net.simple_bind(ctx, data=(256, 32), group2ctx={"a": ctx, "b": second})
         for name, array in executor.arg_dict.items():
             array[:] = 0 if "label" in name else 0.1
         return executor
 
-    with storage.using(LimitResource(NaivePool(device.get(other)), 1 << 40)) as beside:
+    with storage.using(LimitResource(NaivePool(device.get(second)), 1 << 40)) as beside:
         probe = made()
         want = step(probe)
-        assert set(probe.pool.nbytes) == {ctx, other}
+        assert set(probe.pool.nbytes) == {ctx, second}
         before = pool.limit
         for place in (pool, beside):
             now = place.statistics()
@@ -386,17 +386,17 @@ def test_two_devices_are_not_taken_by_halves(room, arrays_fit):
 def test_an_engine_tells_whether_anything_is_pending(kind):
     """A var is idle once all operations pushed on it have ended: reads, writes, and their successors."""
     with mx.engine.using(mx.engine.create(kind)) as current:
-        read, written, other = (current.new_variable() for _ in range(3))
+        read, written, second = (current.new_variable() for _ in range(3))
         gate = threading.Event()
-        assert current.idle([read, written, other])
+        assert current.idle([read, written, second])
         current.push(gate.wait, (read,), (written,), mx.cpu(0))
         current.push(int, (written,), (), mx.cpu(0))
-        assert not current.idle([other, read])
+        assert not current.idle([second, read])
         assert not current.idle([written])
-        assert current.idle([other])
+        assert current.idle([second])
         gate.set()
         current.wait_for_all()
-        assert current.idle([read, written, other])
+        assert current.idle([read, written, second])
 
 
 def test_run_being_prepared_yields(room):

@@ -120,9 +120,9 @@ def test_the_graph_counts(planned, change: Callable[[Any], None]):
     symbol = network()
     bind(symbol)
     change(symbol)
-    again = bind(symbol)
+    repeated = bind(symbol)
     assert len(planned) == 2
-    assert again.arg_dict["a_weight"].shape[0] == (9 if change is set_attribute else 8)
+    assert repeated.arg_dict["a_weight"].shape[0] == (9 if change is set_attribute else 8)
 
 
 def test_operators_of_the_user_are_asked_each_time(planned):

@@ -103,8 +103,8 @@ def bind(symbol: Any, ctx: mx.Context | None = None, **more: Any) -> Any:
 
 def plan_of(symbol: Any) -> PlannedGraph:
     """Return the only plan of a symbol."""
-    ((_, found),) = symbol.kept.plans
-    return found
+    ((_, actual),) = symbol.kept.plans
+    return actual
 
 
 def same(a: Any, b: Any, at: str) -> None:
@@ -174,20 +174,20 @@ def trained(executor: Any) -> list[np.ndarray]:
 def test_what_is_read_is_what_was_planned(kept: Path, planned: list[None], case: str):
     """To the last number and type; and a step has the same bits, in the bytes that are planned."""
     make, arguments = CASES[case]
-    given = arguments()
+    inputs = arguments()
     text = make().tojson()
     first, second = mx.sym.load_json(text), mx.sym.load_json(text)
     del planned[:]
-    executor = bind(first, **given)
+    executor = bind(first, **inputs)
     assert len(planned) == 1
     assert len(list(kept.glob("*/*"))) == 1
-    again = bind(second, **given)
+    repeated = bind(second, **inputs)
     assert len(planned) == 1, "read, not planned"
     same(facts(plan_of(first)), facts(plan_of(second)), case)
     for graph in (plan_of(first), plan_of(second)):
         planner.validate(graph)
-    assert again.allocated_bytes == executor.allocated_bytes == again.memory_plan.peak
-    for a, b in zip(trained(executor), trained(again), strict=True):
+    assert repeated.allocated_bytes == executor.allocated_bytes == repeated.memory_plan.peak
+    for a, b in zip(trained(executor), trained(repeated), strict=True):
         assert np.array_equal(a, b)
 
 
@@ -333,11 +333,11 @@ def test_a_second_process_reads(tmp_path: Path):
         "print(mx.sym.MakeLoss(x).simple_bind(mx.cpu(), data=(2, 3)).memory_plan.peak, len(made))\n"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path.resolve()), "PYTHONHASHSEED": "random"}
-    found = [
+    actual = [
         subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
         ).stdout
         for _ in range(2)
     ]
-    assert [text.split()[1] for text in found] == ["1", "0"]
-    assert found[0].split()[0] == found[1].split()[0]
+    assert [text.split()[1] for text in actual] == ["1", "0"]
+    assert actual[0].split()[0] == actual[1].split()[0]

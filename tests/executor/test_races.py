@@ -43,7 +43,7 @@ def test_an_unused_output_changes_no_bit_in_any_order(seed, monkeypatch):
     """MXNet's compatible plan in offsets gives the bits of the plan that shares nothing, as the simulator chooses."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
     values = np.random.default_rng(seed).standard_normal((8, 8)).astype("float32")
-    found = []
+    results = []
     for options in (
         planner.PlanOptions(strategy="arena", compat="mxnet"),
         planner.PlanOptions(strategy="none", enable_inplace=False),
@@ -54,9 +54,9 @@ def test_an_unused_output_changes_no_bit_in_any_order(seed, monkeypatch):
             executor.forward(is_train=True, x=values)
             executor.backward([mx.nd.ones(out.shape) for out in executor.outputs])
             arrays = (*executor.outputs, *executor.grad_arrays)
-            found.append([array.asnumpy().tobytes() for array in arrays])
+            results.append([array.asnumpy().tobytes() for array in arrays])
             mx.nd.waitall()
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 def two_ways() -> mx.sym.Symbol:
@@ -137,16 +137,16 @@ def test_a_run_waits_for_who_reads_what_the_one_before_left():
     executor = mx.sym.tanh(mx.sym.FullyConnected(x, num_hidden=64)).simple_bind(
         mx.cpu(), x=(64, 64), grad_req="null", options=planner.PlanOptions(strategy="arena")
     )
-    go, found = threading.Event(), []
+    go, actual = threading.Event(), []
     executor.arg_arrays[1][:] = 0.5
     with engine.using(executor._engine):
         out = executor.forward(x=mx.nd.ones((64, 64)))[0]
         before = out.asnumpy()
-        engine.get().push(lambda: (go.wait(60), found.append(out.raw().copy())), [out.var], [])
+        engine.get().push(lambda: (go.wait(60), actual.append(out.raw().copy())), [out.var], [])
         executor.forward(x=mx.nd.zeros((64, 64)))
         go.set()
         after = executor.outputs[0].asnumpy()
-    assert np.array_equal(found[0], before)
+    assert np.array_equal(actual[0], before)
     assert not np.array_equal(after, before)
 
 
@@ -186,4 +186,4 @@ def test_the_judge_finds_a_race():
     broken = Executor(
         net, replace(whole.planned, memory=bare), mx.cpu(), whole.arg_arrays, whole.grad_arrays, [], whole.grad_req
     )
-    assert any("fc" in found for found in races(broken))
+    assert any("fc" in actual for actual in races(broken))

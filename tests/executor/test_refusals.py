@@ -108,9 +108,9 @@ def test_what_does_not_need_a_failed_result_is_computed(monkeypatch, broken, reu
                 with pytest.raises(FloatingPointError, match="kernel failed"):
                     one.asnumpy()
         else:
-            found = executor.grad_dict["x"].asnumpy()
+            actual = executor.grad_dict["x"].asnumpy()
         assert executor.grad_dict["bias"].asnumpy().tolist() == [[4, 4, 4]]
-    assert found.any()
+    assert actual.any()
 
 
 def test_duplicate_names():
@@ -130,8 +130,8 @@ def test_a_parameter_without_a_value_is_an_error():
     """Parameters that copy_params_from omitted and no call has set are listed at forward; zeros would look
     plausible."""
     executor = layers().simple_bind(mx.cpu(), grad_req="null", data=(2, 4))
-    given = {name: mx.nd.ones(executor.arg_dict[name].shape) for name in ("fc_weight", "bn_gamma")}
-    executor.copy_params_from(given)
+    inputs = {name: mx.nd.ones(executor.arg_dict[name].shape) for name in ("fc_weight", "bn_gamma")}
+    executor.copy_params_from(inputs)
     lost = r"\['fc_bias', 'bn_beta', 'bn_moving_mean', 'bn_moving_var'\] never got a value"
     for _ in range(2):  # not only once
         with pytest.raises(MXNetError, match=lost):

@@ -98,9 +98,9 @@ def test_no_executor_needs_the_cycle_collector():
             executor = loss_net().simple_bind(mx.cpu(), data=(rows, 5))
             executor.forward(is_train=True)
             executor.backward()
-            other = executor.reshape(data=(2, 5), softmax_label=(2,))
-            other.forward()
-            del executor, other
+            second = executor.reshape(data=(2, 5), softmax_label=(2,))
+            second.forward()
+            del executor, second
         assert live_bytes() == start
     finally:
         gc.enable()
@@ -109,8 +109,8 @@ def test_no_executor_needs_the_cycle_collector():
 @pytest.mark.parametrize("budget", [None, "1GB"])
 def test_a_bind_leaves_no_cycles(budget):
     """Graphs that passes have superseded go with the bind, those of a network whose layers are joined included."""
-    made = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8)
-    symbol = mx.sym.FullyConnected(mx.sym.Activation(made, act_type="relu"), num_hidden=3)
+    result = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8)
+    symbol = mx.sym.FullyConnected(mx.sym.Activation(result, act_type="relu"), num_hidden=3)
     symbol.simple_bind(mx.cpu(), budget=budget, data=(4, 5)).forward()[
         0
     ].wait_to_read()  # fills the caches of a first bind
@@ -145,8 +145,8 @@ def test_growing_by_reshape_keeps_no_slab_of_smaller_sizes():
 def test_an_executor_runs_under_the_engine_it_was_bound_under():
     """Under another engine forward refuses before it changes anything; back under its own it runs on."""
     executor = chain().simple_bind(mx.cpu(), data=(3,), grad_req="null")
-    other = engine.create("NaiveEngine")
-    with engine.using(other), pytest.raises(EngineError, match=r"was bound under .* bind it again"):
+    second = engine.create("NaiveEngine")
+    with engine.using(second), pytest.raises(EngineError, match=r"was bound under .* bind it again"):
         executor.forward(data=np.ones(3, "float32"))
     assert executor.arg_dict["data"].asnumpy().tolist() == [0, 0, 0]
     np.testing.assert_allclose(executor.forward()[0].asnumpy(), np.ones(3))

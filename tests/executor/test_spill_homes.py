@@ -148,11 +148,11 @@ def test_plans_and_arrays_share_the_limit_of_a_home(folder):
     kept = homes.keep(np.zeros(home.nbytes - there - (64 << 10), np.uint8), ctx, (home,), "an array")
     second, got = trained(net, ctx, budget=half, spill=f"{text},peer", **peer)
     assert got == want
-    rest = (64 << 10) - second.memory_plan.peak_by_device[FILE]
-    assert 0 <= rest < 64 << 10
-    assert homes.taken(home) == home.nbytes - rest
+    remaining = (64 << 10) - second.memory_plan.peak_by_device[FILE]
+    assert 0 <= remaining < 64 << 10
+    assert homes.taken(home) == home.nbytes - remaining
     with pytest.raises(OutOfMemoryError, match="too few are left"):
-        homes.keep(np.zeros(rest + 1, np.uint8), ctx, (home,), "another array")
+        homes.keep(np.zeros(remaining + 1, np.uint8), ctx, (home,), "another array")
     kept.free()
     del first, second
     gc.collect()
@@ -245,9 +245,9 @@ def test_bad_options_are_refused(wrong):
 
 def test_a_folder_has_one_number(folder, tmp_path_factory):
     """``file(0)`` cannot become another folder while a process uses it."""
-    other = tmp_path_factory.mktemp("other")
+    second = tmp_path_factory.mktemp("other")
     net, ctx = network(), mx.cpu(next(DEVICES))
-    options = {"budget": plain_peak(net, ctx) // 2, "spill": f"file:{other}"}
+    options = {"budget": plain_peak(net, ctx) // 2, "spill": f"file:{second}"}
     with pytest.raises(DeviceError, match="cannot become"):
         trained(net, ctx, **options)
 
@@ -301,9 +301,9 @@ def test_peers_are_found_before_they_are_used():
         kept.free()
         del kept, raw, back
         gc.collect()
-    mine, other = mx.sim(next(DEVICES)), mx.sim(next(DEVICES))
-    device.get(other)
-    assert other in homes.peers(mine)
+    mine, second = mx.sim(next(DEVICES)), mx.sim(next(DEVICES))
+    device.get(second)
+    assert second in homes.peers(mine)
 
 
 @pytest.mark.parametrize(

@@ -244,10 +244,10 @@ def peak(ctx, symbol, is_train, **workers):
             if is_train:
                 executor.backward()
             mx.nd.waitall()
-        found = resource.statistics().peak_requested_bytes - before
+        actual = resource.statistics().peak_requested_bytes - before
         del executor
         assert settled(resource).requested_bytes == 0
-    return found
+    return actual
 
 
 @pytest.mark.parametrize(("symbol", "is_train"), [(chain, False), (training, True)])
@@ -268,7 +268,7 @@ def test_several_streams_hold_little_more_than_one(dynamic, workers):
 def test_streams_of_a_gpu_hand_memory_on(dynamic, workers):
     """Cut and merged blocks go from stream to stream of several workers: each access is ordered after the previous, and
     the values are those of the plan."""
-    found = []
+    results = []
     for strategy in ("static", "dynamic"):
         dynamic.setenv("WEFTPLAN_EXECUTOR_STRATEGY", strategy)
         with (
@@ -276,7 +276,7 @@ def test_streams_of_a_gpu_hand_memory_on(dynamic, workers):
             storage.using(AutoGrowth(device.get(context(0)), chunk=1 << 16)),
         ):
             executor, values = run(context(0))
-            found.append(values)
+            results.append(values)
             del executor
-    for ours, theirs in zip(*found, strict=True):
+    for ours, theirs in zip(*results, strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -241,10 +241,10 @@ def test_switching_sharing_off_leaves_what_runs_in_place(monkeypatch, range_):
 @pytest.mark.shows("WEFTPLAN_PLANNER_STRATEGY")
 def test_the_strategy_changes_what_is_allocated_and_no_bit(monkeypatch):
     """Offsets in one slab need less than whole blocks where sizes differ; nothing else differs."""
-    held, found = {}, {}
+    held, by_name = {}, {}
     for strategy in ("match_range", "arena", "auto"):
         monkeypatch.setenv("WEFTPLAN_PLANNER_STRATEGY", strategy)
         executor = bound(branches(), training=False)
-        held[strategy], found[strategy] = executor.allocated_bytes, results(executor, training=False)
+        held[strategy], by_name[strategy] = executor.allocated_bytes, results(executor, training=False)
     assert held["match_range"] > held["arena"] == held["auto"]
-    assert all(bits == found["auto"] for bits in found.values())
+    assert all(bits == by_name["auto"] for bits in by_name.values())

@@ -204,12 +204,12 @@ def test_the_symbol_as_it_runs():
     x = sym.Variable("x")
     net = sym.exp(x, name="one") * sym.exp(x, name="two")
     executor = net.simple_bind(mx.cpu(), x=(3,))
-    found = executor.get_optimized_symbol()
-    assert found.get_internals().list_outputs() == ["x", "one_output", net.list_outputs()[0]]
-    assert found.entries[0].node is not executor.planned.graph.nodes[-1]
+    actual = executor.get_optimized_symbol()
+    assert actual.get_internals().list_outputs() == ["x", "one_output", net.list_outputs()[0]]
+    assert actual.entries[0].node is not executor.planned.graph.nodes[-1]
     values = mx.nd.array([0, 1, 2])
-    again = found.eval(x=values)[0].asnumpy()
-    assert again.tolist() == executor.forward(x=values)[0].asnumpy().tolist()
+    repeated = actual.eval(x=values)[0].asnumpy()
+    assert repeated.tolist() == executor.forward(x=values)[0].asnumpy().tolist()
 
 
 @pytest.mark.parametrize("req", ["write", "add"])

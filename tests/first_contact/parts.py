@@ -47,8 +47,8 @@ def the_libraries(contact: Contact) -> None:
     """NVRTC, cuBLAS, cuRAND, which are needed; cuDNN and NCCL, which are noted; then a kernel of each family."""
     cupy = device.get(contact.context(0)).xp
     contact.at("loading libraries")
-    found, missing = libraries(cupy, "cuda13")
-    for name, text in found.items():
+    actual, missing = libraries(cupy, "cuda13")
+    for name, text in actual.items():
         contact.note(f"{name} {text}")
     assert not missing, missing
     try:
@@ -105,9 +105,9 @@ def _fitted(contact: Contact, context: Any, steps: int, workers: int) -> dict[st
             batches, num_epoch=1, initializer=mx.init.Xavier(rnd_type="uniform"),
             optimizer_params={"learning_rate": 0.05, "momentum": 0.9},
         )  # fmt: skip
-        found = {name: array.asnumpy() for name, array in module.get_params()[0].items()}
+        by_name = {name: array.asnumpy() for name, array in module.get_params()[0].items()}
         del module
-    return found
+    return by_name
 
 
 def _equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
@@ -118,12 +118,12 @@ def _equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
 def the_graphs(contact: Contact) -> None:
     """CUDA graphs with two workers: the bits of the same steps without graphs."""
     steps = 12 if contact.small else 200
-    found = {}
+    by_name = {}
     for setting in ("0", "1"):
         contact.at(f"{steps} steps with MXNET_ENABLE_CUDA_GRAPHS={setting}")
         with _settings(MXNET_ENABLE_CUDA_GRAPHS=setting):
-            found[setting] = _fitted(contact, contact.context(0), steps, 2)
-    _equal(found["0"], found["1"])
+            by_name[setting] = _fitted(contact, contact.context(0), steps, 2)
+    _equal(by_name["0"], by_name["1"])
     contact.note(f"{steps} steps, equal bits")
 
 
@@ -158,7 +158,7 @@ def the_fusion(contact: Contact) -> None:
         shape = small if contact.small else (64 * small[0], *small[1:])
         if name == "formulas":  # of one shape, as some of its arrays have
             shape = small
-        found = {}
+        by_name = {}
         for fusion in (False, True):
             contact.at(f"{name} with fusion={fusion}")
             executor = make().simple_bind(
@@ -170,9 +170,9 @@ def the_fusion(contact: Contact) -> None:
             outputs = executor.forward(is_train=True)
             executor.backward([mx.nd.ones(out.shape, ctx=contact.context(0)) for out in outputs])
             arrays = [*outputs, *(grad for grad in executor.grad_arrays if grad is not None)]
-            found[str(fusion)] = {str(k): array.asnumpy() for k, array in enumerate(arrays)}
+            by_name[str(fusion)] = {str(k): array.asnumpy() for k, array in enumerate(arrays)}
             launches += len(groups(executor.planned.graph))
-        _equal(found["False"], found["True"])
+        _equal(by_name["False"], by_name["True"])
     contact.note(f"{launches} fused nodes in {len(NETWORKS)} networks, equal bits")
 
 
@@ -186,16 +186,16 @@ def the_networks(contact: Contact) -> None:
         contact.at(f"{name} on the GPU")
         # The stand-in reads CUDA C with an interpreter: its kernels are those of CuPy here.
         with _settings(WEFTPLAN_KERNELS="numpy") if contact.small else contextlib.nullcontext():
-            found = _losses(contact.context(0), name, *sizes)
-        gap = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(found, wanted, strict=True))
+            actual = _losses(contact.context(0), name, *sizes)
+        gap = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(actual, wanted, strict=True))
         contact.note(f"{name}: {wanted[0]:.4f} to {wanted[-1]:.4f}, apart by {gap:.1e}")
-        assert gap < 2e-2, (found, wanted)
+        assert gap < 2e-2, (actual, wanted)
 
 
 def the_convolutions(contact: Contact) -> None:
     """Compare convolutions by cuDNN with products by cuBLAS."""
     shape = (2, 8, 12, 12) if contact.small else (16, 64, 56, 56)
-    found = {}
+    by_name = {}
     for off in (False, True):
         contact.at(f"Convolution with cudnn_off={off}")
         x = mx.sym.Convolution(
@@ -210,19 +210,19 @@ def the_convolutions(contact: Contact) -> None:
             array[:] = rng.standard_normal(array.shape).astype(np.float32)
         out = executor.forward(is_train=True)[0]
         executor.backward(mx.nd.ones(out.shape, ctx=contact.context(0)))
-        found[off] = [out.asnumpy(), *(grad.asnumpy() for grad in executor.grad_arrays)]
-    for mine, theirs in zip(found[False], found[True], strict=True):
+        by_name[off] = [out.asnumpy(), *(grad.asnumpy() for grad in executor.grad_arrays)]
+    for mine, theirs in zip(by_name[False], by_name[True], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-3 * np.abs(theirs).max())
 
 
 def the_seeds(contact: Contact) -> None:
     """The same seed twice, with several workers: equal bits, Dropout included."""
     steps = 8 if contact.small else 100
-    found = []
+    results = []
     for number in range(2):
         contact.at(f"run {number + 1} of {steps} steps")
-        found.append(_fitted(contact, contact.context(0), steps, 4))
-    _equal(*found)
+        results.append(_fitted(contact, contact.context(0), steps, 4))
+    _equal(*results)
     contact.at("Dropout and samplers")
     draws = []
     for _ in range(2):
@@ -292,9 +292,9 @@ def running_out(contact: Contact) -> None:
             array[:] = 0.1
         executor.forward(is_train=True)
         executor.backward()
-        found: np.ndarray = executor.grad_dict["f00_weight"].asnumpy()
+        actual: np.ndarray = executor.grad_dict["f00_weight"].asnumpy()
         mx.nd.waitall()
-        return found
+        return actual
 
     wanted = values()
     refused = 0
@@ -318,8 +318,8 @@ def several_cards(contact: Contact) -> None:
     a, b = contact.context(0), contact.context(1)
     contact.at("a copy to another GPU")
     x = np.arange(1 << 20, dtype=np.float32)
-    found = mx.nd.array(x, ctx=a).as_in_context(b).as_in_context(a).asnumpy()
-    np.testing.assert_array_equal(found, x)
+    actual = mx.nd.array(x, ctx=a).as_in_context(b).as_in_context(a).asnumpy()
+    np.testing.assert_array_equal(actual, x)
     contact.note(f"{a} to {b}: {way(a, b)}")
     sums = {}
     for kind in ("local", "device", "nccl"):

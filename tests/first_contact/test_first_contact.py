@@ -26,10 +26,10 @@ def contact(request, tmp_path_factory):
         context = stack.enter_context(place(where))
         if where == "standin":
             stack.enter_context(nccl())
-        found = Contact(context, device.num_gpus(), small=where == "standin")
+        actual = Contact(context, device.num_gpus(), small=where == "standin")
         folder = tmp_path_factory.mktemp("contact") if where == "standin" else pathlib.Path()
-        report = Report(folder / "first-contact", machine_of(found))
-        yield found, report
+        report = Report(folder / "first-contact", machine_of(actual))
+        yield actual, report
         if where == "standin":
             assert report.path.with_suffix(".md").stat().st_size < 20_000
 
@@ -37,8 +37,8 @@ def contact(request, tmp_path_factory):
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_first_contact(contact, part):
     """Each part passes, or says why it cannot run here."""
-    found, report = contact
-    judge(report.run(part, found))
+    actual, report = contact
+    judge(report.run(part, actual))
 
 
 def test_all_parts_are_over_within_ten_minutes():

@@ -40,9 +40,9 @@ def test_it_stops_at_an_error_that_stays(contact, tmp_path):
     page = (tmp_path / "page.md").read_text()
     assert "**Stopped: CUDA answers no call since the kernel add" in page
     assert "| later | not reached |" in page
-    found = json.loads((tmp_path / "page.json").read_text())
-    assert [one["state"] for one in found["parts"]] == ["passed", "failed", "not reached"]
-    assert found["machine"]["GPU"] == "4 x stand-in"
+    loaded = json.loads((tmp_path / "page.json").read_text())
+    assert [one["state"] for one in loaded["parts"]] == ["passed", "failed", "not reached"]
+    assert loaded["machine"]["GPU"] == "4 x stand-in"
 
 
 def test_it_goes_on_behind_a_wrong_value(contact):

@@ -8,10 +8,10 @@ POSITIVE = {"shape": (3, 4), "low": 0.1, "high": 1.0}
 
 def _add(op, *inputs, dtypes=("float32", "float64"), **params):
     for dtype in dtypes:
-        given = [x if "dtype" in x else {**x, "dtype": dtype} for x in inputs]
-        CASES.append({"op": op, "inputs": given, "params": params, "imperative": True})
+        arguments = [x if "dtype" in x else {**x, "dtype": dtype} for x in inputs]
+        CASES.append({"op": op, "inputs": arguments, "params": params, "imperative": True})
         if op == "lamb_update_phase2":
-            CASES[-1]["name"] = f"{op} {[x['value'] for x in given[2:]]} {sorted(params.items())} {dtype}"
+            CASES[-1]["name"] = f"{op} {[x['value'] for x in arguments[2:]]} {sorted(params.items())} {dtype}"
         if dtype == "float16":
             CASES[-1].update(rtol=2e-3, atol=2e-3)  # rounded once here, at each operation there
 

@@ -45,11 +45,11 @@ def run_case(mx, case, inputs):
         return run_imperative(mx, case, arrays)
     variables = [mx.sym.Variable(f"in{k}") for k in range(len(arrays))]
     named = dict(zip(case["names"], variables)) if "names" in case else {}  # noqa: B905
-    given = [] if named else variables
+    provided = [] if named else variables
     if case["op"].startswith("_np"):  # these have no functions for ordinary symbols
         symbol = loaded_symbol(mx, case, len(arrays))
     else:
-        symbol = operator_of(mx, case["op"])(*given, **named, **case.get("params", {}), name="op")
+        symbol = operator_of(mx, case["op"])(*provided, **named, **case.get("params", {}), name="op")
     auxiliary = symbol.list_auxiliary_states()
     named = {f"in{k}": mx.nd.array(x, dtype=x.dtype) for k, x in enumerate(arrays)}
     arguments = {key: value for key, value in named.items() if key not in auxiliary}
@@ -79,13 +79,13 @@ def run_case(mx, case, inputs):
 
 def run_imperative(mx, case, arrays):
     """The same for operators that only NDArrays have (optimizer steps); aux<k>: inputs that the operator changed."""
-    given = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
+    inputs = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
     params = dict(case.get("params", {}))
     if "out" in case:  # MXNet cannot infer the outputs of some: they are made like these inputs
-        params["out"] = [mx.nd.zeros(given[k].shape, dtype=given[k].dtype) for k in case["out"]]
-    outputs = getattr(mx.nd, case["op"])(*given, **params)
+        params["out"] = [mx.nd.zeros(inputs[k].shape, dtype=inputs[k].dtype) for k in case["out"]]
+    outputs = getattr(mx.nd, case["op"])(*inputs, **params)
     result = {f"out{k}": y.asnumpy() for k, y in enumerate(outputs if isinstance(outputs, list) else [outputs])}
-    for k, (before, after) in enumerate(zip(arrays, given)):  # noqa: B905  (MXNet's Python may be 3.8)
+    for k, (before, after) in enumerate(zip(arrays, inputs)):  # noqa: B905  (MXNet's Python may be 3.8)
         if not np.array_equal(before, after.asnumpy()):
             result[f"aux{k}"] = after.asnumpy()
     return result
@@ -95,14 +95,14 @@ def signatures():
     """{operator name: [inputs, parameters]} of MXNet's classic operators, as its own documentation lists them."""
     from mxnet import operator
 
-    found = {}
+    by_name = {}
     for name in sorted(operator.get_all_registered_operators()):
         if name.startswith(("_np", "_contrib", "_sg", "_sample", "_sparse", "_backward", "_cv", "_multi")):
             continue
         arguments = operator.get_operator_arguments(name)
         inputs = [a for a, kind in zip(arguments.names, arguments.types) if "NDArray" in kind]  # noqa: B905
-        found[name] = [inputs, [a for a in arguments.names if a not in inputs]]
-    return found
+        by_name[name] = [inputs, [a for a in arguments.names if a not in inputs]]
+    return by_name
 
 
 def main(chosen):

@@ -24,29 +24,31 @@ RECORDS = {
 
 def images(mx):
     """Functions of ``mx.image`` that draw nothing."""
-    found = {}
+    by_name = {}
     bytes_, floats = mx.nd.array(PIXELS, dtype="uint8"), mx.nd.array(PIXELS, dtype="float32")
     for interp in range(5):
         for width, height in SIZES:
-            found[f"{interp}/{width}x{height}"] = mx.image.imresize(bytes_, width, height, interp=interp).asnumpy()
+            by_name[f"{interp}/{width}x{height}"] = mx.image.imresize(bytes_, width, height, interp=interp).asnumpy()
             if interp < 4:
                 sized = mx.image.imresize(floats, width, height, interp=interp)
-                found[f"float {interp}/{width}x{height}"] = sized.asnumpy()
+                by_name[f"float {interp}/{width}x{height}"] = sized.asnumpy()
     for kind in range(5):
-        made = mx.image.copyMakeBorder(bytes_, 1, 2, 3, 4, type=kind, values=[3, 4, 5])
-        found[f"border {kind}"] = made.asnumpy()
-    found["short"] = mx.image.resize_short(bytes_, 20, 9).asnumpy()
-    found["centre"] = mx.image.center_crop(bytes_, (12, 8))[0].asnumpy()
-    found["centre, larger"] = mx.image.center_crop(bytes_, (40, 30))[0].asnumpy()
-    found["fixed"] = mx.image.fixed_crop(bytes_, 1, 2, 8, 6, (4, 4), 1).asnumpy()
-    found["normalized"] = mx.image.color_normalize(floats + 0, mx.nd.array([1, 2, 3]), mx.nd.array([2, 3, 4])).asnumpy()
+        result = mx.image.copyMakeBorder(bytes_, 1, 2, 3, 4, type=kind, values=[3, 4, 5])
+        by_name[f"border {kind}"] = result.asnumpy()
+    by_name["short"] = mx.image.resize_short(bytes_, 20, 9).asnumpy()
+    by_name["centre"] = mx.image.center_crop(bytes_, (12, 8))[0].asnumpy()
+    by_name["centre, larger"] = mx.image.center_crop(bytes_, (40, 30))[0].asnumpy()
+    by_name["fixed"] = mx.image.fixed_crop(bytes_, 1, 2, 8, 6, (4, 4), 1).asnumpy()
+    by_name["normalized"] = mx.image.color_normalize(
+        floats + 0, mx.nd.array([1, 2, 3]), mx.nd.array([2, 3, 4])
+    ).asnumpy()
     turned = mx.nd.array(PIXELS.transpose(2, 0, 1), dtype="float32")
     for name, zoom in (("turned", {}), ("turned in", {"zoom_in": True}), ("turned out", {"zoom_out": True})):
-        found[name] = mx.image.imrotate(turned, 25, **zoom).asnumpy()
+        by_name[name] = mx.image.imrotate(turned, 25, **zoom).asnumpy()
     for augmenter in mx.image.CreateAugmenter((3, 10, 11), resize=12, mean=True, std=np.array([1.0, 2.0, 3.0])):
         bytes_ = augmenter(bytes_)
-    found["augmenters"] = bytes_.asnumpy()
-    return found
+    by_name["augmenters"] = bytes_.asnumpy()
+    return by_name
 
 
 def png(pixels):
@@ -76,7 +78,7 @@ def write_records(mx, folder):
 def records(mx, folder):
     """Two epochs of ``ImageRecordIter`` with each of the settings; samples that are no padding."""
     path = write_records(mx, folder)
-    found = {}
+    by_name = {}
     for name, settings in RECORDS.items():
         iterator = mx.io.ImageRecordIter(
             path_imgrec=path, data_shape=(3, 12, 14), batch_size=3, preprocess_threads=1, **settings
@@ -90,7 +92,7 @@ def records(mx, folder):
                 labels.append(batch.label[0].asnumpy()[:kept])
             iterator.reset()
             if epoch == 0:
-                found[f"{name}/data"] = np.concatenate(data)
-            found[f"{name}/labels {epoch}"] = np.concatenate(labels)
-            found[f"{name}/pads {epoch}"] = np.array(pads)
-    return found
+                by_name[f"{name}/data"] = np.concatenate(data)
+            by_name[f"{name}/labels {epoch}"] = np.concatenate(labels)
+            by_name[f"{name}/pads {epoch}"] = np.array(pads)
+    return by_name

@@ -15,7 +15,7 @@ DATA = HERE / "data"
 
 def load_cases():
     """Return {file stem: {case name: case}} of every ``cases_*.py`` in this folder."""
-    found = {}
+    by_name = {}
     for path in sorted(HERE.glob("cases_*.py")):
         spec = importlib.util.spec_from_file_location(f"golden_{path.stem}", path)
         module = importlib.util.module_from_spec(spec)
@@ -26,8 +26,8 @@ def load_cases():
             if name in named:
                 raise ValueError(f"{path.name}: two cases are called {name!r}; give one a 'name'")
             named[name] = case
-        found[path.stem] = named
-    return found
+        by_name[path.stem] = named
+    return by_name
 
 
 def case_name(case):

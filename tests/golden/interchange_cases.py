@@ -155,10 +155,10 @@ def speech(mx):
     label = sym.Variable("label", shape=(3, 2)) * 0 + 2
     lengths = sym.Variable("lengths", shape=(3,)) * 0 + 2
     padded = sym.CTCLoss(x, label, name="padded")
-    given = sym.CTCLoss(
+    inputs = sym.CTCLoss(
         data=x, label=label, label_lengths=lengths, use_label_lengths=True, blank_label="last", name="g"
     )
-    return sym.Group([padded, sym.MakeLoss(given)])
+    return sym.Group([padded, sym.MakeLoss(inputs)])
 
 
 CASES = {

@@ -79,10 +79,10 @@ class Maker:
         """The case."""
         self.dtype = self.pick.choice(FLOATS)
         family = self.pick.choice(FAMILIES)
-        made = family(self)
-        made.setdefault("params", {})
-        made.setdefault("is_train", self.maybe(0.8))
-        return made
+        result = family(self)
+        result.setdefault("params", {})
+        result.setdefault("is_train", self.maybe(0.8))
+        return result
 
 
 # ------------------------------------------------------------------------------------------------------- elementwise
@@ -293,11 +293,11 @@ def _take(m):
 def _pick(m):
     shape = m.shape(2, 3)
     axis = m.axis(len(shape))
-    rest = list(shape)
-    size = rest.pop(axis)
+    remaining = list(shape)
+    size = remaining.pop(axis)
     return {
         "op": "pick",
-        "inputs": [m.floats(shape), m.ints(tuple(rest), 0, size)],
+        "inputs": [m.floats(shape), m.ints(tuple(remaining), 0, size)],
         "params": {"axis": axis, "keepdims": m.maybe()},
         "grad": (0,),
     }
@@ -512,8 +512,8 @@ def _linalg(m):
         return {"op": op, "inputs": [m.floats((*lead, n, n + m.pick.choice((0, 1, 3))), dtype=kind)], **more}
     spec = m.floats((*lead, n, n), (0.5, 2.0), dtype=kind)
     if op == "linalg_trmm":
-        right, other = m.maybe(), m.dim()
-        second = (*lead, other, n) if right else (*lead, n, other)
+        right, another = m.maybe(), m.dim()
+        second = (*lead, another, n) if right else (*lead, n, another)
         params = {"rightside": right, "transpose": m.maybe(), "lower": m.maybe(), "alpha": 1.5}
         return {"op": op, "inputs": [spec, m.floats(second, dtype=kind)], "params": params}
     params = {"transpose": m.maybe(), "alpha": 0.5} if op == "linalg_syrk" else {}

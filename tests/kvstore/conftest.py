@@ -10,7 +10,7 @@ from weftplan import engine
 @pytest.fixture
 def eng():
     """A threaded engine for the process."""
-    made = engine.create("ThreadedEnginePerDevice")
-    with engine.using(made):
-        yield made
-    made.stop()
+    result = engine.create("ThreadedEnginePerDevice")
+    with engine.using(result):
+        yield result
+    result.stop()

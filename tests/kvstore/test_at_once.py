@@ -33,9 +33,9 @@ def pulled(kv, outs, key="w"):
 
 def arrays(count, shape=(3,), dtype="float32"):
     """Some arrays of zeros, which are there."""
-    made = [mx.nd.zeros(shape, ctx=mx.cpu(i), dtype=dtype) for i in range(count)]
+    result = [mx.nd.zeros(shape, ctx=mx.cpu(i), dtype=dtype) for i in range(count)]
     engine.get().wait_for_all()
-    return made
+    return result
 
 
 @pytest.mark.parametrize("listed", [False, True])
@@ -149,15 +149,15 @@ def test_another_engine_by_now(kv):
     """Its arrays are strangers to the vars that were settled: nothing is copied past the engine's order."""
     outs = arrays(1)
     pulled(kv, outs)
-    other = engine.create("NaiveEngine")
+    second = engine.create("NaiveEngine")
     try:
-        with engine.using(other):
+        with engine.using(second):
             before = engine.get().statistics().pushed
             with pytest.raises(mx.MXNetError):
                 kv.pull("w", outs)
             assert engine.get().statistics().pushed == before
     finally:
-        other.stop()
+        second.stop()
 
 
 def test_a_value_that_is_replaced(kv):

@@ -137,14 +137,14 @@ def test_another_kind_after_pushes(first, second, where):
     gradient = np.linspace(-3, 3, 21, dtype=np.float32)
     for kind in (first, second):
         kv.set_gradient_compression({"type": kind, "threshold": 0.5})
-        found = pushed(kv, [gradient] * 2, where)
+        actual = pushed(kv, [gradient] * 2, where)
     codec, residual = Compression(0.5, first), np.zeros(21, np.float32)
     for kind in (first, second):
         codec = Compression(0.5, kind)
         packed, sent = np.empty(codec.packed_size(21), np.uint8), np.empty(21, np.float32)
         codec.pack(gradient, residual, packed)
         codec.unpack_sum([packed] * 2, sent)
-    np.testing.assert_array_equal(found, sent)
+    np.testing.assert_array_equal(actual, sent)
     planned = kv.buffer_bytes([(21, 84)], where, updates=False)
     kept = kv.statistics()
     assert {name: kept[f"{name}_bytes"] for name in planned} == planned
@@ -259,12 +259,12 @@ def test_a_large_gradient_takes_the_compiled_loop(monkeypatch):
     """Where llvmlite is installed, on a store too; WEFTPLAN_KERNELS=numpy leaves it out."""
     pytest.importorskip("llvmlite")
     taken = []
-    made = compression.codec.compiled_pack
-    monkeypatch.setattr(compression.codec, "compiled_pack", lambda *args: taken.append(1) or made(*args))
+    result = compression.codec.compiled_pack
+    monkeypatch.setattr(compression.codec, "compiled_pack", lambda *args: taken.append(1) or result(*args))
     for kernels, count in (("auto", 1), ("numpy", 0)):
         monkeypatch.setenv("WEFTPLAN_KERNELS", kernels)
         taken.clear()
         kv = store((100_000,), 0.5)
-        found = pushed(kv, [np.full(100_000, 0.75, np.float32)], [mx.cpu(0)])
-        assert (found == 0.5).all()
+        actual = pushed(kv, [np.full(100_000, 0.75, np.float32)], [mx.cpu(0)])
+        assert (actual == 0.5).all()
         assert len(taken) == count

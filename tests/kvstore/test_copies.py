@@ -71,10 +71,10 @@ def test_the_same_array_twice_and_parts_of_one():
     """An array may be named twice, and several may share one chunk."""
     kv = mx.kv.create("local")
     kv.init("w", mx.nd.array([1, 2, 3]))
-    whole, other = mx.nd.zeros((3, 3)), mx.nd.zeros((3,))
-    kv.pull("w", [whole[0], other, other, whole[2]])
+    whole, second = mx.nd.zeros((3, 3)), mx.nd.zeros((3,))
+    kv.pull("w", [whole[0], second, second, whole[2]])
     assert whole.asnumpy().tolist() == [[1, 2, 3], [0, 0, 0], [1, 2, 3]]
-    assert other.asnumpy().tolist() == [1, 2, 3]
+    assert second.asnumpy().tolist() == [1, 2, 3]
 
 
 def test_devices_and_the_host_in_one_pull():
@@ -159,7 +159,7 @@ def test_small_sums_have_the_bits_of_pushed_ones(eng, kind, dtype, count):
     """A worker sums busy arrays, the caller idle arrays, in one order."""
     rng = np.random.default_rng(count)
     values = [(rng.standard_normal((7, 3)) * 10.0 ** rng.integers(-2, 3, (7, 3))).astype(dtype) for _ in range(count)]
-    found = []
+    results = []
     for busy in (False, True):
         kv = mx.kv.create(kind)
         kv.init("w", mx.nd.zeros((7, 3), dtype=dtype))
@@ -173,8 +173,8 @@ def test_small_sums_have_the_bits_of_pushed_ones(eng, kind, dtype, count):
         kv.pull("w", out)
         assert bool(eng.statistics().pending) == busy
         gate.set()
-        found.append(out.asnumpy().tobytes())
-    assert found[0] == found[1]
+        results.append(out.asnumpy().tobytes())
+    assert results[0] == results[1]
 
 
 def test_a_small_push_waits_its_turn(eng):

@@ -40,8 +40,8 @@ def test_an_unknown_name_lists_the_known_ones():
 def test_spellings_of_mxnet(name, made, monkeypatch):
     """Its names in any case, and those that say the same in another order."""
     monkeypatch.setattr(factory, "_elsewhere", lambda module, kind, name: f"{module}.{kind}")
-    found = mx.kv.create(name)
-    assert (found if isinstance(found, str) else type(found).__name__) == made
+    actual = mx.kv.create(name)
+    assert (actual if isinstance(actual, str) else type(actual).__name__) == made
 
 
 def test_names_that_are_still_to_come():

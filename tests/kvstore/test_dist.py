@@ -94,7 +94,7 @@ ORDERED = """
 
 def test_same_bits_whatever_comes_first(tmp_path: Path):
     """Random arrival, priorities, threads, buckets and the way of the data change no bit: sums are in rank order."""
-    found = []
+    matches = []
     for threads, runs in (
         ("1", [(1, "1", "-1", "1")]),
         ("4", [(2, "-1", "0.05", "0"), (3, "3", "0.01", "1")]),
@@ -107,9 +107,9 @@ def test_same_bits_whatever_comes_first(tmp_path: Path):
             MXNET_CPU_WORKER_NTHREADS=threads,
             MXNET_KVSTORE_BIGARRAY_BOUND="1000",
         )
-        found += re.findall(r"digest \d ([0-9a-f]{64})", done.stdout)
-    assert len(found) == 3 * 3
-    assert len(set(found)) == 1
+        matches += re.findall(r"digest \d ([0-9a-f]{64})", done.stdout)
+    assert len(matches) == 3 * 3
+    assert len(set(matches)) == 1
 
 
 def test_updates_are_the_same_everywhere(tmp_path: Path):

@@ -220,10 +220,10 @@ def test_hostile_headers_are_errors(data: bytes):
     """Any bytes are a header or an error that names the sender."""
     refused = None
     try:
-        found = Header.decode(data, 5)
+        actual = Header.decode(data, 5)
     except KVStoreError as error:
         refused = str(error)
-    assert "rank 5" in refused if refused is not None else Header.decode(found.encode(), 5) == found
+    assert "rank 5" in refused if refused is not None else Header.decode(actual.encode(), 5) == actual
 
 
 def test_headers_come_back():

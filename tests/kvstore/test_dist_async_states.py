@@ -38,8 +38,11 @@ def found(store):
 def test_states_come_back(tmp_path: Path, kind: str, optimizer: str):
     """One process saves and loads them. Servers that have them go on to the same bits as without a break; a store
     ``local`` can read the file and does so, too."""
-    made = {"sgd": "mx.optimizer.SGD(learning_rate=0.1, momentum=0.9)", "adam": "mx.optimizer.Adam(learning_rate=0.1)"}
-    steps = STEPS.replace("mx.optimizer.create(*OPTIMIZER)", made[optimizer])
+    result = {
+        "sgd": "mx.optimizer.SGD(learning_rate=0.1, momentum=0.9)",
+        "adam": "mx.optimizer.Adam(learning_rate=0.1)",
+    }
+    steps = STEPS.replace("mx.optimizer.create(*OPTIMIZER)", result[optimizer])
     run_ranks(
         tmp_path,
         2,
@@ -85,7 +88,7 @@ if rank == 0:
     weights, whole = np.load(tmp_path / "weights.npz"), np.load(tmp_path / "whole.npz")
     for name in weights:
         local.init(name, mx.nd.array(weights[name]))
-    local.set_optimizer(eval(made[optimizer], {"mx": mx}))
+    local.set_optimizer(eval(result[optimizer], {"mx": mx}))
     local.load_optimizer_states(tmp_path / "states")
     for name in weights:
         shape = weights[name].shape

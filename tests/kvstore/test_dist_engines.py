@@ -78,10 +78,10 @@ def test_a_wait_for_own_arrays_ends(tmp_path: Path):
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_wait_for_an_event_drives_the_engine(driver: str):
     """A wait for an operation's effect ends on engines with threads and without."""
-    made = DRIVERS[driver]()
-    with engine.using(made):
+    result = DRIVERS[driver]()
+    with engine.using(result):
         over = threading.Event()
         assert not wait_driving(over, 0.01)
-        made.push(over.set)
+        result.push(over.set)
         assert wait_driving(over, 20)
-    made.stop()
+    result.stop()

@@ -72,10 +72,10 @@ def test_every_way_sums_all_and_copies_to_all(count, peers):
         values = [np.array([2.0**place * 1000 + i for i in range(elements)], "f4") for place in range(count)]
         for way in all_ways(links, elements, home, TreeRule()):
             _, push, pull = planned(way, home, links, 4)
-            given, whole = [value.copy() for value in values], np.full(elements, np.nan, "f4")
-            interpreted(push, given, whole, rng)
+            inputs, whole = [value.copy() for value in values], np.full(elements, np.nan, "f4")
+            interpreted(push, inputs, whole, rng)
             np.testing.assert_array_equal(whole, sum(values), err_msg=way.name)
-            np.testing.assert_array_equal(given, values, err_msg="a gradient was changed")
+            np.testing.assert_array_equal(inputs, values, err_msg="a gradient was changed")
             outs = [np.full(elements, np.nan, "f4") for _ in range(count)]
             interpreted(pull, outs, whole, rng)
             np.testing.assert_array_equal(outs, [whole] * count, err_msg=way.name)
@@ -97,15 +97,15 @@ def run_on_devices(way, links, home, values, seed=None):
         held.append((places[place], raw))
         return raw[: 4 * size].view("f4")
 
-    given = [room(place, elements) for place in range(count)]
-    for array, value in zip(given, values, strict=True):
+    inputs = [room(place, elements) for place in range(count)]
+    for array, value in zip(inputs, values, strict=True):
         array[:] = value
     whole = room(home, elements)
     rooms = {place: room(place, size) for place, size in enumerate(push.inboxes)}
     rooms[-1] = np.empty(max(push.hosted, pull.hosted), "f4")
 
     def find(piece):
-        array = {Room.VALUE: given, Room.WHOLE: {home: whole}}.get(piece.room, rooms)[piece.place]
+        array = {Room.VALUE: inputs, Room.WHOLE: {home: whole}}.get(piece.room, rooms)[piece.place]
         return array[piece.first : piece.end]
 
     contexts = [mx.sim(index) for index in range(count)]
@@ -119,7 +119,7 @@ def run_on_devices(way, links, home, values, seed=None):
 
         seconds += seconds_of(work, contexts)
     total = whole.copy()
-    for array in given:
+    for array in inputs:
         np.testing.assert_array_equal(array, total)
     for place, raw in held:
         place.free(raw)
@@ -151,12 +151,12 @@ def test_devices_take_the_time_of_the_model_and_the_fastest_is_taken(name, eleme
 
 def test_no_way_is_the_best_for_all():
     """Small arrays on a mesh take a tree, on a switch one step; large arrays ranges or a chain."""
-    found = {
+    by_name = {
         (name, elements): chooser()._choose(LINKS[name], 2, elements, 4).way.name
         for name in LINKS
         for elements in (100, 1_000_000)
     }
-    assert found == {
+    assert by_name == {
         ("nvlink mesh", 100): "tree",
         ("nvlink mesh", 1_000_000): "chain",
         ("pcie tree", 100): "one_step",
@@ -201,23 +201,23 @@ def exchanged(contexts, values, **pushes):
 def test_a_store_makes_the_same_sums_on_every_engine(kind, name):
     """Large and small arrays, on links that make it take a chain, a tree and one step; held memory is planned."""
     connect(LINKS[name])
-    made = engine.create(kind)
+    result = engine.create(kind)
     contexts = [mx.sim(index) for index in range(8)]
-    with engine.using(made):
+    with engine.using(result):
         for shape in ((10,), (300, 700)):
             values = [np.random.default_rng(place).standard_normal(shape).astype("f4") for place in range(8)]
-            found, kv = exchanged(contexts, values)
+            actual, kv = exchanged(contexts, values)
             plan = chooser().plan(contexts, 0, values[0].size, 4)
             want, _ = np.empty(values[0].size, "f4"), None
             interpreted(plan.push, [value.reshape(-1) for value in values], want, random.Random(0))
-            for out in found:
+            for out in actual:
                 np.testing.assert_array_equal(out.reshape(-1), want)
             size, nbytes = values[0].size, values[0].nbytes
             figures = kv.statistics()
             assert kv.buffer_bytes([(size, nbytes)], contexts, updates=True) == {
                 name: figures[f"{name}_bytes"] for name in ("stored", "merged", "staging")
             }
-    made.stop()
+    result.stop()
 
 
 @pytest.mark.parametrize("updates", [False, True])
@@ -299,8 +299,8 @@ def test_p2p_of_gpus_is_on_or_off(peers, monkeypatch):
     with standin_cupy.installed():
         contexts = [mx.gpu(index) for index in range(4)]
         values = [np.random.default_rng(place).standard_normal(2000).astype("f4") for place in range(4)]
-        found, kv = exchanged(contexts, values)
-        for out in found:
+        actual, kv = exchanged(contexts, values)
+        for out in actual:
             np.testing.assert_allclose(out, sum(values), rtol=1e-5, atol=1e-5)
         assert bool(standin_cupy.meter.launches["memcpy peer"]) is peers
         direct = 3 * 8000

@@ -69,14 +69,14 @@ def test_jobs_keep_what_their_plans_say(tmp_path: Path, monkeypatch: pytest.Monk
     for shared, (store, contexts, compressed) in itertools.product("01", CASES):
         monkeypatch.setenv("WEFTPLAN_KVSTORE_SHARED_MEMORY", shared)
         where = eval(contexts, scope)
-        found = re.findall(rf"kept {shared} {store} {len(where)} {compressed} (\d+)", done.stdout)
-        assert len(found) == 2, (shared, store, done.stdout)
+        matches = re.findall(rf"kept {shared} {store} {len(where)} {compressed} (\d+)", done.stdout)
+        assert len(matches) == 2, (shared, store, done.stdout)
         if compressed:  # a name says nothing of it
             continue
         shapes = {"data": (8, 50), "softmax_label": (8,)}
         plan = scope["net"].plan(shapes, context=where, kvstore=store, workers=2, optimizer="momentum")
         planned = sum(nbytes for name, nbytes in plan.external_bytes.items() if name.startswith("kvstore_"))
-        assert planned == max(map(int, found)), (shared, store)
+        assert planned == max(map(int, matches)), (shared, store)
 
 
 def test_a_plan_needs_to_know_how_many_processes():

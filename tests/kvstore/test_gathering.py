@@ -34,18 +34,18 @@ def test_who_is_missing_and_who_has_ended(monkeypatch: pytest.MonkeyPatch):
     command = [sys.executable, "-c", OTHER, "2"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
-    ) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        assert other.stdout.readline() == "here [1]\n"
+    ) as second:
+        assert second.stdin is not None
+        assert second.stdout is not None
+        assert second.stdout.readline() == "here [1]\n"
         elsewhere = Gathering("another place")
         assert elsewhere.missing() == [1, 2]
         elsewhere.close()
         assert here.missing() == [1]
         assert here.ended() == here.ended() == set()
-        other.stdin.write("\n")
-        other.stdin.close()
-        assert other.wait(timeout=60) == 5
+        second.stdin.write("\n")
+        second.stdin.close()
+        assert second.wait(timeout=60) == 5
     assert [here.ended(), here.ended()] == [set(), {2}]
     here.close()
     assert (here.missing(), here.ended()) == ([], set())

@@ -99,7 +99,7 @@ def test_flags_group_calls_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_list_has_the_bits_of_single_keys(kind: str, optimizer: str, dtype: str) -> None:
     """Whether the optimizer's steps are fused or not, with a float32 copy of half weights and without."""
     contexts = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
-    found = []
+    results = []
     for listed in (True, False):
         kv = store(kind, contexts, dtype)
         kv.set_optimizer(mx.optimizer.create(optimizer, learning_rate=0.1, multi_precision=True))
@@ -112,8 +112,8 @@ def test_a_list_has_the_bits_of_single_keys(kind: str, optimizer: str, dtype: st
                 for key, gradient, out in zip(KEYS, gradients, outs, strict=True):
                     kv.push(key, gradient)
                     kv.pull(key, out)
-        found.append([out.asnumpy().tobytes() for row in outs for out in row])
-    assert found[0] == found[1]
+        results.append([out.asnumpy().tobytes() for row in outs for out in row])
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("kind", ["local", "device"])
@@ -147,9 +147,9 @@ def test_a_gradient_that_failed_fails_its_key_alone() -> None:
                 out[0].asnumpy()
         else:
             np.testing.assert_array_equal(out[0].asnumpy(), row[0].asnumpy())
-    again = made(3, [mx.cpu(0)])
-    kv.pushpull(KEYS, again, outs)
-    np.testing.assert_array_equal(outs[2][0].asnumpy(), again[2][0].asnumpy())
+    repeated = made(3, [mx.cpu(0)])
+    kv.pushpull(KEYS, repeated, outs)
+    np.testing.assert_array_equal(outs[2][0].asnumpy(), repeated[2][0].asnumpy())
 
 
 class Failing(mx.optimizer.SGD):

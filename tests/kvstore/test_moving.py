@@ -38,9 +38,9 @@ def test_compiled_loops_write_what_numpy_writes(dtype):
     row = np.concatenate(want[: len(SIZES)])
     np.testing.assert_array_equal(want[len(SIZES)], [*row[:100], *[7] * 200, *row[300:]])
     for _ in range(2):
-        found = moved(Mover(), dtype)
-        for one, other in zip(found, want, strict=True):
-            np.testing.assert_array_equal(one, other)
+        actual = moved(Mover(), dtype)
+        for one, second in zip(actual, want, strict=True):
+            np.testing.assert_array_equal(one, second)
 
 
 def test_what_does_not_fit_into_the_caches(monkeypatch):
@@ -48,8 +48,8 @@ def test_what_does_not_fit_into_the_caches(monkeypatch):
     want = moved(Mover(compiled=False), "float32")
     monkeypatch.setattr(piece_copies, "ONE_CALL", 0)
     monkeypatch.setattr(piece_copies, "compiled_pieces", None)
-    for one, other in zip(moved(Mover(), "float32"), want, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for one, second in zip(moved(Mover(), "float32"), want, strict=True):
+        np.testing.assert_array_equal(one, second)
 
 
 def test_an_array_that_has_moved():

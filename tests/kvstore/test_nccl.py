@@ -46,7 +46,7 @@ def test_sums_of_all_cards(cards):
         kv.pull("w", outs)
         for out in outs:
             np.testing.assert_array_equal(out.asnumpy(), sum(values))
-    found = []
+    results = []
     for _ in range(2):
         mx.random.seed(1)
         net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4), name="softmax")
@@ -56,8 +56,8 @@ def test_sums_of_all_cards(cards):
         batches = mx.io.NDArrayIter(data, rng.integers(0, 4, 4 * rows).astype("f4"), rows)
         module = mx.mod.Module(net, context=cards)
         module.fit(batches, kvstore="nccl", num_epoch=2, optimizer_params={"learning_rate": 0.1})
-        found.append([array.asnumpy().tobytes() for _, array in sorted(module.get_params()[0].items())])
-    assert found[0] == found[1]
+        results.append([array.asnumpy().tobytes() for _, array in sorted(module.get_params()[0].items())])
+    assert results[0] == results[1]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_sums_are_spread_over_the_gpus_and_planned(gpus):
         outs[key] = [mx.nd.empty((8, 4), ctx=ctx) for ctx in gpus]
         kv.pull(key, outs[key])
     assert [kv._merged[key].context for key in range(4)] == gpus
-    assert all((out.asnumpy() == 0).all() for found in outs.values() for out in found)
+    assert all((out.asnumpy() == 0).all() for actual in outs.values() for out in actual)
     figures = kv.statistics()
     planned = kv.buffer_bytes([(32, 128)] * 4, gpus, updates=True)
     assert planned == {name: figures[f"{name}_bytes"] for name in ("stored", "merged", "staging")}

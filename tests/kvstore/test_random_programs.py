@@ -109,11 +109,11 @@ def run(seed: int) -> None:
 @pytest.fixture(params=ENGINES)
 def driver(request: pytest.FixtureRequest):
     """Each engine as the current one; simulated devices as they were afterwards."""
-    made = engine.create(request.param)
-    with engine.using(made):
-        yield made
-        made.wait_for_all()
-    made.stop()
+    result = engine.create(request.param)
+    with engine.using(result):
+        yield result
+        result.wait_for_all()
+    result.stop()
     for index in range(3):
         configure(index, order="lazy", seed=0)
 

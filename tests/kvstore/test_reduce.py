@@ -168,9 +168,9 @@ def test_an_error_of_another_thread_reaches_the_caller(monkeypatch):
 )
 def test_half_precision_is_summed_in_float32(dtype, block_sum):
     """Small terms are not lost one by one: the sum is rounded once, at its end, but for MXNet's order of float16."""
-    made = np.dtype(dtype if dtype == "float16" else pytest.importorskip("ml_dtypes").bfloat16)
-    sources = [np.full(5, 2048, made)] + [np.ones(5, made) for _ in range(16)]
-    out = np.empty(5, made)
+    result = np.dtype(dtype if dtype == "float16" else pytest.importorskip("ml_dtypes").bfloat16)
+    sources = [np.full(5, 2048, result)] + [np.ones(5, result) for _ in range(16)]
+    out = np.empty(5, result)
     for target in (out, sources[0]):
         reduce_arrays(sources, target, block_sum=block_sum, threads=1, bound=10)
         assert target.astype(np.float32).tolist() == [2064] * 5
@@ -180,12 +180,12 @@ def test_half_precision_is_summed_in_float32(dtype, block_sum):
 def test_compiled_loops_change_no_bit(block_sum, monkeypatch):
     """A sum's bits depend neither on llvmlite nor on the number of threads."""
     monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
-    xs, found = sources(7, 70_001), []
+    xs, actual = sources(7, 70_001), []
     for compiled, threads in ((True, 1), (True, 3), (False, 1)):
         out = np.full_like(xs[0], np.nan)
         reduce_arrays(xs, out, block_sum=block_sum, threads=threads, bound=1, compiled=compiled)
-        found.append(out.tobytes())
-    assert len(set(found)) == 1
+        actual.append(out.tobytes())
+    assert len(set(actual)) == 1
 
 
 @pytest.mark.parametrize("compiled", [True, False])

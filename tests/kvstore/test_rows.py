@@ -37,12 +37,12 @@ def test_the_type_is_a_name():
 
 def test_made_from_rows():
     """row_sparse_array takes rows and their numbers, a dense array or a shape; mismatches are refused."""
-    made = mx.nd.sparse.row_sparse_array(([[1, 2], [3, 4]], [2, 0]), shape=(4, 2))
-    assert made.asnumpy().tolist() == [[3, 4], [0, 0], [1, 2], [0, 0]]
+    result = mx.nd.sparse.row_sparse_array(([[1, 2], [3, 4]], [2, 0]), shape=(4, 2))
+    assert result.asnumpy().tolist() == [[3, 4], [0, 0], [1, 2], [0, 0]]
     assert mx.nd.sparse.row_sparse_array(([[1.0]], [2])).shape == (3, 1)
     assert mx.nd.sparse.row_sparse_array(np.eye(2, dtype="float64")).dtype == np.float64
     assert mx.nd.sparse.row_sparse_array((2, 3)).shape == (2, 3)
-    assert mx.nd.sparse.array(made).asnumpy().tolist() == made.asnumpy().tolist()
+    assert mx.nd.sparse.array(result).asnumpy().tolist() == result.asnumpy().tolist()
     for bad in (([[1, 2]], [0, 1]), ([[1, 2]], [4]), ([[1, 2, 3]], [0])):
         with pytest.raises(ShapeError, match="row_sparse_array"):
             mx.nd.sparse.row_sparse_array(bad, shape=(4, 2))

@@ -110,9 +110,9 @@ def test_pieces_cover_a_range_once():
     arrays = [np.arange(3), np.arange(0), np.arange(3, 9).reshape(2, 3), np.arange(9, 10)]
     for first in range(11):
         for end in range(first, 11):
-            found = list(pieces(arrays, first, end))
-            assert [value for _, piece in found for value in piece] == list(range(first, end))
-            assert all(place == piece[0] for place, piece in found)
+            actual = list(pieces(arrays, first, end))
+            assert [value for _, piece in actual for value in piece] == list(range(first, end))
+            assert all(place == piece[0] for place, piece in actual)
 
 
 @shares_memory

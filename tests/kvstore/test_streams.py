@@ -77,22 +77,22 @@ def test_what_a_device_cannot_read_is_copied_to_it() -> None:
 def test_priorities_reach_the_copies_between_devices(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """push and pull hand their priority to every operation that they push, copies to and from devices included."""
     pushed = []
-    made = engine.create("ThreadedEnginePerDevice")
-    push = made.push
+    result = engine.create("ThreadedEnginePerDevice")
+    push = result.push
 
     def recording(*args, **settings):
         pushed.append((settings["name"], settings["priority"]))
         return push(*args, **settings)
 
-    with engine.using(made):
+    with engine.using(result):
         gradients = [mx.nd.ones((3,), ctx=mx.sim(i)) for i in range(2)]
         kv = mx.kv.create(kind)
         kv.init("w", mx.nd.zeros((3,)))
         kv.push("w", gradients)  # the first push makes buffers, too
-        monkeypatch.setattr(made, "push", recording)
+        monkeypatch.setattr(result, "push", recording)
         kv.push("w", gradients, priority=-5)
         kv.pull("w", out=gradients, priority=-5)
-        made.wait_for_all()
-    made.stop()
+        result.wait_for_all()
+    result.stop()
     assert {name for name, _ in pushed} >= {"local": {"KVStoreReduce", "copy"}, "device": {"KVStoreExchange"}}[kind]
     assert {priority for _, priority in pushed} == {-5}

@@ -70,9 +70,9 @@ def test_a_ring_takes_the_best_links_that_close_it():
     """The mesh has a ring of NVLinks; a matrix with a single good ring gives that ring."""
     links = nvlink_mesh()
     speeds = tuple(tuple(0.0 if a == b else links.bandwidth(a, b) for b in range(8)) for a in range(8))
-    found = ring(speeds)
-    assert sorted(found) == list(range(8))
-    assert all(links.peers(a, b) for a, b in zip(found, found[1:] + found[:1], strict=True))
+    actual = ring(speeds)
+    assert sorted(actual) == list(range(8))
+    assert all(links.peers(a, b) for a, b in zip(actual, actual[1:] + actual[:1], strict=True))
     order = [0, 3, 1, 4, 2]
     weights = [[0.1] * 5 for _ in range(5)]
     for a, b in zip(order, order[1:] + order[:1], strict=True):
@@ -113,6 +113,6 @@ def test_the_tree_variables_act(monkeypatch, caplog):
     rng = np.random.default_rng(1)
     half = np.triu(rng.integers(1, 4, (8, 8)), 1) * 1e9
     connect(matrix((half + half.T + np.eye(8)).tolist()))
-    found = way(1000)
+    actual = way(1000)
     monkeypatch.setenv("MXNET_KVSTORE_TREE_BACKTRACK", "1")
-    assert way(1000) != found
+    assert way(1000) != actual

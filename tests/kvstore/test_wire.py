@@ -46,10 +46,10 @@ def test_mutations_are_errors_or_messages(message: Message, data: st.DataObject)
     raw = raw[: data.draw(st.integers(0, len(raw)))] if data.draw(st.booleans()) else raw + b"x"
     refused = None
     try:
-        found = decode(raw, 7)
+        actual = decode(raw, 7)
     except KVStoreError as error:
         refused = str(error)
-    assert "rank 7" in refused if refused is not None else len(found.payload) <= INLINE + 1
+    assert "rank 7" in refused if refused is not None else len(actual.payload) <= INLINE + 1
 
 
 @pytest.mark.parametrize(

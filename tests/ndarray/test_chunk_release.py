@@ -78,7 +78,7 @@ def test_pending_operations_delay_the_free(gate):
     others = [mx.nd.zeros((100,), ctx=CTX) for _ in range(3)]
     gate.open()
     mx.nd.waitall()
-    assert [float(other.asnumpy().sum()) for other in others] == [0, 0, 0]
+    assert [float(second.asnumpy().sum()) for second in others] == [0, 0, 0]
     drain()
     mx.nd.waitall()
     assert held() == 4 * 400

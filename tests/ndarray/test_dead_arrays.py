@@ -19,8 +19,8 @@ def pool(monkeypatch):
     config._reset_for_tests()
     monkeypatch.setattr(release.dead, "_threshold", None)
     place = device.get(mx.cpu(48))
-    with storage.using(LimitResource(NaivePool(place), 8 * SIZE)) as found:
-        yield found
+    with storage.using(LimitResource(NaivePool(place), 8 * SIZE)) as actual:
+        yield actual
         gc.collect()
         mx.nd.waitall()
         release.drain(everything=True)

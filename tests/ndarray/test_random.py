@@ -246,9 +246,9 @@ def test_impossible_distributions(call, says):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_dtypes_of_draws_in_every_spelling(dtype):
     """NumPy objects, classes and names set the dtype of the draw; float64 equals None and is still recognized."""
-    for given in (dtype, np.dtype(dtype), np.dtype(dtype).type):
-        assert mx.random.normal(0, 1, shape=(2,), dtype=given).dtype == dtype
-        assert mx.random.uniform(0, 1, shape=(2,), dtype=given).dtype == dtype
+    for inputs in (dtype, np.dtype(dtype), np.dtype(dtype).type):
+        assert mx.random.normal(0, 1, shape=(2,), dtype=inputs).dtype == dtype
+        assert mx.random.uniform(0, 1, shape=(2,), dtype=inputs).dtype == dtype
     assert mx.random.normal(0, 1, shape=(2,), dtype="None").dtype == np.float32
     assert mx.random.randint(0, 9, shape=(2,), dtype=np.dtype("int64")).dtype == np.int64
     assert mx.random.randint(0, 9, shape=(2,), dtype="None").dtype == np.int32

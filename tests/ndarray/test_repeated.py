@@ -199,15 +199,15 @@ def test_cached_call_with_out_equals_pushed_call(name, inplace):
     """Writing into an existing array, over an input or apart from all, with the states of optimizers."""
     states, params = UPDATES[name]
     function = operators.function(name)
-    mine, other = ([nd.array(values("data", "float32")) for _ in range(2 + states)] for _ in range(2))
-    for one, copy in zip(mine, other, strict=True):
+    mine, second = ([nd.array(values("data", "float32")) for _ in range(2 + states)] for _ in range(2))
+    for one, copy in zip(mine, second, strict=True):
         copy[:] = one
-    outs = (mine[0], other[0]) if inplace else (nd.zeros((8, 16)), nd.zeros((8, 16)))
+    outs = (mine[0], second[0]) if inplace else (nd.zeros((8, 16)), nd.zeros((8, 16)))
     for _ in range(4):
         assert function(*mine, out=outs[0], **params) is outs[0]
-        nd.invoke(name, other, params, out=outs[1])
-    for found, wanted in zip((*mine, outs[0]), (*other, outs[1]), strict=True):
-        np.testing.assert_array_equal(found.asnumpy(), wanted.asnumpy())
+        nd.invoke(name, second, params, out=outs[1])
+    for actual, wanted in zip((*mine, outs[0]), (*second, outs[1]), strict=True):
+        np.testing.assert_array_equal(actual.asnumpy(), wanted.asnumpy())
 
 
 def test_call_with_out_waits_for_readers():

@@ -53,24 +53,24 @@ def test_free_lists_are_specific(x):
     where = place(first)
     del first
     others = [x.reshape((8, 4)), x.astype("float64"), x.as_in_context(mx.cpu(79))]
-    for other in others:
+    for second in others:
         for _ in range(2):
-            assert place(square(other)) != where
-        np.testing.assert_array_equal(square(other).asnumpy().ravel(), np.arange(32) ** 2)
+            assert place(square(second)) != where
+        np.testing.assert_array_equal(square(second).asnumpy().ravel(), np.arange(32) ** 2)
     assert place(square(x)) == where
 
 
 @pytest.mark.parametrize("kept", ["slice", "reshape", "var", "raw", "operation"])
 def test_memory_in_use_is_not_reused(x, kept):
     """A part, another shape, the var or the bytes of an array keep all of it, and so does a pending operation."""
-    first, other = square(x), x + 1
+    first, another = square(x), x + 1
     old = first.asnumpy()
     own = {"slice": first[2:4], "reshape": first.reshape((4, 8)), "var": first.var, "raw": first.raw()}.get(kept)
     if kept == "operation":
         own = first + first * nd.ones((300, 300), ctx=CTX)[0, :32]  # pushed, because it waits for a large array
     ids = place(first), id(first.var)
     del first
-    second = square(other)
+    second = square(another)
     assert id(second.var) != ids[1] or kept == "operation"
     if kept == "slice":
         np.testing.assert_array_equal(own.asnumpy(), old[2:4])
@@ -113,9 +113,9 @@ def test_engine_or_storage_change_closes_free_lists(x):
     """Vars belong to an engine, memory to a resource: free lists of the old pair are released."""
     with storage.using(NaivePool(device.get(CTX))) as pool:
         square(x)
-        with storage.using(NaivePool(device.get(CTX))) as other:
+        with storage.using(NaivePool(device.get(CTX))) as second:
             square(x)
-            assert (pool.statistics().live, other.statistics().live) == (0, 1)
+            assert (pool.statistics().live, second.statistics().live) == (0, 1)
             release.drain()
         own = square(x)
         late = own.chunk

@@ -15,8 +15,8 @@ F16, F32, F64, I32 = (np.dtype(name) for name in ("float16", "float32", "float64
 
 def infer(op, ins, outs, params):
     """Shapes that an operator infers."""
-    found = registry.get(op)
-    return found.infer_shape(registry.parse_params(found, params), list(ins), list(outs))
+    actual = registry.get(op)
+    return actual.infer_shape(registry.parse_params(actual, params), list(ins), list(outs))
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def infer(op, ins, outs, params):
 )
 def test_shapes(op, ins, outs, params, expected):
     """Known shapes of inputs and outputs complete the unknown shapes."""
-    found = infer(op, ins, outs, params)
-    assert (list(found[0]), list(found[1])) == expected
+    actual = infer(op, ins, outs, params)
+    assert (list(actual[0]), list(actual[1])) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_refused(op, ins, params, error, says):
 )
 def test_dtypes_of_mixed_precision(op, params, ins, expected):
     """Floats are converted to the requested or the widest dtype; integers stay."""
-    found = registry.get(op)
-    _, outs = found.infer_dtype(registry.parse_params(found, params), ins, [None] * len(ins))
+    actual = registry.get(op)
+    _, outs = actual.infer_dtype(registry.parse_params(actual, params), ins, [None] * len(ins))
     assert [None if out is None else np.dtype(out) for out in outs] == expected
     assert all(a is b for a, b in zip(outs, expected, strict=True) if b is None)
 
@@ -115,10 +115,10 @@ def test_multicast_in_place():
 @pytest.mark.parametrize("op", [QK, VALUES, QK2, VALUES2, "_contrib_div_sqrt_dim", RESIZE, ADAPTIVE])
 def test_integers_are_refused(op):
     """There is no room for their results."""
-    found = registry.get(op)
-    params = registry.parse_params(found, {"heads": 1} if "interleaved" in op else {})
+    actual = registry.get(op)
+    params = registry.parse_params(actual, {"heads": 1} if "interleaved" in op else {})
     with pytest.raises(DTypeError, match="expects floats, got int32"):
-        found.infer_dtype(params, [I32] * len(found.input_names(params)), [None])
+        actual.infer_dtype(params, [I32] * len(actual.input_names(params)), [None])
 
 
 def test_resizing_back_and_forth():

@@ -37,9 +37,9 @@ def test_index_array(axes):
     """The indices of every element along the axes asked for; the data has no gradient, and matters by shape alone."""
     shape = (2, 3, 4)
     expected = np.stack(np.mgrid[:2, :3, :4], axis=-1)[..., axes or slice(None)]
-    found = run("_contrib_index_array", [uniform(*shape)], {} if axes is None else {"axes": axes})[0]
-    assert found.dtype == np.int64
-    np.testing.assert_array_equal(found, expected)
+    actual = run("_contrib_index_array", [uniform(*shape)], {} if axes is None else {"axes": axes})[0]
+    assert actual.dtype == np.int64
+    np.testing.assert_array_equal(actual, expected)
     check_contract("_contrib_index_array", [uniform(*shape)])
     symbol = mx.sym.contrib.index_array(mx.sym.Variable("x"), axes=axes)
     assert symbol.infer_shape(x=shape)[1] == [expected.shape]
@@ -149,10 +149,10 @@ def test_boxes_are_encoded_and_decoded():
     means, stds = np.zeros(4), np.array([0.1, 0.2, 0.3, 0.4])
     inputs = [samples, matches, anchors, refs, means, stds]
     target, mask = run("_contrib_box_encode", inputs)
-    found = np.stack([one[rows.astype(int)] for one, rows in zip(refs, matches, strict=True)])
-    own, other = centres(anchors), centres(found)
+    actual = np.stack([one[rows.astype(int)] for one, rows in zip(refs, matches, strict=True)])
+    own, second = centres(anchors), centres(actual)
     expected = np.concatenate(
-        [(other[..., :2] - own[..., :2]) / own[..., 2:], np.log(other[..., 2:] / own[..., 2:])], -1
+        [(second[..., :2] - own[..., :2]) / own[..., 2:], np.log(second[..., 2:] / own[..., 2:])], -1
     )
     positive = (samples > 0.5)[..., None]
     np.testing.assert_array_equal(mask, np.broadcast_to(positive, mask.shape))
@@ -161,19 +161,19 @@ def test_boxes_are_encoded_and_decoded():
     np.testing.assert_allclose(shifted, (expected - 0.5) / stds * positive, atol=1e-12)
     check_contract("_contrib_box_encode", inputs)
     factors = {f"std{k}": stds[k] for k in range(4)}
-    for form, given in (("corner", anchors), ("center", own)):
+    for form, arguments in (("corner", anchors), ("center", own)):
         for image in range(2):
-            offsets = [(expected / stds)[image : image + 1], given[image : image + 1]]
+            offsets = [(expected / stds)[image : image + 1], arguments[image : image + 1]]
             decoded = run("_contrib_box_decode", offsets, {**factors, "format": form})[0]
-            np.testing.assert_allclose(decoded[0], found[image], atol=1e-12)
+            np.testing.assert_allclose(decoded[0], actual[image], atol=1e-12)
     check_contract("_contrib_box_decode", [target, anchors[:1]], {"clip": 0.1, **factors})
 
 
 def test_the_growth_of_a_box_is_limited():
     """clip bounds the logarithms of the sizes."""
     data, anchor = np.array([[[0.0, 0, 5, -5]]]), np.array([[[0.0, 0, 1, 1]]])
-    found = run("_contrib_box_decode", [data, anchor], {"clip": np.log(2.0)})[0]
-    np.testing.assert_allclose(found[0, 0], [-1, -np.exp(-5) / 2, 1, np.exp(-5) / 2])
+    actual = run("_contrib_box_decode", [data, anchor], {"clip": np.log(2.0)})[0]
+    np.testing.assert_allclose(actual[0, 0], [-1, -np.exp(-5) / 2, 1, np.exp(-5) / 2])
 
 
 def test_boxes_of_wrong_shapes():
@@ -217,10 +217,10 @@ def test_classes_without_replacement():
 def test_classes_with_replacement():
     """Expected counts follow the formula, for arrays and for symbols, and the draws approximate them."""
     mx.random.seed(5)
-    given = mx.nd.array([0, 3, 19], dtype="int32")
+    inputs = mx.nd.array([0, 3, 19], dtype="int32")
     expected = np.log((np.arange(20) + 2) / (np.arange(20) + 1)) / np.log(21) * 20000
-    executor = mx.sym.Group(mx.sym.contrib.rand_zipfian(mx.sym.Variable("x"), 20000, 20)).bind(mx.cpu(), {"x": given})
-    for classes, true, sampled in (mx.nd.contrib.rand_zipfian(given, 20000, 20), executor.forward()):
+    executor = mx.sym.Group(mx.sym.contrib.rand_zipfian(mx.sym.Variable("x"), 20000, 20)).bind(mx.cpu(), {"x": inputs})
+    for classes, true, sampled in (mx.nd.contrib.rand_zipfian(inputs, 20000, 20), executor.forward()):
         drawn = classes.asnumpy()
         assert (drawn.dtype, drawn.shape) == (np.int64, (20000,))
         np.testing.assert_allclose(true.asnumpy(), expected[[0, 3, 19]])
@@ -243,8 +243,8 @@ def adamw(w, g, mean, var):
 
 def arrays(dtype="float32", shape=(70, 70)):
     """weight, gradient, mean, var: more than one block of elements."""
-    made = [uniform(*shape, seed=k) for k in range(4)]
-    return [mx.nd.array(x, dtype=dtype if k < 2 else "float32") for k, x in enumerate(made)]
+    result = [uniform(*shape, seed=k) for k in range(4)]
+    return [mx.nd.array(x, dtype=dtype if k < 2 else "float32") for k, x in enumerate(result)]
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -268,12 +268,12 @@ def test_steps_of_adamw(mixed):
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_bad_factor_skips_the_step(factor, mixed):
     """Neither weight nor states change, whatever the gradient holds."""
-    given = arrays("float16" if mixed else "float32")
-    given[1][:] = np.inf
-    states = [*given[:1], *given[2:], *([given[0].astype("float32")] if mixed else [])]
+    inputs = arrays("float16" if mixed else "float32")
+    inputs[1][:] = np.inf
+    states = [*inputs[:1], *inputs[2:], *([inputs[0].astype("float32")] if mixed else [])]
     before = [x.asnumpy() for x in states]
     step = mx.nd.contrib.mp_adamw_update if mixed else mx.nd.contrib.adamw_update
-    step(*given, *states[3:], factor, out=given[0], **RATES)
+    step(*inputs, *states[3:], factor, out=inputs[0], **RATES)
     for x, old in zip(states, before, strict=True):
         np.testing.assert_array_equal(x.asnumpy(), old)
 
@@ -304,8 +304,8 @@ def test_several_weights_at_once(mixed):
     with pytest.raises(ParameterError, match="expected lists of 2 items"):
         several(*lists, 2.0, lrs=lrs[:1], wds=wds, etas=etas, out=lists[0])
     several(*lists, 2.0, lrs=lrs, wds=wds, etas=etas, out=lists[0])
-    for one, other in zip(sets, alone, strict=True):
-        for x, y in zip(one, other, strict=True):
+    for one, second in zip(sets, alone, strict=True):
+        for x, y in zip(one, second, strict=True):
             np.testing.assert_array_equal(x.asnumpy(), y.asnumpy())
 
 

@@ -107,11 +107,11 @@ def test_parts_are_right(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 
 def test_random_layers_are_cut_and_not_cut() -> None:
     """The seeds above cover one to four parts, of images, channels and groups."""
-    found = {(weight, geo.groups > 1, len(parts(geo, weight=weight)))
+    by_name = {(weight, geo.groups > 1, len(parts(geo, weight=weight)))
              for geo in map(layer, range(40)) for weight in (False, True)}  # fmt: skip
     for weight in (False, True):
-        assert {(weight, False, count) for count in (1, 2, 4)} <= found
-        assert {(weight, True, count) for count in (2, 4)} <= found
+        assert {(weight, False, count) for count in (1, 2, 4)} <= by_name
+        assert {(weight, True, count) for count in (2, 4)} <= by_name
 
 
 def test_same_bits_with_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,15 +123,15 @@ def test_same_bits_with_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> 
         split(work, count)
 
     monkeypatch.setattr(core_sharing, "split", noting)
-    found = []
+    results = []
     for kind, count in (("NaiveEngine", 4), *(("ThreadedEnginePerDevice", count) for count in (1, 2, 3, 4))):
         monkeypatch.setattr(core_sharing, "usable_cores", lambda count=count: count)
         engine = mx.engine.create(kind)
         with mx.engine.using(engine):
-            found.append([step(kind, (7, 9, 11, 10), 12) for kind in ("Convolution", "Deconvolution")])
+            results.append([step(kind, (7, 9, 11, 10), 12) for kind in ("Convolution", "Deconvolution")])
         engine.stop()
     assert max(counts) == 4
-    assert all(one == found[0] for one in found)
+    assert all(one == results[0] for one in results)
 
 
 def step(kind: str, data: tuple[int, ...], filters: int) -> bytes:
@@ -153,9 +153,9 @@ def step(kind: str, data: tuple[int, ...], filters: int) -> bytes:
 def test_one_image_needs_no_more_scratch(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """An inference plan for one image equals the plan without parts."""
     net = getattr(mx.sym, kind)(mx.sym.Variable("data"), kernel=(3, 3), num_filter=12, name="c")
-    found = []
+    results = []
     for few in (1 << 10, 1 << 60):
         monkeypatch.setattr(conv_geometry, "FEW", few)
         parts.cache_clear()
-        found.append(net.plan({"data": (1, 16, 30, 30)}, grad_req="null", options=PlanOptions(kernels="numpy")).peak)
-    assert found[0] == found[1]
+        results.append(net.plan({"data": (1, 16, 30, 30)}, grad_req="null", options=PlanOptions(kernels="numpy")).peak)
+    assert results[0] == results[1]

@@ -35,11 +35,11 @@ def calls_of(case, *, is_train=True):
     name, arrays, params = of(case, "float32")
     call = prepare(name, arrays, params, is_train=is_train)
     call()
-    made = [call]
+    result = [call]
     if is_train and call.op.gradient is not None:
         heads = [np.linspace(-1, 2, int(np.prod(s.shape))).reshape(s.shape).astype(s.dtype) for s in call.out_specs]
-        made += differentiate(call, heads)[1].calls
-    return [call for call in made if call.op.name in provided("gpu")]
+        result += differentiate(call, heads)[1].calls
+    return [call for call in result if call.op.name in provided("gpu")]
 
 
 def run(where, call, *, alias=None, wanted=None, recompute=False):
@@ -49,22 +49,22 @@ def run(where, call, *, alias=None, wanted=None, recompute=False):
     chosen = choose(op, params, specs, call.out_specs, "auto", on="gpu").implementation
     assert chosen.name == "cuda", op.name
     ignored = set(op.ignored(params))
-    given = [None if k in ignored else put(where, x) for k, x in enumerate(call.inputs)]
+    inputs = [None if k in ignored else put(where, x) for k, x in enumerate(call.inputs)]
     outputs = [put(where, garbage(s)) if wanted is None or wanted[k] else None for k, s in enumerate(call.out_specs)]
     if alias is not None:
         source, target = alias
         memory = put(where, call.inputs[source])
         outputs[target] = memory.view(call.out_specs[target].dtype).reshape(call.out_specs[target].shape)
         if source not in ignored:
-            given[source] = memory
+            inputs[source] = memory
     size = chosen.workspace(params, specs, call.out_specs)
     ctx = OpContext(
         where.xp, is_train=call.is_train, workspace=put(where, np.full(size, 0xFF, np.uint8)) if size else None,
         random_key=call.key, recompute=recompute,
         output_shapes=() if wanted is None else [s.shape for s in call.out_specs],
     )  # fmt: skip
-    where.launch(lambda: chosen.kernel(ctx, params, given, outputs))
-    states = [fetch(where, given[k]) for k in op.mutated(params)]
+    where.launch(lambda: chosen.kernel(ctx, params, inputs, outputs))
+    states = [fetch(where, inputs[k]) for k in op.mutated(params)]
     return [None if y is None else fetch(where, y) for y in outputs], states
 
 
@@ -83,14 +83,14 @@ def test_in_place_and_with_unwanted_outputs(where, case):
                 continue
             if call.inputs[pair.input].nbytes != expected[pair.output].nbytes:
                 continue
-            found, after = run(where, call, alias=(pair.input, pair.output))
-            assert bits(found) == bits(expected), f"{call.op.name}: output {pair.output} in input {pair.input}"
+            actual, after = run(where, call, alias=(pair.input, pair.output))
+            assert bits(actual) == bits(expected), f"{call.op.name}: output {pair.output} in input {pair.input}"
             assert bits(after) == bits(states)
         for wanted in subsets(len(expected)):
             kept = [y if w else None for y, w in zip(expected, wanted, strict=True)]
             if call.op.has_work(kept):
-                found, after = run(where, call, wanted=wanted)
-                assert bits(found) == bits(kept), f"{call.op.name}: outputs {wanted}"
+                actual, after = run(where, call, wanted=wanted)
+                assert bits(actual) == bits(kept), f"{call.op.name}: outputs {wanted}"
                 assert bits(after) == bits(states), f"{call.op.name}: states with outputs {wanted}"
 
 
@@ -100,9 +100,9 @@ def test_to_predict(where, case):
     for call in calls_of(case, is_train=False):
         before = [call.inputs[k].copy() for k in call.op.mutated(call.params)]
         expected = [y.copy() for y in call()]
-        found, after = run(where, call)
+        actual, after = run(where, call)
         assert bits(after) == bits(before)
-        for mine, theirs in zip(found, expected, strict=True):
+        for mine, theirs in zip(actual, expected, strict=True):
             same(mine, theirs, call.op.name)
 
 
@@ -111,6 +111,6 @@ def test_statistics_are_learnt_once(where):
     for case in CASES:
         for call in calls_of(case) if CASES[case][0] == "BatchNorm" else ():
             expected, _ = run(where, call)
-            found, after = run(where, call, recompute=True)
-            assert bits(found) == bits(expected)
+            actual, after = run(where, call, recompute=True)
+            assert bits(actual) == bits(expected)
             assert bits(after) == bits([call.inputs[k] for k in call.op.mutated(call.params)])

@@ -54,11 +54,11 @@ def test_values_are_those_of_the_host(case, name, tile, monkeypatch):
     for dtype in ("float32", "float64") if case == "padded" else ("float32",):
         with place("standin", kind="NaiveEngine") as context:
             expected, _ = step(name, shape, params, mx.cpu(), dtype)
-            found, launches = step(name, shape, params, context(0), dtype)
+            actual, launches = step(name, shape, params, context(0), dtype)
             assert device.get(context(0)).temporaries.reserved == 0
         assert not {"matmul", "cupy_mat_ptrs", "elementwise_copy"} & set(launches)
         for key, array in expected.items():
-            np.testing.assert_array_equal(found[key], array, err_msg=key)
+            np.testing.assert_array_equal(actual[key], array, err_msg=key)
 
 
 def test_a_tile_is_four_launches():
@@ -92,10 +92,10 @@ def test_what_is_refused_says_why(params, dtype, text):
 def test_large_batches_stay_below_forty_launches(batch):
     """VGG-16, whose columns are the largest: no operator above 40 launches, no byte outside the plan."""
     with place("standin") as context:
-        found = counted(models.get("vgg16"), models.input_shapes("vgg16", batch=batch), context(0))
-    assert found.most <= 40
-    assert found.mean <= 8
-    assert (found.waits, found.beside, found.planned) == (0, 0, found.allocated)
+        actual = counted(models.get("vgg16"), models.input_shapes("vgg16", batch=batch), context(0))
+    assert actual.most <= 40
+    assert actual.mean <= 8
+    assert (actual.waits, actual.beside, actual.planned) == (0, 0, actual.allocated)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

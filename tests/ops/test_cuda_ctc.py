@@ -43,10 +43,10 @@ def test_values_are_those_of_the_host(blank, given, dtype):
     """Repeated labels, padding, samples that end early, labels that no alignment fits."""
     with place("standin", kind="NaiveEngine") as context:
         expected, _ = step(mx.cpu(), blank, given, dtype)
-        found, (launches, _, atomics) = step(context(0), blank, given, dtype)
+        actual, (launches, _, atomics) = step(context(0), blank, given, dtype)
         assert mx.device.get(context(0)).temporaries.reserved == 0
     loose = 2e-2 if dtype == "float16" else 2e-5 if dtype == "float32" else 1e-10
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(mine.astype(float), theirs.astype(float), rtol=loose, atol=loose)
     assert (launches["ctc_forward"], launches["ctc_back"]) == (1, 1)
     assert sum(launches.values()) <= 10

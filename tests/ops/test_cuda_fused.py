@@ -35,15 +35,15 @@ def compared(symbol, shapes, dtype):
     """Return the launches on the stand-in; check that the values are the host's, and equal in two runs."""
     with place("standin", kind="NaiveEngine") as context:
         expected, _ = step(symbol, shapes, mx.cpu(), dtype)
-        found, launches = step(symbol, shapes, context(0), dtype)
-        again, _ = step(symbol, shapes, context(1), dtype)
+        actual, launches = step(symbol, shapes, context(0), dtype)
+        repeated, _ = step(symbol, shapes, context(1), dtype)
         if dtype != "float16":  # CuPy's products copy rows that are apart
             assert device.get(context(0)).temporaries.reserved == 0
     for name, array in expected.items():
         scale = max(1.0, float(np.abs(array).max()))
-        apart = np.abs(found[name].astype(float) - array.astype(float)).max()
+        apart = np.abs(actual[name].astype(float) - array.astype(float)).max()
         assert apart <= LOOSE[dtype] * scale, name
-        assert found[name].tobytes() == again[name].tobytes()
+        assert actual[name].tobytes() == repeated[name].tobytes()
     return launches
 
 
@@ -74,7 +74,7 @@ def test_norms_are_three_launches(op, shape, axis, dtype):
 def test_norms_compute_what_is_wanted(wanted):
     """Unwanted gradients have no launch, or go to scratch that the plan counts."""
     symbol = mx.sym.LayerNorm(mx.sym.Variable("data"), name="n")
-    found = []
+    results = []
     with place("standin", kind="NaiveEngine") as context:
         for ctx in (mx.cpu(), context(0)):
             executor = symbol.simple_bind(ctx, grad_req=wanted, data=(4, 9))
@@ -86,10 +86,10 @@ def test_norms_compute_what_is_wanted(wanted):
             executor.forward(is_train=True)
             executor.backward(mx.nd.array(np.cos(np.arange(36.0)).reshape(4, 9), ctx=ctx))
             assert executor.allocated_bytes == executor.memory_plan.peak
-            found.append({n: a.asnumpy() for n, a in executor.grad_dict.items() if a is not None})
+            results.append({n: a.asnumpy() for n, a in executor.grad_dict.items() if a is not None})
             del executor
-    for name, array in found[0].items():
-        np.testing.assert_allclose(found[1][name], array, rtol=1e-5, atol=1e-5)
+    for name, array in results[0].items():
+        np.testing.assert_allclose(results[1][name], array, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -35,10 +35,15 @@ class Far:
 
     def reshape(self, *shape):
         """The same memory."""
-        made = object.__new__(Far)
-        made.host = self.host.reshape(*shape)
-        made.shape, made.size, made.ndim, made.dtype = made.host.shape, self.size, made.host.ndim, self.dtype
-        return made
+        result = object.__new__(Far)
+        result.host = self.host.reshape(*shape)
+        result.shape, result.size, result.ndim, result.dtype = (
+            result.host.shape,
+            self.size,
+            result.host.ndim,
+            self.dtype,
+        )
+        return result
 
 
 class Kernel:
@@ -54,8 +59,8 @@ class Kernel:
         assert build.Compiled(self.code, self.name).parameters == [
             f"{'const ' * (p.const and p.pointer)}{p.type}{'*' * p.pointer}" for p in parameters
         ]
-        for parameter, given in zip(parameters, args, strict=True):
-            kind = {int: "int64", float: "float64"}.get(type(given)) or str(given.dtype)
+        for parameter, inputs in zip(parameters, args, strict=True):
+            kind = {int: "int64", float: "float64"}.get(type(inputs)) or str(inputs.dtype)
             assert kind == parameter.type, parameter
         only = [0, grid[0] // 2, grid[0] - 1][0 if self.first else 1 :]
         noted = Host.run(build.Compiled(self.code, self.name), self.name, grid, block, parameters, args, only=only)
@@ -102,10 +107,10 @@ def _batch_norm():
 
 def _pooling():
     for kind in ("max", "avg"):
-        given = params("Pooling", kernel=(3, 3), pad=(1, 1), pool_type=kind)
+        inputs = params("Pooling", kernel=(3, 3), pad=(1, 1), pool_type=kind)
         x, y, dx = (Far(1, 2047, 1024, 1024) for _ in range(3))
-        pooling._forward(CONTEXT, given, [x], [y])
-        pooling._backward(CONTEXT, given, [y, x, y], [dx])
+        pooling._forward(CONTEXT, inputs, [x], [y])
+        pooling._backward(CONTEXT, inputs, [y, x, y], [dx])
     whole = params("Pooling", kernel=(1, 1), global_pool=True, pool_type="avg")
     pooling._forward(CONTEXT, whole, [Far(1 << 15, 1 << 8, 15, 17)], [Far(1 << 15, 1 << 8, 1, 1)])
 
@@ -129,8 +134,8 @@ def _sequences():
     x, y, lengths = Far(1 << 10, 1 << 10, 2047), Far(1 << 10, 1 << 10, 2047), Far(1 << 10)
     lengths.host[...] = 1 << 10
     for name in ("SequenceMask", "SequenceReverse"):
-        given = params(name, use_sequence_length=True)
-        provided("gpu")[name].kernel(CONTEXT, given, [x, lengths], [y])
+        inputs = params(name, use_sequence_length=True)
+        provided("gpu")[name].kernel(CONTEXT, inputs, [x, lengths], [y])
 
 
 def _cells():
@@ -141,17 +146,17 @@ def _cells():
 
 
 def _windows():
-    made = columns.Windows(1, (46, 1 << 20), (3, 3), (1, 1), (1, 1), (1, 1), (46, 1 << 20))
+    result = columns.Windows(1, (46, 1 << 20), (3, 3), (1, 1), (1, 1), (1, 1), (46, 1 << 20))
     image, wide = Far(4, 1, 46, 1 << 20), Far(4, 9, 46 << 20)
-    made.gather(XP, image, wide, 0, 46 << 20)
-    made.sum_back(XP, wide, image, 0, 46 << 20)
+    result.gather(XP, image, wide, 0, 46 << 20)
+    result.sum_back(XP, wide, image, 0, 46 << 20)
 
 
 def _steps():
-    given = {"rescale_grad": 1.0, "clip_gradient": -1.0, "momentum": 0.9, "beta1": 0.9, "beta2": 0.9, "epsilon": 1e-8}
+    inputs = {"rescale_grad": 1.0, "clip_gradient": -1.0, "momentum": 0.9, "beta1": 0.9, "beta2": 0.9, "epsilon": 1e-8}
     for rule, states in updates._STATES.items():
         arrays = [Far(MOST) for _ in range(3 + len(states))]
-        updates.step(XP, rule, given, [(*arrays[:3], tuple(arrays[3:]), 0.1, 0.0)])
+        updates.step(XP, rule, inputs, [(*arrays[:3], tuple(arrays[3:]), 0.1, 0.0)])
 
 
 @pytest.mark.parametrize(

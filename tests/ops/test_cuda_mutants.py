@@ -25,9 +25,9 @@ HEAD = re.compile(r"int t = threadIdx.x;\s*$")
 
 def mutants(text):
     """The source without one of its barriers or bounds."""
-    for found in MISTAKE.finditer(text):
-        if not HEAD.search(text[: found.start()]):
-            yield text[: found.start()] + text[found.end() :]
+    for matches in MISTAKE.finditer(text):
+        if not HEAD.search(text[: matches.start()]):
+            yield text[: matches.start()] + text[matches.end() :]
 
 
 # Operators that draw by philox are not compared with the host.
@@ -38,24 +38,24 @@ LABELS = [label for label, text in cuda.texts(every=False).items() if any(mutant
 def users():
     """The stand-in's first GPU, and the cases that launch each source."""
     build.build(cuda.texts(every=False).values())
-    found = collections.defaultdict(list)
+    actual = collections.defaultdict(list)
     with place("standin") as context:
         where = device.get(context(0))
         for case in CASES:
             with on_host() as host:
                 compare(where, *of(case, "float32"))
             for code, _ in host.executed:
-                found[code].append(case)
-        yield where, found
+                actual[code].append(case)
+        yield where, actual
 
 
 @pytest.mark.parametrize("label", LABELS)
 def test_mistakes_are_noticed(users, label):
     """Mistakes show as wrong values or as refused accesses."""
-    where, found = users
+    where, actual = users
     text = cuda.texts(every=False)[label]
     for bad in mutants(text):
-        for case in found[text]:
+        for case in actual[text]:
             try:
                 with on_host((0, 1), lambda code, bad=bad: bad if code == text else code):
                     compare(where, *of(case, "float32"))

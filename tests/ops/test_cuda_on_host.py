@@ -144,8 +144,8 @@ VECTORS = {"BatchNorm": slice(1, None)}
 def host():
     """The stand-in's first GPU, whose kernels are machine code of the host; all in float32 are compiled at once."""
     build.build(cuda.texts(every=False).values())
-    with place("standin") as context, on_host(SEEDS) as made:
-        yield device.get(context(0)), made
+    with place("standin") as context, on_host(SEEDS) as result:
+        yield device.get(context(0)), result
 
 
 def compare(where, name, arrays, params):
@@ -156,13 +156,13 @@ def compare(where, name, arrays, params):
     calls = [(call, inputs, expected, call.inputs)]
     if call.op.gradient is not None:
         heads = [np.linspace(-1, 2, int(np.prod(s.shape))).reshape(s.shape).astype(s.dtype) for s in call.out_specs]
-        calls += [(made, made.inputs, made.outputs, None) for made in differentiate(call, heads)[1].calls]
-    for made, given, wanted, after in calls:
-        found, left = on_device(where, made, given, "auto")
-        for k, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
-            same(mine, theirs, f"{made.op.name}: output {k}")
-        for k in made.op.mutated(made.params) if after is not None else ():
-            same(left[k], after[k], f"{made.op.name}: state {k}")
+        calls += [(result, result.inputs, result.outputs, None) for result in differentiate(call, heads)[1].calls]
+    for result, arguments, wanted, after in calls:
+        actual, left = on_device(where, result, arguments, "auto")
+        for k, (mine, theirs) in enumerate(zip(actual, wanted, strict=True)):
+            same(mine, theirs, f"{result.op.name}: output {k}")
+        for k in result.op.mutated(result.params) if after is not None else ():
+            same(left[k], after[k], f"{result.op.name}: state {k}")
 
 
 def of(case, dtype):
@@ -177,26 +177,26 @@ def of(case, dtype):
 def draw(where):
     """Draw every distribution, of numbers and of arrays; some have the host's bits."""
     xp = where.xp
-    found = []
+    results = []
 
     def run():
         for kind in (np.float16, np.float32, np.float64):
             generator = PhiloxGenerator(xp, 2**62 + 5, 7 << 32)
-            found.append((kind, generator.random((700,), dtype=kind).get()))
-            for made in (
+            results.append((kind, generator.random((700,), dtype=kind).get()))
+            for result in (
                 generator.standard_normal(700, dtype=kind), generator.standard_exponential(700, dtype=kind),
                 generator.standard_gamma(0.3, 300, dtype=kind), generator.standard_gamma(xp.full(300, 5.0), dtype=kind),
             ):  # fmt: skip
-                assert np.isfinite(made.get()).all()
+                assert np.isfinite(result.get()).all()
             for rate in (3.0, xp.full(300, 40.0)):
                 assert (generator.poisson(rate, 300).get() >= 0).all()
 
     where.launch(run)
-    for kind, mine in found:
+    for kind, mine in results:
         if kind is np.float16:  # a float32, rounded; the host draws none
             continue
-        other = OpContext(np, random_key=(2**62 + 5, 7 << 32)).generator().random((700,), dtype=kind)
-        np.testing.assert_array_equal(mine, other)
+        second = OpContext(np, random_key=(2**62 + 5, 7 << 32)).generator().random((700,), dtype=kind)
+        np.testing.assert_array_equal(mine, second)
 
 
 def step_all(where, dtype):
@@ -213,9 +213,11 @@ def step_all(where, dtype):
 
             def run(rule=rule, rows=rows, found=found):
                 xp = where.xp
-                given = [[xp.asarray(x) for x in row] for row in rows]
-                updates.step(xp, rule, params, [(w, g, y, tuple(rest), 0.1, 0.01) for w, g, y, *rest in given])
-                found.extend([x.get() for x in row] for row in given)
+                inputs = [[xp.asarray(x) for x in row] for row in rows]
+                updates.step(
+                    xp, rule, params, [(w, g, y, tuple(remaining), 0.1, 0.01) for w, g, y, *remaining in inputs]
+                )
+                found.extend([x.get() for x in row] for row in inputs)
 
             where.launch(run)
             for mine, theirs in zip(found, want, strict=True):
@@ -224,17 +226,17 @@ def step_all(where, dtype):
 
 
 def _step(rule, params, row):
-    w, g, _, *rest = row
+    w, g, _, *remaining = row
     limit, lr, wd = params["clip_gradient"], 0.1, 0.01
     if rule == "adam":
         t = np.clip(g * 0.5 + wd * w, -limit, limit)
-        m = 0.9 * rest[0] + (1 - 0.9) * t
-        v = 0.99 * rest[1] + (1 - 0.99) * t * t
+        m = 0.9 * remaining[0] + (1 - 0.9) * t
+        v = 0.99 * remaining[1] + (1 - 0.99) * t * t
         return [w, g, w - lr * m / (np.sqrt(v) + 1e-8), m, v]
     t = np.clip(g * 0.5, -limit, limit)
     if rule == "sgd":
         return [w, g, (1 - lr * wd) * w - lr * t]
-    m = 0.9 * rest[0] - lr * (t + wd * w)
+    m = 0.9 * remaining[0] - lr * (t + wd * w)
     return [w, g, w + m, m]
 
 
@@ -250,9 +252,9 @@ def test_keys_are_sorted(host):
         keys = np.random.default_rng(count).permutation(count).astype(np.uint64)
 
         def run(keys=keys):
-            made = host[0].xp.asarray(keys)
-            segments.sort(host[0].xp, made)
-            np.testing.assert_array_equal(made.get(), np.sort(keys))
+            result = host[0].xp.asarray(keys)
+            segments.sort(host[0].xp, result)
+            np.testing.assert_array_equal(result.get(), np.sort(keys))
 
         host[0].launch(run)
 
@@ -270,13 +272,13 @@ def test_steps_of_optimizers(host):
 def test_fused_nodes(host):
     """A tree of elementwise nodes; more in test_cuda_pointwise.py."""
     make, shape = NETWORKS["formulas"]
-    found = []
+    results = []
     for context in (mx.cpu(), host[0].context):
         executor = make().simple_bind(context, grad_req="null", data=shape)
         for k, array in enumerate(executor.arg_arrays):
             array[:] = mx.nd.array(np.sin(np.arange(array.size) + k).reshape(array.shape), ctx=context)
-        found.append(executor.forward()[0].asnumpy())
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-6)
+        results.append(executor.forward()[0].asnumpy())
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
 def test_every_kernel_has_run(host, request):
@@ -300,16 +302,16 @@ def unreachable(label):
 def test_every_dtype():
     """All cases in float16 and float64 as well, labels and indices of every dtype; then every source has run."""
     build.build(cuda.texts(every=True).values())
-    with place("standin") as context, on_host((0, 1, 5, 6)) as made:
+    with place("standin") as context, on_host((0, 1, 5, 6)) as result:
         where = device.get(context(0))
         for dtype, case in itertools.product(cuda.FLOATS, CASES):
             if CASES[case][0] != "ROIPooling" or dtype != "float16":
                 compare(where, *of(case, dtype))
-        for dtype, other in itertools.product(cuda.FLOATS, cuda.INDICES):
+        for dtype, second in itertools.product(cuda.FLOATS, cuda.INDICES):
             for case, low in (("labels", 0), ("taken around", None), ("words", 0)):
                 name, arrays, params = of(case, dtype)
                 k = 0 if case == "words" else 1
-                arrays[k] = np.clip(arrays[k], 0 if other == "uint8" else low, 100).astype(other)
+                arrays[k] = np.clip(arrays[k], 0 if second == "uint8" else low, 100).astype(second)
                 compare(where, name, arrays, params)
         for dtype, lengths in itertools.product(cuda.FLOATS, cuda.FLOATS):
             for case in (case for case in CASES if "along axis" in case):
@@ -318,6 +320,6 @@ def test_every_dtype():
         draw(where)
         for dtype in (np.float32, np.float64):
             step_all(where, dtype)
-        ran = {code for code, _ in made.executed}
+        ran = {code for code, _ in result.executed}
     left = {label for label, text in cuda.texts(every=True).items() if text not in ran and not unreachable(label)}
     assert left == set()

@@ -69,8 +69,8 @@ def test_machine_code_computes_the_values(name: str):
             arrays = [*executor.outputs, *executor.grad_arrays]
             results.append([array.asnumpy() for array in arrays])
         assert any(kernel == "pointwise" for _, kernel in host.executed)
-    for expected, found in zip(*results, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
+    for expected, actual in zip(*results, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4)
 
 
 @needs_nvcc

@@ -17,9 +17,9 @@ def drawn(draw):
     """What ``draw(generator, xp)`` gives on the host, and on a GPU."""
     with place("standin") as context:
         where = device.get(context(0))
-        found = []
-        where.launch(lambda: found.append(draw(OpContext(where.xp, random_key=KEY).generator(), where.xp).get()))
-        return draw(OpContext(np, random_key=KEY).generator(), np), found[0]
+        results = []
+        where.launch(lambda: results.append(draw(OpContext(where.xp, random_key=KEY).generator(), where.xp).get()))
+        return draw(OpContext(np, random_key=KEY).generator(), np), results[0]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -48,31 +48,31 @@ def test_uniform_numbers_are_those_of_the_host(dtype, count):
 )
 def test_distributions_hold(draw, mean, deviation):
     """Mean and standard deviation within six standard errors; no number twice in a row."""
-    for found in drawn(draw):
-        assert abs(found.mean() - mean) < 6 * deviation / 4000**0.5
-        assert abs(found.std() - deviation) < 0.15 * deviation
-        assert len(set(found[:10].tolist())) > 3
+    for actual in drawn(draw):
+        assert abs(actual.mean() - mean) < 6 * deviation / 4000**0.5
+        assert abs(actual.std() - deviation) < 0.15 * deviation
+        assert len(set(actual[:10].tolist())) > 3
 
 
 def test_dropout_has_the_mask_of_the_host(monkeypatch):
     """One launch, no states to set up; one key gives the same zeros on the host and on two GPUs."""
     monkeypatch.setattr(seeds, "_mixed", lambda number, ctx: number)  # contexts have keys of their own otherwise
     x = np.ones((33, 7), np.float32)
-    found = []
+    results = []
     with place("standin", kind="NaiveEngine") as context:
         for ctx in (mx.cpu(), context(0), context(1)):
             executor = mx.sym.Dropout(mx.sym.Variable("x"), p=0.4).simple_bind(ctx, x=x.shape)
             mx.random.seed(11)
             meter.reset()
             executor.forward(is_train=True, x=mx.nd.array(x, ctx=ctx))
-            found.append(executor.outputs[0].asnumpy())
+            results.append(executor.outputs[0].asnumpy())
             executor.backward(mx.nd.ones(x.shape, ctx=ctx))
-            np.testing.assert_array_equal(executor.grad_arrays[0].asnumpy(), found[-1])
+            np.testing.assert_array_equal(executor.grad_arrays[0].asnumpy(), results[-1])
         assert meter.launches["drop"] == meter.launches["drop_back"] == 1
         del executor
-    assert 0.2 < (found[0] == 0).mean() < 0.6
-    for other in found[1:]:
-        np.testing.assert_array_equal(found[0], other)
+    assert 0.2 < (results[0] == 0).mean() < 0.6
+    for second in results[1:]:
+        np.testing.assert_array_equal(results[0], second)
 
 
 @pytest.mark.parametrize("kind", ["rrelu", "RNN"])
@@ -87,7 +87,7 @@ def test_every_element_has_a_number_of_its_own(kind, monkeypatch):
     else:  # the second layer copies the first layer's output
         shape = (9, 40, 50)
         symbol = mx.sym.RNN(x, state_size=50, num_layers=2, mode="rnn_relu", p=0.5, name="rnn")
-    found = []
+    results = []
     with place("standin", kind="NaiveEngine") as context:
         for ctx in (mx.cpu(), context(0)):
             executor = symbol.simple_bind(ctx, x=shape)
@@ -98,9 +98,9 @@ def test_every_element_has_a_number_of_its_own(kind, monkeypatch):
                 executor.arg_dict["rnn_state"][:] = 0
             mx.random.seed(11)
             executor.forward(is_train=True, x=mx.nd.full(shape, 1.0 if kind == "RNN" else -1.0, ctx=ctx))
-            found.append(executor.outputs[0].asnumpy())
+            results.append(executor.outputs[0].asnumpy())
         del executor
-    host, gpu = found
+    host, gpu = results
     np.testing.assert_array_equal(gpu, host)
     if kind == "rrelu":
         assert len(np.unique(gpu)) > 0.99 * gpu.size  # of 2**24 numbers

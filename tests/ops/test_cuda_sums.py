@@ -19,9 +19,9 @@ def test_keys_are_sorted(count):
         where = device.get(context(0))
 
         def run():
-            made = where.xp.asarray(keys)
-            segments.sort(where.xp, made)
-            np.testing.assert_array_equal(made.get(), np.sort(keys))
+            result = where.xp.asarray(keys)
+            segments.sort(where.xp, result)
+            np.testing.assert_array_equal(result.get(), np.sort(keys))
 
         where.launch(run)
 
@@ -33,16 +33,16 @@ def test_embedding_has_the_bits_of_the_host(rows):
     index = rng.integers(-2, rows + 2, 300).astype(np.float32)
     head = (rng.standard_normal((300, 5)) * 10.0 ** rng.integers(-6, 6, (300, 1))).astype(np.float32)
     net = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=rows, output_dim=5, name="e")
-    found = []
+    results = []
     with place("standin") as context:
         for ctx in (mx.cpu(), context(0), context(1)):
             executor = net.simple_bind(ctx, data=(300,), grad_req={"data": "null", "e_weight": "write"})
             executor.forward(is_train=True, data=mx.nd.array(index, ctx=ctx))
             executor.backward(mx.nd.array(head, ctx=ctx))
-            found.append(executor.grad_dict["e_weight"].asnumpy())
+            results.append(executor.grad_dict["e_weight"].asnumpy())
         del executor
-    for other in found[1:]:
-        np.testing.assert_array_equal(found[0].view(np.int32), other.view(np.int32))
+    for second in results[1:]:
+        np.testing.assert_array_equal(results[0].view(np.int32), second.view(np.int32))
 
 
 def test_a_training_step_takes_nothing_from_cupy():

@@ -46,8 +46,8 @@ def results(net, shape, ctx, dtype="float32"):
     meter.reset()
     executor.forward(is_train=True)
     executor.backward(head)
-    found = [executor.outputs[0].asnumpy(), *(executor.grad_dict[name].asnumpy() for name in net.list_arguments())]
-    return found, executor
+    actual = [executor.outputs[0].asnumpy(), *(executor.grad_dict[name].asnumpy() for name in net.list_arguments())]
+    return actual, executor
 
 
 def same(found, expected, dtype):
@@ -77,12 +77,12 @@ def test_values_are_those_of_the_host(case, name, dtype, where):
     net = network(name, params)
     with provided(where, kind="NaiveEngine") as context:
         expected, _ = results(net, shape, mx.cpu(), dtype)
-        found, executor = results(net, shape, context(0), dtype)
+        actual, executor = results(net, shape, context(0), dtype)
         launched = {kind for kind in meter.launches if kind.startswith("cudnn")}
         assert where == "gpu" or launched == {"cudnn fprop", "cudnn dgrad", "cudnn wgrad"}
         assert mx.device.get(context(0)).temporaries.reserved == 0
         del executor
-    same(found, expected, dtype)
+    same(actual, expected, dtype)
 
 
 def bound(context, **params):
@@ -92,7 +92,7 @@ def bound(context, **params):
     executor.forward(is_train=False)
     executor.outputs[0].wait_to_read()
     assert executor.allocated_bytes == executor.memory_plan.peak
-    return [found for found in cudnn_algorithms._found.values() if not isinstance(found, str)]
+    return [actual for actual in cudnn_algorithms._found.values() if not isinstance(actual, str)]
 
 
 IMAGE = 2 * 4 * 8 * 8 * 4
@@ -115,8 +115,8 @@ def test_settings_choose_the_algorithm(monkeypatch, level, tf32, megabytes, shar
     monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", level)
     monkeypatch.setenv("FLAGS_enable_cublas_tensor_op_math", tf32)
     with cudnn(), place("standin", kind="NaiveEngine") as context:
-        (found,) = bound(context, workspace=megabytes)
-        assert found.workspace == share * IMAGE
+        (actual,) = bound(context, workspace=megabytes)
+        assert actual.workspace == share * IMAGE
 
 
 @pytest.mark.parametrize(("limit", "share"), [("-1", 4.0), ("0", 0.0), ("1024", 4.0)])
@@ -126,8 +126,8 @@ def test_the_flag_limits_scratch_beside_the_operator(monkeypatch, limit, share):
     monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", "1")
     monkeypatch.setenv("FLAGS_conv_workspace_size_limit", limit)
     with cudnn(), place("standin", kind="NaiveEngine") as context:
-        (found,) = bound(context)
-        assert found.workspace == share * IMAGE
+        (actual,) = bound(context)
+        assert actual.workspace == share * IMAGE
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_mxnets_variables_of_tensor_cores(monkeypatch, settings, tf32):
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     with cudnn(), place("standin", kind="NaiveEngine") as context:
-        (found,) = bound(context)
-        assert found.workspace == (1.0 if tf32 else 2.0) * IMAGE
+        (actual,) = bound(context)
+        assert actual.workspace == (1.0 if tf32 else 2.0) * IMAGE
         assert machine.compute_types == ({"float32": "TF32"} if tf32 else {})
 
 
@@ -177,7 +177,7 @@ def test_convolutions_are_captured(monkeypatch):
     """A step with cuDNN is replayed as CUDA graphs, with the same bits as call by call."""
     shape, params = SHAPES["plain"]
     net = mx.sym.Activation(network("Convolution", params), act_type="relu")
-    found = []
+    results = []
     for setting in ("0", "1"):
         monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", setting)
         with cudnn(), place("standin") as context:
@@ -188,12 +188,12 @@ def test_convolutions_are_captured(monkeypatch):
             for _ in range(4):
                 executor.forward(is_train=True)
                 executor.backward(head)
-            found.append({name: array.asnumpy() for name, array in executor.grad_dict.items()})
+            results.append({name: array.asnumpy() for name, array in executor.grad_dict.items()})
             states = {state for *_, state in executor.cuda_graphs()}
             del executor
     assert states == {"captured"}
-    for name, array in found[0].items():
-        np.testing.assert_array_equal(array, found[1][name])
+    for name, array in results[0].items():
+        np.testing.assert_array_equal(array, results[1][name])
 
 
 def test_another_setting_later_does_not_change_what_was_planned(monkeypatch):
@@ -227,10 +227,10 @@ def test_products_where_cudnn_is_not(monkeypatch, why):
 
             within.setattr(module, "create_handle", refuse)
         expected, _ = results(net, shape, mx.cpu(), dtype)
-        found, executor = results(net, shape, context(0), dtype)
+        actual, executor = results(net, shape, context(0), dtype)
         assert not [kind for kind in meter.launches if kind.startswith("cudnn")]
         del executor
-    same(found, expected, dtype)
+    same(actual, expected, dtype)
 
 
 @pytest.mark.parametrize("name", ["Convolution", "Deconvolution"])
@@ -240,10 +240,10 @@ def test_pointwise_products_take_nothing_beside_the_plan(name):
     net = network(name, {**params, "no_bias": True})
     with place("standin", kind="NaiveEngine") as context:
         expected, _ = results(net, shape, mx.cpu())
-        found, executor = results(net, shape, context(0))
+        actual, executor = results(net, shape, context(0))
         assert mx.device.get(context(0)).temporaries.reserved == 0
         del executor
-    same(found, expected, "float32")
+    same(actual, expected, "float32")
 
 
 def test_a_plan_for_cudnn_does_not_run_without_scratch():
@@ -323,5 +323,5 @@ def test_nodes_are_planned_on_their_own_gpu(monkeypatch, level):
         module = mx.mod.Module(net, context=contexts)
         module.fit(data, num_epoch=2)
         assert set(asked) == {(1, True), (3, True)}
-        assert len({found.index for found in cudnn_algorithms._found.values() if not isinstance(found, str)}) == 1
+        assert len({actual.index for actual in cudnn_algorithms._found.values() if not isinstance(actual, str)}) == 1
         del executor, module

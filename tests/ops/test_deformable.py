@@ -34,11 +34,11 @@ def tensors(*, groups=1, modulated=False, bias=True, seed=0):
     """Data, offset, mask, weight and bias that fit WINDOW or GROUPED; no element lies on a pixel: slopes jump there."""
     rng = np.random.RandomState(seed)
     moves = rng.randint(-2, 3, (2, groups * 12, 3, 6)) + rng.uniform(0.1, 0.9, (2, groups * 12, 3, 6))
-    found = [rng.uniform(-1, 1, (2, 4, 5, 6)), moves]
+    actual = [rng.uniform(-1, 1, (2, 4, 5, 6)), moves]
     if modulated:
-        found.append(rng.uniform(0, 1, (2, groups * 6, 3, 6)))
-    found.append(rng.uniform(-1, 1, (4, 4 // groups, 3, 2)))
-    return [*found, rng.uniform(-1, 1, 4)] if bias else found
+        actual.append(rng.uniform(0, 1, (2, groups * 6, 3, 6)))
+    actual.append(rng.uniform(-1, 1, (4, 4 // groups, 3, 2)))
+    return [*actual, rng.uniform(-1, 1, 4)] if bias else actual
 
 
 def by_loops(data, offset, mask, weight, *, groups, modulated):
@@ -105,13 +105,13 @@ def test_contract_of_convolutions(op, dtype):
 @pytest.mark.parametrize("op", [PLAIN, MODULATED])
 def test_tiles_do_not_matter(op):
     """One window at a time gives what all together give, for values and gradients alike."""
-    found = tensors(groups=2, modulated=op == MODULATED)
+    actual = tensors(groups=2, modulated=op == MODULATED)
     heads = [np.random.RandomState(1).uniform(-1, 1, (2, 4, 3, 6))]
-    whole = [*run(op, found, GROUPED), *gradients(op, found, heads, GROUPED)]
+    whole = [*run(op, actual, GROUPED), *gradients(op, actual, heads, GROUPED)]
     with tiling.using(tiling.Grain(block=1 << 16, tile_bytes=5 * 6 * 4 * 8)):
-        pieces = [*run(op, found, GROUPED), *gradients(op, found, heads, GROUPED)]
-    for one, other in zip(whole, pieces, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-12)
+        pieces = [*run(op, actual, GROUPED), *gradients(op, actual, heads, GROUPED)]
+    for one, second in zip(whole, pieces, strict=True):
+        np.testing.assert_allclose(one, second, atol=1e-12)
 
 
 def test_no_moves_are_an_ordinary_convolution():
@@ -261,8 +261,8 @@ def test_refused(op, ins, params, error, says):
 )  # fmt: skip
 def test_integers_are_refused(op, params):
     """Samples are weighted, so they are floats."""
-    found = registry.get(op)
-    parsed = registry.parse_params(found, params)
-    count = len(found.input_names(parsed))
+    actual = registry.get(op)
+    parsed = registry.parse_params(actual, params)
+    count = len(actual.input_names(parsed))
     with pytest.raises(DTypeError, match="expects floats, got int32"):
-        found.infer_dtype(parsed, [np.dtype("int32")] * count, [None])
+        actual.infer_dtype(parsed, [np.dtype("int32")] * count, [None])

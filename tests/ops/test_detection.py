@@ -70,10 +70,10 @@ def overlap(a, b):
 def test_overlaps_one_by_one():
     """Every pair of boxes, of any number of leading dimensions."""
     left, right = boxes(1, 3, 2), boxes(2, 5)
-    (found,) = run(IOU, [left, right])
-    assert found.shape == (2, 3, 5)
-    for place in np.ndindex(found.shape):
-        assert found[place] == pytest.approx(overlap(left[place[:2]], right[place[2]]))
+    (actual,) = run(IOU, [left, right])
+    assert actual.shape == (2, 3, 5)
+    for place in np.ndindex(actual.shape):
+        assert actual[place] == pytest.approx(overlap(left[place[:2]], right[place[2]]))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -105,10 +105,10 @@ def test_boxes_of_the_background_go(background):
     """Those of class -1 unless told otherwise, as in MXNet 1.9.1; without classes every box stays."""
     rows = np.array([[0, 0.5, 0.1, 0.1, 0.2, 0.2], [-1, 0.6, 0.5, 0.5, 0.7, 0.8], [1, 0.3, 0.8, 0.1, 0.9, 0.2]])
     kept = [0, 2] if background.get("background_id", -1) == -1 else [1, 2]
-    found = run(NMS, [rows], {"id_index": 0, **background})[0]
-    np.testing.assert_array_equal(found, [*rows[kept], [-1] * 6])
-    found = run(NMS, [rows], background)[0]
-    np.testing.assert_array_equal(found, rows[[1, 0, 2]])
+    actual = run(NMS, [rows], {"id_index": 0, **background})[0]
+    np.testing.assert_array_equal(actual, [*rows[kept], [-1] * 6])
+    actual = run(NMS, [rows], background)[0]
+    np.testing.assert_array_equal(actual, rows[[1, 0, 2]])
 
 
 REGIONS = np.array([[0, 1.1, 2.3, 5.2, 6.4], [1, 0.2, 0.3, 3.1, 2.2], [0, -2.0, 1.0, 3.0, 9.0], [7, 0, 0, 1, 1]])
@@ -160,8 +160,8 @@ def test_detection_undoes_targets():
     location, mask, classes = run(TARGET, [anchors, label, np.zeros((1, 5, 4))], {"overlap_threshold": -1.0})
     hot = np.zeros((1, 5, 4))
     hot[0, classes[0].astype(int), np.arange(4)] = 1
-    (found,) = run(DETECTION, [hot, location, anchors], {"clip": False})
-    for row in found[0]:
+    (actual,) = run(DETECTION, [hot, location, anchors], {"clip": False})
+    for row in actual[0]:
         if row[0] >= 0 and mask.reshape(4, 4)[np.abs(anchors[0] - row[2:]).sum(axis=1).argmin()].any():
             np.testing.assert_allclose(row[2:], truth[int(row[0])], atol=1e-9)
 
@@ -271,19 +271,19 @@ def test_shapes(op, ins, outs, params, expected):
 )
 def test_refused(op, ins, params, error, says):
     """Shapes and parameters that do not fit are refused, with the reason."""
-    found = registry.get(op)
+    actual = registry.get(op)
     with pytest.raises(error, match=says):
-        infer(op, ins, [None] * len(found.output_names(registry.parse_params(found, params))), params)
+        infer(op, ins, [None] * len(actual.output_names(registry.parse_params(actual, params))), params)
 
 
 @pytest.mark.parametrize("op", [IOU, NMS, MATCHING, PRIOR, DETECTION, TARGET, ALIGN, PROPOSAL, PROPOSALS])
 def test_integers_are_refused(op):
     """Boxes are floats."""
-    found = registry.get(op)
-    params = registry.parse_params(found, {"threshold": 0.5} if op == MATCHING else AREA if op == ALIGN else {})
-    count = len(found.input_names(params))
+    actual = registry.get(op)
+    params = registry.parse_params(actual, {"threshold": 0.5} if op == MATCHING else AREA if op == ALIGN else {})
+    count = len(actual.input_names(params))
     with pytest.raises(DTypeError, match="expects floats, got int32"):
-        found.infer_dtype(params, [np.dtype("int32")] * count, [None] * found.num_outputs(params))
+        actual.infer_dtype(params, [np.dtype("int32")] * count, [None] * actual.num_outputs(params))
 
 
 def test_no_boxes_at_all():

@@ -26,8 +26,8 @@ FLOAT = np.dtype(np.float32)
 
 def written(op):
     """Return the kernel function of ``op`` in its author's form; None for another kind of kernel."""
-    found = op.forward.kernel if isinstance(op.forward, KernelWithBare) else op.forward
-    return found if isinstance(found, (ArrayKernel, ContextKernel)) else None
+    actual = op.forward.kernel if isinstance(op.forward, KernelWithBare) else op.forward
+    return actual if isinstance(actual, (ArrayKernel, ContextKernel)) else None
 
 
 OPERATORS = [
@@ -43,11 +43,11 @@ def test_a_kernel_has_a_parameter_for_every_array(op):
     """The author's function can be called with the array module or context, the parameters, and all arrays."""
     form = written(op)
     signature = inspect.signature(form.function)
-    given = ["first", "parameters", *op.inputs, *op.outputs]
+    inputs = ["first", "parameters", *op.inputs, *op.outputs]
     if getattr(form, "scratch", None) is None:
-        signature.bind(*given)
+        signature.bind(*inputs)
     else:  # scratch follows them
-        signature.bind_partial(*given)
+        signature.bind_partial(*inputs)
     named = [one.name for one in signature.parameters.values() if one.kind is not one.VAR_POSITIONAL]
     assert named[0] == ("xp" if isinstance(form, ArrayKernel) else "ctx")
 

@@ -42,11 +42,11 @@ def test_every_case_is_stored(stem):
 @functools.cache
 def parts(stem):
     """Return a file's parts of each case: its text, outputs, gradients and states."""
-    found = collections.defaultdict(list)
+    actual = collections.defaultdict(list)
     for key in _FILES[stem].files:
         name, what = key.rsplit("/", 1)
-        found[name].append(what)
-    return found
+        actual[name].append(what)
+    return actual
 
 
 def _close(case, actual, expected, what):
@@ -78,9 +78,9 @@ def test_as_mxnet(stem, name):
     if wanted:
         ograds = [inputs.case_ograd(case, k, s.shape, s.dtype) for k, s in enumerate(call.out_specs[:visible])]
         ograds += [np.zeros(s.shape, s.dtype) for s in call.out_specs[visible:]]
-        found, _ = differentiate(call, ograds)
+        actual, _ = differentiate(call, ograds)
         for key in wanted:
-            _close(case, found[int(key[4:])], stored[key], key)
+            _close(case, actual[int(key[4:])], stored[key], key)
     for key in stored:
         if key.startswith("aux"):
             _close(case, call.inputs[int(key[3:])], stored[key], key)

@@ -24,12 +24,12 @@ def test_a_training_step(name):
     """Few launches per node, at most 40 in one operator, no wait of the host, no byte outside the plan."""
     batch, most = (LAUNCHES | LARGE)[name]
     with place("standin") as context:
-        found = counted(models.get(name), models.input_shapes(name, batch=batch), context(0))
-    assert found.mean <= most
-    assert found.most <= 40
-    assert found.waits <= 1
-    assert found.beside == 0
-    assert found.planned == found.allocated
+        actual = counted(models.get(name), models.input_shapes(name, batch=batch), context(0))
+    assert actual.mean <= most
+    assert actual.most <= 40
+    assert actual.waits <= 1
+    assert actual.beside == 0
+    assert actual.planned == actual.allocated
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_the_counts_notice(extra, noticed):
     """An operator with CuPy's own memory, one with a device wait, and one of many launches each change their count."""
     net = mx.sym.FullyConnected(extra(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=64)), num_hidden=3)
     with place("standin") as context:
-        found = counted(net, {"data": (4, 64)}, context(0), dry=False)
-    over = {"beside": found.beside > 0, "waits": found.waits > 1, "most": found.most > 40}
+        actual = counted(net, {"data": (4, 64)}, context(0), dry=False)
+    over = {"beside": actual.beside > 0, "waits": actual.waits > 1, "most": actual.most > 40}
     assert {name for name, wrong in over.items() if wrong} == set(noticed)
 
 

@@ -32,8 +32,8 @@ def test_contract_and_gradient(op, shape, params):
 
 def infer(op, data, out, params):
     """(shape of data, shape of output) that an operator infers."""
-    found = registry.get(op)
-    new = found.infer_shape(registry.parse_params(found, params), [data], [out])
+    actual = registry.get(op)
+    new = actual.infer_shape(registry.parse_params(actual, params), [data], [out])
     return new[0][0], new[1][0]
 
 

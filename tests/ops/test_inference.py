@@ -17,11 +17,11 @@ F32, F64 = np.dtype("float32"), np.dtype("float64")
 
 def shapes(op, ins, outs=None, **params):
     """Inferred (inputs, outputs) of an operator."""
-    found = registry.get(op)
-    if found.variadic:
-        params.setdefault(found.variadic, len(ins))
-    parsed = registry.parse_params(found, {k: format_value(v) for k, v in params.items()})
-    ins, outs = found.infer_shape(parsed, list(ins), list(outs or [None] * found.num_outputs(parsed)))
+    actual = registry.get(op)
+    if actual.variadic:
+        params.setdefault(actual.variadic, len(ins))
+    parsed = registry.parse_params(actual, {k: format_value(v) for k, v in params.items()})
+    ins, outs = actual.infer_shape(parsed, list(ins), list(outs or [None] * actual.num_outputs(parsed)))
     return list(ins), list(outs)
 
 
@@ -224,9 +224,9 @@ def test_dtype_spreads(dtype):
     """One known dtype is enough, wherever it stands; float64, which NumPy calls equal to None, is no exception."""
     op, known = registry.get("elemwise_add"), np.dtype(dtype)
     for hole in range(3):
-        given = [None, None, None]
-        given[hole] = known
-        ins, outs = op.infer_dtype({}, given[:2], given[2:])
+        inputs = [None, None, None]
+        inputs[hole] = known
+        ins, outs = op.infer_dtype({}, inputs[:2], inputs[2:])
         assert [x is not None and x == known for x in (*ins, *outs)] == [True] * 3
 
 

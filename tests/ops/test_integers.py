@@ -169,9 +169,9 @@ ONE_INPUT = {
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_gradients_through_integers(op, dtype):
     """The slope loses its fraction, then multiplies the incoming gradient: figures of MXNet 1.9.1."""
-    (found,) = gradients(op, [np.array(X, dtype)], [np.array(G, dtype)])
-    assert found.dtype == dtype
-    for got, want in zip(found.tolist(), ONE_INPUT[op], strict=True):
+    (actual,) = gradients(op, [np.array(X, dtype)], [np.array(G, dtype)])
+    assert actual.dtype == dtype
+    for got, want in zip(actual.tolist(), ONE_INPUT[op], strict=True):
         assert want is None or got == want  # None: the slope is NaN, whose cast C leaves undefined
 
 
@@ -186,8 +186,8 @@ TWO_INPUTS = {
 @pytest.mark.parametrize("op", TWO_INPUTS)
 def test_gradients_through_two_integers(op):
     """The same of operators of two tensors; a remainder of integers has no gradient."""
-    found = gradients(op, [np.array(X, np.int32), np.array([2, 3, -1, 5], np.int32)], [np.array(G, np.int32)])
-    for side, expected in zip(found, TWO_INPUTS[op], strict=True):
+    actual = gradients(op, [np.array(X, np.int32), np.array([2, 3, -1, 5], np.int32)], [np.array(G, np.int32)])
+    for side, expected in zip(actual, TWO_INPUTS[op], strict=True):
         assert all(want is None or got == want for got, want in zip(side.tolist(), expected, strict=True))
 
 
@@ -201,15 +201,15 @@ SCALARS = {
 @pytest.mark.parametrize("op", SCALARS)
 def test_gradients_through_integers_and_numbers(op):
     """The same of operators of a tensor and a number, which loses its fraction in the gradient, too."""
-    (found,) = gradients(op, [np.array(X, np.int32)], [np.array(G, np.int32)], {"scalar": 2.5})
-    assert found.tolist() == SCALARS[op]
+    (actual,) = gradients(op, [np.array(X, np.int32)], [np.array(G, np.int32)], {"scalar": 2.5})
+    assert actual.tolist() == SCALARS[op]
 
 
 @pytest.mark.parametrize(("op", "params"), [("norm", {}), ("norm", {"ord": 1}), ("prod", {}), ("prod", {"axis": 0})])
 def test_gradients_of_reduced_integers(op, params):
     """Norms and products of integers have gradients of integers."""
-    (found,) = gradients(op, [np.array([1, 2, -4], np.int32)], [np.array([2], np.int32)], params)
-    assert found.tolist() == {"norm": [0, 0, -2] if not params else [2, 2, -2], "prod": [-16, -8, 4]}[op]
+    (actual,) = gradients(op, [np.array([1, 2, -4], np.int32)], [np.array([2], np.int32)], params)
+    assert actual.tolist() == {"norm": [0, 0, -2] if not params else [2, 2, -2], "prod": [-16, -8, 4]}[op]
 
 
 @pytest.mark.parametrize("op", ["tanh", "square", "_mod", "broadcast_power", "_power_scalar", "_rmod_scalar"])

@@ -124,9 +124,9 @@ def test_refused(op, shapes, params, error, message):
 )
 def test_inference_goes_both_ways(op, ins, outs, params, expected):
     """Known shapes of one side fill the holes of the other."""
-    found = registry.get(op)
-    parsed = registry.parse_params(found, params)
-    new = found.infer_shape(parsed, list(ins), list(outs))
+    actual = registry.get(op)
+    parsed = registry.parse_params(actual, params)
+    new = actual.infer_shape(parsed, list(ins), list(outs))
     assert (list(new[0]), list(new[1])) == expected
 
 
@@ -197,5 +197,5 @@ def test_no_hidden_memory(case):
     op, arrays, params = case
     call = prepare(op, arrays, params)
     check_hidden(call, 600_000)
-    for made in differentiate(call, [np.ones(s.shape, s.dtype) for s in call.out_specs])[1].calls:
-        check_hidden(made, 600_000)
+    for result in differentiate(call, [np.ones(s.shape, s.dtype) for s in call.out_specs])[1].calls:
+        check_hidden(result, 600_000)

@@ -82,12 +82,12 @@ def test_gradient_of_the_factor():
     """potrf reads the lower triangle alone but its gradient is symmetric: that of a symmetric change of the matrix."""
     a = symmetric(2, 4, 4)
     weights = np.tril(uniform(2, 4, 4, seed=3))
-    found = gradients("linalg_potrf", [a], [weights])[0]
-    np.testing.assert_allclose(found, found.swapaxes(-1, -2), atol=1e-14)
+    actual = gradients("linalg_potrf", [a], [weights])[0]
+    np.testing.assert_allclose(actual, actual.swapaxes(-1, -2), atol=1e-14)
     change = uniform(2, 4, 4, seed=4)
     change = change + change.swapaxes(-1, -2)
     above, below = ((weights * run("linalg_potrf", [a + s * change])[0]).sum() for s in (1e-6, -1e-6))
-    assert (found * change).sum() == pytest.approx((above - below) / 2e-6, rel=1e-6)
+    assert (actual * change).sum() == pytest.approx((above - below) / 2e-6, rel=1e-6)
 
 
 @together(by=operator)
@@ -160,8 +160,8 @@ def test_memory(op, count, params):
 )
 def test_inference(op, ins, out, params, expected):
     """Shapes are known from either side."""
-    found = registry.get(op)
-    new_ins, new_outs = found.infer_shape(registry.parse_params(found, params), ins, [out])
+    actual = registry.get(op)
+    new_ins, new_outs = actual.infer_shape(registry.parse_params(actual, params), ins, [out])
     assert (list(new_ins), list(new_outs)) == (expected[0], [expected[1]])
 
 
@@ -207,8 +207,8 @@ def test_in_a_bound_graph():
     factor = mx.sym.linalg_potrf(x)
     out = mx.sym.linalg_sumlogdiag(factor) * 2
     start = mx.nd.ones((3, 3), dtype="float64")
-    given = {"x": mx.nd.array(a, dtype="float64")}
-    executor = out.bind(mx.cpu(), given, args_grad={"x": start}, grad_req="add")
+    inputs = {"x": mx.nd.array(a, dtype="float64")}
+    executor = out.bind(mx.cpu(), inputs, args_grad={"x": start}, grad_req="add")
     assert executor.forward(is_train=True)[0].asnumpy() == pytest.approx(np.linalg.slogdet(a)[1])
     executor.backward([mx.nd.ones((1,), dtype="float64")])
     np.testing.assert_allclose(start.asnumpy(), 1 + np.linalg.inv(a), rtol=1e-10)
@@ -253,8 +253,8 @@ def test_gradients_of_symmetric_matrices(op):
         def value(x, weights=weights, params=params):
             return sum((w * y).sum() for w, y in zip(weights, run(op, [x], params), strict=True))
 
-        found = (gradients(op, [a], weights, params)[0] * change).sum()
-        assert found == pytest.approx((value(a + 1e-6 * change) - value(a - 1e-6 * change)) / 2e-6, rel=1e-6)
+        actual = (gradients(op, [a], weights, params)[0] * change).sum()
+        assert actual == pytest.approx((value(a + 1e-6 * change) - value(a - 1e-6 * change)) / 2e-6, rel=1e-6)
 
 
 @pytest.mark.parametrize("op", ["_linalg_syevd", "linalg_gelqf", "linalg_potrf"])

@@ -40,8 +40,8 @@ def test_moving_statistics_stay(how):
 
 def test_recomputed_batch_norm_gives_the_same_bits():
     """A recomputed forward call normalises by the batch, as the first call did."""
-    for first, again in zip(batch_norm()[0].outputs, batch_norm(recompute=True)[0].outputs, strict=True):
-        np.testing.assert_array_equal(first, again)
+    for first, repeated in zip(batch_norm()[0].outputs, batch_norm(recompute=True)[0].outputs, strict=True):
+        np.testing.assert_array_equal(first, repeated)
 
 
 def test_prediction_uses_the_moving_statistics():
@@ -59,9 +59,9 @@ def test_fixed_gamma_counts_as_one_and_gets_no_gradient():
     call, (data, _, beta, mean, var) = batch_norm(fix_gamma=True)
     ones = run("BatchNorm", [data, np.ones(3), beta, mean, var], {"fix_gamma": False, "momentum": 0.7})
     np.testing.assert_array_equal(call.outputs[0], ones[0])
-    found = differentiate(call, [np.ones(s.shape) for s in call.out_specs])[0]
-    assert not found[1].any()
-    assert found[2].all()
+    actual = differentiate(call, [np.ones(s.shape) for s in call.out_specs])[0]
+    assert not actual[1].any()
+    assert actual[2].all()
 
 
 def test_batch_norm_of_a_far_mean():

@@ -15,13 +15,13 @@ def kept(op, arrays, params):
     call = prepare(op, arrays, params)
     call()
     _, builder = differentiate(call, [np.ones(s.shape, s.dtype) for s in call.out_specs])
-    found = set()
-    for made in builder.calls:
-        ignored = made.op.ignored(made.params)
-        used = [x for k, x in enumerate(made.inputs) if k not in ignored]
-        found |= {f"x{k}" for k, x in enumerate(call.inputs) if any(x is one for one in used)}
-        found |= {f"y{k}" for k, y in enumerate(call.outputs) if any(y is one for one in used)}
-    return " ".join(sorted(found))
+    by_name = set()
+    for result in builder.calls:
+        ignored = result.op.ignored(result.params)
+        used = [x for k, x in enumerate(result.inputs) if k not in ignored]
+        by_name |= {f"x{k}" for k, x in enumerate(call.inputs) if any(x is one for one in used)}
+        by_name |= {f"y{k}" for k, y in enumerate(call.outputs) if any(y is one for one in used)}
+    return " ".join(sorted(by_name))
 
 
 X = uniform(2, 3, 4, 4)
@@ -84,6 +84,6 @@ def test_embedding_clips_indices_and_adds_repeated_rows():
     index = np.array([-5, 1, 1, 99])
     params = {"input_dim": 3, "output_dim": 2}
     np.testing.assert_array_equal(run("Embedding", [index, weight], params)[0], weight[[0, 1, 1, 2]])
-    found = gradients("Embedding", [index, weight], [np.ones((4, 2))], params)
-    np.testing.assert_array_equal(found[1], [[1, 1], [2, 2], [1, 1]])
-    assert not found[0].any()
+    actual = gradients("Embedding", [index, weight], [np.ones((4, 2))], params)
+    np.testing.assert_array_equal(actual[1], [[1, 1], [2, 2], [1, 1]])
+    assert not actual[0].any()

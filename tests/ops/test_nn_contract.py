@@ -32,10 +32,10 @@ def test_gradient(case):
 @pytest.mark.parametrize("shape", [(3, 2), (6, 50)])
 def test_one_wrong_element_of_a_gradient_is_noticed(shape, monkeypatch):
     """Of few elements and of many: the check of gradients rejects one that is off by a thousandth."""
-    found = ops_harness.differentiate
+    actual = ops_harness.differentiate
 
     def off(call, ograds):
-        grads, backward = found(call, ograds)
+        grads, backward = actual(call, ograds)
         grads[0].flat[5] += 1e-3
         return grads, backward
 
@@ -112,8 +112,8 @@ def test_dtype(case, dtype):
     tolerance = 2e-5 if dtype == "float32" else 2e-2
     ograds = [np.full(s.shape, 0.5) for s in exact.out_specs]
     pairs = list(zip(narrow(), exact(), strict=True))
-    found = differentiate(narrow, [g.astype(s.dtype) for g, s in zip(ograds, narrow.out_specs, strict=True)])[0]
-    pairs += zip(found, differentiate(exact, ograds)[0], strict=True)
+    actual = differentiate(narrow, [g.astype(s.dtype) for g, s in zip(ograds, narrow.out_specs, strict=True)])[0]
+    pairs += zip(actual, differentiate(exact, ograds)[0], strict=True)
     assert narrow.out_specs[0].dtype == dtype
     for got, want in pairs:
         scale = max(1.0, float(np.abs(want).max(initial=0.0)))
@@ -126,7 +126,7 @@ def test_recomputing_repeats(case):
     """The call that is repeated, on the states that the first one has left, gives the same bits, random ones, too."""
     op, arrays, params = case
     left = [x.copy() for x in arrays]
-    runs = [prepare(op, left, params, recompute=again)() for again in (False, True)]
+    runs = [prepare(op, left, params, recompute=repeated)() for repeated in (False, True)]
     for first, second in zip(*runs, strict=True):
         np.testing.assert_array_equal(first, second)
 
@@ -171,5 +171,5 @@ def test_no_hidden_memory(case):
     call = prepare(op, [np.ascontiguousarray(x) for x in arrays], params)
     check_hidden(call, 600_000)
     ograds = [np.ones(s.shape, s.dtype) for s in call.out_specs]
-    for made in differentiate(call, ograds)[1].calls:
-        check_hidden(made, 600_000)
+    for result in differentiate(call, ograds)[1].calls:
+        check_hidden(result, 600_000)

@@ -35,8 +35,8 @@ def test_every_alignment_counts(labels):
     assert run("CTCLoss", [data, padded])[0][0] == pytest.approx(counted(data[:, 0], labels, 0), rel=1e-12)
     last = np.array([[k - 1 for k in labels] + [-1] * (3 - len(labels))])
     shifted = np.roll(data, -1, axis=2)
-    found = run("CTCLoss", [shifted, last], {"blank_label": "last"})[0][0]
-    assert found == pytest.approx(counted(data[:, 0], labels, 0), rel=1e-12)
+    actual = run("CTCLoss", [shifted, last], {"blank_label": "last"})[0][0]
+    assert actual == pytest.approx(counted(data[:, 0], labels, 0), rel=1e-12)
 
 
 def test_a_short_sample_is_as_if_alone():
@@ -45,13 +45,13 @@ def test_a_short_sample_is_as_if_alone():
     steps, labels = np.array([3, 8, 5]), np.array([2, 3, 1])
     flags = {"use_data_lengths": True, "use_label_lengths": True}
     whole = run("CTCLoss", [data, label, steps, labels], flags)[0]
-    found = gradients("CTCLoss", [data, label, steps, labels], [np.array([1.0, -2.0, 0.5])], flags)[0]
+    actual = gradients("CTCLoss", [data, label, steps, labels], [np.array([1.0, -2.0, 0.5])], flags)[0]
     for k, weight in enumerate((1.0, -2.0, 0.5)):
         alone = [data[: steps[k], k : k + 1], label[k : k + 1, : labels[k]]]
         assert whole[k] == pytest.approx(run("CTCLoss", alone)[0][0], rel=1e-12)
         expected = gradients("CTCLoss", alone, [np.array([weight])])[0]
-        np.testing.assert_allclose(found[: steps[k], k : k + 1], expected, atol=1e-13)
-        assert not found[steps[k] :, k].any()
+        np.testing.assert_allclose(actual[: steps[k], k : k + 1], expected, atol=1e-13)
+        assert not actual[steps[k] :, k].any()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -62,20 +62,20 @@ def test_extreme_logits(dtype):
     data[0, 1, 2] = data[1, 1, 2] = 800.0
     arrays = [data.astype(dtype), np.array([[1, 2], [1, 2]])]
     np.testing.assert_allclose(run("CTCLoss", arrays)[0], [0.0, 800.0])
-    found = gradients("CTCLoss", arrays, [np.ones(2, dtype)])[0]
-    np.testing.assert_allclose(found[:, 0], 0.0)
-    np.testing.assert_allclose(found[:, 1], [[0, -1, 1], [0, 0, 0]])
+    actual = gradients("CTCLoss", arrays, [np.ones(2, dtype)])[0]
+    np.testing.assert_allclose(actual[:, 0], 0.0)
+    np.testing.assert_allclose(actual[:, 1], [[0, -1, 1], [0, 0, 0]])
 
 
 def test_what_cannot_be_aligned():
     """Too many labels for the steps, with blanks between equal labels: loss and gradient are 0, as in MXNet."""
     arrays = [uniform(3, 2, 3), np.array([[1, 1, 2], [1, 2, 1]])]
     loss = run("CTCLoss", arrays)[0]
-    found = gradients("CTCLoss", arrays, [np.ones(2)])[0]
+    actual = gradients("CTCLoss", arrays, [np.ones(2)])[0]
     assert loss[0] == 0
     assert loss[1] > 0
-    assert not found[:, 0].any()
-    assert found[:, 1].any()
+    assert not actual[:, 0].any()
+    assert actual[:, 1].any()
 
 
 def test_memory():
@@ -125,9 +125,9 @@ def test_in_a_bound_graph(request_):
     """Bound and differentiated, with gradients written or added, it gives the kernels' results."""
     data, label = uniform(5, 2, 4).astype(np.float32), np.array([[1, 2], [3, 0]], np.float32)
     loss = mx.sym.CTCLoss(mx.sym.Variable("x"), mx.sym.Variable("label"))
-    given = {"x": mx.nd.array(data), "label": mx.nd.array(label)}
+    inputs = {"x": mx.nd.array(data), "label": mx.nd.array(label)}
     before = {"x": mx.nd.ones(data.shape)}
-    executor = loss.bind(mx.cpu(), given, args_grad=before, grad_req={"x": request_, "label": "null"})
+    executor = loss.bind(mx.cpu(), inputs, args_grad=before, grad_req={"x": request_, "label": "null"})
     out = executor.forward(is_train=True)[0].asnumpy()
     np.testing.assert_allclose(out, run("CTCLoss", [data, label])[0], rtol=1e-6)
     executor.backward([mx.nd.array([1.0, 2.0])])

@@ -20,8 +20,8 @@ def test_dropout_keeps_a_share_and_scales_it():
     assert mask.dtype == np.uint8
     assert abs(mask.mean() - 0.7) < 0.01
     np.testing.assert_array_equal(out, mask * F32(1 / 0.7))
-    found = differentiate(call, [data, np.zeros_like(mask)])[0][0]
-    np.testing.assert_array_equal(found, out)
+    actual = differentiate(call, [data, np.zeros_like(mask)])[0][0]
+    np.testing.assert_array_equal(actual, out)
 
 
 class _Sized:
@@ -87,9 +87,9 @@ def test_dropout_depends_on_the_key_alone():
     """Another key gives other numbers; the same key the same numbers, with a wanted or unwanted mask."""
     data = np.ones(1000)
     first = prepare("Dropout", [data], key=(1, 2))
-    again = first()[0]
-    np.testing.assert_array_equal(first(wanted=[True, False])[0], again)
-    assert (prepare("Dropout", [data], key=(1, 3))()[0] != again).any()
+    repeated = first()[0]
+    np.testing.assert_array_equal(first(wanted=[True, False])[0], repeated)
+    assert (prepare("Dropout", [data], key=(1, 3))()[0] != repeated).any()
 
 
 def test_rrelu_slopes():

@@ -13,16 +13,16 @@ F16, F32, F64 = (np.dtype(f"float{bits}") for bits in (16, 32, 64))
 
 def parsed(op, params):
     """The operator and its parameters, by way of text."""
-    found = registry.get(op)
-    return found, registry.parse_params(found, {k: format_value(v) for k, v in params.items()})
+    actual = registry.get(op)
+    return actual, registry.parse_params(actual, {k: format_value(v) for k, v in params.items()})
 
 
 def shapes(op, ins, outs, params):
     """Inferred (inputs, outputs)."""
-    found, values = parsed(op, params)
-    count = found.num_outputs(values)
-    assert len(ins) == len(found.input_names(values))
-    new_ins, new_outs = found.infer_shape(values, list(ins), [*outs, *[None] * (count - len(outs))])
+    actual, values = parsed(op, params)
+    count = actual.num_outputs(values)
+    assert len(ins) == len(actual.input_names(values))
+    new_ins, new_outs = actual.infer_shape(values, list(ins), [*outs, *[None] * (count - len(outs))])
     return list(new_ins), list(new_outs)[: len(outs)]
 
 
@@ -234,8 +234,8 @@ def test_bad_parameter(op, ins, params, message):
 
 def dtypes(op, ins, params, out=None):
     """Inferred dtypes of inputs and outputs."""
-    found, values = parsed(op, params)
-    new = found.infer_dtype(values, list(ins), [out, *[None] * (found.num_outputs(values) - 1)])
+    actual, values = parsed(op, params)
+    new = actual.infer_dtype(values, list(ins), [out, *[None] * (actual.num_outputs(values) - 1)])
     return [list(part) for part in new]
 
 

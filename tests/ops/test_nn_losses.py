@@ -108,8 +108,8 @@ def test_block_grad_stops():
     """BlockGrad and its alias pass the data and no gradient, without a backward node."""
     call = prepare("stop_gradient", [uniform(3)])
     call()
-    found, builder = differentiate(call, [np.ones(3)])
-    assert not found[0].any()
+    actual, builder = differentiate(call, [np.ones(3)])
+    assert not actual[0].any()
     assert not builder.calls
 
 
@@ -172,10 +172,10 @@ def test_a_label_that_is_no_class_leaves_the_output(shape, params, labels):
     """Below the classes and above them."""
     data, labels = uniform(*shape), np.array(labels, np.float64)
     output = run("SoftmaxOutput", [data, labels], params)[0]
-    found = gradients("SoftmaxOutput", [data, labels], [np.ones(shape)], params)[0]
+    actual = gradients("SoftmaxOutput", [data, labels], [np.ones(shape)], params)[0]
     classes = np.arange(3).reshape(3, *[1] * (len(shape) - 2))
     wanted = (output - (np.expand_dims(labels, 1) == classes)) / (5 if params else 1)
-    np.testing.assert_allclose(found, wanted, rtol=1e-15)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-15)
 
 
 @pytest.mark.parametrize("elements", [40, 41, 47])

@@ -37,7 +37,7 @@ def test_a_short_sequence_is_run_as_if_alone(mode, both):
     visible = 3 if mode == "lstm" else 2
     rng = np.random.RandomState(1)
     ograds = [rng.uniform(-1, 1, y.shape) for y in whole[:visible]]
-    found = gradients("RNN", arrays, ograds, params)
+    actual = gradients("RNN", arrays, ograds, params)
     weights = np.zeros_like(arrays[1])
     for sample, length in enumerate(lengths):
         one = slice(sample, sample + 1)
@@ -47,14 +47,14 @@ def test_a_short_sequence_is_run_as_if_alone(mode, both):
         assert not whole[0][length:, one].any()
         for ours, theirs in zip(whole[1:visible], outputs[1:visible], strict=True):
             np.testing.assert_allclose(ours[:, one], theirs, atol=1e-12)
-        given = [ograds[0][:length, one], *(g[:, one] for g in ograds[1:])]
-        expected = gradients("RNN", alone, given, plain)
-        np.testing.assert_allclose(found[0][:length, one], expected[0], atol=1e-12)
-        assert not found[0][length:, one].any()
+        inputs = [ograds[0][:length, one], *(g[:, one] for g in ograds[1:])]
+        expected = gradients("RNN", alone, inputs, plain)
+        np.testing.assert_allclose(actual[0][:length, one], expected[0], atol=1e-12)
+        assert not actual[0][length:, one].any()
         weights += expected[1]
-        for ours, theirs in zip(found[2:-1], expected[2:], strict=True):
+        for ours, theirs in zip(actual[2:-1], expected[2:], strict=True):
             np.testing.assert_allclose(ours[:, one], theirs, atol=1e-12)
-    np.testing.assert_allclose(found[1], weights, atol=1e-12)
+    np.testing.assert_allclose(actual[1], weights, atol=1e-12)
 
 
 @pytest.mark.parametrize("both", [False, True])
@@ -129,9 +129,9 @@ def test_wrong_sizes(change, words):
 def test_wrong_parameters(change):
     """Parameters out of range, and clipping, are refused by name."""
     op = registry.get("RNN")
-    given = {"mode": "lstm", "num_layers": 1, "state_size": 2, **change}
+    inputs = {"mode": "lstm", "num_layers": 1, "state_size": 2, **change}
     with pytest.raises(ParameterError, match=next(iter(change))):
-        registry.parse_params(op, given)
+        registry.parse_params(op, inputs)
 
 
 def test_sizes_are_inferred_in_both_directions():
@@ -151,9 +151,9 @@ def test_in_a_bound_graph(request_):
     arrays = [x.astype(np.float32) for x in arrays]
     names = ["data", "parameters", "state", "cell"]
     out = mx.sym.RNN(*map(mx.sym.Variable, names), **params)
-    given = dict(zip(names, map(mx.nd.array, arrays), strict=True))
-    before = {name: mx.nd.ones(x.shape) for name, x in given.items()}
-    executor = out.bind(mx.cpu(), given, args_grad=before, grad_req=request_)
+    inputs = dict(zip(names, map(mx.nd.array, arrays), strict=True))
+    before = {name: mx.nd.ones(x.shape) for name, x in inputs.items()}
+    executor = out.bind(mx.cpu(), inputs, args_grad=before, grad_req=request_)
     outputs = executor.forward(is_train=True)
     expected = run("RNN", arrays, params)
     for ours, theirs in zip(outputs, expected, strict=False):
@@ -171,7 +171,7 @@ def test_repeated_layers_drop_alike():
     x = mx.sym.Variable("data")
     for k in range(4):
         x = mx.sym.RNN(x, state_size=6, num_layers=2, p=0.3, mode="gru", name=f"r{k}")
-    found = []
+    results = []
     for budget in (None, 251_392):
         executor = x.simple_bind(mx.cpu(), data=(30, 8, 6), memory_budget=budget)
         random = np.random.RandomState(0)
@@ -180,8 +180,8 @@ def test_repeated_layers_drop_alike():
         mx.random.seed(4)
         executor.forward(is_train=True)
         executor.backward([mx.nd.ones((30, 8, 6))])
-        found.append((executor, [executor.grad_dict[name].asnumpy() for name in sorted(executor.grad_dict)]))
-    (plain, whole), (tight, repeated) = found
+        results.append((executor, [executor.grad_dict[name].asnumpy() for name in sorted(executor.grad_dict)]))
+    (plain, whole), (tight, repeated) = results
     assert tight.allocated_bytes < 0.9 * plain.allocated_bytes
     assert "run twice" in str(tight.memory_plan.notes)
     for first, second in zip(whole, repeated, strict=True):
@@ -232,8 +232,8 @@ def test_joined_parameters_of_two_directions():
         bidirectional=True,
         mode="rnn_tanh",
     )
-    found, _, _ = rnn.infer_shape(data=(7, 3, 6))
-    assert dict(zip(rnn.list_arguments(), found, strict=True))["r0_i2h_weight"] == (5, 6)
+    actual, _, _ = rnn.infer_shape(data=(7, 3, 6))
+    assert dict(zip(rnn.list_arguments(), actual, strict=True))["r0_i2h_weight"] == (5, 6)
 
 
 def test_integers_are_refused():

@@ -47,9 +47,9 @@ def refuse(nbytes):
 def put(where, array):
     """A copy of a host array on a device."""
     raw = where.allocate(max(array.nbytes, 1))
-    made = raw[: array.nbytes].view(array.dtype).reshape(array.shape)
-    where.copy(made, np.ascontiguousarray(array).reshape(array.shape))
-    return made
+    result = raw[: array.nbytes].view(array.dtype).reshape(array.shape)
+    where.copy(result, np.ascontiguousarray(array).reshape(array.shape))
+    return result
 
 
 def fetch(where, array):
@@ -67,7 +67,7 @@ def on_device(where, call: Call, inputs, mode="numpy"):
     op, params = call.op, call.params
     chosen = choose(op, params, [spec_of(x) for x in inputs], call.out_specs, mode, on=where.context.device_type)
     ignored = set(op.ignored(params))
-    given = [None if k in ignored else put(where, array) for k, array in enumerate(inputs)]
+    arguments = [None if k in ignored else put(where, array) for k, array in enumerate(inputs)]
     outputs = [put(where, garbage(spec)) for spec in call.out_specs]
     pieces = tiling.of(where.context.device_type)
     with tiling.using(pieces):
@@ -87,7 +87,7 @@ def on_device(where, call: Call, inputs, mode="numpy"):
         allocator = where.xp.cuda.using_allocator(refuse) if ours else contextlib.nullcontext()
         with np.errstate(all="ignore"), tiling.using(pieces), allocator:
             meter.reset()
-            chosen.implementation.kernel(ctx, params, given, outputs)
+            chosen.implementation.kernel(ctx, params, arguments, outputs)
             if mode == "auto" and meter.syncs:
                 SEEN.add(op.name)
                 assert op.name in WAITING, f"{op.name} makes the host wait, and docs/gpus.md does not say so"
@@ -98,7 +98,7 @@ def on_device(where, call: Call, inputs, mode="numpy"):
                 assert meter.total <= 16, op.name
 
     where.launch(run)
-    return [fetch(where, y) for y in outputs], [None if x is None else fetch(where, x) for x in given]
+    return [fetch(where, y) for y in outputs], [None if x is None else fetch(where, x) for x in arguments]
 
 
 def same(found, expected, what):
@@ -119,17 +119,17 @@ def check(where, name, arrays, params):
     calls = [(call, arrays, expected, [x.copy() for x in call.inputs])]
     if call.op.gradient is not None:
         ograds = [np.ones(s.shape, s.dtype) for s in call.out_specs]
-        for made in differentiate(call, ograds)[1].calls:
-            calls.append((made, made.inputs, [y.copy() for y in made.outputs], None))
-    for made, inputs, wanted, after in calls:
-        for mode in ("numpy", "auto") if made.op.name in provided("gpu") else ("auto",):
-            found, left = on_device(where, made, inputs, mode)
-            if made.op.random or made.op.name in DRAWS:
+        for result in differentiate(call, ograds)[1].calls:
+            calls.append((result, result.inputs, [y.copy() for y in result.outputs], None))
+    for result, inputs, wanted, after in calls:
+        for mode in ("numpy", "auto") if result.op.name in provided("gpu") else ("auto",):
+            actual, left = on_device(where, result, inputs, mode)
+            if result.op.random or result.op.name in DRAWS:
                 continue
-            for k, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
-                same(mine, theirs, f"{made.op.name} ({mode}): output {k}")
-            for k in made.op.mutated(made.params) if after is not None else ():
-                same(left[k], after[k], f"{made.op.name} ({mode}): state {k}")
+            for k, (mine, theirs) in enumerate(zip(actual, wanted, strict=True)):
+                same(mine, theirs, f"{result.op.name} ({mode}): output {k}")
+            for k in result.op.mutated(result.params) if after is not None else ():
+                same(left[k], after[k], f"{result.op.name} ({mode}): state {k}")
 
 
 @pytest.fixture(scope="module", params=GPUS)

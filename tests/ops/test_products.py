@@ -29,14 +29,14 @@ def small(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> None:
 @pytest.fixture
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many parts each product was cut into."""
-    found: list[int] = []
+    results: list[int] = []
 
     def noting(work: Any, parts: int) -> None:
-        found.append(parts)
+        results.append(parts)
         core_sharing.split(work, parts)
 
     monkeypatch.setattr(products, "split", noting)
-    return found
+    return results
 
 
 SIZES = [(5, 40, 33), (33, 40, 5), (48, 16, 48), (1, 100, 700), (700, 100, 1), (130, 31, 129)]
@@ -90,7 +90,7 @@ def test_same_bits_on_every_engine(monkeypatch, cuts, cell, kernels):
         symbol = mx.sym.FullyConnected(mx.sym.Activation(hidden, act_type="tanh"), num_hidden=37, name="b")
     else:
         symbol = mx.sym.RNN(mx.sym.Variable("data"), mode="lstm", state_size=24, num_layers=1, name="r")
-    found = []
+    results = []
     for kind, options in (
         ("NaiveEngine", {}),
         ("ThreadedEnginePerDevice", {}),
@@ -106,10 +106,10 @@ def test_same_bits_on_every_engine(monkeypatch, cuts, cell, kernels):
                 array[:] = random.standard_normal(array.shape) * 0.1
             executor.forward(is_train=True)
             executor.backward([mx.nd.ones(out.shape) for out in executor.outputs])
-            found.append(b"".join(grad.asnumpy().tobytes() for grad in executor.grad_arrays))
+            results.append(b"".join(grad.asnumpy().tobytes() for grad in executor.grad_arrays))
         engine.stop()
     assert cuts or (cell, kernels) == ("dense", "auto")  # computed by compiled kernels, if available
-    assert len(set(found)) == 1
+    assert len(set(results)) == 1
 
 
 @pytest.mark.parametrize(("large", "parts"), [((False, False), []), ((True, False), [3]), ((True, True), [4])])
@@ -137,13 +137,13 @@ def test_the_gradient_of_the_data_may_lie_where_the_data_was():
     params = registry.parse_params(registry.get("FullyConnected"), {"num_hidden": 32})
     rng = np.random.default_rng(2)
     ograd, data, weight = (rng.standard_normal((32, 32)).astype(np.float32) for _ in range(3))
-    found = []
+    results = []
     for shared in (False, True):
         source = data.copy()
         outs = [source if shared else np.empty_like(data), np.empty_like(weight), np.empty(32, np.float32)]
         op.forward(OpContext(np), params, [ograd, source, weight], outs)
-        found.append([out.tobytes() for out in outs])
-    assert found[0] == found[1]
+        results.append([out.tobytes() for out in outs])
+    assert results[0] == results[1]
 
 
 def _pair(shared: bool, shape: tuple[int, ...] = (37, 23)) -> tuple[Any, Any]:
@@ -167,14 +167,14 @@ _CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {
 def test_bits_do_not_depend_on_shared_memory(case, monkeypatch):
     """A product of two operands that hold the same numbers has the same bits whether they are one memory or two."""
     monkeypatch.setattr(products, "FEW", 1 << 24)
-    name, given, shape, side = _CASES[case]
+    name, inputs, shape, side = _CASES[case]
     op = registry.get(name)
     out = np.empty((1,) if len(shape) == 1 else (*shape[:-2], side, side), np.float32)
-    found = []
+    results = []
     for shared in (True, False):
-        op.forward(OpContext(np), registry.parse_params(op, given), list(_pair(shared, shape)), [out])
-        found.append(out.tobytes())
-    assert found[0] == found[1]
+        op.forward(OpContext(np), registry.parse_params(op, inputs), list(_pair(shared, shape)), [out])
+        results.append(out.tobytes())
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("name", ["dot", "batch_dot", "linalg_gemm2", "FullyConnected"])
@@ -182,16 +182,16 @@ def test_bits_of_gradients_do_not_depend_on_shared_memory(name, monkeypatch):
     """A gradient that comes in may lie where an operand does."""
     monkeypatch.setattr(products, "FEW", 1 << 24)
     op = registry.get(name)
-    given = {"num_hidden": 32, "no_bias": True} if name == "FullyConnected" else {}
+    inputs = {"num_hidden": 32, "no_bias": True} if name == "FullyConnected" else {}
     shape = (2, 32, 32) if name == "batch_dot" else (32, 32)
-    backward, found = registry.get(f"_backward_{name}"), []
+    backward, actual = registry.get(f"_backward_{name}"), []
     for shared in (True, False):
         ograd, data = _pair(shared, shape)
-        other = ograd if shared else data.copy()
+        second = ograd if shared else data.copy()
         outs = [np.empty(shape, np.float32) for _ in range(2)]
-        backward.forward(OpContext(np), registry.parse_params(op, given), [ograd, data, other], outs)
-        found.append(b"".join(out.tobytes() for out in outs))
-    assert found[0] == found[1]
+        backward.forward(OpContext(np), registry.parse_params(op, inputs), [ograd, data, second], outs)
+        actual.append(b"".join(out.tobytes() for out in outs))
+    assert actual[0] == actual[1]
 
 
 PLANS: list[dict[str, Any]] = [
@@ -217,7 +217,7 @@ def test_plans_do_not_change_bits(shape, dtype, turned, monkeypatch):
     data = mx.sym.Variable("data") + 0.5
     symbol = mx.sym.dot(data, mx.sym.Reshape(mx.sym.Reshape(data, shape=(-1,)), shape=shape), **{turned: True})
     numbers = np.random.default_rng(3).standard_normal(shape).astype(dtype)
-    found = set()
+    seen = set()
     for options in PLANS:
         executor = symbol.simple_bind(
             mx.cpu(), plan_options=PlanOptions(**options), data=shape, type_dict={"data": dtype}
@@ -225,8 +225,8 @@ def test_plans_do_not_change_bits(shape, dtype, turned, monkeypatch):
         executor.arg_dict["data"][:] = numbers
         executor.forward(is_train=True)
         executor.backward([mx.nd.ones(executor.outputs[0].shape, dtype=dtype)])
-        found.add(executor.outputs[0].asnumpy().tobytes() + executor.grad_dict["data"].asnumpy().tobytes())
-    assert len(found) == 1
+        seen.add(executor.outputs[0].asnumpy().tobytes() + executor.grad_dict["data"].asnumpy().tobytes())
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("columns", [2, 3, 16, 17, 31, 32, 33, 100])
@@ -238,9 +238,9 @@ def test_halves_have_fewer_columns_than_rows(columns):
 def test_kernels_multiply_through_one_function():
     """Apart from the product of a matrix and its own transpose, which is that wherever it lies."""
     folder = Path(ops.__file__).parent
-    found = {
+    by_name = {
         str(path.relative_to(folder)): count
         for path in folder.rglob("*.py")
         if (count := len(re.findall(r"(?:xp|np)\.(?:matmul|dot|inner|tensordot|einsum)\(", path.read_text())))
     }
-    assert found == {"core/products.py": 3, "linalg/products.py": 1}
+    assert by_name == {"core/products.py": 3, "linalg/products.py": 1}

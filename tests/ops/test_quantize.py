@@ -29,8 +29,8 @@ def test_a_bound_graph_of_both() -> None:
     node = mx.sym.contrib.quantize_v2(x, min_calib_range=-1.0, max_calib_range=1.0)
     net = mx.sym.contrib.dequantize(node[0], node[1], node[2])
     executor = net.simple_bind(mx.cpu(), grad_req="null", x=DATA.shape)
-    found = executor.forward(x=mx.nd.array(DATA))[0].asnumpy()
-    np.testing.assert_allclose(found, np.clip(DATA, -1, 1), atol=1 / 127)
+    actual = executor.forward(x=mx.nd.array(DATA))[0].asnumpy()
+    np.testing.assert_allclose(actual, np.clip(DATA, -1, 1), atol=1 / 127)
 
 
 def test_dtypes_and_ranges_are_checked() -> None:
@@ -47,12 +47,12 @@ def test_histograms_are_numpys() -> None:
     """Of a number of bins, with a range and without, and of edges; as a symbol; counts are whole numbers."""
     array = mx.nd.array(DATA)
     edges = np.array([-2.0, 0.0, 0.5, 3.0], np.float32)
-    for bins, given, limits in ((6, 6, (-1.5, 2.5)), (4, 4, None), (edges, mx.nd.array(edges), None)):
-        counts, found = mx.nd.histogram(array, bins=given, range=limits)
+    for bins, inputs, limits in ((6, 6, (-1.5, 2.5)), (4, 4, None), (edges, mx.nd.array(edges), None)):
+        counts, actual = mx.nd.histogram(array, bins=inputs, range=limits)
         want, want_edges = np.histogram(DATA, bins=bins, range=limits)
         assert counts.dtype == np.int64
         np.testing.assert_array_equal(counts.asnumpy(), want)
-        np.testing.assert_allclose(found.asnumpy(), want_edges, rtol=1e-6)
+        np.testing.assert_allclose(actual.asnumpy(), want_edges, rtol=1e-6)
     net = mx.sym.histogram(mx.sym.Variable("x"), bins=6, range=(-1.5, 2.5))
     executor = net.simple_bind(mx.cpu(), grad_req="null", x=DATA.shape)
     np.testing.assert_array_equal(

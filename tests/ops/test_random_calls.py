@@ -32,8 +32,8 @@ def _evaluate(case, arrays):
     if case.get("grad", True) and case["is_train"]:
         heads = [np.full(s.shape, 0.5).astype(s.dtype) for s in call.out_specs]
         with np.errstate(all="ignore"):
-            found = differentiate(call, heads)[0]
-        results += [g for g, x in zip(found, arrays, strict=True) if x.dtype.kind == "f"]
+            actual = differentiate(call, heads)[0]
+        results += [g for g, x in zip(actual, arrays, strict=True) if x.dtype.kind == "f"]
     return results
 
 

@@ -95,8 +95,8 @@ def test_blocks(name, monkeypatch):
 
     whole = results()
     monkeypatch.setattr(densities, "_AT_ONCE", 4)
-    for one, other in zip(whole, results(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
+    for one, second in zip(whole, results(), strict=True):
+        np.testing.assert_allclose(one, second, rtol=1e-12)
 
 
 def test_a_density_that_does_not_exist_leaves_the_gradient_of_whole_numbers_alone():
@@ -132,8 +132,8 @@ def test_inference():
 def test_arrays_draw_like_others():
     """``mx.nd.random.normal_like`` and its kind are operators on arrays, as in mx.sym.random."""
     mx.random.seed(3)
-    found = mx.nd.random.normal_like(loc=100, scale=0.5, data=mx.nd.ones((4, 5), dtype="float16"))
-    assert (found.shape, found.dtype) == ((4, 5), np.float16)
-    assert 95 < found.asnumpy().mean() < 105
+    actual = mx.nd.random.normal_like(loc=100, scale=0.5, data=mx.nd.ones((4, 5), dtype="float16"))
+    assert (actual.shape, actual.dtype) == ((4, 5), np.float16)
+    assert 95 < actual.asnumpy().mean() < 105
     with pytest.raises(AttributeError, match="no operator 'nope'"):
         _ = mx.nd.random.nope

@@ -39,9 +39,9 @@ def test_moments(name: str, params: dict[str, float], mean: float, variance: flo
     arrays = {key: mx.nd.array([value, value]) for key, value in params.items()}
     blocks = drawn(getattr(mx.sym.random, name)(shape=(100, 200), **symbols), **arrays)
     assert blocks.shape == (2, 100, 200)
-    for found in (values, blocks[0], blocks[1]):
-        assert abs(found.mean() - mean) < 6 * (variance / found.size) ** 0.5
-        assert abs(found.var() / variance - 1) < 0.1
+    for actual in (values, blocks[0], blocks[1]):
+        assert abs(actual.mean() - mean) < 6 * (variance / actual.size) ** 0.5
+        assert abs(actual.var() / variance - 1) < 0.1
     assert not (blocks[0] == blocks[1]).all()
 
 
@@ -70,8 +70,8 @@ def test_classes_and_their_probabilities() -> None:
     index, logs = (one.asnumpy() for one in executor.forward(is_train=True))
     assert index.shape == logs.shape == (2, 5000)
     for row in range(2):
-        found = np.bincount(index[row], minlength=3)
-        np.testing.assert_allclose(found / 5000, table[row], atol=0.03)
+        actual = np.bincount(index[row], minlength=3)
+        np.testing.assert_allclose(actual / 5000, table[row], atol=0.03)
         np.testing.assert_allclose(logs[row], np.log(table[row])[index[row]], rtol=1e-5)
     executor.backward([mx.nd.zeros((2, 5000), dtype="int32"), mx.nd.ones((2, 5000))])
     counts = np.stack([np.bincount(index[row], minlength=3) for row in range(2)])
@@ -90,9 +90,9 @@ def test_classes_and_their_probabilities() -> None:
 )
 def test_impossible_parameters(call: Any, words: str) -> None:
     """They are reported at the wait, as in MXNet."""
-    made = call()
+    result = call()
     with pytest.raises(ParameterError, match=words):
-        made.wait_to_read()
+        result.wait_to_read()
 
 
 def test_symbols_and_numbers_do_not_mix() -> None:
@@ -103,7 +103,7 @@ def test_symbols_and_numbers_do_not_mix() -> None:
 
 def test_like() -> None:
     """The shape and dtype of the input, whose values do not matter."""
-    made = mx.sym._internal._random_poisson_like(mx.sym.Variable("x"), lam=3)
-    values = drawn(made, x=mx.nd.zeros((40, 50), dtype="float64"))
+    result = mx.sym._internal._random_poisson_like(mx.sym.Variable("x"), lam=3)
+    values = drawn(result, x=mx.nd.zeros((40, 50), dtype="float64"))
     assert values.dtype == np.float64
     assert abs(values.mean() - 3) < 0.3

@@ -31,13 +31,13 @@ CASES = [
 
 def resized(arrays: list[Any], old: int, new: int) -> list[Any]:
     """Return arrays whose dimensions of size ``old`` have ``new`` elements, taken from the old elements."""
-    made = []
+    result = []
     for array in map(np.asarray, arrays):
         for axis, dim in enumerate(array.shape):
             if dim == old:
                 array = np.take(array, np.arange(new) % old, axis)
-        made.append(np.ascontiguousarray(array))
-    return made
+        result.append(np.ascontiguousarray(array))
+    return result
 
 
 def variants(arrays: list[Any]) -> Iterator[list[Any]]:
@@ -50,14 +50,14 @@ def variants(arrays: list[Any]) -> Iterator[list[Any]]:
 
 def computed(op: str, arrays: list[Any], params: Any, dtype: str) -> list[Any]:
     """Return outputs and gradients; raise MXNetError if the shapes do not fit the operator."""
-    given = [array.astype(dtype) if array.dtype == np.float64 else array for array in arrays]
-    call = prepare(op, given, params)
-    found = [array for array in call() if array is not None]
+    inputs = [array.astype(dtype) if array.dtype == np.float64 else array for array in arrays]
+    call = prepare(op, inputs, params)
+    actual = [array for array in call() if array is not None]
     if call.op.gradient is not None:
         rng = np.random.default_rng(3)
         heads = [rng.uniform(-1, 1, spec.shape).astype(np.float32).astype(spec.dtype) for spec in call.out_specs]
-        found += differentiate(call, heads)[0]
-    return found
+        actual += differentiate(call, heads)[0]
+    return actual
 
 
 def check(op: str, arrays: list[Any], params: Any) -> int:
@@ -65,20 +65,20 @@ def check(op: str, arrays: list[Any], params: Any) -> int:
     fitting = 0
     arrays = [array.astype(np.float32).astype(np.float64) if array.dtype == np.float64 else array
               for array in map(np.asarray, arrays)]  # fmt: skip
-    for given in variants(arrays):
-        shapes = [array.shape for array in given]
+    for inputs in variants(arrays):
+        shapes = [array.shape for array in inputs]
         with np.errstate(all="ignore"):
             try:
-                wanted = computed(op, given, params, "float64")
+                wanted = computed(op, inputs, params, "float64")
             except (MXNetError, ValueError):
                 continue  # not a shape of this operator
-            found = computed(op, given, params, "float32")
+            actual = computed(op, inputs, params, "float32")
         fitting += 1
-        for k, (one, other) in enumerate(zip(wanted, found, strict=True)):
-            assert one.shape == other.shape
+        for k, (one, second) in enumerate(zip(wanted, actual, strict=True)):
+            assert one.shape == second.shape
             scale = max(1.0, float(np.nanmax(np.abs(one), initial=1.0, where=np.isfinite(one))))
             np.testing.assert_allclose(
-                other.astype(np.float64) / scale, one / scale, rtol=0, atol=2e-4, err_msg=f"array {k} of {op} {shapes}"
+                second.astype(np.float64) / scale, one / scale, rtol=0, atol=2e-4, err_msg=f"array {k} of {op} {shapes}"
             )
     return fitting
 

@@ -68,9 +68,9 @@ def test_rnn_of_every_small_size(mode, size, batch, dtype):
     narrow, exact = (prepare("RNN", [x.astype(t) for x in arrays], params) for t in (dtype, "float64"))
     pairs = list(zip(narrow(), exact(), strict=True))[: narrow.op.num_visible_outputs(narrow.params)]
     ograds = [np.full(s.shape, 0.5) for s in exact.out_specs]
-    found = differentiate(narrow, [g.astype(s.dtype) for g, s in zip(ograds, narrow.out_specs, strict=True)])[0]
+    actual = differentiate(narrow, [g.astype(s.dtype) for g, s in zip(ograds, narrow.out_specs, strict=True)])[0]
     tolerance = 2e-5 if dtype == "float32" else 3e-2
-    for got, want in [*pairs, *zip(found, differentiate(exact, ograds)[0], strict=True)]:
+    for got, want in [*pairs, *zip(actual, differentiate(exact, ograds)[0], strict=True)]:
         scale = max(1.0, float(np.abs(want).max()))
         np.testing.assert_allclose(got.astype(np.float64), want, rtol=tolerance, atol=tolerance * scale)
 
@@ -128,9 +128,9 @@ def test_arrays_of_many_blocks(monkeypatch):
 def test_gradients_at_nan(op, params, at_nan):
     """At NaN a gradient is NaN or the incoming gradient: it never vanishes, which would hide the NaN."""
     x = np.array([np.nan, 1.0, np.nan])
-    (found,) = gradients(op, [x], [np.full(3, 3.0)], params)
-    np.testing.assert_allclose(found[[0, 2]], at_nan)
-    assert np.isfinite(found[1])
+    (actual,) = gradients(op, [x], [np.full(3, 3.0)], params)
+    np.testing.assert_allclose(actual[[0, 2]], at_nan)
+    assert np.isfinite(actual[1])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

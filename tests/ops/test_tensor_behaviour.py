@@ -44,9 +44,9 @@ def test_add_makes_no_gradient_node():
     call = prepare("elemwise_add", [np.ones(3), np.ones(3)])
     call()
     ograd = np.arange(3.0)
-    found, builder = differentiate(call, [ograd])
-    assert found[0] is ograd
-    assert found[1] is ograd
+    actual, builder = differentiate(call, [ograd])
+    assert actual[0] is ograd
+    assert actual[1] is ograd
     assert not builder.calls
 
 
@@ -64,7 +64,9 @@ def test_gradient_keeps_alive(op, kept):
     call = prepare(op, [np.full((2, 2), 0.5)], params)
     call()
     _, builder = differentiate(call, [np.ones(s.shape, s.dtype) for s in call.out_specs])
-    used = [x for made in builder.calls for k, x in enumerate(made.inputs) if k not in made.op.ignored(made.params)]
+    used = [
+        x for result in builder.calls for k, x in enumerate(result.inputs) if k not in result.op.ignored(result.params)
+    ]
     assert any(x is call.inputs[0] for x in used) == ("x" in kept)
     assert any(x is call.outputs[0] for x in used) == ("y" in kept)
 
@@ -227,10 +229,10 @@ def test_random_depends_on_the_key_alone(dtype):
     ):
         params = {"shape": (200, 500), "dtype": dtype}
         params.update({"low": 0, "high": 4} if "uniform" in op else {"loc": 2, "scale": 3})
-        one, again, other = (run(op, [], params, key=key)[0] for key in ((1, 2), (1, 2), (1, 3)))
+        one, repeated, second = (run(op, [], params, key=key)[0] for key in ((1, 2), (1, 2), (1, 3)))
         assert one.dtype == dtype
-        np.testing.assert_array_equal(one, again)
-        assert (one != other).mean() > 0.9
+        np.testing.assert_array_equal(one, repeated)
+        assert (one != second).mean() > 0.9
         assert one.astype(np.float64).mean() == pytest.approx(mean, abs=0.05)
         assert one.astype(np.float64).std() == pytest.approx(deviation, abs=0.05)
         assert registry.get(op).random
@@ -273,13 +275,13 @@ def test_odd_shapes(shape):
 )
 def test_empty_arrays(op):
     """Kernels accept arrays without elements, forward and backward."""
-    found = registry.get(op)
-    params = registry.parse_params(found, {found.variadic: 2} if found.variadic else {})
+    actual = registry.get(op)
+    params = registry.parse_params(actual, {actual.variadic: 2} if actual.variadic else {})
     empty = np.empty((0, 3), np.float32)
     out = np.empty((0, 3), np.float32)
-    names = found.input_names(params)
-    scratch = found.workspace_bytes(params, *([kernels.TensorSpec((0, 3), empty.dtype)] * n for n in (len(names), 1)))
-    found.forward(OpContext(np, workspace=np.empty(scratch, np.uint8)), params, [empty] * len(names), [out])
+    names = actual.input_names(params)
+    scratch = actual.workspace_bytes(params, *([kernels.TensorSpec((0, 3), empty.dtype)] * n for n in (len(names), 1)))
+    actual.forward(OpContext(np, workspace=np.empty(scratch, np.uint8)), params, [empty] * len(names), [out])
 
 
 def test_sgd_matches_its_formula():
@@ -317,11 +319,11 @@ def test_norm_in_another_dtype(order, dtype, wanted):
     (y,) = run("norm", [x], params)
     assert y.dtype == wanted
     np.testing.assert_allclose(y, np.linalg.norm(x.astype(float), order, axis=1), rtol=1e-6)
-    (found,) = gradients("norm", [x], [np.full(2, 5, wanted)], params)
-    assert found.dtype == dtype
+    (actual,) = gradients("norm", [x], [np.full(2, 5, wanted)], params)
+    assert actual.dtype == dtype
     if dtype != "int32":
         expected = np.sign(x) * 5 if order == 1 else x / y[:, None] * 5
-        np.testing.assert_allclose(found, expected, rtol=2e-3)
+        np.testing.assert_allclose(actual, expected, rtol=2e-3)
 
 
 @pytest.mark.parametrize("size", [1, 7, 20000, 300001])
@@ -350,8 +352,8 @@ def test_allclose_is_numpys(size, dtype):
                 wide = [x.astype("float64") for x in (left, right)]
                 expected = np.allclose(*wide, **settings)
             (x, y) = (mx.nd.array(v, dtype=dtype) for v in (left, right))
-            found = mx.nd.contrib.allclose(x, y, **settings)
-            assert (found.shape, found.dtype, bool(found.asscalar())) == ((1,), np.uint8, expected), (
+            actual = mx.nd.contrib.allclose(x, y, **settings)
+            assert (actual.shape, actual.dtype, bool(actual.asscalar())) == ((1,), np.uint8, expected), (
                 settings,
                 left[-1],
             )

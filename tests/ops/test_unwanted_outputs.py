@@ -162,11 +162,11 @@ def calls_by_operator() -> dict[str, list[Call]]:
     cases += [(op, narrowed(op, arrays, "float32"), params, True) for op, arrays, params in NN_CASES]
     cases += [(op, arrays, params, True) for op, arrays, params in (*TENSOR_CASES, *UPDATES)]
     cases += [(name, *case[1:]) for name, op in ALIKE.items() for case in cases if case[0] == op] + other_cases()
-    found: dict[str, list[Call]] = {}
+    by_name: dict[str, list[Call]] = {}
     kinds: set[tuple[Any, ...]] = set()
 
     def add(call: Call) -> None:
-        known = found.setdefault(call.op.name, [])
+        known = by_name.setdefault(call.op.name, [])
         kind = (call.op.name, *_kind(call))
         if (len(call.out_specs) > 1 or call.op.mutated(call.params)) and kind not in kinds and len(known) < MOST_CALLS:
             kinds.add(kind)
@@ -184,7 +184,7 @@ def calls_by_operator() -> dict[str, list[Call]]:
         add(call)
     for call in (*block_calls(), *norm_calls(), *normalized_calls(), *shared_calls(), *pointwise_calls()):
         add(call)
-    return {name: calls for name, calls in found.items() if calls}
+    return {name: calls for name, calls in by_name.items() if calls}
 
 
 NAMES = sorted({*registry.names(aliases=False), *registry._PLANNERS})
@@ -232,12 +232,12 @@ def test_moving_statistics_change_without_the_output(kernels: str, relu: bool) -
     """A fused convolution and batch norm whose result is read only for its shape update their statistics as unfused."""
     net = mx.sym.BatchNorm(mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4), name="norm")
     net = mx.sym.zeros_like(mx.sym.Activation(net, act_type="relu") if relu else net)
-    found = set()
+    seen = set()
     for fusion in (True, False):
         options = PlanOptions(kernels=kernels, fusion=fusion)
         executor = net.simple_bind(mx.cpu(), grad_req="null", plan_options=options, data=(2, 3, 8, 8))
         for k, array in enumerate(executor.arg_arrays):
             array[:] = np.abs(random(*array.shape, seed=k))
         executor.forward(is_train=True)
-        found.add(b"".join(state.asnumpy().tobytes() for state in executor.aux_arrays))
-    assert len(found) == 1
+        seen.add(b"".join(state.asnumpy().tobytes() for state in executor.aux_arrays))
+    assert len(seen) == 1

@@ -100,12 +100,12 @@ def test_contract(case, dtype, elements, monkeypatch):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_blocks_change_nothing(case, monkeypatch):
     """Outputs and states are the same however the arrays are cut."""
-    found = []
+    results = []
     for elements in (1 << 16, 5):
         monkeypatch.setattr(tiling._thread, "grain", tiling.Grain(elements, 2 << 20))
         op, arrays, params = narrowed(case, "float64")
-        found.append([y.copy() for y in run(op, arrays, params)] + arrays)
-    for whole, cut in zip(*found, strict=True):
+        results.append([y.copy() for y in run(op, arrays, params)] + arrays)
+    for whole, cut in zip(*results, strict=True):
         np.testing.assert_allclose(cut, whole, rtol=1e-6 if case[0] == "multi_sum_sq" else 1e-14)
 
 
@@ -131,13 +131,13 @@ def test_memory(case):
 def test_states_change_where_they_lie(case):
     """Called on arrays, with the weight as output: weight and states change, the gradient stays."""
     op, arrays, params = narrowed(case, "float32")
-    given = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
+    inputs = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
     expected = [x.copy() for x in arrays]
     new = run(op, expected, params)[0]
-    getattr(mx.nd, op)(*given, out=given[0], **params)
-    np.testing.assert_array_equal(given[0].asnumpy(), new)
-    np.testing.assert_array_equal(given[1].asnumpy(), arrays[1])
-    for ours, theirs in zip(given[2:], expected[2:], strict=True):
+    getattr(mx.nd, op)(*inputs, out=inputs[0], **params)
+    np.testing.assert_array_equal(inputs[0].asnumpy(), new)
+    np.testing.assert_array_equal(inputs[1].asnumpy(), arrays[1])
+    for ours, theirs in zip(inputs[2:], expected[2:], strict=True):
         np.testing.assert_array_equal(ours.asnumpy(), theirs)
 
 
@@ -146,9 +146,9 @@ def test_a_mixed_step_is_the_plain_step_of_the_copy():
     op, arrays, params = narrowed(MIXED[1], "float16")
     plain = [arrays[3].copy(), arrays[1].astype(np.float32), arrays[2].copy()]
     expected = run("sgd_mom_update", plain, params)[0]
-    found = run(op, arrays, params)[0]
+    actual = run(op, arrays, params)[0]
     np.testing.assert_allclose(arrays[3], expected, rtol=1e-6)
-    np.testing.assert_array_equal(found, arrays[3].astype(np.float16))
+    np.testing.assert_array_equal(actual, arrays[3].astype(np.float16))
 
 
 @pytest.mark.parametrize("case", GROUPS, ids=lambda case: case[0])
@@ -158,15 +158,15 @@ def test_many_is_one_after_the_other(case, dtype):
     op, arrays, params = narrowed(case, dtype)
     single, *each = SEVERAL[op.removeprefix("preloaded_")]
     before = [x.copy() for x in arrays]
-    found = run(op, arrays, params)
+    actual = run(op, arrays, params)
     more = {"momentum": 0.9} if "momentum" in params else {}
     exact = {"rtol": 0} if op.startswith("multi") else {"rtol": 2e-3 if dtype == "float16" else 1e-6}
     first = 0
     for k, mine in enumerate(each):
-        given = before[first : first + len(mine)]
-        new = run(single, given, {"lr": RATES["lrs"][k], "wd": RATES["wds"][k], **more})[0]
-        np.testing.assert_allclose(found[k], new, **exact, atol=0 if exact["rtol"] == 0 else 1e-3 * exact["rtol"])
-        for ours, theirs in zip(arrays[first : first + len(mine)], given, strict=True):
+        inputs = before[first : first + len(mine)]
+        new = run(single, inputs, {"lr": RATES["lrs"][k], "wd": RATES["wds"][k], **more})[0]
+        np.testing.assert_allclose(actual[k], new, **exact, atol=0 if exact["rtol"] == 0 else 1e-3 * exact["rtol"])
+        for ours, theirs in zip(arrays[first : first + len(mine)], inputs, strict=True):
             np.testing.assert_allclose(ours, theirs, **exact, atol=0 if exact["rtol"] == 0 else exact["rtol"])
         first += len(mine)
 
@@ -192,12 +192,12 @@ def test_states_of_several_weights_in_a_graph():
 def test_several_weights_as_outputs(case):
     """Called as optimizers do, with the weights as outputs: weights and states change, gradients and rates stay."""
     op, arrays, params = narrowed(case, "float16" if "mp_" in case[0] else "float32")
-    given = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
+    inputs = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
     expected = [x.copy() for x in arrays]
     size = len(SEVERAL[op.removeprefix("preloaded_")][1])
     expected[0], expected[size] = run(op, expected, params)
-    getattr(mx.nd, op)(*given, out=[given[0], given[size]], **params)
-    for ours, theirs in zip(given, expected, strict=True):
+    getattr(mx.nd, op)(*inputs, out=[inputs[0], inputs[size]], **params)
+    for ours, theirs in zip(inputs, expected, strict=True):
         np.testing.assert_array_equal(ours.asnumpy(), theirs)
 
 

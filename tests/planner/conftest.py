@@ -97,12 +97,12 @@ def run_planned(planned: PlannedGraph, given: dict[str, Any]) -> dict[str, Any]:
 
 def _variables(planned: PlannedGraph, given: dict[str, Any]) -> dict[int, Any]:
     graph = planned.graph
-    found = {graph.row[n]: given[name].copy() for name, n in (planned.arguments | planned.aux).items() if n >= 0}
+    by_name = {graph.row[n]: given[name].copy() for name, n in (planned.arguments | planned.aux).items() if n >= 0}
     for i, n in enumerate(planned.head_grads):
         if n >= 0:
             out = planned.outputs[i]
-            found[graph.row[n]] = np.ones(planned.shapes[out], planned.dtypes[out])
-    return found
+            by_name[graph.row[n]] = np.ones(planned.shapes[out], planned.dtypes[out])
+    return by_name
 
 
 def _added(array: Any, given: dict[str, Any], name: str) -> Any:
@@ -112,8 +112,8 @@ def _added(array: Any, given: dict[str, Any], name: str) -> Any:
 
 
 def _results(planned: PlannedGraph, grads: dict[str, Any], arrays: dict[int, Any]) -> dict[str, Any]:
-    found = {f"output{i}": arrays[e].copy() for i, e in enumerate(planned.outputs)}
-    return found | {f"gradient of {name}": array.copy() for name, array in grads.items()}
+    by_name = {f"output{i}": arrays[e].copy() for i, e in enumerate(planned.outputs)}
+    return by_name | {f"gradient of {name}": array.copy() for name, array in grads.items()}
 
 
 def random_symbol(seed: int, size: int) -> Any:
@@ -128,29 +128,29 @@ def random_symbol(seed: int, size: int) -> Any:
         name = f"n{k}"
         choice = rng.randrange(11)
         if choice == 0:
-            made = [sym.tanh(pick(), name=name)]
+            result = [sym.tanh(pick(), name=name)]
         elif choice == 1:
-            made = [pick() + pick()]
+            result = [pick() + pick()]
         elif choice == 2:
-            made = [pick() * pick()]
+            result = [pick() * pick()]
         elif choice == 3:
-            made = [sym.Activation(pick(), act_type=rng.choice(["relu", "sigmoid"]), name=name)]
+            result = [sym.Activation(pick(), act_type=rng.choice(["relu", "sigmoid"]), name=name)]
         elif choice == 4:
-            made = [sym.FullyConnected(pick(), rng.choice(pool), num_hidden=6, no_bias=True, name=name)]
+            result = [sym.FullyConnected(pick(), rng.choice(pool), num_hidden=6, no_bias=True, name=name)]
         elif choice == 5:
-            made = [sym.Reshape(sym.Reshape(pick(), shape=(4, 9), name=f"{name}_flat"), shape=(6, 6), name=name)]
+            result = [sym.Reshape(sym.Reshape(pick(), shape=(4, 9), name=f"{name}_flat"), shape=(6, 6), name=name)]
         elif choice == 6:
-            made = list(sym.SliceChannel(pick(), num_outputs=2, axis=1, name=name))
-            made = [sym.Concat(made[1], made[0], dim=1, name=f"{name}_joined")]
+            result = list(sym.SliceChannel(pick(), num_outputs=2, axis=1, name=name))
+            result = [sym.Concat(result[1], result[0], dim=1, name=f"{name}_joined")]
         elif choice == 7:
-            made = [sym.add_n(pick(), pick(), pick(), name=name)]
+            result = [sym.add_n(pick(), pick(), pick(), name=name)]
         elif choice == 8:
-            made = [sym.transpose(pick(), name=name)]
+            result = [sym.transpose(pick(), name=name)]
         elif choice == 9:
-            made = [sym.BlockGrad(pick(), name=name)] if rng.random() < 0.3 else [sym.negative(pick(), name=name)]
+            result = [sym.BlockGrad(pick(), name=name)] if rng.random() < 0.3 else [sym.negative(pick(), name=name)]
         else:
-            made = [sym.zeros_like(pick(), name=name) + pick()]
-        pool += made
+            result = [sym.zeros_like(pick(), name=name) + pick()]
+        pool += result
     heads = [pool[-1]] + [rng.choice(pool) for _ in range(rng.randrange(3))]
     return sym.Group(heads)
 
@@ -159,8 +159,8 @@ def random_values(symbol: Any, seed: int) -> dict[str, Any]:
     """Return values for every argument, and previous contents of its gradient array."""
     rng = np.random.default_rng(seed)
     names = symbol.list_arguments()
-    given = {name: rng.uniform(-1, 1, (6, 6)).astype(np.float32) for name in names}
-    return given | {f"grad:{name}": rng.uniform(-1, 1, (6, 6)).astype(np.float32) for name in names}
+    inputs = {name: rng.uniform(-1, 1, (6, 6)).astype(np.float32) for name in names}
+    return inputs | {f"grad:{name}": rng.uniform(-1, 1, (6, 6)).astype(np.float32) for name in names}
 
 
 @pytest.fixture(scope="session")

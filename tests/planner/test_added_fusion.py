@@ -106,14 +106,14 @@ def start() -> Network:
 def test_each_pass_is_timed_and_gives_its_facts() -> None:
     """The list runs every pass that is wanted, in its order, and says how long each took."""
     seconds: dict[str, float] = {}
-    made = passes.run_passes(start(), settings(), checked=True, seconds=seconds)
+    result = passes.run_passes(start(), settings(), checked=True, seconds=seconds)
     wanted = [one.name for one in passes.PASSES if one.enabled(settings())]
     assert list(seconds) == wanted
     assert all(value >= 0 for value in seconds.values())
-    assert made.wanted
-    assert len(made.shapes) == made.graph.num_entries
+    assert result.wanted
+    assert len(result.shapes) == result.graph.num_entries
     shown = [one.name for one in passes.PASSES if one.shown and one.enabled(settings())]
-    assert [one.name for one in made.reports] == shown
+    assert [one.name for one in result.reports] == shown
     off = passes.run_passes(start(), settings(fusion=False, eliminate_common_expr=False))
     assert off.reports == ()
 
@@ -146,18 +146,20 @@ def test_a_graph_that_contradicts_itself_is_noticed(monkeypatch: pytest.MonkeyPa
 
 def test_an_edit_leaves_the_given_network_as_it_is() -> None:
     """New nodes and replaced entries change only the copy; unneeded nodes are removed."""
-    given = start()
-    before = ([list(ins) for ins in given.graph.inputs], list(given.graph.names), list(given.graph.outputs))
-    edit = Edit(given)
-    scale = given.graph.names.index("s0")
+    inputs = start()
+    before = ([list(ins) for ins in inputs.graph.inputs], list(inputs.graph.names), list(inputs.graph.outputs))
+    edit = Edit(inputs)
+    scale = inputs.graph.names.index("s0")
     exp = registry.get("exp")
-    made = edit.add(exp, "instead", inputs=given.graph.inputs[scale], main=scale, params=registry.parse_params(exp, {}))
-    edit.fuse((scale,), {given.graph.row[scale]: made})
+    result = edit.add(
+        exp, "instead", inputs=inputs.graph.inputs[scale], main=scale, params=registry.parse_params(exp, {})
+    )
+    edit.fuse((scale,), {inputs.graph.row[scale]: result})
     after = edit.done()
     after.check()
     assert "s0" not in after.graph.names
     assert "instead" in after.graph.names
-    assert before == ([list(ins) for ins in given.graph.inputs], list(given.graph.names), list(given.graph.outputs))
+    assert before == ([list(ins) for ins in inputs.graph.inputs], list(inputs.graph.names), list(inputs.graph.outputs))
 
 
 def _without_controls(network: Network, settings: Settings) -> tuple[Network, str]:

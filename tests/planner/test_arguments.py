@@ -36,14 +36,14 @@ EXEMPT = {
 
 def unnamed(path: Path) -> list[str]:
     """Public functions and constructors of a module that take more arguments without their names."""
-    found = []
+    results = []
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.FunctionDef) or (node.name.startswith("_") and node.name != "__init__"):
             continue
         taken = [a.arg for a in (*node.args.posonlyargs, *node.args.args) if a.arg not in ("self", "cls")]
         if len(taken) > POSITIONAL and node.name not in EXEMPT:
-            found.append(f"{node.name}({', '.join(taken)})")
-    return found
+            results.append(f"{node.name}({', '.join(taken)})")
+    return results
 
 
 @together()

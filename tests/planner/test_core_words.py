@@ -205,8 +205,8 @@ def test_prices_are_those_of_plans(seed: int) -> None:
         for _ in range(4):
             chosen = [nid for nid in tape.repeatable if draw.random() < 0.5]
             changed = repeat(program, chosen)
-            found = Buffers(changed, assignment(changed, options), options=options)
-            assert tape.price(chosen).peak == found.lower_bound
+            actual = Buffers(changed, assignment(changed, options), options=options)
+            assert tape.price(chosen).peak == actual.lower_bound
             planned(changed, options)
 
 

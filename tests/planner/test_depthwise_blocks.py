@@ -57,9 +57,9 @@ def operators(net: Any, grad_req: Any = "write", **options: Any) -> list[str]:
 def test_training_joins_the_block_in_both_directions(stride: int, relu: bool) -> None:
     """Six nodes become two, the plan says so, and it is smaller."""
     net = network(stride, relu)
-    found = operators(net)
-    assert found.count(BLOCK.name) == found.count(BLOCK_GRADIENT.name) == 1
-    assert not [name for name in found if "BatchNorm" in name and name not in (BLOCK.name, BLOCK_GRADIENT.name)]
+    actual = operators(net)
+    assert actual.count(BLOCK.name) == actual.count(BLOCK_GRADIENT.name) == 1
+    assert not [name for name in actual if "BatchNorm" in name and name not in (BLOCK.name, BLOCK_GRADIENT.name)]
     joined, apart = (
         plan_symbol(net, {"data": SHAPE}, grad_req="write", options=PlanOptions(fusion=fusion)).memory
         for fusion in (True, False)
@@ -138,11 +138,11 @@ def values(
     for _ in range(3):
         executor.forward(is_train=True, data=mx.nd.array(rng.normal(size=SHAPE)))
         executor.backward()
-    found = {name: array.asnumpy().tobytes() for name, array in executor.grad_dict.items() if array is not None}
-    found |= {name: array.asnumpy().tobytes() for name, array in executor.aux_dict.items()}
-    found["trained"] = executor.outputs[0].asnumpy().tobytes()
-    found["not trained"] = executor.forward(is_train=False)[0].asnumpy().tobytes()
-    return found
+    by_name = {name: array.asnumpy().tobytes() for name, array in executor.grad_dict.items() if array is not None}
+    by_name |= {name: array.asnumpy().tobytes() for name, array in executor.aux_dict.items()}
+    by_name["trained"] = executor.outputs[0].asnumpy().tobytes()
+    by_name["not trained"] = executor.forward(is_train=False)[0].asnumpy().tobytes()
+    return by_name
 
 
 @pytest.mark.shows("MXNET_USE_FUSION")
@@ -212,9 +212,9 @@ def test_a_kept_plan_has_the_blocks() -> None:
     net = network()
     planned = plan_symbol(net, {"data": SHAPE}, grad_req="write")
     order = depth_first_order(entry[0] for entry in net.entries)
-    again = loaded(dumped(planned, order), order[0])
+    reloaded = loaded(dumped(planned, order), order[0])
     names = [(node.op and node.op.name, node.name) for node in planned.graph.nodes]
-    assert [(node.op and node.op.name, node.name) for node in again.graph.nodes] == names
+    assert [(node.op and node.op.name, node.name) for node in reloaded.graph.nodes] == names
     assert (BLOCK.name, "n2_relu") in names
 
 
@@ -223,8 +223,8 @@ def test_mobilenet_joins_its_thirteen_blocks() -> None:
     from weftplan import models
 
     planned = plan_symbol(models.get("mobilenet"), models.input_shapes("mobilenet", 1), grad_req="write")
-    found = [node.op.name for node in planned.graph.nodes if node.op is not None]
-    assert found.count(BLOCK.name) == found.count(BLOCK_GRADIENT.name) == 13
+    actual = [node.op.name for node in planned.graph.nodes if node.op is not None]
+    assert actual.count(BLOCK.name) == actual.count(BLOCK_GRADIENT.name) == 13
 
 
 @pytest.mark.parametrize("recompute", ["mxnet", "echo", "sqrt", "cheap"])

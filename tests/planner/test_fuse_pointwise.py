@@ -54,12 +54,12 @@ def run(symbol: Any, shape: Any, context: Any, *, dtype: str = "float32", grad_r
     launches = sum(meter.launches.values())
     validate(executor.planned)
     assert executor.allocated_bytes == executor.memory_plan.peak
-    found = {
+    by_name = {
         **{f"output {k}": one for k, one in enumerate(executor.outputs)},
         **executor.grad_dict,
         **executor.aux_dict,
     }
-    values = {name: array.asnumpy() for name, array in found.items() if array is not None}
+    values = {name: array.asnumpy() for name, array in by_name.items() if array is not None}
     values["inference"] = executor.forward(is_train=False)[0].asnumpy()
     return values, launches, executor
 
@@ -96,9 +96,9 @@ def test_values_are_those_of_the_host():
     for make, shape in NETWORKS.values():
         with place("standin", kind="NaiveEngine") as context:
             expected = run(make(), shape, mx.cpu())[0]
-            found = run(make(), shape, context(0))[0]
+            actual = run(make(), shape, context(0))[0]
         for name, array in expected.items():
-            np.testing.assert_allclose(found[name], array, rtol=2e-4, atol=2e-4, err_msg=name)
+            np.testing.assert_allclose(actual[name], array, rtol=2e-4, atol=2e-4, err_msg=name)
 
 
 def test_gelu_is_one_launch():
@@ -144,16 +144,16 @@ def test_a_node_on_the_host_is_not_fused():
     for second in (mx.cpu(), mx.gpu(1)):
         plan = plan_symbol(x, {"data": (3, 4)}, context=mx.gpu(0), group2ctx={"first": mx.gpu(0), "second": second})
         members = [[one.op.name for one in group.members] for group in groups(plan.graph)]
-        rest = [["_plus_scalar", "sqrt", "_mul_scalar"]] if second != mx.cpu() else []
-        assert members == [["_mul_scalar", "exp"], *rest]
+        remaining = [["_plus_scalar", "sqrt", "_mul_scalar"]] if second != mx.cpu() else []
+        assert members == [["_mul_scalar", "exp"], *remaining]
 
 
 def test_a_group_waits_for_no_node_that_waits_for_it():
     """A layer whose product reads a result of the group, and whose bias the group would add, is another group."""
     x = mx.sym.Variable("data") * 2.0 + 1.0
     y = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=5, name="layer"), act_type="tanh") * 0.5 + x
-    found = planned(y, (3, 5), grad_req="null")
-    assert [len(group.members) for group in groups(found.graph)] == [2, 4]
+    actual = planned(y, (3, 5), grad_req="null")
+    assert [len(group.members) for group in groups(actual.graph)] == [2, 4]
     with place("standin", kind="NaiveEngine") as context:
         assert_same_bits(run(y, (3, 5), context(0))[0], run(y, (3, 5), context(0), fusion=False)[0])
 
@@ -208,10 +208,10 @@ def test_unfused_nodes_are_those_of_the_symbol():
         symbol = make()
         graph = planned(symbol, shape, grad_req="null").graph
         assert groups(graph)
-        again = mx.sym.Group([mx.symbol.Symbol([entry]) for entry in unfused(graph, graph.outputs)])
-        assert sorted(again.list_arguments()) == sorted(symbol.list_arguments())
+        repeated = mx.sym.Group([mx.symbol.Symbol([entry]) for entry in unfused(graph, graph.outputs)])
+        assert sorted(repeated.list_arguments()) == sorted(symbol.list_arguments())
         plain = plan_symbol(symbol, {"data": shape}, options=PlanOptions(fusion=False)).graph
-        redone = plan_symbol(again, {"data": shape}, options=PlanOptions(fusion=False)).graph
+        redone = plan_symbol(repeated, {"data": shape}, options=PlanOptions(fusion=False)).graph
         assert operators(redone) == operators(plain)
 
 

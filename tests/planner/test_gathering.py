@@ -73,18 +73,18 @@ def run(net: Any, shapes: Any, grad_req: str = "write", dtype: str = "float64") 
             exe.grad_dict[name][:] = rng.standard_normal(exe.grad_dict[name].shape)
     exe.forward(is_train=True)
     exe.backward()
-    found = {name: array.asnumpy() for name, array in exe.grad_dict.items()}
+    by_name = {name: array.asnumpy() for name, array in exe.grad_dict.items()}
     assert exe.allocated_bytes == exe.memory_plan.peak
-    return found, exe
+    return by_name, exe
 
 
 def test_a_recurrent_layer_is_gathered():
     """Of the weight that reads the data the data's gradients come along; those of the other are needed step by step."""
     net, shapes = recurrent()
-    found = groups(net, shapes)
-    assert {node.params["whole"] for node in found} == {True, False}
+    actual = groups(net, shapes)
+    assert {node.params["whole"] for node in actual} == {True, False}
     for whole, most in ((True, -(-WIDTH // BATCH)), (False, HIDDEN // BATCH)):
-        counts = [node.params["count"] for node in found if node.params["whole"] is whole]
+        counts = [node.params["count"] for node in actual if node.params["whole"] is whole]
         assert sum(counts) == STEPS
         assert max(counts) <= most
         assert max(counts) - min(counts) <= 1
@@ -98,12 +98,12 @@ def test_a_recurrent_layer_is_gathered():
 def test_gradients_are_those_without_the_pass(made, grad_req, monkeypatch):
     """Gradients are equal within the rounding of sums; the allocated bytes equal the plan."""
     net, shapes = made()
-    found, _ = run(net, shapes, grad_req)
+    actual, _ = run(net, shapes, grad_req)
     monkeypatch.setenv("MXNET_USE_FUSION", "0")
     wanted, exe = run(net, shapes, grad_req)
     assert not any(node.op is SHARED_GRADIENT for node in exe.planned.graph.nodes)
     for name, array in wanted.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-12, atol=1e-13, err_msg=name)
+        np.testing.assert_allclose(actual[name], array, rtol=1e-12, atol=1e-13, err_msg=name)
 
 
 @pytest.mark.parametrize("wanted", [["h_weight"], ["x_weight", "h_bias"], ["x_bias", "data"], ["begin"]])
@@ -153,12 +153,12 @@ def test_shapes_are_solved_once(monkeypatch):
         assert not solved
         for name, eid in planned.gradients.items():
             assert planned.shapes[eid] == planned.shapes[graph.row[planned.arguments[name]]]
-        made = [k for k, node in enumerate(graph.nodes) if node.op is SHARED_GRADIENT and node.params["whole"]]
-        for k in made:
+        result = [k for k, node in enumerate(graph.nodes) if node.op is SHARED_GRADIENT and node.params["whole"]]
+        for k in result:
             count = graph.nodes[k].params["count"]
             data = [planned.shapes[e] for e in graph.inputs[k][count : 2 * count]]
             assert planned.shapes[graph.row[k + 1] - count : graph.row[k + 1]] == data
-        assert made
+        assert result
 
 
 def test_the_largest_groups():
@@ -172,9 +172,9 @@ def test_the_largest_groups():
 def test_same_bits_on_any_number_of_cores(monkeypatch, four_cores):
     """How a product is cut follows from its size."""
     net, shapes = recurrent(hidden=512)
-    found = []
+    results = []
     for engine in ("NaiveEngine", "ThreadedEnginePerDevice"):
         with mx.engine.using(mx.engine.create(engine)):
-            found.append(run(net, {**shapes, "data": (32, STEPS, 256), "begin": (32, 512)}, dtype="float32")[0])
-    for name, array in found[0].items():
-        assert array.tobytes() == found[1][name].tobytes()
+            results.append(run(net, {**shapes, "data": (32, STEPS, 256), "begin": (32, 512)}, dtype="float32")[0])
+    for name, array in results[0].items():
+        assert array.tobytes() == results[1][name].tobytes()

@@ -80,9 +80,9 @@ def test_the_fewest_terms_that_are_added_one_at_a_time(cap: int) -> None:
     """Two terms are a chain with a cap of 2, and with any below it; with 3 they are one sum."""
     x = sym.Variable("x")
     planned = _plan(sym.exp(x) * sym.sin(x), options=PlanOptions(inplace_grad_sum_cap=cap))
-    made = [node.op.name for node in planned.graph.nodes if node.op is not None]
-    assert made.count("_grad_add") == (cap <= 2)
-    assert made.count("add_n") == (cap > 2)
+    result = [node.op.name for node in planned.graph.nodes if node.op is not None]
+    assert result.count("_grad_add") == (cap <= 2)
+    assert result.count("add_n") == (cap > 2)
 
 
 def test_chain_edges_close_no_cycle() -> None:
@@ -102,9 +102,9 @@ def test_chain_edges_close_no_cycle() -> None:
 def test_the_same_output_twice_sums_both_head_gradients(interpret: Any) -> None:
     """Group([y, y]): MXNet 1.9.1 keeps only the last head gradient; here both count."""
     y = sym.exp(sym.Variable("x"))
-    given = {"x": np.zeros(SHAPE, np.float32)}
-    once = interpret.planned(_plan(y), given)["gradient of x"]
-    twice = interpret.planned(_plan(sym.Group([y, y])), given)["gradient of x"]
+    inputs = {"x": np.zeros(SHAPE, np.float32)}
+    once = interpret.planned(_plan(y), inputs)["gradient of x"]
+    twice = interpret.planned(_plan(sym.Group([y, y])), inputs)["gradient of x"]
     assert np.array_equal(twice, 2 * once)
 
 
@@ -133,8 +133,8 @@ def test_blocked_gradients_are_zero(interpret: Any) -> None:
     net = sym.BlockGrad(sym.exp(sym.Variable("x")))
     planned = _plan(net)
     assert "_backward_exp" not in _ops(planned)
-    found = interpret.planned(planned, {"x": np.ones(SHAPE, np.float32)})["gradient of x"]
-    assert not found.any()
+    actual = interpret.planned(planned, {"x": np.ones(SHAPE, np.float32)})["gradient of x"]
+    assert not actual.any()
 
 
 def test_unreachable_argument() -> None:

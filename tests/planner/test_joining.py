@@ -45,9 +45,9 @@ def test_inference_joins_every_layer_with_its_relu():
 
 def test_training_joins_batch_norm_in_both_directions():
     """A convolution's relu with a gradient stays unfused, since the gradient needs its node; batch norm's is fused."""
-    found = operators(layers(activation), "write")
-    assert found.count("BatchNorm+relu") == found.count("_backward_BatchNorm+relu") == 1
-    assert found.count("Activation") == found.count("_backward_Activation") == 1
+    actual = operators(layers(activation), "write")
+    assert actual.count("BatchNorm+relu") == actual.count("_backward_BatchNorm+relu") == 1
+    assert actual.count("Activation") == actual.count("_backward_Activation") == 1
 
 
 def residual(blocks: int) -> Any:
@@ -121,10 +121,10 @@ def test_same_bits_with_batch_norm_in_a_convolution(layer: str, norm: dict[str, 
                 for array in (*executor.arg_arrays, *executor.aux_arrays):
                     array[:] = rng.uniform(-1, 1, array.shape)
                 executor.aux_dict["b_moving_var"][:] = rng.uniform(0.5, 2, executor.aux_dict["b_moving_var"].shape)
-                found = []
+                collected = []
                 for is_train in (False, True, False):
-                    found.append(executor.forward(is_train=is_train)[0].asnumpy().tobytes())
-                results.append([*found, *(array.asnumpy().tobytes() for array in executor.aux_arrays)])
+                    collected.append(executor.forward(is_train=is_train)[0].asnumpy().tobytes())
+                results.append([*collected, *(array.asnumpy().tobytes() for array in executor.aux_arrays)])
             assert results[0] == results[1], dtype
 
 
@@ -190,8 +190,8 @@ def test_same_bits_with_fusion_and_without(kernels: str, grad_req: str, monkeypa
         if grad_req != "null":
             executor.backward([mx.nd.array(rng.normal(0, 1, out.shape)) for out in executor.outputs])
         arrays = [*executor.outputs, *(g for g in executor.grad_arrays if g is not None), *executor.aux_arrays]
-        found = [array.asnumpy().tobytes() for array in arrays]
-        results.append([*found, *(out.asnumpy().tobytes() for out in executor.forward(is_train=False))])
+        actual = [array.asnumpy().tobytes() for array in arrays]
+        results.append([*actual, *(out.asnumpy().tobytes() for out in executor.forward(is_train=False))])
     assert results[0] == results[1]
 
 
@@ -221,10 +221,10 @@ def test_relu_of_unusual_values(name: str, values: tuple[float, ...]):
     data = np.array(values, np.float32).reshape(1, 4, 1, 1)
     op = joined.LAYERS[name]
     layer = registry.get(name)
-    given = (
+    arguments = (
         {"kernel": (1, 1), "num_filter": 4, "num_group": 4, "no_bias": True} if name == "Convolution" else {"eps": 0}
     )
-    params = registry.parse_params(layer, given)
+    params = registry.parse_params(layer, arguments)
     ones = np.ones((4, 1, 1, 1), np.float32)
     zeros = np.zeros(4, np.float32)
     inputs = [data, ones] if name == "Convolution" else [data, ones.ravel(), zeros, zeros.copy(), ones.ravel().copy()]
@@ -247,16 +247,16 @@ def test_the_symbol_as_it_runs_can_be_written_and_read(grad_req: str):
     net = layers(activation)
     executor = net.simple_bind(mx.cpu(), grad_req=grad_req, x=(2, 3, 6, 6))
     assert ("Convolution+BatchNorm" in executor.debug_str()) == (grad_req == "null")
-    found = mx.sym.load_json(executor.get_optimized_symbol().tojson())
-    assert found.list_arguments() == net.list_arguments()
-    assert found.list_auxiliary_states() == net.list_auxiliary_states()
-    assert found.get_internals().list_outputs() == net.get_internals().list_outputs()
-    again = found.simple_bind(mx.cpu(), x=(2, 3, 6, 6))
+    actual = mx.sym.load_json(executor.get_optimized_symbol().tojson())
+    assert actual.list_arguments() == net.list_arguments()
+    assert actual.list_auxiliary_states() == net.list_auxiliary_states()
+    assert actual.get_internals().list_outputs() == net.get_internals().list_outputs()
+    repeated = actual.simple_bind(mx.cpu(), x=(2, 3, 6, 6))
     rng = np.random.default_rng(4)
     for name, array in executor.arg_dict.items():
-        array[:] = again.arg_dict[name][:] = rng.normal(0, 1, array.shape)
+        array[:] = repeated.arg_dict[name][:] = rng.normal(0, 1, array.shape)
     want = executor.forward(is_train=True)[0].asnumpy()
-    assert again.forward(is_train=True)[0].asnumpy().tobytes() == want.tobytes()
+    assert repeated.forward(is_train=True)[0].asnumpy().tobytes() == want.tobytes()
 
 
 def test_a_monitor_says_what_it_cannot_show(monkeypatch: pytest.MonkeyPatch):

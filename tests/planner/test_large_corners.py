@@ -77,12 +77,12 @@ def test_all_layers_by_one_sort(seed: int) -> None:
         elif kind == 2:
             upper = np.where(rng.random(n) < 0.5, times + 5, upper)
         problem = sectioned(lower, upper, rng.integers(1, 9, n), np.arange(n))
-        found, expected = leaf_parts(problem), layer_by_layer(problem)
-        assert [base for base, _ in found] == [base for base, _ in expected]
-        for (_, part), (_, other) in zip(found, expected, strict=True):
-            assert part.sections == other.sections
+        actual, expected = leaf_parts(problem), layer_by_layer(problem)
+        assert [base for base, _ in actual] == [base for base, _ in expected]
+        for (_, part), (_, second) in zip(actual, expected, strict=True):
+            assert part.sections == second.sections
             for field in ("lo", "hi", "size", "index"):
-                assert getattr(part, field).tolist() == getattr(other, field).tolist()
+                assert getattr(part, field).tolist() == getattr(second, field).tolist()
 
 
 def test_nested_lifetimes_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

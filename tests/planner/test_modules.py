@@ -37,15 +37,15 @@ def kept_by(text: str) -> set[str]:
         for target in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
         if isinstance(target, ast.Name)
     }
-    found: set[str] = set()
+    seen: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
-            found.update(node.names)
+            seen.update(node.names)
         elif isinstance(node, ast.FunctionDef):
             if any(
                 "cache" in ast.unparse(mark) and "property" not in ast.unparse(mark) for mark in node.decorator_list
             ):
-                found.add(node.name)
+                seen.add(node.name)
             for part in ast.walk(node):
                 changed: ast.AST | None = None
                 if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in CHANGING:
@@ -53,18 +53,18 @@ def kept_by(text: str) -> set[str]:
                 elif isinstance(part, ast.Subscript) and not isinstance(part.ctx, ast.Load):
                     changed = part.value
                 if isinstance(changed, ast.Name) and changed.id in names:
-                    found.add(changed.id)
-    return found
+                    seen.add(changed.id)
+    return seen
 
 
 def test_modules_of_the_planner_keep_nothing() -> None:
     """Any thread may call any function: no module has state that passes from call to call."""
-    found = {
+    by_name = {
         f"{path.relative_to(PLANNER).as_posix()}: {name}"
         for path in PLANNER.rglob("*.py")
         for name in kept_by(path.read_text())
     }
-    assert found == KEPT
+    assert by_name == KEPT
 
 
 def test_what_is_kept_is_seen() -> None:

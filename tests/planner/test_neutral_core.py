@@ -27,19 +27,19 @@ def core() -> list[Path]:
 
 def strangers(path: Path) -> list[str]:
     """Imports of a module that the core must not have."""
-    found = []
+    results = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found += [a.name for a in node.names if a.name.startswith(("weftplan.symbol", "weftplan.ops"))]
+            results += [a.name for a in node.names if a.name.startswith(("weftplan.symbol", "weftplan.ops"))]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {alias.name for alias in node.names}
             if node.module.startswith(("weftplan.symbol", "weftplan.planner.symbolic")):
-                found.append(node.module)
+                results.append(node.module)
             elif node.module == "weftplan.planner" and "symbolic" in names:
-                found.append("weftplan.planner.symbolic")
+                results.append("weftplan.planner.symbolic")
             elif node.module == "weftplan.ops" or node.module.startswith("weftplan.ops."):
-                found += [f"{node.module}.{name}" for name in names]
-    return found
+                results += [f"{node.module}.{name}" for name in names]
+    return results
 
 
 @together()
@@ -120,9 +120,9 @@ def test_a_budget_repeats_steps() -> None:
     )
     validate(tight)
     assert tight.memory.peak <= plain.memory.peak * 3 // 4
-    again = [tight.graph.names[nid] for nid in tight.order if nid in tight.graph.again]
-    assert again
-    assert all(name.endswith("_mirror") for name in again)
+    repeated = [tight.graph.names[nid] for nid in tight.order if nid in tight.graph.again]
+    assert repeated
+    assert all(name.endswith("_mirror") for name in repeated)
 
 
 def test_what_may_not_be_repeated_is_not() -> None:

@@ -23,12 +23,12 @@ def test_late_consumers_are_pulled_forward() -> None:
     tops = [sym.max(z, axis=0, keepdims=True) for z in order_only]
     sums = [sym.max(big, axis=0, keepdims=True, name=f"m{k}") for k, big in enumerate(bigs)]
     net = sym.Concat(*tops, *sums, dim=0)
-    given = plan_symbol(net, {"x": (4, 64)}, options=PlanOptions(eliminate_common_expr=False))
+    inputs = plan_symbol(net, {"x": (4, 64)}, options=PlanOptions(eliminate_common_expr=False))
     chosen = plan_symbol(net, {"x": (4, 64)}, options=PlanOptions(eliminate_common_expr=False, reorder=True))
     validate(chosen)
-    assert chosen.memory.peak < given.memory.peak / 2
+    assert chosen.memory.peak < inputs.memory.peak / 2
     assert any("another order" in note for note in chosen.memory.notes)
-    assert sorted(chosen.order) == sorted(given.order)
+    assert sorted(chosen.order) == sorted(inputs.order)
 
 
 @pytest.mark.parametrize("name", ["lenet", "resnet", "mlp"])
@@ -113,25 +113,25 @@ def uneven_symbol(seed: int, size: int, *, shared: bool = True) -> Any:
             at = 0
         value, width = pool[at]
         choice = rng.randrange(6)
-        made: list[tuple[Any, int]]
+        result: list[tuple[Any, int]]
         if choice < 2:
             wide = rng.choice([1, 2, 5, 16, 40])
-            made = [(sym.FullyConnected(value, num_hidden=wide, no_bias=True, name=name), wide)]
+            result = [(sym.FullyConnected(value, num_hidden=wide, no_bias=True, name=name), wide)]
         elif choice == 2 and len(unread) > 1:
             others = rng.sample(unread, min(len(unread), 1 + rng.randrange(2)))
             joined = [pool[i] for i in dict.fromkeys([at, *others])]
-            made = [(sym.Concat(*[v for v, _ in joined], dim=1, name=name), sum(w for _, w in joined))]
+            result = [(sym.Concat(*[v for v, _ in joined], dim=1, name=name), sum(w for _, w in joined))]
             unread = [i for i in unread if i not in others]
         elif choice == 3:
-            made = [(sym.tanh(value, name=name), width)]
+            result = [(sym.tanh(value, name=name), width)]
         elif choice == 4:
-            made = [(sym.Reshape(value, shape=(-1, width), name=name), width)]
+            result = [(sym.Reshape(value, shape=(-1, width), name=name), width)]
         else:
-            made = [(sym.max(value, axis=1, keepdims=True, name=name), 1)]
+            result = [(sym.max(value, axis=1, keepdims=True, name=name), 1)]
         if at in unread:
             unread.remove(at)
-        unread += range(len(pool), len(pool) + len(made))
-        pool += made
+        unread += range(len(pool), len(pool) + len(result))
+        pool += result
     return sym.Group([pool[i][0] for i in unread])
 
 
@@ -140,9 +140,9 @@ def uneven_symbol(seed: int, size: int, *, shared: bool = True) -> Any:
 def test_never_worse_and_valid(seed: int, grad_req: str) -> None:
     """Larger random graphs: a valid plan, the parts kept apart, and no higher peak than the given order's."""
     net = uneven_symbol(1000 + seed, 20 + 2 * seed)
-    given = plan_symbol(net, {"x": (4, 8)}, grad_req=grad_req, options=PlanOptions())
+    inputs = plan_symbol(net, {"x": (4, 8)}, grad_req=grad_req, options=PlanOptions())
     chosen = plan_symbol(net, {"x": (4, 8)}, grad_req=grad_req, options=PlanOptions(reorder=True))
     validate(chosen)
-    assert chosen.memory.peak <= given.memory.peak
-    assert chosen.num_forward_nodes == given.num_forward_nodes
-    assert sorted(chosen.order[: chosen.num_forward_nodes]) == sorted(given.order[: given.num_forward_nodes])
+    assert chosen.memory.peak <= inputs.memory.peak
+    assert chosen.num_forward_nodes == inputs.num_forward_nodes
+    assert sorted(chosen.order[: chosen.num_forward_nodes]) == sorted(inputs.order[: inputs.num_forward_nodes])

@@ -16,10 +16,10 @@ from weftplan.planner.program import Program
 def test_a_part_of_three_steps_is_put_into_another_order() -> None:
     """A step with much scratch runs before many results are alive; three steps are the minimum for the search."""
     steps = [Step("wide", ("x",), 5000), Step("busy", ("x",), 1000, scratch=10_000), Step("end", ("wide", "busy"), 64)]
-    given = plan_steps({"x": 64}, steps, ["end"])
+    inputs = plan_steps({"x": 64}, steps, ["end"])
     chosen = plan_steps({"x": 64}, steps, ["end"], options=PlanOptions(reorder=True))
     validate(chosen)
-    assert given.memory.lower_bound >= 16_000
+    assert inputs.memory.lower_bound >= 16_000
     assert chosen.memory.lower_bound < 12_000
     assert [chosen.graph.names[nid] for nid in chosen.order] == ["busy", "wide", "end"]
 

@@ -316,8 +316,8 @@ def test_who_reuses_whose_bytes_shows_whether_a_packing_is_right(
     except PlanError as error:
         wrong = str(error)
     if wrong is None:
-        found = judged(lower, upper, size, place, alignment=2)
-        for mine, edges in zip(found, reuse_edges(lower, size, place), strict=True):
+        actual = judged(lower, upper, size, place, alignment=2)
+        for mine, edges in zip(actual, reuse_edges(lower, size, place), strict=True):
             assert mine.tolist() == edges.tolist()
     else:
         with pytest.raises(PlanError, match=re.escape(wrong)):

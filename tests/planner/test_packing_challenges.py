@@ -29,9 +29,9 @@ def test_the_bound_is_the_height_of_the_rectangle(family: str, n: int) -> None:
 
 def test_same_seed_same_problem() -> None:
     """Seeds differ, families differ, a repetition does not."""
-    made = {name: [column.tolist() for column in buffers] for name, buffers in challenges(2, (60,))}
-    assert made == {name: [column.tolist() for column in buffers] for name, buffers in challenges(2, (60,))}
-    assert len({str(columns) for columns in made.values()}) == len(made) == 2 * len(FAMILIES)
+    result = {name: [column.tolist() for column in buffers] for name, buffers in challenges(2, (60,))}
+    assert result == {name: [column.tolist() for column in buffers] for name, buffers in challenges(2, (60,))}
+    assert len({str(columns) for columns in result.values()}) == len(result) == 2 * len(FAMILIES)
     with pytest.raises(ValueError, match="expected one of cut, "):
         challenge("knots", 10)
 

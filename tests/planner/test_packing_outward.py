@@ -42,10 +42,10 @@ def test_every_variant_is_valid(rows: list[tuple[int, int, int]], variant: Varia
     """No two live buffers overlap, whatever the floor and whatever is preferred."""
     problem = problem_of(rows)
     order = precedence(len(rows), lambda earlier, later: (earlier + 2 * later) % 3 > 0) if judged else None
-    found = pack_outwards(problem, floor=problem.lower_bound() + slack, limit=NO_LIMIT, variant=variant, order=order)
-    assert found is not None
-    peak = check_packing(problem.lo, problem.hi, problem.size, found[0])
-    assert peak == peak_of(problem, found[0])
+    actual = pack_outwards(problem, floor=problem.lower_bound() + slack, limit=NO_LIMIT, variant=variant, order=order)
+    assert actual is not None
+    peak = check_packing(problem.lo, problem.hi, problem.size, actual[0])
+    assert peak == peak_of(problem, actual[0])
 
 
 @given(buffers)
@@ -55,13 +55,13 @@ def test_variants_left_out_pack_like_one_that_is_not(rows: list[tuple[int, int, 
     problem = problem_of(rows)
 
     def packed(variant: Variant) -> list[int]:
-        found = pack_outwards(problem, floor=problem.lower_bound(), limit=NO_LIMIT, variant=variant)
-        assert found is not None
-        return list(found[0].tolist())
+        actual = pack_outwards(problem, floor=problem.lower_bound(), limit=NO_LIMIT, variant=variant)
+        assert actual is not None
+        return list(actual[0].tolist())
 
     tried = variants_of(problem)
     assert tried == [variant for variant in VARIANTS if variant in tried]
-    assert all(packed(variant) in [packed(other) for other in tried] for variant in VARIANTS)
+    assert all(packed(variant) in [packed(second) for second in tried] for variant in VARIANTS)
     assert variants_of(problem, 2)[0] is VARIANTS[0]
 
 
@@ -85,9 +85,9 @@ def test_it_gives_up_only_above_the_limit(rows: list[tuple[int, int, int]], vari
     free = pack_outwards(problem, floor=floor, limit=NO_LIMIT, variant=variant)
     assert free is not None
     peak = peak_of(problem, free[0])
-    again = pack_outwards(problem, floor=floor, limit=peak, variant=variant)
-    assert again is not None
-    assert again[0].tolist() == free[0].tolist()
+    repeated = pack_outwards(problem, floor=floor, limit=peak, variant=variant)
+    assert repeated is not None
+    assert repeated[0].tolist() == free[0].tolist()
     if peak > floor:
         assert pack_outwards(problem, floor=floor, limit=peak - 1, variant=variant) is None
 
@@ -102,9 +102,9 @@ def test_waits_are_the_unordered_reuse_edges(rows: list[tuple[int, int, int]], v
     """
     problem = problem_of(rows)
     order = precedence(len(rows), lambda earlier, later: (earlier * 5 + later * 3) % 4 == 0)
-    found = pack_outwards(problem, floor=problem.lower_bound(), limit=NO_LIMIT, variant=variant, order=order)
-    assert found is not None
-    offsets, waits = found
+    actual = pack_outwards(problem, floor=problem.lower_bound(), limit=NO_LIMIT, variant=variant, order=order)
+    assert actual is not None
+    offsets, waits = actual
     if peak_of(problem, offsets) > problem.lower_bound():
         return
     pointers, earlier = reuse_edges(problem.lo, problem.size, offsets)
@@ -126,9 +126,9 @@ def test_nested_lifetimes_are_packed_at_the_bound() -> None:
     rows += [(600 - k, 602 - k, size[k]) for k in range(300)]
     problem = problem_of(rows)
     for variant in VARIANTS:
-        found = pack_outwards(problem, floor=problem.lower_bound(), limit=NO_LIMIT, variant=variant)
-        assert found is not None
-        assert peak_of(problem, found[0]) == problem.lower_bound()
+        actual = pack_outwards(problem, floor=problem.lower_bound(), limit=NO_LIMIT, variant=variant)
+        assert actual is not None
+        assert peak_of(problem, actual[0]) == problem.lower_bound()
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_a_hole_in_which_nothing_waits_is_preferred() -> None:
     assert plain is not None
     below = 1 if plain[0][3] == plain[0][1] else 2
     order = precedence(4, lambda earlier, later: earlier != below)
-    found = pack_outwards(problem, floor=16, limit=NO_LIMIT, variant=Variant(), order=order)
-    assert found is not None
-    offsets, waits = found
+    actual = pack_outwards(problem, floor=16, limit=NO_LIMIT, variant=Variant(), order=order)
+    assert actual is not None
+    offsets, waits = actual
     assert waits == 0
     assert offsets[3] == offsets[3 - below]

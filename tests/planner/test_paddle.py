@@ -266,8 +266,8 @@ def test_edges_are_those_of_the_graph() -> None:
     shapes = models.input_shapes("inception_v3", 2)
     program = size_symbol(models.get("inception_v3"), shapes, grad_req="write", options=options).program
     draft = plan_graph(program, options)
-    found, memory = draft.assignment, draft.memory
-    edges = order_edges(program, found)
+    actual, memory = draft.assignment, draft.memory
+    edges = order_edges(program, actual)
     assert memory.num_added_waits == len(edges) > 0
     position = {nid: step for step, nid in enumerate(program.order)}
     assert all(position[a] < position[b] for a, b in edges)
@@ -285,15 +285,15 @@ def test_edges_are_those_of_the_graph() -> None:
         before[nid] = mine
         outs = range(program.graph.row[nid], program.graph.row[nid + 1])
         for e in outs:
-            block = found.storage[e]
-            if block >= 0 and last.get(block) != found.group[e]:
+            block = actual.storage[e]
+            if block >= 0 and last.get(block) != actual.group[e]:
                 if block in users:
                     assert users[block][-1] <= mine
                 users.setdefault(block, []).append(set())
-                last[block] = found.group[e]
+                last[block] = actual.group[e]
         for e in (*program.reads[nid], *outs):
-            if found.storage[e] >= 0:
-                users[found.storage[e]][-1].add(nid)
+            if actual.storage[e] >= 0:
+                users[actual.storage[e]][-1].add(nid)
 
 
 # ------------------------------------------------------------------------------------------------ release 2.6 and later
@@ -316,8 +316,8 @@ def test_pir_blacklist() -> None:
     net = relu(sym.tanh(relu(relu(sym.Variable("x"), "a"), "b"), name="t"), "c")
     graph = plan(net, "paddle_pir", inplace_blacklist=("Activation",))
     assert [kind(graph, name) for name in "abtc"] == [Kind.OWN, Kind.OWN, Kind.INPLACE, Kind.OWN]
-    again = MemoryPlan.from_json(graph.memory.to_json())
-    assert again.options == graph.memory.options
+    repeated = MemoryPlan.from_json(graph.memory.to_json())
+    assert repeated.options == graph.memory.options
     with pytest.raises(PlanError, match="inplace_blacklist must be a tuple of names"):
         PlanOptions(inplace_blacklist="Activation")  # type: ignore[arg-type]
 

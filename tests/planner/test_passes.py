@@ -38,8 +38,8 @@ def passes(symbol: Any) -> dict[str, Pass]:
 
 def test_each_pass_says_what_it_changed() -> None:
     """Passes are listed in execution order, each with its switch."""
-    found = list(passes(network()).values())
-    assert found == [
+    actual = list(passes(network()).values())
+    assert actual == [
         ("equal expressions merged", "merged 1 node into others that compute the same", "MXNET_ELIMINATE_COMMON_EXPR"),
         ("layers joined", "joined 2 pairs of nodes that follow one another", "MXNET_USE_FUSION"),
         ("shared gradients gathered", "", "MXNET_USE_FUSION"),
@@ -50,7 +50,7 @@ def test_each_pass_says_what_it_changed() -> None:
             "WEFTPLAN_DROP_DEAD_OUTPUTS",
         ),
     ]
-    assert found[0].text.endswith("that compute the same (MXNET_ELIMINATE_COMMON_EXPR)")
+    assert actual[0].text.endswith("that compute the same (MXNET_ELIMINATE_COMMON_EXPR)")
 
 
 @pytest.mark.parametrize("variable", ["MXNET_ELIMINATE_COMMON_EXPR", "MXNET_USE_FUSION", "WEFTPLAN_DROP_DEAD_OUTPUTS"])
@@ -63,16 +63,16 @@ def test_a_variable_switches_a_pass_off(variable: str, monkeypatch: pytest.Monke
 
 def test_a_pass_that_finds_nothing_says_so() -> None:
     """It ran all the same."""
-    found = passes(sym.tanh(sym.Variable("data")))["dead outputs dropped"]
-    assert found.changed == ""
-    assert "nothing to change" in found.text
+    actual = passes(sym.tanh(sym.Variable("data")))["dead outputs dropped"]
+    assert actual.changed == ""
+    assert "nothing to change" in actual.text
 
 
 @pytest.mark.shows("WEFTPLAN_DROP_DEAD_OUTPUTS")
 def test_dead_outputs_are_computed_where_the_pass_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have memory that the plan counts, and their values; results are the same."""
     net = sym.BatchNorm(sym.Variable("data"), name="norm", fix_gamma=False)
-    found = {}
+    by_name = {}
     for drop in (True, False):
         monkeypatch.setenv("WEFTPLAN_DROP_DEAD_OUTPUTS", str(int(drop)))
         bound = net.simple_bind(mx.cpu(), grad_req="null", **SHAPES)
@@ -81,9 +81,9 @@ def test_dead_outputs_are_computed_where_the_pass_is_off(monkeypatch: pytest.Mon
         bound.arg_dict["data"][:] = np.arange(2400.0).reshape(SHAPES["data"])
         bound.arg_dict["norm_gamma"][:] = 1
         bound.aux_dict["norm_moving_var"][:] = 1
-        found[drop] = bound.forward()[0].asnumpy(), bound.memory_plan.peak
-    np.testing.assert_array_equal(found[True][0], found[False][0])
-    assert found[True][1] < found[False][1]
+        by_name[drop] = bound.forward()[0].asnumpy(), bound.memory_plan.peak
+    np.testing.assert_array_equal(by_name[True][0], by_name[False][0])
+    assert by_name[True][1] < by_name[False][1]
 
 
 @pytest.mark.parametrize("name", ["resnet18", "lstm", "mobilenet"])
@@ -97,12 +97,12 @@ def test_no_pass_touches_the_nodes_of_the_symbol(name: str) -> None:
         return [(node, list(node.inputs), list(node.control_deps), dict(node.attrs)) for node in nodes]
 
     before = state()
-    first, again = (plan_symbol(net, shapes, grad_req=wanted) for _ in range(2))
+    first, repeated = (plan_symbol(net, shapes, grad_req=wanted) for _ in range(2))
     assert state() == before
     assert any(one.changed for one in first.memory.passes)
-    assert first.graph.names == again.graph.names
-    assert first.graph.inputs == again.graph.inputs
-    assert (first.memory.storage_offset == again.memory.storage_offset).all()
+    assert first.graph.names == repeated.graph.names
+    assert first.graph.inputs == repeated.graph.inputs
+    assert (first.memory.storage_offset == repeated.memory.storage_offset).all()
 
 
 def test_folding_before_is_in_the_list() -> None:
@@ -123,11 +123,11 @@ def test_folding_before_is_in_the_list() -> None:
     once, values, states = fold_constants(net, values, states)
     twice, values, states = fold_batch_norm(once, values, states)
     for symbol in (twice, mx.sym.load_json(twice.tojson())):
-        found = passes(symbol)
-        assert found["constants folded"].switch == "convert.fold_constants"
-        assert found["constants folded"].changed == "1 result of parameters alone became parameters"
-        assert found["batch norm folded"].changed == "1 node became part of the layers before them"
-        assert list(found)[:2] == ["constants folded", "batch norm folded"]
+        actual = passes(symbol)
+        assert actual["constants folded"].switch == "convert.fold_constants"
+        assert actual["constants folded"].changed == "1 result of parameters alone became parameters"
+        assert actual["batch norm folded"].changed == "1 node became part of the layers before them"
+        assert list(actual)[:2] == ["constants folded", "batch norm folded"]
 
 
 def test_the_list_is_shown(tmp_path: Path) -> None:

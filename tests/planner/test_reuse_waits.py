@@ -137,8 +137,8 @@ def test_the_count_survives_a_file_and_is_told() -> None:
     """JSON keeps the number, a file without it reads as unknown, and the summary says it."""
     plan = planned("inception_v3", "write").memory
     text = plan.to_json()
-    again = MemoryPlan.from_json(text)
-    assert again.num_added_waits == plan.num_added_waits
+    repeated = MemoryPlan.from_json(text)
+    assert repeated.num_added_waits == plan.num_added_waits
     assert f"{plan.num_added_waits} of them between nodes that are not ordered anyway" in plan.summary()
     older = MemoryPlan.from_json(text.replace(f' "added_waits": {plan.num_added_waits},\n', ""))
     assert older.num_added_waits is None

@@ -164,7 +164,7 @@ def test_workspace_over_live_data() -> None:
     plan = plan_symbol(net, {"x": (16, 16)}, grad_req="write", options=PlanOptions(strategy="none"))
     validate(plan)
     graph, memory = plan.graph, plan.memory
-    found = [
+    actual = [
         (n, int(memory.entry_storage[e]))
         for n in plan.order
         for e in graph.inputs[n]
@@ -172,9 +172,9 @@ def test_workspace_over_live_data() -> None:
         and memory.entry_storage[e] >= 0
         and memory.workspace_nbytes[n] <= memory.storage_nbytes[memory.entry_storage[e]]
     ]
-    assert found
+    assert actual
     with pytest.raises(PlanError, match=r"scratch of 'c_backward' in storage \d+ is written over entry 'e_output'"):
-        validate(_changed(plan, workspace_storage=dict(found[:1])))
+        validate(_changed(plan, workspace_storage=dict(actual[:1])))
 
 
 @pytest.mark.parametrize("storage", [-1, 99])

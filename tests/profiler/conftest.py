@@ -19,15 +19,15 @@ def nothing_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["ThreadedEnginePerDevice", "ThreadedEngine", "NaiveEngine", "Simulator"])
 def driver(request: pytest.FixtureRequest, tmp_path: Path):
     """Each kind of engine with a stopped, empty profiler that writes to ``tmp_path / "trace.json"``."""
-    before_config, made = dict(profiler._config), engine.create(request.param)
-    before = engine.set_engine(made)
+    before_config, result = dict(profiler._config), engine.create(request.param)
+    before = engine.set_engine(result)
     recorder.clear()
     profiler.set_config(filename=tmp_path / "trace.json")
-    yield made
+    yield result
     try:
         profiler.set_state("stop")
     finally:
         profiler._config.update(before_config)
         recorder.clear()
         engine.set_engine(before)
-        made.stop()
+        result.stop()

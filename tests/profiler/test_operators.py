@@ -87,10 +87,10 @@ class TestOperatorsInPython:
         profiler.set_state("run")
         mx.nd.Custom(mx.nd.ones((2,)), op_type="twice").wait_to_read()
         profiler.set_state("stop")
-        found = self.rows()
-        assert found["add::_plus_scalar"] == found["twice::Custom"] == found["twice::broadcast_add"] == 1
-        assert found["twice::_plus_scalar"] == 1
-        assert "add::broadcast_add" not in found
+        actual = self.rows()
+        assert actual["add::_plus_scalar"] == actual["twice::Custom"] == actual["twice::broadcast_add"] == 1
+        assert actual["twice::_plus_scalar"] == 1
+        assert "add::broadcast_add" not in actual
 
     def test_nothing_without_a_profile(self, driver):
         """Before the profile and after it nothing is recorded, and the engine of the thread has no tracer."""

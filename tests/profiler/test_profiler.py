@@ -168,9 +168,9 @@ class TestStates:
     def test_stop_takes_the_tracer_off_the_engine_that_got_it(self, driver):
         """Another engine in between changes nothing about whom the profiler records and leaves."""
         profiler.set_state("run")
-        with engine.using(engine.create("NaiveEngine")) as other:
+        with engine.using(engine.create("NaiveEngine")) as second:
             profiler.set_state("stop")
-            assert other.tracer is None
+            assert second.tracer is None
         assert driver.tracer is None
 
     def test_a_failure_at_stop(self, driver):

@@ -31,16 +31,16 @@ KEYS = {
 @pytest.fixture
 def threaded(tmp_path: Path):
     """One worker as the process-wide engine; the profiler stopped and empty, writing to ``tmp_path / "trace.json"``."""
-    before_config, made = dict(profiler._config), engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    before_config, result = dict(profiler._config), engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     recorder.clear()
     profiler.set_config(filename=tmp_path / "trace.json")
-    with engine.using(made):
-        yield made
+    with engine.using(result):
+        yield result
         profiler.set_state("stop")
     profiler._config.clear()
     profiler._config.update(before_config)
     recorder.clear()
-    made.stop()
+    result.stop()
 
 
 def dumped(tmp_path: Path) -> list[dict]:

@@ -11,9 +11,9 @@ from weftplan.report.lanes_html import KINDS, lanes_html
 
 
 def page_data(page: str) -> dict[str, object]:
-    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    data: dict[str, object] = json.loads(found.group(1))
+    match = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    data: dict[str, object] = json.loads(match.group(1))
     return data
 
 

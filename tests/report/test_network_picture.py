@@ -20,11 +20,11 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def rectangles(svg: str) -> list[tuple[float, float, float, float]]:
     """(left, top, right, bottom) of each box of a picture; it is well-formed XML."""
-    found = []
+    results = []
     for one in ElementTree.fromstring(svg).iter(f"{SVG}rect"):
         x, y, width, height = (float(one.attrib[key]) for key in ("x", "y", "width", "height"))
-        found.append((x, y, x + width, y + height))
-    return found
+        results.append((x, y, x + width, y + height))
+    return results
 
 
 def random_network(seed: int, size: int) -> mx.sym.Symbol:
@@ -59,7 +59,7 @@ def test_boxes_hold_every_operator_once(name: str) -> None:
         for entry in node.inputs:
             if node in place and entry.node in place and place[node] != place[entry.node]:
                 assert place[entry.node] in boxes[place[node]].inputs
-    assert all(other < k for k, box in enumerate(boxes) for other in box.inputs)
+    assert all(second < k for k, box in enumerate(boxes) for second in box.inputs)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -25,17 +25,17 @@ CHROMIUM = shutil.which("chromium")
 
 def page_data(page: str) -> dict[str, Any]:
     """The data that the page's script reads."""
-    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    data: dict[str, Any] = json.loads(found.group(1))
+    match = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    data: dict[str, Any] = json.loads(match.group(1))
     return data
 
 
 @pytest.fixture(scope="module")
 def plan() -> MemoryPlan:
     """The training plan of LeNet."""
-    found: MemoryPlan = models.get("lenet").plan(models.input_shapes("lenet", 8))
-    return found
+    actual: MemoryPlan = models.get("lenet").plan(models.input_shapes("lenet", 8))
+    return actual
 
 
 class _Links(HTMLParser):
@@ -219,9 +219,9 @@ def test_the_page_in_a_browser(plan: MemoryPlan, tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    found = re.search(r'data-seen="(.*?)"', done.stdout)
-    assert found is not None, done.stderr[-2000:]
-    seen = json.loads(found.group(1).replace("&quot;", '"').replace("&amp;", "&"))
+    match = re.search(r'data-seen="(.*?)"', done.stdout)
+    assert match is not None, done.stderr[-2000:]
+    seen = json.loads(match.group(1).replace("&quot;", '"').replace("&amp;", "&"))
     bars = plan.bars()
     pooling = [bar for bar in bars if "pooling" in " ".join(map(str, bar.as_dict().values())).lower()]
     assert seen["listed"] == seen["painted"] == len(bars)
@@ -246,10 +246,10 @@ def test_every_figure_has_a_definition(plan: MemoryPlan) -> None:
     """Also those of a plan of several devices, with an optimizer."""
     shapes = models.input_shapes("lenet", 8)
     several = models.get("lenet").plan(shapes, context=[mx.sim(0), mx.sim(1)], optimizer="adam")
-    for found in (plan, several):
-        for name, _ in plan_figures.facts(found):
+    for actual in (plan, several):
+        for name, _ in plan_figures.facts(actual):
             assert len(plan_figures.meaning(name)) > 20
-            assert plan_figures.meaning(name) in found.to_html().replace("&#x27;", "'")
+            assert plan_figures.meaning(name) in actual.to_html().replace("&#x27;", "'")
 
 
 def test_what_memory_is_for() -> None:

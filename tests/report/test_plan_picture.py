@@ -23,6 +23,6 @@ def test_the_same_plan_gives_the_same_file(ending: str, tmp_path: Path) -> None:
     assert files[0] == files[1]
     if ending != "svg":
         return
-    other = tmp_path / f"other.{ending}"
-    mx.models.get("mlp").plan({"data": (9, 784)}).plot(other)
-    assert other.read_bytes() != files[0]
+    second = tmp_path / f"other.{ending}"
+    mx.models.get("mlp").plan({"data": (9, 784)}).plot(second)
+    assert second.read_bytes() != files[0]

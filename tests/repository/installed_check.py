@@ -114,10 +114,10 @@ def pytorch() -> None:
     from weftplan import torch
 
     try:
-        found = str(torch.budget)
+        actual = str(torch.budget)
     except ModuleNotFoundError as error:
-        found = str(error)
-    assert "budget" in found or "pip install" in found
+        actual = str(error)
+    assert "budget" in actual or "pip install" in actual
 
 
 def switches() -> None:

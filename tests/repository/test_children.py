@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 def test_child_imports_this_checkout(tmp_path):
     """A child in any folder imports the package next to these tests, as this process does."""
     code = "import weftplan, tests; print(weftplan.__file__)"
-    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert Path(found.stdout.strip()) == Path(weftplan.__file__) == ROOT / "weftplan" / "__init__.py"
+    actual = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(actual.stdout.strip()) == Path(weftplan.__file__) == ROOT / "weftplan" / "__init__.py"
 
 
 def test_mix_is_refused(tmp_path):

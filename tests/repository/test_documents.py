@@ -17,10 +17,10 @@ ROOT = Path(__file__).parents[2]
 
 def documents() -> list[Path]:
     """Return the Markdown files for readers: at the root, in docs, next to the code and the tests; no caches."""
-    found = [*ROOT.glob("*.md"), *(ROOT / "tests").glob("*.md")]
+    actual = [*ROOT.glob("*.md"), *(ROOT / "tests").glob("*.md")]
     for folder in ("docs", "weftplan", "examples", "bench"):
-        found += (ROOT / folder).rglob("*.md")
-    return sorted(found)
+        actual += (ROOT / folder).rglob("*.md")
+    return sorted(actual)
 
 
 def examples(text: str) -> list[str]:

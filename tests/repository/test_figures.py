@@ -24,14 +24,14 @@ COMPARED = ("weftplan plan", "weftplan inspect")
 
 def quoted(page: Path) -> list[tuple[str, list[str]]]:
     """The compared commands of a page, each with the lines that the page quotes."""
-    found: list[tuple[str, list[str]]] = []
+    results: list[tuple[str, list[str]]] = []
     for block in re.findall(r"^```console\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
             if line.startswith("$ "):
-                found.append((line[2:], []))
+                results.append((line[2:], []))
             else:
-                found[-1][1].append(line)
-    return [(command, lines) for command, lines in found if command.startswith(COMPARED)]
+                results[-1][1].append(line)
+    return [(command, lines) for command, lines in results if command.startswith(COMPARED)]
 
 
 def first_missing(lines: list[str], output: str) -> str | None:
@@ -42,10 +42,10 @@ def first_missing(lines: list[str], output: str) -> str | None:
         if line.strip() in ("…", ""):
             continue
         pattern = ".*".join(map(re.escape, " ".join(line.split()).split("…")))
-        rest = [number for number, one in enumerate(printed[place:], place) if re.fullmatch(pattern, one)]
-        if not rest:
+        remaining = [number for number, one in enumerate(printed[place:], place) if re.fullmatch(pattern, one)]
+        if not remaining:
             return line
-        place = rest[0] + 1
+        place = remaining[0] + 1
     return None
 
 

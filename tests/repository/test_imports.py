@@ -80,8 +80,8 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
         else:
             continue
         for name in names:
-            head, _, rest = name.partition(".")
-            part = rest.split(".")[0]
+            head, _, remaining = name.partition(".")
+            part = remaining.split(".")[0]
             if head == "weftplan" and not part.startswith("__"):
                 yield node.lineno, part
 
@@ -89,15 +89,15 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 def violations(part: str, imported: Iterator[tuple[int, str]]) -> list[str]:
     """Return the faults of the imports of a module of ``part``."""
     wrong = []
-    for line, other in imported:
-        if other == part:
+    for line, second in imported:
+        if second == part:
             continue
-        if not other:
+        if not second:
             wrong.append(f"line {line}: import the parts that are needed, not the whole of weftplan")
-        elif other not in LEVEL:
-            wrong.append(f"line {line}: weftplan.{other} has no place in LAYERS")
-        elif LEVEL[other] <= LEVEL[part] or other in NEVER.get(part, set()):
-            wrong.append(f"line {line}: {part} must not import {other}")
+        elif second not in LEVEL:
+            wrong.append(f"line {line}: weftplan.{second} has no place in LAYERS")
+        elif LEVEL[second] <= LEVEL[part] or second in NEVER.get(part, set()):
+            wrong.append(f"line {line}: {part} must not import {second}")
     return wrong
 
 
@@ -153,8 +153,8 @@ def today() -> dict[str, frozenset[str]]:
 
 def test_no_circles():
     """No modules import each other in a circle, imports for types and inside functions included."""
-    found = drawing().circles(today())
-    assert not found, "\n".join(" <-> ".join(circle) for circle in found)
+    actual = drawing().circles(today())
+    assert not actual, "\n".join(" <-> ".join(circle) for circle in actual)
 
 
 def condensed(graph: Graph, package: str) -> Graph:

@@ -71,16 +71,16 @@ def simulated(algorithm: str, workers: int, nbytes: float, link: Any) -> float:
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_closed_forms_are_what_messages_take(algorithm: str, workers: int, nbytes: float) -> None:
     """Within a part in a thousand, whether latency or bandwidth decides."""
-    found = seconds(algorithm, nbytes, workers, Topology(LINK, LINK))
-    assert found == pytest.approx(simulated(algorithm, workers, nbytes, LINK), rel=1e-3)
+    actual = seconds(algorithm, nbytes, workers, Topology(LINK, LINK))
+    assert actual == pytest.approx(simulated(algorithm, workers, nbytes, LINK), rel=1e-3)
 
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_a_shared_link_carries_one_byte_at_a_time(algorithm: str) -> None:
     """For large exchanges, where bandwidth decides."""
     link = Link(7e-6, 3e9, 2e-6, shared=True)
-    found = seconds(algorithm, 1e9, 8, Topology(link, link))
-    assert found == pytest.approx(simulated(algorithm, 8, 1e9, link), rel=1e-2)
+    actual = seconds(algorithm, 1e9, 8, Topology(link, link))
+    assert actual == pytest.approx(simulated(algorithm, 8, 1e9, link), rel=1e-2)
 
 
 @pytest.mark.parametrize("nbytes", [4e3, 1e5, 1e6, 1e8])
@@ -91,7 +91,7 @@ def test_the_cheapest_is_no_slower_than_any(name: str, nbytes: float) -> None:
     for workers in (8, 12, 64):
         taken, algorithm = cheapest(nbytes, workers, topology)
         assert taken == seconds(algorithm, nbytes, workers, topology)
-        assert all(taken <= seconds(other, nbytes, workers, topology) for other in ALGORITHMS)
+        assert all(taken <= seconds(second, nbytes, workers, topology) for second in ALGORITHMS)
 
 
 def test_the_choice_depends_on_size_and_workers() -> None:

@@ -76,9 +76,9 @@ def test_absent_modules_say_what_to_use(name: str):
     with pytest.raises(AttributeError, match=f"weftplan has no {name} on purpose: ") as caught:
         getattr(weftplan, name)
     for path in re.findall(r"mx((?:\.\w+)+)", str(caught.value)):
-        found: object = weftplan
+        actual: object = weftplan
         for part in path.split(".")[1:]:
-            found = getattr(found, part)
+            actual = getattr(actual, part)
 
 
 @pytest.mark.parametrize("name", sorted(name for name, place in weftplan._LAZY.items() if ":" not in place))
@@ -260,18 +260,18 @@ def texts() -> Iterator[Path]:
 
 def test_no_forbidden_words():
     """No file names a path of one machine, a registry host or a numbered issue: they mean nothing to a reader."""
-    found = []
+    results = []
     for path in texts():
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
         for what, pattern in FORBIDDEN.items():
-            found += [
+            results += [
                 f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {what}: {match[0]!r}"
                 for match in re.finditer(pattern, text, re.IGNORECASE)
             ]
-    assert found == []
+    assert results == []
 
 
 def test_text_walk_sees_the_sources():

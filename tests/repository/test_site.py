@@ -28,10 +28,10 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
         functions, classes = pages.members(name)
         for item in (*functions, *classes):
             value = getattr(pages.module_of(name), item)
-            found = [(item, value)]
+            actual = [(item, value)]
             if inspect.isclass(value):
-                found = [(f"{item}.{key}", one) for key, one in inspect.getmembers(value) if not key.startswith("_")]
-            for label, one in found:
+                actual = [(f"{item}.{key}", one) for key, one in inspect.getmembers(value) if not key.startswith("_")]
+            for label, one in actual:
                 function = inspect.unwrap(getattr(one, "__func__", one))
                 if inspect.isfunction(function) and function.__module__.startswith("weftplan") and function not in seen:
                     seen.add(function)
@@ -113,12 +113,12 @@ def test_the_search_finds(site: Path, words: str, page: str) -> None:
     """Pages whose text or title has the words that people look for."""
     index = json.loads((site / "searchindex.js").read_text(encoding="utf-8").removeprefix("Search.setIndex(")[:-1])
     stem = script_stemmer()
-    found: set[int] | None = None
+    actual: set[int] | None = None
     for word in map(stem, re.findall(r"\w+", words.lower())):
         entries = [index[kind].get(word, []) for kind in ("terms", "titleterms")]
         pages = {number for one in entries for number in (one if isinstance(one, list) else [one])}
-        found = pages if found is None else found & pages
-    assert page in {index["docnames"][number] for number in found or ()}
+        actual = pages if actual is None else actual & pages
+    assert page in {index["docnames"][number] for number in actual or ()}
 
 
 def script_stemmer() -> Callable[[str], str]:

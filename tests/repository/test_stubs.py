@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_page_of_operators_tells_gradients() -> None:
     """It says which operators have a gradient, and lists no operator of MXNet as missing that is there."""
-    made = script("list_operators")
-    facts = {name: op for name, (op, _) in made.ours().items()}
-    assert made.gradient(facts["Convolution"]) == "yes"
-    assert made.gradient(facts["SoftmaxOutput"]) == "a loss"
-    assert made.gradient(facts["_contrib_quantize"]) == "-"
-    assert "Convolution" not in made.missing()
+    result = script("list_operators")
+    facts = {name: op for name, (op, _) in result.ours().items()}
+    assert result.gradient(facts["Convolution"]) == "yes"
+    assert result.gradient(facts["SoftmaxOutput"]) == "a loss"
+    assert result.gradient(facts["_contrib_quantize"]) == "-"
+    assert "Convolution" not in result.missing()
 
 
 def test_the_stubs_are_python() -> None:
@@ -53,11 +53,11 @@ def test_every_operator_has_a_signature() -> None:
 
 def test_a_signature_reads_well() -> None:
     """Convolution has its inputs, what must be given, and legal values."""
-    found = inspect.signature(mx.sym.Convolution)
-    assert list(found.parameters)[:5] == ["data", "weight", "bias", "kernel", "num_filter"]
-    assert found.parameters["kernel"].default is inspect.Parameter.empty
-    assert found.parameters["num_group"].default == 1
-    assert str(found.return_annotation) == "Symbol"
+    actual = inspect.signature(mx.sym.Convolution)
+    assert list(actual.parameters)[:5] == ["data", "weight", "bias", "kernel", "num_filter"]
+    assert actual.parameters["kernel"].default is inspect.Parameter.empty
+    assert actual.parameters["num_group"].default == 1
+    assert str(actual.return_annotation) == "Symbol"
     assert "Literal['max', 'avg', 'sum', 'lp']" in str(inspect.signature(mx.nd.Pooling))
     assert str(signature(registry.get("clip"), "NDArray", ())) == (
         "(data: NDArray | None, a_min: float, a_max: float) -> NDArray"
@@ -105,13 +105,13 @@ def test_the_shapes_of_inputs_are_those_of_inference(name: str) -> None:
     shapes = {key: eval(text.replace("/", "//"), {}, known) for key, text in texts.items() if text.startswith("(")}
     node = getattr(mx.sym, name)(**{key: mx.sym.Variable(key) for key in texts}, **params)
     names, states = node.list_arguments(), node.list_auxiliary_states()
-    given = {key: shape for key, shape in shapes.items() if key in names}
-    first = next(iter(given))
-    arguments, _, auxiliary = node.infer_shape_partial(**{first: given[first]})
-    for key, found in zip([*names, *states], [*arguments, *auxiliary], strict=True):
-        if key in shapes and found and 0 not in found:
-            assert found == shapes[key], key
-    assert node.infer_shape(**given)[1]
+    inputs = {key: shape for key, shape in shapes.items() if key in names}
+    first = next(iter(inputs))
+    arguments, _, auxiliary = node.infer_shape_partial(**{first: inputs[first]})
+    for key, actual in zip([*names, *states], [*arguments, *auxiliary], strict=True):
+        if key in shapes and actual and 0 not in actual:
+            assert actual == shapes[key], key
+    assert node.infer_shape(**inputs)[1]
     assert f"{first} {texts[first]}" in document(op)
 
 
@@ -125,8 +125,8 @@ def test_examples_of_operators(name: str) -> None:
     """Each runs, shows what it says, and calls the operator that it documents."""
     registry.get(name)
     assert name in EXAMPLES[name]
-    found = doctest.DocTestParser().get_doctest(EXAMPLES[name], {}, name, None, 0)
-    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(found)
+    actual = doctest.DocTestParser().get_doctest(EXAMPLES[name], {}, name, None, 0)
+    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(actual)
     assert results.failed == 0
     assert results.attempted >= 3
 

@@ -21,9 +21,9 @@ def values_of(symbol, seed=0, **shapes):
     """Outputs of a symbol for parameters and inputs drawn by name, and those values."""
     rng = np.random.default_rng(seed)
     executor = symbol.simple_bind(mx.cpu(), grad_req="null", **shapes)
-    given = {name: rng.standard_normal(a.shape).astype("float32") for name, a in sorted(executor.arg_dict.items())}
-    outputs = executor.forward(**given)
-    return [o.asnumpy() for o in outputs], given
+    inputs = {name: rng.standard_normal(a.shape).astype("float32") for name, a in sorted(executor.arg_dict.items())}
+    outputs = executor.forward(**inputs)
+    return [o.asnumpy() for o in outputs], inputs
 
 
 def plain(x, state, w):
@@ -61,15 +61,15 @@ def test_values(kind, step, states, layout):
     merged, last = cell.unroll(LENGTH, mx.sym.Variable("data"), layout=layout, merge_outputs=True)
     assert len(last) == states == len(cell.state_info)
     shape = (BATCH, LENGTH, INPUT) if layout == "NTC" else (LENGTH, BATCH, INPUT)
-    (found, *ends), given = values_of(mx.sym.Group([merged, *last]), data=shape)
-    weights = {name.removeprefix("c_"): value for name, value in given.items()}
-    steps = given["data"].swapaxes(0, 1) if layout == "NTC" else given["data"]
+    (actual, *ends), inputs = values_of(mx.sym.Group([merged, *last]), data=shape)
+    weights = {name.removeprefix("c_"): value for name, value in inputs.items()}
+    steps = inputs["data"].swapaxes(0, 1) if layout == "NTC" else inputs["data"]
     state, expected = [np.zeros((BATCH, HIDDEN))] * states, []
     for x in steps:
         h, state = step(x, state, weights)
         expected.append(h)
     expected = np.stack(expected, axis=layout.find("T"))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     for a, b in zip(ends, state, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -81,16 +81,16 @@ def test_fused_and_single_steps_agree(mode, bidirectional):
     fused = mx.rnn.FusedRNNCell(HIDDEN, 2, mode, bidirectional, get_next_state=True, prefix="f_")
     data = mx.sym.Variable("data")
     one, last = fused.unroll(LENGTH, data, layout="TNC", merge_outputs=True)
-    (found, *_), given = values_of(mx.sym.Group([one, *last]), data=(LENGTH, BATCH, INPUT))
-    pieces = fused.unpack_weights({"f_parameters": mx.nd.array(given["f_parameters"])})
-    assert fused.pack_weights(pieces)["f_parameters"].asnumpy().tolist() == given["f_parameters"].tolist()
+    (actual, *_), inputs = values_of(mx.sym.Group([one, *last]), data=(LENGTH, BATCH, INPUT))
+    pieces = fused.unpack_weights({"f_parameters": mx.nd.array(inputs["f_parameters"])})
+    assert fused.pack_weights(pieces)["f_parameters"].asnumpy().tolist() == inputs["f_parameters"].tolist()
     stack = fused.unfuse()
     joined = stack.pack_weights(pieces)
-    other, _ = stack.unroll(LENGTH, data, layout="TNC", merge_outputs=True)
-    executor = other.simple_bind(mx.cpu(), grad_req="null", data=(LENGTH, BATCH, INPUT))
+    second, _ = stack.unroll(LENGTH, data, layout="TNC", merge_outputs=True)
+    executor = second.simple_bind(mx.cpu(), grad_req="null", data=(LENGTH, BATCH, INPUT))
     executor.copy_params_from(joined)
-    executor.forward(data=given["data"])
-    np.testing.assert_allclose(executor.outputs[0].asnumpy(), found, rtol=1e-4, atol=1e-5)
+    executor.forward(data=inputs["data"])
+    np.testing.assert_allclose(executor.outputs[0].asnumpy(), actual, rtol=1e-4, atol=1e-5)
     assert stack.unpack_weights(joined).keys() == pieces.keys()
 
 
@@ -136,10 +136,10 @@ def test_modifiers():
     """Residual adds the input; zoneout and dropout are the cell itself outside training, and mix old and new in it."""
     x = [mx.sym.Variable(f"x{k}") for k in range(3)]
     shapes = {f"x{k}": (BATCH, HIDDEN) for k in range(3)}
-    (bare, *_), given = values_of(mx.sym.Group(mx.rnn.RNNCell(HIDDEN).unroll(3, x)[0]), **shapes)
+    (bare, *_), inputs = values_of(mx.sym.Group(mx.rnn.RNNCell(HIDDEN).unroll(3, x)[0]), **shapes)
     residual = mx.rnn.ResidualCell(mx.rnn.RNNCell(HIDDEN))
-    (found, *_), _ = values_of(mx.sym.Group(residual.unroll(3, x)[0]), **shapes)
-    np.testing.assert_allclose(found, bare + given["x0"], rtol=1e-5)
+    (actual, *_), _ = values_of(mx.sym.Group(residual.unroll(3, x)[0]), **shapes)
+    np.testing.assert_allclose(actual, bare + inputs["x0"], rtol=1e-5)
     zoneout = mx.sym.Group(mx.rnn.ZoneoutCell(mx.rnn.RNNCell(HIDDEN), 0.5, 0.5).unroll(3, x)[0])
     (outside, *_), _ = values_of(zoneout, **shapes)
     np.testing.assert_array_equal(outside, bare)
@@ -184,8 +184,8 @@ def test_checkpoints_of_single_gates(tmp_path):
     """Saved weights are those of gates, which other cells read; the callback saves every ``period`` epochs."""
     cell = mx.rnn.LSTMCell(HIDDEN, "l_")
     net = mx.sym.Group(cell.unroll(2, [mx.sym.Variable("x0"), mx.sym.Variable("x1")])[0])
-    _, given = values_of(net, x0=(BATCH, INPUT), x1=(BATCH, INPUT))
-    args = {name: mx.nd.array(value) for name, value in given.items() if name.startswith("l_")}
+    _, inputs = values_of(net, x0=(BATCH, INPUT), x1=(BATCH, INPUT))
+    args = {name: mx.nd.array(value) for name, value in inputs.items() if name.startswith("l_")}
     save = mx.rnn.do_rnn_checkpoint(cell, str(tmp_path / "net"), period=2)
     for epoch in range(3):
         save(epoch, net, args, {})
@@ -193,9 +193,9 @@ def test_checkpoints_of_single_gates(tmp_path):
     raw = mx.model.load_checkpoint(tmp_path / "net", 2)[1]
     assert "l_i2h_f_weight" in raw
     assert "l_i2h_weight" not in raw
-    _, found, _ = mx.rnn.load_rnn_checkpoint([cell], str(tmp_path / "net"), 2)
+    _, actual, _ = mx.rnn.load_rnn_checkpoint([cell], str(tmp_path / "net"), 2)
     for name, value in args.items():
-        np.testing.assert_array_equal(found[name].asnumpy(), value.asnumpy())
+        np.testing.assert_array_equal(actual[name].asnumpy(), value.asnumpy())
 
 
 @pytest.mark.parametrize("layout", ["NT", "TN"])

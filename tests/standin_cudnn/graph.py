@@ -99,33 +99,33 @@ class Graph:
     def tensor(self, dim: list[int], stride: list[int] | None = None, data_type: Any = None, name: str = "") -> Tensor:
         """An input."""
         assert stride is not None, "the stand-in wants strides"
-        made = Tensor(dim, stride, data_type, name)
-        self._inputs.append(made)
-        return made
+        result = Tensor(dim, stride, data_type, name)
+        self._inputs.append(result)
+        return result
 
     def conv_fprop(
         self, image: Tensor, weight: Tensor, padding: list[int], stride: list[int], dilation: list[int]
     ) -> Tensor:
         """The windows."""
-        made = Tensor([], [], None, "Y")
-        self._node = ("fprop", padding, stride, dilation, image, weight, made)
-        return made
+        result = Tensor([], [], None, "Y")
+        self._node = ("fprop", padding, stride, dilation, image, weight, result)
+        return result
 
     def conv_dgrad(
         self, loss: Tensor, filter: Tensor, padding: list[int], stride: list[int], dilation: list[int]
     ) -> Tensor:
         """The gradient of the image."""
-        made = Tensor([], [], None, "DX")
-        self._node = ("dgrad", padding, stride, dilation, made, filter, loss)
-        return made
+        result = Tensor([], [], None, "DX")
+        self._node = ("dgrad", padding, stride, dilation, result, filter, loss)
+        return result
 
     def conv_wgrad(
         self, image: Tensor, loss: Tensor, padding: list[int], stride: list[int], dilation: list[int]
     ) -> Tensor:
         """The gradient of the weight."""
-        made = Tensor([], [], None, "DW")
-        self._node = ("wgrad", padding, stride, dilation, image, made, loss)
-        return made
+        result = Tensor([], [], None, "DW")
+        self._node = ("wgrad", padding, stride, dilation, image, result, loss)
+        return result
 
     def _next(self, step: str) -> None:
         assert self._step == STEPS.index(step) - 1, f"{step} behind {STEPS[self._step]}: the steps have an order"

@@ -141,8 +141,8 @@ def installed(kind: str | None = "ThreadedEnginePerDevice", **engine_settings: i
     with _ModuleLockManager("cupy"):
         module = sys.modules["cupy"] = _module()
     try:
-        made = engine.create(kind, **engine_settings)
-        with engine.using(made):
+        result = engine.create(kind, **engine_settings)
+        with engine.using(result):
             try:
                 yield module
             finally:
@@ -151,8 +151,8 @@ def installed(kind: str | None = "ThreadedEnginePerDevice", **engine_settings: i
                     if last and _held():
                         gc.collect()  # frees objects in a failure's frames while the device still exists
                     drain()
-                    made.stop()
-            made.wait_for_all()
+                    result.stop()
+            result.wait_for_all()
     finally:
         if before is None:
             del sys.modules["cupy"]

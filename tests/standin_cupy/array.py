@@ -91,12 +91,12 @@ class ndarray:
 
     @classmethod
     def _view(cls, host: np.ndarray, of: ndarray) -> ndarray:
-        made = cls.__new__(cls)
-        made.host = host
+        result = cls.__new__(cls)
+        result.host = host
         moved = host.__array_interface__["data"][0] - of.host.__array_interface__["data"][0] if host.size else 0
-        made.data = of.data if moved == 0 else of.data + moved
-        made.base = of if of.base is None else of.base
-        return made
+        result.data = of.data if moved == 0 else of.data + moved
+        result.base = of if of.base is None else of.base
+        return result
 
     shape = property(lambda self: self.host.shape)
     ndim = property(lambda self: self.host.ndim)
@@ -332,8 +332,8 @@ class ndarray:
                 return np.asarray(part)
             return part
 
-        found = tuple(plain(part) for part in key) if isinstance(key, tuple) else plain(key)
-        return found, arrays, mask
+        actual = tuple(plain(part) for part in key) if isinstance(key, tuple) else plain(key)
+        return actual, arrays, mask
 
     def __getitem__(self, key: Any) -> ndarray:
         plain, arrays, mask = self._key(key)
@@ -428,11 +428,11 @@ def run(name: str, reads: list[ndarray], writes: list[ndarray], *, count: int = 
 
 def computed(name: str, values: np.ndarray, reads: list[ndarray]) -> ndarray:
     """A new array with ``values``, made by one kernel from ``reads``: a temporary."""
-    made = ndarray(values.shape, values.dtype)
-    run(name, reads, [made])
+    result = ndarray(values.shape, values.dtype)
+    run(name, reads, [result])
     if not meter.dry:
-        made.host[...] = values
-    return made
+        result.host[...] = values
+    return result
 
 
 __all__ = ["SCALARS", "Memory", "computed", "ndarray", "run"]

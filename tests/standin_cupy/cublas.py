@@ -43,18 +43,18 @@ def _operand(address: int, shape: tuple[int, int, int], strides: tuple[int, int,
     if end > memory.size:
         raise CUDARuntimeError(f"cudaErrorIllegalAddress: byte {end} of an allocation of {memory.size}")
     flat = memory.bytes[start:end].view(kind)
-    made = np.lib.stride_tricks.as_strided(flat, shape, [step * item for step in strides])
-    return made, (memory, start, end)
+    result = np.lib.stride_tricks.as_strided(flat, shape, [step * item for step in strides])
+    return result, (memory, start, end)
 
 
 def use(handle: int, name: str) -> None:
     """Check a handle: it belongs to one thread and one device. If it works on several streams, a product has the same
     bits in every run only if the handle's workspaces have a fixed size."""
-    found = machine.handles.get(handle)
-    if found is None or (found.thread, found.device) != (threading.get_ident(), thread.device):
+    actual = machine.handles.get(handle)
+    if actual is None or (actual.thread, actual.device) != (threading.get_ident(), thread.device):
         raise CUBLASError("CUBLAS_STATUS_NOT_INITIALIZED: the handle is of another thread, or of another device")
-    found.streams.add(get_current_stream().key)
-    if len(found.streams) > 1 and not found.fixed:
+    actual.streams.add(get_current_stream().key)
+    if len(actual.streams) > 1 and not actual.fixed:
         machine.unreproducible.add(name)
 
 
@@ -86,8 +86,8 @@ def _gemm(kind: Any) -> Any:
         enqueue(_NAMES[kind], [of_a, of_b, *[of_c] * bool(old)], [of_c])
         if not meter.dry:
             with np.errstate(all="ignore"):
-                found = one * np.matmul(a, b)
-                c[...] = found + old * c if old else found
+                actual = one * np.matmul(a, b)
+                c[...] = actual + old * c if old else actual
 
     return call
 

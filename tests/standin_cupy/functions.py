@@ -47,10 +47,10 @@ def _loop(name: str, kinds: tuple[Any, ...], dtype: np.dtype[Any] | None) -> tup
     strong = [kind for kind in kinds if not isinstance(kind, type)]
     # Python numbers are weak: they take the dtype of the others, unless they are of a higher kind.
     kinds = tuple(np.result_type(*strong, kind(1)) if isinstance(kind, type) else kind for kind in kinds)
-    found = names.loop(name, tuple(np.dtype(kind) for kind in kinds))
-    if found is None:
+    actual = names.loop(name, tuple(np.dtype(kind) for kind in kinds))
+    if actual is None:
         raise TypeError(f"ufunc 'cupy_{name}' not supported for the input types {[str(kind) for kind in kinds]}")
-    return found
+    return actual
 
 
 class Ufunc:
@@ -77,34 +77,36 @@ class Ufunc:
                 raise ValueError("Cannot specify 'out' as both a positional and keyword argument")
             outs = out if isinstance(out, tuple) else (out,)
         ins = args[:nin]
-        for given in ins:
-            if not isinstance(given, (ndarray, *SCALARS)):
-                raise TypeError(f"Unsupported type {type(given)}")
-        for given in outs:
-            if not isinstance(given, ndarray):
-                raise TypeError(f"cupy.{name}: Unsupported type {type(given)} as output")
-        kinds = tuple(given.dtype if isinstance(given, (ndarray, np.generic)) else _WEAK[type(given)] for given in ins)
+        for inputs in ins:
+            if not isinstance(inputs, (ndarray, *SCALARS)):
+                raise TypeError(f"Unsupported type {type(inputs)}")
+        for inputs in outs:
+            if not isinstance(inputs, ndarray):
+                raise TypeError(f"cupy.{name}: Unsupported type {type(inputs)} as output")
+        kinds = tuple(
+            inputs.dtype if isinstance(inputs, (ndarray, np.generic)) else _WEAK[type(inputs)] for inputs in ins
+        )
         takes, gives = _loop(name, kinds, None if dtype is None else np.dtype(dtype))
         shape = np.broadcast_shapes(*(np.shape(g.host) if isinstance(g, ndarray) else () for g in ins))
-        for given, kind in zip(outs, gives, strict=False):
-            if np.broadcast_shapes(shape, given.shape) != given.shape:
-                raise ValueError(f"cupy.{name}: non-broadcastable output operand with shape {given.shape}")
-            if not np.can_cast(kind, given.dtype, casting):
+        for inputs, kind in zip(outs, gives, strict=False):
+            if np.broadcast_shapes(shape, inputs.shape) != inputs.shape:
+                raise ValueError(f"cupy.{name}: non-broadcastable output operand with shape {inputs.shape}")
+            if not np.can_cast(kind, inputs.dtype, casting):
                 raise TypeError(
                     f"output (typecode '{kind.char}') could not be coerced to provided output parameter "
-                    f"(typecode '{given.dtype.char}') according to the casting rule \"{casting}\""
+                    f"(typecode '{inputs.dtype.char}') according to the casting rule \"{casting}\""
                 )
-        reads = [given for given in ins if isinstance(given, ndarray)]
+        reads = [inputs for inputs in ins if isinstance(inputs, ndarray)]
         targets = list(outs) or [ndarray(shape, kind) for kind in gives]
         run(name, reads, targets)
         if not meter.dry:
             with np.errstate(all="ignore"):
                 values = [
-                    (given.host if isinstance(given, ndarray) else np.asarray(given)).astype(kind, copy=False)
-                    for given, kind in zip(ins, takes, strict=True)
+                    (inputs.host if isinstance(inputs, ndarray) else np.asarray(inputs)).astype(kind, copy=False)
+                    for inputs, kind in zip(ins, takes, strict=True)
                 ]
-                found = self._numpy(*values)
-                for target, value in zip(targets, found if isinstance(found, tuple) else (found,), strict=True):
+                actual = self._numpy(*values)
+                for target, value in zip(targets, actual if isinstance(actual, tuple) else (actual,), strict=True):
                     target.host[...] = value
         return targets[0] if len(targets) == 1 else tuple(targets)
 
@@ -117,12 +119,12 @@ class Ufunc:
         if str(a.dtype) not in _AT[name].split():
             raise TypeError(f"cupy.{name}.at only supports {', '.join(_AT[name].split())}, as data type")
         parts = indices if isinstance(indices, tuple) else (indices,)
-        given = [part for part in parts if isinstance(part, ndarray)]
+        inputs = [part for part in parts if isinstance(part, ndarray)]
         if any(isinstance(part, (np.ndarray, list)) for part in parts):
             meter.uploads["index"] += 1
         if a.dtype.kind == "f":
             meter.atomics[f"{name}.at"] += 1
-        run(f"{name}.at", [*given, *([b] if isinstance(b, ndarray) else [])], [a], count=2)
+        run(f"{name}.at", [*inputs, *([b] if isinstance(b, ndarray) else [])], [a], count=2)
         if not meter.dry:
             plain = tuple(part.host if isinstance(part, ndarray) else part for part in parts)
             value = b.host if isinstance(b, ndarray) else b
@@ -130,17 +132,17 @@ class Ufunc:
 
     def reduce(self, array: ndarray, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
         """Of sums and products only."""
-        found = {"add": "sum", "multiply": "prod"}.get(self.__name__)
-        if found is None:
+        by_name = {"add": "sum", "multiply": "prod"}.get(self.__name__)
+        if by_name is None:
             raise NotImplementedError(f"`cupy_{self.__name__}.reduce` is not supported yet")
-        return getattr(namespace, found)(array, axis, dtype, out, keepdims)
+        return getattr(namespace, by_name)(array, axis, dtype, out, keepdims)
 
     def accumulate(self, array: ndarray, axis: Any = 0, dtype: Any = None, out: Any = None) -> Any:
         """Of sums and products only."""
-        found = {"add": "cumsum", "multiply": "cumprod"}.get(self.__name__)
-        if found is None:
+        by_name = {"add": "cumsum", "multiply": "cumprod"}.get(self.__name__)
+        if by_name is None:
             raise NotImplementedError(f"`cupy_{self.__name__}.accumulate` is not supported yet")
-        return getattr(namespace, found)(array, axis, dtype, out)
+        return getattr(namespace, by_name)(array, axis, dtype, out)
 
     def outer(self, a: ndarray, b: ndarray, **kwargs: Any) -> Any:
         """Every pair."""
@@ -200,14 +202,14 @@ class Function:
         where = f"cupy.{path}"
         reads = [*_arrays_in(args), *_arrays_in(list(kwargs.values()))]
         with np.errstate(all="ignore"):
-            found = self._numpy(*_plain(args, where), **{key: _plain(value, where) for key, value in kwargs.items()})
-        if not isinstance(found, (np.ndarray, np.generic, tuple, list)):
-            return found
-        if isinstance(found, (tuple, list)):
-            return type(found)(_result(path, value, reads) for value in found)
+            actual = self._numpy(*_plain(args, where), **{key: _plain(value, where) for key, value in kwargs.items()})
+        if not isinstance(actual, (np.ndarray, np.generic, tuple, list)):
+            return actual
+        if isinstance(actual, (tuple, list)):
+            return type(actual)(_result(path, value, reads) for value in actual)
         if out is None:
-            return _result(path, found, reads)
-        return _into(path, np.asarray(found), out, reads)
+            return _result(path, actual, reads)
+        return _into(path, np.asarray(actual), out, reads)
 
 
 def _result(path: str, value: Any, reads: list[ndarray]) -> Any:
@@ -273,8 +275,8 @@ def _take(a: Any, indices: Any, axis: Any = None, out: Any = None) -> Any:
     if meter.dry and out is not None:
         run("take", reads, [out])
         return out
-    found = np.take(a.host, plain, axis=axis, mode="wrap")
-    return _result("take", found, reads) if out is None else _into("take", found, out, reads)
+    actual = np.take(a.host, plain, axis=axis, mode="wrap")
+    return _result("take", actual, reads) if out is None else _into("take", actual, out, reads)
 
 
 def _asarray(a: Any, dtype: Any = None, order: Any = None, **how: Any) -> ndarray:
@@ -282,16 +284,16 @@ def _asarray(a: Any, dtype: Any = None, order: Any = None, **how: Any) -> ndarra
         return a if dtype is None or np.dtype(dtype) == a.dtype else a.astype(dtype)
     if hasattr(a, "__cuda_array_interface__"):
         facts = a.__cuda_array_interface__
-        made = ndarray.__new__(ndarray)
+        result = ndarray.__new__(ndarray)
         memory = UnownedMemory(facts["data"][0], 0, a)
-        made.data, made.base = MemoryPointer(memory, 0), None
+        result.data, result.base = MemoryPointer(memory, 0), None
         source = next(part for part in _reachable(a) if isinstance(part, ndarray))
         memory.owner = source
         memory.device_id = source.data.device_id
         start = facts["data"][0] - source.data.ptr
         flat = source.host.reshape(-1).view(np.uint8)[start:]
-        made.host = np.ndarray(facts["shape"], np.dtype(facts["typestr"]), flat, 0, facts["strides"])
-        return made
+        result.host = np.ndarray(facts["shape"], np.dtype(facts["typestr"]), flat, 0, facts["strides"])
+        return result
     parts = _arrays_in(a)
     values = np.array(_plain(a, "asarray") if parts else a, dtype=dtype)
     if not parts:
@@ -300,9 +302,9 @@ def _asarray(a: Any, dtype: Any = None, order: Any = None, **how: Any) -> ndarra
 
 
 def _reachable(thing: Any) -> list[Any]:
-    found = [getattr(thing, name, None) for name in getattr(type(thing), "__slots__", ())]
-    found += list(getattr(thing, "__dict__", {}).values())
-    return found + [part for value in found for part in (getattr(value, "_raw", None), getattr(value, "raw", None))]
+    actual = [getattr(thing, name, None) for name in getattr(type(thing), "__slots__", ())]
+    actual += list(getattr(thing, "__dict__", {}).values())
+    return actual + [part for value in actual for part in (getattr(value, "_raw", None), getattr(value, "raw", None))]
 
 
 def _empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
@@ -311,10 +313,10 @@ def _empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
 
 def _filled(name: str, value: int) -> Any:
     def make(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
-        made = ndarray(shape, dtype, order=order)
-        run(name, [], [made])
-        made.host[...] = value
-        return made
+        result = ndarray(shape, dtype, order=order)
+        run(name, [], [result])
+        result.host[...] = value
+        return result
 
     return make
 
@@ -332,19 +334,19 @@ def _reduction(name: str) -> Any:
     def reduce(a: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(a, ndarray):
             raise TypeError(f"cupy.{name}: Unsupported type {type(a)}")
-        given = dict(signature.bind(a, *args, **kwargs).arguments)
-        given.pop(next(iter(given)))
-        out = given.pop("out", None)
+        inputs = dict(signature.bind(a, *args, **kwargs).arguments)
+        inputs.pop(next(iter(inputs)))
+        out = inputs.pop("out", None)
         if out is not None and not isinstance(out, ndarray):
             raise TypeError(f"cupy.{name}: out must be a cupy.ndarray, got {type(out)}")
         if meter.dry and out is not None:
             run(name, [a], [out])
             return out
         with np.errstate(all="ignore"):
-            found = np.asarray(function(a.host, **given))
+            actual = np.asarray(function(a.host, **inputs))
         if out is None:
-            return computed(name, found, [a])
-        return _into(name, found, out, [a], "unsafe" if name.startswith("arg") else "same_kind")
+            return computed(name, actual, [a])
+        return _into(name, actual, out, [a], "unsafe" if name.startswith("arg") else "same_kind")
 
     return reduce
 
@@ -353,9 +355,9 @@ def _matmul(*args: Any, out: Any = None, **how: Any) -> ndarray:
     if len(args) > 2:
         args, out = args[:2], args[2]
     a, b = args
-    for given in (a, b):
-        if not isinstance(given, ndarray):
-            raise TypeError(f"cupy.matmul: Unsupported type {type(given)}")
+    for inputs in (a, b):
+        if not isinstance(inputs, ndarray):
+            raise TypeError(f"cupy.matmul: Unsupported type {type(inputs)}")
     shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2:-1] if a.ndim > 1 else ()) + b.shape[-1:]
     kind = np.result_type(a.dtype, b.dtype)
     batched = max(a.ndim, b.ndim) > 2
@@ -427,21 +429,21 @@ class Namespace(types.ModuleType):
             raise AttributeError(name)
         path = f"{self._path}.{name}" if self._path else name
         if path in names.MODULES:
-            made: Any = Namespace(path)
+            result: Any = Namespace(path)
         elif path in RANDOM:
-            made = RANDOM[path]
+            result = RANDOM[path]
         elif path not in names.TABLE:
             raise AttributeError(f"module 'cupy' has no attribute {path!r}")
         elif names.TABLE[path].kind == "ufunc":
-            made = Ufunc(name)
+            result = Ufunc(name)
         elif names.TABLE[path].kind == "function":
-            made = Function(path)
+            result = Function(path)
         elif not self._path and hasattr(np, name):
-            made = getattr(np, name)  # dtypes and constants are NumPy's own
+            result = getattr(np, name)  # dtypes and constants are NumPy's own
         else:
             raise NotImplementedError(f"the stand-in for CuPy has no cupy.{path} yet")
-        setattr(self, name, made)
-        return made
+        setattr(self, name, result)
+        return result
 
 
 namespace = Namespace()

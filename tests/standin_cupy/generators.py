@@ -46,11 +46,11 @@ class Generator:
         if out is not None:
             self._check(dtype, size, out)
         kind = np.float64 if np.dtype(dtype).char == "d" else np.float32
-        made = self._made("random", self._bits.numpy.random(() if size is None else size, dtype=kind))
+        result = self._made("random", self._bits.numpy.random(() if size is None else size, dtype=kind))
         if out is None:
-            return made.astype(dtype, copy=False)
-        run("elementwise_copy", [made], [out])
-        out.host[...] = made.host
+            return result.astype(dtype, copy=False)
+        run("elementwise_copy", [result], [out])
+        out.host[...] = result.host
         return out
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> ndarray:

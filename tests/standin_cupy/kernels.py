@@ -24,30 +24,30 @@ class ElementwiseKernel:
         self.names = [word.split()[1] for word in in_params.split(",")]
         if any(word.split()[0] != "T" for word in (*in_params.split(","), out_params)):
             raise NotImplementedError(f"the stand-in knows parameters of one type T, got {in_params} -> {out_params}")
-        found = re.fullmatch(rf"{out_params.split()[1]} = ([\w\s+*()-]+);?", operation)
-        if found is None:
+        match = re.fullmatch(rf"{out_params.split()[1]} = ([\w\s+*()-]+);?", operation)
+        if match is None:
             raise NotImplementedError(f"the stand-in knows one assignment to the output, got {operation!r}")
         self.nin, self.nargs = len(self.names), len(self.names) + 1
-        self.name, self._code = name, compile(found[1], name, "eval")
+        self.name, self._code = name, compile(match[1], name, "eval")
         self.out, self.operation = out_params.split()[1], operation
 
     @capturable
     def __call__(self, *args: Any) -> ndarray:
         if len(args) != self.nargs:
             raise TypeError(f"Wrong number of arguments for {self.name!r}: it has {self.nargs}, got {len(args)}")
-        for given in args:
-            if not isinstance(given, ndarray):
-                raise TypeError(f"Unsupported type {type(given)}")
+        for inputs in args:
+            if not isinstance(inputs, ndarray):
+                raise TypeError(f"Unsupported type {type(inputs)}")
         *sources, out = args
-        if len({given.dtype for given in args}) > 1:
+        if len({inputs.dtype for inputs in args}) > 1:
             raise TypeError(f"Type is mismatched: {self.name} has one type T, got {[str(a.dtype) for a in args]}")
-        if len({given.shape for given in args}) > 1:
+        if len({inputs.shape for inputs in args}) > 1:
             raise ValueError("Out shape is mismatched")
         run(self.name, sources, [out])
         if not meter.dry and RawKernel.host is not None:
             RawKernel.host.elementwise(self, sources, out)
         elif not meter.dry:
             with np.errstate(all="ignore"):
-                values = {name: given.host for name, given in zip(self.names, sources, strict=True)}
+                values = {name: inputs.host for name, inputs in zip(self.names, sources, strict=True)}
                 out.host[...] = eval(self._code, {"float": lambda x: x.astype(np.float32)}, values)
         return out

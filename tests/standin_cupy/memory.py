@@ -147,12 +147,12 @@ class UnownedMemory:
 
 def memory_of(pointer: MemoryPointer) -> Memory:
     """The allocation under a pointer."""
-    found = pointer.mem
-    while not isinstance(found, Memory):
-        data = getattr(found, "owner", None)
+    actual = pointer.mem
+    while not isinstance(actual, Memory):
+        data = getattr(actual, "owner", None)
         data = getattr(data, "raw", data)
-        found = data if isinstance(data, Memory) else data.data.mem
-    return found
+        actual = data if isinstance(data, Memory) else data.data.mem
+    return actual
 
 
 def offset_of(pointer: MemoryPointer) -> int:
@@ -272,5 +272,5 @@ class Attributes:
 
     def __init__(self, address: int) -> None:
         machine.check()
-        found = any(start <= address < start + size for start, size in list(machine.pinned.items()))
-        self.type = 1 if found else 0
+        actual = any(start <= address < start + size for start, size in list(machine.pinned.items()))
+        self.type = 1 if actual else 0

@@ -32,33 +32,37 @@ def _signature(words: list[str]) -> inspect.Signature | None:
         return None
     parameter = inspect.Parameter
     kind = parameter.POSITIONAL_ONLY if "/" in words else parameter.POSITIONAL_OR_KEYWORD
-    found = []
+    results = []
     for word in words:
         if word == "/":
             kind = parameter.POSITIONAL_OR_KEYWORD
         elif word == "*":
             kind = parameter.KEYWORD_ONLY
         elif word.startswith("**"):
-            found.append(parameter(word[2:], parameter.VAR_KEYWORD))
+            results.append(parameter(word[2:], parameter.VAR_KEYWORD))
         elif word.startswith("*"):
-            found.append(parameter(word[1:], parameter.VAR_POSITIONAL))
+            results.append(parameter(word[1:], parameter.VAR_POSITIONAL))
             kind = parameter.KEYWORD_ONLY
         else:
             default = None if word.endswith("?") else parameter.empty
-            found.append(parameter(word.rstrip("?"), kind, default=default))
-    return inspect.Signature(found)
+            results.append(parameter(word.rstrip("?"), kind, default=default))
+    return inspect.Signature(results)
 
 
 def _read() -> dict[str, Name]:
     table: dict[str, Name] = {}
     for line in FILE.read_text().splitlines()[1:]:
-        path, kind, *rest = line.split(" ")
+        path, kind, *remaining = line.split(" ")
         if kind == "ufunc":
             table[path] = Name(
-                path, kind, int(rest[0]), int(rest[1]), tuple(text for text in rest[2:] if "E" not in text)
+                path,
+                kind,
+                int(remaining[0]),
+                int(remaining[1]),
+                tuple(text for text in remaining[2:] if "E" not in text),
             )
         elif kind == "function":
-            table[path] = Name(path, kind, signature=_signature([word for word in rest if word]))
+            table[path] = Name(path, kind, signature=_signature([word for word in remaining if word]))
         else:
             table[path] = Name(path, kind)
     return table
@@ -83,6 +87,6 @@ def loop(path: str, dtypes: tuple[np.dtype[Any], ...]) -> tuple[list[np.dtype[An
     """Dtypes of inputs and outputs of the loop that CuPy takes: the first to which all inputs cast safely."""
     for text in TABLE[path].types:
         inputs, outputs = text.split("->")
-        if all(np.can_cast(given, wanted) for given, wanted in zip(dtypes, inputs, strict=True)):
+        if all(np.can_cast(arguments, wanted) for arguments, wanted in zip(dtypes, inputs, strict=True)):
             return [np.dtype(c) for c in inputs], [np.dtype(c) for c in outputs]
     return None

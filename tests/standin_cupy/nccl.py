@@ -91,12 +91,12 @@ def groupEnd() -> None:
 
 def _run(calls: Sequence[tuple[str, NcclCommunicator, dict[str, int]]]) -> None:
     """Run one call of all members, by rank."""
-    names = {(name, member.clique, given["count"], given["kind"], given["root"]) for name, member, given in calls}
+    names = {(name, member.clique, inputs["count"], inputs["kind"], inputs["root"]) for name, member, inputs in calls}
     if len(names) > 1:
         raise RuntimeError("NCCL_ERROR_INVALID_USAGE: members of a group do not make the same call")
-    name, _, given = calls[0]
-    kind = next(np.dtype(key.lower()) for key, value in _KINDS.items() if value == given["kind"])
-    nbytes, root = given["count"] * kind.itemsize, given["root"]
+    name, _, inputs = calls[0]
+    kind = next(np.dtype(key.lower()) for key, value in _KINDS.items() if value == inputs["kind"])
+    nbytes, root = inputs["count"] * kind.itemsize, inputs["root"]
     by_rank = {member.rank: (member, one) for _, member, one in calls}
 
     def view(address: int) -> Any:
@@ -127,8 +127,8 @@ def _run(calls: Sequence[tuple[str, NcclCommunicator, dict[str, int]]]) -> None:
 @contextlib.contextmanager
 def nccl(*, available: bool = True) -> Iterator[types.ModuleType]:
     """``cupy.cuda.nccl`` is the stand-in's."""
-    made = types.ModuleType("cupy.cuda.nccl")
-    made.__dict__.update(
+    result = types.ModuleType("cupy.cuda.nccl")
+    result.__dict__.update(
         available=available,
         NcclCommunicator=NcclCommunicator,
         groupStart=groupStart,
@@ -136,12 +136,12 @@ def nccl(*, available: bool = True) -> Iterator[types.ModuleType]:
         NCCL_SUM=NCCL_SUM,
         **{f"NCCL_{name}": value for name, value in _KINDS.items()},
     )
-    before = sys.modules.get(made.__name__)
-    sys.modules[made.__name__] = made
+    before = sys.modules.get(result.__name__)
+    sys.modules[result.__name__] = result
     try:
-        yield made
+        yield result
     finally:
         if before is None:
-            del sys.modules[made.__name__]
+            del sys.modules[result.__name__]
         else:
-            sys.modules[made.__name__] = before
+            sys.modules[result.__name__] = before

@@ -52,12 +52,12 @@ def lines(cupy: Any) -> Iterator[str]:
         for name in sorted(dir(place)):
             if name.startswith("_"):
                 continue
-            found = getattr(place, name)
+            actual = getattr(place, name)
             path = f"{module}.{name}" if module else name
-            if isinstance(found, cupy.ufunc):
-                yield f"{path} ufunc {found.nin} {found.nout} {' '.join(found.types)}"
-            elif callable(found) and not inspect.isclass(found):
-                yield f"{path} function {parameters(found)}"
+            if isinstance(actual, cupy.ufunc):
+                yield f"{path} ufunc {actual.nin} {actual.nout} {' '.join(actual.types)}"
+            elif callable(actual) and not inspect.isclass(actual):
+                yield f"{path} function {parameters(actual)}"
             else:
                 yield f"{path} other"
 

@@ -138,9 +138,9 @@ class Stream:
 
     def record(self, event: Event | None = None) -> Event:
         """Record an event after the work so far."""
-        made = event or Event()
-        made.record(self)
-        return made
+        result = event or Event()
+        result.record(self)
+        return result
 
     def wait_event(self, event: Event) -> None:
         """Later work starts after ``event``. An event of a capture makes this stream part of the capture."""

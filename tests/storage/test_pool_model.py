@@ -26,8 +26,8 @@ class PoolMachine(RuleBasedStateMachine):
         """A new block overlaps no live block."""
         allocation = self.pool.allocate(nbytes)
         begin = allocation.raw.__array_interface__["data"][0]
-        for other, (low, high, _) in self.live.items():
-            assert begin + nbytes <= low or high <= begin, other
+        for second, (low, high, _) in self.live.items():
+            assert begin + nbytes <= low or high <= begin, second
         self.mark = (self.mark + 1) % 251
         allocation.raw.fill(self.mark)
         self.live[id(allocation)] = (begin, begin + nbytes, (allocation, self.mark))

@@ -293,9 +293,9 @@ def test_cached_requests_leave_other_shelves_filled():
 def test_peaks_are_exact_with_filled_shelves():
     """Shelved memory is not live: it counts in a peak only when it is allocated."""
     pool = NaivePool(device.get(device.cpu(9181)))
-    one, other = pool.allocate(10_000), pool.allocate(500_000)
+    one, second = pool.allocate(10_000), pool.allocate(500_000)
     pool.free(one)
-    pool.free(other)
+    pool.free(second)
     pool.empty_cache()
     pool.free(pool.allocate(500_000))
     spare = pool.allocate(10_000)

@@ -133,7 +133,7 @@ def test_arrays_of_another_engine_stay(folder):
         first = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
         mx.nd.waitall()
         assert spill_ahead._models
-        with engine.using(engine.create("ThreadedEngine", cpu_workers=2)) as other:
+        with engine.using(engine.create("ThreadedEngine", cpu_workers=2)) as another:
             second = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
             for k, array in enumerate(second):
                 assert first[k].asnumpy()[3] == k  # it is present, and used last except for the next array
@@ -141,7 +141,7 @@ def test_arrays_of_another_engine_stay(folder):
             assert [float(array.asnumpy()[3]) for array in second] == [1, 2, 3, 4, 5, 6]
             del array, second
             settled()
-        other.stop()
+        another.stop()
         assert [float(array.asnumpy()[3]) for array in first] == [0, 1, 2, 3, 4, 5]
         del first
         settled()

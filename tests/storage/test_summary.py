@@ -31,8 +31,8 @@ def test_summary_lists_figures_and_holders():
 
 def test_summary_of_one_context():
     """A summary or reset of one context does not concern others."""
-    ctx, other = mx.cpu(72), mx.cpu(73)
-    with storage.using(NaivePool(device.get(ctx))), storage.using(NaivePool(device.get(other))) as pool:
+    ctx, second = mx.cpu(72), mx.cpu(73)
+    with storage.using(NaivePool(device.get(ctx))), storage.using(NaivePool(device.get(second))) as pool:
         pool.free(pool.allocate(100))
         storage.reset_peaks(ctx)
         assert pool.statistics().peak_requested_bytes == 100

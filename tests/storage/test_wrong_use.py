@@ -59,14 +59,14 @@ def test_free_after_replacement_names_the_origin():
 def test_free_detects_out_of_bounds_writes(side):
     """Three bytes out of bounds suffice; the error counts them and names the memory, which has been freed."""
     guard = GuardResource(RawResource(HOST))
-    held, other = guard.allocate(1000, name="weights"), guard.allocate(0, name="nothing")
+    held, second = guard.allocate(1000, name="weights"), guard.allocate(0, name="nothing")
     whole = held.block.raw
     whole[side] = 1
     with pytest.raises(GuardError, match=r"^3 bytes (before the start|past the end) of <Allocation weights"):
         guard.check()
     with pytest.raises(GuardError, match="weights"):
         guard.free(held)
-    guard.free(other)
+    guard.free(second)
     assert guard.statistics().live == guard.statistics().reserved_bytes == 0
     guard.check()
 

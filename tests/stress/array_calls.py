@@ -240,8 +240,8 @@ def trial(seed: str) -> bool:
     chosen.stop()
     if failures:
         raise failures[0]
-    for number, (one, other) in enumerate(zip(expected, outcomes, strict=True)):
-        assert len(one) == len(other), f"thread {number} of {driver}: {len(one)} and {len(other)} values"
-        different = [k for k, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    for number, (one, second) in enumerate(zip(expected, outcomes, strict=True)):
+        assert len(one) == len(second), f"thread {number} of {driver}: {len(one)} and {len(second)} values"
+        different = [k for k, (a, b) in enumerate(zip(one, second, strict=True)) if a != b]
         assert not different, f"thread {number} of {threads} on {driver}: values {different[:6]} of {len(one)} differ"
     return True

@@ -160,10 +160,10 @@ def trial(seed: str) -> bool:
             raise OutOfMemoryError("the home is full for a moment")
         return keep(*args, **how)
 
-    waiting, made = homes.waiting_bytes(), on(kind, rng.randrange(1 << 20))
+    waiting, result = homes.waiting_bytes(), on(kind, rng.randrange(1 << 20))
     pool = LimitResource(rng.choice((NaivePool, AutoGrowth))(device.get(ctx)), room * SIZE)
     with ExitStack() as stack:
-        stack.enter_context(engine.using(made))
+        stack.enter_context(engine.using(result))
         stack.enter_context(spilling.using(rng.choice(listed)))
         stack.enter_context(storage.using(pool))
         if faults:
@@ -188,5 +188,5 @@ def trial(seed: str) -> bool:
         held = pool.statistics().requested_bytes
         assert held == 0, f"{held} bytes are held at the end"
     assert homes.waiting_bytes() == waiting, "bytes wait in a home for nobody"
-    made.stop()
+    result.stop()
     return True

@@ -93,7 +93,7 @@ def trial(seed: str) -> bool:
     assert set(folded.list_auxiliary_states()) == set(aux)
     after = folded.bind(mx.cpu(), {**args, "data": before.arg_dict["data"]}, aux_states=aux)
     outputs = [out.asnumpy().astype("float64") for out in after.forward(is_train=False)]
-    for name, one, other in zip(symbol.list_outputs(), wanted, outputs, strict=True):
+    for name, one, second in zip(symbol.list_outputs(), wanted, outputs, strict=True):
         scale = max(1.0, float(np.abs(one).max(initial=0.0)))
-        np.testing.assert_allclose(other / scale, one / scale, atol=TOLERANCE[dtype], rtol=0, err_msg=name)
+        np.testing.assert_allclose(second / scale, one / scale, atol=TOLERANCE[dtype], rtol=0, err_msg=name)
     return True

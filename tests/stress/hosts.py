@@ -34,10 +34,10 @@ class Hosts:
 
     def across(self, command: Sequence[str]) -> list[str]:
         """Return the ``mpiexec`` command, run on the first host, with processes distributed over all."""
-        mpiexec, *rest = command
+        mpiexec, *remaining = command
         reach = ["--prtemca", "plm_ssh_agent", str(self.folder / "agent"), "--hostfile", str(self.folder / "hosts")]
         inside = ["bash", "-c", f'hostname {self.names[0]}; exec "$@"', "bash", mpiexec, *reach, "--map-by", "node"]
-        return ["ip", "netns", "exec", self.names[0], "unshare", "--uts", *inside, *rest]
+        return ["ip", "netns", "exec", self.names[0], "unshare", "--uts", *inside, *remaining]
 
     def end(self) -> None:
         """Kill all remaining processes on the hosts."""

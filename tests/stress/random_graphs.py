@@ -68,7 +68,7 @@ class Maker:
         return pool[max(0, len(pool) - 1 - int(self.rng.expovariate(0.35)))]
 
     def _like(self, shape: tuple[int, ...]) -> Any:
-        return self.rng.choice([s for s, other in self.pool if other == shape])
+        return self.rng.choice([s for s, second in self.pool if second == shape])
 
     def _grow(self) -> None:
         name = f"n{self.count}"

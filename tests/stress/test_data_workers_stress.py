@@ -45,14 +45,14 @@ def test_worker_count_does_not_change_batches(seed):
         method = chance.choice(["forkserver", "spawn"]) if workers < 3 else "forkserver"
         ahead = chance.randint(1, 4)
         with mx.io.DatasetIter(source, num_workers=workers, ahead=ahead, start_method=method, **settings) as it:
-            found, state = [], it.state()
+            results, state = [], it.state()
             for jump in jumps:
-                found += [facts(batch) for batch, _ in zip(it, range(jump), strict=False)]
+                results += [facts(batch) for batch, _ in zip(it, range(jump), strict=False)]
                 kept, state = state, it.state()
                 it.set_state(kept)
-                found += [facts(batch) for batch in it]
+                results += [facts(batch) for batch in it]
                 it.reset()
-        runs.append(found)
+        runs.append(results)
     assert all(run == runs[0] for run in runs)
 
 

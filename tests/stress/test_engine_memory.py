@@ -144,10 +144,10 @@ def test_a_million_pending_operations():
     """.replace("ROUNDS", "1" if GIL else "2")
     )
     assert code == 0, err
-    pending, kept, *again = map(int, out.split())
+    pending, kept, *repeated = map(int, out.split())
     assert pending <= 1024
     if GIL:
         assert kept <= 100
     else:
-        assert again[0] <= pending + 100
-        assert again[1] <= kept + 50
+        assert repeated[0] <= pending + 100
+        assert repeated[1] <= kept + 50

@@ -97,7 +97,7 @@ def loops_of(code: Sequence[tuple[int, str]]) -> list[Loop]:
 
 def body_of(code: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
     """A kernel without its padding and without the subroutines of rare cases, such as divisions of denormal numbers."""
-    calls = [int(found[1], 16) for _, text in code if (found := re.search(r"\bCALL\S* .*?0x([0-9a-f]+)", text))]
+    calls = [int(match[1], 16) for _, text in code if (match := re.search(r"\bCALL\S* .*?0x([0-9a-f]+)", text))]
     end = min([*calls, code[-1][0] + 16])
     body = [(address, text) for address, text in code if address < end]
     while body and body[-1][1].startswith(("NOP", "BRA")):
@@ -132,12 +132,12 @@ def bounds(count: float, nbytes: float) -> dict[str, float]:
 
 def compiled(texts: dict[str, str]) -> dict[tuple[str, str], list[tuple[int, str]]]:
     """The machine code of the kernels of sources, by source and name: addresses and instructions."""
-    found = {}
+    by_name = {}
     with tempfile.TemporaryDirectory() as folder:
         for label, text in texts.items():
             for name, code in cuda.sass(text, folder).items():
-                found[label, name] = code
-    return found
+                by_name[label, name] = code
+    return by_name
 
 
 _NORM, _ROWS, _LABELS = "batch_norm._SOURCE float32", "softmax._ROWS float32", "softmax._LABELS float32 float32"
@@ -186,15 +186,15 @@ several exponentials and logarithms for each element."""
 
 def fused() -> list[tuple[str, Row, str]]:
     """Fused elementwise nodes of the tests' networks: name, row and source of each kernel."""
-    found = []
+    results = []
     for name, (make, shape) in NETWORKS.items():
         for k, group in enumerate(groups(planned(make(), shape).graph)):
             lanes = pointwise.lanes_of(group)
             kernel = pointwise.kernel_of(group, (True,) * len(group.results), lanes)
             arrays = sum(not group.broadcasts(one) for one in range(len(group.inputs))) + len(group.results)
             row = Row("elementwise", "", "pointwise", lanes, arrays * group.dtype.itemsize, [], name)
-            found.append((f"{name} {k}", row, text_of(kernel.code, T=group.dtype)))
-    return found
+            results.append((f"{name} {k}", row, text_of(kernel.code, T=group.dtype)))
+    return results
 
 
 def measured() -> dict[str, list[tuple[Row, float]]]:
@@ -203,17 +203,17 @@ def measured() -> dict[str, list[tuple[Row, float]]]:
         label: text for label, text in cuda.texts(every=False).items() if any(label == one.source for one in KERNELS)
     }
     code = compiled(sources)
-    found: dict[str, list[tuple[Row, float]]] = {}
+    by_name: dict[str, list[tuple[Row, float]]] = {}
     for row in KERNELS:
-        found.setdefault(row.family, []).append((row, per_element(code[row.source, row.kernel], row)))
+        by_name.setdefault(row.family, []).append((row, per_element(code[row.source, row.kernel], row)))
     rows = [one for one in fused() if one[1].elements > 1]
     code = compiled({name: text for name, _, text in rows})
     for name, row, _ in rows:
         body = body_of(code[name, "pointwise"])
         loops = loops_of(body)  # the end of an array
         count = len(body) - sum(one.last - one.first + 1 for one in loops)
-        found["elementwise"].append((row, count / row.elements))
-    return found
+        by_name["elementwise"].append((row, count / row.elements))
+    return by_name
 
 
 def table(found: dict[str, list[tuple[Row, float]]]) -> str:

@@ -33,11 +33,11 @@ _FOUND = re.compile(r"Compiling entry function '(\w+)__(\d+)'[\s\S]*?(\d+) bytes
 
 def codes():
     """Return (location, code) of every source: constants of the modules, and sources generated per call."""
-    for found in pkgutil.iter_modules(weftplan.ops.cuda.__path__, "weftplan.ops.cuda."):
-        module = importlib.import_module(found.name)
+    for actual in pkgutil.iter_modules(weftplan.ops.cuda.__path__, "weftplan.ops.cuda."):
+        module = importlib.import_module(actual.name)
         for name, value in vars(module).items():
             if isinstance(value, str) and "__global__" in value and value not in (philox._FILL, pooling._SOURCE):
-                yield f"{found.name.rpartition('.')[2]}.{name}", value
+                yield f"{actual.name.rpartition('.')[2]}.{name}", value
     for kind in ("float", "double"):
         yield f"philox.{kind}", philox._FILL.replace("U(key0", f"uniform_{kind}(key0")
     for (size, stride, pad), kind in itertools.product(((2, 2, 0), (3, 2, 1)), (0, 1)):
@@ -128,8 +128,8 @@ def sass(text, folder, arch="sm_90", options=OPTIONS):
     assert done.returncode == 0, done.stdout + done.stderr
     done = subprocess.run([CUOBJDUMP, "-sass", str(cubin)], capture_output=True, text=True, check=True)
     parts = done.stdout.split("Function : ")[1:]
-    found = {part.split()[0]: re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", part) for part in parts}
-    return {name: [(int(address, 16), words) for address, words in code] for name, code in found.items()}
+    matches = {part.split()[0]: re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", part) for part in parts}
+    return {name: [(int(address, 16), words) for address, words in code] for name, code in matches.items()}
 
 
 def loops(body):
@@ -167,8 +167,8 @@ def nvrtc(text, arch="sm_90"):
 def _cuobjdump():
     """The tool of the toolkit, or of the wheel nvidia-cuda-cuobjdump."""
     wheels = [pathlib.Path(folder, "nvidia") for folder in sys.path if folder]
-    found = (path for wheel in wheels if wheel.is_dir() for path in sorted(wheel.glob("*/bin/cuobjdump")))
-    return shutil.which("cuobjdump") or next(map(str, found), None)
+    actual = (path for wheel in wheels if wheel.is_dir() for path in sorted(wheel.glob("*/bin/cuobjdump")))
+    return shutil.which("cuobjdump") or next(map(str, actual), None)
 
 
 NVCC = shutil.which("nvcc")

@@ -322,7 +322,7 @@ def check_gradient(
 
     hold: list[np.ndarray] = []
     call = prepare(name, arrays, params, is_train=is_train, key=key)
-    found, _ = differentiate(call, evaluate(call)[1])
+    actual, _ = differentiate(call, evaluate(call)[1])
     if wrt is None:
         wrt = [k for k, x in enumerate(arrays) if x.dtype == np.float64 and k not in aux]
     assert wrt, f"{name}: nothing to differentiate"
@@ -341,10 +341,10 @@ def check_gradient(
             return (above - below) / (2 * eps)
 
         if saved.size > 2 * DIRECTIONS:
-            largest = float(np.abs(found[k]).max())
+            largest = float(np.abs(actual[k]).max())
             ways = rng.choice([-1.0, 1.0], (DIRECTIONS, *saved.shape))
             if all(
-                abs(slope(way) - float((found[k] * way).sum())) <= atol * max(1.0, largest) + rtol * largest
+                abs(slope(way) - float((actual[k] * way).sum())) <= atol * max(1.0, largest) + rtol * largest
                 for way in ways
             ):
                 continue
@@ -354,7 +354,7 @@ def check_gradient(
             unit[position] = 1.0
             numeric[position] = slope(unit)
         scale = max(1.0, float(np.abs(numeric).max(initial=0.0)))
-        np.testing.assert_allclose(found[k], numeric, rtol=rtol, atol=atol * scale, err_msg=f"{name}: input {k}")
+        np.testing.assert_allclose(actual[k], numeric, rtol=rtol, atol=atol * scale, err_msg=f"{name}: input {k}")
 
 
 def check_inplace(call: Call) -> int:

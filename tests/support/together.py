@@ -98,7 +98,7 @@ def operator(case):
 
 def _joined(parts):
     """Merge one case of several decorators."""
-    return "-".join(name for name, _ in parts), {key: value for _, given in parts for key, value in given.items()}
+    return "-".join(name for name, _ in parts), {key: value for _, inputs in parts for key, value in inputs.items()}
 
 
 def _asked(by, arguments):

@@ -65,8 +65,8 @@ def run(symbol: Symbol, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
             outputs = [np.full(shapes[eid + k], 77, dtypes[eid + k]) for k in range(count)]
             specs = [[TensorSpec(a.shape, a.dtype) for a in side] for side in (inputs, outputs)]
             workspace = np.empty(node.op.workspace_bytes(node.params, *specs), np.uint8)
-            given = [None if i in node.op.ignored(node.params) else a for i, a in enumerate(inputs)]
-            node.op.forward(OpContext(np, workspace=workspace), node.params, given, outputs)
+            arguments = [None if i in node.op.ignored(node.params) else a for i, a in enumerate(inputs)]
+            node.op.forward(OpContext(np, workspace=workspace), node.params, arguments, outputs)
             for k, output in enumerate(outputs):
                 values[node, k] = output
         eid += count

@@ -35,13 +35,13 @@ def test_scopes_nest_and_do_not_stick() -> None:
 
 def test_variable_attributes() -> None:
     """Everything a variable can say about itself; the caller's dictionary is left alone."""
-    given = {"__mine__": "1"}
-    x = sym.Variable("x", attr=given, shape=(2, 0), lr_mult=2.0, wd_mult=0, dtype="float16", init="zeros")
+    inputs = {"__mine__": "1"}
+    x = sym.Variable("x", attr=inputs, shape=(2, 0), lr_mult=2.0, wd_mult=0, dtype="float16", init="zeros")
     assert x.list_attr() == {
         "__mine__": "1", "__shape__": "(2, 0)", "__lr_mult__": "2.0", "lr_mult": "2.0", "__wd_mult__": "0",
         "wd_mult": "0", "__dtype__": "2", "__init__": "zeros",
     }  # fmt: skip
-    assert given == {"__mine__": "1"}
+    assert inputs == {"__mine__": "1"}
     assert sym.var("v", __ok__="yes", stype="default").list_attr() == {"__ok__": "yes", "__storage_type__": "0"}
     with pytest.raises(ParameterError, match="unknown keyword 'shap'"):
         sym.Variable("x", shap=(1,))

@@ -194,16 +194,16 @@ def test_composing_symbols_replaces_variables() -> None:
         data -> fc1 -> relu -> fc2        z -> exp -\
                                            (data) -> fc1 -> relu -> fc2
     """
-    x, other = net(), sym.exp(sym.Variable("z"))
-    y = x(data=other)
+    x, second = net(), sym.exp(sym.Variable("z"))
+    y = x(data=second)
     assert y.list_arguments() == ["z", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"]
     assert x.list_arguments()[0] == "data"
-    assert x(other).tojson() == y.tojson()
-    assert sym.Variable("v")(v=other).list_arguments() == ["z"]
+    assert x(second).tojson() == y.tojson()
+    assert sym.Variable("v")(v=second).list_arguments() == ["z"]
     with pytest.raises(TypeError, match="by position or by name"):
-        x(other, fc1_weight=other)
+        x(second, fc1_weight=second)
     with pytest.raises(ParameterError, match="no variable is called 'dta'; did you mean 'data'"):
-        x(dta=other)
+        x(dta=second)
     with pytest.raises(TypeError, match="expected a Symbol, got int"):
         x(data=3)
 
@@ -224,10 +224,10 @@ def test_composing_a_state() -> None:
     """Only a variable may replace an operator's state; it then counts its writer."""
     norm = sym.BatchNorm(sym.Variable("x"), name="bn")
     mean = sym.Variable("mean")
-    made = norm(bn_moving_mean=mean)
-    assert made.list_auxiliary_states() == ["mean", "bn_moving_var"]
-    assert made.list_arguments() == ["x", "bn_gamma", "bn_beta"]
-    assert [entry.version for entry in made.entries[0].node.inputs] == [0, 0, 0, 1, 2]
+    result = norm(bn_moving_mean=mean)
+    assert result.list_auxiliary_states() == ["mean", "bn_moving_var"]
+    assert result.list_arguments() == ["x", "bn_gamma", "bn_beta"]
+    assert [entry.version for entry in result.entries[0].node.inputs] == [0, 0, 0, 1, 2]
     assert [entry.version for entry in norm.entries[0].node.inputs] == [0, 0, 0, 1, 1]
     assert [entry.version for entry in norm.get_internals().entries] == [0, 0, 0, 1, 1, 0]
     with pytest.raises(ParameterError, match="writes to its input 'moving_mean', so it must be a variable"):
@@ -237,7 +237,7 @@ def test_composing_a_state() -> None:
 def test_numpy_numbers_on_either_side() -> None:
     """NumPy scalars are numbers on both sides, written with their own digits; arrays are no operands."""
     a = sym.Variable("a")
-    for made, op, text in (
+    for result, op, text in (
         (np.float32(1.1) + a, "_plus_scalar", "1.1"),
         (a * np.float32(1.1), "_mul_scalar", "1.1"),
         (np.int64(3) - a, "_rminus_scalar", "3"),
@@ -245,7 +245,7 @@ def test_numpy_numbers_on_either_side() -> None:
         (np.float32(3) > a, "_lesser_scalar", "3.0"),
         (np.float32(3) == a, "_equal_scalar", "3.0"),
     ):
-        assert (made.attr("op_name"), made.attr("scalar")) == (op, text)
+        assert (result.attr("op_name"), result.attr("scalar")) == (op, text)
     for wrong in (lambda: np.ones(3) + a, lambda: a * np.ones(3), lambda: np.array(3.0) - a):
         with pytest.raises(TypeError):
             wrong()
@@ -301,8 +301,8 @@ def test_split_v2() -> None:
 def test_none_stands_for_an_input_that_is_left_out():
     """None after the last input is accepted, as MXNet's own scripts write it."""
     data, weight = sym.Variable("data"), sym.Variable("w")
-    made = sym.FullyConnected(data, weight, None, num_hidden=2, no_bias=True, name="fc")
-    assert made.list_arguments() == ["data", "w"]
+    result = sym.FullyConnected(data, weight, None, num_hidden=2, no_bias=True, name="fc")
+    assert result.list_arguments() == ["data", "w"]
     with pytest.raises(ParameterError, match=r"takes 2 input\(s\)"):
         sym.FullyConnected(data, weight, sym.Variable("b"), num_hidden=2, no_bias=True)
 

@@ -168,15 +168,15 @@ def test_added_nodes_get_the_sizes_that_a_solver_finds() -> None:
     """Passes give the nodes that they add the sizes that two inferences of the whole graph give."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc")
     net = sym.sum(sym.exp(x) * x + sym.Activation(x, act_type="relu"))
-    given = {"data": (5, 4)}
-    planned = plan_symbol(net, given, {"data": "float64"}, grad_req={"fc_weight": "write", "data": "add"})
+    inputs = {"data": (5, 4)}
+    planned = plan_symbol(net, inputs, {"data": "float64"}, grad_req={"fc_weight": "write", "data": "add"})
     graph = planned.graph
     names = [node.op.name for node in graph.nodes if node.op is not None]
     assert {"add_n", "_backward_FullyConnected"} <= set(names)
     head = graph.nodes[planned.head_grads[0]]
     how = {"rows": graph.row, "inputs": graph.inputs, "controls": graph.controls}
     float64 = np.dtype(np.float64)
-    assert infer.infer_shapes(graph.nodes, {**given, head: (1,)}, **how) == planned.shapes
+    assert infer.infer_shapes(graph.nodes, {**inputs, head: (1,)}, **how) == planned.shapes
     assert infer.infer_dtypes(graph.nodes, {"data": float64, head: float64}, **how) == planned.dtypes
 
 

@@ -32,10 +32,10 @@ def networks():
 def test_as_a_walk_finds_them(name, monkeypatch):
     """The shortcut for float32 variables gives the result of a walk forwards and backwards."""
     symbol = networks()[name]
-    found = dtypes(symbol)
+    actual = dtypes(symbol)
     monkeypatch.setattr(infer, "of_one_dtype", lambda nodes, default, **known: None)
-    assert found == dtypes(symbol)
-    assert all(fact is not None for fact in found)
+    assert actual == dtypes(symbol)
+    assert all(fact is not None for fact in actual)
 
 
 def test_nothing_is_walked_where_all_is_float32(monkeypatch):

@@ -18,11 +18,11 @@ def network() -> str:
     first = sym.FullyConnected(data, num_hidden=4, name="fc1")
     parts = sym.SliceChannel(first, num_outputs=2, name="odd")
     last = sym.Activation(sym.FullyConnected(parts[1], num_hidden=3, name="fc2"), act_type="relu", name="end")
-    made = json.loads(sym.Group([last, sym.exp(first, name="side")]).tojson())
-    for node in made["nodes"]:
+    result = json.loads(sym.Group([last, sym.exp(first, name="side")]).tojson())
+    for node in result["nodes"]:
         if node["op"] in ("SliceChannel", "Activation"):
             node["op"] = "Mystery"
-    return json.dumps(made)
+    return json.dumps(result)
 
 
 def test_a_file_with_unknown_operators_is_read_and_written() -> None:
@@ -96,9 +96,9 @@ def test_an_operator_of_ones_own_fills_the_gap() -> None:
         def create_operator(self, ctx, in_shapes, in_dtypes):  # type: ignore[no-untyped-def]
             return Doubling()
 
-    made = json.loads(sym.exp(sym.Variable("x"), name="e").tojson())
-    made["nodes"][1].update(op="TwiceOfTheTests", attrs={"factor": "2"})
-    loaded = sym.load_json(json.dumps(made))
+    result = json.loads(sym.exp(sym.Variable("x"), name="e").tojson())
+    result["nodes"][1].update(op="TwiceOfTheTests", attrs={"factor": "2"})
+    loaded = sym.load_json(json.dumps(result))
     executor = loaded.simple_bind(mx.cpu(), x=(2,))
     assert executor.forward(is_train=True, x=mx.nd.array([1, 3]))[0].asnumpy().tolist() == [2, 6]
     executor.backward(mx.nd.ones((2,)))

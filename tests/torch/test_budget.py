@@ -212,9 +212,9 @@ def test_seconds_are_measured_or_modelled(seconds: str) -> None:
     wrapped(*Convolutions.inputs())
     torch._dynamo.reset()
     smallest = wrapped.plans[0].smallest
-    other = budget(Convolutions(), smallest + (smallest >> 4), seconds=seconds)
-    other(*Convolutions.inputs()).backward()
-    assert other.plans[0].more_time > 0.0
+    second = budget(Convolutions(), smallest + (smallest >> 4), seconds=seconds)
+    second(*Convolutions.inputs()).backward()
+    assert second.plans[0].more_time > 0.0
 
 
 def test_backends_and_partitions() -> None:
@@ -255,8 +255,8 @@ def test_the_knapsack_solver_saves_at_most_what_it_may() -> None:
         chosen = aot_autograd(fw_compiler=eager, bw_compiler=eager, partition_fn=min_cut_rematerialization_partition)
         torch.compile(model, backend=chosen)(*args).backward()
     assert calls
-    for memory, most, (saved, again) in calls:
+    for memory, most, (saved, repeated) in calls:
         assert sum(memory[k] for k in saved) <= most
-        assert sorted([*saved, *again]) == list(range(len(memory)))
+        assert sorted([*saved, *repeated]) == list(range(len(memory)))
     for p, g in zip(model.parameters(), want, strict=True):
         torch.testing.assert_close(p.grad, g)

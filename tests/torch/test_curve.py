@@ -25,22 +25,22 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_curves_are_strict_and_drawn(tmp_path: Path) -> None:
     """Budgets fall, times rise, every format is written, nothing of the step is run."""
     model = Decoder()
-    found = curve(model, *Decoder.inputs())
-    budgets = [point.budget for point in found.points]
+    actual = curve(model, *Decoder.inputs())
+    budgets = [point.budget for point in actual.points]
     assert budgets == sorted(set(budgets), reverse=True)
-    assert [point.time for point in found.points] == sorted(point.time for point in found.points)
-    assert found.points[0].time == 1.0
+    assert [point.time for point in actual.points] == sorted(point.time for point in actual.points)
+    assert actual.points[0].time == 1.0
     assert model.head.weight.grad is None
     for name, start in {"a.svg": "<svg", "a.html": "<!doctype html>", "a.txt": "the graph of"}.items():
-        found.save(tmp_path / name)
+        actual.save(tmp_path / name)
         assert (tmp_path / name).read_text().startswith(start)
 
 
 def test_measured_points() -> None:
     """Some points are timed against the plain step when asked, and gradients stay as they were."""
     model = Decoder(depth=1)
-    found = curve(model, *Decoder.inputs(), measure=True)
-    real = [point.measured for point in found.points if point.measured is not None]
+    actual = curve(model, *Decoder.inputs(), measure=True)
+    real = [point.measured for point in actual.points if point.measured is not None]
     assert len(real) >= 2
     assert all(value > 0.0 for value in real)
     assert model.head.weight.grad is None
@@ -85,10 +85,10 @@ def run(*args: str) -> Any:
 def test_the_command_plans_a_step(module: str, tmp_path: Path) -> None:
     """``weftplan plan --torch`` names the peak, writes the page and draws the curve; budgets below are refused."""
     page = tmp_path / "page.html"
-    found = run(f"{module}:step", "--html", str(page), "--curve")
-    assert found.exit_code == 0, found.output
-    assert "alive at the peak" in found.output
-    assert "more modelled time" in found.output
+    actual = run(f"{module}:step", "--html", str(page), "--curve")
+    assert actual.exit_code == 0, actual.output
+    assert "alive at the peak" in actual.output
+    assert "more modelled time" in actual.output
     assert page.read_text().startswith("<!doctype html>")
     facts = json.loads(run(f"{module}:step", "--json").output)
     assert facts["smallest"] < facts["peak"] == facts["plain"]
@@ -110,6 +110,6 @@ def test_the_command_plans_a_step(module: str, tmp_path: Path) -> None:
 )
 def test_the_command_refuses_what_is_no_step(module: str, name: str, message: str) -> None:
     """Names without a function, unknown modules and functions that return something else."""
-    found = run(name)
-    assert found.exit_code == 2
-    assert message in found.output
+    actual = run(name)
+    assert actual.exit_code == 2
+    assert message in actual.output

@@ -63,12 +63,12 @@ def test_peaks_of_whole_steps(make: Any, case: str) -> None:
     how = options.pop("optimizer", "sgd")
     model = make()
     optimizer, args = OPTIMIZERS[how](model.parameters(), 0.01), make.inputs()
-    found = estimate(lambda: step(model, optimizer, args, **options))
+    actual = estimate(lambda: step(model, optimizer, args, **options))
     real = measured(make, how, options)
     # The profiler counts a few scalars that the last model of a round leaves.
-    assert found.peak == pytest.approx(real, rel=0.005)
-    assert found.before > 0
-    assert sum(found.parts.values()) == found.peak
+    assert actual.peak == pytest.approx(real, rel=0.005)
+    assert actual.before > 0
+    assert sum(actual.parts.values()) == actual.peak
 
 
 @pytest.mark.parametrize("how", OPTIMIZERS)
@@ -127,8 +127,8 @@ def inner_step(x: Any) -> None:
 def test_globals_of_functions_are_copied() -> None:
     """A module that a function reaches by a global, by way of another function, counts and stays as it is."""
     x = torch.randn(8, 64)
-    found = estimate(lambda: inner_step(x))
-    assert found.parts["parameters"] == 4 * (64 * 64 + 64)
+    actual = estimate(lambda: inner_step(x))
+    assert actual.parts["parameters"] == 4 * (64 * 64 + 64)
     assert MODEL.weight.grad is None
 
 
@@ -153,6 +153,6 @@ def test_compiled_steps_are_refused() -> None:
 def test_recurrent_layers_are_named_as_unseen() -> None:
     """``nn.LSTM`` on a CPU does not run the kernel that a trace sees, and the report says so."""
     model = torch.nn.LSTM(8, 8)
-    found = estimate(lambda: model(torch.ones(5, 2, 8))[0].sum().backward())
-    assert "torch.lstm" in found.unseen
-    assert "not counted: torch.lstm" in str(found)
+    actual = estimate(lambda: model(torch.ones(5, 2, 8))[0].sum().backward())
+    assert "torch.lstm" in actual.unseen
+    assert "not counted: torch.lstm" in str(actual)

@@ -24,15 +24,15 @@ print(found.exit_code, found.output)
 
 def test_errors_say_what_to_install() -> None:
     """PyTorch is imported on first use only, and its absence is named with the command that mends it."""
-    found = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout
-    assert "['backend', 'budget', 'curve', 'estimate', 'knapsack_solver', 'partition']" in found
-    assert "weftplan.torch needs PyTorch: pip install 'weftplan[torch]'" in found
-    assert "has no attribute 'nonsense'" in found
-    assert "must return (loss, arguments)" in found
+    actual = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout
+    assert "['backend', 'budget', 'curve', 'estimate', 'knapsack_solver', 'partition']" in actual
+    assert "weftplan.torch needs PyTorch: pip install 'weftplan[torch]'" in actual
+    assert "has no attribute 'nonsense'" in actual
+    assert "must return (loss, arguments)" in actual
 
 
 def test_nothing_else_imports_torch() -> None:
     """Importing the whole package, with its command line, does not import PyTorch."""
     script = "import sys, weftplan, weftplan.cli, weftplan.torch; print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert found.strip() == "False"
+    actual = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert actual.strip() == "False"

@@ -91,8 +91,8 @@ def threads_of_blas(sample: Any) -> Any:
     """How many threads a product may use in this process."""
     from threadpoolctl import ThreadpoolController
 
-    found = [library["num_threads"] for library in ThreadpoolController().info() if library["user_api"] == "blas"]
-    return np.float32(max(found, default=1)), np.float32(os.getpid())
+    actual = [library["num_threads"] for library in ThreadpoolController().info() if library["user_api"] == "blas"]
+    return np.float32(max(actual, default=1)), np.float32(os.getpid())
 
 
 class Fickle(Growing):

@@ -95,8 +95,8 @@ def run(prefix=None, *, stop=None, seed=3, make=data, devices=1, optimizer="sgd"
     except Killed:
         return None
     args, aux = module.get_params()
-    found = {name: value.asnumpy() for name, value in {**args, **aux}.items()}
-    return found, seen[-1] if seen else None, (mx.nd.random.uniform().asscalar(), np.random.random())  # noqa: NPY002
+    by_name = {name: value.asnumpy() for name, value in {**args, **aux}.items()}
+    return by_name, seen[-1] if seen else None, (mx.nd.random.uniform().asscalar(), np.random.random())  # noqa: NPY002
 
 
 def same(left, right):

@@ -152,14 +152,14 @@ def test_misuse():
     module = ready()
     with pytest.raises(MXNetError, match=r"the first batch of bucket 3 must say its shapes: .*bucket_key=3"):
         module.forward(mx.io.DataBatch([mx.nd.ones((BATCH, 3, 3))], bucket_key=3))
-    other = mx.mod.BucketingModule(
+    second = mx.mod.BucketingModule(
         lambda key: (mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name=f"fc{key}"), ["data"], None), 1
     )
-    other.bind([("data", (2, 3))], for_training=False)
-    other.init_params()
+    second.bind([("data", (2, 3))], for_training=False)
+    second.init_params()
     with pytest.raises(BindError, match=r"bucket 2 has parameters \['fc2_weight', 'fc2_bias'\]"):
-        other.switch_bucket(2, [("data", (2, 3))])
-    assert other.bucket_key == 1
+        second.switch_bucket(2, [("data", (2, 3))])
+    assert second.bucket_key == 1
 
 
 def test_a_checkpoint_of_buckets(tmp_path):
@@ -173,14 +173,14 @@ def test_a_checkpoint_of_buckets(tmp_path):
     assert sorted(mx.nd.load(str(tmp_path / "words.buckets"))[0].asnumpy().tolist()) == sorted(LENGTHS)
     for length in LENGTHS:
         assert mx.sym.load(tmp_path / f"words-{length}-symbol.json").list_outputs() == ["softmax_output"]
-    again = mx.mod.BucketingModule.load(prefix, 3, sym_gen=network, default_bucket_key=max(LENGTHS))
-    again.bind(Sentences().provide_data, Sentences().provide_label)
+    reloaded = mx.mod.BucketingModule.load(prefix, 3, sym_gen=network, default_bucket_key=max(LENGTHS))
+    reloaded.bind(Sentences().provide_data, Sentences().provide_label)
     for name, value in module.get_params()[0].items():
-        np.testing.assert_array_equal(again.get_params()[0][name].asnumpy(), value.asnumpy())
+        np.testing.assert_array_equal(reloaded.get_params()[0][name].asnumpy(), value.asnumpy())
     batch = Sentences().batches[1]
-    for one in (module, again):
+    for one in (module, reloaded):
         one.forward(batch, is_train=False)
-    np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), again.get_outputs()[0].asnumpy())
+    np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), reloaded.get_outputs()[0].asnumpy())
     with pytest.raises(BindError, match="sym_gen and default_bucket_key"):
         mx.mod.BucketingModule.load(prefix, 3)
 

@@ -31,8 +31,8 @@ def test_the_speedometer_reports_every_so_many_batches(caplog: pytest.LogCapture
     """Each epoch prints a line with the metric at every multiple of ``frequent``."""
     with caplog.at_level(logging.INFO, logger="weftplan"):
         module.fit(batches(), num_epoch=2, batch_end_callback=mx.callback.Speedometer(4, 3))
-    found = re.findall(r"Epoch\[(\d)\] Batch \[\d-(\d)\]\tSpeed: [\d.]+ samples/sec\taccuracy=[\d.]+", caplog.text)
-    assert found == [(epoch, batch) for epoch in "01" for batch in "369"]
+    matches = re.findall(r"Epoch\[(\d)\] Batch \[\d-(\d)\]\tSpeed: [\d.]+ samples/sec\taccuracy=[\d.]+", caplog.text)
+    assert matches == [(epoch, batch) for epoch in "01" for batch in "369"]
 
 
 def test_the_speed_is_that_of_the_batches_since_the_last_line(
@@ -81,11 +81,11 @@ def test_checkpoints_after_every_second_epoch(kind: str, module: mx.mod.Module, 
         ["net-0002.params", "net-0004.params", "net-symbol.json", *states]
     )
     for epoch in (2, 4):
-        again = mx.mod.Module.load(str(prefix), epoch)
+        reloaded = mx.mod.Module.load(str(prefix), epoch)
         data = batches()
-        again.bind(data.provide_data, data.provide_label)
-        again.init_params()
-        np.testing.assert_array_equal(again.get_params()[0]["fc_weight"].asnumpy(), kept[epoch - 1])
+        reloaded.bind(data.provide_data, data.provide_label)
+        reloaded.init_params()
+        np.testing.assert_array_equal(reloaded.get_params()[0]["fc_weight"].asnumpy(), kept[epoch - 1])
     assert not np.array_equal(kept[1], kept[3])
 
 

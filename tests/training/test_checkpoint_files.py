@@ -81,12 +81,12 @@ def test_a_full_disk(tmp_path, monkeypatch, caplog):
     )
     for name, value in module.get_params()[0].items():
         np.testing.assert_array_equal(value.asnumpy(), ended[0][name])
-    found = Checkpoints(tmp_path / "run").found()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in found]
-    assert read_snapshot(found[-1]).facts["step"] == 4
+    actual = Checkpoints(tmp_path / "run").found()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in actual]
+    assert read_snapshot(actual[-1]).facts["step"] == 4
     text = caplog.text
     assert "run-step00000006.safetensors was not written: No space left on device; training goes on" in text
-    assert f"the last good one is {found[-1]}" in text
+    assert f"the last good one is {actual[-1]}" in text
 
 
 def test_killed_while_it_writes(tmp_path, monkeypatch):

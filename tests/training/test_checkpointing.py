@@ -107,10 +107,10 @@ def test_metrics_go_on(tmp_path, metric):
 def test_a_finished_run_is_not_run_again(tmp_path):
     """Resumed, it has its weights at once; with more epochs it goes on as one that had them from the beginning."""
     done = run(tmp_path / "run")
-    again = run(tmp_path / "run", resume=True)
-    assert again[1] is None
+    repeated = run(tmp_path / "run", resume=True)
+    assert repeated[1] is None
     for name, value in done[0].items():
-        np.testing.assert_array_equal(value, again[0][name])
+        np.testing.assert_array_equal(value, repeated[0][name])
     same(run(tmp_path / "run", resume=True, num_epoch=EPOCHS + 1), run(num_epoch=EPOCHS + 1))
 
 
@@ -130,13 +130,13 @@ def test_another_network(tmp_path):
 def test_other_settings(tmp_path, caplog):
     """The differences are listed; with "changed" they are logged, and the settings of now hold."""
     run(tmp_path / "run", num_epoch=1)
-    other = {"optimizer_params": {"learning_rate": 0.02, "momentum": 0.9, "wd": 0.5}}
+    second = {"optimizer_params": {"learning_rate": 0.02, "momentum": 0.9, "wd": 0.5}}
     with pytest.raises(ParameterError, match="was written with other settings") as error:
-        run(tmp_path / "run", resume=True, **other)
+        run(tmp_path / "run", resume=True, **second)
     assert "optimizer.learning_rate was 0.1, is now 0.02" in str(error.value)
     assert "optimizer.wd was 0.0, is now 0.5" in str(error.value)
     assert "momentum" not in str(error.value)
-    changed = run(tmp_path / "run", resume="changed", **other)
+    changed = run(tmp_path / "run", resume="changed", **second)
     assert "optimizer.wd was 0.0, is now 0.5" in caplog.text
     assert any((value != run()[0][name]).any() for name, value in changed[0].items())
     with pytest.raises(ParameterError, match="micro_batches was 1, is now 2"):
@@ -232,9 +232,9 @@ def test_early_stopping_and_the_best_so_far(tmp_path):
     kept = read_snapshot(tmp_path / "run-best.safetensors")
     for name, value in best[stopping.best_epoch].items():
         np.testing.assert_array_equal(kept.args[name].asnumpy(), value)
-    again, none = trained(resume=True)
+    repeated, none = trained(resume=True)
     assert none == []
-    assert (again.best, again.best_epoch, again.waited) == (stopping.best, stopping.best_epoch, 2)
+    assert (repeated.best, repeated.best_epoch, repeated.waited) == (stopping.best, stopping.best_epoch, 2)
 
 
 def test_early_stopping_of_a_metric_that_there_is_not():

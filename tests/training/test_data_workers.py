@@ -31,13 +31,13 @@ def names():
 
 def helpers():
     """Child processes that multiprocessing keeps: its fork server and its tracker."""
-    found = set()
+    seen = set()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             if int(fields[1]) == os.getpid():
-                found.add(int(pid))
-    return found
+                seen.add(int(pid))
+    return seen
 
 
 def gone(pids):
@@ -130,8 +130,8 @@ def test_views_outlive_the_workers(tidy):
     assert view.shape == (2, 2)
     assert np.isfinite(view).all()
     del view
-    with mx.io.DatasetIter(Numbers(4), 2, num_workers=1) as other:  # releases the remaining resources
-        other.next()
+    with mx.io.DatasetIter(Numbers(4), 2, num_workers=1) as second:  # releases the remaining resources
+        second.next()
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def test_samples_that_cannot_be_read(caplog):
     assert [number for number, _ in it.skipped_samples] == [2]
     assert "left out what it cannot read: sample 2 cannot be read: ValueError: this one is broken" in caplog.text
     state = it.state()
-    other = mx.io.DatasetIter(Numbers(6, 2, "raise"), 2, on_error="skip")
-    other.set_state(state)
-    assert other.skipped == 1
+    second = mx.io.DatasetIter(Numbers(6, 2, "raise"), 2, on_error="skip")
+    second.set_state(state)
+    assert second.skipped == 1
 
 
 def test_nothing_of_a_batch_can_be_read():
@@ -158,23 +158,23 @@ def test_against_a_model(samples, batch, shuffle, handle, seed, bad):
     it = mx.io.DatasetIter(
         source, batch, shuffle=shuffle, last_batch_handle=handle, transform=noisy, on_error="skip", dtype="float64"
     )
-    found, noise = [], []
+    results, noise = [], []
     for one in it:
         got = labels(one)
         assert got == one.index.tolist()
         real = batch - one.pad
         assert got == [got[k % real] for k in range(batch)]
         assert one.data[0].tolist() == [one.data[0].tolist()[k % real] for k in range(batch)]
-        found += got[:real]
+        results += got[:real]
         noise += one.data[0].tolist()[:real]
     whole = samples if handle == "pad" else samples // batch * batch
     left = {*range(samples)} - {bad}
-    assert len({*found}) == len(found)
-    assert {*found} <= left
+    assert len({*results}) == len(results)
+    assert {*results} <= left
     if whole == samples:
-        assert {*found} == left
+        assert {*results} == left
     if not shuffle:
-        assert found == sorted(found)
+        assert results == sorted(results)
     assert len({*noise}) == len(noise)
 
 
@@ -187,11 +187,11 @@ def test_same_bits_for_any_number_of_workers(shuffle):
         with mx.io.DatasetIter(
             Numbers(21, 9, "raise"), 4, shuffle=shuffle, transform=noisy, on_error="skip", num_workers=workers
         ) as it:
-            found = []
+            results = []
             for _ in range(2):
-                found += [(rows(b), labels(b), b.pad, b.index.tolist(), it.state()) for b in it]
+                results += [(rows(b), labels(b), b.pad, b.index.tolist(), it.state()) for b in it]
                 it.reset()
-            runs.append((found, it.skipped))
+            runs.append((results, it.skipped))
     assert runs[0] == runs[1] == runs[2]
     assert runs[0][1] == 2
 

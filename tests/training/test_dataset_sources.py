@@ -151,8 +151,8 @@ DataLoader.__module__ = "torch.utils.data.dataloader"
 
 def test_a_loader_of_batches():
     """A DataLoader is known by its class: its items are batches, its workers its own, its random order not ours."""
-    made = {name: DataLoader(type(name, (), {})()) for name in ("SequentialSampler", "RandomSampler")}
-    for name, loader in made.items():
+    result = {name: DataLoader(type(name, (), {})()) for name in ("SequentialSampler", "RandomSampler")}
+    for name, loader in result.items():
         it = mx.io.DatasetIter(loader)
         assert [b.pad for b in it] == [0, 1]
         with pytest.raises(ParameterError, match="has workers of its own"):

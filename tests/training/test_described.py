@@ -31,10 +31,10 @@ def test_optimizers_show_what_was_set() -> None:
 @pytest.mark.parametrize("name", sorted(mx.optimizer.Optimizer.opt_registry))
 def test_every_optimizer_is_shown(name: str) -> None:
     """No attribute of any kind breaks it, and the text makes an equal optimizer."""
-    made = mx.optimizer.create(name, wd=0.125)
-    again = eval(repr(made), {type(made).__name__: type(made)})
-    assert repr(again) == repr(made)
-    assert "wd=0.125" in repr(made)
+    result = mx.optimizer.create(name, wd=0.125)
+    repeated = eval(repr(result), {type(result).__name__: type(result)})
+    assert repr(repeated) == repr(result)
+    assert "wd=0.125" in repr(result)
 
 
 def test_modules_show_their_state() -> None:
@@ -67,9 +67,9 @@ def test_shares_of_a_batch() -> None:
         (7, [3, 1, 1], [0, 4, 5, 7]),
         (9, [0.5, 1.5], [0, 2, 9]),
     ):
-        found = split_batch(batch, len(loads), loads)
-        assert [(part.start, part.stop) for part in found] == list(pairwise(edges))
-        assert mx.executor_manager._split_input_slice(batch, loads) == found
+        actual = split_batch(batch, len(loads), loads)
+        assert [(part.start, part.stop) for part in actual] == list(pairwise(edges))
+        assert mx.executor_manager._split_input_slice(batch, loads) == actual
     assert mx.executor_manager._split_input_slice(8, [1, 1, 1]) == [slice(0, 3), slice(3, 6), slice(6, 8)]
     with pytest.raises(mx.MXNetError, match=r"in the proportions \[100, 1\] leaves a context without samples"):
         split_batch(8, 2, [100, 1])

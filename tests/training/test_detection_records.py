@@ -53,10 +53,10 @@ def test_batches_of_mxnet(
     tmp_path: Path, settings: dict[str, Any], sizes: list[tuple[int, int]], means: list[float]
 ) -> None:
     """Labels are (channels, height, width, numbers, label, padding); pixels differ by the rounding of OpenCV alone."""
-    found = mx.io.ImageDetRecordIter(records(tmp_path), (3, 12, 16), 3, **settings)
+    actual = mx.io.ImageDetRecordIter(records(tmp_path), (3, 12, 16), 3, **settings)
     width = 4 + settings.get("label_pad_width", 17)
-    assert found.provide_label == [("softmax_label", (3, width))]
-    batches = list(found)
+    assert actual.provide_label == [("softmax_label", (3, width))]
+    batches = list(actual)
     assert [(batch.pad, batch.index.tolist()) for batch in batches] == [(0, [0, 1, 2]), (1, [3, 4, 0])]
     labels = batches[0].label[0].asnumpy()
     assert labels[:, :4].tolist() == [[3, *size, count] for size, count in zip(sizes, (7, 17, 12), strict=True)]
@@ -86,11 +86,11 @@ def test_boxes_stay_on_their_pixels(seed: int) -> None:
         rand_crop_prob=1, min_crop_scales=0.4, max_crop_scales=1.0, min_crop_aspect_ratios=0.5,
         max_crop_aspect_ratios=2.0, rand_pad_prob=1, max_pad_scale=2.0, rand_mirror_prob=0.5, fill_value=0,
     )  # fmt: skip
-    found, boxes = augment_boxes(pixels, box, settings, (3, 200, 200), draw)
-    assert found.shape == (3, 200, 200)
+    actual, boxes = augment_boxes(pixels, box, settings, (3, 200, 200), draw)
+    assert actual.shape == (3, 200, 200)
     ((kind, left, top, right, bottom),) = boxes
     assert kind == 1
-    rows, columns = np.nonzero(found[0] > 127)
+    rows, columns = np.nonzero(actual[0] > 127)
     np.testing.assert_allclose([left * 200, right * 200], [columns.min(), columns.max() + 1], atol=5)
     np.testing.assert_allclose([top * 200, bottom * 200], [rows.min(), rows.max() + 1], atol=5)
 
@@ -106,14 +106,14 @@ def test_limits_of_crops_hold() -> None:
             rand_crop_prob=1, min_crop_scales=0.3, max_crop_scales=0.6, min_crop_object_coverages=0.9,
             crop_emit_mode="overlap", emit_overlap_thresh=0.5,
         )  # fmt: skip
-        _, found = augment_boxes(pixels, boxes, settings, (3, 50, 50), draw)
-        kept.add(len(found))
-        assert found.min() >= 0
-        assert found[:, 1:].max() <= 1
+        _, actual = augment_boxes(pixels, boxes, settings, (3, 50, 50), draw)
+        kept.add(len(actual))
+        assert actual.min() >= 0
+        assert actual[:, 1:].max() <= 1
     assert kept == {1, 2}
     impossible = DetAugmentation(rand_crop_prob=1, min_crop_overlaps=0.99, min_crop_scales=0.1, max_crop_scales=0.2)
-    _, found = augment_boxes(pixels, boxes, impossible, (3, 50, 50), np.random.Generator(np.random.Philox(0)))
-    np.testing.assert_array_equal(found, boxes)
+    _, actual = augment_boxes(pixels, boxes, impossible, (3, 50, 50), np.random.Generator(np.random.Philox(0)))
+    np.testing.assert_array_equal(actual, boxes)
 
 
 def test_wrong_settings_and_labels(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ class Terminal(io.StringIO):
 
 def batches(labels: np.ndarray | None = None, count: int = 4) -> mx.io.NDArrayIter:
     rng = np.random.default_rng(0)
-    found = rng.integers(0, 10, 8 * count) if labels is None else labels
-    return mx.io.NDArrayIter(rng.random((8 * count, 1, 8, 8), dtype=np.float32), found, 8)
+    actual = rng.integers(0, 10, 8 * count) if labels is None else labels
+    return mx.io.NDArrayIter(rng.random((8 * count, 1, 8, 8), dtype=np.float32), actual, 8)
 
 
 def test_a_pipe_gets_one_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,8 +42,8 @@ def test_a_pipe_gets_one_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> No
 def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
     """Without ``progress`` nothing is written."""
     mx.mod.Module(models.digits("mlp")).fit(batches(), num_epoch=1)
-    found = capsys.readouterr()
-    assert (found.out, found.err) == ("", "")
+    actual = capsys.readouterr()
+    assert (actual.out, actual.err) == ("", "")
 
 
 @pytest.mark.parametrize("columns", [80, 40])

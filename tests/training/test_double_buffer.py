@@ -80,16 +80,16 @@ def test_placed_batches_serve_others():
     others = (mx.sim(0), mx.sim(1), mx.cpu(0), [mx.sim(1), mx.sim(0)])
     modules = [mx.mod.Module(mx.models.digits("mlp"), context=ctx) for ctx in others]
     with batches([mx.sim(0), mx.sim(1)]) as it:
-        batch, found = it.next(), []
+        batch, actual = it.next(), []
         for module in modules:
             module.bind(it.provide_data, it.provide_label, for_training=False)
             module.init_params("one")
             module.forward(batch)
-            found.append(module.get_outputs()[0].asnumpy())
-        assert all(np.array_equal(one, found[0]) for one in found)
+            actual.append(module.get_outputs()[0].asnumpy())
+        assert all(np.array_equal(one, actual[0]) for one in actual)
         part = mx.io.DataBatch([a[:4] for a in batch.data], [a[:4] for a in batch.label])
         modules[0].forward(part)
-        np.testing.assert_array_equal(modules[0].get_outputs()[0].asnumpy(), found[0][:4])
+        np.testing.assert_array_equal(modules[0].get_outputs()[0].asnumpy(), actual[0][:4])
 
 
 def slow_copies():

@@ -46,9 +46,9 @@ def test_it_learns_from_arrays_and_predicts(tmp_path: Path) -> None:
     assert model.predict(batches, num_batch=1).shape == (16, 2)
     prefix = tmp_path / "model"
     model.save(prefix)
-    again = mx.model.FeedForward.load(prefix, 60)
-    np.testing.assert_array_equal(again.predict(DATA), model.predict(DATA))
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(again)).predict(DATA), model.predict(DATA))
+    reloaded = mx.model.FeedForward.load(prefix, 60)
+    np.testing.assert_array_equal(reloaded.predict(DATA), model.predict(DATA))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(reloaded)).predict(DATA), model.predict(DATA))
     symbol, args, _ = mx.model.load_checkpoint(prefix, 60)
     module = mx.mod.Module(symbol)
     module.bind([("data", (40, 6))], for_training=False)

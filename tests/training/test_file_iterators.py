@@ -12,9 +12,9 @@ from weftplan.errors import FormatError, ParameterError, ShapeError
 
 def epoch(it):
     """(data, label, pad) of every batch."""
-    found = [(b.data[0].asnumpy().tolist(), b.label[0].asnumpy().tolist(), b.pad) for b in it]
+    actual = [(b.data[0].asnumpy().tolist(), b.label[0].asnumpy().tolist(), b.pad) for b in it]
     it.reset()
-    return found
+    return actual
 
 
 def tables(folder):
@@ -71,9 +71,9 @@ def test_files_of_mnist(tmp_path, packed):
     files = {"image": tmp_path / "im", "label": tmp_path / "lb", "batch_size": 2}
     it = mx.io.MNISTIter(**files, shuffle=False, flat=True)
     assert it.provide_data[0].shape == (2, 4)
-    found = epoch(it)
-    assert [label for _, label, _ in found] == [[0, 1], [2, 3]]
-    assert found[0][0][1] == [4 / 256, 5 / 256, 6 / 256, 7 / 256]
+    actual = epoch(it)
+    assert [label for _, label, _ in actual] == [[0, 1], [2, 3]]
+    assert actual[0][0][1] == [4 / 256, 5 / 256, 6 / 256, 7 / 256]
     assert mx.io.MNISTIter(**files).provide_data[0].shape == (2, 1, 2, 2)
     orders = [epoch(mx.io.MNISTIter(**files, seed=seed)) for seed in (1, 1, 2, 3, 4)]
     assert orders[0] == orders[1]

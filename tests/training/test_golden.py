@@ -31,9 +31,9 @@ def stored():
 
 def group(stored, prefix):
     """The stored arrays under a prefix."""
-    found = {key.removeprefix(prefix): value for key, value in stored.items() if key.startswith(prefix)}
-    assert found, prefix
-    return found
+    by_name = {key.removeprefix(prefix): value for key, value in stored.items() if key.startswith(prefix)}
+    assert by_name, prefix
+    return by_name
 
 
 @pytest.mark.parametrize("name", cases.RUNS)

@@ -200,10 +200,10 @@ def test_a_borrowed_optimizer_knows_parameters_by_name():
     after = first._updater.states[number].asnumpy()
     np.testing.assert_allclose(after, 0.9 * before[number] - 0.1 * gradient / 4, rtol=1e-5, atol=1e-7)
     assert set(first._updater.states) == set(before)
-    other = mx.mod.Module(branches("abc"))
-    other.bind(*shapes)
+    another = mx.mod.Module(branches("abc"))
+    another.bind(*shapes)
     with pytest.raises(MXNetError, match=r"\['c_weight', 'c_bias'\] are trained here"):
-        other.borrow_optimizer(first)
+        another.borrow_optimizer(first)
 
 
 def test_what_a_module_tells_of_itself():

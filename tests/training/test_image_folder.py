@@ -26,10 +26,10 @@ def photos(folder: Path, each: int = 5) -> Path:
 
 def rows(iterator: mx.io.DataIter) -> list[int]:
     """The images of an epoch, as the iterator numbers them, without padding."""
-    found: list[int] = []
+    results: list[int] = []
     for batch in iterator:
-        found += batch.index[: len(batch.index) - batch.pad].tolist()
-    return found
+        results += batch.index[: len(batch.index) - batch.pad].tolist()
+    return results
 
 
 def test_classes_labels_and_order(tmp_path: Path) -> None:
@@ -37,16 +37,16 @@ def test_classes_labels_and_order(tmp_path: Path) -> None:
     (photos(tmp_path) / "zebra" / "notes.txt").write_text("no image")
     (tmp_path / "zebra" / ".hidden.png").write_bytes(b"")
     (tmp_path / ".git").mkdir()
-    found = mx.io.ImageFolder(tmp_path, (3, 8, 8), 4)
-    assert found.classes == sorted(CLASSES) == ["blau — see", "zebra", "Äpfel"]
-    assert found.files == [f"{c}/{f}" for c in found.classes for f in sorted(
+    actual = mx.io.ImageFolder(tmp_path, (3, 8, 8), 4)
+    assert actual.classes == sorted(CLASSES) == ["blau — see", "zebra", "Äpfel"]
+    assert actual.files == [f"{c}/{f}" for c in actual.classes for f in sorted(
         ["bild 0ß.png", "bild 1ß.jpg", "bild 2ß.bmp", "tief/bild 3ß.webp", "bild 4ß.png"])]  # fmt: skip
-    assert rows(found) == list(range(15))
-    found.reset()
-    for batch in found:
+    assert rows(actual) == list(range(15))
+    actual.reset()
+    for batch in actual:
         for data, label, k in zip(batch.data[0].asnumpy(), batch.label[0].asnumpy(), batch.index, strict=True):
-            assert found.labels[k] == label == found.classes.index(found.files[k].partition("/")[0])
-            expected = CLASSES[found.classes[int(label)]] + 5 * int(found.files[k].rpartition("bild ")[2][0])
+            assert actual.labels[k] == label == actual.classes.index(actual.files[k].partition("/")[0])
+            expected = CLASSES[actual.classes[int(label)]] + 5 * int(actual.files[k].rpartition("bild ")[2][0])
             assert data.shape == (3, 8, 8)
             assert abs(data.mean() - expected) < 3
 
@@ -66,16 +66,16 @@ def test_seed_decides_order_and_augmentation(tmp_path: Path) -> None:
     photos(tmp_path)
 
     def epochs(seed: int, threads: int) -> list[np.ndarray]:
-        found = mx.io.ImageFolder(
+        actual = mx.io.ImageFolder(
             tmp_path, (3, 8, 8), 4, shuffle=True, seed=seed, preprocess_threads=threads, rand_crop=True,
             rand_mirror=True, random_h=20,
         )  # fmt: skip
-        first = [batch.data[0].asnumpy() for batch in found]
-        found.reset()
-        return first + [batch.data[0].asnumpy() for batch in found]
+        first = [batch.data[0].asnumpy() for batch in actual]
+        actual.reset()
+        return first + [batch.data[0].asnumpy() for batch in actual]
 
-    one, other = epochs(1, 1), epochs(1, 5)
-    np.testing.assert_array_equal(one, other)
+    one, second = epochs(1, 1), epochs(1, 5)
+    np.testing.assert_array_equal(one, second)
     assert not np.array_equal(one[:4], one[4:])
     assert not np.array_equal(one, epochs(2, 1))
 
@@ -119,9 +119,9 @@ def test_broken_image_is_named(tmp_path: Path) -> None:
     photos(tmp_path)
     path = tmp_path / "zebra" / "bild 0ß.png"
     path.write_bytes(path.read_bytes()[:20])
-    found = mx.io.ImageFolder(tmp_path, (3, 8, 8), 15)
+    actual = mx.io.ImageFolder(tmp_path, (3, 8, 8), 15)
     with pytest.raises(FormatError, match=r"zebra/bild 0ß\.png: (a damaged|no) image"):
-        found.next()
+        actual.next()
 
 
 def test_grey_images_and_misspelt_settings(tmp_path: Path) -> None:

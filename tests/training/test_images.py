@@ -31,9 +31,9 @@ def stored() -> dict[str, Any]:
 
 def test_functions_give_what_mxnet_gives(stored: dict[str, Any]) -> None:
     """Resized in five ways, bordered, cropped, turned: floats agree, bytes differ by OpenCV's rounding, at most 1."""
-    found = cases.images(mx)
-    assert {f"images/{key}" for key in found} == {key for key in stored if key.startswith("images/")}
-    for key, value in found.items():
+    actual = cases.images(mx)
+    assert {f"images/{key}" for key in actual} == {key for key in stored if key.startswith("images/")}
+    for key, value in actual.items():
         want = stored[f"images/{key}"]
         assert value.dtype == want.dtype, key
         most = 1 if want.dtype == np.uint8 or key == "augmenters" else 1e-3
@@ -42,9 +42,9 @@ def test_functions_give_what_mxnet_gives(stored: dict[str, Any]) -> None:
 
 def test_records_give_what_mxnet_gives(stored: dict[str, Any], tmp_path: Path) -> None:
     """Pixels, labels and padding of two epochs under each setting; turned images are OpenCV's to 1/32 of a pixel."""
-    found = cases.records(mx, tmp_path)
-    assert {f"records/{key}" for key in found} == {key for key in stored if key.startswith("records/")}
-    for key, value in found.items():
+    actual = cases.records(mx, tmp_path)
+    assert {f"records/{key}" for key in actual} == {key for key in stored if key.startswith("records/")}
+    for key, value in actual.items():
         want = stored[f"records/{key}"]
         most = 0 if "data" not in key else 6 if key.startswith(("turned", "larger")) else 1
         np.testing.assert_allclose(value, want, rtol=0, atol=most, err_msg=key)
@@ -130,10 +130,10 @@ def test_random_functions_draw_from_the_seed() -> None:
         assert whole.shape == (8, 8, 3)
         return [crop.asnumpy(), box, inner, turned.asnumpy(), whole.asnumpy()]
 
-    first, again, other = draws(1), draws(1), draws(2)
-    for left, right in zip(first, again, strict=True):
+    first, repeated, second = draws(1), draws(1), draws(2)
+    for left, right in zip(first, repeated, strict=True):
         np.testing.assert_array_equal(left, right)
-    assert any(not np.array_equal(left, right) for left, right in zip(first, other, strict=True))
+    assert any(not np.array_equal(left, right) for left, right in zip(first, second, strict=True))
 
 
 def test_jitters_do_what_they_say() -> None:
@@ -158,22 +158,22 @@ def test_jitters_do_what_they_say() -> None:
 
 def folder_of_images(tmp_path: Path, count: int = 16) -> list[list[Any]]:
     """[label, path] of images whose first pixel tells their number."""
-    found = []
+    results = []
     for k in range(count):
         pixels = np.full((9, 10, 3), k, np.uint8)
         (tmp_path / f"{k}.png").write_bytes(cases.png(pixels))
-        found.append([float(k), f"{k}.png"])
-    return found
+        results.append([float(k), f"{k}.png"])
+    return results
 
 
 def numbers(batches: Any) -> list[list[int]]:
     """The images of each batch, checked against their labels."""
-    found = []
+    results = []
     for batch in batches:
         data, label = batch.data[0].asnumpy(), batch.label[0].asnumpy()
         np.testing.assert_array_equal(data[:, 0, 0, 0], label)
-        found.append([int(one) for one in label])
-    return found
+        results.append([int(one) for one in label])
+    return results
 
 
 def test_image_iter_ends_in_each_way(tmp_path: Path) -> None:

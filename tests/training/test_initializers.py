@@ -161,6 +161,6 @@ def test_settings_of_one_by_name():
     array = mx.nd.zeros((2,))
     mx.init.create("constant", value=3)(mx.init.InitDesc("a_weight"), array)
     assert array.asnumpy().tolist() == [3, 3]
-    for made in (mx.init.One(), mx.init.One().dumps()):
+    for result in (mx.init.One(), mx.init.One().dumps()):
         with pytest.raises(ParameterError, match="takes no settings"):
-            mx.init.create(made, value=3)
+            mx.init.create(result, value=3)

@@ -20,9 +20,9 @@ def made(folder, text=TEXT, **settings):
 
 def epoch(it):
     """(rows, labels, pad) of every batch; then a reset."""
-    found = [(b.data[0].asnumpy(), b.label[0].asnumpy().tolist(), b.pad) for b in it]
+    actual = [(b.data[0].asnumpy(), b.label[0].asnumpy().tolist(), b.pad) for b in it]
     it.reset()
-    return found
+    return actual
 
 
 def check(found, expected):

@@ -81,12 +81,12 @@ def test_what_a_program_sets_up_holds(setup: str, shown: list[str]):
 
 def test_one_logger():
     """Every message of the package goes through one logger, so that what holds for one holds for all."""
-    other = [
+    second = [
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
         if re.search(r"getLogger\(|logging\.(info|warning|error|debug)\(", path.read_text(encoding="utf-8"))
     ]
-    assert sorted(other) == ["compat/log.py", "support/package_log.py"]
+    assert sorted(second) == ["compat/log.py", "support/package_log.py"]
 
 
 def test_lines_of_the_speedometer(caplog: pytest.LogCaptureFixture):
@@ -147,10 +147,10 @@ def test_each_validation_is_logged_once(callback: bool, caplog: pytest.LogCaptur
     """By FeedForward and by Module, with or without the callback that does it."""
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3), name="softmax")
     samples, labels = np.zeros((12, 4), np.float32), np.arange(12) % 3
-    given = {"eval_end_callback": mx.callback.LogValidationMetricsCallback()} if callback else {}
+    inputs = {"eval_end_callback": mx.callback.LogValidationMetricsCallback()} if callback else {}
     with caplog.at_level(logging.INFO, logger="weftplan"):
-        mx.model.FeedForward(net, num_epoch=2).fit(samples, labels, eval_data=(samples, labels), **given)
+        mx.model.FeedForward(net, num_epoch=2).fit(samples, labels, eval_data=(samples, labels), **inputs)
         data = mx.io.NDArrayIter(samples, labels, 4)
-        mx.mod.Module(net).fit(data, data, num_epoch=2, **given)
-    found = [text.partition("=")[0] for text in caplog.messages if "Validation" in text]
-    assert found == ["Epoch[0] Validation-accuracy", "Epoch[1] Validation-accuracy"] * 2
+        mx.mod.Module(net).fit(data, data, num_epoch=2, **inputs)
+    actual = [text.partition("=")[0] for text in caplog.messages if "Validation" in text]
+    assert actual == ["Epoch[0] Validation-accuracy", "Epoch[1] Validation-accuracy"] * 2

@@ -51,11 +51,11 @@ def test_the_plan_of_a_module_is_what_it_holds(
     net = models.digits("lenet")
     module = mx.mod.Module(net, context=contexts)
     module.fit(batches(), num_epoch=1, kvstore=kvstore, optimizer="adam")
-    found = net.plan(SHAPES, context=contexts, kvstore=kvstore, optimizer="adam")
-    assert found.total == held(module)
-    assert buffers(found) == ({} if module._kvstore is None else counted(module._kvstore))
-    assert found.peak == module.group.executors[-1].allocated_bytes
-    assert found.total == found.peak + sum(found.external_bytes.values())
+    actual = net.plan(SHAPES, context=contexts, kvstore=kvstore, optimizer="adam")
+    assert actual.total == held(module)
+    assert buffers(actual) == ({} if module._kvstore is None else counted(module._kvstore))
+    assert actual.peak == module.group.executors[-1].allocated_bytes
+    assert actual.total == actual.peak + sum(actual.external_bytes.values())
 
 
 def buffers(found: Any) -> dict[str, int]:
@@ -172,12 +172,12 @@ def test_buckets_keep_the_budget() -> None:
 def test_the_largest_batch_in_python() -> None:
     """It fits and the next does not; a plan without its network says so."""
     net = models.get("mlp")
-    found = net.plan(data=(32, 784))
-    batch = found.batch_max("4 MB")
+    actual = net.plan(data=(32, 784))
+    batch = actual.batch_max("4 MB")
     assert net.plan(data=(batch, 784)).total <= 4_000_000 < net.plan(data=(batch + 1, 784)).total
-    assert found.batch_max("4 MB", recompute=True) >= batch
+    assert actual.batch_max("4 MB", recompute=True) >= batch
     with pytest.raises(PlanError, match="this one has no network"):
-        type(found).from_json(found.to_json()).batch_max("4 MB")
+        type(actual).from_json(actual.to_json()).batch_max("4 MB")
 
 
 def test_misspelt_options_are_errors() -> None:
@@ -218,7 +218,7 @@ def test_one_vocabulary() -> None:
 
 def test_how_a_plan_shows_itself() -> None:
     """``repr`` is one line, ``str`` the summary."""
-    found = models.get("mlp").plan(data=(2, 784))
-    assert repr(found).startswith("<MemoryPlan 863.")
-    assert "\n" not in repr(found)
-    assert str(found) == found.summary()
+    actual = models.get("mlp").plan(data=(2, 784))
+    assert repr(actual).startswith("<MemoryPlan 863.")
+    assert "\n" not in repr(actual)
+    assert str(actual) == actual.summary()

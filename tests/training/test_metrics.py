@@ -254,10 +254,10 @@ def test_perplexity_of_a_label_that_is_no_class():
 def test_a_metric_from_its_settings(metric):
     """get_config() is JSON that create() makes an equal metric of, composites included."""
     text = json.dumps(metric.get_config())
-    again = mx.metric.create(text)
-    assert type(again) is type(metric)
-    assert again.get_config() == metric.get_config()
-    assert again.name == metric.name
+    repeated = mx.metric.create(text)
+    assert type(repeated) is type(metric)
+    assert repeated.get_config() == metric.get_config()
+    assert repeated.name == metric.name
 
 
 def test_shapes_that_metrics_of_ones_own_check():

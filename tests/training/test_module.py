@@ -101,18 +101,18 @@ def test_checkpoint_round_trip(tmp_path, count):
     whole, it = fit(contexts, epochs=2)
     whole.save_checkpoint(prefix, 2, save_optimizer_states=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["net-0002.params", "net-0002.states", "net-symbol.json"]
-    again = Module.load(prefix, 2, load_optimizer_states=True, context=contexts)
-    again.bind(it.provide_data, it.provide_label)
-    again.init_params()
-    again.init_optimizer(kvstore="device", optimizer_params={"learning_rate": 0.2, "momentum": 0.9})
+    reloaded = Module.load(prefix, 2, load_optimizer_states=True, context=contexts)
+    reloaded.bind(it.provide_data, it.provide_label)
+    reloaded.init_params()
+    reloaded.init_optimizer(kvstore="device", optimizer_params={"learning_rate": 0.2, "momentum": 0.9})
     it.reset()
     batch = it.next()
-    for module in (whole, again):
+    for module in (whole, reloaded):
         module.forward_backward(batch)
         module.update()
     for name, value in weights(whole).items():
         if count == 1 or "moving" not in name:
-            assert np.array_equal(value, weights(again)[name]), name
+            assert np.array_equal(value, weights(reloaded)[name]), name
 
 
 def test_other_batch_size_is_rebound():

@@ -87,9 +87,9 @@ def softmax_gradient(scores: Any, labels: Any) -> Any:
     """Gradient of the cross entropy of a softmax over scores, as a NumPy array."""
     values = scores.asnumpy()
     power = np.exp(values - values.max(axis=1, keepdims=True))
-    found = power / power.sum(axis=1, keepdims=True)
-    found[np.arange(len(found)), labels.asnumpy().astype(int)] -= 1
-    return found
+    actual = power / power.sum(axis=1, keepdims=True)
+    actual[np.arange(len(actual)), labels.asnumpy().astype(int)] -= 1
+    return actual
 
 
 def test_a_loss_in_python_trains() -> None:

@@ -48,16 +48,16 @@ def test_every_third_batch_sorted_and_with_inputs():
     monitor = mx.mon.Monitor(3, lambda x: [mx.nd.max(x), x[0:1]], "act|data|fc1_data", sort=True, monitor_all=True)
     module = ready()
     module.install_monitor(monitor)
-    found = []
+    results = []
     for _ in range(4):
         monitor.tic()
         module.forward(batch(), is_train=False)
-        found.append(monitor.toc())
-    assert [bool(one) for one in found] == [True, False, False, True]
-    names = [name for _, name, _ in found[0]]
+        results.append(monitor.toc())
+    assert [bool(one) for one in results] == [True, False, False, True]
+    names = [name for _, name, _ in results[0]]
     assert names == sorted(names)
     assert {"act_input0", "act_output", "data", "fc1_data"} == set(names)
-    assert found[0][0][2].count("\t") == 2
+    assert results[0][0][2].count("\t") == 2
     assert monitor.toc() == []
 
 

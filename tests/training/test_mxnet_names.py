@@ -109,9 +109,9 @@ def test_names_of_an_iterator():
 )
 def test_text_and_objects_become_numbers(values: Any, dtype: str | None, expected: list[Any]):
     """Columns of a file or of a table are converted as NumPy does, in arrays and in iterators."""
-    made = mx.nd.array(values, dtype=dtype)
-    assert made.asnumpy().tolist() == expected
-    assert made.dtype == np.dtype(dtype or "float32")
+    result = mx.nd.array(values, dtype=dtype)
+    assert result.asnumpy().tolist() == expected
+    assert result.dtype == np.dtype(dtype or "float32")
     assert mx.io.NDArrayIter(np.asarray(values), batch_size=2).next().data[0].asnumpy().tolist() == expected
 
 
@@ -137,10 +137,10 @@ def test_more_names_of_groups_and_optimizers():
     assert module._total_exec_bytes == sum(executor.memory_plan.peak for executor in group.execs)
     batch = next(iter(batches()))
     module.forward(batch, is_train=False)
-    found, expected = mx.metric.create("acc"), mx.metric.create("acc")
-    group.update_metric(found, batch.label)
+    actual, expected = mx.metric.create("acc"), mx.metric.create("acc")
+    group.update_metric(actual, batch.label)
     module.update_metric(expected, batch.label)
-    assert found.get() == expected.get()
+    assert actual.get() == expected.get()
     sliced = mx.metric.create("acc")
     group.update_metric(sliced, [[label[part] for label in batch.label] for part in group.slices], pre_sliced=True)
     assert sliced.get() == expected.get()

@@ -149,8 +149,8 @@ def test_every_kind(name, settings):
         weight = mx.nd.array([3.0, -2.0, 1.0], ctx=ctx, dtype=dtype)
         for i in range(20):
             if i == cut:
-                again = mx.optimizer.create(name, **settings)
-                data, update = update.get_states(), mx.optimizer.get_updater(again)
+                repeated = mx.optimizer.create(name, **settings)
+                data, update = update.get_states(), mx.optimizer.get_updater(repeated)
                 update.set_states(data)
             update("w", weight * 1, weight)  # the gradient of half the square
         assert weight.dtype == np.dtype(dtype)
@@ -162,8 +162,8 @@ def test_every_kind(name, settings):
 
     for dtype in ("float32", "float64"):
         plain = run(mx.cpu(), dtype, cut=-1)
-        for other in (run(mx.cpu(), dtype, cut=7), run(mx.sim(0), dtype, cut=-1), run(mx.cpu(1), dtype, cut=12)):
-            np.testing.assert_array_equal(other, plain)
+        for second in (run(mx.cpu(), dtype, cut=7), run(mx.sim(0), dtype, cut=-1), run(mx.cpu(1), dtype, cut=12)):
+            np.testing.assert_array_equal(second, plain)
 
 
 def test_one_of_ones_own():
@@ -257,13 +257,13 @@ def test_training_goes_on_elsewhere(before, now, tmp_path, monkeypatch):
         monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0" if kvstore == "apart" else "1")
         net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc0")
         net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="fc"), name="softmax")
-        made = mx.mod.Module(net, context=[mx.cpu(i) for i in range(contexts)], fixed_param_names=["fc0_weight"])
-        made.bind([("data", (6, 5))], [("softmax_label", (6,))])
+        result = mx.mod.Module(net, context=[mx.cpu(i) for i in range(contexts)], fixed_param_names=["fc0_weight"])
+        result.bind([("data", (6, 5))], [("softmax_label", (6,))])
         mx.random.seed(3)
-        made.init_params(mx.init.Xavier())
+        result.init_params(mx.init.Xavier())
         schedule = mx.lr_scheduler.FactorScheduler(2, factor=0.3, base_lr=0.1)
-        made.init_optimizer("local" if kvstore == "apart" else kvstore, "adam", {"lr_scheduler": schedule})
-        return made
+        result.init_optimizer("local" if kvstore == "apart" else kvstore, "adam", {"lr_scheduler": schedule})
+        return result
 
     def step(made):
         batch = mx.io.DataBatch([mx.nd.array(np.random.default_rng(0).random((6, 5)))], [mx.nd.array([0, 1, 2] * 2)])
@@ -290,7 +290,7 @@ def test_contexts_that_train_alone_go_on_with_their_own_states(tmp_path):
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, no_bias=True, name="fc")
     net = mx.sym.LinearRegressionOutput(net, name="softmax")
     batch = mx.io.DataBatch([mx.nd.array([[1.0], [2.0]])], [mx.nd.array([[0.0], [3.0]])])
-    found = []
+    results = []
     for loads in (False, True):
         module = mx.mod.Module(net, context=[mx.cpu(0), mx.cpu(1)])
         module.bind([("data", (2, 1))], [("softmax_label", (2, 1))])
@@ -302,9 +302,9 @@ def test_contexts_that_train_alone_go_on_with_their_own_states(tmp_path):
             if loads and number == 1:
                 module.save_optimizer_states(tmp_path / "states")
                 module.load_optimizer_states(tmp_path / "states")
-        found.append([executor.arg_dict["fc_weight"].asnumpy().item() for executor in module.group.executors])
-    assert found[0] == found[1]
-    np.testing.assert_allclose(found[0], [0.731375, 1.469], rtol=1e-6)
+        results.append([executor.arg_dict["fc_weight"].asnumpy().item() for executor in module.group.executors])
+    assert results[0] == results[1]
+    np.testing.assert_allclose(results[0], [0.731375, 1.469], rtol=1e-6)
 
 
 def test_states_that_mxnet_has_written(tmp_path):
@@ -331,13 +331,13 @@ def test_states_of_another_optimizer(tmp_path):
     step(module)
     module.save_optimizer_states(tmp_path / "net.states")
     for devices, kvstore in ((1, None), (1, "local"), (2, None), (2, "device")):
-        other = ready("adam", devices, kvstore)
-        step(other)
-        before = other._states_holder().get_states()
+        second = ready("adam", devices, kvstore)
+        step(second)
+        before = second._states_holder().get_states()
         with pytest.raises(FormatError, match=r"is \(3.*\) float32, but Adam needs \[.*\] for a weight \(3"):
-            other.load_optimizer_states(tmp_path / "net.states")
-        assert other._states_holder().get_states() == before
-        step(other)
+            second.load_optimizer_states(tmp_path / "net.states")
+        assert second._states_holder().get_states() == before
+        step(second)
 
 
 @pytest.mark.parametrize("kind", ["local", "device"])
@@ -348,12 +348,12 @@ def test_states_of_other_shapes_in_a_store(kind, tmp_path):
     saving.set_optimizer(mx.optimizer.create("sgd", momentum=0.9))
     saving.push(["a", "b"], [mx.nd.ones((2,)), mx.nd.ones((3,))])
     saving.save_optimizer_states(tmp_path / "states")
-    other = mx.kv.create(kind)
-    other.init(["a", "b"], [mx.nd.zeros((2,)), mx.nd.zeros((4,))])
-    other.set_optimizer(mx.optimizer.create("sgd", momentum=0.9))
+    second = mx.kv.create(kind)
+    second.init(["a", "b"], [mx.nd.zeros((2,)), mx.nd.zeros((4,))])
+    second.set_optimizer(mx.optimizer.create("sgd", momentum=0.9))
     with pytest.raises(FormatError, match=r"state of 'b' is \(3,\) float32, but SGD needs \(4,\) float32"):
-        other.load_optimizer_states(tmp_path / "states")
-    other.push(["a", "b"], [mx.nd.ones((2,)), mx.nd.ones((4,))])
+        second.load_optimizer_states(tmp_path / "states")
+    second.push(["a", "b"], [mx.nd.ones((2,)), mx.nd.ones((4,))])
 
 
 def test_states_of_another_network(tmp_path):
@@ -362,9 +362,9 @@ def test_states_of_another_network(tmp_path):
     step(module)
     kept = module._updater.get_states()
     for saved, words in (({"other": None}, r"states of \['other'\]"), ({0: None, 1: None, 2: None}, "of 3 parameters")):
-        other = mx.optimizer.Updater(mx.optimizer.SGD())
-        other.states = saved
-        (tmp_path / "other.states").write_bytes(other.get_states())
+        second = mx.optimizer.Updater(mx.optimizer.SGD())
+        second.states = saved
+        (tmp_path / "other.states").write_bytes(second.get_states())
         with pytest.raises(FormatError, match=words):
             module.load_optimizer_states(tmp_path / "other.states")
         assert module._updater.get_states() == kept
@@ -413,8 +413,8 @@ def test_checkpoints_under_mxnets_name(tmp_path):
     """mx.model saves and loads checkpoints."""
     symbol = network()
     mx.model.save_checkpoint(tmp_path / "net", 3, symbol, {"fc_weight": mx.nd.ones((3, 5))}, {})
-    again, args, aux = mx.model.load_checkpoint(tmp_path / "net", 3)
-    assert (again.list_arguments(), list(args), aux) == (symbol.list_arguments(), ["fc_weight"], {})
+    reloaded, args, aux = mx.model.load_checkpoint(tmp_path / "net", 3)
+    assert (reloaded.list_arguments(), list(args), aux) == (symbol.list_arguments(), ["fc_weight"], {})
     assert list(mx.model.load_params(tmp_path / "net", 3)[0]) == ["fc_weight"]
 
 
@@ -423,8 +423,8 @@ def test_states_of_an_updater_without_its_optimizer():
     updater = mx.optimizer.get_updater(mx.optimizer.Adam())
     weight = mx.nd.ones((2,))
     updater(0, weight * 0.5, weight)
-    other = mx.optimizer.get_updater(mx.optimizer.Adam())
-    other.set_states(updater.get_states(dump_optimizer=False))
-    assert [a.asnumpy().tolist() for a in other.states[0]] == [a.asnumpy().tolist() for a in updater.states[0]]
+    second = mx.optimizer.get_updater(mx.optimizer.Adam())
+    second.set_states(updater.get_states(dump_optimizer=False))
+    assert [a.asnumpy().tolist() for a in second.states[0]] == [a.asnumpy().tolist() for a in updater.states[0]]
     with pytest.raises(KVStoreError, match="dump_optimizer=True would need a pickle"):
         updater.get_states(dump_optimizer=True)

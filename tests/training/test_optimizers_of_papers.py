@@ -161,11 +161,11 @@ def test_langevin_noise():
         updater(0, mx.nd.full((20000,), 2.0), weight)
         return weight.asnumpy()
 
-    found = weights(3)
-    np.testing.assert_array_equal(found, weights(3))
-    assert (found != weights(4)).any()
-    assert found.mean() == pytest.approx(1 - 0.02 * 2, abs=0.005)
-    assert found.std() == pytest.approx(0.2, rel=0.03)
+    actual = weights(3)
+    np.testing.assert_array_equal(actual, weights(3))
+    assert (actual != weights(4)).any()
+    assert actual.mean() == pytest.approx(1 - 0.02 * 2, abs=0.005)
+    assert actual.std() == pytest.approx(0.2, rel=0.03)
 
 
 @pytest.mark.parametrize(("strategy", "growth"), [("linear", 0.5), ("power2", 0.25), ("sqrt", math.sqrt(0.5))])
@@ -230,9 +230,9 @@ def test_many_parameters_at_once():
     grads = [mx.nd.full(a.shape, 0.5, dtype=a.dtype) for a in lists]
     states = [optimizer.create_state_multi_precision(i, a) for i, a in enumerate(lists)]
     optimizer.update_multi_precision([0, 1], lists, grads, states)
-    other = mx.optimizer.LAMB(learning_rate=0.1, multi_precision=True)
+    second = mx.optimizer.LAMB(learning_rate=0.1, multi_precision=True)
     for i, (a, g) in enumerate(zip(alone, grads, strict=True)):
-        other.update_multi_precision(i, a, g, other.create_state_multi_precision(i, a))
+        second.update_multi_precision(i, a, g, second.create_state_multi_precision(i, a))
     for a, b in zip(lists, alone, strict=True):
         np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
         assert (a.asnumpy() < 1).all()

@@ -44,17 +44,17 @@ def test_draws_of_what_is_read_ahead(depth):
     mx.random.seed(4)
     alone = [mx.nd.random.uniform(shape=(1,)).asscalar() for _ in range(10)]
     mx.random.seed(4)
-    with mx.io.PrefetchingIter(Drawing(), depth=depth) as it, mx.io.PrefetchingIter(Drawing(), depth=depth) as other:
+    with mx.io.PrefetchingIter(Drawing(), depth=depth) as it, mx.io.PrefetchingIter(Drawing(), depth=depth) as second:
         seen, drawn = [], []
         for batch in it:
             if len(seen) == 4:
                 state = it.state()
             seen.append(batch.data[0].asnumpy().tolist())
             drawn.append(mx.nd.random.uniform(shape=(1,)).asscalar())
-        other.set_state(state)
-        rest = [batch.data[0].asnumpy().tolist() for batch in other]
+        second.set_state(state)
+        remaining = [batch.data[0].asnumpy().tolist() for batch in second]
     assert seen == expected
-    assert rest == expected[5:]
+    assert remaining == expected[5:]
     assert drawn == alone
     assert len({str(row) for row in expected}) == 10
 
@@ -76,8 +76,8 @@ def test_buckets_keep_their_keys():
     rows = mx.rnn.BucketSentenceIter([[1, 2], [1, 2], [1, 2, 3], [1, 2, 3]], 2)
     with mx.io.PrefetchingIter(rows, [{"data": "words"}]) as it:
         assert it.default_bucket_key == 3
-        found = {batch.bucket_key: batch.provide_data for batch in it}
-    assert {key: (descs[0].name, descs[0].shape) for key, descs in found.items()} == {
+        by_name = {batch.bucket_key: batch.provide_data for batch in it}
+    assert {key: (descs[0].name, descs[0].shape) for key, descs in by_name.items()} == {
         2: ("words", (2, 2)),
         3: ("words", (2, 3)),
     }

@@ -104,11 +104,11 @@ def test_an_index(tmp_path):
 
 def test_headers():
     """A number or an array of labels travels with the bytes; short records are refused."""
-    header, rest = mx.recordio.unpack(mx.recordio.pack((0, 3.5, 7, 8), b"image"))
-    assert (header, rest) == ((0, 3.5, 7, 8), b"image")
+    header, remaining = mx.recordio.unpack(mx.recordio.pack((0, 3.5, 7, 8), b"image"))
+    assert (header, remaining) == ((0, 3.5, 7, 8), b"image")
     assert mx.recordio.pack((0, 3.5, 7, 8), b"") == b"\0\0\0\0\0\0\x60\x40" + b"\x07" + b"\0" * 7 + b"\x08" + b"\0" * 7
-    header, rest = mx.recordio.unpack(mx.recordio.pack(mx.recordio.IRHeader(0, [1, 2, 3], 4, 5), b"image"))
-    assert (header.flag, header.label.tolist(), header.id, rest) == (3, [1, 2, 3], 4, b"image")
+    header, remaining = mx.recordio.unpack(mx.recordio.pack(mx.recordio.IRHeader(0, [1, 2, 3], 4, 5), b"image"))
+    assert (header.flag, header.label.tolist(), header.id, remaining) == (3, [1, 2, 3], 4, b"image")
     for bad in (b"short", mx.recordio.pack((0, [1.0, 2.0], 0, 0), b"")[:-1]):
         with pytest.raises(FormatError, match="unpack"):
             mx.recordio.unpack(bad)

@@ -117,11 +117,11 @@ def test_stop_at_batch_end_saves_whole_steps(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         module.fit(data, num_epoch=1, batch_end_callback=[signal_in_the_third_batch, stop])
     module.save_checkpoint(tmp_path / "net", 0, save_optimizer_states=True)
-    again = mx.mod.Module.load(tmp_path / "net", 0, load_optimizer_states=True, context=CONTEXTS)
-    again.bind(data.provide_data, data.provide_label)
-    again.init_params()
-    with_optimizer(again)
-    got = steps(again, 2)
+    reloaded = mx.mod.Module.load(tmp_path / "net", 0, load_optimizer_states=True, context=CONTEXTS)
+    reloaded.bind(data.provide_data, data.provide_label)
+    reloaded.init_params()
+    with_optimizer(reloaded)
+    got = steps(reloaded, 2)
     for name, value in expected.items():
         np.testing.assert_array_equal(got[name], value, err_msg=name)
 

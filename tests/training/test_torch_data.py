@@ -64,9 +64,9 @@ def test_a_loader_of_torch(tensors, workers):
     assert seen(it) == EXPECTED
     it.reset()
     it.next()
-    other = mx.io.DatasetIter(torch.utils.data.DataLoader(tensors, 2))
-    other.set_state(it.state())
-    assert seen(other) == EXPECTED[1:]
+    second = mx.io.DatasetIter(torch.utils.data.DataLoader(tensors, 2))
+    second.set_state(it.state())
+    assert seen(second) == EXPECTED[1:]
     shuffled = mx.io.DatasetIter(torch.utils.data.DataLoader(tensors, 2, shuffle=True))
     assert sorted(n for _, labels, pad in seen(shuffled) for n in labels[: 2 - pad]) == [0, 1, 2, 3, 4]
     with pytest.raises(NotResumableError):
@@ -105,8 +105,8 @@ def test_torch_draws_by_the_seed_of_the_sample():
 def test_a_dataset_of_hugging_face(kind):
     """Its samples are dictionaries, whose columns have names of their own."""
     datasets = pytest.importorskip("datasets")
-    made = datasets.Dataset.from_dict({"x": np.arange(10.0).reshape(5, 2), "y": list(range(5))})
-    source = {"plain": made, "numpy": made.with_format("numpy"), "stream": made.to_iterable_dataset()}[kind]
+    result = datasets.Dataset.from_dict({"x": np.arange(10.0).reshape(5, 2), "y": list(range(5))})
+    source = {"plain": result, "numpy": result.with_format("numpy"), "stream": result.to_iterable_dataset()}[kind]
     names = {"data_names": {"x": "data"}, "label_names": {"y": "softmax_label"}}
     it = mx.io.DatasetIter(source, 2, **names)
     assert seen(it) == EXPECTED

@@ -138,15 +138,15 @@ def test_parameter_files(tmp_path):
     """save_params writes what load_params, a checkpoint and mx.nd.load read; a file of another kind is refused."""
     module, path = trained(), tmp_path / "net-0003.params"
     module.save_params(path)
-    again = mx.mod.Module(network())
-    again.bind(batches().provide_data, batches().provide_label)
-    again.load_params(path)
+    repeated = mx.mod.Module(network())
+    repeated.bind(batches().provide_data, batches().provide_label)
+    repeated.load_params(path)
     for name, value in values(module).items():
-        np.testing.assert_array_equal(values(again)[name], value, err_msg=name)
+        np.testing.assert_array_equal(values(repeated)[name], value, err_msg=name)
     assert set(mx.nd.load(str(path))) >= {"arg:fc_weight", "aux:bn_moving_mean"}
     mx.nd.save(str(path), {"fc_weight": mx.nd.ones((3, 4))})
     with pytest.raises(FormatError, match="neither arg:"):
-        again.load_params(path)
+        repeated.load_params(path)
 
 
 @pytest.mark.parametrize("contexts", [1, 2])

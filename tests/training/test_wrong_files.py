@@ -21,8 +21,8 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 def saved(tmp_path: Path) -> Path:
     """The prefix of a small network with files of the epochs 3 and 7."""
     network = models.get("mlp")
-    found, _, _ = network.infer_shape(**models.input_shapes("mlp", 1))
-    shapes = dict(zip(network.list_arguments(), found, strict=True))
+    actual, _, _ = network.infer_shape(**models.input_shapes("mlp", 1))
+    shapes = dict(zip(network.list_arguments(), actual, strict=True))
     args = {name: mx.nd.ones(shape) for name, shape in shapes.items() if name not in models.input_shapes("mlp", 1)}
     for epoch in (3, 7):
         mx.model.save_checkpoint(tmp_path / "net", epoch, network, args, {})
@@ -102,12 +102,12 @@ def test_parameters_of_another_model_are_counted(saved: Path) -> None:
     """How many names match is in the error, and nothing has changed."""
     executor, module, args = bound(saved)
     first = next(iter(args))
-    other = {first: args[first], "stem_weight": mx.nd.ones((2,)), "head_weight": mx.nd.ones((2,))}
+    second = {first: args[first], "stem_weight": mx.nd.ones((2,)), "head_weight": mx.nd.ones((2,))}
     with pytest.raises(BindError, match=r"\['stem_weight', 'head_weight'\] are no arg .*1 of 3 names match"):
-        executor.copy_params_from(other)
+        executor.copy_params_from(second)
     assert not executor.arg_dict[first].asnumpy().any()
     with pytest.raises(ParameterError, match=r"unknown names \['stem_weight', 'head_weight'\], 1 of 3 match"):
-        module.set_params(other, {})
+        module.set_params(second, {})
 
 
 def test_all_that_is_missing_or_has_another_shape_is_listed(saved: Path) -> None:
@@ -120,9 +120,9 @@ def test_all_that_is_missing_or_has_another_shape_is_listed(saved: Path) -> None
     assert "1 of 1 match" in str(missing.value)
     wrong = {name: mx.nd.ones((2,)) for name in args}
     for call in (lambda: executor.copy_params_from(wrong), lambda: module.set_params(wrong, {})):
-        with pytest.raises(ShapeError, match=f"{len(args)} parameters have other shapes") as other:
+        with pytest.raises(ShapeError, match=f"{len(args)} parameters have other shapes") as second:
             call()
-        assert all(f"{name!r} was bound with shape {args[name].shape}, got (2,)" in str(other.value) for name in args)
+        assert all(f"{name!r} was bound with shape {args[name].shape}, got (2,)" in str(second.value) for name in args)
     executor.copy_params_from({first: args[first]})
     with pytest.raises(MXNetError, match="never got a value") as unset:
         executor.forward()

@@ -104,10 +104,10 @@ class Context(metaclass=_Defaults):
         Raises:
             DeviceError: none is written like that.
         """
-        found = _WRITTEN.fullmatch(text.strip())
-        if found is None:
+        match = _WRITTEN.fullmatch(text.strip())
+        if match is None:
             raise DeviceError(f"{text!r} is no context: expected one such as cpu(0) or gpu(1)")
-        return cls(found[1], int(found[2]))
+        return cls(match[1], int(match[2]))
 
     @property
     def device_typeid(self) -> int:

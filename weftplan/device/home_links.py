@@ -32,8 +32,8 @@ def speed(context: Context, home: Context) -> Link | None:
     with _lock:
         if home not in place.home_links:
             place.home_links[home] = _measured(place, home)
-        found: Link | None = place.home_links[home]
-        return found
+        link: Link | None = place.home_links[home]
+        return link
 
 
 def _given(context: Context, home: Context) -> Link | None:
@@ -51,18 +51,18 @@ def _measured(place: Any, home: Context) -> Link | None:
     try:
         other = get(home)
         here, there = place.allocate(_LONG), other.allocate(_LONG)
-        found = []
+        times = []
         for target, source in ((there, here), (here, there)):
             short, long = (
                 min(place.copy_seconds(target[:nbytes], source[:nbytes]) for _ in range(_ROUNDS))
                 for nbytes in (_SHORT, _LONG)
             )
-            found.append((short, long))
+            times.append((short, long))
     except Exception:  # CuPy's own classes too; the program's own copies raise them
         return None
-    if any(long <= short for short, long in found):
+    if any(long <= short for short, long in times):
         return None
-    bandwidth = min((_LONG - _SHORT) / (long - short) for short, long in found)
-    latency = max(max(0.0, short - _SHORT / bandwidth) for short, _ in found)
+    bandwidth = min((_LONG - _SHORT) / (long - short) for short, long in times)
+    latency = max(max(0.0, short - _SHORT / bandwidth) for short, _ in times)
     rounded = float(round(_STEP ** round(math.log(bandwidth, _STEP))))
     return Link(rounded, round(latency / _LATENCY_STEP) * _LATENCY_STEP)

@@ -80,13 +80,13 @@ def parse(text: str) -> tuple[HomeSpec, ...]:
 
 
 def _home(part: str, text: str) -> HomeSpec:
-    kind, _, rest = part.partition(":")
+    kind, _, folder = part.partition(":")
     nbytes: int | None = None
-    place, _, size = rest.rpartition(":") if kind == "file" else ("", "", rest)
+    place, _, size = folder.rpartition(":") if kind == "file" else ("", "", folder)
     if _SIZE.fullmatch(size):
         nbytes = _bytes(size, part, text)
     elif kind == "file":
-        place = rest  # a folder without a limit, whatever colons it has
+        place = folder  # a folder without a limit, whatever colons it has
     elif size:
         raise ConfigError(f"the size {size!r} of {part!r} in {text!r} is not legal: write one such as 8GB or 500MB")
     if kind not in ("host", "file", "peer"):

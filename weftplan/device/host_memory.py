@@ -27,9 +27,9 @@ def memory_info() -> tuple[int, int]:
     """
     available, total = _machine()
     for group in _groups_with_limits():
-        found = _figures(*group)
-        if found is not None:
-            total, available = min(total, found[0]), min(available, found[1])
+        figures = _figures(*group)
+        if figures is not None:
+            total, available = min(total, figures[0]), min(available, figures[1])
     return max(available, 0), total
 
 

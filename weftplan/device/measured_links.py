@@ -79,11 +79,11 @@ def _seconds(device: Any, target: Any, source: Any) -> float:
 
 
 def _fastest(waits: Any, target: Any, source: Any, clock: Callable[[], float]) -> float:
-    found = []
+    times = []
     for _ in range(_ROUNDS):
         waits.synchronize()
         start = clock()
         waits.copy(target, source)
         waits.synchronize()
-        found.append(clock() - start)
-    return min(found)
+        times.append(clock() - start)
+    return min(times)

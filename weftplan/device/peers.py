@@ -37,13 +37,13 @@ class Peers:
 
     def way(self, other: Any) -> str:
         """Return :data:`PEER` if this GPU copies directly to the other, else the reason."""
-        found = self._ways.get(other.index)
-        if found is None:
+        answer = self._ways.get(other.index)
+        if answer is None:
             with self._lock:
-                found = self._ways.get(other.index)
-                if found is None:
-                    found = self._ways[other.index] = self._asked(other)
-        return found
+                answer = self._ways.get(other.index)
+                if answer is None:
+                    answer = self._ways[other.index] = self._asked(other)
+        return answer
 
     def _asked(self, other: Any) -> str:
         place, index = self._place, other.index
@@ -70,8 +70,8 @@ class Peers:
             stream = xp.cuda.Stream(non_blocking=True)
             source.set(wanted, stream=stream)
             target.data.copy_from_device_async(source.data, _CHECKED, stream)
-            found = target.get(stream=stream)
-        return not np.array_equal(found, wanted)
+            received = target.get(stream=stream)
+        return not np.array_equal(received, wanted)
 
     def staged(self, dst: Any, src: Any, stream: Any, pinned: Any) -> None:
         """Enqueue a copy through the host; ``pinned`` is the device that page-locked memory comes from.

@@ -94,11 +94,11 @@ def peers(context: Context) -> list[Context]:
     if context.device_type == "gpu":
         from weftplan.device.cupy_device import count_gpus
 
-        found = [Context("gpu", index) for index in range(count_gpus())]
+        contexts = [Context("gpu", index) for index in range(count_gpus())]
     else:
         with _lock:
-            found = [known for known in _devices if known.device_type == context.device_type]
-    return [peer for peer in found if peer != context]
+            contexts = [known for known in _devices if known.device_type == context.device_type]
+    return [peer for peer in contexts if peer != context]
 
 
 def put(device: Device) -> Device | None:

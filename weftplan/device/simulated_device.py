@@ -145,9 +145,9 @@ class SimStream:
         """Run all work of this stream; return its unreported faults, each once."""
         with _world:
             self.device._run_until(self.record())
-            found, self._untold = self._untold, []
+            faults, self._untold = self._untold, []
             self._rest()
-        return [fault for fault in found if fault.untold]
+        return [fault for fault in faults if fault.untold]
 
     def _append(self, kind: str, item: Any, end: float) -> None:
         self._end = end

@@ -63,15 +63,15 @@ class SimWork:
         """Return, after all of it has run, the fault of its inputs or of overwritten work, or else its own."""
         read: list[Fault | None] = [event.fault for event in self._after]
         written: list[Fault | None] = [event.fault for event in self._over]
-        found = next((fault for fault in read if fault), None) or next(
+        inherited = next((fault for fault in read if fault), None) or next(
             (fault for fault in written if fault and fault.blocks(self._number)), None
         )
         self._after = self._over = ()  # an event that is kept keeps none of those before it
-        if found is None:
+        if inherited is None:
             return self._own[0] if self._own else None
         for fault in self._own:
             fault.moot = True
-        return found
+        return inherited
 
     def record(self, stream: Any, number: int, after: Iterable[Any], over: Iterable[Any]) -> Any:
         """An event of the simulated ``stream`` that completes when this work has run, and then knows its fault."""

@@ -95,10 +95,10 @@ class Temporaries:
         size = max(_ROUND, -(-int(nbytes) // _ROUND) * _ROUND)
         with self._lock:
             home = self._free.setdefault(self._stream_number(), deque())
-            found = self._fitting(home, size)
-        if found is None:
-            found = self._take(size)
-        lease = _Lease(found, home)
+            block = self._fitting(home, size)
+        if block is None:
+            block = self._take(size)
+        lease = _Lease(block, home)
         memory = cuda.UnownedMemory(lease.raw.data.ptr, size, lease, self._context.device_id)
         return cuda.MemoryPointer(memory, 0)
 
@@ -131,10 +131,10 @@ class Temporaries:
 
     def _take(self, size: int) -> _Block:
         resource = slots.TEMPORARY_SOURCE.get()(self._context)
-        found = resource.allocate(size, name=NAME)
+        allocation = resource.allocate(size, name=NAME)
         with self._lock:
             self.reserved += size
-        return _Block(found, resource)
+        return _Block(allocation, resource)
 
     def release(self) -> int:
         """Wait for the device, return every free block to storage, and return the bytes.
@@ -147,11 +147,11 @@ class Temporaries:
             if not before:
                 return 0
             self._synchronize()
-            given = 0
+            released = 0
             for home, count in before:
                 for _ in range(count):
                     block = home.popleft()
-                    given += block.allocation.nbytes
+                    released += block.allocation.nbytes
                     block.resource.free(block.allocation)
-            self.reserved -= given
-            return given
+            self.reserved -= released
+            return released

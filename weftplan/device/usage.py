@@ -44,15 +44,15 @@ class Usage:
         """Return ``cpu``, the average cores that this process kept busy since the last call, and ``gpus``: for each
         watched GPU the recent percentage of kernel time, bytes in use by all processes, and watts."""
         now, busy = time.perf_counter(), _cpu_seconds()
-        found: dict[str, Any] = {"cpu": round((busy - self._busy) / max(now - self._at, 1e-9), 3)}
+        usage: dict[str, Any] = {"cpu": round((busy - self._busy) / max(now - self._at, 1e-9), 3)}
         self._at, self._busy = now, busy
         gpus = {name: answer for name, handle in self._handles.items() if (answer := self._ask(handle))}
-        return {**found, "gpus": gpus} if gpus else found
+        return {**usage, "gpus": gpus} if gpus else usage
 
     def _ask(self, handle: Any) -> dict[str, float]:
         """Return the library's figures of one GPU; cards do not support every figure."""
         library = self._library
-        found: dict[str, float] = {}
+        answers: dict[str, float] = {}
         questions: dict[str, Callable[[], float]] = {
             "busy": lambda: int(library.nvmlDeviceGetUtilizationRates(handle).gpu),
             "bytes": lambda: int(library.nvmlDeviceGetMemoryInfo(handle).used),
@@ -60,10 +60,10 @@ class Usage:
         }
         for name, question in questions.items():
             try:
-                found[name] = question()
+                answers[name] = question()
             except library.NVMLError:
                 continue
-        return found
+        return answers
 
 
 def _cpu_seconds() -> float:

@@ -37,9 +37,9 @@ def machine() -> tuple[int, int]:
     Raises:
         OSError: Windows does not say.
     """
-    found = _Machine(nbytes=ctypes.sizeof(_Machine))
-    _told(_kernel32().GlobalMemoryStatusEx(ctypes.byref(found)), "the machine's memory")
-    return int(found.available), int(found.total)
+    status = _Machine(nbytes=ctypes.sizeof(_Machine))
+    _told(_kernel32().GlobalMemoryStatusEx(ctypes.byref(status)), "the machine's memory")
+    return int(status.available), int(status.total)
 
 
 def resident() -> int:
@@ -48,13 +48,15 @@ def resident() -> int:
     Raises:
         OSError: Windows does not say.
     """
-    found = _Process(nbytes=ctypes.sizeof(_Process))
+    counters = _Process(nbytes=ctypes.sizeof(_Process))
     library = _kernel32()
     library.GetCurrentProcess.restype = c_void_p  # -1, which means this process
     library.K32GetProcessMemoryInfo.argtypes = [c_void_p, c_void_p, c_uint32]
     process = library.GetCurrentProcess()
-    _told(library.K32GetProcessMemoryInfo(process, ctypes.byref(found), found.nbytes), "the memory of this process")
-    return int(found.resident)
+    _told(
+        library.K32GetProcessMemoryInfo(process, ctypes.byref(counters), counters.nbytes), "the memory of this process"
+    )
+    return int(counters.resident)
 
 
 def _kernel32() -> Any:

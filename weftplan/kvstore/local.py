@@ -113,13 +113,13 @@ class KVStoreLocal(UpdatingStore):
             KVStoreError: a key exists already, several values for one key, or a bad key or value.
         """
         with self._turn:
-            made = [
+            new_keys = [
                 (k, first, empty(first.shape, ctx=self._home(first), dtype=first.dtype))
                 for k, first in self._new_values(key, value)
             ]
-            for _, first, stored in made:
+            for _, first, stored in new_keys:
                 copy(first, stored, 0)
-            for k, _, stored in made:
+            for k, _, stored in new_keys:
                 self._keys.add(k)
                 self._stored[k] = stored
             self._version += 1
@@ -265,14 +265,14 @@ class KVStoreLocal(UpdatingStore):
 
         :meta private:
         """
-        found = {"stored": sum(nbytes for _, nbytes in arrays), "merged": 0, "staging": 0}
+        by_purpose = {"stored": sum(nbytes for _, nbytes in arrays), "merged": 0, "staging": 0}
         straight = not updates and self._stores_straight(contexts)
         load: dict[Context, int] = {}
         for _, nbytes in arrays:
             where = self._least_loaded(contexts, load, nbytes)
-            found["merged"] += 0 if straight else nbytes
-            found["staging"] += nbytes * sum(not reads(where, context) for context in contexts)
-        return found
+            by_purpose["merged"] += 0 if straight else nbytes
+            by_purpose["staging"] += nbytes * sum(not reads(where, context) for context in contexts)
+        return by_purpose
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name!r}: {len(self._stored)} keys{self._described_updater()}>"

@@ -75,9 +75,9 @@ class _Reader(pickle._Unpickler):
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: _load_bytearray}
 
     def find_class(self, module_name: str, global_name: str) -> Callable[..., object]:
-        found = _KNOWN.get((module_name, global_name))
-        if found is not None:
-            return found
+        known = _KNOWN.get((module_name, global_name))
+        if known is not None:
+            return known
         if module_name.startswith(_SETTINGS) and global_name.isidentifier():
             return _Settings
         raise FormatError(

@@ -45,12 +45,12 @@ def library() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CuPy warns if the library is missing; the error below says it
         try:
-            found = importlib.import_module("cupy.cuda.nccl")
+            module = importlib.import_module("cupy.cuda.nccl")
         except ImportError as error:
             raise KVStoreError(f"kvstore 'nccl' needs NCCL ({error}): {_INSTALL}") from error
-    if not found.available:
+    if not module.available:
         raise KVStoreError(f"kvstore 'nccl' needs NCCL, which CuPy cannot load: {_INSTALL}")
-    return found
+    return module
 
 
 class _Clique:
@@ -215,8 +215,8 @@ class KVStoreNccl(KVStoreDevice):
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
         """Return the bytes of ``device``, without staging copies; NCCL's own memory is not known."""
-        found = super().buffer_bytes(arrays, contexts, updates=updates)
-        return {**found, "staging": 0} if takes(contexts, contexts[0]) else found
+        by_purpose = super().buffer_bytes(arrays, contexts, updates=updates)
+        return {**by_purpose, "staging": 0} if takes(contexts, contexts[0]) else by_purpose
 
     def _way(self, item: Item) -> Way:
         return self._by_nccl if self._by_nccl.takes(item) else super()._way(item)

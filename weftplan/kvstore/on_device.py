@@ -87,12 +87,12 @@ class KVStoreDevice(KVStoreLocal):
         """
         compression = self._compression
         if compression is None:
-            found = super().buffer_bytes(arrays, contexts, updates=updates)
+            by_purpose = super().buffer_bytes(arrays, contexts, updates=updates)
             planned = self._planned(arrays, contexts)
-            return found if planned is None else {**found, "staging": planned}
+            return by_purpose if planned is None else {**by_purpose, "staging": planned}
         packed = [(elements, compression.packed_size(elements)) for elements, _ in arrays]
         load: dict[Context, int] = {}
-        found = {
+        by_purpose = {
             "stored": sum(nbytes for _, nbytes in arrays),
             "merged": sum(nbytes for _, nbytes in arrays),
             "staging": 0,
@@ -101,8 +101,11 @@ class KVStoreDevice(KVStoreLocal):
         }
         for (_, nbytes), (_, sent) in zip(arrays, packed, strict=True):
             where = self._least_loaded(contexts, load, nbytes)
-            found["staging"] += sent * sum(not reads(where, context) for context in contexts)
-        return {**found, "staging": found["staging"] + (self._planned(arrays, contexts, pulls_only=True) or 0)}
+            by_purpose["staging"] += sent * sum(not reads(where, context) for context in contexts)
+        return {
+            **by_purpose,
+            "staging": by_purpose["staging"] + (self._planned(arrays, contexts, pulls_only=True) or 0),
+        }
 
     def _planned(
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, pulls_only: bool = False

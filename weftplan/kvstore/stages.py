@@ -138,13 +138,13 @@ class Repeated:
         """Run the stages if these, of a user, are its arrays; False: nothing is done."""
         if arrays.__class__ is not list and arrays.__class__ is not tuple:
             arrays = (arrays,)
-        given: Sequence[NDArray] = arrays
-        if len(given) != len(self._refs):
+        current: Sequence[NDArray] = arrays
+        if len(current) != len(self._refs):
             return False
-        for one, array in zip(self._refs, given, strict=True):
+        for one, array in zip(self._refs, current, strict=True):
             if one() is not array:
                 return False
-        operands = [given[place] if own is None else own for own, place in zip(self._own, self._places, strict=True)]
+        operands = [current[place] if own is None else own for own, place in zip(self._own, self._places, strict=True)]
         return self._joint.run_inline(operands)
 
 

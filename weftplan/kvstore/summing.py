@@ -114,8 +114,8 @@ class Near:
     def stages(self, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> list[Stage]:
         """Return the sum of all keys as one stage, the steps, and all copies as one stage."""
         pushed = [item for item in items if item.arrays]
-        made = self.sums(pushed, priority) if pushed else []
-        return [*made, *steps, *self._copies(items, updates=bool(steps))]
+        stages = self.sums(pushed, priority) if pushed else []
+        return [*stages, *steps, *self._copies(items, updates=bool(steps))]
 
     def fixed(self, items: Sequence[Item], *, updates: bool) -> tuple[list[Stage], list[Stage]] | None:
         """Return the stages before and after the steps, if they are the same for every call; else None."""

@@ -29,10 +29,14 @@ def facts(plan: MemoryPlan) -> list[tuple[str, int]]:
 
 def external(plan: MemoryPlan) -> dict[str, int]:
     """Return the memory outside the plan, by purpose; the arguments as weights and inputs, if the plan knows which."""
-    found = dict(plan.external_bytes)
+    by_purpose = dict(plan.external_bytes)
     if plan.input_bytes is not None:
-        found = {"weights": found.pop("arguments") - plan.input_bytes, "inputs": plan.input_bytes, **found}
-    return {purpose: nbytes for purpose, nbytes in found.items() if nbytes}
+        by_purpose = {
+            "weights": by_purpose.pop("arguments") - plan.input_bytes,
+            "inputs": plan.input_bytes,
+            **by_purpose,
+        }
+    return {purpose: nbytes for purpose, nbytes in by_purpose.items() if nbytes}
 
 
 def parts(plan: MemoryPlan) -> dict[str, int]:
@@ -42,11 +46,11 @@ def parts(plan: MemoryPlan) -> dict[str, int]:
     >>> list(parts(models.get("mlp").plan(data=(32, 784))))
     ['planned peak', 'weights', 'inputs', 'gradients']
     """
-    found = {"planned peak": plan.peak} if plan.peak else {}
+    by_part = {"planned peak": plan.peak} if plan.peak else {}
     for purpose, nbytes in external(plan).items():
         part = "kvstore" if purpose.startswith("kvstore") else _PARTS.get(purpose, purpose.replace("_", " "))
-        found[part] = found.get(part, 0) + nbytes
-    return found
+        by_part[part] = by_part.get(part, 0) + nbytes
+    return by_part
 
 
 _PURPOSES = {

@@ -85,8 +85,8 @@ def _bands(plan: MemoryPlan) -> list[dict[str, Any]]:
     """Return memory outside the planned buffers that is in use at every step; for a plan of one device."""
     if len(plan.contexts) > 1:
         return []
-    found = plan_figures.parts(plan)
-    return [{"use": use, "name": name, "nbytes": found[name]} for name, use in _BANDS.items() if name in found]
+    by_part = plan_figures.parts(plan)
+    return [{"use": use, "name": name, "nbytes": by_part[name]} for name, use in _BANDS.items() if name in by_part]
 
 
 def _data(plan: MemoryPlan) -> tuple[dict[str, Any], int]:

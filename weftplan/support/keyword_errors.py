@@ -89,13 +89,13 @@ def changed_settings(made: Any) -> dict[str, Any]:
 
     A setting without an attribute of its name is left out.
     """
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for base in type(made).__mro__:
         own = vars(base).get("__init__")
         for name, one in inspect.signature(own).parameters.items() if inspect.isfunction(own) else ():
-            if one.kind in _NAMED and name in vars(made) and name not in found:
-                found[name] = vars(made)[name], one.default
-    return {name: value for name, (value, default) in found.items() if not _same(value, default)}
+            if one.kind in _NAMED and name in vars(made) and name not in changed:
+                changed[name] = vars(made)[name], one.default
+    return {name: value for name, (value, default) in changed.items() if not _same(value, default)}
 
 
 def shown(settings: Mapping[str, Any]) -> str:

@@ -78,10 +78,10 @@ def refusal(place: Path) -> str | None:
 def _open_to_others(place: Path) -> str | None:
     """Describe the first folder or link on a path that another user can replace; None if there is none."""
     me = _user()
-    for above, found in _way(os.fspath(place)):
-        if found.st_uid not in (0, me):
+    for above, status in _way(os.fspath(place)):
+        if status.st_uid not in (0, me):
             return f"{above} belongs to another user"
-        if found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode) and not found.st_mode & stat.S_ISVTX:
+        if status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode) and not status.st_mode & stat.S_ISVTX:
             return f"{above} can be written by others"
     return None
 

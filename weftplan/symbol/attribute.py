@@ -136,8 +136,8 @@ def read_grad_req(
     Raises:
         MXNetError: of the class ``error``, if a value is not in :data:`GRAD_REQS`.
     """
-    given = dict.fromkeys(arguments, grad_req) if isinstance(grad_req, str) else grad_req
-    wanted = {name: given.get(name, "null") for name in arguments}
+    requests = dict.fromkeys(arguments, grad_req) if isinstance(grad_req, str) else grad_req
+    wanted = {name: requests.get(name, "null") for name in arguments}
     for name, req in wanted.items():
         if not isinstance(req, str) or req not in GRAD_REQS:
             raise error(f"grad_req of {name!r} must be one of {', '.join(GRAD_REQS)}; got {req!r}")

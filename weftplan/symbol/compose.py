@@ -27,13 +27,13 @@ def parse_interned(op: Op, attrs: Mapping[str, str], *, node: str = "") -> dict[
     if op.single:
         return registry.parse_params(op, attrs, node=node)
     key = (op.name, *sorted(item for item in attrs.items() if not item[0].startswith("__")))
-    found = _PARSED.get(key)
-    if found is None or registry.get(op.name) is not op:
-        found = registry.parse_params(op, attrs, node=node)
+    parsed = _PARSED.get(key)
+    if parsed is None or registry.get(op.name) is not op:
+        parsed = registry.parse_params(op, attrs, node=node)
         if len(_PARSED) >= _PARSED_LIMIT:
             _PARSED.clear()
-        _PARSED[key] = found
-    return found
+        _PARSED[key] = parsed
+    return parsed
 
 
 def to_text(value: Any) -> str:
@@ -101,20 +101,20 @@ def _match_inputs(
         positional = positional[:-1]  # an input that these parameters leave out
     if len(positional) > len(names):
         raise ParameterError(f"{where} takes {len(names)} input(s) {listed(names)}, got {len(positional)}")
-    given: dict[str, Entry] = {}
+    by_name: dict[str, Entry] = {}
     for input_name, entry in zip(names, positional, strict=False):
         if entry is not None:
-            given[input_name] = entry
+            by_name[input_name] = entry
     if keyword and node.op.variadic is not None and not set(keyword) <= set(names):
         raise ParameterError(f"{where} takes any number of inputs by position, not by name {sorted(keyword)}")
     for key, entry in keyword.items():
         if key not in names:
             hint = did_you_mean(key, names)
             raise ParameterError(f"{where}: no input is called {key!r}; {hint}inputs: {listed(names)}")
-        if key in given:
+        if key in by_name:
             raise ParameterError(f"{where}: input {key!r} is given twice, by position and by name")
-        given[key] = entry
-    return [given[n] if n in given else Entry(_auto_variable(node, n, i)) for i, n in enumerate(names)]
+        by_name[key] = entry
+    return [by_name[n] if n in by_name else Entry(_auto_variable(node, n, i)) for i, n in enumerate(names)]
 
 
 def _auto_variable(node: Node, input_name: str, position: int) -> Node:
@@ -189,12 +189,12 @@ def substitute(
             hint = did_you_mean(key, by_name)
             raise ParameterError(f"composing {what}: no variable is called {key!r}; {hint}variables: {listed(by_name)}")
         replace.update(dict.fromkeys(by_name[key], entry))
-    made = copy_graph(heads, replace)
+    copied = copy_graph(heads, replace)
     if name and heads[0].node not in replace:
-        made[0].node.name = name
+        copied[0].node.name = name
     if replace:
         others = set(topological_order(replace.values()))
-        for node in topological_order(made):
+        for node in topological_order(copied):
             if node.op is not None and node.op.aux and node not in others:
                 _count_writers(node)
-    return made
+    return copied

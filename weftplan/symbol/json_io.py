@@ -189,12 +189,12 @@ def _bare_node(item: Any, what: str) -> Node:
         raise FormatError(f"{what}: 'op' and 'name' must be text, got {op_name!r} and {name!r}")
     attrs: dict[str, str] = {}
     for key in ("param", "attr", "attrs"):  # up to 0.8 both of the first two; from 0.9 `attr`; from 1.0 `attrs`
-        found = item.get(key)
-        if found is None:
+        field = item.get(key)
+        if field is None:
             continue
-        if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-            raise FormatError(f"{what} ({name!r}): {key!r} must be an object of texts, got {found!r}")
-        attrs.update(found)
+        if not isinstance(field, dict) or not all(isinstance(v, str) for v in field.values()):
+            raise FormatError(f"{what} ({name!r}): {key!r} must be an object of texts, got {field!r}")
+        attrs.update(field)
     if op_name == "null":
         node = Node(None, name, attrs=attrs)
         upgrade.variable_keys(node)

@@ -59,11 +59,11 @@ def label(node: Node) -> str:
 
 def missing(nodes: Sequence[Node]) -> dict[str, list[str]]:
     """Return names of placeholder nodes by missing operator, in the order of the graph."""
-    found: dict[str, list[str]] = {}
+    by_operator: dict[str, list[str]] = {}
     for node in nodes:
         if is_placeholder(node):
-            found.setdefault(label(node), []).append(node.name)
-    return found
+            by_operator.setdefault(label(node), []).append(node.name)
+    return by_operator
 
 
 def usable(nodes: Sequence[Node]) -> list[Node]:

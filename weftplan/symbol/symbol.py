@@ -107,14 +107,14 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         """
         if isinstance(index, str):
             names = self.list_outputs()
-            found = [i for i, output in enumerate(names) if output == index]
-            if len(found) != 1:
-                problem = "no output is" if not found else f"{len(found)} outputs are"
-                hint = did_you_mean(index, names) if not found else ""
-                if not found and f"{index}_output" in names:  # a node's name instead of its output's
+            positions = [i for i, output in enumerate(names) if output == index]
+            if len(positions) != 1:
+                problem = "no output is" if not positions else f"{len(positions)} outputs are"
+                hint = did_you_mean(index, names) if not positions else ""
+                if not positions and f"{index}_output" in names:  # a node's name instead of its output's
                     hint = f"did you mean '{index}_output'? "
                 raise ParameterError(f"{problem} called {index!r}; {hint}outputs: {listed(names)}")
-            return Symbol([self.entries[found[0]]])
+            return Symbol([self.entries[positions[0]]])
         if isinstance(index, slice):
             chosen = self.entries[index]
             if not chosen:

@@ -51,8 +51,8 @@ def depth_first_order(
         stack.append(head)
         while stack:
             node = stack[-1]
-            found = seen(node)
-            if found is None:
+            visited = seen(node)
+            if visited is None:
                 if not node.inputs and not node.control_deps:
                     stack.pop()
                     state[node] = len(order)
@@ -75,7 +75,7 @@ def depth_first_order(
                         raise error(_cycle(stack, state, dep))
             else:
                 stack.pop()
-                if found < 0:
+                if visited < 0:
                     state[node] = len(order)
                     order.append(node)
     return order, state
@@ -103,8 +103,8 @@ def copy_graph(entries: Iterable[Entry], replace: dict[Node, Entry] | None = Non
     twins: dict[Node, Node] = {}
 
     def moved(entry: Entry) -> Entry:
-        other = substitute.get(entry.node)
-        return Entry(twins[entry.node], entry.index, entry.version) if other is None else other
+        replacement = substitute.get(entry.node)
+        return Entry(twins[entry.node], entry.index, entry.version) if replacement is None else replacement
 
     for node in topological_order(heads):
         if node in substitute:

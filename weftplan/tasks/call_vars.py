@@ -40,19 +40,19 @@ def vars_for(
     reads: list[Var] = []
     writes: list[Var] = []
     plain = True
-    for arrays, found, cuts in ((written, writes, cut), (read, reads, False)):
+    for arrays, collected, cuts in ((written, writes, cut), (read, reads, False)):
         for array in arrays:
             if type(array) is not np.ndarray:
                 plain = False
-                found += vars_of(array, engine)
+                collected += vars_of(array, engine)
             elif (known := registry.known((array,), engine)) is not None:
-                found += known
+                collected += known
             else:
-                registry.add_vars(array, engine, found, cut=cuts and array.base is not None)
+                registry.add_vars(array, engine, collected, cut=cuts and array.base is not None)
                 if array.dtype.hasobject:
                     for item in held_arrays(array):
                         if item is not array:
-                            found += vars_of(item, engine)
+                            collected += vars_of(item, engine)
     return reads, writes, plain
 
 

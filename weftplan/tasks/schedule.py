@@ -140,8 +140,8 @@ def submit_each(
     [32, 9]
     """
     tasks = [submit(fn, *args) for args in zip(*iterables, strict=False)]
-    found = results(tasks, timeout)
-    return _watched(found, label_of(fn, None), len(tasks), progress) if is_shown(progress) else found
+    outcomes = results(tasks, timeout)
+    return _watched(outcomes, label_of(fn, None), len(tasks), progress) if is_shown(progress) else outcomes
 
 
 def _watched(found: Iterator[T], name: str, count: int, progress: bool | None) -> Iterator[T]:

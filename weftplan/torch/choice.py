@@ -119,8 +119,8 @@ class Choices:
     def planned(self, point: Price) -> tuple[Program, Buffers]:
         """Return the program with the repetitions of a choice, and its buffers."""
         program = repeat(self.program, point.twins)
-        found = self._assigned if program is self.program else assignment(program, OPTIONS)
-        return program, Buffers(program, found, options=OPTIONS)
+        assigned = self._assigned if program is self.program else assignment(program, OPTIONS)
+        return program, Buffers(program, assigned, options=OPTIONS)
 
     def steps(self, point: Price) -> list[int]:
         """The steps of the joint graph that a choice repeats."""

@@ -114,10 +114,10 @@ class Partition:
         info = classify_nodes(module, static, num_fwd_outputs)
         if not info.required_bw_nodes:
             self.check_inference(module)
-            made: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = default_partition(
+            graphs: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = default_partition(
                 module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
             )
-            return made
+            return graphs
         joint = Joint(
             module.graph,
             info.is_required_fw,
@@ -128,9 +128,9 @@ class Partition:
         )
         choices = Choices(joint)
         point, plan = self._choose(choices, _title(module.graph))
-        again, order = choices.steps(point), choices.backward_order(point)
+        repeated, order = choices.steps(point), choices.backward_order(point)
         self._record(choices, plan)
-        return split(module, joint, again=again, order=order, info=info, outputs=num_fwd_outputs)
+        return split(module, joint, again=repeated, order=order, info=info, outputs=num_fwd_outputs)
 
     def _record(self, choices: Choices, plan: Plan) -> None:
         self.plans.append(plan)
@@ -170,9 +170,9 @@ class Partition:
         check_update(self.optimizer, budget=budget, resident=resident, gradients=fresh)
         most = budget if self._lowered is None else self._lowered
         point = choices.within(most, resident, name=name, smallest_else=self.inner == "inductor")
-        again = choices.steps(point)
+        repeated = choices.steps(point)
         inputs = {r for node in joint.inputs for r in joint.results.of(node)}
-        saved = sum(joint.results.nbytes[r] for r in kept_results(joint, again) if r not in inputs)
+        saved = sum(joint.results.nbytes[r] for r in kept_results(joint, repeated) if r not in inputs)
         marked = sum("recompute" in node.meta for node in (step.node for step in joint.steps))
         notes = [f"{marked} nodes are marked by torch.utils.checkpoint; the budget decides instead"] if marked else []
         notes += [f"graph {len(earlier) + 1} of the step"] if earlier else []
@@ -184,7 +184,7 @@ class Partition:
             peak=point.peak + resident.total,
             smallest=choices.points[-1].peak + resident.total,
             resident=resident,
-            repeated=[joint.steps[k].node.name for k in again],
+            repeated=[joint.steps[k].node.name for k in repeated],
             more_time=point.seconds / step if step else 0.0,
             saved=saved,
             at_peak=choices.at_peak(point)[1],

@@ -193,35 +193,35 @@ class Joint:
 
     def program(self) -> Program:
         """The steps in numbers; node ``k`` after the inputs is step ``k``, and :attr:`entry` numbers the results."""
-        made = {r for step in self.steps for r in step.makes}
-        given = [r for r in range(len(self.results.nbytes)) if r not in made]
-        order = given + [r for step in self.steps for r in step.makes]
+        computed = {r for step in self.steps for r in step.makes}
+        inputs = [r for r in range(len(self.results.nbytes)) if r not in computed]
+        order = inputs + [r for step in self.steps for r in step.makes]
         entry = self.entry = {r: e for e, r in enumerate(order)}
-        self.given = len(given)
-        count = len(given) + len(self.steps)
+        self.given = len(inputs)
+        count = len(inputs) + len(self.steps)
         tangents = {r for node in self.inputs if is_tangent(node) for r in self.results.of(node)}
         graph = Graph(
-            names=[f"given{r}" for r in given] + [step.node.name for step in self.steps],
-            works=[VARIABLE] * len(given) + [Work(label=s.label, may_repeat=s.repeats) for s in self.steps],
-            inputs=[[] for _ in given] + [[entry[r] for r in step.reads] for step in self.steps],
+            names=[f"given{r}" for r in inputs] + [step.node.name for step in self.steps],
+            works=[VARIABLE] * len(inputs) + [Work(label=s.label, may_repeat=s.repeats) for s in self.steps],
+            inputs=[[] for _ in inputs] + [[entry[r] for r in step.reads] for step in self.steps],
             controls=[[] for _ in range(count)],
-            counts=[1] * len(given) + [len(step.makes) for step in self.steps],
+            counts=[1] * len(inputs) + [len(step.makes) for step in self.steps],
             heads=[entry[r] for r in dict.fromkeys((*self.outputs[0], *self.outputs[1]))],
-            effects=range(len(given), count),
+            effects=range(len(inputs), count),
         )
         sizes = self.results.nbytes
         return Program(
             graph=graph,
-            order=list(range(len(given), count)),
+            order=list(range(len(inputs), count)),
             num_forward=self.num_forward,
             nbytes=[sizes[r] for r in order],
             contexts=(Context("cpu", 0),),
             device=[0] * count,
             gradients=frozenset(),
             added=frozenset(),
-            workspaces={len(given) + k: step.scratch for k, step in enumerate(self.steps) if step.scratch},
-            external_bytes={"arguments": sum(sizes[r] for r in given)},
-            tangents=frozenset(entry[r] for r in tangents if r not in made),
+            workspaces={len(inputs) + k: step.scratch for k, step in enumerate(self.steps) if step.scratch},
+            external_bytes={"arguments": sum(sizes[r] for r in inputs)},
+            tangents=frozenset(entry[r] for r in tangents if r not in computed),
         )
 
     def seconds(self) -> list[float]:

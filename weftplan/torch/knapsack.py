@@ -36,10 +36,10 @@ class Solver(CustomKnapsackSolver):  # type: ignore[misc]
         choices = Choices(joint)
         names = [node.name for node in candidates]
         for point in choices.points:
-            again = {joint.steps[k].node.name for k in choices.steps(point)}
-            saved = [k for k, name in enumerate(names) if name not in again]
+            repeated = {joint.steps[k].node.name for k in choices.steps(point)}
+            saved = [k for k, name in enumerate(names) if name not in repeated]
             if sum(memory[k] for k in saved) <= max_memory:
-                return saved, [k for k, name in enumerate(names) if name in again]
+                return saved, [k for k, name in enumerate(names) if name in repeated]
         # No choice of the curve saves that little: save the smallest candidates that fit.
         order = sorted(range(len(memory)), key=memory.__getitem__)
         count = sum(total <= max_memory for total in accumulate(memory[k] for k in order))

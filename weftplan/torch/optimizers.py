@@ -32,14 +32,14 @@ def update_of(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
         for group in groups:
             for p in group["params"]:
                 p.grad = torch.empty_like(p)
-        made = type(optimizer)(groups)
-        made.step()
-        states = tensors_in([list(values.values()) for values in made.state.values()])
+        copied = type(optimizer)(groups)
+        copied.step()
+        states = tensors_in([list(values.values()) for values in copied.state.values()])
         recorder = Recorder()
         for t in [t for group in groups for p in group["params"] for t in (p, p.grad)] + states:
             recorder.storage(t, -1)
         with recorder:
-            made.step()
+            copied.step()
     inside = recorder.trace.peak - recorder.trace.before
     sizes = [p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"]]
     if any(_at_once(group) for group in optimizer.param_groups):

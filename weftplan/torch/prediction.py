@@ -166,17 +166,17 @@ def _function(function: Any, memo: dict[int, Any]) -> Any:
     }
     cells = tuple(types.CellType() for _ in function.__closure__ or ())
     own = dict(function.__globals__)
-    made = types.FunctionType(function.__code__, own, function.__name__, None, cells or None)
-    memo[id(function)] = made
-    made.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
-    made.__defaults__ = copy.deepcopy(function.__defaults__, memo)
+    copied = types.FunctionType(function.__code__, own, function.__name__, None, cells or None)
+    memo[id(function)] = copied
+    copied.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
+    copied.__defaults__ = copy.deepcopy(function.__defaults__, memo)
     _copy_patched([*reached.values(), *(c.cell_contents for c in function.__closure__ or () if _bound(c))], memo)
     for name, value in reached.items():
         own[name] = _copy(value, memo)
-    for cell, given in zip(cells, function.__closure__ or (), strict=True):
-        if _bound(given):
-            cell.cell_contents = _copy(given.cell_contents, memo)
-    return made
+    for cell, original in zip(cells, function.__closure__ or (), strict=True):
+        if _bound(original):
+            cell.cell_contents = _copy(original.cell_contents, memo)
+    return copied
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:

@@ -53,9 +53,9 @@ def _rates(kind: str, index: int, threads: int, dtype: torch.dtype) -> Rates:
     stored = user_cache.load(user_cache.folder("torch"), name)
     if stored:
         return Rates(**json.loads(stored))
-    made = _measured(device, dtype)
-    user_cache.keep(user_cache.folder("torch"), name, json.dumps(asdict(made)).encode())
-    return made
+    measured = _measured(device, dtype)
+    user_cache.keep(user_cache.folder("torch"), name, json.dumps(asdict(measured)).encode())
+    return measured
 
 
 def _measured(device: torch.device, dtype: torch.dtype) -> Rates:

@@ -18,11 +18,11 @@ from weftplan.torch.private import extract_modules, is_mutation, is_tangent, run
 def kept_results(joint: Joint, again: Collection[int]) -> list[int]:
     """Results that the forward part hands to the backward part when the steps ``again`` are repeated there."""
     repeated = {r for k in again for r in joint.steps[k].makes}
-    made = {r for step in joint.steps[joint.num_forward :] for r in step.makes}
+    computed = {r for step in joint.steps[joint.num_forward :] for r in step.makes}
     reading = [*range(joint.num_forward, len(joint.steps)), *again]
     wanted = dict.fromkeys(r for k in reading for r in joint.steps[k].reads)
     wanted.update(dict.fromkeys(joint.outputs[1]))
-    return [r for r in wanted if r not in repeated and r not in made and not is_tangent(joint.results.maker[r])]
+    return [r for r in wanted if r not in repeated and r not in computed and not is_tangent(joint.results.maker[r])]
 
 
 def split(
@@ -85,10 +85,12 @@ def _share_state(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, 
     graph = backward.graph
     tangent = next(node for node in graph.nodes if node.op == "placeholder" and is_tangent(node))
     with graph.inserting_before(tangent):
-        given = graph.placeholder(f"rng_state_{name}")
-        given.meta["val"] = value
+        placeholder = graph.placeholder(f"rng_state_{name}")
+        placeholder.meta["val"] = value
     with graph.inserting_before(second):
-        repeated = graph.call_function(run_with_rng_state, (given, second.target, *second.args), dict(second.kwargs))
+        repeated = graph.call_function(
+            run_with_rng_state, (placeholder, second.target, *second.args), dict(second.kwargs)
+        )
     repeated.meta = dict(second.meta)
     second.replace_all_uses_with(repeated)
     graph.erase_node(second)
@@ -100,8 +102,8 @@ def _state_like(node: torch.fx.Node) -> torch.Tensor:
     val = node.meta["val"]
     fake = val[0] if isinstance(val, (tuple, list)) else val
     state = torch.cuda.get_rng_state(fake.device) if fake.device.type == "cuda" else torch.get_rng_state()
-    made: torch.Tensor = fake.fake_mode.from_tensor(state)
-    return made
+    fake_state: torch.Tensor = fake.fake_mode.from_tensor(state)
+    return fake_state
 
 
 def arranged(module: torch.fx.GraphModule, order: Sequence[str]) -> torch.fx.GraphModule:

@@ -117,8 +117,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         scratch = self._probes.scratch(func, args, kwargs) if self._probes is not None else 0
         out = func(*args, **kwargs)
         count = len(self.trace.nbytes)
-        made = [self.storage(t, now, name) for t in tensors_in(out)]
-        call = Call(name, reads, [m for m in dict.fromkeys(made) if m >= count], scratch)
+        storages = [self.storage(t, now, name) for t in tensors_in(out)]
+        call = Call(name, reads, [m for m in dict.fromkeys(storages) if m >= count], scratch)
         began = self._node_began(now)
         if began is not None and func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
             # A sum of the node's own makes both terms; the engine adds the node's result to an older sum. A view

@@ -26,11 +26,11 @@ def native(name: str, params: dict[str, Any], inputs: list[Any], outputs: list[A
     """Run the compiled kernel of an operator with exactly its scratch."""
     op = registry.get(name)
     ins = [TensorSpec(a.shape, a.dtype) for a in inputs]
-    found = implementations.choose(op, params, ins, shapes, "native").implementation
-    assert found.name == "native"
-    workspace = np.full(found.workspace(params, ins, shapes), 0xFF, np.uint8)
+    actual = implementations.choose(op, params, ins, shapes, "native").implementation
+    assert actual.name == "native"
+    workspace = np.full(actual.workspace(params, ins, shapes), 0xFF, np.uint8)
     ignored = op.ignored(params)
-    found.kernel(
+    actual.kernel(
         OpContext(np, workspace=workspace, **how),
         params,
         [None if i in ignored else a for i, a in enumerate(inputs)],
@@ -151,9 +151,9 @@ def test_gradient_behind_a_relu(settings: dict[str, Any], dtype: Any, mode: str)
         chosen = implementations.choose(one, params, specs, shapes, mode).implementation
         assert chosen.name == mode
         scratch = np.full(chosen.workspace(params, specs, shapes), 0xFF, np.uint8)
-        given = [None if i in one.ignored(params) else a for i, a in enumerate(inputs)]
+        arguments = [None if i in one.ignored(params) else a for i, a in enumerate(inputs)]
         with np.errstate(all="ignore"):
-            chosen.kernel(OpContext(np, is_train=True, workspace=scratch), params, given, outputs)
+            chosen.kernel(OpContext(np, is_train=True, workspace=scratch), params, arguments, outputs)
         return outputs
 
     run(joined.LAYERS["BatchNorm"], [x, gamma, beta, mean, var], [y, *kept])
@@ -174,7 +174,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(plane: int):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(3, 4, plane)).astype(np.float32)
     beta = np.zeros(4, np.float32)
-    found = []
+    results = []
     for bits in (128, 256, 512):
         target = Target(HOST.cpu, HOST.features, bits, HOST.registers, HOST.compiler)
         y, mean, var, inverse = np.empty_like(x), *(np.empty(4, np.float32) for _ in range(3))
@@ -190,8 +190,8 @@ def test_bits_do_not_depend_on_the_width_of_vectors(plane: int):
         places |= {"gamma": 0, "dx_image": 4 * plane * 4, "dx_channel": plane * 4}
         words = np.array([{**values, **places}.get(name, 0) for name in batch_norm_kernels.BACKWARD], np.int64)
         batch_norm.entries(x.dtype, target)["backward"](batch_norm.address(words))
-        found.append(b"".join(a.tobytes() for a in (y, mean, var, inverse, dx, dgamma, dbeta)))
-    assert found[0] == found[1] == found[2]
+        results.append(b"".join(a.tobytes() for a in (y, mean, var, inverse, dx, dgamma, dbeta)))
+    assert results[0] == results[1] == results[2]
 
 
 def test_a_recomputed_call_leaves_the_moving_statistics_alone():
@@ -204,9 +204,9 @@ def test_a_recomputed_call_leaves_the_moving_statistics_alone():
     specs = [TensorSpec(x.shape, x.dtype), *[TensorSpec((3,), x.dtype)] * 2]
     native("BatchNorm", params, [x, *vectors], out, specs, is_train=True, recompute=True)
     assert all((one == 1).all() for one in vectors)
-    again = [np.empty_like(x), None, None]
-    native("BatchNorm", params, [x, *vectors], again, specs, is_train=True)
-    assert again[0].tobytes() == out[0].tobytes()
+    repeated = [np.empty_like(x), None, None]
+    native("BatchNorm", params, [x, *vectors], repeated, specs, is_train=True)
+    assert repeated[0].tobytes() == out[0].tobytes()
     assert not any((one == 1).all() for one in vectors[2:])
 
 
@@ -218,8 +218,8 @@ def test_planes_of_one_element_are_left_to_numpy(shape, name):
     whole = TensorSpec(shape, np.dtype(np.float32))
     params = registry.parse_params(op, {})
     for mode in ("auto", "native"):
-        found = implementations.choose(op, params, [whole, *[vector] * 4], [whole, vector, vector], mode)
-        assert found.implementation.name == name
+        actual = implementations.choose(op, params, [whole, *[vector] * 4], [whole, vector, vector], mode)
+        assert actual.implementation.name == name
 
 
 @pytest.mark.parametrize(("channel", "lines"), [(400, 4), (100, 1), (1600, 16), (401, 5)])
@@ -251,16 +251,16 @@ def test_known_statistics_give_the_same_bits(mode: str, relu: bool, fixed: bool,
 
     def run(op: Any, params: Any, inputs: list[Any], outputs: list[Any]) -> None:
         ins, outs = ([TensorSpec(a.shape, a.dtype) for a in arrays] for arrays in (inputs, outputs))
-        found = implementations.choose(op, params, ins, outs, mode).implementation
-        assert found.name == mode
-        workspace = np.full(found.workspace(params, ins, outs), 0xFF, np.uint8)
+        actual = implementations.choose(op, params, ins, outs, mode).implementation
+        assert actual.name == mode
+        workspace = np.full(actual.workspace(params, ins, outs), 0xFF, np.uint8)
         ignored = op.ignored(params)
-        given = [None if i in ignored else a for i, a in enumerate(inputs)]
-        found.kernel(OpContext(np, is_train=True, workspace=workspace), params, given, outputs)
+        arguments = [None if i in ignored else a for i, a in enumerate(inputs)]
+        actual.kernel(OpContext(np, is_train=True, workspace=workspace), params, arguments, outputs)
 
     run(joined.norm_of(joined.RELU * relu), params, [data, gamma, beta, mean, var], [out, *kept])
-    again = {"fix_gamma": fixed, "relu": relu}
-    run(NORMALIZE, again, [data, gamma, beta, *kept], [repeated])
+    second_run = {"fix_gamma": fixed, "relu": relu}
+    run(NORMALIZE, second_run, [data, gamma, beta, *kept], [repeated])
     assert repeated.tobytes() == out.tobytes()
-    run(NORMALIZE, again, [data, gamma, beta, *kept], [data])
+    run(NORMALIZE, second_run, [data, gamma, beta, *kept], [data])
     assert data.tobytes() == out.tobytes()

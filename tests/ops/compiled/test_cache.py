@@ -123,12 +123,12 @@ def test_processors():
         (wide, 512, (8, 4)),
         ({**wide, "avx512vl": False}, 256, (6, 4)),
     ):
-        found = choose("x86_64", "one", features, "LLVM")
-        assert isinstance(found, Target)
-        assert (found.bits, found.places) == (bits, places)
-    found = choose("arm64", "m1", {}, "LLVM")
-    assert isinstance(found, Target)
-    assert (found.bits, found.name) == (128, "NEON")
+        actual = choose("x86_64", "one", features, "LLVM")
+        assert isinstance(actual, Target)
+        assert (actual.bits, actual.places) == (bits, places)
+    actual = choose("arm64", "m1", {}, "LLVM")
+    assert isinstance(actual, Target)
+    assert (actual.bits, actual.name) == (128, "NEON")
     assert choose("x86_64", "old", {"avx2": True}, "LLVM") == "the processor (old) has no AVX2 with FMA"
     assert choose("riscv64", "one", {}, "LLVM") == "kernels are not written for riscv64 processors"
 
@@ -142,9 +142,9 @@ def test_threads_compile_once():
         calls.append(1)
         return [ir.Function("nothing", (("ptr", "words"),), "float", 4)]
 
-    found = []
+    results = []
     threads = [
-        threading.Thread(target=lambda: found.append(jit.library("test-threads", functions, ("nothing",))))
+        threading.Thread(target=lambda: results.append(jit.library("test-threads", functions, ("nothing",))))
         for _ in range(8)
     ]
     for thread in threads:
@@ -152,8 +152,8 @@ def test_threads_compile_once():
     for thread in threads:
         thread.join()
     assert len(calls) == 1
-    assert all(one is found[0] for one in found)
-    found[0]["nothing"](0)
+    assert all(one is results[0] for one in results)
+    results[0]["nothing"](0)
 
 
 @needs_compiler

@@ -63,15 +63,15 @@ def test_training_gives_the_same_bits_everywhere(kind: str, workers: int):
     """Parameters after training with compiled kernels have the same bits on every engine with one worker and two."""
     expected = trained("native")
     with engine.using(engine.create(kind, **({} if kind == "NaiveEngine" else {"cpu_workers": workers}))):
-        for one, other in zip(trained("native"), expected, strict=True):
-            assert one.tobytes() == other.tobytes()
+        for one, second in zip(trained("native"), expected, strict=True):
+            assert one.tobytes() == second.tobytes()
 
 
 @needs_compiler
 def test_training_agrees_with_numpy():
     """Compiled kernels and NumPy's differ by float noise."""
-    for one, other in zip(trained("native"), trained("numpy"), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-6)
+    for one, second in zip(trained("native"), trained("numpy"), strict=True):
+        np.testing.assert_allclose(one, second, rtol=2e-4, atol=2e-6)
 
 
 @needs_compiler
@@ -116,9 +116,9 @@ def test_without_a_compiler_there_is_numpy(monkeypatch: pytest.MonkeyPatch):
     params = registry.parse_params(op, {"kernel": (3, 3), "num_filter": 4})
     ins = [TensorSpec((1, 2, 5, 5), F32), TensorSpec((4, 2, 3, 3), F32), TensorSpec((4,), F32)]
     for mode in implementations.MODES:
-        found = choose(op, params, ins, [TensorSpec((1, 4, 3, 3), F32)], mode)
-        assert found.implementation.name == "numpy"
-        assert found.reason == ("chosen by the user" if mode == "numpy" else "no compiler here")
+        actual = choose(op, params, ins, [TensorSpec((1, 4, 3, 3), F32)], mode)
+        assert actual.implementation.name == "numpy"
+        assert actual.reason == ("chosen by the user" if mode == "numpy" else "no compiler here")
     trained("native", steps=1)
 
 
@@ -221,8 +221,8 @@ def test_other_threads_run_meanwhile():
             counted[0] += 1
             time.sleep(0)
 
-    other = threading.Thread(target=count)
-    other.start()
+    second = threading.Thread(target=count)
+    second.start()
     most = 0
     try:
         inside.set()
@@ -233,7 +233,7 @@ def test_other_threads_run_meanwhile():
             most = max(most, counted[0] - before)
     finally:
         over.set()
-        other.join()
+        second.join()
     # A thread that kept the interpreter would be interrupted only before and after the call.
     assert most > 20
 
@@ -291,5 +291,5 @@ def test_a_kernel_that_needs_no_scratch(channels):
     x = np.random.default_rng(0).random((2, channels, 4, 5), dtype=np.float32)
     weight = np.random.default_rng(1).random((channels, 2, 1, 1), dtype=np.float32)
     executor = net.simple_bind(mx.cpu(), grad_req="null", x=x.shape, plan_options=PlanOptions(kernels="native"))
-    found = executor.forward(x=x, up_weight=weight)[0].asnumpy()
-    np.testing.assert_allclose(found, np.einsum("nchw,cf->nfhw", x, weight[:, :, 0, 0]), rtol=1e-5)
+    actual = executor.forward(x=x, up_weight=weight)[0].asnumpy()
+    np.testing.assert_allclose(actual, np.einsum("nchw,cf->nfhw", x, weight[:, :, 0, 0]), rtol=1e-5)

@@ -41,7 +41,7 @@ def test_without_that_instruction_bits_are_the_same(bits: int, count: int) -> No
     packed = [np.zeros(rule.packed_size(size), np.uint8) for _ in range(count)]
     for codes in packed:
         rule.pack(rng.standard_normal(size, np.float32), np.zeros(size, np.float32), codes)
-    found = []
+    results = []
     for target in (HOST, plain):
         out = np.empty(size, np.float32)
         entry = jit.library(
@@ -53,5 +53,5 @@ def test_without_that_instruction_bits_are_the_same(bits: int, count: int) -> No
         words = np.array([0, size, 0, *(array.ctypes.data for array in (out, *packed))], np.int64)
         words[2:3].view(np.float32)[0] = ctypes.c_float(0.3).value
         entry(words.ctypes.data)
-        found.append(out.tobytes())
-    assert found[0] == found[1]
+        results.append(out.tobytes())
+    assert results[0] == results[1]

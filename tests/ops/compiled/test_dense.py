@@ -261,8 +261,8 @@ def test_slices_have_the_bits_of_the_whole(monkeypatch, batch, image, kernel, st
     assert (filters_at_once(s), channels_at_once(s)) == (32, 32)
     assert forward_scratch(s).packed * 5 == needed[0] * 2  # a tile of 32 in place of 80 rows
     assert data_scratch(s).packed * 2 == needed[1]
-    for one, other in zip(whole, run(geo, x, w, b, dy), strict=True):
-        assert one.tobytes() == other.tobytes()
+    for one, second in zip(whole, run(geo, x, w, b, dy), strict=True):
+        assert one.tobytes() == second.tobytes()
 
 
 @pytest.mark.parametrize(("image", "kernel"), [((6, 5), (3, 2)), ((2, 2), (1, 1)), ((12, 12), (5, 5))])
@@ -276,13 +276,13 @@ def test_panels_have_the_bits_of_the_whole(monkeypatch, image, kernel):
         for shape in ((1, 20, *image), (50, 20, *kernel), (50,), (1, 50, *grid))
     )
     s = size_table.sizes(geo)
-    found, packed = run(geo, x, w, b, dy), forward_scratch(s).packed
+    actual, packed = run(geo, x, w, b, dy), forward_scratch(s).packed
     panel = 16 * 20 * int(np.prod(kernel)) * 4
     assert packed <= max(x.nbytes + dy.nbytes, panel)
     monkeypatch.setattr(scratch, "NEAR_BYTES", 0)
     assert forward_scratch(s).packed == 4 * panel
-    for one, other in zip(found, run(geo, x, w, b, dy), strict=True):
-        assert one.tobytes() == other.tobytes()
+    for one, second in zip(actual, run(geo, x, w, b, dy), strict=True):
+        assert one.tobytes() == second.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def run(geo: Geometry, x: Any, w: Any, dy: Any, target: Target | None = None) ->
     """Return output and both gradients, with exactly the declared scratch; check for writes out of bounds."""
     s = size_table.sizes(geo)
     assert depthwise_tables.takes(s)
-    found = []
+    results = []
     for like, call in (
         (dy, lambda out, room: depthwise_tables.forward_call(s, x, w, None, out, room, target)()),
         (x, lambda out, room: depthwise_tables.data_call(s, dy, w, out, room, target)()),
@@ -85,8 +85,8 @@ def run(geo: Geometry, x: Any, w: Any, dy: Any, target: Target | None = None) ->
         assert np.isnan(room[:32]).all(), "something was written in front of an output"
         assert np.isnan(room[-32:]).all(), "something was written behind an output"
         assert (scratch[-64:] == 0xFF).all(), "something was written behind the scratch"
-        found.append(out)
-    return found
+        results.append(out)
+    return results
 
 
 @settings(max_examples=150, deadline=None)
@@ -151,10 +151,10 @@ def test_the_operator(stride: int):
     x, w, b = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 4, 10, 11), (4, 1, 3, 3), (4,)))
     y = np.empty((2, 4, -(-10 // stride), -(-11 // stride)), np.float32)
     ins, outs = [TensorSpec(a.shape, a.dtype) for a in (x, w, b)], [TensorSpec(y.shape, y.dtype)]
-    found = {mode: implementations.choose(op, params, ins, outs, mode).implementation for mode in ("auto", "numpy")}
-    assert found["auto"].name == ("numpy" if stride == 3 else "native")
+    by_name = {mode: implementations.choose(op, params, ins, outs, mode).implementation for mode in ("auto", "numpy")}
+    assert by_name["auto"].name == ("numpy" if stride == 3 else "native")
     results = []
-    for one in found.values():
+    for one in by_name.values():
         out = np.empty_like(y)
         scratch = np.empty(one.workspace(params, ins, outs), np.uint8)
         one.kernel(OpContext(np, workspace=scratch), params, [x, w, b], [out])

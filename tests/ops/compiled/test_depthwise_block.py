@@ -102,8 +102,10 @@ class Arrays:
     def backward(self, fixed: tuple[bool, bool]) -> tuple[list[Any], list[Any]]:
         """Those of its gradient."""
         vectors = [
-            [None if one else given[0], given[1], *kept]
-            for one, given, kept in zip(fixed, (self.first, self.second), (self.kept[:2], self.kept[2:]), strict=True)
+            [None if one else arguments[0], arguments[1], *kept]
+            for one, arguments, kept in zip(
+                fixed, (self.first, self.second), (self.kept[:2], self.kept[2:]), strict=True
+            )
         ]
         a, b, c, d = self.vector_grads
         inputs = [self.ograd, self.inner, self.data, self.weight, *vectors[0], *vectors[1]]
@@ -120,10 +122,10 @@ def compute(
 ) -> None:
     """Run an operator by the implementation that a mode chooses, in exactly the scratch that it declares."""
     specs = [spec(one) for one in (inputs if like is None else like)]
-    made = [spec(one if one is not None else inputs[3]) for one in outputs]
-    chosen = implementations.choose(op, params, specs, made, mode).implementation
+    result = [spec(one if one is not None else inputs[3]) for one in outputs]
+    chosen = implementations.choose(op, params, specs, result, mode).implementation
     assert chosen.name == mode, op.name
-    scratch = np.empty(chosen.workspace(params, specs, made), np.uint8)
+    scratch = np.empty(chosen.workspace(params, specs, result), np.uint8)
     with np.errstate(all="ignore"):
         chosen.kernel(OpContext(np, is_train=train, workspace=scratch), params, inputs, outputs)
 
@@ -199,13 +201,13 @@ def test_bits_do_not_depend_on_the_width_of_vectors(stride: int, monkeypatch: py
     """The same bits from code for 128, 256 and 512 bits."""
     assert isinstance(HOST, Target)
     given_case = case(channels=4, image=(13, 29), stride=stride, batch=3)
-    found = []
+    results = []
     of_target = compiled.entries
     for bits in (128, 256, 512):
         target = Target(HOST.cpu, HOST.features, bits, HOST.registers, HOST.compiler)
         monkeypatch.setattr(compiled, "entries", lambda dtype, step, target=target: of_target(dtype, step, target))
-        found.append(as_block(given_case, "native"))
-    assert found[0] == found[1] == found[2]
+        results.append(as_block(given_case, "native"))
+    assert results[0] == results[1] == results[2]
 
 
 @pytest.mark.parametrize("other", ["ograd", "inner"])
@@ -214,15 +216,15 @@ def test_the_gradient_may_overwrite_what_it_reads(other: str) -> None:
     given_case = case(image=(11, 14))
     params = params_of(given_case)
     for mode in ("numpy", "native"):
-        found = []
+        results = []
         for shares in (False, True):
             of = Arrays(given_case)
             compute(BLOCK, mode, params, *of.forward((False, False)), train=True)
             if shares:
                 of.dgrad = getattr(of, other)
             compute(BLOCK_GRADIENT, mode, params, *of.backward((False, False)), train=True)
-            found.append([array.tobytes() for array in (of.dgrad, of.wgrad, *of.vector_grads)])
-        assert found[0] == found[1], mode
+            results.append([array.tobytes() for array in (of.dgrad, of.wgrad, *of.vector_grads)])
+        assert results[0] == results[1], mode
 
 
 @pytest.mark.parametrize(
@@ -246,8 +248,8 @@ def test_other_convolutions_are_refused(changes: dict[str, Any], reason: str) ->
     grid = layer.infer_shape(
         params["layer"], [of.data.shape, None, None][: 2 + (not params["layer"]["no_bias"])], [None]
     )
-    made = TensorSpec(grid[1][0], of.data.dtype)  # type: ignore[arg-type]
-    outputs = [made, made, *[inputs[1]] * 4]
+    result = TensorSpec(grid[1][0], of.data.dtype)  # type: ignore[arg-type]
+    outputs = [result, result, *[inputs[1]] * 4]
     choice = implementations.choose(BLOCK, params, inputs, outputs, "native")
     assert choice.implementation.name == "numpy"
     assert reason in choice.reason

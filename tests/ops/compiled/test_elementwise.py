@@ -37,10 +37,10 @@ def parts_of(name: str) -> tuple[Any, dict[str, Any], int]:
 
 def values(count: int, dtype: Any, seed: int) -> Any:
     """Return numbers of every kind, shuffled: zeros of both signs, infinities, NaN, subnormal and normal numbers."""
-    found = np.random.default_rng(seed).standard_normal(count).astype(dtype)
+    actual = np.random.default_rng(seed).standard_normal(count).astype(dtype)
     for k, special in enumerate((0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, -0.5, 1.7)):
-        found[k::31] = special
-    return np.random.default_rng(seed + 1).permutation(found)
+        actual[k::31] = special
+    return np.random.default_rng(seed + 1).permutation(actual)
 
 
 def same_bits(a: Any, b: Any) -> None:
@@ -57,21 +57,21 @@ def same_bits(a: Any, b: Any) -> None:
 def test_a_compiled_formula_has_the_bits_of_numpy(name, dtype):
     """The result and every state, for special values, a size that is no multiple of a vector, and a part of it."""
     op, params, count = parts_of(name)
-    found = formulas.recorded(
+    actual = formulas.recorded(
         [(op.forward, params, range(count), [count])], count + 1, np.dtype(dtype), given=range(count)
     )
-    assert found is not None
+    assert actual is not None
     inputs = [values(333, dtype, seed) for seed in range(count)]
-    given, made = [a.copy() for a in inputs], [a.copy() for a in inputs]
-    given.append(np.full(333, 7, dtype))
-    made.append(np.full(333, 7, dtype))
+    arguments, result = [a.copy() for a in inputs], [a.copy() for a in inputs]
+    arguments.append(np.full(333, 7, dtype))
+    result.append(np.full(333, 7, dtype))
     with np.errstate(all="ignore"):
-        op.forward(OpContext(np, workspace=np.empty(1 << 16, np.uint8)), params, given[:-1], given[-1:])
-    run = elementwise.compiled(found, np.dtype(dtype))
-    run(made, 0, 64)
-    assert (made[-1][64:] == 7).all()
-    run(made, 64, 333)
-    for a, b in zip(given, made, strict=True):
+        op.forward(OpContext(np, workspace=np.empty(1 << 16, np.uint8)), params, arguments[:-1], arguments[-1:])
+    run = elementwise.compiled(actual, np.dtype(dtype))
+    run(result, 0, 64)
+    assert (result[-1][64:] == 7).all()
+    run(result, 64, 333)
+    for a, b in zip(arguments, result, strict=True):
         same_bits(a, b)
 
 
@@ -92,10 +92,10 @@ def test_only_one_float_dtype_is_recorded():
 
 def test_formulas_share_code_whatever_their_constants():
     """A rate that changes at every step does not recompile."""
-    made = []
+    result = []
     for rate in (0.1, 0.2):
         op = registry.get("sgd_mom_update")
         params = registry.parse_params(op, {"lr": rate, "momentum": 0.9, "wd": rate})
-        made.append(formulas.recorded([(op.forward, params, range(3), [3])], 4, np.dtype(np.float32), given=range(3)))
-    assert made[0].formula == made[1].formula
-    assert made[0].constants != made[1].constants
+        result.append(formulas.recorded([(op.forward, params, range(3), [3])], 4, np.dtype(np.float32), given=range(3)))
+    assert result[0].formula == result[1].formula
+    assert result[0].constants != result[1].constants

@@ -53,10 +53,10 @@ def layer(case: dict[str, Any], mode: str = "native") -> list[Any]:
     """Output, and gradients of data, weight and bias."""
     data, weight, bias, ograd = arrays(case)
     params = registry.parse_params(OP, {"num_hidden": case["hidden"], "no_bias": case["no_bias"]})
-    rest = [] if case["no_bias"] else [bias]
+    remaining = [] if case["no_bias"] else [bias]
     return [
-        *computed(OP, params, [data, weight, *rest], [ograd], mode),
-        *computed(BACK, params, [ograd, data, weight], [data, weight, *rest], mode),
+        *computed(OP, params, [data, weight, *remaining], [ograd], mode),
+        *computed(BACK, params, [ograd, data, weight], [data, weight, *remaining], mode),
     ]
 
 
@@ -194,8 +194,8 @@ def test_scratch_is_a_small_share_of_a_layer():
     assert (
         choose(OP, params, [data, weight], [out], "native").implementation.workspace(params, [data, weight], [out]) == 0
     )
-    given = [out, data, weight]
-    need = choose(BACK, params, given, given[1:], "native").implementation.workspace(params, given, given[1:])
+    inputs = [out, data, weight]
+    need = choose(BACK, params, inputs, inputs[1:], "native").implementation.workspace(params, inputs, inputs[1:])
     assert 0 < need <= 4 * (4096 * 4096 * 4 // 32)
 
 
@@ -208,12 +208,12 @@ def test_gradients_of_layers_with_one_weight(no_bias: bool, whole: bool, dtype: 
     data, weight, bias, ograd = arrays(case)
     want = layer(case)[1:]
     params = {**registry.parse_params(OP, {"num_hidden": 24, "no_bias": no_bias}), "count": count, "whole": whole}
-    given = [*np.split(ograd, count), *np.split(data, count), *([weight] if whole else [])]
+    inputs = [*np.split(ograd, count), *np.split(data, count), *([weight] if whole else [])]
     like = [weight, *([] if no_bias else [bias]), *(np.split(data, count) if whole else [])]
-    got = computed(SHARED_GRADIENT, params, given, like)
+    got = computed(SHARED_GRADIENT, params, inputs, like)
     if whole:
         head = 1 if no_bias else 2
         assert np.concatenate(got[head:]).tobytes() == want[0].tobytes()
         got = got[:head]
-    for one, other in zip(got, want[1:], strict=True):
-        assert one.tobytes() == other.tobytes()
+    for one, second in zip(got, want[1:], strict=True):
+        assert one.tobytes() == second.tobytes()

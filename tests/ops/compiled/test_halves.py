@@ -61,10 +61,10 @@ def run(layer: Any, params: dict[str, Any], shape: tuple[int, ...], dtype: str, 
 def test_random_layers_are_rounded_once(one: tuple[Any, dict[str, Any], tuple[int, ...]]) -> None:
     """Every result is as near to float64 as one rounding to float16 allows, or as NumPy's."""
     layer, params, shape = one
-    found = run(layer, params, shape, "float16", "native")
+    actual = run(layer, params, shape, "float16", "native")
     exact = run(layer, params, shape, "float64", "numpy")
     plain = run(layer, params, shape, "float16", "numpy")
-    for got, wanted, numpy_s in zip(found, exact, plain, strict=True):
+    for got, wanted, numpy_s in zip(actual, exact, plain, strict=True):
         most = np.abs(wanted).max() + 1e-9
         noise = np.abs(numpy_s - wanted).max() / most
         assert np.abs(got - wanted).max() / most <= max(6e-4, 1.1 * noise)

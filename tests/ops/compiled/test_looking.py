@@ -15,23 +15,23 @@ from weftplan.ops.compiled.target import host
 def look():
     """Return the polling function, if the processor has the instructions."""
     host()
-    found = polling.look()
-    if found is None:
+    actual = polling.look()
+    if actual is None:
         pytest.skip("nothing looks without the interpreter here")
-    return found
+    return actual
 
 
 def words(*values):
     """Return words in memory, followed by a box, and their address."""
-    made = (ctypes.c_int64 * (len(values) + 3))(*values)
-    return made, ctypes.addressof(made)
+    result = (ctypes.c_int64 * (len(values) + 3))(*values)
+    return result, ctypes.addressof(result)
 
 
 def test_nobody_changes_anything(look):
     """It ends all the same, and writes nothing."""
-    made, start = words(7, 7, 3, 3)
+    result, start = words(7, 7, 3, 3)
     look(start)
-    assert list(made) == [7, 7, 3, 3, 0, 0, 0]
+    assert list(result) == [7, 7, 3, 3, 0, 0, 0]
 
 
 def test_changed_before(look):
@@ -42,12 +42,12 @@ def test_changed_before(look):
 
 def test_changed_meanwhile(look):
     """It ends with the change, which another thread can make, since the interpreter is free."""
-    made, start = words(7, 7, 1 << 62, 100)
+    result, start = words(7, 7, 1 << 62, 100)
     thread = threading.Thread(target=look, args=(start,), daemon=True)
     thread.start()
     thread.join(0.05)
     assert thread.is_alive()
-    made[0] += 1
+    result[0] += 1
     thread.join(60)
     assert not thread.is_alive()
 
@@ -99,10 +99,10 @@ def test_nobody_helps(look):
 
 def test_who_looks_takes_parts(look):
     """Two threads that wait for each other end; each part is done once; and looks go on until the word changes."""
-    made, start = words(7, 7, 1 << 62, 0)
+    result, start = words(7, 7, 1 << 62, 0)
     thread = threading.Thread(target=look, args=(start,), daemon=True)
     thread.start()
-    while made[4] != LOOKS:
+    while result[4] != LOOKS:
         thread.join(1e-3)
     for _ in range(20):
         parts = Parts(6, 2, meet=2)
@@ -110,22 +110,22 @@ def test_who_looks_takes_parts(look):
         assert sorted(number for number, _, _ in parts.seen) == list(range(6))
         rooms = {(room, ident == threading.get_ident()) for _, room, ident in parts.seen}
         assert rooms == {(0, True), (1, False)}
-        assert made[4] == LOOKS
-    made[0] += 1
+        assert result[4] == LOOKS
+    result[0] += 1
     thread.join(60)
     assert not thread.is_alive()
-    assert made[4] == AWAY
+    assert result[4] == AWAY
 
 
 @pytest.mark.parametrize("state", [AWAY, LOOKS])
 def test_who_does_not_come_is_not_waited_for(look, state):
     """A thread that stopped polling gets no parts, and parts that no thread has begun are taken back."""
-    made, start = words(7, 7, 1 << 62, 0)
-    made[4] = state
+    result, start = words(7, 7, 1 << 62, 0)
+    result[4] = state
     parts = Parts(3, 2)
     parts.shared.run([start])
     assert [number for number, _, _ in parts.seen] == [0, 1, 2]
-    assert made[4] == state
+    assert result[4] == state
 
 
 def test_handed_over_at_the_end_of_looks(look):
@@ -136,7 +136,7 @@ def test_handed_over_at_the_end_of_looks(look):
     looks       away
     owner                                does parts; waits for no thread
     """
-    made, start = words(7, 7, 0, 0)  # no turns: it leaves at once
+    result, start = words(7, 7, 0, 0)  # no turns: it leaves at once
     for _ in range(200):
         parts = Parts(4, 2)
         thread = threading.Thread(target=look, args=(start,), daemon=True)
@@ -145,4 +145,4 @@ def test_handed_over_at_the_end_of_looks(look):
         thread.join(60)
         assert not thread.is_alive()
         assert sorted(number for number, _, _ in parts.seen) == [0, 1, 2, 3]
-        assert made[4] == AWAY
+        assert result[4] == AWAY

@@ -34,21 +34,21 @@ def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Return the fake measurements, by implementation; ``calls`` counts the measurements."""
-    found = {"numpy": 2.0, "native": 1.0, "calls": 0.0}
+    by_name = {"numpy": 2.0, "native": 1.0, "calls": 0.0}
 
     def fake(*_: Any, choices: list[Implementation]) -> dict[str, float]:
-        found["calls"] += 1
-        return {one.name: found[one.name] for one in choices}
+        by_name["calls"] += 1
+        return {one.name: by_name[one.name] for one in choices}
 
     monkeypatch.setattr(autotune, "_measured", fake)
-    return found
+    return by_name
 
 
 def choice(tune: int, **settings: Any) -> Choice:
     """The choice for one convolution."""
     op = registry.get("Convolution")
-    given = {"kernel": (3, 3), "num_filter": 4, "no_bias": True, **settings}
-    params = registry.parse_params(op, given)
+    inputs = {"kernel": (3, 3), "num_filter": 4, "no_bias": True, **settings}
+    params = registry.parse_params(op, inputs)
     first = choose(op, params, [DATA, WEIGHT], [OUT], "auto")
     return autotune.tuned(op, params, [DATA, WEIGHT], [OUT], tune=tune, given=first)
 
@@ -156,8 +156,8 @@ def test_the_variable_reaches_a_bound_graph(kept: Path, monkeypatch: pytest.Monk
         results.append([executor.outputs[0].asnumpy(), *(g.asnumpy() for g in executor.grad_arrays)])
         assert ("(measured)" in executor.debug_str()) == (value != "0")
     assert len(list(kept.glob("*/*"))) >= 4, "four calls; compiled objects, too, unless this process has them already"
-    for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
+    for second in results[1:]:
+        for a, b in zip(results[0], second, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
 

@@ -47,18 +47,18 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many parts each call was cut into, those of one left out."""
-    found: list[int] = []
+    results: list[int] = []
     split = core_sharing.split
 
     def noting(work: Any, count: int) -> None:
         if count > 1:
-            found.append(count)
+            results.append(count)
         split(work, count)
 
     monkeypatch.setattr(core_sharing, "split", noting)
     # Where a helper looks at that very moment, it would be handed its parts without a split.
     monkeypatch.setattr(parts, "with_lookers", lambda run, most, all_or_none: False)
-    return found
+    return results
 
 
 def convolution(rng: random.Random) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -112,9 +112,9 @@ def step(seed: int) -> bytes:
         array[:] = rng.normal(0, 1, array.shape)
     out = executor.forward(is_train=True)[0].asnumpy()
     executor.backward([mx.nd.array(rng.normal(0, 1, out.shape), dtype=dtype)])
-    found = [out, *(one.asnumpy() for one in (*executor.grad_arrays, *executor.aux_arrays))]
+    actual = [out, *(one.asnumpy() for one in (*executor.grad_arrays, *executor.aux_arrays))]
     assert executor.allocated_bytes == executor.memory_plan.peak
-    return b"".join(one.tobytes() for one in found)
+    return b"".join(one.tobytes() for one in actual)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def step(seed: int) -> bytes:
 )
 def test_same_bits_in_parts(monkeypatch: pytest.MonkeyPatch, cuts: list[int], first: int) -> None:
     """Random layers cut into parts give the bits of uncut layers, on every engine and with one to four cores."""
-    found = {}
+    by_name = {}
     ways: list[tuple[str, dict[str, Any], int]] = [
         ("NaiveEngine", {}, 4),
         *(("ThreadedEnginePerDevice", {}, count) for count in (1, 2, 3, 4)),
@@ -133,14 +133,14 @@ def test_same_bits_in_parts(monkeypatch: pytest.MonkeyPatch, cuts: list[int], fi
         monkeypatch.setattr(core_sharing, "usable_cores", lambda count=count: count)
         engine = mx.engine.create(kind, **options)
         with mx.engine.using(engine):
-            found[kind, count, *options] = [step(seed) for seed in range(first, first + 10)]
+            by_name[kind, count, *options] = [step(seed) for seed in range(first, first + 10)]
         engine.stop()
     assert cuts
     whole(monkeypatch)
     cuts.clear()
     want = [step(seed) for seed in range(first, first + 10)]
     assert not cuts
-    for way, got in found.items():
+    for way, got in by_name.items():
         assert [first + k for k in range(10) if got[k] != want[k]] == [], way
 
 
@@ -186,7 +186,7 @@ def test_scratch_is_a_small_share_of_a_training_plan() -> None:
 
 def test_parts_share_packed_weights_and_copied_images(cuts: list[int]) -> None:
     """Weights that several threads packed, and images that one thread copied, give the bits of uncut calls."""
-    found = []
+    results = []
     for is_whole in (False, True):
         with pytest.MonkeyPatch.context() as patch:
             if is_whole:
@@ -202,10 +202,10 @@ def test_parts_share_packed_weights_and_copied_images(cuts: list[int]) -> None:
             out = bound.forward(is_train=True)[0]
             bound.backward(mx.nd.array(rng.standard_normal(out.shape)))
             arrays: list[Any] = [out, *bound.grad_arrays]
-            found.append([one.asnumpy().tobytes() for one in arrays])
+            results.append([one.asnumpy().tobytes() for one in arrays])
             mx.nd.waitall()
             assert is_whole or cuts
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -182,8 +182,8 @@ def test_who_computes(shape: tuple[int, ...], filters: int, more: dict[str, Any]
     params = registry.parse_params(op, {"kernel": (1, 1), "num_filter": filters, "no_bias": True, **more})
     ins = [TensorSpec(shape, F32), TensorSpec((filters, shape[1] // more.get("num_group", 1), 1, 1), F32)]
     outs = [TensorSpec((shape[0], filters, *shape[2:]), F32)]
-    found = choose(op, params, ins, outs, "auto")
-    assert found.implementation.name == name
+    actual = choose(op, params, ins, outs, "auto")
+    assert actual.implementation.name == name
     if name == "native":
         one = Pass(shape[0], shape[1], filters, shape[2] * shape[3], 4, False)
-        assert found.implementation.workspace(params, ins, outs) == one.nbytes
+        assert actual.implementation.workspace(params, ins, outs) == one.nbytes

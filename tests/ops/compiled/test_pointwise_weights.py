@@ -25,9 +25,9 @@ pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kern
 
 def pass_of(geo: Geometry) -> Pass:
     """The pass that takes this geometry."""
-    found = weight_pass(sizes(geo))
-    assert found is not None
-    return found
+    actual = weight_pass(sizes(geo))
+    assert actual is not None
+    return actual
 
 
 def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
@@ -133,6 +133,6 @@ def test_a_chain_is_a_sum_in_the_order_of_pixels():
 def test_who_computes(changes: dict[str, Any], taken: bool):
     """One group with enough channels and filters, without padding; it needs no scratch."""
     geo = geometry_of(plain(**{"channels": 64, "filters": 64, "image": (9, 9), **changes}))
-    found = weight_pass(sizes(geo))
-    assert (found is not None) == taken
-    assert found is None or convolution._weight_scratch(sizes(geo)).nbytes == 0
+    actual = weight_pass(sizes(geo))
+    assert (actual is not None) == taken
+    assert actual is None or convolution._weight_scratch(sizes(geo)).nbytes == 0

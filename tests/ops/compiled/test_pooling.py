@@ -26,10 +26,10 @@ def compute(name: str, mode: str, params: dict[str, Any], inputs: list[Any], out
     """Fill ``out`` with the implementation that a mode chooses, given exactly its scratch; returns its name."""
     op = registry.get(name)
     ins, outs = [TensorSpec(a.shape, a.dtype) for a in inputs], [TensorSpec(out.shape, out.dtype)]
-    found = implementations.choose(op, params, ins, outs, mode).implementation
-    workspace = np.full(found.workspace(params, ins, outs), 0xFF, np.uint8)
-    found.kernel(OpContext(np, workspace=workspace, is_train=True), params, inputs, [out])
-    return found.name
+    actual = implementations.choose(op, params, ins, outs, mode).implementation
+    workspace = np.full(actual.workspace(params, ins, outs), 0xFF, np.uint8)
+    actual.kernel(OpContext(np, workspace=workspace, is_train=True), params, inputs, [out])
+    return actual.name
 
 
 @st.composite
@@ -90,13 +90,13 @@ def test_values_are_those_of_numpy(given_case: dict[str, Any]) -> None:
     if min(shape) < 1:
         return  # "full" and "same" know windows of more than the image alone
     ograd = rng.normal(size=shape).astype(x.dtype)
-    found = {}
+    by_name = {}
     for mode in ("numpy", "native"):
         y, dx = np.full(shape, 7, x.dtype), np.full(x.shape, 7, x.dtype)
         assert compute("Pooling", mode, params, [x], y) == mode
         assert compute("_backward_Pooling", mode, params, [ograd, x, y], dx) == mode
-        found[mode] = y, dx
-    for got, expected in zip(found["native"], found["numpy"], strict=True):
+        by_name[mode] = y, dx
+    for got, expected in zip(by_name["native"], by_name["numpy"], strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
@@ -119,14 +119,14 @@ def test_averages_and_sums_are_those_of_numpy(given_case: dict[str, Any], kind: 
     assert shape is not None
     if min(shape) < 1:
         return
-    found = {}
+    by_name = {}
     for mode in ("numpy", "native"):
-        found[mode] = np.full(shape, 7, x.dtype)
+        by_name[mode] = np.full(shape, 7, x.dtype)
         with np.errstate(invalid="ignore"):
-            assert compute("Pooling", mode, params, [x], found[mode]) == mode
-    np.testing.assert_array_equal(found["native"], found["numpy"])
-    known = ~np.isnan(found["numpy"])
-    np.testing.assert_array_equal(np.signbit(found["native"])[known], np.signbit(found["numpy"])[known])
+            assert compute("Pooling", mode, params, [x], by_name[mode]) == mode
+    np.testing.assert_array_equal(by_name["native"], by_name["numpy"])
+    known = ~np.isnan(by_name["numpy"])
+    np.testing.assert_array_equal(np.signbit(by_name["native"])[known], np.signbit(by_name["numpy"])[known])
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
@@ -137,7 +137,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(step: int) -> None:
     x = rng.choice(np.array([0, 1, 2], np.float32), size=(2, 9, 40))
     columns = (40 - 3) // step + 1
     ograd = rng.normal(size=(2, 4, columns)).astype(np.float32)
-    found = []
+    results = []
     for bits in (128, 256, 512):
         target = Target(HOST.cpu, HOST.features, bits, HOST.registers, HOST.compiler)
         y, dx, buffer = np.empty_like(ograd), np.empty_like(x), np.empty((2, 256), np.float32)
@@ -149,10 +149,10 @@ def test_bits_do_not_depend_on_the_width_of_vectors(step: int) -> None:
         words = np.array([values.get(name, 0) for name in pooling_kernels.WORDS], np.int64)
         for name in ("forward", "backward"):
             pooling.entries(x.dtype, step, target)[name](address(words))
-        found.append(y.tobytes() + dx.tobytes())
+        results.append(y.tobytes() + dx.tobytes())
     assert y.max() == 2
     assert dx.any()
-    assert found[0] == found[1] == found[2]
+    assert results[0] == results[1] == results[2]
 
 
 def test_planes_are_shared_by_cores_with_the_same_bits(monkeypatch: pytest.MonkeyPatch, always_cut: None) -> None:
@@ -171,13 +171,13 @@ def test_planes_are_shared_by_cores_with_the_same_bits(monkeypatch: pytest.Monke
     )
     rng = np.random.default_rng(3)
     x = rng.choice(np.array([0, 1, 2], np.float32), size=(3, 5, 21, 20))
-    found = []
+    results = []
     for mode in ("numpy", "native"):
         y, dx = np.empty((3, 5, 11, 10), np.float32), np.empty_like(x)
         compute("Pooling", mode, params, [x], y)
         compute("_backward_Pooling", mode, params, [y, x, y], dx)
-        found.append(y.tobytes() + (dx + 0).tobytes())  # a zero of either sign
-    assert found[0] == found[1]
+        results.append(y.tobytes() + (dx + 0).tobytes())  # a zero of either sign
+    assert results[0] == results[1]
     assert parts[-2:] == [4, 4]
 
 

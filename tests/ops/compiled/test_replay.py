@@ -42,11 +42,11 @@ def bound() -> Any:
 def run(executor: Any, data: Any, *, train: bool) -> list[bytes]:
     """Outputs and gradients of a run on ``data``."""
     out = executor.forward(is_train=train, data=data)[0]
-    found = [out]
+    actual = [out]
     if train:
         executor.backward(mx.nd.ones(out.shape))
-        found += executor.grad_arrays
-    return [one.asnumpy().tobytes() for one in found]
+        actual += executor.grad_arrays
+    return [one.asnumpy().tobytes() for one in actual]
 
 
 def test_later_runs_settle_nothing_and_see_new_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,25 +68,25 @@ def test_later_runs_settle_nothing_and_see_new_data(monkeypatch: pytest.MonkeyPa
     assert run(moving, second, train=True) == wanted
     for name, array in moving.aux_dict.items():  # they have seen more data
         array.copyto(fresh.aux_dict[name])
-    again = run(moving, second, train=False)
+    repeated = run(moving, second, train=False)
     monkeypatch.undo()
-    assert again == run(fresh, second, train=False)
+    assert repeated == run(fresh, second, train=False)
 
 
 def test_a_call_is_made_when_it_is_first_called() -> None:
     """Binding settles nothing, since compiling would make it slow; the scratch of one call is that of all."""
-    made: list[int] = []
+    result: list[int] = []
 
     def make(ctx: Any, params: Any, inputs: Any, outputs: Any) -> Any:
-        made.append(len(made))
-        return lambda: outputs.append(made[-1])
+        result.append(len(result))
+        return lambda: outputs.append(result[-1])
 
     kernel = replay.RepeatedKernel(make)
     outputs: list[Any] = []
     call = kernel.on(None, {}, [], outputs)  # type: ignore[arg-type]
-    assert not made
+    assert not result
     call()
     call()
-    assert (made, outputs) == ([0], [0, 0])
+    assert (result, outputs) == ([0], [0, 0])
     kernel(None, {}, [], outputs)  # type: ignore[arg-type]
-    assert (made, outputs) == ([0, 1], [0, 0, 1])
+    assert (result, outputs) == ([0, 1], [0, 0, 1])

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.skipif(isinstance(host(), str), reason=str(host()))
 def arrays(count: int, size: int, dtype: str) -> list[np.ndarray]:
     """Arrays whose sum depends on the order, with infinities and a NaN among them; each begins on a line."""
     rng = np.random.default_rng(count * 100 + size)
-    made = []
+    result = []
     for _ in range(count):
         room = np.empty(size + 64, dtype)
         begin = -room.ctypes.data % 64 // room.itemsize
         room[begin : begin + size] = rng.standard_normal(size) * 10.0 ** rng.integers(-4, 5, size)
-        made.append(room[begin : begin + size])
-    made[0][size // 2], made[-1][size // 3], made[0][0] = np.inf, -np.inf, np.nan
-    return made
+        result.append(room[begin : begin + size])
+    result[0][size // 2], result[-1][size // 3], result[0][0] = np.inf, -np.inf, np.nan
+    return result
 
 
 def added(xs: list[np.ndarray], *, grouped: bool) -> np.ndarray:

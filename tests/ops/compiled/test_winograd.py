@@ -158,14 +158,14 @@ def test_parts_have_rooms_of_their_own(monkeypatch: pytest.MonkeyPatch, always_c
 
     def each_in_its_room(work: Callable[[int, int], None], count: int) -> None:
         counts.append(count)
-        made, left = np.zeros(room.size, dtype=bool), room.copy()
+        result, left = np.zeros(room.size, dtype=bool), room.copy()
         for part in range(count):
-            room[made] = 0xFF  # duplicates show: other parts' results are overwritten first
+            room[result] = 0xFF  # duplicates show: other parts' results are overwritten first
             before = room.copy()
             work(part, part)
             written = room != before
-            assert not (written & made).any(), "two parts write the same bytes"
-            made |= written
+            assert not (written & result).any(), "two parts write the same bytes"
+            result |= written
             left[written] = room[written]
         room[:] = left
 
@@ -206,12 +206,12 @@ def test_code_for_avx512_compiles():
 def chosen_name(channels: int, filters: int, batch: int, image: tuple[int, int], **settings: Any) -> str:
     """Return the name of a convolution's implementation, as reports show it."""
     op = registry.get("Convolution")
-    given = {"kernel": (3, 3), "pad": (1, 1), "num_filter": filters, "no_bias": True, **settings}
-    params = registry.parse_params(op, given)
+    inputs = {"kernel": (3, 3), "pad": (1, 1), "num_filter": filters, "no_bias": True, **settings}
+    params = registry.parse_params(op, inputs)
     dtype = F32
     data = TensorSpec((batch, channels, *image), dtype)
     groups, stride = params["num_group"], params["stride"] or (1, 1)
-    weight = TensorSpec((filters, channels // groups, *given["kernel"]), dtype)
+    weight = TensorSpec((filters, channels // groups, *inputs["kernel"]), dtype)
     out = TensorSpec((batch, filters, *(-(-e // t) for e, t in zip(image, stride, strict=True))), dtype)
     return choose(op, params, [data, weight], [out], "auto").text
 
@@ -253,5 +253,5 @@ def test_a_network_is_computed_so_on_every_engine():
         with mx.engine.using(engine):
             assert trained(PlanOptions())[0] == expected
         engine.stop()
-    for one, other in zip(expected, trained(PlanOptions(kernels="numpy"))[0], strict=True):
-        np.testing.assert_allclose(np.frombuffer(one, F32), np.frombuffer(other, F32), rtol=1e-3, atol=1e-3)
+    for one, second in zip(expected, trained(PlanOptions(kernels="numpy"))[0], strict=True):
+        np.testing.assert_allclose(np.frombuffer(one, F32), np.frombuffer(second, F32), rtol=1e-3, atol=1e-3)

@@ -106,9 +106,9 @@ def add_sizes(nodes, seen, known):
         prefix, after = node["name"] + "_", following.get(id(node), "\0") + "_"
         sizes = []
         while at < len(seen) and seen[at][0].startswith(prefix):
-            rest = seen[at][0][len(prefix) :]
+            remaining = seen[at][0][len(prefix) :]
             longer_next = after.startswith(prefix) and seen[at][0].startswith(after)
-            if sizes and (rest in ("output", "output0") or longer_next):
+            if sizes and (remaining in ("output", "output0") or longer_next):
                 break
             sizes.append(math.prod(seen[at][1]))
             at += 1

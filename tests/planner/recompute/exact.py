@@ -30,7 +30,7 @@ def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: floa
     horizon = count + len(backward) * width + 1
     # Forward step k happens at time k; backward step b at start + b * width + count, its twins (rank r) at … + r.
     backward_at = {nid: start_of_backward + b * width + count for b, nid in enumerate(backward)}
-    again = {nid: model.new_bool_var(f"again{nid}") for nid in tape.repeatable}
+    repeated = {nid: model.new_bool_var(f"again{nid}") for nid in tape.repeatable}
     block = {nid: model.new_int_var(0, len(backward) - 1, f"block{nid}") for nid in tape.repeatable}
     when = {nid: start_of_backward + block[nid] * width + place[nid] for nid in tape.repeatable}
 
@@ -49,25 +49,25 @@ def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: floa
         used: list[Any] = []
         for e in tape.outputs[nid]:
             for b in readers_backward.get(e, []):
-                model.add(block[nid] <= b).only_enforce_if(again[nid])
+                model.add(block[nid] <= b).only_enforce_if(repeated[nid])
                 here = model.new_bool_var("")
                 model.add(block[nid] == b).only_enforce_if(here)
                 due.append(here)
                 used.append(True)
             for reader in readers_forward.get(e, []):
-                if reader in again:
+                if reader in repeated:
                     both = model.new_bool_var("")
-                    model.add_bool_and([again[nid], again[reader]]).only_enforce_if(both)
-                    model.add_bool_or([~again[nid], ~again[reader], both])
+                    model.add_bool_and([repeated[nid], repeated[reader]]).only_enforce_if(both)
+                    model.add_bool_or([~repeated[nid], ~repeated[reader], both])
                     model.add(block[nid] <= block[reader]).only_enforce_if(both)
                     here = model.new_bool_var("")
                     model.add(block[nid] == block[reader]).only_enforce_if(here)
                     model.add_implication(here, both)
                     due.append(here)
         if due:
-            model.add_bool_or(due).only_enforce_if(again[nid])
+            model.add_bool_or(due).only_enforce_if(repeated[nid])
         else:
-            model.add(again[nid] == 0)
+            model.add(repeated[nid] == 0)
 
     intervals: list[Any] = []
     demands: list[int] = []
@@ -94,20 +94,20 @@ def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: floa
                 continue
             first = [place[nid]] + [place[reader] for reader in readers_forward.get(e, [])]
             late = [start_of_backward + b * width + count for b in readers_backward.get(e, [])]
-            twins = [reader for reader in readers_forward.get(e, []) if reader in again]
-            if nid in again:
-                kept = [(~again[nid], time) for time in late]
+            twins = [reader for reader in readers_forward.get(e, []) if reader in repeated]
+            if nid in repeated:
+                kept = [(~repeated[nid], time) for time in late]
                 for reader in twins:
                     only = model.new_bool_var("")
-                    model.add_bool_and([~again[nid], again[reader]]).only_enforce_if(only)
-                    model.add_bool_or([again[nid], ~again[reader], only])
+                    model.add_bool_and([~repeated[nid], repeated[reader]]).only_enforce_if(only)
+                    model.add_bool_or([repeated[nid], ~repeated[reader], only])
                     kept.append((only, when[reader]))
                 alive(place[nid], [*first, *kept], program.nbytes[e])
-                second = [*late, *[(again[reader], when[reader]) for reader in twins]]
+                second = [*late, *[(repeated[reader], when[reader]) for reader in twins]]
                 if second:
-                    alive(when[nid], second, program.nbytes[e], again[nid])
+                    alive(when[nid], second, program.nbytes[e], repeated[nid])
             else:
-                ends = [*first, *late, *[(again[reader], when[reader]) for reader in twins]]
+                ends = [*first, *late, *[(repeated[reader], when[reader]) for reader in twins]]
                 alive(place[nid], [*ends, *([horizon - 1] if e in outputs else [])], program.nbytes[e])
     for nid in backward:
         for e in tape.outputs[nid]:
@@ -115,7 +115,7 @@ def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: floa
                 ends = [backward_at[nid], *[start_of_backward + b * width + count for b in readers_backward[e]]]
                 alive(backward_at[nid], ends, program.nbytes[e])
     model.add_cumulative(intervals, demands, budget)
-    model.minimize(sum(ticks[nid] * again[nid] for nid in tape.repeatable))
+    model.minimize(sum(ticks[nid] * repeated[nid] for nid in tape.repeatable))
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = 1

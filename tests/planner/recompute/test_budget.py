@@ -29,8 +29,8 @@ def test_time_never_rises_with_the_budget_and_the_peak_never_exceeds_it(
 ) -> None:
     """Budgets from the smallest that works to the plain peak, each planned on its own."""
     symbol = nets.conv(2)
-    made = training(symbol, SHAPES, strategy=strategy, fusion=False)
-    peak = made.planned.memory.peak
+    result = training(symbol, SHAPES, strategy=strategy, fusion=False)
+    peak = result.planned.memory.peak
     with pytest.raises(BudgetError) as refused:
         plan_symbol(symbol, SHAPES, grad_req="write", options=PlanOptions(strategy=strategy, fusion=False, budget=1))
     smallest = int(re.search(r"smallest budget found that works is (\d+)", str(refused.value)).group(1))  # type: ignore[union-attr]
@@ -43,7 +43,7 @@ def test_time_never_rises_with_the_budget_and_the_peak_never_exceeds_it(
         plan = plan_symbol(symbol, SHAPES, grad_req="write", options=options)
         validate(plan)
         assert plan.memory.peak <= budget
-        seconds = repeated_seconds(made, plan)
+        seconds = repeated_seconds(result, plan)
         assert before is None or seconds <= before
         before = seconds
         times.add(seconds)
@@ -115,23 +115,23 @@ def test_cheap_keeps_its_share_of_time(training: Any, nets: Any) -> None:
     """At most five percent of the modelled step; less memory all the same."""
     symbol = nets.conv(4, filters=32, dropout=0)
     shapes = {"data": (16, 32, 24, 24), "softmax_label": (16,)}
-    made = training(symbol, shapes, fusion=False)
+    result = training(symbol, shapes, fusion=False)
     plan = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(recompute="cheap", fusion=False))
-    assert 0.0 < repeated_seconds(made, plan) <= 0.05 * made.tape().step_seconds
-    assert plan.memory.peak < 0.9 * made.planned.memory.peak
+    assert 0.0 < repeated_seconds(result, plan) <= 0.05 * result.tape().step_seconds
+    assert plan.memory.peak < 0.9 * result.planned.memory.peak
 
 
 def test_measured_times_replace_modelled_ones(training: Any, nets: Any) -> None:
     """By name, for the twin as for the node; nonsense is refused."""
-    made = training(nets.conv(2), SHAPES)
-    seconds = node_seconds(made.program, {"relu0": 7.0})
-    where = {node.name: nid for nid, node in enumerate(made.program.graph.nodes)}
+    result = training(nets.conv(2), SHAPES)
+    seconds = node_seconds(result.program, {"relu0": 7.0})
+    where = {node.name: nid for nid, node in enumerate(result.program.graph.nodes)}
     assert seconds[where["relu0"]] == 7.0
     assert seconds[where["relu1"]] < 1.0
     assert seconds[where["data"]] == 0.0
     for bad in (-1.0, float("nan")):
         with pytest.raises(PlanError, match="measured time of 'relu0'"):
-            node_seconds(made.program, {"relu0": bad})
+            node_seconds(result.program, {"relu0": bad})
 
 
 def test_convolutions_cost_their_arithmetic(training: Any, nets: Any) -> None:
@@ -139,9 +139,9 @@ def test_convolutions_cost_their_arithmetic(training: Any, nets: Any) -> None:
     shapes = {"data": (16, 64, 32, 32), "softmax_label": (16,)}
     times = {}
     for filters in (64, 128):
-        made = training(nets.conv(1, filters=filters, dropout=0), shapes)
-        where = {node.name: nid for nid, node in enumerate(made.program.graph.nodes)}
-        seconds = node_seconds(made.program)
+        result = training(nets.conv(1, filters=filters, dropout=0), shapes)
+        where = {node.name: nid for nid, node in enumerate(result.program.graph.nodes)}
+        seconds = node_seconds(result.program)
         times[filters] = seconds[where["conv0"]]
         assert seconds[where["conv0_backward"]] == pytest.approx(2 * times[filters], rel=0.01)
         assert seconds[where["relu0"]] < 0.2 * times[filters]
@@ -192,7 +192,7 @@ def test_pooling_costs_its_window(training: Any) -> None:
     times = []
     for side in (2, 3):
         x = sym.Pooling(sym.Variable("data"), kernel=(side, side), stride=(1, 1), pool_type="max", name="pool")
-        made = training(sym.MakeLoss(sym.sum(x * x), name="loss"), {"data": (8, 16, 64, 64)})
-        where = {node.name: nid for nid, node in enumerate(made.program.graph.nodes)}
-        times.append(node_seconds(made.program)[where["pool"]])
+        result = training(sym.MakeLoss(sym.sum(x * x), name="loss"), {"data": (8, 16, 64, 64)})
+        where = {node.name: nid for nid, node in enumerate(result.program.graph.nodes)}
+        times.append(node_seconds(result.program)[where["pool"]])
     assert times[1] > 1.5 * times[0]

@@ -44,14 +44,14 @@ def random_chain(size: int, seed: int) -> Any:
     for i in range(size):
         kind, last = rng.random(), pool[-1]
         if kind < 0.15 and len(pool) > 3:
-            made = sym.Concat(last, rng.choice(pool[-4:-1]), dim=1, name=f"join{i}")
+            result = sym.Concat(last, rng.choice(pool[-4:-1]), dim=1, name=f"join{i}")
         elif kind < 0.3:
-            made = sym.elemwise_mul(last, sym.sigmoid(last, name=f"gate{i}"), name=f"swish{i}")
+            result = sym.elemwise_mul(last, sym.sigmoid(last, name=f"gate{i}"), name=f"swish{i}")
         elif kind < 0.65:
-            made = sym.FullyConnected(last, num_hidden=rng.choice([8, 16, 32, 64]), no_bias=True, name=f"fc{i}")
+            result = sym.FullyConnected(last, num_hidden=rng.choice([8, 16, 32, 64]), no_bias=True, name=f"fc{i}")
         else:
-            made = sym.sin(last, name=f"sin{i}")
-        pool.append(made)
+            result = sym.sin(last, name=f"sin{i}")
+        pool.append(result)
     return sym.MakeLoss(sym.sum(pool[-1], name="total"), name="loss")
 
 
@@ -65,9 +65,9 @@ def whole_costs(made: Any, seed: int) -> list[int]:
 def test_every_choice_tried(training: Any, seed: int) -> None:
     """No subset of the repeatable nodes lies below the curve (in-place rules included)."""
     size = 6 + seed
-    made = training(random_chain(size, seed), {"data": (16, 32)}, strategy="match_range")
-    costs = whole_costs(made, seed)
-    tape = made.tape([float(c) for c in costs])
+    result = training(random_chain(size, seed), {"data": (16, 32)}, strategy="match_range")
+    costs = whole_costs(result, seed)
+    tape = result.tape([float(c) for c in costs])
     points = curve(tape)
     can = tape.repeatable
     assert len(can) <= 15
@@ -85,8 +85,8 @@ def test_every_choice_tried(training: Any, seed: int) -> None:
 @pytest.mark.parametrize(("size", "seed"), [(10, 1), (14, 2)])
 def test_no_neighbour_of_a_small_curve_lies_below_it(training: Any, size: int, seed: int) -> None:
     """Choices of 13 to 24 nodes, too many to try them all: one node more or less, or two, is never better."""
-    made = training(random_chain(size, seed), {"data": (16, 32)}, workspaces=False, enable_inplace=False)
-    tape = made.tape([float(c) for c in whole_costs(made, seed)])
+    result = training(random_chain(size, seed), {"data": (16, 32)}, workspaces=False, enable_inplace=False)
+    tape = result.tape([float(c) for c in whole_costs(result, seed)])
     assert 12 < len(tape.repeatable) <= 24
     points = curve(tape)
     for point in points[::4] + points[-1:]:
@@ -111,12 +111,12 @@ def test_forty_forward_nodes_against_the_certified_optimum(training: Any, exact:
 
 
 def _certify(training: Any, exact: ModuleType, size: int, seed: int) -> None:
-    made = training(
+    result = training(
         random_chain(size, seed), {"data": (16, 32)}, workspaces=False, enable_inplace=False, strategy="match_range"
     )
-    assert not made.assignment.skipped
-    costs = whole_costs(made, seed)
-    tape = made.tape([float(c) for c in costs])
+    assert not result.assignment.skipped
+    costs = whole_costs(result, seed)
+    tape = result.tape([float(c) for c in costs])
     points = curve(tape)
     peak = tape.price(()).peak
     proven = 0

@@ -56,11 +56,11 @@ def test_projections_written_before_the_state_do_not_matter() -> None:
             state = sym.FullyConnected(h, *weights[2:], num_hidden=64, name=f"h2h{t}")
             h = sym.Activation(fed + state, act_type="tanh", name=f"h{t}")
         symbol = sym.SoftmaxOutput(sym.FullyConnected(h, num_hidden=10, name="last"), name="softmax")
-        made = [
+        result = [
             plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(recompute=policy, workspaces=False))
             for policy in ("off", "sqrt")
         ]
-        return made[0].memory.peak, made[1].memory.peak
+        return result[0].memory.peak, result[1].memory.peak
 
     short, long = peaks(32), peaks(512)
     assert long[1] - short[1] < (long[0] - short[0]) / 8
@@ -91,9 +91,9 @@ def growth(training: Any, make: Any, shapes: Any, sizes: tuple[int, int]) -> flo
     """Exponent p such that the peak of the square-root rule grows as size^p between two sizes."""
     peaks = []
     for size in sizes:
-        made = training(make(size), shapes(size), strategy="match_range", workspaces=False)
-        program = reversed_backward(made.program)
-        tape = Tape(program, assignment=made.assignment, options=made.options, seconds=node_seconds(program))
+        result = training(make(size), shapes(size), strategy="match_range", workspaces=False)
+        program = reversed_backward(result.program)
+        tape = Tape(program, assignment=result.assignment, options=result.options, seconds=node_seconds(program))
         price = square_root(tape)
         peaks.append(price.peak)
     assert price.peak < tape.price(()).peak / 4

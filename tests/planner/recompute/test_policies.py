@@ -179,8 +179,8 @@ def test_echo_stores_what_shrinks() -> None:
     small = sym.sum(sym.exp(x, name="exp"), axis=1, keepdims=True, name="shrunk")
     y = sym.broadcast_mul(sym.FullyConnected(small, num_hidden=8, name="narrow"), small, name="scaled")
     symbol = sym.MakeLoss(sym.sum(y * y, name="total"), name="loss")
-    made = planned(symbol, {"data": (64, 16)}, recompute="echo")
-    assert "shrunk" not in twins(made)
+    result = planned(symbol, {"data": (64, 16)}, recompute="echo")
+    assert "shrunk" not in twins(result)
 
 
 def test_echo_decides_together_what_reads_the_same(training: Any) -> None:
@@ -189,8 +189,8 @@ def test_echo_decides_together_what_reads_the_same(training: Any) -> None:
     left, right = sym.sum(x, axis=1, keepdims=True, name="left"), sym.mean(x, axis=1, keepdims=True, name="right")
     ends = [sym.FullyConnected(small, num_hidden=8, name=f"{small.name}_end") for small in (left, right)]
     symbol = sym.MakeLoss(sym.sum(ends[0] * ends[1], name="total"), name="loss")
-    made = training(symbol, {"data": (64, 16)})
-    chosen = {made.planned.graph.nodes[nid].name for nid in chosen_echo(made.tape())}
+    result = training(symbol, {"data": (64, 16)})
+    chosen = {result.planned.graph.nodes[nid].name for nid in chosen_echo(result.tape())}
     assert "total" in chosen
     assert not {"left", "right"} & chosen
 

@@ -25,8 +25,8 @@ QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 def real_bound(program: Program, options: PlanOptions) -> int:
     """The lower bound as the planner itself computes it, without additions into partial sums."""
     pool = BlockPool(program.nbytes, 0)
-    found = assign(program, pool, enable_inplace=options.enable_inplace)
-    return Buffers(program, found, options=options).lower_bound
+    actual = assign(program, pool, enable_inplace=options.enable_inplace)
+    return Buffers(program, actual, options=options).lower_bound
 
 
 def chain(training: Any) -> Any:
@@ -47,9 +47,9 @@ def test_results_of_a_rewritten_graph_are_named_as_their_operators_name_them(tra
     x = sym.BatchNorm(
         sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc"), name="norm", output_mean_var=True
     )
-    made = training(sym.sum(sym.tanh(x[0], name="act"), name="total"), {"data": (4, 6)})
+    result = training(sym.sum(sym.tanh(x[0], name="act"), name="total"), {"data": (4, 6)})
     after = repeat(
-        made.program, [nid for nid in made.program.forward if made.program.graph.names[nid] in ("norm", "act")]
+        result.program, [nid for nid in result.program.forward if result.program.graph.names[nid] in ("norm", "act")]
     )
     entries = {after.graph.entry_name(e) for e in range(after.graph.num_entries)}
     assert {"norm_output", "norm_mean", "norm_mirror_output", "norm_mirror_mean", "norm_mirror_var"} <= entries
@@ -58,12 +58,12 @@ def test_results_of_a_rewritten_graph_are_named_as_their_operators_name_them(tra
 
 def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(training: Any) -> None:
     """The twin of act0 follows the gradients that do not need it, and computes from the kept fc0."""
-    made = chain(training)
-    graph = made.program.graph
-    act0 = next(nid for nid in made.program.order if graph.nodes[nid].name == "act0")
-    after = repeat(made.program, {act0})
+    result = chain(training)
+    graph = result.program.graph
+    act0 = next(nid for nid in result.program.order if graph.nodes[nid].name == "act0")
+    after = repeat(result.program, {act0})
     order = names(after)
-    assert order[: after.num_forward] == names(made.program)[: made.program.num_forward]
+    assert order[: after.num_forward] == names(result.program)[: result.program.num_forward]
     twin = after.order[order.index("act0_mirror")]
     reader = after.order[order.index("act0_mirror") + 1]
     made_again = realised(graph, after.graph)
@@ -76,10 +76,10 @@ def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(trainin
 
 def test_twins_of_a_chain_read_each_other_and_run_in_forward_order(training: Any) -> None:
     """Repeating fc0 and act0 makes act0's twin read fc0's twin."""
-    made = chain(training)
-    graph = made.program.graph
-    both = {nid for nid in made.program.order if graph.nodes[nid].name in ("fc0", "act0")}
-    after = repeat(made.program, both)
+    result = chain(training)
+    graph = result.program.graph
+    both = {nid for nid in result.program.order if graph.nodes[nid].name in ("fc0", "act0")}
+    after = repeat(result.program, both)
     order = names(after)
     at = order.index("fc0_mirror")
     assert order[at + 1] == "act0_mirror"
@@ -88,39 +88,39 @@ def test_twins_of_a_chain_read_each_other_and_run_in_forward_order(training: Any
 
 def test_nothing_is_made_for_results_that_the_backward_part_never_reads(training: Any) -> None:
     """tanh's gradient needs its output only, so repeating fc0 alone changes nothing."""
-    made = chain(training)
-    graph = made.program.graph
-    fc0 = {nid for nid in made.program.order if graph.nodes[nid].name == "fc0"}
-    assert needed_twins(made.program, fc0) == []
-    assert repeat(made.program, fc0) is made.program
+    result = chain(training)
+    graph = result.program.graph
+    fc0 = {nid for nid in result.program.order if graph.nodes[nid].name == "fc0"}
+    assert needed_twins(result.program, fc0) == []
+    assert repeat(result.program, fc0) is result.program
 
 
 def test_the_given_graph_stays_as_it_is(training: Any) -> None:
     """Backward nodes are copied, never changed: the plan without recomputation may still be used."""
-    made = chain(training)
-    before = [(node.name, list(node.inputs), list(node.control_deps)) for node in made.program.graph.nodes]
-    order = list(made.program.order)
-    repeat(made.program, repeatable(made.program))
-    assert [(node.name, list(node.inputs), list(node.control_deps)) for node in made.program.graph.nodes] == before
-    assert made.program.order == order
+    result = chain(training)
+    before = [(node.name, list(node.inputs), list(node.control_deps)) for node in result.program.graph.nodes]
+    order = list(result.program.order)
+    repeat(result.program, repeatable(result.program))
+    assert [(node.name, list(node.inputs), list(node.control_deps)) for node in result.program.graph.nodes] == before
+    assert result.program.order == order
 
 
 def test_outputs_losses_and_variables_are_not_repeatable(training: Any) -> None:
     """Results that stay alive to the end are never recomputed."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc")
-    made = training(sym.Group([sym.SoftmaxOutput(x, name="softmax"), sym.tanh(x, name="head")]), {"data": (2, 3)})
-    nodes = made.program.graph.nodes
-    assert [nodes[nid].name for nid in repeatable(made.program)] == ["fc"]
+    result = training(sym.Group([sym.SoftmaxOutput(x, name="softmax"), sym.tanh(x, name="head")]), {"data": (2, 3)})
+    nodes = result.program.graph.nodes
+    assert [nodes[nid].name for nid in repeatable(result.program)] == ["fc"]
 
 
 def test_a_slot_that_is_not_read_does_not_cause_work(training: Any) -> None:
     """zeros_like needs a shape only: its input is not computed again for it."""
     x = sym.tanh(sym.Variable("data"), name="first")
     y = sym.zeros_like(x, name="nothing") + sym.Variable("other")
-    made = training(sym.sum(y * y, name="total"), {"data": (4, 6), "other": (4, 6)})
-    nodes = made.program.graph.nodes
-    after = repeat(made.program, repeatable(made.program))
-    assert nodes[made.program.order[0]].name == "first"
+    result = training(sym.sum(y * y, name="total"), {"data": (4, 6), "other": (4, 6)})
+    nodes = result.program.graph.nodes
+    after = repeat(result.program, repeatable(result.program))
+    assert nodes[result.program.order[0]].name == "first"
     assert "nothing_mirror" in names(after)
     assert "first_mirror" not in names(after)
     for nid in after.order:
@@ -136,16 +136,16 @@ def test_the_price_is_the_lower_bound_of_the_rewritten_graph(
     """On random graphs and random choices: to the byte what the planner computes after the rewrite."""
     symbol = interpret.symbol(seed, size)
     shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
-    made = training(symbol, shapes, enable_inplace=inplace, strategy="match_range")
-    tape = made.tape()
-    if made.assignment.skipped:
+    result = training(symbol, shapes, enable_inplace=inplace, strategy="match_range")
+    tape = result.tape()
+    if result.assignment.skipped:
         return  # compared in test_price_with_sums_added_in_place
     rng = random.Random(seed)
     for share in (0.0, 0.3, 0.6, 1.0):
         chosen = {nid for nid in tape.repeatable if rng.random() < share}
-        after = repeat(made.program, chosen)
+        after = repeat(result.program, chosen)
         price = tape.price(chosen)
-        assert price.peak == real_bound(after, made.options)
+        assert price.peak == real_bound(after, result.options)
         assert list(price.twins) == [after.graph.origin[nid] for nid in after.order if nid in after.graph.again]
 
 
@@ -154,13 +154,13 @@ def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
     from weftplan.planner.strategies import plan_graph
 
     shapes = {"h": (4, 16), "c": (4, 16), **{f"x{i}": (4, 16) for i in range(12)}}
-    made = training(nets.lstm(12), shapes, fusion=False)  # gathered gradients leave shorter sums
-    assert made.assignment.skipped
-    tape = made.tape()
-    assert tape.price(()).peak == made.planned.memory.lower_bound
+    result = training(nets.lstm(12), shapes, fusion=False)  # gathered gradients leave shorter sums
+    assert result.assignment.skipped
+    tape = result.tape()
+    assert tape.price(()).peak == result.planned.memory.lower_bound
     for step in (2, 3):
         chosen = set(tape.repeatable[::step])
-        draft = plan_graph(repeat(made.program, chosen), made.options)
+        draft = plan_graph(repeat(result.program, chosen), result.options)
         if draft.assignment.skipped:
             assert tape.price(chosen).peak == draft.memory.lower_bound
 

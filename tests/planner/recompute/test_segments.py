@@ -56,8 +56,8 @@ def test_bundles_that_find_most_of_their_work_done_are_passed_over(second: int, 
     """A bundle is skipped unless half of the memory that it frees is still missing at the steps above the budget."""
     names = {frozenset([1]): "first", frozenset([2]): "second"}
     bundles = [Bundle(frozenset([1]), 0, 2, 30), Bundle(frozenset([2]), 1, 4, second)]
-    found = _enough(bundles, np.array([30, 40, 10, 0], dtype=np.int64))
-    assert [names[nodes] for nodes in found] == taken
+    actual = _enough(bundles, np.array([30, 40, 10, 0], dtype=np.int64))
+    assert [names[nodes] for nodes in actual] == taken
 
 
 def test_too_little_room_is_said(chain: Any) -> None:

@@ -30,8 +30,8 @@ def agree(tape: Tape, rng: random.Random, rounds: int = 12) -> int:
         share = rng.random()
         chosen = frozenset(nid for nid in tape.repeatable if round == 1 or (round and rng.random() < share))
         price, profile, want = walk(tape, chosen)
-        found, live = tape.look(chosen)
-        assert found == price
+        actual, live = tape.look(chosen)
+        assert actual == price
         assert live.tolist() == profile.tolist()
         assert int(live.max(initial=0)) == price.peak
         got = tape.trace(chosen)
@@ -48,8 +48,8 @@ def agree(tape: Tape, rng: random.Random, rounds: int = 12) -> int:
 def test_random_graphs(training: Any, interpret: Any, seed: int) -> None:
     """Multi-output nodes, diamonds, identities, in-place chains, ignored inputs."""
     symbol = interpret.symbol(seed, 4 + seed % 30)
-    made = training(symbol, dict.fromkeys(symbol.list_arguments(), (6, 6)), workspaces=bool(seed % 2))
-    agree(made.tape(), random.Random(seed))
+    result = training(symbol, dict.fromkeys(symbol.list_arguments(), (6, 6)), workspaces=bool(seed % 2))
+    agree(result.tape(), random.Random(seed))
 
 
 @pytest.mark.parametrize("kind", ["conv", "residual", "lstm"])
@@ -58,22 +58,22 @@ def test_networks(training: Any, nets: Any, kind: str) -> None:
     shapes: dict[str, Any] = {"data": (4, 3, 10, 10)}
     if kind == "lstm":
         shapes = {"h": (8, 16), "c": (8, 16), **{f"x{i}": (8, 16) for i in range(12)}}
-    made = training(getattr(nets, kind)(12), shapes)
-    assert agree(made.tape(), random.Random(0)) > 100
+    result = training(getattr(nets, kind)(12), shapes)
+    assert agree(result.tape(), random.Random(0)) > 100
 
 
 def test_another_order(training: Any) -> None:
     """The order of a tape is not that of the node numbers."""
-    made = training(models.get("lstm"), models.input_shapes("lstm", 4))
-    program = stepwise_forward(made.program)
-    assert program.order != made.program.order
-    tape = Tape(program, assignment=made.assignment, options=made.options, seconds=node_seconds(program))
+    result = training(models.get("lstm"), models.input_shapes("lstm", 4))
+    program = stepwise_forward(result.program)
+    assert program.order != result.program.order
+    tape = Tape(program, assignment=result.assignment, options=result.options, seconds=node_seconds(program))
     assert agree(tape, random.Random(1), 4) > 100
 
 
 def test_two_devices(training: Any, nets: Any) -> None:
     """The peak is a sum over devices, each with a moment of its own."""
     symbol, groups = nets.two_devices()
-    made = training(symbol, {"data": (64, 32)}, group2ctx=groups)
-    assert len(made.program.contexts) == 2
-    agree(made.tape(), random.Random(2))
+    result = training(symbol, {"data": (64, 32)}, group2ctx=groups)
+    assert len(result.program.contexts) == 2
+    agree(result.tape(), random.Random(2))

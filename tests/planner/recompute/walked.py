@@ -102,7 +102,7 @@ def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:
 
 def _trace(tape: Tape, steps: list[tuple[int, int, list[int]]], block: list[int]) -> Trace:
     """Lifetimes of entries."""
-    made, last = [-1] * len(block), [-1] * len(block)
+    result, last = [-1] * len(block), [-1] * len(block)
     needed = [len(steps)] * len(block)
     for step, (nid, shift, reads) in enumerate(steps):
         for e in reads:
@@ -112,8 +112,8 @@ def _trace(tape: Tape, steps: list[tuple[int, int, list[int]]], block: list[int]
                 needed[e] = step
         for e in tape.outputs[nid]:
             if block[e + shift] >= 0:
-                made[e + shift] = last[e + shift] = step
+                result[e + shift] = last[e + shift] = step
     for e in tape.program.graph.outputs:
         if block[e] >= 0:
             last[e] = len(steps)
-    return Trace(*(np.array(column, dtype=np.int64) for column in (made, last, block, needed)))
+    return Trace(*(np.array(column, dtype=np.int64) for column in (result, last, block, needed)))

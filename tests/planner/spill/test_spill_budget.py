@@ -48,8 +48,8 @@ def near(plan: Any) -> int:
 
 def cost(plan: Any) -> float:
     """Percent of modelled time that the note speaks of (0 where nothing had to be decided)."""
-    found = re.search(r"for ([0-9.]+) % more modelled time", " ".join(plan.notes))
-    return float(found.group(1)) if found else 0.0
+    match = re.search(r"for ([0-9.]+) % more modelled time", " ".join(plan.notes))
+    return float(match.group(1)) if match else 0.0
 
 
 @pytest.mark.parametrize("bandwidth", [1.2e10, 3e8])

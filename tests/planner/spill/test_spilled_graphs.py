@@ -104,8 +104,8 @@ def check_prices(net: Any, shapes: Any, **named: Any) -> None:
     def spy(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
         states = searched(start).choices()
         for state in states[:: max(1, len(states) // 5)]:
-            made = spilled(start.program, state.spills)
-            seen.append((state, start, strategies.plan_graph(made, options)))
+            result = spilled(start.program, state.spills)
+            seen.append((state, start, strategies.plan_graph(result, options)))
         assert all(a.peak > b.peak for a, b in pairwise(states))
         return start
 
@@ -155,9 +155,9 @@ def test_the_graph_says_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned.devices[back] == SIM
     assert planned.order.index(out) == planned.num_forward_nodes - 1
     assert planned.memory.on_host == planned.memory.peak_by_device[mx.Context("cpu_pinned", 0)] == 64 * 64 * 4
-    again = type(planned.memory).from_json(planned.memory.to_json())
-    validate(again)
-    assert again.on_host == planned.memory.on_host
+    repeated = type(planned.memory).from_json(planned.memory.to_json())
+    validate(repeated)
+    assert repeated.on_host == planned.memory.on_host
 
 
 def test_the_validator_refuses_a_result_that_is_read_before_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,10 +97,10 @@ def test_the_model_of_waiting_is_what_a_simulation_waits(seed):
     seconds = [rng.choice([0.0, 0.5, 1.0, 3.0]) for _ in range(steps)]
     results = []
     for entry in range(rng.randint(1, 6)):
-        made, wanted = rng.randrange(turn), rng.randrange(turn, steps)
-        by = rng.randint(made + 1, turn) if rng.random() < 0.5 else turn
+        result, wanted = rng.randrange(turn), rng.randrange(turn, steps)
+        by = rng.randint(result + 1, turn) if rng.random() < 0.5 else turn
         since = rng.randint(turn, wanted) if rng.random() < 0.5 else turn
-        results.append(idle(entry, rng.choice([1, 2, 5]), made, wanted, turn=turn, by=by, since=since))
+        results.append(idle(entry, rng.choice([1, 2, 5]), result, wanted, turn=turn, by=by, since=since))
     times = StepTimes(seconds)
     for leaving in (True, False):
         got, waited = times.leaving(results) if leaving else times.returning(results)

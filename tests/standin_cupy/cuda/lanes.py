@@ -80,11 +80,11 @@ class Lanes:
 
     @staticmethod
     def _places(extents: Sequence[int], flat: Any) -> dict[str, Any]:
-        found = {}
+        by_name = {}
         for name, size in zip("xyz", extents, strict=False):
-            found[name] = (flat % size).astype("uint32")
+            by_name[name] = (flat % size).astype("uint32")
             flat = flat // size
-        return found
+        return by_name
 
     def run(self, kernel: Function, given: Sequence[Any]) -> None:
         """The kernel, from its first statement to its last."""
@@ -117,12 +117,12 @@ class Lanes:
     def _do_variable(self, statement: Any, act: Any) -> Any:
         _, kind, pointer, name, first = statement
         if pointer:
-            found = self.value(first, act)
-            if not isinstance(found, Pointer):
+            actual = self.value(first, act)
+            if not isinstance(actual, Pointer):
                 raise CompileException(f"{name} is a pointer, and what it is given is none")
             offset = np.zeros(self.count, np.int64)
-            offset[act] = found.offset
-            self.frame.arrays[name] = Pointer(found.cells, offset, const=found.const)
+            offset[act] = actual.offset
+            self.frame.arrays[name] = Pointer(actual.cells, offset, const=actual.const)
             return act
         held = self.frame.variables.get(name)
         if held is None or kind_of(held) != kind:
@@ -192,9 +192,9 @@ class Lanes:
         return number(tree[1])
 
     def _of_name(self, tree: Any, act: Any) -> Any:
-        found = self.frame.variables.get(tree[1])
-        if found is not None:
-            return found[act]
+        actual = self.frame.variables.get(tree[1])
+        if actual is not None:
+            return actual[act]
         if tree[1] in ("true", "false"):
             return np.array(tree[1] == "true")
         pointer = self.frame.arrays.get(tree[1])
@@ -203,24 +203,24 @@ class Lanes:
         return Pointer(pointer.cells, pointer.offset[act], const=pointer.const)
 
     def _of_member(self, tree: Any, act: Any) -> Any:
-        found = self.builtin[tree[1][1]][tree[2]]
-        return found[act] if found.ndim else found
+        actual = self.builtin[tree[1][1]][tree[2]]
+        return actual[act] if actual.ndim else actual
 
     def _of_unary(self, tree: Any, act: Any) -> Any:
         _, sign, inner = tree
-        found = self.value(inner, act)
+        actual = self.value(inner, act)
         if sign == "!":
-            return ~convert(found, "bool")
-        found = convert(found, meeting(kind_of(found), "int32"))
-        return {"-": np.negative, "+": np.positive, "~": np.invert}[sign](found)
+            return ~convert(actual, "bool")
+        actual = convert(actual, meeting(kind_of(actual), "int32"))
+        return {"-": np.negative, "+": np.positive, "~": np.invert}[sign](actual)
 
     def _of_binary(self, tree: Any, act: Any) -> Any:
         _, sign, left, right = tree
         if sign in ("&&", "||"):
             true = self.truth(left, act).copy()
-            rest = true if sign == "&&" else ~true
-            if rest.any():
-                true[rest] = self.truth(right, act[rest])
+            remaining = true if sign == "&&" else ~true
+            if remaining.any():
+                true[remaining] = self.truth(right, act[remaining])
             return true
         a, b = self.value(left, act), self.value(right, act)
         if isinstance(a, Pointer):
@@ -240,12 +240,12 @@ class Lanes:
         if not parts:
             return np.zeros(0, "int32")
         kind = kind_of(parts[0][1])
-        other = self.kind(no if parts[0][0] is true else yes, act) if len(parts) == 1 else kind_of(parts[1][1])
-        kind = kind if kind == other else meeting(kind, other)
-        found = np.empty(act.shape, kind)
+        second = self.kind(no if parts[0][0] is true else yes, act) if len(parts) == 1 else kind_of(parts[1][1])
+        kind = kind if kind == second else meeting(kind, second)
+        actual = np.empty(act.shape, kind)
         for where, value in parts:
-            found[where] = convert(value, kind)
-        return found
+            actual[where] = convert(value, kind)
+        return actual
 
     def kind(self, tree: Any, act: Any) -> str:
         """The type of an expression that no thread evaluates."""
@@ -292,14 +292,14 @@ class Lanes:
         return before
 
     def _of_call(self, tree: Any, act: Any) -> Any:
-        _, name, given = tree
+        _, name, inputs = tree
         if name == "__syncthreads":
             return self._barrier(act)
         if name == "atomicAdd":
-            pointer, value = (self.value(part, act) for part in given)
+            pointer, value = (self.value(part, act) for part in inputs)
             added = convert(value, kind_of(pointer.cells.values))
             return pointer.cells.add(pointer.offset, _spread(added, act.shape))
-        values = [self.value(part, act) for part in given]
+        values = [self.value(part, act) for part in inputs]
         if name == "__builtin_assume_aligned":
             return values[0].aligned(int(values[1]))
         if name in FUNCTIONS:

@@ -39,10 +39,10 @@ class RawKernel:
         """Parse the source; raise CompileException if it is invalid."""
         if self._functions is None:
             machine.library("NVRTC")
-            found = functions(self.code)
-            if self.name not in found or not found[self.name].kernel:
+            actual = functions(self.code)
+            if self.name not in actual or not actual[self.name].kernel:
                 raise CompileException(f"no kernel is called {self.name}")
-            self._functions = found
+            self._functions = actual
             meter.compiled[self.name] += 1
 
     @capturable
@@ -57,8 +57,8 @@ class RawKernel:
         if len(args) != len(kernel.parameters):
             raise TypeError(f"{self.name} has {len(kernel.parameters)} parameters, got {len(args)}")
         arrays = [
-            (parameter, self._array(parameter, given))
-            for parameter, given in zip(kernel.parameters, args, strict=True)
+            (parameter, self._array(parameter, inputs))
+            for parameter, inputs in zip(kernel.parameters, args, strict=True)
             if parameter.pointer
         ]
         run(self.name, [a for p, a in arrays if p.const], [a for p, a in arrays if not p.const])
@@ -67,27 +67,27 @@ class RawKernel:
             return
         cells = iter(self._cells(arrays))
         if self.host is not None:
-            given = [a if p.pointer else n for p, a, n in zip(kernel.parameters, args, numbers, strict=True)]
-            self.host.launch(self.code, self.name, grid, block, kernel.parameters, given)
+            inputs = [a if p.pointer else n for p, a, n in zip(kernel.parameters, args, numbers, strict=True)]
+            self.host.launch(self.code, self.name, grid, block, kernel.parameters, inputs)
             return
         launch(self._functions, kernel, grid, block, [next(cells) if isinstance(n, Parameter) else n for n in numbers])
 
     def _cells(self, arrays: list[tuple[Parameter, ndarray]]) -> list[Cells]:
         """The memory of each array; one that two parameters share is one, so that their races are seen."""
-        made: dict[tuple[int, int, str], Cells] = {}
-        found = []
+        result: dict[tuple[int, int, str], Cells] = {}
+        results = []
         for parameter, array in arrays:
             key = (array.data.ptr, array.size, str(array.dtype))
-            cells = made.setdefault(key, Cells(array.host.reshape(-1), f"{parameter.name} of {self.name}"))
+            cells = result.setdefault(key, Cells(array.host.reshape(-1), f"{parameter.name} of {self.name}"))
             cells.tracked = cells.tracked or not parameter.const
-            found.append(cells)
+            results.append(cells)
         written = [a for p, a in arrays if not p.const and a.size]
         for parameter, array in arrays:
-            for other in written:
-                same = other.data.ptr == array.data.ptr and other.nbytes == array.nbytes
-                if not same and array.size and np.shares_memory(other.host, array.host):
+            for second in written:
+                same = second.data.ptr == array.data.ptr and second.nbytes == array.nbytes
+                if not same and array.size and np.shares_memory(second.host, array.host):
                     raise KernelError(f"{self.name}: {parameter.name} shares a part of what is written")
-        return found
+        return results
 
     def _array(self, parameter: Parameter, given: Any) -> ndarray:
         if not isinstance(given, ndarray):

@@ -79,14 +79,14 @@ def functions(source: str) -> dict[str, Function]:
 
 
 def _tokens(text: str) -> list[str]:
-    found, at = [], 0
+    results, at = [], 0
     while text[at:].strip():
         match = _TOKEN.match(text, at)
         if match is None:
             raise CompileException(f"cannot read {text[at : at + 40]!r}")
-        found.append(match.group().strip())
+        results.append(match.group().strip())
         at = match.end()
-    return found
+    return results
 
 
 class _Reader:
@@ -99,13 +99,13 @@ class _Reader:
         return self.tokens[self.at]
 
     def take(self, wanted: str | None = None) -> str:
-        found = self.next
-        if wanted is not None and found != wanted:
+        actual = self.next
+        if wanted is not None and actual != wanted:
             raise CompileException(
-                f"expected {wanted!r}, got {found!r} after {' '.join(self.tokens[self.at - 8 : self.at])!r}"
+                f"expected {wanted!r}, got {actual!r} after {' '.join(self.tokens[self.at - 8 : self.at])!r}"
             )
         self.at += 1
-        return found
+        return actual
 
     def has(self, token: str) -> bool:
         if self.next == token:
@@ -114,7 +114,7 @@ class _Reader:
         return False
 
     def all(self) -> dict[str, Function]:
-        made: dict[str, Function] = {}
+        created: dict[str, Function] = {}
         while self.next:
             kernel = False
             while self.next in ("extern", '"C"', "__global__", "__device__"):
@@ -128,8 +128,8 @@ class _Reader:
                 parameters.append(Parameter(self.take(), kind, pointer, const))
                 if self.next != ")":
                     self.take(",")
-            made[name] = Function(name, result, kernel, tuple(parameters), self.block())
-        return made
+            created[name] = Function(name, result, kernel, tuple(parameters), self.block())
+        return created
 
     def is_type(self) -> bool:
         return self.next in _WORDS or self.next in _QUALIFIERS
@@ -154,17 +154,17 @@ class _Reader:
 
     def block(self) -> Any:
         self.take("{")
-        found = []
+        results = []
         while not self.has("}"):
-            found.append(self.statement())
-        return ("block", found)
+            results.append(self.statement())
+        return ("block", results)
 
     def statement(self) -> Any:
         token = self.next
         if token == "{":
             return self.block()
         if token == "__shared__" or self.is_type():
-            found = self.declaration()
+            actual = self.declaration()
         elif token == "if":
             return self.branch()
         elif token == "for":
@@ -176,14 +176,14 @@ class _Reader:
             self.take(")")
             return ("for", ("block", []), test, None, self.statement())
         elif token in ("break", "continue"):
-            found = (self.take(),)
+            actual = (self.take(),)
         elif token == "return":
             self.take()
-            found = ("return", None if self.next == ";" else self.expression())
+            actual = ("return", None if self.next == ";" else self.expression())
         else:
-            found = ("do", self.expression())
+            actual = ("do", self.expression())
         self.take(";")
-        return found
+        return actual
 
     def branch(self) -> Any:
         self.take("if")
@@ -209,17 +209,17 @@ class _Reader:
     def declaration(self) -> Any:
         shared = self.has("__shared__")
         kind, _, pointer = self.type()
-        found = []
+        results = []
         while True:
             name = self.take()
             if self.has("["):
                 length = self.take()
                 self.take("]")
-                found.append(("array", kind, name, int(length), shared))
+                results.append(("array", kind, name, int(length), shared))
             else:
-                found.append(("variable", kind, pointer, name, self.expression() if self.has("=") else None))
+                results.append(("variable", kind, pointer, name, self.expression() if self.has("=") else None))
             if not self.has(","):
-                return ("block", found)
+                return ("block", results)
 
     # -- expressions --------------------------------------------------------------------------------------------------
 
@@ -265,9 +265,9 @@ class _Reader:
                     raise CompileException("casts of pointers are not read")
                 self.take(")")
                 return ("cast", kind, self.unary())
-            found = self.expression()
+            actual = self.expression()
             self.take(")")
-            return self.behind(found)
+            return self.behind(actual)
         return self.behind(self.atom())
 
     def atom(self) -> Any:
@@ -279,12 +279,12 @@ class _Reader:
                 f"no expression: {token!r} after {' '.join(self.tokens[self.at - 8 : self.at - 1])!r}"
             )
         if self.has("("):
-            given = []
+            inputs = []
             while not self.has(")"):
-                given.append(self.expression())
+                inputs.append(self.expression())
                 if self.next != ")":
                     self.take(",")
-            return ("call", token, given)
+            return ("call", token, inputs)
         return ("name", token)
 
     def behind(self, found: Any) -> Any:

@@ -48,18 +48,18 @@ def convert(value: Any, kind: str) -> Any:
         whole = np.nan_to_num(np.trunc(value.astype(np.float64)), nan=0.0, posinf=np.inf, neginf=-np.inf)
         low, high = whole <= float(info.min), whole >= float(info.max)
         inside = np.where(low | high, 0, whole).astype(kind)
-        found = np.where(low, info.min, np.where(high, info.max, inside)).astype(kind)
+        actual = np.where(low, info.min, np.where(high, info.max, inside)).astype(kind)
         if info.bits >= 32 and (info.bits == 64 or value.dtype.itemsize == 8):
-            found = np.where(np.isnan(value), np.array(1 << info.bits - 1, f"uint{info.bits}").astype(kind), found)
-        return found
+            actual = np.where(np.isnan(value), np.array(1 << info.bits - 1, f"uint{info.bits}").astype(kind), actual)
+        return actual
     return value.astype(kind)
 
 
 def number(text: str) -> Any:
     """A literal: 1, 1u, 1ll, 0x1ull are whole; 1.0 is double, 1.0f is float."""
-    found = _number(text)
-    found.flags.writeable = False
-    return found
+    actual = _number(text)
+    actual.flags.writeable = False
+    return actual
 
 
 @cache
@@ -83,8 +83,8 @@ def _divided(a: Any, b: Any) -> Any:
         return a / b
     if np.any(b == 0):
         raise KernelError("a thread divides a whole number by 0")
-    found = a // b
-    return np.where((found * b != a) & ((a < 0) != (b < 0)), found + 1, found).astype(a.dtype)
+    actual = a // b
+    return np.where((actual * b != a) & ((a < 0) != (b < 0)), actual + 1, actual).astype(a.dtype)
 
 
 def _rest(a: Any, b: Any) -> Any:
@@ -127,8 +127,8 @@ def _high(a: Any, b: Any) -> Any:
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     a1, a0, b1, b0 = a >> half, a & low, b >> half, b & low
     middle = a1 * b0 + (a0 * b0 >> half)
-    other = a0 * b1 + (middle & low)
-    return a1 * b1 + (middle >> half) + (other >> half)
+    second = a0 * b1 + (middle & low)
+    return a1 * b1 + (middle >> half) + (second >> half)
 
 
 def _float(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -63,12 +63,12 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
             KVStoreError: as ``dist_sync``.
         """
         with self._turn:
-            made = self._new_values(key, value)
+            new_values = self._new_values(key, value)
             super().init(key, value)
             try:
-                values = {k: self._stored[k].asnumpy().reshape(-1) for k, _ in made}
+                values = {k: self._stored[k].asnumpy().reshape(-1) for k, _ in new_values}
             except BaseException:
-                for k, _ in made:  # no server has it
+                for k, _ in new_values:  # no server has it
                     self._stored.pop(k, None)
                 raise
             for k, flat in values.items():

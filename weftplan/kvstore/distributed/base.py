@@ -70,9 +70,9 @@ class KVStoreDist(KVStoreLocal):
         """
         with self._turn:
             self._sequencer.check()
-            made = self._new_values(key, value)
+            new_values = self._new_values(key, value)
             super().init(key, value)
-            for k, _ in made:
+            for k, _ in new_values:
                 self._from(0, "init", k, self._stored[k])
 
     def _checked(self, key: object, value: object, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:

@@ -63,11 +63,11 @@ class SyncFootprint(KVStoreLocal):
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
         """As of every store; and memory for exchanges, copies in host memory of sums on devices, and residuals."""
-        found = super().buffer_bytes(arrays, contexts, updates=updates)
+        by_purpose = super().buffer_bytes(arrays, contexts, updates=updates)
         away = 0 if any(context.device_type in HOST for context in contexts) else 1
         wire = away * sum(nbytes for _, nbytes in arrays) if isinstance(self, KVStoreDevice) else 0
         residuals = 0 if self._dist_compression is None else sum(nbytes for _, nbytes in arrays)
-        return {**found, "exchange": self._exchange_bytes(arrays), "wire": wire, "residual": residuals}
+        return {**by_purpose, "exchange": self._exchange_bytes(arrays), "wire": wire, "residual": residuals}
 
     def _exchange_bytes(self, arrays: Sequence[tuple[int, int]]) -> int:
         place, chosen = self._place(), self._dist_compression
@@ -96,13 +96,13 @@ class AsyncFootprint(KVStoreLocal):
         self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
     ) -> dict[str, int]:
         """As of every store; and the values that this process serves, with a gradient for each."""
-        found = super().buffer_bytes(arrays, contexts, updates=True)
+        by_purpose = super().buffer_bytes(arrays, contexts, updates=True)
         served = sum(
             2 * self.updated_here(number, elements) * (nbytes // elements)
             for number, (elements, nbytes) in enumerate(arrays)
             if elements
         )
-        return {**found, "server": served}
+        return {**by_purpose, "server": served}
 
     def updated_here(self, number: int, elements: int) -> int:
         """Return the elements of a key that this process serves."""

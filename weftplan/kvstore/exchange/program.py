@@ -125,9 +125,9 @@ def push_steps(way: Way, home: int, links: Interconnect, itemsize: int) -> Progr
             terms: list[tuple[int, Piece]] = [(place, own)]
             arrived: list[int] = []
             for child in children[place]:
-                first, piece, made = partial[child]
+                first, piece, producer = partial[child]
                 inbox = write.inbox(place, size)
-                arrived.append(write.copy(piece, inbox, made))
+                arrived.append(write.copy(piece, inbox, producer))
                 terms.append((first, inbox))
             terms.sort(key=lambda term: term[0])
             if len(terms) == 1:
@@ -139,8 +139,8 @@ def push_steps(way: Way, home: int, links: Interconnect, itemsize: int) -> Progr
                 total = next(piece for _, piece in terms if piece.room is Room.INBOX)
             partial[place] = terms[0][0], total, [write.step(total, [piece for _, piece in terms], arrived)]
         if root != home:
-            _, total, made = partial[root]
-            write.copy(total, Piece(Room.WHOLE, home, share.first, share.end), made)
+            _, total, producer = partial[root]
+            write.copy(total, Piece(Room.WHOLE, home, share.first, share.end), producer)
     return write.program()
 
 
@@ -152,9 +152,9 @@ def pull_steps(way: Way, home: int, links: Interconnect, itemsize: int) -> Progr
     for share in way.shares:
         have: dict[int, tuple[Piece, list[int]]] = {home: (Piece(Room.WHOLE, home, share.first, share.end), [])}
         for here, there in _away_from(home, share.parents):
-            source, made = have[here]
+            source, producer = have[here]
             target = Piece(Room.VALUE, there, share.first, share.end)
-            have[there] = target, [write.copy(source, target, made)]
+            have[there] = target, [write.copy(source, target, producer)]
     return write.program()
 
 

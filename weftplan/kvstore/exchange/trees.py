@@ -89,8 +89,8 @@ def _kernighan_lin(weights: list[list[float]], root: int, members: tuple[int, ..
 
     def pull(member: int) -> float:
         """How much more weight joins it with the other side than with its own."""
-        own, other = (far, near) if member in far else (near, far)
-        return sum(between(member, one) for one in other) - sum(between(member, one) for one in own)
+        own, opposite = (far, near) if member in far else (near, far)
+        return sum(between(member, one) for one in opposite) - sum(between(member, one) for one in own)
 
     while True:  # each change leaves less weight between the halves, so there is an end
         gains = [(pull(a) + pull(b) - 2 * between(a, b), -a, -b) for a in sorted(near - {root}) for b in sorted(far)]
@@ -106,9 +106,9 @@ def ring(weights: Weights) -> tuple[int, ...]:
     """The devices in the order of a ring whose worst link is as good as can be found."""
     count = len(weights)
     for least in sorted({weight for row in weights for weight in row}, reverse=True):
-        found = _ring_above(weights, least)
-        if found is not None:
-            return tuple(found)
+        order = _ring_above(weights, least)
+        if order is not None:
+            return tuple(order)
     return tuple(range(count))
 
 

@@ -80,9 +80,9 @@ def all_ways(links: Interconnect, elements: int, home: int, rule: TreeRule) -> l
 
 def trees(links: Interconnect, elements: int, home: int, rule: TreeRule, *, bounded: bool = True) -> list[Way]:
     """Return one tree for the whole array, or a tree for each range; ``bounded``: the rule's bound decides."""
-    found = binary_trees(_weights(links), rule.penalty, exhaustive=rule.backtrack)
-    whole = Way("tree", (Share(0, elements, found[home]),))
-    sliced = Way("trees", _cut(elements, found))
+    parents = binary_trees(_weights(links), rule.penalty, exhaustive=rule.backtrack)
+    whole = Way("tree", (Share(0, elements, parents[home]),))
+    sliced = Way("trees", _cut(elements, parents))
     if not bounded:
         return [whole, sliced]
     return [sliced if elements > rule.bound else whole]

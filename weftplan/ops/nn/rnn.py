@@ -235,9 +235,9 @@ def _forward(ctx: OpContext, params: Params, *arrays: Any) -> None:
                 direction == 1,
                 active,
             )
-            for output, found in zip(outputs[1:visible], (one.state, one.cell), strict=False):
+            for output, last_state in zip(outputs[1:visible], (one.state, one.cell), strict=False):
                 if output is not None:
-                    xp.copyto(output[k], found)
+                    xp.copyto(output[k], last_state)
         if last:
             break
         x = target

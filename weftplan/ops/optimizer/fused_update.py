@@ -86,19 +86,19 @@ def _pieces(ends: Sequence[int], step: int) -> list[list[tuple[int, int, int]]]:
 
     Cuts inside a weight are at multiples of :data:`BORDER`.
     """
-    found: list[list[tuple[int, int, int]]] = [[]]
+    parts: list[list[tuple[int, int, int]]] = [[]]
     left = step
     for which, (begin, end) in enumerate(pairwise((0, *ends))):
         size, first = end - begin, 0
         while first < size:
             if left <= 0:
-                found.append([])
+                parts.append([])
                 left = step
             last = min(size, first + -(-left // BORDER) * BORDER)
-            found[-1].append((which, first, last))
+            parts[-1].append((which, first, last))
             left -= last - first
             first = last
-    return found
+    return parts
 
 
 _Range = Callable[[Sequence[Any], int, int, Any], None]

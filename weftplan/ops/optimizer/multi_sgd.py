@@ -91,35 +91,35 @@ class _Group:
     def shapes(self, params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         """Infer shapes: all arrays of a weight have its shape."""
         self.check(params)
-        found, given = [], []
+        new_ins, new_outs = [], []
         for k, out in enumerate(outs):
             merged = out
             for what, shape in zip(self.inputs, ins[self.first(k) :], strict=False):
                 words = "output" if what == "weight" else "gradient" if what == "grad" else what
                 merged = merge_shape(merged, shape, f"{self.name}: weight and {words} {k}")
-            found.append(merged)
-            given += [merged] * len(self.inputs)
-        for what, shape in zip(("lrs", "wds"), ins[len(given) :], strict=False):
-            given.append(merge_shape((len(outs),), shape, f"{self.name}: {what}, one for each weight"))
-        return given, found
+            new_ins.append(merged)
+            new_outs += [merged] * len(self.inputs)
+        for what, shape in zip(("lrs", "wds"), ins[len(new_outs) :], strict=False):
+            new_outs.append(merge_shape((len(outs),), shape, f"{self.name}: {what}, one for each weight"))
+        return new_outs, new_ins
 
     def dtypes(self, params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
         """Infer dtypes: all arrays of a weight have its dtype, or that of the copy."""
-        found, given = [], []
+        new_ins, new_outs = [], []
         for k, out in enumerate(outs):
             mine = ins[self.first(k) : self.first(k + 1)]
             if self.mixed:
                 own, (merged,) = mixed_dtype(params, mine, [out])
-                given += own
+                new_outs += own
             else:
                 merged = out
                 for what, dtype in zip(self.inputs, mine, strict=True):
                     merged = merge_dtype(merged, dtype, f"{self.name}: weight and {what} {k}")
-                given += [merged] * len(mine)
-            found.append(merged)
-        for dtype in ins[len(given) :]:
-            given.append(merge_dtype(_WIDE, dtype, f"{self.name}: lrs and wds"))
-        return given, found
+                new_outs += [merged] * len(mine)
+            new_ins.append(merged)
+        for dtype in ins[len(new_outs) :]:
+            new_outs.append(merge_dtype(_WIDE, dtype, f"{self.name}: lrs and wds"))
+        return new_outs, new_ins
 
     def check(self, params: Params) -> None:
         """Raise ParameterError unless there is one rate for each weight."""

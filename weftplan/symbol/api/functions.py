@@ -30,10 +30,10 @@ def function(op_name: str, hint: str = "") -> Callable[..., Symbol]:
     """
     op = registry.get(op_name)
     key = (op_name, hint or op_name)
-    found = _made.get(key)
-    if found is None or found[0] is not op:
-        found = _made[key] = (op, _make(op, *key))
-    return found[1]
+    cached = _made.get(key)
+    if cached is None or cached[0] is not op:
+        cached = _made[key] = (op, _make(op, *key))
+    return cached[1]
 
 
 def _make(op: Op, spelling: str, hint: str) -> Callable[..., Symbol]:

@@ -108,9 +108,9 @@ class _Solver:
         self._seed(known)
         nodes, rows, values = self.nodes, self.rows, self.values
         if default is not None:
-            found = of_one_dtype(nodes, default, values=values, rows=rows, inputs=self.inputs, sorts=self._sorts)
-            if found is not None:
-                return found
+            solved = of_one_dtype(nodes, default, values=values, rows=rows, inputs=self.inputs, sorts=self._sorts)
+            if solved is not None:
+                return solved
         learns = default is None or self._may_learn()
         if learns:
             self._until_still(everything)
@@ -159,8 +159,8 @@ class _Solver:
                 continue
             if fact is None:
                 fact = facts.get(node.name)
-            given = fact is not None
-            if not given:
+            is_given = fact is not None
+            if not is_given:
                 fact = node.attrs.get(kind.hint)
             if fact is None or (kind is DTYPES and fact == "-1"):
                 continue
@@ -173,9 +173,9 @@ class _Solver:
                 if repeats:
                     parsed[fact] = value
             except (ValueError, TypeError) as error:
-                source = f"the {kind.word} given for" if given else f"attribute {kind.hint} of"
-                made = "" if given else made_at(node)
-                raise ParameterError(f"{source} variable {node.name!r}{made} is {fact!r}: {error}") from error
+                source = f"the {kind.word} given for" if is_given else f"attribute {kind.hint} of"
+                where = "" if is_given else made_at(node)
+                raise ParameterError(f"{source} variable {node.name!r}{where} is {fact!r}: {error}") from error
             self.values[self.rows[i]] = value if kind.complete(value) else self._filled(node, value)
 
     def _filled(self, node: Node, given: Any) -> Any:
@@ -198,7 +198,7 @@ class _Solver:
         # Invariant: seen[e] is 1 if a node already visited in this walk uses entry e and has left it incomplete
         # (complete facts never change); if the walk skips nodes, all entries count as seen.
         seen = bytearray(len(values)) if stale is None else bytearray(b"\1") * len(values)
-        found: set[int] = set()
+        changed: set[int] = set()
         for i in order:
             node = nodes[i]
             op = node.op
@@ -223,7 +223,7 @@ class _Solver:
                     if new is not None and new is not old and differ(old, new):
                         values[k] = new
                         if seen[k]:
-                            found.add(k)
+                            changed.add(k)
                     seen[e] = seen[k] = 1
             else:
                 ins = [values[e] for e in reads]
@@ -238,18 +238,18 @@ class _Solver:
                     # A node may read an entry twice, so the rule may have inferred two different facts.
                     values[e] = self._merged(node, e, new)
                     if seen[e] or differ(values[e], new):
-                        found.add(e)
+                        changed.add(e)
                 for position, new in new_outs:
                     values[start + position] = new
                     if seen[start + position]:
-                        found.add(start + position)
+                        changed.add(start + position)
                 for position in open_ins:
                     seen[reads[position]] = 1
                 for position in open_outs:
                     seen[start + position] = 1
-            if found and stale is not None:
-                stale |= found
-        return found
+            if changed and stale is not None:
+                stale |= changed
+        return changed
 
     def _merged(self, node: Node, entry: int, new: Any) -> Any:
         try:
@@ -295,7 +295,7 @@ def of_one_dtype(
         news = [(k, fact) for k, fact in new_outs if differ(fact, default)]
         if news:
             others[sort] = news
-    found = [default] * len(values)
+    dtypes = [default] * len(values)
     if others:
         ops = {op for op, _, _ in others}
         some = [i for i, node in enumerate(nodes) if id(node.op) in ops]
@@ -303,5 +303,5 @@ def of_one_dtype(
         if not odd.keys().isdisjoint(chain.from_iterable(inputs)):
             return None
         for e, fact in odd.items():
-            found[e] = fact
-    return found
+            dtypes[e] = fact
+    return dtypes

@@ -113,9 +113,9 @@ class BucketingModule(BaseModule):
         """
         if sym_gen is None or default_bucket_key is None:
             raise BindError("BucketingModule.load needs sym_gen and default_bucket_key, as the constructor does")
-        made = BucketingModule(sym_gen, default_bucket_key, **settings)
-        made._default._arg_params, made._default._aux_params = load_params(prefix, epoch)
-        return made
+        module = BucketingModule(sym_gen, default_bucket_key, **settings)
+        module._default._arg_params, module._default._aux_params = load_params(prefix, epoch)
+        return module
 
     @staticmethod
     def load_dict(
@@ -134,17 +134,17 @@ class BucketingModule(BaseModule):
         Raises:
             BindError: one of the arguments is missing.
         """
-        given = {"sym_dict": sym_dict, "sym_gen": sym_gen, "default_bucket_key": default_bucket_key,
+        required = {"sym_dict": sym_dict, "sym_gen": sym_gen, "default_bucket_key": default_bucket_key,
                  "arg_params": arg_params, "aux_params": aux_params}  # fmt: skip
-        absent = [name for name, value in given.items() if value is None]
+        absent = [name for name, value in required.items() if value is None]
         if sym_dict is None or sym_gen is None or absent:
-            raise BindError(f"BucketingModule.load_dict needs {', '.join(given)}; {', '.join(absent)} not given")
-        made = BucketingModule(sym_gen, default_bucket_key, **settings)
-        made._symbols = dict(sym_dict)
-        made._default = made._make(default_bucket_key)
-        made._use(default_bucket_key, made._default)
-        made._default._arg_params, made._default._aux_params = dict(arg_params or {}), dict(aux_params or {})
-        return made
+            raise BindError(f"BucketingModule.load_dict needs {', '.join(required)}; {', '.join(absent)} not given")
+        module = BucketingModule(sym_gen, default_bucket_key, **settings)
+        module._symbols = dict(sym_dict)
+        module._default = module._make(default_bucket_key)
+        module._use(default_bucket_key, module._default)
+        module._default._arg_params, module._default._aux_params = dict(arg_params or {}), dict(aux_params or {})
+        return module
 
     @property
     def _default_bucket_key(self) -> Any:

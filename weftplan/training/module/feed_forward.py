@@ -81,8 +81,8 @@ class FeedForward:
     def _batches(self, data: Any, label: Any, *, training: bool) -> DataIter:
         """Wrap arrays in an iterator; return iterators unchanged."""
         if isinstance(data, DataIter) or (hasattr(data, "provide_data") and hasattr(data, "reset")):
-            found: DataIter = data
-            return found
+            batches: DataIter = data
+            return batches
         data = np.asarray(data) if isinstance(data, list) else data
         if not isinstance(data, (np.ndarray, NDArray)):
             raise ParameterError(f"expected a DataIter or an array of samples, got {type(data).__name__}")
@@ -163,10 +163,10 @@ class FeedForward:
             module.logger = logger
         if self.epoch_size is not None:
             batches = ResizeIter(batches, self.epoch_size, reset_internal=False)
-        given, states = self.arg_params, self.aux_params
+        known, states = self.arg_params, self.aux_params
         if self.allow_extra_params and self.symbol is not None:
             names = {*self.symbol.list_arguments()}
-            given = {name: value for name, value in (given or {}).items() if name in names}
+            known = {name: value for name, value in (known or {}).items() if name in names}
             held = {*self.symbol.list_auxiliary_states()}
             states = {name: value for name, value in (states or {}).items() if name in held}
         module.fit(
@@ -181,7 +181,7 @@ class FeedForward:
             LogValidationMetricsCallback() if eval_end_callback is _UNSET else eval_end_callback,
             eval_batch_end_callback,
             self.initializer,
-            given,
+            known,
             states,
             allow_missing=True,
             begin_epoch=self.begin_epoch,
@@ -235,8 +235,8 @@ class FeedForward:
                 samples, pad = batch.data[0].shape[0], getattr(batch, "pad", None) or 0
                 data.append([without_padding(value, samples, pad).asnumpy() for value in batch.data])
                 labels.append([without_padding(value, samples, pad).asnumpy() for value in batch.label])
-        found = [_joined(parts) for parts in ((outputs, data, labels) if return_data else (outputs,))]
-        return tuple(found) if return_data else found[0]
+        joined = [_joined(parts) for parts in ((outputs, data, labels) if return_data else (outputs,))]
+        return tuple(joined) if return_data else joined[0]
 
     def score(
         self,

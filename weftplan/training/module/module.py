@@ -270,8 +270,8 @@ class Module(ModuleNames, BaseModule):
             self.memory_budget = memory_budget
         if self.memory_budget is None or self.optimizer_initialized:
             return
-        made = choose_optimizer(optimizer, settings, symbol=self.symbol, names={}, batch_size=1)
-        self._expected = (kvstore, made)
+        chosen = choose_optimizer(optimizer, settings, symbol=self.symbol, names={}, batch_size=1)
+        self._expected = (kvstore, chosen)
 
     def _share(self, data: Sequence[DataDesc], label: Sequence[DataDesc]) -> Share | None:
         """Return each executor's share of the memory budget; None without a budget."""
@@ -426,13 +426,13 @@ class Module(ModuleNames, BaseModule):
                 whole and {*self.param_names} <= {*(arg_params or {})} and {*self.aux_names} <= {*(aux_params or {})}
             ):
                 # If all parameters and states are given, the unknown values belong to a larger network: accept them.
-                given = len(arg_params or {}) + len(aux_params or {})
+                count = len(arg_params or {}) + len(aux_params or {})
                 lacking = [name for name in self.param_names if name not in (arg_params or {})]
                 advice = "pass allow_extra=True to ignore them"
                 if lacking and not allow_missing:
                     advice = f"and nothing for {listed(lacking)}; where the head is another, pass allow_missing=True"
                 raise ParameterError(
-                    f"init_params: unknown names {listed(extra)}, {given - len(extra)} of {given} match; {advice}"
+                    f"init_params: unknown names {listed(extra)}, {count - len(extra)} of {count} match; {advice}"
                 )
         params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
         states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}

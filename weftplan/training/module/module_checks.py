@@ -33,9 +33,9 @@ def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list
     given_labels = getattr(batch, "label", None)  # a named tuple with only ``data`` is accepted as a batch
     if labels and not (given_labels and group.label_shapes):
         missing = "the batch has no label" if group.label_shapes else "bind got no label_shapes"
-        again = "" if group.label_shapes or not given_labels else ", bind again (fit: force_rebind=True)"
+        hint = "" if group.label_shapes or not given_labels else ", bind again (fit: force_rebind=True)"
         raise MXNetError(
-            f"forward: {missing}, and training this network needs {list(labels)}; give the iterator labels{again}, or "
+            f"forward: {missing}, and training this network needs {list(labels)}; give the iterator labels{hint}, or "
             f"pass is_train=False"
         )
     shapes = [tuple(as_ndarray(value, "data of the batch").shape) for value in batch.data]
@@ -47,10 +47,10 @@ def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list
         ("label", group.label_shapes, getattr(batch, "provide_label", None)),
     ):
         expected = [desc.name for desc in descs]
-        given = [name for name, *_ in provided or ()]  # pairs of a name and a shape
-        if given != expected and sorted(given) == sorted(expected):
+        labels_given = [name for name, *_ in provided or ()]  # pairs of a name and a shape
+        if labels_given != expected and sorted(labels_given) == sorted(expected):
             raise BindError(
-                f"forward: the batch has its {what} in the order {given}, bound were {expected}: give both "
+                f"forward: the batch has its {what} in the order {labels_given}, bound were {expected}: give both "
                 f"iterators their arrays in one order"
             )
     return shapes
@@ -75,13 +75,13 @@ def resized(
 
 def named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[DataDesc]:
     """Return ``descs`` if their names match ``names``; unused labels are allowed."""
-    given = [desc.name for desc in descs]
-    if len(set(given)) != len(given):
-        raise BindError(f"{what}_shapes name an input twice: {given}")
-    if (set(given) != set(names)) if what == "data" else not set(given) >= set(names):
+    provided = [desc.name for desc in descs]
+    if len(set(provided)) != len(provided):
+        raise BindError(f"{what}_shapes name an input twice: {provided}")
+    if (set(provided) != set(names)) if what == "data" else not set(provided) >= set(names):
         raise BindError(
-            f"{what}_shapes name {given}, the module's {what}_names are {list(names)}: name the {what} of the iterator "
-            f"accordingly, or pass {what}_names={given} to Module if the network's inputs are called so"
+            f"{what}_shapes name {provided}, the module's {what}_names are {list(names)}: name the {what} of the iterator "
+            f"accordingly, or pass {what}_names={provided} to Module if the network's inputs are called so"
         )
     return descs
 

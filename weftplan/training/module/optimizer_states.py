@@ -37,22 +37,22 @@ def adopt(
     Raises:
         FormatError: damaged, or states of other parameters or another optimizer; nothing is changed.
     """
-    other = Updater(_Counts())
-    other.set_states(data)
-    told = other.optimizer
+    loaded = Updater(_Counts())
+    loaded.set_states(data)
+    told = loaded.optimizer
     assert isinstance(told, _Counts)
-    owner = _owners({*other.states, *told._index_update_count}, names, trained)
-    first = {owner[key]: state for key, state in reversed(other.states.items())}  # the first context's
+    owner = _owners({*loaded.states, *told._index_update_count}, names, trained)
+    first = {owner[key]: state for key, state in reversed(loaded.states.items())}  # the first context's
     counts = {owner[key]: count for key, count in told._index_update_count.items()}
     # Copy for each key: contexts that share an array would each update it.
     # A context that trains its own parameters keeps its own state, which may differ from the other contexts' states.
     taken = {
-        key: _copy(other.states[key] if owner.get(key) == name and key in other.states else first[name])
+        key: _copy(loaded.states[key] if owner.get(key) == name and key in loaded.states else first[name])
         for key, name in keys.items()
         if name in first
     }
     known = {key: counts[name] for key, name in keys.items() if name in counts}
-    updater.replace_states(taken, other.version, weights, known)
+    updater.replace_states(taken, loaded.version, weights, known)
 
 
 def _copy(state: Any) -> Any:
@@ -79,8 +79,8 @@ def _owners(found: Iterable[Any], names: Sequence[str], trained: Sequence[int]) 
         if strange:
             raise FormatError(f"these are optimizer states of {listed(strange)}; the module has {listed(names)}")
         return {key: key for key in keys}
-    contexts, rest = divmod(len(keys), max(1, len(trained)))
-    if rest or {i * contexts + k for i in trained for k in range(contexts)} != set(keys):
+    contexts, remainder = divmod(len(keys), max(1, len(trained)))
+    if remainder or {i * contexts + k for i in trained for k in range(contexts)} != set(keys):
         raise FormatError(
             f"these are optimizer states of {len(keys)} parameters or of others; the module trains {len(trained)}: "
             f"{listed(names[i] for i in trained)}"

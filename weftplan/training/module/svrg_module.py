@@ -86,8 +86,8 @@ class SVRGModule(Module):
         for gradients, at_snapshot, means in triples:
             if gradients is None or at_snapshot is None or means is None:
                 continue
-            for gradient, other, mean in zip(gradients, at_snapshot, means, strict=True):
-                gradient -= other
+            for gradient, snapshot, mean in zip(gradients, at_snapshot, means, strict=True):
+                gradient -= snapshot
                 gradient += mean
         super().update()
 

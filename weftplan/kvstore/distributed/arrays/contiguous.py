@@ -36,13 +36,13 @@ def cuts(sizes: tuple[int, ...], first: int, end: int) -> tuple[tuple[int, int, 
     >>> cuts((3, 4), 1, 5)
     ((0, 1, 3, 1), (1, 0, 2, 3))
     """
-    found, place = [], 0
+    ranges, place = [], 0
     for which, size in enumerate(sizes):
         low, high = max(first, place), min(end, place + size)
         if low < high:
-            found.append((which, low - place, high - place, low))
+            ranges.append((which, low - place, high - place, low))
         place += size
-    return tuple(found)
+    return tuple(ranges)
 
 
 def flat(arrays: Sequence[Array]) -> list[Array]:

@@ -67,10 +67,10 @@ class Gathering:
         """
         if not self._doors or self._poll is None:
             return set()
-        found = {file for file, _ in self._poll.poll(0)}
-        ended = {rank for rank, door in self._doors.items() if door.fileno() in found} if found else set()
-        again, self._seen = ended & self._seen, ended
-        return again
+        ready = {file for file, _ in self._poll.poll(0)}
+        ended = {rank for rank, door in self._doors.items() if door.fileno() in ready} if ready else set()
+        confirmed, self._seen = ended & self._seen, ended
+        return confirmed
 
     def close(self) -> None:
         """Forget the others, which find this process no more."""
@@ -92,10 +92,10 @@ _places: dict[str, Gathering] = {}
 
 def gather(place: str) -> Gathering:
     """This process has come to a place, now or before."""
-    found = _places.get(place)
-    if found is None:
-        found = _places[place] = Gathering(place)
-    return found
+    gathering = _places.get(place)
+    if gathering is None:
+        gathering = _places[place] = Gathering(place)
+    return gathering
 
 
 def begun() -> bool:

@@ -91,13 +91,13 @@ class Area:
         host, process, file, mark = words
         if host != os.uname().nodename:
             raise ValueError(f"an area of the host {host}")
-        found = os.open(f"/proc/{int(process)}/fd/{int(file)}", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(f"/proc/{int(process)}/fd/{int(file)}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            area = cls(found, own=False)
+            area = cls(descriptor, own=False)
             if area.data[slice(*_MARK)].hex() != mark:
                 raise ValueError("another file than the one that was offered")
         except BaseException:
-            os.close(found)
+            os.close(descriptor)
             raise
         return area
 

@@ -163,9 +163,9 @@ def _sum(scalar: str, count: int, *, grouped: bool, past: bool) -> Function:
 
 def _total(f: Function, sources: Sequence[str], bracketed: int) -> Callable[[Callable[[str], str]], str]:
     def total(load: Callable[[str], str]) -> str:
-        partial, rest = load(sources[0]), sources[1:]
-        for start in range(0, len(rest), bracketed):
-            share, *more = rest[start : start + bracketed]
+        partial, remaining = load(sources[0]), sources[1:]
+        for start in range(0, len(remaining), bracketed):
+            share, *more = remaining[start : start + bracketed]
             bracket = load(share)
             for term in more:
                 bracket = f.binary("fadd", bracket, load(term))

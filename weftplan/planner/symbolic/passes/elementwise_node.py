@@ -51,10 +51,10 @@ class FusedNode:
         self._values: dict[tuple[int, bool], int] = {}
         self._inputs: list[Shape] = []
         calls = [self._call(nid) for nid in nodes]
-        made = {e for nid in nodes for e in around.computed(nid)}
+        computed = {e for nid in nodes for e in around.computed(nid)}
         for _, _, reads, _ in calls:
             for key in reads:
-                if key is not None and (key[1] or key[0] not in made) and key not in self._values:
+                if key is not None and (key[1] or key[0] not in computed) and key not in self._values:
                     self._values[key] = len(self._inputs)
                     self.entries.append(key)
                     self._inputs.append(self._input_shape(key[0]))
@@ -122,28 +122,28 @@ class FusedNode:
         last = graph.nodes[self.nodes[-1]]
         plain = [nid for nid in nodes if around.kinds[nid] == PLAIN]
         described = [(graph.nodes[nid].name, graph.nodes[nid].attrs, around.kinds[nid]) for nid in nodes]
-        made = edit.add(
+        fused = edit.add(
             POINTWISE, last.name, inputs=inputs, main=self.nodes[-1], params=params.of(self),
             attrs={**shared(last), MEMBERS: json.dumps(described)},
             controls=[dep for nid in plain for dep in graph.controls[nid] if dep not in self.inside],
             like=self.results,
         )  # fmt: skip
         for k, entry in enumerate(self.results):
-            edit.stand_for(entry, made + k)
+            edit.stand_for(entry, fused + k)
         for nid in plain:
-            edit.node_stands_for(nid, edit.makers[made])
+            edit.node_stands_for(nid, edit.makers[fused])
 
     def _product(self, edit: Edit, params: SharedParams, entry: int) -> int:
         """Add the layer that makes an entry without its bias; return its entry."""
         graph = self.around.graph
         nid = graph.entry_node[entry]
         layer = graph.nodes[nid]
-        made = edit.add(
+        product = edit.add(
             layer.op, f"{layer.name}_product", inputs=graph.inputs[nid][:2], main=nid,
             params=params.without_bias(layer.params), attrs=layer.attrs, controls=graph.controls[nid], like=[entry],
         )  # fmt: skip
-        edit.node_stands_for(nid, edit.makers[made])
-        return made
+        edit.node_stands_for(nid, edit.makers[product])
+        return product
 
 
 def _channel_axis(node: Node, kind: str, ndim: int) -> int:
