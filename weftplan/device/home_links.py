@@ -49,8 +49,8 @@ def _given(context: Context, home: Context) -> Link | None:
 def _measured(place: Any, home: Context) -> Link | None:
     """Measure copies; None if they fail, as with too little memory, or take no time."""
     try:
-        other = get(home)
-        here, there = place.allocate(_LONG), other.allocate(_LONG)
+        place_there = get(home)
+        here, there = place.allocate(_LONG), place_there.allocate(_LONG)
         times = []
         for target, source in ((there, here), (here, there)):
             short, long = (

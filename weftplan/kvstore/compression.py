@@ -134,11 +134,11 @@ class Compression:
         step = _BLOCK if xp is np else max(share, -(-gradient.size // share) * share)
         codes = xp.empty(min(step, packed.size * share), np.uint8)
         for start in range(0, gradient.size, step):
-            rest = residual[start : start + step]
-            xp.add(rest, gradient[start : start + step], out=rest)
-            block = codes[: -(-rest.size // share) * share]
-            block[rest.size :] = 0
-            block[: rest.size] = codes_of(rest)
+            remainder = residual[start : start + step]
+            xp.add(remainder, gradient[start : start + step], out=remainder)
+            block = codes[: -(-remainder.size // share) * share]
+            block[remainder.size :] = 0
+            block[: remainder.size] = codes_of(remainder)
             rows = block.reshape(-1, share)
             target = packed[start // share : start // share + len(rows)]
             bits = 8 // share

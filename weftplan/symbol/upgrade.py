@@ -48,19 +48,19 @@ def hidden_keys(node: Node, where: str) -> set[str]:
         ParameterError, FormatError: as :func:`stored_params`; some operators' inputs depend on their parameters.
     """
     variable_keys(node)
-    found = {
+    attributes = {
         key: hidden
         for hidden in HIDDEN_KEYS
         for key in node.attrs
         if key.endswith(f"_{hidden}") and not key.startswith("__")
     }
-    if not found:
+    if not attributes:
         return set()
     assert node.op is not None
-    params = stored_params(node, {k: v for k, v in node.attrs.items() if k not in found}, where)
+    params = stored_params(node, {k: v for k, v in node.attrs.items() if k not in attributes}, where)
     inputs = dict(zip(node.op.input_names(params), (entry.node for entry in node.inputs), strict=False))
     kept: set[str] = set()
-    for key, hidden in found.items():
+    for key, hidden in attributes.items():
         owner = inputs.get(key.removesuffix(f"_{hidden}"))
         if owner is None or owner.op is not None:
             kept.add(key)

@@ -357,11 +357,11 @@ def ask(
                 sent.append(comm.Isend([values.reshape(-1).view(np.uint8), byte], dest=server, tag=REQUEST_DATA))
                 taking.append(server)
         yield from group.wait(headers, [], servers, f"answer {what}")
-        found: list[tuple[Header, Array]] = []
+        replies: list[tuple[Header, Array]] = []
         errors, data, senders = [], [], []
         for (server, header, values), raw in zip(requests, answers, strict=True):
             answer = Header.decode(raw, server)
-            found.append((answer, values))
+            replies.append((answer, values))
             if answer.verb is Verb.FAILED:
                 text = bytearray(min(answer.nbytes, TEXT))
                 errors.append((server, text))
@@ -369,7 +369,7 @@ def ask(
                 senders.append(server)
             elif header.verb is Verb.STATES:
                 states = np.empty(answer.nbytes, np.uint8)
-                found[-1] = answer, states
+                replies[-1] = answer, states
                 data.append(comm.Irecv([states, byte], source=server, tag=ANSWER_DATA))
                 senders.append(server)
             elif header.verb is Verb.PULL:
@@ -383,4 +383,4 @@ def ask(
     if errors:
         server, text = errors[0]
         raise KVStoreError(f"{what}: server {server} says {text.decode(errors='replace')}")
-    return found
+    return replies

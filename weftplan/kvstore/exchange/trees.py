@@ -31,7 +31,7 @@ def binary_trees(weights: Weights, penalty: float, *, exhaustive: bool) -> tuple
         exhaustive: search all trees for the largest weight, unless there are too many.
     """
     now = [list(row) for row in weights]
-    found = []
+    trees = []
     for root in range(len(now)):
         parents = [root] * len(now)
         members = tuple(range(len(now)))
@@ -40,8 +40,8 @@ def binary_trees(weights: Weights, penalty: float, *, exhaustive: bool) -> tuple
             parents[child] = parent
             now[parent][child] *= penalty
             now[child][parent] *= penalty
-        found.append(tuple(parents))
-    return tuple(found)
+        trees.append(tuple(parents))
+    return tuple(trees)
 
 
 _Edges = tuple[tuple[int, int], ...]

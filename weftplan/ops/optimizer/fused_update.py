@@ -52,14 +52,14 @@ def work(
         narrow: the gradient is in half precision, and a weight in half precision after the states gets the new weight,
             rounded.
     """
-    made: dict[Any, tuple[_Range, int]] = {}
+    by_kind: dict[Any, tuple[_Range, int]] = {}
     kernels = []
     for one in params:
-        if one not in made:
-            made[one] = _kernel(name, dict(one), arrays, dtype, compiled=compiled)
+        if one not in by_kind:
+            by_kind[one] = _kernel(name, dict(one), arrays, dtype, compiled=compiled)
             if narrow:
-                made[one] = _widened(*made[one], dtype)
-        kernels.append(made[one])
+                by_kind[one] = _widened(*by_kind[one], dtype)
+        kernels.append(by_kind[one])
     arrays += narrow
     ends = list(accumulate(sizes))
     parts = max(1, min(MOST, ends[-1] // FEW))

@@ -80,7 +80,7 @@ def named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[Dat
         raise BindError(f"{what}_shapes name an input twice: {provided}")
     if (set(provided) != set(names)) if what == "data" else not set(provided) >= set(names):
         raise BindError(
-            f"{what}_shapes name {provided}, the module's {what}_names are {list(names)}: name the {what} of the iterator "
+            f"{what}_shapes name {provided}, the module's {what}_names are {list(names)}: name the iterator's {what} "
             f"accordingly, or pass {what}_names={provided} to Module if the network's inputs are called so"
         )
     return descs

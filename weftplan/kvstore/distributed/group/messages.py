@@ -152,8 +152,8 @@ class Meeting(Members):
             return [memoryview(own)]
         shared = self._shared
         if shared is None:
-            found = yield from self._swap_by_mpi(own, what)
-            return [found[rank] for rank in self.members]
+            received = yield from self._swap_by_mpi(own, what)
+            return [received[rank] for rank in self.members]
         shared.send(own)
         others = self.others()
         for _ in range(_LOOKS):
@@ -179,11 +179,11 @@ class Meeting(Members):
         :meth:`_is_done` avoids could happen to it.
         """
         byte, comm, others, tag = self._mpi.BYTE, self._comm, self.others(), 2 + 2 * self._epoch
-        found = {self.rank: memoryview(own)}
+        received = {self.rank: memoryview(own)}
         rooms, self._rooms = self._rooms, {}
 
         def arrived(rank: int, status: Status) -> None:
-            found[rank] = memoryview(rooms[rank])[: status.Get_count(byte)]
+            received[rank] = memoryview(rooms[rank])[: status.Get_count(byte)]
 
         for rank in others:
             if rank not in rooms:
@@ -193,7 +193,7 @@ class Meeting(Members):
             sends = [comm.Issend([own, byte], rank, tag) for rank in others]
             yield from self.wait(receives, sends, [*others, *others], what, arrived)
         self._rooms = rooms
-        return found
+        return received
 
     def _difference(self, description: str) -> Steps[KVStoreError]:
         """Return the error with the members' differing descriptions; long descriptions start at the difference."""
