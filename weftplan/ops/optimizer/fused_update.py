@@ -52,14 +52,14 @@ def work(
         narrow: the gradient is in half precision, and a weight in half precision after the states gets the new weight,
             rounded.
     """
-    by_kind: dict[Any, tuple[_Range, int]] = {}
+    made: dict[Any, tuple[_Range, int]] = {}
     kernels = []
     for one in params:
-        if one not in by_kind:
-            by_kind[one] = _kernel(name, dict(one), arrays, dtype, compiled=compiled)
+        if one not in made:
+            made[one] = _kernel(name, dict(one), arrays, dtype, compiled=compiled)
             if narrow:
-                by_kind[one] = _widened(*by_kind[one], dtype)
-        kernels.append(by_kind[one])
+                made[one] = _widened(*made[one], dtype)
+        kernels.append(made[one])
     arrays += narrow
     ends = list(accumulate(sizes))
     parts = max(1, min(MOST, ends[-1] // FEW))
@@ -86,19 +86,19 @@ def _pieces(ends: Sequence[int], step: int) -> list[list[tuple[int, int, int]]]:
 
     Cuts inside a weight are at multiples of :data:`BORDER`.
     """
-    parts: list[list[tuple[int, int, int]]] = [[]]
+    found: list[list[tuple[int, int, int]]] = [[]]
     left = step
     for which, (begin, end) in enumerate(pairwise((0, *ends))):
         size, first = end - begin, 0
         while first < size:
             if left <= 0:
-                parts.append([])
+                found.append([])
                 left = step
             last = min(size, first + -(-left // BORDER) * BORDER)
-            parts[-1].append((which, first, last))
+            found[-1].append((which, first, last))
             left -= last - first
             first = last
-    return parts
+    return found
 
 
 _Range = Callable[[Sequence[Any], int, int, Any], None]
