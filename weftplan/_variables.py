@@ -275,12 +275,12 @@ _PLANNER = (
         name="MXNET_USE_FUSION",
         default=True,
         meaning="Fuse nodes: consecutive nodes, and gradients of a shared weight.",
-        effect="read at each bind, on a host: a relu in the Convolution or BatchNorm before it, and its gradient in "
+        effect="read at each bind. On a host: a relu in the Convolution or BatchNorm before it, and its gradient in "
         "that of the BatchNorm; a BatchNorm without gradient in the Convolution before it; in training, a depthwise "
-        "Convolution of 3x3 with the BatchNorms around it, where kernels are compiled; "
-        "same bits. Gradients of a FullyConnected weight that 8 layers "
-        "or more share, several layers at a time: their sum is rounded in another order. Plans list the fused nodes; a "
-        "monitor sees their outputs",
+        "Convolution of 3x3 with the BatchNorms around it, if kernels are compiled. On a GPU: trees of elementwise "
+        "nodes with bias, relu and the last step of a BatchNorm. All have the same bits. Gradients of a FullyConnected "
+        "weight that 8 layers or more share, several layers at a time: their sum is rounded in another order. Plans "
+        "list the fused nodes; a monitor sees their outputs",
     ),
     _planner(
         name="WEFTPLAN_DROP_DEAD_OUTPUTS",

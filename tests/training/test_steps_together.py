@@ -19,6 +19,13 @@ OPTIMIZERS = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def own_engine():
+    """Use an engine of this test: steps are not fused while an engine has failed arrays, as earlier tests may leave."""
+    with engine.using(engine.create("ThreadedEnginePerDevice")):
+        yield
+
+
 def arrays(dtype="float32", seed=0):
     """Weights or gradients."""
     rng = np.random.default_rng(seed)

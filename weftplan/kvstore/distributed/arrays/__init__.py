@@ -1,1 +1,1 @@
-"""The arrays of one exchange: contiguous ranges, copies of pieces, lazy values and cached decisions."""
+"""The arrays of one exchange: contiguous ranges and copies of pieces."""
