@@ -136,9 +136,19 @@ class OwnError(Exception):
         self.code = code
 
 
-@pytest.mark.parametrize("error", [AssertionError("no luck"), KeyError("k"), OSError(2, "gone"), OwnError(code=7)])
-def test_what_user_code_raises_is_an_mxnet_error_too(error, monkeypatch):
-    """As in MXNet; it is also still what it was, with its arguments and attributes."""
+ERRORS = {
+    "assertion": lambda: AssertionError("no luck"),
+    "key": lambda: KeyError("k"),
+    "system": lambda: OSError(2, "gone"),
+    "own": lambda: OwnError(code=7),
+}
+"""Functions, since a raised error keeps its frames, and so the failed array, as long as it lives."""
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_errors_of_user_code_are_mxnet_errors(kind, monkeypatch):
+    """As in MXNet; an error also keeps its class, its arguments and attributes."""
+    error = ERRORS[kind]()
     monkeypatch.setattr(Careless, "error", error)
     with pytest.raises(MXNetError) as caught:
         mx.nd.Custom(mx.nd.ones((2,)), op_type="careless").wait_to_read()
