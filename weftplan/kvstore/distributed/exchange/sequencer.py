@@ -260,8 +260,8 @@ class Sequencer:
                 seen = None
                 continue
             if left is None and (began or (lazy and not rung)):
-                # The thread that queued the first exchange is about to run it. If the second poll finds the same exchange,
-                # no helper has taken it; to take a newer exchange would delay the program.
+                # The thread that queued the first exchange is about to run it. If the second poll finds it again, no
+                # helper has taken it; to take a newer exchange would delay the program.
                 before, seen = seen, next(iter(tuple(self._items)), None)  # `tuple` is atomic; other threads append
                 if began or seen is not before:
                     continue
