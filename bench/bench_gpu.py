@@ -370,15 +370,15 @@ PARTS = {name: globals()[name] for name in SHARES}
 
 def machine(args, context):
     """Describe the machine of the figures."""
-    by_name = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "weftplan": mx.__version__,
+    facts = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "weftplan": mx.__version__,
              "numpy": np.__version__}  # fmt: skip
     xp = device.get(context(0)).xp
     if args.standin:
-        return {**by_name, "card": f"none: the stand-in for CuPy {xp.__version__}"}
+        return {**facts, "card": f"none: the stand-in for CuPy {xp.__version__}"}
     runtime = xp.cuda.runtime
     name = runtime.getDeviceProperties(0)["name"].decode()
     driver = pathlib.Path("/sys/module/nvidia/version")
-    return {**by_name, "card": name, "driver": driver.read_text().strip() if driver.exists() else "unknown",
+    return {**facts, "card": name, "driver": driver.read_text().strip() if driver.exists() else "unknown",
             "cuda of the driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(),
             "cupy": xp.__version__}  # fmt: skip
 

@@ -151,12 +151,12 @@ def test_devices_take_the_time_of_the_model_and_the_fastest_is_taken(name, eleme
 
 def test_no_way_is_the_best_for_all():
     """Small arrays on a mesh take a tree, on a switch one step; large arrays ranges or a chain."""
-    by_name = {
+    ways = {
         (name, elements): chooser()._choose(LINKS[name], 2, elements, 4).way.name
         for name in LINKS
         for elements in (100, 1_000_000)
     }
-    assert by_name == {
+    assert ways == {
         ("nvlink mesh", 100): "tree",
         ("nvlink mesh", 1_000_000): "chain",
         ("pcie tree", 100): "one_step",

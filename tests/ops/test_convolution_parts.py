@@ -107,11 +107,11 @@ def test_parts_are_right(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 
 def test_random_layers_are_cut_and_not_cut() -> None:
     """The seeds above cover one to four parts, of images, channels and groups."""
-    by_name = {(weight, geo.groups > 1, len(parts(geo, weight=weight)))
+    cuts_seen = {(weight, geo.groups > 1, len(parts(geo, weight=weight)))
              for geo in map(layer, range(40)) for weight in (False, True)}  # fmt: skip
     for weight in (False, True):
-        assert {(weight, False, count) for count in (1, 2, 4)} <= by_name
-        assert {(weight, True, count) for count in (2, 4)} <= by_name
+        assert {(weight, False, count) for count in (1, 2, 4)} <= cuts_seen
+        assert {(weight, True, count) for count in (2, 4)} <= cuts_seen
 
 
 def test_same_bits_with_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:

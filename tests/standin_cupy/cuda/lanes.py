@@ -80,11 +80,11 @@ class Lanes:
 
     @staticmethod
     def _places(extents: Sequence[int], flat: Any) -> dict[str, Any]:
-        by_name = {}
+        places = {}
         for name, size in zip("xyz", extents, strict=False):
-            by_name[name] = (flat % size).astype("uint32")
+            places[name] = (flat % size).astype("uint32")
             flat = flat // size
-        return by_name
+        return places
 
     def run(self, kernel: Function, given: Sequence[Any]) -> None:
         """The kernel, from its first statement to its last."""
