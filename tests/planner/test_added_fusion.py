@@ -17,9 +17,8 @@ from weftplan.errors import PlanError
 from weftplan.ops.core import registry
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.symbolic import passes
-from weftplan.planner.symbolic.network import Edit, Network
+from weftplan.planner.symbolic.network import Edit, Network, translated
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, PLACED, SIZES, GraphPass, Settings
-from weftplan.planner.symbolic.translate import translated
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 SHAPE = (2, 3, 8, 9)

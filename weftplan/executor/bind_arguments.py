@@ -14,8 +14,8 @@ from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import dtype_of
 from weftplan.symbol import Symbol
 from weftplan.symbol.attribute import read_grad_req
-from weftplan.symbol.inference import unknown_shapes as unknown
-from weftplan.symbol.provenance import warn
+from weftplan.symbol.inference.methods import read_shape
+from weftplan.symbol.node import warn
 from weftplan.symbol.traversal import Order, depth_first_order, split_variables
 
 _OPTIONS = (
@@ -149,7 +149,7 @@ def _warn_unknown(what: str, values: Mapping[str, Any], names: Sequence[str]) ->
 def as_shape(name: str, shape: Any) -> tuple[int, ...]:
     """Return the shape of an argument as a tuple of ints, 0 for unknown dimensions (0 or -1); raise ShapeError."""
     try:
-        dims: tuple[int, ...] = unknown.read([operator.index(d) for d in shape], f"the shape of {name!r}")
+        dims: tuple[int, ...] = read_shape([operator.index(d) for d in shape], f"the shape of {name!r}")
         return dims
     except TypeError:
         raise ShapeError(f"the shape of {name!r} must be a tuple of integers such as (32, 10), got {shape!r}") from None

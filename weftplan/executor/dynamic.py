@@ -11,19 +11,19 @@ Outputs, arguments, gradients and auxiliary states are held for as long as the e
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from weftplan import device, engine
+from weftplan import config, device, engine
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.errors import MXNetError
-from weftplan.executor.collecting import Collector
+from weftplan.executor.branches import ancestors, parents
 from weftplan.executor.executor import Executor
-from weftplan.executor.memory import PlannedMemory
+from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
 from weftplan.executor.pool import Placement, SlabPool
-from weftplan.executor.run import Bind, Call, RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
 from weftplan.ndarray.memory import joint_allocation
@@ -33,6 +33,110 @@ from weftplan.ndarray.spill import spilling
 from weftplan.ndarray.spill.dynamic import DynamicChunk
 from weftplan.planner import PlannedGraph
 from weftplan.support.slots import MAKE_ROOM
+
+Local = dict[bool, dict[int, list[Any]]]
+
+
+class Collector:
+    """Decides for one executor; the settings are those of the moment when it is made."""
+
+    def __init__(self) -> None:
+        self.threshold = float(config.get("FLAGS_eager_delete_tensor_gb")) * 2**30
+        self.fraction = float(config.get("FLAGS_memory_fraction_of_eager_deletion"))
+        self.fast = bool(config.get("FLAGS_fast_eager_deletion_mode"))
+        self.scope = bool(config.get("FLAGS_eager_delete_scope"))
+        self._ends: dict[bool, dict[int, list[Any]]] = {}
+        self._kept: dict[bool, list[Any]] = {}
+        self._queue: list[Any] = []
+        self._queued = 0
+
+    def settle(
+        self,
+        forward: Sequence[Segment],
+        backward: Sequence[Segment],
+        chunks_of: Callable[[Step], list[Any]],
+        *,
+        inside: bool,
+    ) -> Local:
+        """Find out where each chunk dies.
+
+        Args:
+            forward, backward: segments in the order of their pushes.
+            chunks_of: the chunks that a step uses.
+            inside: chunks may go back inside a segment, if that segment is ordered after all other users.
+
+        Returns:
+            By is_train and node, the chunks that go back when the step of that node is over.
+        """
+        local: Local = {}
+        for is_train in (True, False):
+            segments = (*forward, *backward) if is_train else forward
+            users: dict[int, int] = defaultdict(int)
+            last: dict[int, tuple[int, Step]] = {}
+            known: dict[int, Any] = {}
+            for number, segment in enumerate(segments):
+                for step in segment.steps:
+                    for chunk in chunks_of(step):
+                        known[id(chunk)] = chunk
+                        users[id(chunk)] |= 1 << number
+                        last[id(chunk)] = number, step
+            behind = _behind(segments)
+            chosen = {id(chunk) for chunk in self._chosen(list(known.values()))}
+            here: dict[int, list[Any]] = defaultdict(list)
+            ends: dict[int, list[Any]] = defaultdict(list)
+            for key, (number, step) in last.items():
+                if key not in chosen:
+                    continue
+                alone = not users[key] & ~(behind[number] | 1 << number)
+                # A step on a stream cannot give memory of a host back: hosts do not wait for its event.
+                here_too = inside and (step.context == known[key].context or not step.context.has_streams)
+                if here_too and self.threshold == 0 and alone and step.bind is not None:
+                    here[step.nid].append(known[key])
+                else:
+                    ends[number].append(known[key])
+            local[is_train], self._ends[is_train] = dict(here), dict(ends)
+            self._kept[is_train] = [chunk for key, chunk in known.items() if key not in chosen]
+        return local
+
+    def _chosen(self, chunks: list[Any]) -> list[Any]:
+        """The chunks that are collected at all, largest first."""
+        if self.threshold < 0:
+            return []
+        most = self.fraction * sum(chunk.nbytes for chunk in chunks)
+        largest, nbytes = [], 0
+        for chunk in sorted(chunks, key=lambda chunk: -chunk.nbytes):
+            if nbytes >= most:
+                break
+            largest.append(chunk)
+            nbytes += chunk.nbytes
+        return largest
+
+    def passed(self, is_train: bool, number: int) -> list[Any]:
+        """Return the chunks that go back after segment ``number``, which has just been pushed."""
+        dead = self._ends[is_train].get(number, ())
+        self._queue += dead
+        self._queued += sum(chunk.nbytes for chunk in dead)
+        return self._emptied() if self._queued >= self.threshold else []
+
+    def ended(self, is_train: bool) -> list[Any]:
+        """Return the chunks that go back at the end of a run."""
+        return [*self._emptied(), *(self._kept[is_train] if self.scope else ())]
+
+    def _emptied(self) -> list[Any]:
+        dead, self._queue, self._queued = self._queue, [], 0
+        return dead
+
+
+class _Idle:
+    """A segment that is not pushed: it waits for no segment, and no segment waits for it."""
+
+    reads = writes = ()
+
+
+def _behind(segments: Sequence[Segment]) -> list[int]:
+    """Return for each segment a mask of the segments that the engine always runs before it, by common vars."""
+    return ancestors(parents([segment if segment.pushed else _Idle() for segment in segments]))
+
 
 _MOST_REMEMBERED = 4 << 20
 """Bytes of results, in all, whose calls an executor keeps."""

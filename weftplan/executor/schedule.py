@@ -18,8 +18,7 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.device.simulated_device import SimDevice
 from weftplan.engine import FnProperty
-from weftplan.executor.memory import PlannedMemory
-from weftplan.executor.run import Bind, Call, RunState
+from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.copying import device_end, route
 from weftplan.ndarray.memory.chunk import nothing
@@ -28,7 +27,7 @@ from weftplan.ops.core.node_call import NodeCall
 from weftplan.ops.core.schema import Op, Req, aligned
 from weftplan.planner import PlannedGraph
 from weftplan.planner.symbolic.cost import ACCELERATOR, seconds_of
-from weftplan.planner.symbolic.translate import MARK as SPILL_MARK
+from weftplan.planner.symbolic.network import MARK as SPILL_MARK
 from weftplan.symbol.node import Node
 
 

@@ -15,9 +15,8 @@ from typing import Protocol, TypeVar, cast
 from weftplan.errors import PlanError
 from weftplan.planner import paddle
 from weftplan.planner.buffers import Buffers
-from weftplan.planner.inplace import Assignment, add_in_place, assign
+from weftplan.planner.inplace import Assignment, BlockPool, add_in_place, assign, colors
 from weftplan.planner.liveness import MOST_STEPS
-from weftplan.planner.match_range import BlockPool, colors
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import STRATEGIES, PlanOptions
 from weftplan.planner.packing import pack
@@ -47,7 +46,7 @@ class Shared:
     block_bytes: int
     """Bytes of all blocks as the strategy's own rule counts them (``MemoryPlan.reported_bytes``)."""
     color: list[int]
-    """The colour of each node, or nothing if all have one (:func:`~weftplan.planner.match_range.colors`)."""
+    """The colour of each node, or nothing if all have one (:func:`~weftplan.planner.inplace.colors`)."""
 
 
 class Strategy(Protocol):

@@ -22,8 +22,7 @@ from weftplan.ops.core.implementations import Choice
 from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
 from weftplan.planner.inplace import Kind
-from weftplan.planner.labels import Pass
-from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.memory_plan import MemoryPlan, Pass
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.program import Program
@@ -31,12 +30,10 @@ from weftplan.planner.recompute import Cost
 from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.kernel_choice import operator_choices
-from weftplan.planner.symbolic.library_memory import library_bytes
-from weftplan.planner.symbolic.network import Network
+from weftplan.planner.symbolic.kernel_choice import library_bytes, operator_choices
+from weftplan.planner.symbolic.network import Network, realised, translated
 from weftplan.planner.symbolic.passes import fuse_depthwise, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
-from weftplan.planner.symbolic.translate import realised, translated
 from weftplan.symbol.traversal import Order
 
 MAX_BYTES = (1 << 63) - 1

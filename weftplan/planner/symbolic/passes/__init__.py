@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from weftplan.errors import PlanError
-from weftplan.planner.labels import Pass
+from weftplan.planner.memory_plan import Pass
 from weftplan.planner.symbolic.network import Network
 from weftplan.planner.symbolic.passes import (
     batch_weight_gradients,

@@ -21,8 +21,14 @@ from weftplan.device.amounts import counted
 from weftplan.ops.cuda import pointwise as generated
 from weftplan.ops.fusion.pointwise import POINTWISE
 from weftplan.planner.symbolic.network import Edit, Network, alike
-from weftplan.planner.symbolic.passes.elementwise_members import PLAIN, ElementwiseNodes
-from weftplan.planner.symbolic.passes.elementwise_node import FusedNode, SharedParams, members, unfuse
+from weftplan.planner.symbolic.passes.elementwise_node import (
+    PLAIN,
+    ElementwiseNodes,
+    FusedNode,
+    SharedParams,
+    members,
+    unfuse,
+)
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, GRADIENTS, SIZES, GraphPass, Settings
 
 _MOST_MEMBERS = 48
