@@ -34,7 +34,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     exec(code, names)
     place = [one.name for one in passes.PASSES].index("layers joined") + 1
     monkeypatch.setattr(passes, "PASSES", [*passes.PASSES[:place], names["PASS"], *passes.PASSES[place:]])
-    monkeypatch.setattr("weftplan.planner.symbolic.passes.unfuse.PASSES", passes.PASSES)
+    monkeypatch.setattr("weftplan.planner.symbolic.passes.PASSES", passes.PASSES)
     return names
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, did_you_mean, listed
+from weftplan.executor.run_values import by_name
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import dtype_of
 from weftplan.symbol import Symbol
@@ -187,7 +188,5 @@ def names_of(symbol: Symbol) -> tuple[list[str], list[str], Order]:
     order = depth_first_order(entry[0] for entry in symbol.entries)
     arguments, states = split_variables(order[0])
     names, aux_names = [node.name for node in arguments], [node.name for node in states]
-    if len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise BindError(f"Duplicate names detected, {twice}: give the variables different names")
+    by_name(names, names)
     return names, aux_names, order

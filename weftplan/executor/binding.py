@@ -1,4 +1,9 @@
-"""How a symbol is bound, apart from shapes and arrays: planned for shapes, placed on arrays, bound again for others."""
+"""``bind``, ``simple_bind`` and ``reshape``: from a symbol and arrays (or shapes) to an executor.
+
+All three take the same steps: the arguments are checked (``bind_arguments.py``), the graph is planned, missing arrays
+are made (``new_arrays.py``), and the executor lays the plan into memory. So an error is raised before anything is
+allocated, and the planner infers shapes and dtypes once.
+"""
 
 from __future__ import annotations
 

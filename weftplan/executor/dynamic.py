@@ -4,7 +4,15 @@ The graph is planned without sharing, except in place. Each storage is a chunk o
 operation that first writes it. A chunk whose last segment is ordered after all other users goes back inside that
 segment, after the last step that uses it. Every other chunk goes back by an operation of its own, which writes the
 chunk's var and therefore runs when the last reader is over, on streams too. The :class:`Collector` decides when that
-happens, and to what chunks.
+happens, and to what chunks, by the rules of Paddle's garbage collector:
+
+* ``FLAGS_eager_delete_tensor_gb`` below 0: nothing is collected within a run; 0: immediately; above: when that number
+  of gigabytes is dead.
+* ``FLAGS_memory_fraction_of_eager_deletion``: only the largest, until their bytes are that share of all; the chunk
+  that crosses the line is collected whole.
+* ``FLAGS_fast_eager_deletion_mode``: on devices with streams memory goes back when the kernels that use it have been
+  enqueued, for operations that are enqueued later; else when they are over.
+* ``FLAGS_eager_delete_scope``: all other chunks go back at the end of the run; else they stay for the next run.
 
 Outputs, arguments, gradients and auxiliary states are held for as long as the executor lives.
 """
@@ -244,8 +252,12 @@ class DynamicExecutor(Executor):
         steps = (*self._forward_steps, *self._backward_steps)
         self._memory.used = {step.nid: _looked_at(self._memory, step) for step in steps}
         self._memory.random = frozenset(step.nid for step in steps if step.node.op is not None and step.node.op.random)
+
+        def chunks_of(step: Step) -> list[DynamicChunk]:
+            return [chunk for chunk in _looked_at(self._memory, step) if isinstance(chunk, DynamicChunk)]
+
         self._memory.local = self._collector.settle(
-            self._forward_segments, self._backward_segments, _chunks_of(self._memory), inside=inside
+            self._forward_segments, self._backward_segments, chunks_of, inside=inside
         )
 
     def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:
@@ -268,15 +280,6 @@ class DynamicExecutor(Executor):
         )
 
 
-def _chunks_of(memory: DynamicMemory) -> Callable[[Step], list[DynamicChunk]]:
-    """Return a function that finds the dynamic chunks that a step uses."""
-
-    def found(step: Step) -> list[DynamicChunk]:
-        return [chunk for chunk in _looked_at(memory, step) if isinstance(chunk, DynamicChunk)]
-
-    return found
-
-
 def _looked_at(memory: DynamicMemory, step: Step) -> list[Chunk]:
     """Return the chunks that a step uses; inputs whose shape alone it reads have none."""
     workspace = memory.workspace(step.nid)
@@ -287,27 +290,20 @@ def _looked_at(memory: DynamicMemory, step: Step) -> list[Chunk]:
 def give_back(chunks: Iterable[DynamicChunk], *, fast: bool) -> None:
     """Push operations that give memory back after everything pushed before that uses it, failed or not; ``fast``: after
     its enqueuing."""
-    later: list[DynamicChunk] = []
-    enqueued: dict[Context, list[DynamicChunk]] = {}
+    groups: dict[Context | None, list[DynamicChunk]] = {}
     for chunk in chunks:
-        if fast and chunk.context.has_streams:
-            enqueued.setdefault(chunk.context, []).append(chunk)
+        groups.setdefault(chunk.context if fast and chunk.context.has_streams else None, []).append(chunk)
+    for ctx, dead in groups.items():
+        vars_, work = [chunk.var for chunk in dead], partial(_drop, dead, in_order=ctx is not None)
+        if ctx is None:
+            push(work, (), vars_, cpu(0), prop=FnProperty.DELETE_VAR, name="collect")
+        else:  # not launched: it hands memory on while the device works, and the device does nothing for that
+            engine.get().push(work, (), vars_, ctx, prop=FnProperty.NO_SKIP, name="collect")
+
+
+def _drop(chunks: Sequence[DynamicChunk], *, in_order: bool) -> None:
+    for chunk in chunks:
+        if in_order:
+            chunk.drop_in_order()
         else:
-            later.append(chunk)
-    for ctx, dead in enqueued.items():
-        # Not launched: it hands memory on while the device works, and the device does nothing for that.
-        vars_ = [chunk.var for chunk in dead]
-        engine.get().push(partial(_drop_in_order, dead), (), vars_, ctx, prop=FnProperty.NO_SKIP, name="collect")
-    if later:
-        vars_ = [chunk.var for chunk in later]
-        push(partial(_drop, later), (), vars_, cpu(0), prop=FnProperty.DELETE_VAR, name="collect")
-
-
-def _drop_in_order(chunks: Sequence[DynamicChunk]) -> None:
-    for chunk in chunks:
-        chunk.drop_in_order()
-
-
-def _drop(chunks: Sequence[DynamicChunk]) -> None:
-    for chunk in chunks:
-        chunk.drop()
+            chunk.drop()

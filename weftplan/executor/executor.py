@@ -36,7 +36,7 @@ from weftplan.executor.segments import Segment, bulk_limits, make_segments, may_
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
-from weftplan.planner.symbolic.passes.unfuse import unfused
+from weftplan.planner.symbolic.passes import unfused
 from weftplan.symbol import Symbol
 
 Callback = Callable[[str, NDArray], None]

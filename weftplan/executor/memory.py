@@ -1,4 +1,8 @@
-"""Planned memory made real: one engine var per planned storage, typed views per entry, at addresses in a pool."""
+"""Planned memory made real: one engine var per planned storage, typed views per entry, at addresses in a pool.
+
+Calls are bound to that memory, and to the state of one run. The thread that pushes a run fixes that state and workers
+only read it, so a run is the same on every engine.
+"""
 
 from __future__ import annotations
 

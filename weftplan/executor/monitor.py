@@ -1,7 +1,7 @@
-"""Node-by-node runs for a monitor: every array is shown as its producer is pushed.
+"""Views into an executor: runs node by node for a monitor, and ``debug_str``.
 
-A monitor relies on the steps that its executor has prepared, and keeps the callback alone. It is used on the thread
-that runs the executor, and so is the callback.
+A monitor shows every array as its producer is pushed. It relies on the steps that its executor has prepared, and keeps
+the callback alone. It is used on the thread that runs the executor, and so is the callback.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.schema import Op, Params
 from weftplan.planner import PlannedGraph
 from weftplan.planner.program import Graph
-from weftplan.planner.symbolic.passes.unfuse import hidden_members
+from weftplan.planner.symbolic.passes import hidden_members
 from weftplan.symbol.json_io import debug_lines
 from weftplan.symbol.node import Node
 

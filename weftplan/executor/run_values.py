@@ -1,6 +1,7 @@
-"""Values that callers hand to a run: checked before anything changes, then copied into bound arrays.
+"""Checks before a run: values that callers hand to it, and whether a backward run may follow.
 
-The checks keep nothing; they are called on the thread that calls the executor, before it pushes.
+Values are checked before anything changes, then copied into bound arrays. The checks keep nothing; they are called on
+the thread that calls the executor, before it pushes.
 """
 
 from __future__ import annotations

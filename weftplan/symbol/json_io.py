@@ -13,7 +13,7 @@ from weftplan.support.atomic_files import other_kind
 from weftplan.support.gc_pause import resting
 from weftplan.symbol import placeholder
 from weftplan.symbol.attribute import HIDDEN_KEYS
-from weftplan.symbol.compose import parse_interned
+from weftplan.symbol.compose import auto_variable, default_initializers, parse_interned
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import topological_order
 
@@ -167,16 +167,16 @@ def _finish(node: Node, version: int, where: str) -> None:
     if placeholder.is_placeholder(node):
         return
     kept = hidden_keys(node, where)
-    if version < 905:
-        argument_axis(node)
+    if version < 905 and node.op.name in ("argmax", "argmin") and node.attrs.get("axis") == "-1":
+        del node.attrs["axis"]  # which meant no axis
     # An operator without parameters may carry any attribute, as in MXNet.
     texts = {k: v for k, v in node.attrs.items() if k not in kept} if node.op.params else {}
     node.params = stored_params(node, texts, where)
-    if version < 900:
-        missing_inputs(node)
+    names = node.op.input_names(node.params)
+    if version < 900:  # files without auxiliary states
+        node.inputs += [auto_variable(node, name) for name in names[len(node.inputs) :]]
     if version < 904:
         default_initializers(node)
-    names = node.op.input_names(node.params)
     if len(names) != len(node.inputs):
         raise FormatError(
             f"{where}: node {node.name!r} ({node.op.name}) has {len(node.inputs)} input(s), "
@@ -259,13 +259,12 @@ def debug_text(entries: Sequence[Entry]) -> str:
     lines = ["Symbol Outputs:"]
     lines += [f"\toutput[{i}]={entry.node.name}({entry.index})" for i, entry in enumerate(entries)]
     for node in nodes:
-        entries_read = [f"{entry.node.name}({entry.index}){_version_text(entry)}" for entry in node.inputs]
-        lines += debug_lines(node, entries_read, [dep.name for dep in node.control_deps])
+        reads = [
+            f"{maker.name}({index}){f' version={version}' if maker.op is None else ''}"
+            for maker, index, version in node.inputs
+        ]
+        lines += debug_lines(node, reads, [dep.name for dep in node.control_deps])
     return "\n".join(lines) + "\n"
-
-
-def _version_text(entry: Entry) -> str:
-    return f" version={entry.version}" if entry.node.op is None else ""
 
 
 def debug_lines(node: Node, inputs: Sequence[str], controls: Sequence[str]) -> list[str]:
@@ -281,6 +280,9 @@ def debug_lines(node: Node, inputs: Sequence[str], controls: Sequence[str]) -> l
     return lines
 
 
+# ------------------------------------------------------------------------------------------------- older releases
+
+
 def variable_keys(node: Node) -> None:
     """Add underscores to bare hidden names on a variable (``lr_mult``)."""
     for hidden in HIDDEN_KEYS:
@@ -293,8 +295,7 @@ def stored_params(node: Node, texts: Mapping[str, str], where: str) -> dict[str,
 
     Raises:
         ParameterError: the parameters do not parse.
-        FormatError: a parameter counts inputs, and more of them than the file gives the node. Names of inputs are made
-            from such a number, so it is compared before anything is made.
+        FormatError: a parameter counts more inputs than the file gives the node; found before their names are made.
     """
     assert node.op is not None
     params = parse_interned(node.op, texts, node=node.name)
@@ -336,27 +337,3 @@ def hidden_keys(node: Node, where: str) -> set[str]:
         else:
             owner.attrs[f"__{hidden}__"] = node.attrs.pop(key)
     return kept
-
-
-def argument_axis(node: Node) -> None:
-    """Drop ``axis=-1`` of argmax and argmin, which meant no axis before 0.9.5."""
-    assert node.op is not None
-    if node.op.name in ("argmax", "argmin") and node.attrs.get("axis") == "-1":
-        del node.attrs["axis"]
-
-
-def missing_inputs(node: Node) -> None:
-    """Append auxiliary states as variables, since files before 0.9.0 lack them."""
-    assert node.op is not None
-    names = node.op.input_names(node.params)
-    for position in range(len(node.inputs), len(names)):
-        name = f"{node.name}_{names[position]}" if node.name else names[position]
-        node.inputs.append(Entry(Node(None, name, attrs=dict(node.attrs))))
-
-
-def default_initializers(node: Node) -> None:
-    """Add their operator's default initializer to variables, which lacked it before 0.9.4."""
-    assert node.op is not None
-    for position, init in node.op.input_init.items():
-        if position < len(node.inputs) and node.inputs[position].node.op is None:
-            node.inputs[position].node.attrs.setdefault("__init__", init)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from weftplan.ops.core.schema import Op
@@ -26,10 +24,6 @@ class Entry(NamedTuple):
     node: Node
     index: int = 0  # type: ignore[assignment]  # shadows tuple.index on purpose
     version: int = 0
-
-
-entry_of: Callable[[tuple[Node, int, int]], Entry] = partial(tuple.__new__, Entry)
-"""Make an entry from a tuple of its three fields, in half the time of the constructor; passes make one per edge."""
 
 
 class Node:
@@ -79,6 +73,13 @@ class Node:
     def num_visible_outputs(self) -> int:
         """Number of outputs that a user sees."""
         return 1 if self.op is None else self.op.num_visible_outputs(self.params)
+
+    def like(self, inputs: list[Entry], control_deps: list[Node], **changes: Any) -> Node:
+        """Return a node of the same operator, name, attributes and line with other edges and these ``changes``."""
+        same = {key: getattr(self, key) for key in ("attrs", "params", "created_at", "mirror_of")}
+        node = Node(self.op, self.name, inputs=inputs, control_deps=control_deps, **{**same, **changes})
+        node.version = self.version
+        return node
 
     def __repr__(self) -> str:
         kind = "variable" if self.op is None else self.op.name

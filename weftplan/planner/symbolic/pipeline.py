@@ -120,21 +120,11 @@ def size_symbol(
     options: PlanOptions | None = None,
     order: Order | None = None,
 ) -> SizedGraph:
-    """The first half of :func:`plan_symbol`, whose arguments it takes: everything but memory.
-
-    ``grad_dtypes`` holds the dtypes of gradients that are not to have their argument's, ``order`` is the depth-first
-    order of the symbol, when the caller has it.
+    """Do the first half of :func:`plan_symbol`: everything but memory.
 
     Args:
-        symbol: the network.
-        shapes: shapes of inputs by name.
-        dtypes: dtypes of inputs by name; others are float32.
-        grad_req: ``write``, ``add`` or ``null``, for all arguments or by name.
+        symbol, shapes, dtypes, grad_req, context, group2ctx, variable_contexts, options: as there.
         grad_dtypes: dtypes of gradients that differ from their argument's.
-        context: the device.
-        group2ctx: devices of the symbol's groups.
-        variable_contexts: devices of single variables.
-        options: settings of the planner; None: those of the environment.
         order: the depth-first order of the symbol, if the caller has it.
     """
     settings = Settings(

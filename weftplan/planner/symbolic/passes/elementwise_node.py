@@ -1,4 +1,4 @@
-"""The node that stands for a tree of elementwise nodes: how it is made, and which nodes it stands for."""
+"""Members of a fused elementwise node: which nodes may be, what each reads and computes; and the node itself."""
 
 from __future__ import annotations
 
@@ -56,6 +56,9 @@ class ElementwiseNodes:
         self.costs: dict[int, int] = {}
         """Of each whole node its operations for one element."""
         self._costs: dict[tuple[object, ...], int] = {}
+        # Equal nodes share parameters: equal groups ask operators once, and share a kernel.
+        self.group_params: dict[tuple[object, ...], dict[str, Any]] = {}
+        self.unbiased_params: dict[int, dict[str, Any]] = {}
         self.kinds = [self._kind(nid) for nid in range(graph.num_nodes)]
 
     def outputs(self, nid: int) -> range:
@@ -163,22 +166,6 @@ _NO_PARAMS: Params = {}
 _NORM_PARAMS = {fixed: {"fix_gamma": fixed, "relu": False} for fixed in (False, True)}
 
 
-class SharedParams:
-    """Parameters that equal nodes share: equal groups ask operators once, and share a kernel."""
-
-    def __init__(self) -> None:
-        self._groups: dict[tuple[object, ...], dict[str, Any]] = {}
-        self._unbiased: dict[int, dict[str, Any]] = {}
-
-    def of(self, builder: FusedNode) -> dict[str, Any]:
-        """Those of a fused node."""
-        return self._groups.setdefault(builder.key, {GROUP: builder.group()})
-
-    def without_bias(self, params: Params) -> dict[str, Any]:
-        """Those of a layer without its bias."""
-        return self._unbiased.setdefault(id(params), {**params, "no_bias": True})
-
-
 class FusedNode:
     """Values, members and results of one group."""
 
@@ -257,15 +244,16 @@ class FusedNode:
         values = tuple(self._values[entry, False] for entry in self.results)
         return Group(self.members, tuple(self._inputs), values, self.shape, dtype)
 
-    def replace(self, edit: Edit, params: SharedParams) -> None:
+    def replace(self, edit: Edit) -> None:
         """Let one node stand for the members."""
         around, graph, nodes = self.around, self.around.graph, self.nodes
-        inputs = [self._product(edit, params, entry) if product else entry for entry, product in self.entries]
+        inputs = [self._product(edit, entry) if product else entry for entry, product in self.entries]
+        params = around.group_params.setdefault(self.key, {GROUP: self.group()})
         last = graph.nodes[self.nodes[-1]]
         plain = [nid for nid in nodes if around.kinds[nid] == PLAIN]
         described = [(graph.nodes[nid].name, graph.nodes[nid].attrs, around.kinds[nid]) for nid in nodes]
         fused = edit.add(
-            POINTWISE, last.name, inputs=inputs, main=self.nodes[-1], params=params.of(self),
+            POINTWISE, last.name, inputs=inputs, main=self.nodes[-1], params=params,
             attrs={**shared(last), MEMBERS: json.dumps(described)},
             controls=[dep for nid in plain for dep in graph.controls[nid] if dep not in self.inside],
             like=self.results,
@@ -275,14 +263,15 @@ class FusedNode:
         for nid in plain:
             edit.node_stands_for(nid, edit.makers[fused])
 
-    def _product(self, edit: Edit, params: SharedParams, entry: int) -> int:
+    def _product(self, edit: Edit, entry: int) -> int:
         """Add the layer that makes an entry without its bias; return its entry."""
         graph = self.around.graph
         nid = graph.entry_node[entry]
         layer = graph.nodes[nid]
+        params = self.around.unbiased_params.setdefault(id(layer.params), {**layer.params, "no_bias": True})
         product = edit.add(
             layer.op, f"{layer.name}_product", inputs=graph.inputs[nid][:2], main=nid,
-            params=params.without_bias(layer.params), attrs=layer.attrs, controls=graph.controls[nid], like=[entry],
+            params=params, attrs=layer.attrs, controls=graph.controls[nid], like=[entry],
         )  # fmt: skip
         edit.node_stands_for(nid, edit.makers[product])
         return product
@@ -314,7 +303,7 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
     for member, (name, attrs, kind) in zip(group.members, _described(node), strict=True):
         reads = [values[one] for one in member.reads if one is not None]  # a batch norm ignores a fixed gamma
         if kind == NORM:
-            values[_only(member)] = Entry(reads[-1].node)
+            values.update(dict.fromkeys([k for k in member.writes if k is not None], Entry(reads[-1].node)))
             continue
         op: Op | None = member.op
         params = dict_of(member.params)
@@ -325,9 +314,3 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
         whole = Node(op, name, attrs=attrs, params=params, inputs=reads, created_at=node.created_at)
         values.update({value: Entry(whole, k) for k, value in enumerate(member.writes) if value is not None})
     return [values[value] for value in group.results]
-
-
-def _only(member: Member) -> int:
-    (value,) = member.writes
-    assert value is not None
-    return value
