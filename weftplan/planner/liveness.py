@@ -118,6 +118,29 @@ def scheduled(
     return order
 
 
+def deferred(nodes: Sequence[int], rank: Mapping[int, int], needs: Callable[[int], Iterable[int]]) -> list[int]:
+    """Return ``nodes``, with those that have a rank just before the first other node that needs them, by rank.
+
+    They may be missing in ``nodes``; those that no other node needs come last.
+
+    >>> deferred([0, 1, 2, 3], {0: 0, 1: 1}, {0: [], 1: [0], 2: [], 3: [1]}.__getitem__)
+    [2, 0, 1, 3]
+    """
+    order: list[int] = []
+    done: set[int] = set()
+    for nid in nodes:
+        ahead: set[int] = set()
+        stack = [] if nid in rank else [nid]
+        while stack:
+            fresh = [n for n in needs(stack.pop()) if n in rank and n not in done and n not in ahead]
+            ahead.update(fresh)
+            stack += fresh
+        done |= ahead
+        order += sorted(ahead, key=rank.__getitem__)
+        order += [] if nid in rank else [nid]
+    return [*order, *(nid for nid in nodes if nid in rank and nid not in done)]
+
+
 def lifetimes(program: Program) -> tuple[list[int], list[int]]:
     """(first, last) step per entry, half-open; variables and gradient arrays too, though they need no planned memory.
 

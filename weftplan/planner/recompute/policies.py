@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 
 from weftplan.device.amounts import counted, pasteable
 from weftplan.errors import BudgetError
@@ -20,7 +19,7 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.order import lazy_backward, reversed_backward, stepwise_forward
 from weftplan.planner.program import Program
 from weftplan.planner.recompute.echo import chosen_echo
-from weftplan.planner.recompute.ladder import Archive, Ladder, curve
+from weftplan.planner.recompute.ladder import Ladder, curve
 from weftplan.planner.recompute.segments import WINDOWS, square_root
 from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.rewiring import repeat
@@ -32,12 +31,6 @@ WORTH_A_PLAN = 0.99
 """A proposal is planned if its lower bound is below this part of the smallest plan so far."""
 CHEAP_SHARE = 0.05
 """Policy ``cheap`` spends at most this part of a step's modelled time on repeating."""
-
-
-def wanted(options: PlanOptions, program: Program) -> bool:
-    """Whether these options (or a node) ask for recomputation."""
-    asked = options.recompute != "off" or options.budget is not None
-    return asked or any(map(attrgetter("asked_twice"), program.graph.works))
 
 
 def apply(start: Draft, options: PlanOptions, *, cost: Cost, most_time: float | None = None) -> Draft:
@@ -110,8 +103,8 @@ def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:
     whole = square_root(tape)
     if not whole.twins:
         return []
-    archive = Archive(tape)
-    trimmed = archive.price(Ladder(archive).trim(frozenset(whole.twins), whole.peak))
+    ladder = Ladder(tape)
+    trimmed = ladder.price(ladder.trim(frozenset(whole.twins), whole.peak))
     return [(tape, trimmed), (tape, whole)]
 
 
