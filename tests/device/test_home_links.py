@@ -12,7 +12,7 @@ from weftplan.device.home_links import speed
 from weftplan.device.homes import Link
 from weftplan.device.simulated import CostModel, configure
 from weftplan.errors import PlanError
-from weftplan.planner.spill.links import PCIE, places
+from weftplan.planner.spill.search import PCIE, places
 
 HOST = mx.Context("cpu_pinned", 0)
 

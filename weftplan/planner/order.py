@@ -21,9 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import BlockPool, assign
-from weftplan.planner.liveness import deferred, dependencies, scheduled
+from weftplan.planner.liveness import Buffers, deferred, dependencies, scheduled
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.support.post_order import deepest_first
@@ -153,7 +152,7 @@ def lazy_backward(program: Program) -> Program:
         else:
             free[nid] = step
     needs = dependencies(program)
-    return program.in_order([*program.forward, *deferred(program.backward, free, needs.__getitem__)])
+    return program.in_order([*program.forward, *deferred(program.backward, free, needs=needs.__getitem__)])
 
 
 def reversed_backward(program: Program) -> Program:

@@ -252,7 +252,7 @@ def repeat(program: Program, chosen: Collection[int]) -> Program:
     for nid in program.backward:
         changed.inputs[nid] = redirected(nid)
     rank = {changed.makers[first[nid]]: k for k, nid in enumerate(twins)}
-    order = deferred(program.backward, rank, lambda nid: [changed.makers[e] for e in changed.inputs[nid]])
+    order = deferred(program.backward, rank, needs=lambda nid: [changed.makers[e] for e in changed.inputs[nid]])
     return changed.done([*program.forward, *order])
 
 

@@ -14,17 +14,130 @@ The curve does not depend on a budget, so answers taken from it are monotone; th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
-from weftplan.planner.buffers import Buffers, alignment_of
+from weftplan.device.context import Context
+from weftplan.device.homes import Link
+from weftplan.planner.liveness import Buffers, alignment_of
+from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import IntArray, Program
 from weftplan.planner.recompute import Price
 from weftplan.planner.rewiring import Spill
-from weftplan.planner.spill.links import PCIE, Idle, Place, StepTimes, places
 from weftplan.planner.stopping import asked
+
+PCIE = Link(bandwidth=1.2e10)
+"""Sixteen lanes of the third generation, or half of the data sheet's figure for the fourth."""
+FILE = Link(bandwidth=1.0e9, latency=1.0e-4)
+"""A solid-state disk under the page cache."""
+PEER = Link(bandwidth=2.0e10)
+"""Another device on the same switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place that takes results."""
+
+    context: Context
+    """Its memory."""
+    link: Link
+    """The way there and back."""
+    home: int
+    """Which of the homes it belongs to."""
+    limit: int | None
+    """Most bytes that may go to that home now; None: as many as there are."""
+
+
+def places(context: Context, options: PlanOptions) -> list[Place]:
+    """Return the places for results of ``context`` in the order of trials."""
+    known = {home: Link(*how) for device, home, *how in options.links if device == str(context)}
+    assumed = {"host": PCIE, "file": FILE, "peer": PEER}
+    listed: list[Place] = []
+    files = 0
+    for number, home in enumerate(options.homes):
+        taken = options.spill_taken[number] if number < len(options.spill_taken) else 0
+        limit = None if home.nbytes is None else max(home.nbytes - taken, 0)
+        for there in home.contexts(context, files=files, peers=options.peer_contexts):
+            link = assumed[home.kind]
+            # What is known of the memory of the host says nothing of a disk.
+            listed.append(Place(there, link if home.kind == "file" else known.get(str(there), link), number, limit))
+        files += home.kind == "file"
+    return listed if context.device_type in ("cpu", "gpu", "sim") else []
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A forward result that waits for the backward part."""
+
+    entry: int
+    group: int
+    """Its buffer."""
+    nbytes: int
+    made: int
+    """The step that makes it."""
+    used: int
+    """The last forward step that needs its memory, at least :attr:`made`."""
+    wanted: int
+    """The first backward step that reads it."""
+    by: int
+    """The step before which it has to be away; the turn at the latest."""
+    since: int
+    """The step before which it may not be back; the turn at the earliest."""
+    place: Place | None = None
+    """Its place, with the link; None until one is chosen."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one copy."""
+        assert self.place is not None
+        return self.place.link.seconds(self.nbytes)
+
+
+class StepTimes:
+    """Seconds at which each step starts, and after them the end of the last; the same with time reversed."""
+
+    def __init__(self, seconds: Iterable[float]) -> None:
+        self.starts = [0.0, *accumulate(seconds)]
+        self.end = len(self.starts) - 1
+        self._mirrored = [self.starts[-1] - moment for moment in reversed(self.starts)]
+
+    def leaving(self, idle: Sequence[Idle]) -> tuple[list[int], float]:
+        """(step before which each copy out has ended, seconds that the computation waits for them)."""
+        jobs = [(one.made + 1, one.by, one.seconds) for one in idle]
+        return _one_way(jobs, self.starts)
+
+    def returning(self, idle: Sequence[Idle]) -> tuple[list[int], float]:
+        """(step before which each copy back starts, seconds that the computation waits for them)."""
+        jobs = [(self.end - one.wanted, self.end - one.since, one.seconds) for one in idle]
+        done, waited = _one_way(jobs, self._mirrored)
+        return [self.end - step for step in done], waited
+
+
+def _one_way(jobs: Sequence[tuple[int, int, float]], times: Sequence[float]) -> tuple[list[int], float]:
+    """(step before which each copy has ended, seconds that the computation waits), first come first served.
+
+    A job is (ready, due, seconds): it may start with step ``ready``; the computation waits before step ``due`` until it
+    has ended. Steps after that are later by as much, which gives later copies more time.
+    """
+    done, ends = [0] * len(jobs), [0.0] * len(jobs)
+    free = delay = 0.0
+    events = [(ready, 1, due, seconds, k) for k, (ready, due, seconds) in enumerate(jobs)]
+    events += [(due, 0, due, seconds, k) for k, (ready, due, seconds) in enumerate(jobs) if due > ready]
+    events.sort()
+    for step, starts, due, seconds, k in events:
+        now = times[step] + delay
+        if starts:
+            free = ends[k] = max(free, now) + seconds
+            # Later waits can only make the step later that this wait names.
+            done[k] = min(max(bisect_left(times, free - delay), step), due)
+        if ends[k] > now and step == due:
+            delay += ends[k] - now
+    return done, delay
+
 
 SMALLEST = 4096
 """Smaller results stay: their copies cost more time than they free memory."""
