@@ -33,7 +33,7 @@ from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Network, realised, translated
 from weftplan.planner.symbolic.passes import fuse_depthwise, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
-from weftplan.symbol.traversal import Order
+from weftplan.symbol.node import Order
 
 MAX_BYTES = (1 << 63) - 1
 RULES = ("mxnet", "echo")

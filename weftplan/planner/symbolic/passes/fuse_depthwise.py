@@ -283,7 +283,7 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
 PASS = GraphPass(
     name="depthwise blocks joined",
     switch=FUSION,
-    enabled=lambda settings: settings.fuses,
+    enabled=Settings.fuses,
     run=fuse_depthwise,
     changes=frozenset((FORWARD, BACKWARD)),
     needs=frozenset((GRADIENTS, SIZES)),
@@ -294,7 +294,7 @@ PASS = GraphPass(
 REMATERIALIZE = GraphPass(
     name="block results rematerialized",
     switch="MXNET_BACKWARD_DO_MIRROR",
-    enabled=lambda settings: settings.fuses and settings.rematerializes,
+    enabled=lambda settings: settings.fuses() and settings.rematerializes,
     run=rematerialize,
     changes=frozenset((BACKWARD,)),
     needs=frozenset((GRADIENTS, SIZES)),
