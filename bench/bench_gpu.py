@@ -319,7 +319,7 @@ def spill(args, context, clock, rows):
         executor.forward(is_train=True)
         executor.backward()
         gradients.append([None if g is None else g.asnumpy() for g in executor.grad_arrays])
-        on_device = plan.peak - plan.in_homes
+        on_device = plan.peak - plan.offloaded
         rows.append({"what": f"{name}: planned bytes on the GPU, of all that it needs",
                      "value": round(on_device / whole, 3), "goal": part, "met": on_device <= part * whole})  # fmt: skip
         met = executor.allocated_bytes == plan.peak

@@ -25,10 +25,10 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="the cache folder nee
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of plans, empty; the other tests keep none."""
-    home = tmp_path.resolve()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    target = tmp_path.resolve()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(target))
     monkeypatch.setattr(plan_cache, "_CODE", plan_cache._state_of_code())
-    return home / "weftplan" / "plans"
+    return target / "weftplan" / "plans"
 
 
 def network(hidden: int = 8) -> Any:

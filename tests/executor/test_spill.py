@@ -7,7 +7,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import device, engine, planner, storage, sym
-from weftplan.device.homes import Link
+from weftplan.device.offload_targets import Link
 from weftplan.device.simulated import CostModel, configure
 from weftplan.errors import OutOfMemoryError
 from weftplan.storage.adaptors import PoisonResource

@@ -38,7 +38,7 @@ def pushed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     own = engine.create("ThreadedEnginePerDevice")
     push = own.push
     with engine.using(own):
-        monkeypatch.setattr(own, "write_at_once", lambda *args: False)
+        monkeypatch.setattr(own, "write_inline", lambda *args: False)
         monkeypatch.setattr(own, "push", lambda *args, **given: (names.append(given["name"]), push(*args, **given))[1])
         yield names
         own.wait_for_all()

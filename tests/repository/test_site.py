@@ -91,7 +91,7 @@ def test_the_site_is_built(site: Path) -> None:
     assert names[:4] == ["submit", "task", "map", "wait"]
     members = (site / "api" / "engine" / "Engine.html").read_text(encoding="utf-8")
     assert 'id="weftplan.engine.Engine.push"' in members
-    assert "write_at_once" not in members
+    assert "write_inline" not in members
     plan = (site / "api" / "planner" / "MemoryPlan.html").read_text(encoding="utf-8")
     for name in ("peak", "lower_bound", "unshared_bytes", "total", "notes"):
         assert f'id="weftplan.planner.MemoryPlan.{name}"' in plan

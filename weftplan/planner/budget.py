@@ -29,7 +29,7 @@ def plan_within(
     Args:
         make: plans the graph under given options.
         options: the options; their ``recompute`` and ``budget`` are set here.
-        budget: most bytes of all devices together: planned peak (less what waits in homes),
+        budget: most bytes of all devices together: planned peak (less what waits in offload targets),
             arguments, gradients, states.
         besides: further bytes that the budget has to cover.
 
@@ -47,7 +47,7 @@ def plan_within(
     else:
         if budget >= outside:
             return tight
-        peak = tight.memory.peak - tight.memory.in_homes  # nothing is planned at all, or all of it is elsewhere
+        peak = tight.memory.peak - tight.memory.offloaded  # nothing is planned at all, or all of it is elsewhere
     raise BudgetError(
         f"the budget is {budget:,} bytes, but {outside:,} bytes of arguments, gradients and states and a planned peak "
         f"of {peak:,} bytes (of {plain.memory.peak:,} without recomputation) are needed; the smallest budget found "

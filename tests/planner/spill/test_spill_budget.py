@@ -9,7 +9,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import models
-from weftplan.device.homes import Link
+from weftplan.device.offload_targets import Link
 from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions, plan_symbol, validate
 

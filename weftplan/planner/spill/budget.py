@@ -1,4 +1,4 @@
-"""A budget with a third choice: keep a forward result, compute it again, or send it to a home and fetch it back.
+"""Plans under a budget that keep a forward result, recompute it, or offload it and fetch it back.
 
 Recomputation proposes a curve of graphs; on top of several of them results are sent away one by one (:mod:`.search`).
 Of all those choices, those that no other beats in bytes and seconds are planned by the real planner, the fastest
@@ -115,7 +115,7 @@ def _first_that_fits(
     fitting = [choice for choice in choices if choice.peak <= options.budget]
     for choice in fitting or ([] if give_up else choices[-1:]):
         draft = _planned(start, quick, choice)
-        need = draft.memory.peak - draft.memory.in_homes
+        need = draft.memory.peak - draft.memory.offloaded
         fewest = min(fewest, need)
         if need <= options.budget:
             return (_planned(start, options, choice), choice), fewest
@@ -128,10 +128,10 @@ def _planned(start: Draft, options: PlanOptions, choice: Choice) -> Draft:
 
 
 def _note(plain: MemoryPlan, draft: Draft, choice: Choice, more: float) -> str:
-    need = draft.memory.peak - draft.memory.in_homes
-    homes = sorted({str(spill.home) for spill in choice.spills})
-    on_host = draft.memory.in_homes == draft.memory.on_host
-    where = "on the host" if on_host else f"in {', '.join(homes)}"
+    need = draft.memory.peak - draft.memory.offloaded
+    targets = sorted({str(spill.target) for spill in choice.spills})
+    on_host = draft.memory.offloaded == draft.memory.on_host
+    where = "on the host" if on_host else f"in {', '.join(targets)}"
     waits = f"{counted(len(choice.spills), 'result')} wait{'s' * (len(choice.spills) == 1)} {where}"
     twice, gain = f"{counted(len(choice.twins), 'node')} run twice", recompute.gain(need, plain.peak, more_time=more)
-    return f"budget: {waits} ({draft.memory.in_homes:,} bytes), {twice}, {gain}"
+    return f"budget: {waits} ({draft.memory.offloaded:,} bytes), {twice}, {gain}"

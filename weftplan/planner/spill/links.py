@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from weftplan.device.context import Context
-from weftplan.device.homes import Link
+from weftplan.device.offload_targets import Link
 from weftplan.planner.options import PlanOptions
 
 PCIE = Link(bandwidth=1.2e10)
@@ -34,26 +34,26 @@ class Place:
     """Its memory."""
     link: Link
     """The way there and back."""
-    home: int
-    """Which of the homes it belongs to."""
+    target: int
+    """Which of the offload targets it belongs to."""
     limit: int | None
-    """Most bytes that may go to that home now; None: as many as there are."""
+    """Most bytes that may go to that offload target now; None: as many as there are."""
 
 
 def places(context: Context, options: PlanOptions) -> list[Place]:
     """Return the places for results of ``context`` in the order of trials."""
-    known = {home: Link(*how) for device, home, *how in options.links if device == str(context)}
+    known = {target: Link(*how) for device, target, *how in options.links if device == str(context)}
     assumed = {"host": PCIE, "file": FILE, "peer": PEER}
     listed: list[Place] = []
     files = 0
-    for number, home in enumerate(options.homes):
+    for number, target in enumerate(options.targets):
         taken = options.spill_taken[number] if number < len(options.spill_taken) else 0
-        limit = None if home.nbytes is None else max(home.nbytes - taken, 0)
-        for there in home.contexts(context, files=files, peers=options.peer_contexts):
-            link = assumed[home.kind]
+        limit = None if target.nbytes is None else max(target.nbytes - taken, 0)
+        for there in target.contexts(context, files=files, peers=options.peer_contexts):
+            link = assumed[target.kind]
             # What is known of the memory of the host says nothing of a disk.
-            listed.append(Place(there, link if home.kind == "file" else known.get(str(there), link), number, limit))
-        files += home.kind == "file"
+            listed.append(Place(there, link if target.kind == "file" else known.get(str(there), link), number, limit))
+        files += target.kind == "file"
     return listed if context.device_type in ("cpu", "gpu", "sim") else []
 
 

@@ -1,10 +1,10 @@
 """Which forward results wait elsewhere: from none to all that help, one curve per graph.
 
-A result may go when the backward part reads it, nothing else in its buffer is read there, and its device has a home.
-It goes to the first home that has room for it next to those that went before. The search starts with nothing away and
-descends a ladder of targets. As long as more is alive than the target, it looks at the fullest moment of the fullest
-device and sends away what is idle then. First comes what is gone by then without anybody waiting, and of that what
-frees most bytes for longest per second of copying; then what costs least waiting per byte. The times of copies
+A result may go when the backward part reads it, nothing else in its buffer is read there, and its device has a target.
+It goes to the first offload target that has room for it next to those that went before. The search starts with nothing
+away and descends a ladder of goals. As long as more is alive than the goal, it looks at the fullest moment of the
+fullest device and sends away what is idle then. First comes what is gone by then without anybody waiting, and of that
+what frees most bytes for longest per second of copying; then what costs least waiting per byte. The times of copies
 (:mod:`.links`) are computed every time, because one more copy delays others. Every rung gives a
 point of the curve, with its peak (the lower bound of the plan that the planner would make) and the seconds that copies
 hold the computation up.
@@ -30,7 +30,7 @@ from weftplan.planner.stopping import asked
 SMALLEST = 4096
 """Smaller results stay: their copies cost more time than they free memory."""
 RUNG = 0.97
-"""Each target is this part of the peak before."""
+"""Each goal is this part of the peak before."""
 TRIALS = 4
 """How many results are tried for one moment in each of the two ways."""
 SENDS = 4
@@ -39,7 +39,7 @@ SENDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Choice(Price):
-    """Results to send away, and nodes that are repeated besides: the peak leaves out what is in homes."""
+    """Results to send away, and nodes that are repeated besides: the peak leaves out what is in targets."""
 
     spills: tuple[Spill, ...]
     copied: int
@@ -51,15 +51,15 @@ class Search:
 
     def __init__(self, buffers: Buffers, seconds: Sequence[float]) -> None:
         program, options = buffers.program, buffers.options
-        homes = [places(context, options) for context in program.contexts]
-        self._room = {place.home: place.limit for row in homes for place in row}
-        """Bytes that each home still takes; None: as many as there are."""
+        targets = [places(context, options) for context in program.contexts]
+        self._room = {place.target: place.limit for row in targets for place in row}
+        """Bytes that each offload target still takes; None: as many as there are."""
         self._alignment = options.alignment
         self._num_forward = program.num_forward
         self._times = StepTimes(seconds[nid] for nid in program.order)
         self._live = buffers.live()
-        self._devices = [i for i, row in enumerate(homes) if row]
-        self._homes = [homes[i] for i in self._devices]
+        self._devices = [i for i, row in enumerate(targets) if row]
+        self._targets = [targets[i] for i in self._devices]
         self._counted = [i for i, context in enumerate(program.contexts) if context.device_type != "cpu_pinned"]
         """Devices whose bytes a budget counts; from those that are no ``_devices`` nothing leaves."""
         self._held = buffers.nbytes.tolist()
@@ -104,9 +104,9 @@ class Search:
         result = [choice]
         left = SENDS * sum(map(len, self._idle))
         while left > 0 and not asked():
-            target = int(result[-1].peak * RUNG)
+            goal = int(result[-1].peak * RUNG)
             sent = 0
-            while sent < left and self._peak(live) > target and self._send(chosen, live, target):
+            while sent < left and self._peak(live) > goal and self._send(chosen, live, goal):
                 sent += 1
             if not sent:
                 break
@@ -137,12 +137,12 @@ class Search:
                     copied += one.nbytes
         return Choice(self._peak(live), stall, (), tuple(spills), copied), live
 
-    def _send(self, chosen: list[list[Idle]], live: IntArray, target: int) -> bool:
+    def _send(self, chosen: list[list[Idle]], live: IntArray, goal: int) -> bool:
         """Send one more result away from the fullest moment, and bring ``live`` up to date; False: none helps."""
         for k in sorted(range(len(self._devices)), key=lambda k: -int(live[self._devices[k]].max(initial=0))):
             row = live[self._devices[k]]
             moment = int(row.argmax())
-            room = target - (self._peak(live) - int(row[moment]))
+            room = goal - (self._peak(live) - int(row[moment]))
             gone = {one.entry: place for place, one in enumerate(chosen[k])}
             idle = [one for one in self._idle[k] if one.used < moment < one.wanted and one.entry not in gone]
             idle.sort(key=lambda one: (-self._worth(one), one.entry))
@@ -181,21 +181,21 @@ class Search:
 
     def _housed(self, k: int, one: Idle) -> Idle | None:
         """The same result with the first place that has room for it; None: no place has."""
-        for place in self._homes[k]:
-            room = self._room[place.home]
+        for place in self._targets[k]:
+            room = self._room[place.target]
             if room is None or self._bytes_in(place, one) <= room:
                 return replace(one, place=place)
         return None
 
     def _settle(self, one: Idle) -> None:
-        """Take the room of ``one`` from its home."""
+        """Take the room of ``one`` from its target."""
         assert one.place is not None
-        room = self._room[one.place.home]
+        room = self._room[one.place.target]
         if room is not None:
-            self._room[one.place.home] = room - self._bytes_in(one.place, one)
+            self._room[one.place.target] = room - self._bytes_in(one.place, one)
 
     def _bytes_in(self, place: Place, one: Idle) -> int:
-        """Bytes that ``one`` takes in a home, which holds results one after another."""
+        """Bytes that ``one`` takes in an offload target, which holds results one after another."""
         unit = self._alignment or alignment_of(place.context)
         return -(-one.nbytes // unit) * unit
 
