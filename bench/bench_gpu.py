@@ -247,7 +247,7 @@ def copies(args, context, clock, rows):
 
 
 def where_to_host(where, array):
-    """A host copy."""
+    """Return a host copy."""
     out = np.empty(array.shape, array.dtype)
     where.copy(out, array)
     return out
@@ -440,7 +440,7 @@ def alone(name, args):
 
 
 def apart(name, args, seconds):
-    """(facts of the machine, what one part has found in a process of its own), whatever becomes of that."""
+    """Return (facts of the machine, what one part has found in a process of its own), whatever becomes of that."""
     standin = ["--standin"] if args.standin or name == "launches" else []
     command = [
         sys.executable,

@@ -136,7 +136,7 @@ def pairs_of_arrays(sizes, rounds):
 
 
 def bound(name, batch, ctx):
-    """A network bound for training, with random arguments."""
+    """Return a network bound for training, with random arguments."""
     executor = mx.models.get(name).simple_bind(ctx, **mx.models.input_shapes(name, batch))
     rng = np.random.RandomState(0)
     for key, array in executor.arg_dict.items():
@@ -258,7 +258,7 @@ def recording(rounds):
 
 
 def trained(ctx, pool, rounds):
-    """(seconds of each step, the parameters' bytes) of a ResNet-18 on arrays that may move."""
+    """Return (seconds of each step, the parameters' bytes) of a ResNet-18 on arrays that may move."""
     with storage.using(pool):
         executor, spent = bound("resnet18", 4, ctx), []
         for _ in range(rounds + 1):

@@ -93,7 +93,7 @@ def network():
 
 
 def bound(ctx, share):
-    """An executor under a budget of a share of its planned memory."""
+    """Return an executor under a budget of a share of its planned memory."""
     net = network()
     shapes = {"data": (256, 64), "softmax_label": (256,)}
     whole = net.plan(shapes, context=ctx).peak

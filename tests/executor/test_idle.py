@@ -21,7 +21,7 @@ from weftplan.storage.offload import traffic, waiting_bytes
 
 
 def network():
-    """A chain whose results backward needs."""
+    """Return a chain whose results backward needs."""
     net = mx.sym.Variable("data")
     for k in range(4):
         net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=32, name=f"fc{k}"), act_type="tanh")
@@ -38,7 +38,7 @@ def bound(ctx):
 
 
 def step(executor):
-    """Bytes of outputs and gradients of one step."""
+    """Return the bytes of outputs and gradients of one step."""
     executor.forward(is_train=True)
     executor.backward()
     return [array.asnumpy().tobytes() for array in (*executor.outputs, *executor.grad_arrays)]

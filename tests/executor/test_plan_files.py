@@ -32,7 +32,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def network(hidden: int = 8) -> Any:
-    """A classifier with moving statistics."""
+    """Return a classifier with moving statistics."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=hidden, name="a")
     x = mx.sym.BatchNorm(x, name="norm")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4, name="b"), name="softmax")
@@ -64,7 +64,7 @@ def deep(count: int = 12) -> Any:
 
 
 def of(name: str) -> Callable[[], Any]:
-    """A built-in network."""
+    """Return a built-in network."""
     return lambda: mx.models.get(name)
 
 

@@ -48,12 +48,12 @@ def requests(net):
 
 
 def plain_peak(net, ctx):
-    """Bytes of the plan without a budget."""
+    """Return the bytes of the plan without a budget."""
     return net.plan(SHAPES, grad_req=requests(net), context=ctx).peak
 
 
 def trained(net, ctx, **options):
-    """(executor, bytes of its arrays after two steps)."""
+    """Return (executor, bytes of its arrays after two steps)."""
     executor = net.simple_bind(ctx, grad_req=requests(net), options=PlanOptions.from_environment(**options), **SHAPES)
     seeded = np.random.default_rng(3)
     for _, array in sorted(executor.arg_dict.items()):

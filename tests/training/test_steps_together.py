@@ -27,13 +27,13 @@ def own_engine():
 
 
 def arrays(dtype="float32", seed=0):
-    """Weights or gradients."""
+    """Return the weights or gradients."""
     rng = np.random.default_rng(seed)
     return [mx.nd.array(rng.standard_normal(shape), dtype=dtype) for shape in SHAPES]
 
 
 def trained(name, settings, *, fused, dtype="float32", count=3):
-    """Weights and states after some steps with gradients that differ."""
+    """Return the weights and states after some steps with gradients that differ."""
     optimizer = mx.optimizer.create(name, learning_rate=0.1, param_idx2name={0: "a_weight", 1: "a_bias"}, **settings)
     updater = mx.optimizer.get_updater(optimizer)
     weights = arrays(dtype)
@@ -48,7 +48,7 @@ def trained(name, settings, *, fused, dtype="float32", count=3):
 
 
 def pushed(monkeypatch):
-    """Names of the joint operations that are pushed from now on."""
+    """Return the names of the joint operations that are pushed from now on."""
     names = []
     launch = fused_step.launch
     monkeypatch.setattr(fused_step, "launch", lambda stages: (names.append(stages[0].name), launch(stages))[1])

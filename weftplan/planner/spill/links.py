@@ -108,8 +108,8 @@ class StepTimes:
 def _one_way(jobs: Sequence[tuple[int, int, float]], times: Sequence[float]) -> tuple[list[int], float]:
     """Return the step before which each copy has ended, and the seconds of waiting; copies run first come first served.
 
-    A job is (ready, due, seconds): it may start with step ``ready``, and the computation waits before step ``due`` until
-    the job has ended. A wait delays all later steps, which gives later copies more time.
+    A job is (ready, due, seconds). It may start with step ``ready``; the computation waits for it before step ``due``.
+    A wait delays all later steps, which gives later copies more time.
     """
     done, ends = [0] * len(jobs), [0.0] * len(jobs)
     free = delay = 0.0
