@@ -72,7 +72,8 @@ def bound(symbol, shapes, policy):
 
 
 def step(executor):
-    """Return (seconds, CPU seconds of all threads) of one forward and backward; the second bears other programs better."""
+    """Return (seconds, CPU seconds of all threads) of one forward and backward; the second bears other programs
+    better."""
     start, used = time.perf_counter(), time.process_time()
     executor.forward(is_train=True)
     executor.backward()

@@ -29,7 +29,8 @@ def syntax(path: Path) -> Iterable[ast.AST]:
 
 
 def read_imports(package: Path, nodes: Callable[[Path], Iterable[ast.AST]] = syntax) -> Graph:
-    """Return the imports between the modules of ``package``, wherever in a module they stand, those for types included."""
+    """Return the imports between the modules of ``package``, wherever in a module they stand, those for types
+    included."""
     files = {}
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts)

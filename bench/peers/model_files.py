@@ -47,7 +47,8 @@ def bind(job):
 
 
 def bind_and_fill(job):
-    """Return a bind, and the work that it leaves to threads: both frameworks return while they fill arrays with zeros."""
+    """Return a bind, and the work that it leaves to threads: both frameworks return while they fill arrays with
+    zeros."""
     bind(job)
     mx.nd.waitall()
     return {}

@@ -89,7 +89,8 @@ def resnet18_224(sym):
 
 
 def resnet18(sym, large=False):
-    """Return the 18 layers for 32x32 images: 3x3 stem, stages of 64, 128, 256, 512 filters with two basic blocks each."""
+    """Return the 18 layers for 32x32 images: 3x3 stem, stages of 64, 128, 256, 512 filters with two basic blocks
+    each."""
     conv = _layers(sym)
     net, before = conv(sym.Variable("data"), 64, 2 if large else 1, 7 if large else 3), 64
     if large:

@@ -103,7 +103,8 @@ def network(seed: int) -> tuple[Any, tuple[int, ...], str]:
 
 
 def step(seed: int) -> bytes:
-    """Return the bytes of output, gradients and moving statistics of a training step; allocated memory is as planned."""
+    """Return the bytes of output, gradients and moving statistics of a training step; allocated memory is as
+    planned."""
     net, shape, dtype = network(seed)
     executor = net.simple_bind(mx.cpu(), plan_options=PlanOptions(kernels="native"), data=shape,
                                type_dict={"data": dtype})  # fmt: skip
