@@ -258,30 +258,30 @@ def repeat(program: Program, chosen: Collection[int]) -> Program:
 
 OUT, BACK = "_spill", "_fetch"
 COPY_OUT = Work(label="_CrossDeviceCopy", only_overwrites=True)
-"""The work of a copy to a home."""
+"""Memory effects of a copy to a target."""
 COPY_BACK = Work(label="_CrossDeviceCopy", only_overwrites=True)
-"""The work of a copy back to the device."""
+"""Memory effects of a copy back to the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """One result that waits elsewhere.
+    """One offloaded result.
 
     Attributes:
-        entry: its id.
-        out: the copy out stands before this step, at most the number of forward steps.
-        back: the copy back stands before this step.
-        home: its place meanwhile.
+        entry: its number in the graph.
+        out: the copy out runs before this step, at most the number of forward steps.
+        back: the copy back runs before this step.
+        target: device of the offloaded copy.
     """
 
     entry: int
     out: int
     back: int
-    home: Context
+    target: Context
 
 
 def spilled(program: Program, spills: Sequence[Spill]) -> Program:
-    """Return the graph that sends ``spills`` to their homes; copies to them are part of its forward part."""
+    """Return the program that offloads ``spills``; the copies out belong to its forward part."""
     graph = program.graph
     changed = Rewrite(program)
     outs: dict[int, list[int]] = {}
@@ -290,7 +290,7 @@ def spilled(program: Program, spills: Sequence[Spill]) -> Program:
     for spill in sorted(spills, key=lambda spill: spill.entry):
         e = spill.entry
         name, device = graph.entry_name(e), program.contexts[program.device[graph.entry_node[e]]]
-        waiting = changed.copy(e, name + OUT, work=COPY_OUT, context=spill.home, like=e)
+        waiting = changed.copy(e, name + OUT, work=COPY_OUT, context=spill.target, like=e)
         fetched[e] = changed.copy(waiting, name + BACK, work=COPY_BACK, context=device, like=e)
         outs.setdefault(spill.out, []).append(changed.makers[waiting])
         backs.setdefault(spill.back, []).append(changed.makers[fetched[e]])
