@@ -5,9 +5,8 @@ one that always makes a new storage, which is then placed at an offset. So every
 place, and their plans have one lower bound.
 
 Per node, in execution order: outputs that must share take their input's storage; others take inputs' storages by the
-operator's inplace pairs; the other outputs are
-allocated, largest first; then the inputs are released. Releasing last means that a node never gets as output a block
-that only it is about to free, except by the first rule.
+operator's inplace pairs; the other outputs are allocated, largest first; then the inputs are released. Releasing last
+means that a node never gets as output a block that only it is about to free, except by the first rule.
 """
 
 from __future__ import annotations
@@ -203,7 +202,12 @@ Free = tuple[int, int, int]
 
 
 class BlockPool:
-    """The allocator of the match-range strategy.
+    """The allocator of the match-range strategy: whole blocks are used again by entries of similar size.
+
+    A released block of ``b`` bytes may serve a request of ``s`` bytes when ``s // R <= b <= s * R`` (R: the match
+    range). The smallest block that is large enough is taken; failing that the largest that is too small, which then
+    grows. With several colours a block passes only between nodes of one colour (see :func:`colors`), so that reuse does
+    not chain independent branches.
 
     ``sizes`` are the bytes requested per entry; a range of 0 never reuses. ``color`` is per node; empty: one for all.
     """

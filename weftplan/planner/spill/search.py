@@ -4,8 +4,8 @@ A result can be offloaded if the backward part reads it, no other entry of its b
 an offload target. It goes to the first target with room. The search starts without offloads and lowers a goal step by
 step. While the peak exceeds the goal, the search takes the step with most live bytes on the fullest device, and
 offloads a result that is idle there. Results whose copy delays no step come first, ordered by the byte-seconds freed
-per second of copying; then results by the least delay per byte. Copy times (:mod:`.links`) are recomputed for every
-candidate, because each copy delays others. Every goal gives a point of the curve: its peak (the lower bound of the real
+per second of copying; then results by the least delay per byte. Copy times are recomputed for every candidate, because
+each copy delays others. Every goal gives a point of the curve: its peak (the lower bound of the real
 plan) and the seconds for which copies delay the computation.
 
 The curve does not depend on a budget, so a larger budget never gives a slower plan. The graph alone bounds the work.
@@ -97,7 +97,13 @@ class Idle:
 
 
 class StepTimes:
-    """Start time of every step and end time of the last, in seconds, also with time reversed."""
+    """Start time of every step and end time of the last, in seconds, also with time reversed.
+
+    A device copies in both directions while it computes; each direction runs one copy at a time, whatever its target. A
+    copy out starts as soon as its result exists, in the order of results. Copies back mirror this in time: each ends
+    just before the first reader. The computation waits if it needs memory before a copy out has ended, or if memory for
+    a copy back becomes free only after the copy should have started.
+    """
 
     def __init__(self, seconds: Iterable[float]) -> None:
         self.starts = [0.0, *accumulate(seconds)]

@@ -1,4 +1,4 @@
-"""A symbol's graph on its way to a plan, in numbers, and the way in which passes change it.
+"""A symbol's graph on its way to a plan: translated to numbers once, changed by passes, and made nodes again.
 
 A :class:`Network` is a numbered graph with the requests of the caller. Passes read it and make another one through an
 :class:`Edit`: they add nodes, say which values stand for others, and the rest follows. No given network is changed, and
