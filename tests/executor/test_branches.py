@@ -11,7 +11,7 @@ import weftplan as mx
 from tests.contract.devices import place
 from weftplan import device
 from weftplan.device.simulated import CostModel, seconds_of
-from weftplan.executor import segments as branches
+from weftplan.executor import segments
 from weftplan.executor.segments import ancestors, chains, parents
 
 
@@ -144,7 +144,7 @@ def layers():
 
 def test_branches_have_the_bits_of_one_stream(monkeypatch):
     """Training with branches, on the stand-in, which checks the streams: the same weights for any number of workers."""
-    monkeypatch.setattr(branches, "LEAST_S", 0.0)
+    monkeypatch.setattr(segments, "LEAST_S", 0.0)
     results = []
     for workers in (1, 2, 3):
         with place("standin", gpu_workers=workers) as context:
