@@ -78,7 +78,8 @@ _local = _Local()
 
 def current(attr: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the attributes of this thread's scopes, updated with ``attr``, as :meth:`AttrScope.get` does."""
-    return AttrScope(**_local.stack[-1]).get(attr)
+    scope = _local.stack[-1]
+    return AttrScope(**scope).get(attr) if attr else dict(scope)
 
 
 def stored_key(key: str, where: str) -> str:
