@@ -267,7 +267,7 @@ class SlabPool:
     def _install(self, ctx: Context, block: PoolMemory) -> None:
         """Let the storages of all executors on ``ctx`` lie in ``block`` from now on."""
         self._blocks[ctx] = block
-        # Prepared calls hold views of the old bytes: a chunk that moves drops them, and the next run makes new ones.
+        # Prepared calls hold views of the old bytes: a chunk that moves drops them, and the next run makes new views.
         for member in self._placements():
             member.put({ctx: block})
 

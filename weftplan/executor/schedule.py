@@ -236,7 +236,7 @@ def random_ranks(planned: PlannedGraph) -> dict[Node, int]:
     """A number for every random node: its place among the random nodes of the forward graph.
 
     A recomputed node has the number of the node it repeats, so it draws the same values. Names do not count (they
-    depend on other networks of the process), nor do nodes that a pass merges (random ones never are).
+    depend on other networks of the process), nor do nodes that a pass merges (random nodes never are).
     """
     draws = [node for node in planned.graph.nodes if node.op is not None and node.op.random]
     ranks = {node: rank for rank, node in enumerate(one for one in draws if one.mirror_of is None)}
