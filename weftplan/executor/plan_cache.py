@@ -1,8 +1,8 @@
 """The plan cache: a second bind for the same shapes and settings plans nothing, in this process or in a later one.
 
 A plan depends on the graph, on the caller's arguments, on the settings, and on the implementations of operators. All of
-this is compared by value, so a cached plan equals the plan that planning would give. Symbols with operators of the user's
-own (``Custom``), whose inference may answer differently each time, are planned at every bind.
+this is compared by value, so a cached plan equals what planning would give. Symbols with operators of the user's own
+(``Custom``), whose inference may answer differently each time, are planned at every bind.
 
 In a process plans hang on their symbol and go with it. Planned graphs never change, so several executors may share one;
 threads that bind one symbol concurrently may plan it twice.
