@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from weftplan import models
 from weftplan.cli import main
 from weftplan.planner import stopping
-from weftplan.planner.recompute.archive import Archive
+from weftplan.planner.recompute.ladder import Archive
 
 NETWORK = ["plan", "resnet18", "--batch", "2"]
 

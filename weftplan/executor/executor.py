@@ -15,20 +15,28 @@ from weftplan import engine
 from weftplan.device.context import Context
 from weftplan.engine.streams import compute_streams
 from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, listed
-from weftplan.executor.backward_checks import keeps_forward, needs_training, reads_forward
-from weftplan.executor.debug import debug_str
-from weftplan.executor.memory import PlannedMemory
-from weftplan.executor.monitor import Monitored, checked, warn_of_joined
+from weftplan.executor.memory import PlannedMemory, RunState
+from weftplan.executor.monitor import Monitored, checked, debug_str, warn_of_joined
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
-from weftplan.executor.run import RunState
-from weftplan.executor.run_values import as_array, by_name, check_switch, copy_in, head_values, parameter_values, unset
+from weftplan.executor.run_values import (
+    as_array,
+    by_name,
+    check_switch,
+    copy_in,
+    head_values,
+    keeps_forward,
+    needs_training,
+    parameter_values,
+    reads_forward,
+    unset,
+)
 from weftplan.executor.schedule import Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, bulk_limits, make_segments, may_fence
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
-from weftplan.planner.symbolic.passes.unfuse import unfused
+from weftplan.planner.symbolic.passes import unfused
 from weftplan.symbol import Symbol
 
 Callback = Callable[[str, NDArray], None]

@@ -18,7 +18,7 @@ from weftplan.ndarray.memory.chunk import Chunk, MovableChunk
 from weftplan.ndarray.pushing import push
 from weftplan.support.slots import ARRAY_CHUNK
 from weftplan.symbol import Symbol
-from weftplan.symbol.provenance import warn
+from weftplan.symbol.node import warn
 
 Groups = Mapping[str, Context] | None
 _AT_ONCE = 1 << 16

@@ -84,7 +84,7 @@ class Placement:
         for chunk, (ctx, at, size) in zip(self.chunks.values(), self._where([*self.chunks]), strict=True):
             block = blocks.get(ctx)
             if block is not None:
-                chunk.move(block.cut(at, size), block)
+                chunk.move(block.cut([(at, size)])[0], block)
 
     def make(self, storages: list[int], blocks: Mapping[Context, PoolMemory]) -> None:
         """Make the chunks of these storages in the blocks of all devices."""
@@ -92,7 +92,7 @@ class Placement:
         chunks_by_storage = dict(self.chunks)  # other threads may be looking at those that there are
         for ctx, block in blocks.items():
             mine = [(k, at, size) for k, (where, at, size) in places if where is ctx or where == ctx]
-            parts = block.cut_all([(at, size) for _, at, size in mine])
+            parts = block.cut([(at, size) for _, at, size in mine])
             chunks = MovableChunk.several(ctx, parts, owner=block, name="planned")
             chunks_by_storage.update(zip([k for k, _, _ in mine], chunks, strict=True))
         self.chunks = chunks_by_storage

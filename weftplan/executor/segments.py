@@ -19,7 +19,7 @@ from weftplan import config, device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.executor.branches import chains
-from weftplan.executor.run import RunState
+from weftplan.executor.memory import RunState
 from weftplan.executor.schedule import Step
 from weftplan.ndarray.copying import passing
 

@@ -7,17 +7,19 @@ ends that have a program and no symbol.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from weftplan.device.amounts import pasteable
 from weftplan.device.context import Context
+from weftplan.errors import BudgetError
 from weftplan.planner import recompute, spill
-from weftplan.planner.graph import Graph
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.order import choose_order
-from weftplan.planner.program import Program
+from weftplan.planner.program import Graph, Program
 from weftplan.planner.strategies import Draft, plan_graph
 from weftplan.support.tensor_types import DType, Req, Shape
 
@@ -153,3 +155,44 @@ class Drafts:
             return draft
         note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes"
         return replace(moved, notes=(note,))
+
+
+Planned = TypeVar("Planned", bound=PlannedSteps)
+
+
+def plan_within(
+    make: Callable[[PlanOptions], Planned],
+    options: PlanOptions,
+    *,
+    budget: int,
+    besides: Callable[[Planned], int] = lambda planned: 0,
+) -> Planned:
+    """Return the plan of least modelled time whose total, without offloaded bytes, is at most ``budget``.
+
+    Args:
+        make: plans the graph under the options that it is called with.
+        options: the options; this function overrides ``recompute`` and ``budget``.
+        budget: bytes for all devices together: planned peak without offloaded bytes, arguments, gradients, states.
+        besides: further bytes that the budget has to cover.
+
+    Raises:
+        BudgetError: no plan fits; the message and ``smallest`` give the smallest budget that works.
+    """
+    plain = make(options.replace(recompute="off", budget=None))
+    outside = sum(plain.memory.external_bytes.values()) + besides(plain)
+    if plain.memory.peak + outside <= budget:
+        return plain
+    try:
+        tight = make(options.replace(recompute="off", budget=max(budget - outside, 0)))
+    except BudgetError as error:
+        peak = plain.memory.peak if error.smallest is None else error.smallest
+    else:
+        if budget >= outside:
+            return tight
+        peak = tight.memory.peak - tight.memory.offloaded  # 0: no memory is planned, or all of it is offloaded
+    raise BudgetError(
+        f"the budget is {budget:,} bytes, but {outside:,} bytes of arguments, gradients and states and a planned peak "
+        f"of {peak:,} bytes (of {plain.memory.peak:,} without recomputation) are needed; the smallest budget found "
+        f"that works is {pasteable(outside + peak)}: raise it to that, or use a smaller batch",
+        smallest=outside + peak,
+    ) from None

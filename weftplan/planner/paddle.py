@@ -18,9 +18,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import count
 
-from weftplan.planner.inplace import Assignment
+from weftplan.planner.inplace import Assignment, BlockPool, Free
 from weftplan.planner.liveness import dependencies, last_needs_others, producers, scheduled
-from weftplan.planner.match_range import BlockPool, Free
 from weftplan.planner.program import Program
 
 COMPAT = ("paddle", "paddle_pir")
@@ -81,9 +80,6 @@ class InplaceRule:
 
 class ExactPool(BlockPool):
     """The allocator of the walk: dead memory of exactly the size asked for, the last to die first."""
-
-    def __init__(self, program: Program, *, reuse: bool) -> None:
-        super().__init__(program.nbytes, int(reuse))
 
     def chosen(self, free: Sequence[Free], size: int) -> int:
         """The last released block of this size; -1: none."""

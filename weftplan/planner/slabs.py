@@ -14,12 +14,11 @@ import numpy as np
 
 from weftplan.errors import PlanError
 from weftplan.planner.buffers import Buffers, alignment_of, renumbered
-from weftplan.planner.graph import IntArray
-from weftplan.planner.labels import Labels
-from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.memory_plan import Labels, MemoryPlan
 from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
 from weftplan.planner.packing.reuse import Precedence, compressed_rows
+from weftplan.planner.program import IntArray
 
 WORTH_A_SEARCH = 1 << 20
 """Bytes above the lower bound that are worth a second, longer packing."""

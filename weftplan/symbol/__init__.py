@@ -9,6 +9,7 @@ from weftplan.errors import UnknownOperatorError, did_you_mean
 from weftplan.ops.core import registry
 from weftplan.support import slots
 from weftplan.symbol.api.creation import (
+    Variable,
     arange,
     eye,
     full,
@@ -25,7 +26,6 @@ from weftplan.symbol.api.creation import (
 )
 from weftplan.symbol.api.functions import function
 from weftplan.symbol.api.namespaces import internal as _internal  # noqa: F401 - MXNet's name
-from weftplan.symbol.api.variable import Variable
 from weftplan.symbol.attribute import AttrScope
 from weftplan.symbol.name import NameManager, Prefix
 from weftplan.symbol.node import Entry, Node

@@ -7,8 +7,9 @@ is object identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import os
+import sys
+import warnings
 from typing import Any, NamedTuple
 
 from weftplan.ops.core.schema import Op
@@ -23,10 +24,6 @@ class Entry(NamedTuple):
     node: Node
     index: int = 0  # type: ignore[assignment]  # shadows tuple.index on purpose
     version: int = 0
-
-
-entry_of: Callable[[tuple[Node, int, int]], Entry] = partial(tuple.__new__, Entry)
-"""Make an entry from a tuple of its three fields, in half the time of the constructor; passes make one per edge."""
 
 
 class Node:
@@ -77,6 +74,40 @@ class Node:
         """Number of outputs that a user sees."""
         return 1 if self.op is None else self.op.num_visible_outputs(self.params)
 
+    def like(self, inputs: list[Entry], control_deps: list[Node], **changes: Any) -> Node:
+        """Return a node of the same operator, name, attributes and line with other edges and these ``changes``."""
+        same = {key: getattr(self, key) for key in ("attrs", "params", "created_at", "mirror_of")}
+        node = Node(self.op, self.name, inputs=inputs, control_deps=control_deps, **{**same, **changes})
+        node.version = self.version
+        return node
+
     def __repr__(self) -> str:
         kind = "variable" if self.op is None else self.op.name
         return f"<Node {self.name!r}: {kind}>"
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def caller() -> str | None:
+    """Return ``file:line`` of the innermost frame outside weftplan; None if there is none.
+
+    This takes a fraction of a microsecond: it follows frames and reads no source.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE):
+            return f"{code.co_filename}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None
+
+
+def warn(message: str) -> None:
+    """Issue a UserWarning at the line of the innermost caller outside this package."""
+    frame, level = sys._getframe(1), 2  # warnings counts this function as 1
+    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

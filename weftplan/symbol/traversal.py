@@ -1,16 +1,15 @@
 """Graph traversal from the heads: the canonical order of nodes, and graph copies.
 
 The walks do not recurse, because chains of 10^6 nodes are ordinary input. This module keeps no state and changes no
-node, so any thread may call it. A function that replaces a node's inputs copies the node and records the copy in a
-dictionary *moved*, from the original node to its copy.
+node, so any thread may call it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from weftplan.errors import FormatError, MXNetError
-from weftplan.symbol.node import Entry, Node, entry_of
+from weftplan.symbol.node import Entry, Node
 
 Order = tuple[list[Node], dict[Node, int]]
 """Nodes in topological order, and the position of each."""
@@ -109,44 +108,10 @@ def copy_graph(entries: Iterable[Entry], replace: dict[Node, Entry] | None = Non
     for node in topological_order(heads):
         if node in substitute:
             continue
-        twins[node] = twin = Node(
-            node.op,
-            node.name,
-            attrs=dict(node.attrs),
-            params=node.params,
-            inputs=[moved(entry) for entry in node.inputs],
-            control_deps=[twins[dep] for dep in node.control_deps if dep in twins],
-            created_at=node.created_at,
-            mirror_of=None if node.mirror_of is None else twins.get(node.mirror_of),
-        )
-        twin.version = node.version
+        controls = [twins[dep] for dep in node.control_deps if dep in twins]
+        origin = None if node.mirror_of is None else twins.get(node.mirror_of)
+        twins[node] = node.like(list(map(moved, node.inputs)), controls, attrs=dict(node.attrs), mirror_of=origin)
     return [moved(entry) for entry in heads]
-
-
-def followed(entry: Entry, moved: Mapping[Node, Node]) -> Entry:
-    """Return the same output of the node that replaces the entry's node."""
-    node = moved.get(entry[0])
-    return entry if node is None else entry_of((node, entry[1], entry[2]))
-
-
-def rewired(node: Node, inputs: list[Entry], moved: Mapping[Node, Node]) -> Node:
-    """Return ``node`` with these inputs and with replaced control dependencies.
-
-    Return ``node`` itself if it has these already, else a copy with its name, attributes and source line.
-    """
-    controls = [moved.get(dep, dep) for dep in node.control_deps]
-    if inputs == node.inputs and controls == node.control_deps:
-        return node
-    return Node(
-        node.op,
-        node.name,
-        attrs=node.attrs,
-        params=node.params,
-        inputs=inputs,
-        control_deps=controls,
-        created_at=node.created_at,
-        mirror_of=None if node.mirror_of is None else moved.get(node.mirror_of, node.mirror_of),
-    )
 
 
 def _cycle(stack: Sequence[Node], state: dict[Node, int], start: Node) -> str:

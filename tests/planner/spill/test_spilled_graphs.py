@@ -17,8 +17,8 @@ from weftplan import models
 from weftplan.errors import PlanError
 from weftplan.planner import PlanOptions, plan_symbol, strategies, validate
 from weftplan.planner.buffers import Buffers
+from weftplan.planner.rewiring import Spill, spilled
 from weftplan.planner.spill import search
-from weftplan.planner.spill.rewrite import Spill, spilled
 from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
 

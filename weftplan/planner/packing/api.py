@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards, variants_of
-from weftplan.planner.packing.hard import greedy
-from weftplan.planner.packing.hard.search import Allowance, improve
+from weftplan.planner.packing.hard.search import Allowance, improve, portfolio
 from weftplan.planner.packing.problem import (
     MANY,
     Deadline,
@@ -261,7 +260,7 @@ class Incumbent:
         """Try what sweeps are not: greedy packings, and then a search, as far as the allowance of all parts goes."""
         part, spending = self.part, self.spending
         tries = spending.tries if self.is_small else 1  # the time of one grows with the square of the buffers
-        self.offer(greedy.portfolio(part, self.floor, tries=tries, deadline=self.deadline))
+        self.offer(portfolio(part, self.floor, tries=tries, deadline=self.deadline))
         if self.peak > self.enough and len(part) <= spending.largest:
             good_enough = spending.good_enough
             self.offer(improve(part, self.offsets, floor=self.floor, allowance=allowance, good_enough=good_enough))

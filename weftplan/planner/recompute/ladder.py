@@ -8,15 +8,65 @@ most per second are taken until the target holds; then whatever turns out superf
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import inf
+from typing import TypeVar
 
 import numpy as np
 
-from weftplan.planner.graph import IntArray
-from weftplan.planner.recompute.archive import Archive
-from weftplan.planner.recompute.tape import Price
+from weftplan.planner.program import IntArray
+from weftplan.planner.recompute.segments import measure, rooms, segments
+from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.stopping import asked
+
+Choice = TypeVar("Choice", bound=Price)
+
+STEPS_PRICED = 2_000_000
+"""Steps that a whole search may price: one to six seconds of Python, by the length of the graph."""
+MOST_PRICES = 24_000
+"""Prices are not worth more than this many, however small the graph."""
+
+
+def undominated(ranked: Iterable[Choice]) -> list[Choice]:
+    """Return the choices, from the fastest to the slowest, that no faster choice undercuts: peaks fall."""
+    kept: list[Choice] = []
+    for choice in ranked:
+        if not kept or choice.peak < kept[-1].peak:
+            kept.append(choice)
+    return kept
+
+
+class Archive:
+    """Prices that are remembered, and how many may still be asked for."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        steps = len(tape.forward) + len(tape.backward)
+        self.allowance = max(60, min(MOST_PRICES, STEPS_PRICED // max(steps, 1)))
+        """Prices that the search may ask for in all, seeds aside."""
+        self.left = self.allowance
+        self.known: dict[frozenset[int], Price] = {}
+        self.can = frozenset(tape.repeatable)
+
+    def price(self, chosen: frozenset[int]) -> Price:
+        """The price of a choice, remembered under what it really repeats."""
+        if chosen not in self.known:
+            self.known[chosen] = self.look(chosen)[0]
+        return self.known[chosen]
+
+    def look(self, chosen: frozenset[int]) -> tuple[Price, IntArray]:
+        """Return the price, never from the cache, and the need of each step (:func:`.tape.pressure`)."""
+        price, live = self.tape.look(chosen)
+        self.left = 0 if asked() else self.left - 1
+        self.known[frozenset(price.twins)] = price
+        return price, live
+
+    def frontier(self) -> list[Price]:
+        """Return the choices that no other dominates, fastest first."""
+        return undominated(sorted(self.known.values(), key=lambda p: (p.seconds, p.peak, len(p.twins), p.twins)))
+
 
 RUNG = 0.96
 """Each target is this part of the target before."""
@@ -259,3 +309,76 @@ class Ladder:
                 for begin, end, size in spans:
                     spare[begin:end] -= size
         return kept
+
+
+EXHAUSTIVE = 12
+"""So few nodes that may be repeated are tried in all combinations."""
+SMALL = 24
+"""Around the curve of so few nodes every neighbour is tried: bundles are too coarse for them."""
+LEVELS = 8
+"""How many sets of light nodes are tried."""
+SEEDS = 12
+"""How many sizes of rooms are tried with each of them."""
+
+
+def curve(tape: Tape, *, most_seconds: float = inf, seeds: Iterable[frozenset[int]] = ()) -> list[Price]:
+    """Choices from the fastest (nothing repeated) to the smallest found; peaks fall strictly, seconds rise.
+
+    Args:
+        most_seconds: do not look for choices that take longer (the curve may have some all the same).
+        seeds: choices to begin with, besides its own.
+    """
+    archive = Archive(tape)
+    archive.price(frozenset())
+    can = tape.repeatable
+    if len(can) <= EXHAUSTIVE:
+        for mask in range(1, 1 << len(can)):
+            archive.price(frozenset(nid for k, nid in enumerate(can) if mask >> k & 1))
+        return archive.frontier()
+    seed(archive)
+    for chosen in seeds:
+        archive.price(chosen)
+    # Seeds come on top: they are few, and the only choices that reach the far end of a deep graph.
+    archive.left = 0 if asked() else archive.allowance
+    ladder = Ladder(archive)
+    for fine in (False, True):
+        for jump in (False, True):
+            ladder.climb_down(jump=jump, fine=fine, most_seconds=most_seconds)
+    if len(can) <= SMALL:
+        polish(archive)
+    return archive.frontier()
+
+
+def polish(archive: Archive) -> None:
+    """Price what differs in one node or two from a choice on the curve, until the curve stays as it is."""
+    can, done = archive.tape.repeatable, set[frozenset[int]]()
+    steps = [frozenset(step) for width in (1, 2) for step in combinations(can, width)]
+    while fresh := [twins for point in archive.frontier() if (twins := frozenset(point.twins)) not in done]:
+        for twins in fresh:
+            done.add(twins)
+            for step in steps if archive.left > 0 else ():
+                archive.price(twins ^ step)
+
+
+def seed(archive: Archive) -> None:
+    """Price the choices that need no search."""
+    tape = archive.tape
+    cuts = measure(tape)
+    ratio = {
+        nid: tape.seconds[nid] / max(1, max((tape.program.nbytes[e] for e in tape.outputs[nid]), default=1))
+        for nid in tape.repeatable
+    }
+    levels = sorted(set(ratio.values()))
+    count = min(len(levels), LEVELS)
+    cheap = [
+        frozenset(nid for nid in tape.repeatable if ratio[nid] <= levels[(k + 1) * len(levels) // count - 1])
+        for k in range(count)
+    ]
+    for light in (frozenset[int](), *cheap):
+        archive.price(light)
+        if asked():
+            return
+        for room in rooms(cuts, SEEDS):
+            chosen = segments(cuts, room, light=light)
+            if chosen:
+                archive.price(chosen)

@@ -17,15 +17,13 @@ from operator import attrgetter
 from weftplan.device.amounts import counted, pasteable
 from weftplan.errors import BudgetError
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.order import lazy_backward, reversed_backward, stepwise_forward
 from weftplan.planner.program import Program
-from weftplan.planner.recompute.archive import Archive
 from weftplan.planner.recompute.echo import chosen_echo
-from weftplan.planner.recompute.ladder import Ladder
-from weftplan.planner.recompute.orders import lazy_backward, reversed_backward, stepwise_forward
-from weftplan.planner.recompute.rewrite import repeat
+from weftplan.planner.recompute.ladder import Archive, Ladder, curve
 from weftplan.planner.recompute.segments import WINDOWS, square_root
 from weftplan.planner.recompute.tape import Price, Tape
-from weftplan.planner.recompute.trade_off import curve
+from weftplan.planner.rewiring import repeat
 from weftplan.planner.strategies import Draft, assignment, plan_graph
 
 Cost = Callable[[Program], Sequence[float]]

@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weftplan.planner.buffers import Buffers, alignment_of
-from weftplan.planner.graph import IntArray
-from weftplan.planner.program import Program
+from weftplan.planner.program import IntArray, Program
 from weftplan.planner.recompute import Price
+from weftplan.planner.rewiring import Spill
 from weftplan.planner.spill.links import PCIE, Idle, Place, StepTimes, places
-from weftplan.planner.spill.rewrite import Spill
 from weftplan.planner.stopping import asked
 
 SMALLEST = 4096

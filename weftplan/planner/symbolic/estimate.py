@@ -15,7 +15,7 @@ from weftplan.errors import PlanError, did_you_mean
 from weftplan.ops.core.params import p_dtype
 from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.batch import with_batch
-from weftplan.planner.budget import plan_within
+from weftplan.planner.drafts import plan_within
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.pipeline import PlannedGraph, SizedGraph, size_symbol

@@ -5,19 +5,23 @@ The implementations are those of :mod:`weftplan.ops.core.implementations`; the e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
+from weftplan import config
+from weftplan.device import cublas
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops import autotune
-from weftplan.ops.core import implementations, tiling
+from weftplan.ops.core import cost, implementations, tiling
 from weftplan.ops.core.cuda_tuning import planned_for
 from weftplan.ops.core.implementations import Choice
 from weftplan.ops.core.rule_cache import Settled
 from weftplan.ops.core.schema import DType, Shape, TensorSpec, aligned
+from weftplan.ops.fusion.relu import layer_of
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.planner.symbolic.network import Network
 from weftplan.symbol.node import Node
 
 Facts = tuple[list[Shape], list[DType], list[Shape], list[DType]]
@@ -87,3 +91,32 @@ def _choice(node: Node, facts: Facts, device_type: str, where: str, options: Pla
     if isinstance(nbytes, bool) or int(nbytes) != nbytes or nbytes < 0:
         raise PlanError(f"operator {op.name} ({node.name!r}) declares {nbytes!r} bytes of workspace: expected >= 0")
     return choice, aligned(int(nbytes))
+
+
+CUBLAS = "cublas_workspaces"
+"""The purpose of the workspaces among the bytes outside a plan's buffers."""
+_PREFIXES = ("_linalg_", "_contrib_interleaved_matmul", "_contrib_DeformableConvolution", "khatri_rao")
+
+
+def library_bytes(network: Network, choices: Mapping[int, Choice]) -> dict[str, int]:
+    """Return the bytes by purpose: of each GPU with products, one workspace of cuBLAS for each of its workers.
+
+    A worker has a handle of cuBLAS, and works on one stream at a time; the workspaces have a fixed size. Graphs on one
+    GPU share them, and each of their plans counts them.
+    """
+    devices = {
+        network.devices[nid]
+        for nid, node in enumerate(network.graph.nodes)
+        if node.op is not None
+        and network.devices[nid].device_type == "gpu"
+        and _multiplies(layer_of(node.op.backward_of or node.op.name))
+        and not (nid in choices and choices[nid].implementation.name == "cudnn")
+    }
+    if not devices:
+        return {}
+    workers = max(1, int(config.get("MXNET_GPU_WORKER_NTHREADS")))
+    return {CUBLAS: len(devices) * workers * cublas.workspace_bytes()}
+
+
+def _multiplies(name: str) -> bool:
+    return name in cost.COUNTED or name.startswith(_PREFIXES)

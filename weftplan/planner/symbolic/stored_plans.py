@@ -20,8 +20,7 @@ from weftplan.device.context import Context
 from weftplan.ops.core import implementations, registry
 from weftplan.ops.core.implementations import Choice, Implementation
 from weftplan.ops.core.schema import Op, Req
-from weftplan.planner.labels import Labels, Pass
-from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.memory_plan import Labels, MemoryPlan, Pass
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph, works_of
 from weftplan.planner.symbolic.pipeline import PlannedGraph

@@ -11,8 +11,7 @@ from weftplan.errors import PlanError
 from weftplan.planner.drafts import PlannedSteps
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.validation.claims import Claims
-from weftplan.planner.validation.stated import ByteMap, check_layout
+from weftplan.planner.validation.claims import ByteMap, Claims, check_layout
 from weftplan.support.tensor_types import Req
 
 

@@ -24,6 +24,8 @@ from weftplan.symbol.node import Node
 
 Known = Mapping[str, Any] | Mapping[Node, Any] | Mapping[str | Node, Any]
 """Facts about variables, by name or by node; None is unknown."""
+Edges = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
+"""Of nodes: :func:`entry_rows`, the entries that each reads, the positions of other nodes that each must follow."""
 
 
 def entry_rows(nodes: Sequence[Node]) -> list[int]:
@@ -36,38 +38,23 @@ def entry_rows(nodes: Sequence[Node]) -> list[int]:
     return rows
 
 
-def infer_shapes(
-    nodes: Sequence[Node],
-    known: Known,
-    *,
-    rows: Sequence[int] | None = None,
-    inputs: Sequence[Sequence[int]] | None = None,
-    controls: Sequence[Sequence[int]] | None = None,
-) -> list[Shape | None]:
+def infer_shapes(nodes: Sequence[Node], known: Known, *, edges: Edges | None = None) -> list[Shape | None]:
     """Infer the shape of every entry; None is an unknown shape, 0 an unknown dimension.
 
     Args:
         nodes: in topological order.
         known: shapes of variables, by name or node; None, and ``()`` by name, are unknown. Unknown dimensions are
             filled from the variable's ``__shape__``.
-        rows: :func:`entry_rows` of ``nodes``, when the caller has them.
-        inputs: entry ids that each node reads, when the caller has them.
-        controls: positions of the nodes that each node must follow besides, when the caller has them.
+        edges: those of ``nodes``, when the caller has them.
 
     Raises:
         ShapeError: shapes conflict; names operator, node, the shapes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, controls, SHAPES).solve(known)
+    return _Solver(nodes, edges, SHAPES).solve(known)
 
 
 def infer_dtypes(
-    nodes: Sequence[Node],
-    known: Known,
-    *,
-    rows: Sequence[int] | None = None,
-    inputs: Sequence[Sequence[int]] | None = None,
-    controls: Sequence[Sequence[int]] | None = None,
-    default: DType | None = None,
+    nodes: Sequence[Node], known: Known, *, edges: Edges | None = None, default: DType | None = None
 ) -> list[DType | None]:
     """Infer the dtype of every entry, None if unknown; arguments as for :func:`infer_shapes`.
 
@@ -76,30 +63,20 @@ def infer_dtypes(
     Raises:
         DTypeError: dtypes conflict; names operator, node, the dtypes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, controls, DTYPES).solve(known, default)
+    return _Solver(nodes, edges, DTYPES).solve(known, default)
 
 
 class _Solver:
     """One inference. ``values`` holds a fact per entry; it only ever grows, so the walk ends."""
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        rows: Sequence[int] | None,
-        inputs: Sequence[Sequence[int]] | None,
-        controls: Sequence[Sequence[int]] | None,
-        kind: Kind,
-    ) -> None:
+    def __init__(self, nodes: Sequence[Node], edges: Edges | None, kind: Kind) -> None:
         self.nodes = nodes
         self.kind = kind
-        self.rows = entry_rows(nodes) if rows is None else rows
-        if inputs is None or controls is None:
-            number = {node: i for i, node in enumerate(nodes)}
-            first = {node: self.rows[i] for node, i in number.items()}
-            inputs = [[first[entry[0]] + entry[1] for entry in node.inputs] for node in nodes]
-            controls = [[number.get(dep, -1) for dep in node.control_deps] for node in nodes]
-        self.controls = controls
-        self.inputs = inputs
+        if edges is None:
+            rows, number = entry_rows(nodes), {node: i for i, node in enumerate(nodes)}
+            inputs = [[rows[number[entry[0]]] + entry[1] for entry in node.inputs] for node in nodes]
+            edges = rows, inputs, [[number.get(dep, -1) for dep in node.control_deps] for node in nodes]
+        self.rows, self.inputs, self.controls = edges
         self.values: list[Any] = [None] * self.rows[-1]
         self.memo: dict[tuple[Any, ...], Learnt] = {}
 
@@ -272,10 +249,8 @@ def of_one_dtype(
     This holds if no variable has another known dtype, and if each rule, given the default for all inputs, keeps it for
     them and deviates only for outputs that no node reads.
 
-    Args:
-        values: the known dtype of each entry before any rule is called, or None.
-        rows, inputs: as for :func:`weftplan.symbol.inference.solver.infer_dtypes`.
-        sorts: of each sort of node one.
+    ``values`` holds the known dtype of each entry before any rule is called, or None, ``sorts`` of each sort of node
+    one.
     """
     for fact in values:
         if fact is not None and fact is not default and fact != default:

@@ -17,7 +17,7 @@ import numpy as np
 from weftplan.errors import PlanError
 from weftplan.ops.core import registry
 from weftplan.ops.core.schema import EntryRef, Op, Params, Req
-from weftplan.planner.graph import Work
+from weftplan.planner.program import Work
 from weftplan.planner.symbolic.indexed_graph import work_of
 from weftplan.planner.symbolic.network import Edit, Network
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, GRADIENTS, GraphPass, Settings
