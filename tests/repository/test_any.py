@@ -17,7 +17,7 @@ LIMITS = {
     "engine": 10,
     "executor": 87,
     "kvstore": 17,
-    "ndarray": 259,
+    "ndarray": 47,
     "ops": 486,
     "planner": 39,
     "profiler": 8,
