@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -18,3 +19,12 @@ DTypeLike: TypeAlias = npt.DTypeLike
 
 ShapeLike: TypeAlias = "SupportsIndex | tuple[SupportsIndex, ...] | list[SupportsIndex]"
 """A shape, or the length of an array with one axis."""
+
+Dims: TypeAlias = "int | np.integer[Any] | Sequence[int]"
+"""A shape as users write it: a sequence of dimensions, or a number, which is one dimension."""
+
+Scalar: TypeAlias = "float | np.number[Any] | np.bool_"
+"""A number or a boolean, of Python or of NumPy."""
+
+Generator: TypeAlias = np.random.Generator
+"""A generator of random numbers: NumPy's, or an object on a GPU that follows its interface for the package's draws."""
