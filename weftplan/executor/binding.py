@@ -35,7 +35,7 @@ from weftplan.executor.new_arrays import Groups, arrays_like, fitted, variable_c
 from weftplan.executor.plan_cache import planned_once
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
-from weftplan.planner.spill.links import places
+from weftplan.planner.spill.search import places
 from weftplan.storage import offload
 from weftplan.support.gc_pause import resting
 from weftplan.symbol import Symbol

@@ -28,12 +28,11 @@ from weftplan import config, device, engine
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.errors import MXNetError
-from weftplan.executor.branches import ancestors, parents
 from weftplan.executor.executor import Executor
 from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
 from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.schedule import Step
-from weftplan.executor.segments import Segment
+from weftplan.executor.segments import Segment, ancestors, parents
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.pushing import push

@@ -98,7 +98,8 @@ class Executor:
         self._bulk, *self._limits = bulk_limits(bool(planned.gradients), len(planned.order))
         self._overlaps = planned.memory.num_reuse_edges > 0
         self._forget()  # the first run prepares the calls: many an executor is bound to be looked at, or resized
-        self.outputs = self._output_arrays()
+        planned_outputs = {eid: self._memory.entry(eid) for eid in planned.outputs if eid not in external}
+        self.outputs = [planned_outputs[eid] if eid in planned_outputs else external[eid] for eid in planned.outputs]
         self._watches = False
         check = checked(None)
         self._monitor = None if check is None else Monitored(check, False, self.planned.graph)
@@ -112,12 +113,6 @@ class Executor:
     def _make_memory(self, planned: PlannedGraph, pool: SlabPool | None) -> PlannedMemory:
         """The memory of the plan's storages."""
         return PlannedMemory(planned, pool)
-
-    def _output_arrays(self) -> list[NDArray]:
-        """The arrays of the outputs, given or in planned memory."""
-        eids = self.planned.outputs
-        planned = {eid: self._memory.entry(eid) for eid in eids if eid not in self._external}
-        return [planned[eid] if eid in planned else self._external[eid] for eid in eids]
 
     def _watch(self) -> None:
         """Watch memory that may move while prepared calls hold views of it: planned memory, of this executor and of

@@ -2,7 +2,9 @@
 
 This file decides whether another order is used, and calls recomputation and spilling if a budget or a policy asks for
 them. Plans without a budget are cached, since a budget asks for them again. :func:`plan_program` is the door for front
-ends that have a program and no symbol.
+ends that have a program and no symbol. :func:`plan_within` fits everything into a number of bytes:
+``PlanOptions.budget`` limits the planned peak alone, because recomputation can change nothing else, while arguments,
+gradients and states share the device.
 """
 
 from __future__ import annotations
@@ -124,7 +126,8 @@ class Drafts:
         ``most_time``: in place of a rule's choice, the smallest plan whose repetition takes this part of a step.
         """
         draft = self.plain(options)
-        if not recompute.wanted(options, self._program):
+        works = self._program.graph.works
+        if options.recompute == "off" and options.budget is None and not any(work.asked_twice for work in works):
             return draft
         start = replace(draft, notes=())
         if spill.wanted(options, draft):
@@ -138,23 +141,16 @@ class Drafts:
         asked = options.replace(recompute="off", budget=None)
         draft = self._plain.get(asked)
         if draft is None:
-            draft = self._plain[asked] = self._ordered(asked)
+            program = self._program
+            draft = plan_graph(program, asked)
+            peak = draft.memory.peak
+            better = program.in_order(choose_order(program, asked)) if asked.reorder and peak else program
+            moved = draft if better is program else plan_graph(better, asked)
+            if moved.memory.peak < peak:
+                note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes"
+                draft = replace(moved, notes=(note,))
+            self._plain[asked] = draft
         return draft
-
-    def _ordered(self, options: PlanOptions) -> Draft:
-        program = self._program
-        draft = plan_graph(program, options)
-        peak = draft.memory.peak
-        if not options.reorder or not peak:
-            return draft
-        better = program.in_order(choose_order(program, options))
-        if better is program:
-            return draft
-        moved = plan_graph(better, options)
-        if moved.memory.peak >= peak:
-            return draft
-        note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes"
-        return replace(moved, notes=(note,))
 
 
 Planned = TypeVar("Planned", bound=PlannedSteps)

@@ -186,7 +186,7 @@ def add_in_place(program: Program, plain: Assignment) -> Assignment:
             or maker in summed.skipped
             or term in summed.added
             or program.dtypes[term] != program.dtypes[total]
-            or _any_between(readers.get(group, ()), position[maker], position[nid])
+            or bisect_left(steps := readers.get(group, ()), position[nid]) > bisect_right(steps, position[maker])
         ):
             continue
         summed.storage[term] = summed.storage[out]
@@ -196,12 +196,6 @@ def add_in_place(program: Program, plain: Assignment) -> Assignment:
         summed.added.add(term)
         summed.skipped.add(nid)
     return summed
-
-
-def _any_between(steps: Sequence[int], low: int, high: int) -> bool:
-    """Whether ascending ``steps`` have one in low < step < high."""
-    place = bisect_right(steps, low)
-    return place < len(steps) and steps[place] < high
 
 
 Free = tuple[int, int, int]

@@ -1,11 +1,19 @@
-"""The execution order: the candidate with the smallest lower bound, never worse than the given order.
+"""Orders of execution: the candidate with the smallest lower bound, and orders that suit recomputation.
 
-It takes a program and gives an order of the same nodes. Constraints: a node follows its dependencies; the forward
-part stays in front, so that it can run alone; nodes that touch one auxiliary state keep their given order, because one
-of them writes it.
+A node follows its dependencies; the forward part stays in front, so that it can run alone; nodes that touch one
+auxiliary state keep their given order, because one of them writes it. No function keeps state.
 
-Candidates: the given order; greedy scheduling forwards (next is the ready node after which least is alive), and
-backwards (last is the node before which least is alive). The planner's own figure chooses, part by part.
+:func:`choose_order` is never worse than the given order. Its candidates are that, greedy scheduling forwards (next is
+the ready node after which least is alive), and backwards (last is the node before which least is alive). The planner's
+own figure chooses, part by part.
+
+For recomputation the forward part has every node next to its readers. Depth-first order by the number of the input may
+run a whole family of branches before the chain that they feed (all projections of the inputs of an unrolled recurrent
+network). No cut of such an order separates early from late steps, and backward nodes sorted by it come at the wrong
+time. The backward part has gradients in the reverse order of the forward part. The given order follows single gradients
+down to their variables and may leave other readers of an intermediate gradient (four gate gradients of every step of an
+unrolled LSTM, say) for much later. These would be most of the live bytes once the forward results are repeated in
+segments, and the twins of a segment would have to wait for them, too.
 """
 
 from __future__ import annotations
@@ -13,9 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import BlockPool, assign
-from weftplan.planner.liveness import dependencies, scheduled
+from weftplan.planner.liveness import Buffers, deferred, dependencies, scheduled
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.support.post_order import deepest_first
@@ -145,23 +152,7 @@ def lazy_backward(program: Program) -> Program:
         else:
             free[nid] = step
     needs = dependencies(program)
-    order: list[int] = []
-    done: set[int] = set()
-    for nid in program.backward:
-        if nid in free:
-            continue
-        ahead: set[int] = set()
-        stack = [nid]
-        while stack:
-            fresh = [n for n in needs[stack.pop()] if n in free and n not in done and n not in ahead]
-            ahead.update(fresh)
-            stack += fresh
-        order += sorted(ahead, key=free.__getitem__)
-        done |= ahead
-        order.append(nid)
-    # A free node that no other reads has nothing to wait for.
-    order += [nid for nid in free if nid not in done]
-    return program.in_order([*program.forward, *order])
+    return program.in_order([*program.forward, *deferred(program.backward, free, needs=needs.__getitem__)])
 
 
 def reversed_backward(program: Program) -> Program:

@@ -2,7 +2,14 @@
 
 A :class:`Rewrite` begins as a copy of a graph. A caller adds nodes and changes what others read; :meth:`Rewrite.done`
 numbers what is still needed, depth first from the outputs, and carries over everything that was known. The given graph
-stays as it is.
+stays as it is, and slots whose shape alone matters go on naming the first node: they keep nothing alive, and must not
+cause work.
+
+* :func:`repeat`: backward nodes read twins ``<name>_mirror`` of forward nodes whose results are not kept; a twin reads
+  twins where these exist and kept results elsewhere. Twins run just before their first reader, in the order of their
+  originals.
+* :func:`spilled`: a result ``x`` goes to its home as ``x_spill`` in the forward part; readers in the backward part read
+  ``x_fetch``, a copy of that on the device. The positions of the copies decide how long the memory of ``x`` is taken.
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ from typing import NamedTuple
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.planner.liveness import overwritten, shared_roots
+from weftplan.planner.liveness import deferred, overwritten, shared_roots
 from weftplan.planner.program import Graph, Program, Work
 
 
@@ -101,18 +108,18 @@ class Rewrite:
         self._twin_of: dict[int, int] = {}
         self._copied_to: dict[int, Context] = {}
 
-    def twin(self, nid: int, name: str, *, inputs: list[int]) -> tuple[int, int]:
-        """Add a node that runs node ``nid`` a second time, on these inputs; (its number, its first entry)."""
+    def twin(self, nid: int, name: str, *, inputs: list[int]) -> int:
+        """Add a node that runs node ``nid`` a second time, on these inputs; return its first entry."""
         graph = self._program.graph
         new = self._add(name, graph.works[nid], inputs, range(graph.row[nid], graph.row[nid + 1]))
         self._twin_of[new] = nid
-        return new, self._row[new]
+        return self._row[new]
 
-    def copy(self, source: int, name: str, *, work: Work, context: Context, like: int) -> tuple[int, int]:
-        """Add a node that copies entry ``source`` to a device; (its number, its entry, of the size of ``like``)."""
+    def copy(self, source: int, name: str, *, work: Work, context: Context, like: int) -> int:
+        """Add a node that copies entry ``source`` to a device; return its entry, which has the size of ``like``."""
         new = self._add(name, work, [source], range(like, like + 1))
         self._copied_to[new] = context
-        return new, self._row[new]
+        return self._row[new]
 
     def _add(self, name: str, work: Work, inputs: list[int], like: range) -> int:
         nid = len(self._works)
@@ -230,50 +237,23 @@ def repeat(program: Program, chosen: Collection[int]) -> Program:
     graph = program.graph
     makers = graph.entry_node
     changed = Rewrite(program)
-    twin_of: dict[int, int] = {}
     first: dict[int, int] = {}
 
     def redirected(nid: int) -> list[int]:
         """Inputs of a node, with twins in slots that are read."""
         ignored = graph.works[nid].ignored
         return [
-            e if slot in ignored or (maker := makers[e]) not in twin_of else first[maker] + e - graph.row[maker]
+            e if slot in ignored or (maker := makers[e]) not in first else first[maker] + e - graph.row[maker]
             for slot, e in enumerate(graph.inputs[nid])
         ]
 
     for nid in twins:
-        twin_of[nid], first[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, inputs=redirected(nid))
+        first[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, inputs=redirected(nid))
     for nid in program.backward:
         changed.inputs[nid] = redirected(nid)
-    return changed.done([*program.forward, *_scheduled(changed, program, twin_of)])
-
-
-def _scheduled(changed: Rewrite, program: Program, twin_of: dict[int, int]) -> list[int]:
-    """The backward part in the given order, with every twin just before its first reader."""
-    place = {nid: step for step, nid in enumerate(program.forward)}
-    rank = {twin: place[nid] for nid, twin in twin_of.items()}
-    makers = changed.makers
-    done: set[int] = set()
-    order: list[int] = []
-
-    def missing(nid: int) -> list[int]:
-        """Twins that ``nid`` needs and that have not run, in the order of their originals."""
-        needed: set[int] = set()
-        stack = [nid]
-        while stack:
-            for e in changed.inputs[stack.pop()]:
-                twin = makers[e]
-                if twin in rank and twin not in done and twin not in needed:
-                    needed.add(twin)
-                    stack.append(twin)
-        return sorted(needed, key=rank.__getitem__)
-
-    for nid in program.backward:
-        twins = missing(nid)
-        done.update(twins)
-        order.extend(twins)
-        order.append(nid)
-    return order
+    rank = {changed.makers[first[nid]]: k for k, nid in enumerate(twins)}
+    order = deferred(program.backward, rank, needs=lambda nid: [changed.makers[e] for e in changed.inputs[nid]])
+    return changed.done([*program.forward, *order])
 
 
 OUT, BACK = "_spill", "_fetch"
@@ -317,10 +297,10 @@ def spilled(program: Program, spills: Sequence[Spill]) -> Program:
     for spill in sorted(spills, key=lambda spill: spill.entry):
         e = spill.entry
         name, device = graph.entry_name(e), program.contexts[program.device[graph.entry_node[e]]]
-        out, waiting = changed.copy(e, name + OUT, work=COPY_OUT, context=spill.target, like=e)
-        back, fetched[e] = changed.copy(waiting, name + BACK, work=COPY_BACK, context=device, like=e)
-        outs.setdefault(spill.out, []).append(out)
-        backs.setdefault(spill.back, []).append(back)
+        waiting = changed.copy(e, name + OUT, work=COPY_OUT, context=spill.target, like=e)
+        fetched[e] = changed.copy(waiting, name + BACK, work=COPY_BACK, context=device, like=e)
+        outs.setdefault(spill.out, []).append(changed.makers[waiting])
+        backs.setdefault(spill.back, []).append(changed.makers[fetched[e]])
     for nid in program.backward:
         ignored = graph.works[nid].ignored
         changed.inputs[nid] = [e if slot in ignored else fetched.get(e, e) for slot, e in enumerate(graph.inputs[nid])]

@@ -13,12 +13,11 @@ from dataclasses import replace
 from weftplan.device.amounts import counted
 from weftplan.errors import BudgetError
 from weftplan.planner import recompute
-from weftplan.planner.buffers import Buffers
+from weftplan.planner.liveness import Buffers
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.rewiring import spilled
-from weftplan.planner.spill.links import places
-from weftplan.planner.spill.search import Choice, Search
+from weftplan.planner.spill.search import Choice, Search, places
 from weftplan.planner.strategies import Draft, assignment, plan_graph
 
 BASES = 4

@@ -270,13 +270,7 @@ class Claims:
                 name = graph.names[nid]
                 raise PlanError(f"node {name!r} is on {planned.devices[nid]}, its workspace storage {storage} is not")
 
-    def check_totals(self) -> None:
-        """The lower bound, below which the peak is not (:mod:`.stated`)."""
-        claimed, bound = self.plan.lower_bound, self._live_peak()
-        if claimed != bound:
-            raise PlanError(f"the plan claims a lower bound of {claimed} bytes, but {bound} are alive at once")
-
-    def _live_peak(self) -> int:
+    def check_lower_bound(self) -> None:
         """Most bytes alive at once, summed over devices, from scratch: runs of overlapping lifetimes per storage."""
         plan, steps = self.plan, len(self.planned.order)
         in_storage: dict[int, list[tuple[int, int, int]]] = {}
@@ -302,4 +296,6 @@ class Claims:
                 row = change[plan.contexts.index(self.planned.devices[nid])]
                 row[step] += scratch
                 row[step + 1] -= scratch
-        return sum(max(accumulate(row)) for row in change)
+        bound = sum(max(accumulate(row)) for row in change)
+        if plan.lower_bound != bound:
+            raise PlanError(f"the plan claims a lower bound of {plan.lower_bound} bytes, but {bound} are alive at once")

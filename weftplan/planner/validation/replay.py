@@ -57,7 +57,7 @@ class _Replay(Claims):
             for eid in held.get(nid, ()):
                 self._expect(eid, step, "its holder")
         self._check_outputs(len(self.planned.order))
-        self.check_totals()
+        self.check_lower_bound()
 
     def _range(self, storage: int, nbytes: int) -> tuple[int, int, int]:
         offset = int(self.plan.storage_offset[storage])

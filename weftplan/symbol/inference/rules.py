@@ -8,6 +8,7 @@ thread may call this module.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,28 +27,18 @@ Sort = tuple[int, int, int]
 """The result of :func:`sort_of`."""
 
 
+@dataclass(eq=False, slots=True)
 class Kind:
     """A kind of fact, shapes or dtypes: its names, parser, merge function, rule and error class."""
 
-    __slots__ = ("complete", "error", "hint", "merge", "parse", "rule", "settled", "word")
-
-    def __init__(
-        self,
-        word: str,
-        rule: Callable[[Any], Callable[..., Any]],
-        parse: Callable[[Any], Any],
-        complete: Callable[[Any], bool],
-        merge: Callable[[Any, Any, str], Any],
-        error: type[MXNetError],
-    ) -> None:
-        self.word = word
-        self.rule = rule
-        self.parse = parse
-        self.hint = f"__{word}__"
-        self.complete = complete
-        self.merge = merge
-        self.error = error
-        self.settled = Settled[Learnt]()
+    word: str
+    hint: str
+    rule: Callable[[Any], Callable[..., Any]]
+    parse: Callable[[Any], Any]
+    complete: Callable[[Any], bool]
+    merge: Callable[[Any, Any, str], Any]
+    error: type[MXNetError]
+    settled: Settled[Learnt] = field(default_factory=Settled)
 
     def told(self, op: Op, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
         """Return the answer of the operator's rule for a node with these facts, from the cache if possible."""
@@ -97,8 +88,10 @@ def _parse_shape(value: Any) -> Shape | None:
     return (tuple(max(dim, 0) for dim in shape) if -1 in shape else shape) or None
 
 
-SHAPES = Kind("shape", lambda op: op.infer_shape, _parse_shape, is_known, merge_shape, ShapeError)
-DTYPES = Kind("dtype", lambda op: op.infer_dtype, p_dtype, lambda dtype: dtype is not None, merge_dtype, DTypeError)
+SHAPES = Kind("shape", "__shape__", lambda op: op.infer_shape, _parse_shape, is_known, merge_shape, ShapeError)
+DTYPES = Kind(
+    "dtype", "__dtype__", lambda op: op.infer_dtype, p_dtype, lambda dtype: dtype is not None, merge_dtype, DTypeError
+)
 
 
 def sort_of(node: Node) -> Sort:

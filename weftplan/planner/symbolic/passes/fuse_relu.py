@@ -155,20 +155,20 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
     attrs = {key: text for key, text in node.attrs.items() if key not in (LAYER, NORMALIZED)}
     normalized = NORMALIZED in node.attrs
 
-    def made(op: str, name: str, attrs: dict[str, str], params: dict[str, Any], inputs: list[Entry]) -> Node:
+    def _node(op: str, name: str, attrs: dict[str, str], params: dict[str, Any], inputs: list[Entry]) -> Node:
         return Node(registry.get(op), name, attrs=attrs, params=params, inputs=inputs, created_at=node.created_at)
 
     params = {key: value for key, value in node.params.items() if key != NORM}
     own = [*inputs[:2], *inputs[6:]] if normalized else list(inputs)
-    layer = made(fused.layer_of(node.op.name), node.attrs[LAYER], attrs, params, own)
+    layer = _node(fused.layer_of(node.op.name), node.attrs[LAYER], attrs, params, own)
     if normalized:
         name, norm_attrs = json.loads(node.attrs[NORMALIZED])
-        layer = made("BatchNorm", name, norm_attrs, node.params[NORM], [Entry(layer), *inputs[2:6]])
+        layer = _node("BatchNorm", name, norm_attrs, node.params[NORM], [Entry(layer), *inputs[2:6]])
     outputs = [Entry(layer, k) for k in range(layer.num_outputs)]
     if node.op.name.endswith(fused.RELU):
         act = {"act_type": "relu"}
         params = registry.parse_params(registry.get("Activation"), act)
-        outputs[0] = Entry(made("Activation", node.name, act | shared(node), params, outputs[:1]))
+        outputs[0] = Entry(_node("Activation", node.name, act | shared(node), params, outputs[:1]))
     return outputs
 
 
