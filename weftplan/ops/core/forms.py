@@ -4,7 +4,7 @@
 unwanted) and its scratch arrays, each as one argument, and can always be prepared for replay::
 
     @kernel
-    def _double(xp: Any, p: Params, x: Any, out: Any) -> None:
+    def _double(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
         xp.add(x, x, out=out)
 
 :func:`workspace_kernel` is for scratch that helpers take as they need it: its function gets a

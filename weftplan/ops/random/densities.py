@@ -23,7 +23,7 @@ from weftplan.ops.core.forms import Room, kernel
 from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
-from weftplan.ops.core.schema import Kernel, Op, Param, Params, Shape, ShapeRule
+from weftplan.ops.core.schema import Kernel, Op, Param, Params, Shape, ShapeRule, SpecLike
 from weftplan.ops.elementwise.special import digamma_of, gammaln_of
 from weftplan.support.array_types import ArrayModule, RawArray
 
@@ -151,7 +151,7 @@ def _forward(density: _Density) -> Callable[..., None]:
     return compute
 
 
-def _sums(parameters: Sequence[RawArray]) -> Room:
+def _sums(parameters: Sequence[SpecLike]) -> Room:
     """One float64 for each element of each parameter."""
     return [(one.shape, _DOUBLE) for one in parameters]
 

@@ -99,7 +99,7 @@ _KINDS = {
 }
 
 
-def _check(name: str, kind: _Kind, values: Sequence[RawArray]) -> None:
+def _check(name: str, kind: _Kind, values: Sequence[Any]) -> None:
     """Raise ParameterError for parameters that define no distribution."""
     for key, value in zip(kind.bounds, values, strict=True):
         words, fits = _BOUNDS[kind.bounds[key]]

@@ -230,7 +230,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     room = ctx.take((_room(s),), np.uint8)
 
     def norm(
-        name: str, ograd: RawArray, data: RawArray, vectors: Sequence[RawArray], outputs: Arrays, *, relu: bool
+        name: str, ograd: RawArray, data: RawArray, vectors: Sequence[RawArray | None], outputs: Arrays, *, relu: bool
     ) -> Pass:
         gamma, beta, *kept = vectors
         return batch_norm.backward_pass(
