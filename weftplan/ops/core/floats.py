@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.support.array_types import DTypeLike
+from weftplan.support.array_types import DType, DTypeLike
 
-DType = np.dtype[Any]
 _INSTALL = "bfloat16 needs the package ml_dtypes: pip install ml_dtypes"
 
 
