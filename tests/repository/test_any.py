@@ -18,7 +18,7 @@ LIMITS = {
     "executor": 87,
     "kvstore": 17,
     "ndarray": 47,
-    "ops": 486,
+    "ops": 50,
     "planner": 39,
     "profiler": 8,
     "report": 22,

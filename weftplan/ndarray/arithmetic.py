@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import dead, sweep
 from weftplan.ndarray.pushing import Operand, Value, keep_failures, push_kernel, work
 from weftplan.ops.core.floats import is_float, is_number
-from weftplan.support.array_types import DType, RawArray, Scalar
+from weftplan.support.array_types import ArrayModule, DType, RawArray, Scalar
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 Kernel = Callable[..., object]
@@ -53,19 +52,19 @@ class Binary:
     floating: Callable[[Any, Any, Any, Any], object] | None = None
 
 
-def _int_divide(xp: ModuleType, a: Scalar | RawArray, b: Scalar | RawArray, out: RawArray) -> None:
+def _int_divide(xp: ArrayModule, a: Scalar | RawArray, b: Scalar | RawArray, out: RawArray) -> None:
     """Divide towards zero, unlike ``//``; a division by 0 gives 0."""
     quotient = xp.floor_divide(a, b)
     negative = (xp.less(a, 0) != xp.less(b, 0)) & (quotient * b != a) & xp.not_equal(b, 0)
     out[...] = quotient + negative
 
 
-def _int_power(xp: ModuleType, a: Scalar | RawArray, b: Scalar | RawArray, out: RawArray) -> None:
+def _int_power(xp: ArrayModule, a: Scalar | RawArray, b: Scalar | RawArray, out: RawArray) -> None:
     """Compute the power through float64, because the exponent may be negative; truncate towards zero."""
     out[...] = xp.power(xp.asarray(a, np.float64), b)
 
 
-def _float_mod(xp: ModuleType, a: Scalar | RawArray, b: Scalar | RawArray, out: RawArray) -> None:
+def _float_mod(xp: ArrayModule, a: Scalar | RawArray, b: Scalar | RawArray, out: RawArray) -> None:
     """Compute the remainder with the sign of ``b``; a remainder by 0 is 0, as for integers."""
     zero = xp.equal(b, 0)  # before the result, which may overwrite b
     xp.remainder(a, b, out=out)
@@ -105,7 +104,7 @@ _kernels: dict[tuple[str, str, str], Kernel] = {}
 """(operator, dtype kind, "numpy" or another module) -> function of two operands and the output."""
 
 
-def kernel_for(op: Binary, kind: str, xp: ModuleType) -> Kernel:
+def kernel_for(op: Binary, kind: str, xp: ArrayModule) -> Kernel:
     """Return the function for operands of a dtype kind on an array module."""
     kernel = _kernels.get((op.name, kind, xp.__name__))
     if kernel is None:
@@ -114,14 +113,14 @@ def kernel_for(op: Binary, kind: str, xp: ModuleType) -> Kernel:
     return kernel
 
 
-def _make_kernel(op: Binary, kind: str, xp: ModuleType) -> Kernel:
+def _make_kernel(op: Binary, kind: str, xp: ArrayModule) -> Kernel:
     run = _bare(op, kind, xp)
     if xp is not np:
         return partial(_named, run)
     return partial(quietly, _named, run)
 
 
-def _bare(op: Binary, kind: str, xp: ModuleType) -> Kernel:
+def _bare(op: Binary, kind: str, xp: ArrayModule) -> Kernel:
     """Return the array module's function, or a function of this file."""
     special = op.floating if kind == "f" else op.integer
     return getattr(xp, op.ufunc) if special is None else partial(special, xp)

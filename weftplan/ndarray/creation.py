@@ -7,7 +7,6 @@ import numbers
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from weftplan.ndarray.memory.release import drain
 from weftplan.ndarray.pushing import Value, push_kernel
 from weftplan.ops.core.floats import is_float, is_number
 from weftplan.support import slots
-from weftplan.support.array_types import Dims, DType, DTypeLike, RawArray, Scalar
+from weftplan.support.array_types import ArrayModule, Dims, DType, DTypeLike, RawArray, Scalar
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.slots import ARRAY_CHUNK
 
@@ -282,7 +281,7 @@ def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = Tr
     return out
 
 
-def _join(xp: ModuleType, axis: int, target: RawArray, *parts: RawArray) -> None:
+def _join(xp: ArrayModule, axis: int, target: RawArray, *parts: RawArray) -> None:
     xp.concatenate(parts, axis=axis, out=target)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from weftplan.ndarray.randomness import fills
 from weftplan.ndarray.randomness.draws import UNSET, block_shape, push_draw, sample, target_of, wanted_dtype
 from weftplan.ndarray.randomness.seeds import get_state, next_key, seed, set_state
 from weftplan.ops.core.schema import OpContext
-from weftplan.support.array_types import Dims, DTypeLike, Generator, RawArray, Scalar
+from weftplan.support.array_types import ArrayModule, Dims, DTypeLike, Generator, RawArray, Scalar
 from weftplan.support.keyword_errors import known_keywords
 
 __all__ = [
@@ -181,7 +180,7 @@ def randint(
     if wanted.kind not in "iu":
         raise DTypeError(f"randint: the dtype must be an integer, got {wanted}")
 
-    def draw(generator: Generator, target: RawArray, xp: ModuleType) -> None:
+    def draw(generator: Generator, target: RawArray, xp: ArrayModule) -> None:
         target[...] = generator.integers(low, high, target.shape, dtype=np.int64)
 
     return push_draw(draw, (), target_of(shape, wanted, ctx, out, "randint"), "randint")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from weftplan.ndarray.randomness import fills
 from weftplan.ndarray.randomness.seeds import next_key
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.schema import OpContext
-from weftplan.support.array_types import Dims, DType, DTypeLike, Generator, RawArray, Scalar
+from weftplan.support.array_types import ArrayModule, Dims, DType, DTypeLike, Generator, RawArray, Scalar
 
 UNSET: Any = ()
 
@@ -62,7 +61,7 @@ def push_draw(draw: Callable[..., None], sources: Sequence[NDArray], out: NDArra
 
 
 def _draw(
-    draw: Callable[..., None], key: tuple[int, int], xp: ModuleType, target: RawArray, *sources: RawArray
+    draw: Callable[..., None], key: tuple[int, int], xp: ArrayModule, target: RawArray, *sources: RawArray
 ) -> None:
     draw(OpContext(xp, random_key=key).generator(), target, xp, *sources)
 
@@ -139,7 +138,7 @@ def _run(
     inner: int,
     generator: Generator,
     target: RawArray,
-    xp: ModuleType,
+    xp: ArrayModule,
     *arrays: RawArray,
 ) -> None:
     """Draw with parameters that are numbers, or None for the next array in ``arrays``.

@@ -8,11 +8,10 @@ distribution's domain (a negative mean, for example) raises ValueError there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 
 import numpy as np
 
-from weftplan.support.array_types import Generator, RawArray
+from weftplan.support.array_types import ArrayModule, Generator, RawArray
 
 Draw = Callable[..., None]
 
@@ -23,7 +22,7 @@ def _working(target: RawArray) -> type[np.float32] | type[np.float64]:
 
 
 def uniform(
-    generator: Generator, target: RawArray, xp: ModuleType, low: RawArray | float, high: RawArray | float
+    generator: Generator, target: RawArray, xp: ArrayModule, low: RawArray | float, high: RawArray | float
 ) -> None:
     """Uniform on [low, high)."""
     target[...] = generator.random(target.shape, dtype=_working(target))
@@ -32,7 +31,7 @@ def uniform(
 
 
 def normal(
-    generator: Generator, target: RawArray, xp: ModuleType, loc: RawArray | float, scale: RawArray | float
+    generator: Generator, target: RawArray, xp: ArrayModule, loc: RawArray | float, scale: RawArray | float
 ) -> None:
     """Normal with mean ``loc`` and standard deviation ``scale``."""
     target[...] = generator.standard_normal(target.shape, dtype=_working(target))
@@ -40,34 +39,34 @@ def normal(
     target += loc
 
 
-def exponential(generator: Generator, target: RawArray, xp: ModuleType, scale: RawArray | float) -> None:
+def exponential(generator: Generator, target: RawArray, xp: ArrayModule, scale: RawArray | float) -> None:
     """Exponential with mean ``scale``."""
     target[...] = generator.standard_exponential(target.shape)
     target *= scale
 
 
 def gamma(
-    generator: Generator, target: RawArray, xp: ModuleType, alpha: RawArray | float, beta: RawArray | float
+    generator: Generator, target: RawArray, xp: ArrayModule, alpha: RawArray | float, beta: RawArray | float
 ) -> None:
     """Gamma with shape ``alpha`` and scale ``beta``."""
     target[...] = generator.standard_gamma(alpha, target.shape)
     target *= beta
 
 
-def poisson(generator: Generator, target: RawArray, xp: ModuleType, lam: RawArray | float) -> None:
+def poisson(generator: Generator, target: RawArray, xp: ArrayModule, lam: RawArray | float) -> None:
     """Poisson with mean ``lam``."""
     target[...] = generator.poisson(lam, target.shape)
 
 
 def negative_binomial(
-    generator: Generator, target: RawArray, xp: ModuleType, k: RawArray | float, p: RawArray | float
+    generator: Generator, target: RawArray, xp: ArrayModule, k: RawArray | float, p: RawArray | float
 ) -> None:
     """Failures before ``k`` successes of probability ``p``: a Poisson number whose mean is gamma distributed."""
     target[...] = generator.poisson(generator.standard_gamma(k, target.shape) * ((1 - p) / p))
 
 
 def generalized_negative_binomial(
-    generator: Generator, target: RawArray, xp: ModuleType, mu: RawArray | float, alpha: RawArray | float
+    generator: Generator, target: RawArray, xp: ArrayModule, mu: RawArray | float, alpha: RawArray | float
 ) -> None:
     """Mean ``mu`` and variance mu + alpha mu²: Poisson with gamma distributed mean; plain Poisson if alpha is 0."""
     spread = xp.maximum(alpha, 1e-300)  # 1 / alpha must be finite; the result is unused at elements with alpha 0
