@@ -27,7 +27,7 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.device.offload_targets import Link
-from weftplan.planner.liveness import Buffers, alignment_of
+from weftplan.planner.buffers import Buffers, alignment_of
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import IntArray, Program
 from weftplan.planner.recompute import Price
