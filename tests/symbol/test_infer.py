@@ -10,9 +10,9 @@ from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ops.core import registry
 from weftplan.planner import plan_symbol
 from weftplan.symbol import Entry, Node
-from weftplan.symbol.inference import rules as infer_rules
 from weftplan.symbol.inference import solver as infer
-from weftplan.symbol.inference.rules import DTYPES, SHAPES
+from weftplan.symbol.inference import solver as infer_rules
+from weftplan.symbol.inference.solver import DTYPES, SHAPES
 
 
 def mlp() -> sym.Symbol:

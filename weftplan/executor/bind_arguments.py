@@ -10,14 +10,12 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, did_you_mean, listed
-from weftplan.executor.run_values import by_name
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import dtype_of
 from weftplan.symbol import Symbol
 from weftplan.symbol.attribute import read_grad_req
 from weftplan.symbol.inference.methods import read_shape
-from weftplan.symbol.node import warn
-from weftplan.symbol.traversal import Order, depth_first_order, split_variables
+from weftplan.symbol.node import Order, depth_first_order, split_variables, warn
 
 _OPTIONS = (
     "grad_req", "type_dict", "group2ctx", "shared_arg_names", "shared_exec", "shared_buffer", "budget", "dtype",
@@ -190,3 +188,12 @@ def names_of(symbol: Symbol) -> tuple[list[str], list[str], Order]:
     names, aux_names = [node.name for node in arguments], [node.name for node in states]
     by_name(names, names)
     return names, aux_names, order
+
+
+def by_name(names: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:
+    """A dictionary of arrays; raises BindError when two have the same name."""
+    table = dict(zip(names, arrays, strict=True))
+    if len(table) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise BindError(f"Duplicate names detected, {twice}: give the variables different names")
+    return table

@@ -39,7 +39,7 @@ from weftplan.planner.spill.search import places
 from weftplan.storage import offload
 from weftplan.support.gc_pause import resting
 from weftplan.symbol import Symbol
-from weftplan.symbol.traversal import Order
+from weftplan.symbol.node import Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

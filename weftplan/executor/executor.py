@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from weftplan import engine
+from weftplan import config, engine
 from weftplan.device.context import Context
 from weftplan.engine.streams import compute_streams
 from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, listed
+from weftplan.executor.bind_arguments import by_name
 from weftplan.executor.memory import PlannedMemory, RunState
 from weftplan.executor.monitor import Monitored, checked, debug_str, warn_of_joined
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
 from weftplan.executor.run_values import (
     as_array,
-    by_name,
     check_switch,
     copy_in,
     head_values,
@@ -101,8 +101,9 @@ class Executor:
         planned_outputs = {eid: self._memory.entry(eid) for eid in planned.outputs if eid not in external}
         self.outputs = [planned_outputs[eid] if eid in planned_outputs else external[eid] for eid in planned.outputs]
         self._watches = False
-        check = checked(None)
-        self._monitor = None if check is None else Monitored(check, False, self.planned.graph)
+        self._monitor: Monitored | None = None
+        if config.get("FLAGS_check_nan_inf"):
+            self.set_monitor_callback(None)
         self._ran_forward = False
         self._ran_training_forward = False
         self._ran_backward = False

@@ -36,8 +36,7 @@ from weftplan.planner import PlannedGraph, PlanOptions, stopping
 from weftplan.planner.symbolic import stored_plans
 from weftplan.support import user_cache
 from weftplan.symbol import Symbol
-from weftplan.symbol.node import Node
-from weftplan.symbol.traversal import Order, depth_first_order
+from weftplan.symbol.node import Node, Order, depth_first_order
 
 MOST = 4
 """Plans kept for one symbol: the shapes among which a training with validation, or a few buckets, go to and fro."""

@@ -120,8 +120,9 @@ class SlabPool:
         self._members: list[weakref.ref[Placement]] = []
         self.idleness = Idleness(self)
         """Whether the blocks may wait elsewhere; a ``with`` block of it keeps them here."""
-        self._room = offload.Reservation()
-        weakref.finalize(self, _close, self.idleness, self._room).atexit = False
+        self._room: offload.Reservation | None = None
+        """Bytes of offload targets that its plans use."""
+        weakref.finalize(self, self.idleness.close).atexit = False
         self._owner: Placement | None = None
         """Whose values are in memory: that of the last run. Held, since its arrays may be read when it is gone."""
 
@@ -178,6 +179,9 @@ class SlabPool:
             if nbytes > before.get(ctx, -1)
         }
         for ctx, target in placement.targets.items():
+            if self._room is None:
+                self._room = offload.Reservation()
+                weakref.finalize(self, self._room.free).atexit = False
             self._room.hold(ctx, target, placement.needs[ctx])
         if not before.keys().isdisjoint(short):
             self._settle()
@@ -286,9 +290,3 @@ class SlabPool:
         if held() is None:
             chunk.close()
         return held
-
-
-def _close(idleness: Idleness, room: offload.Reservation) -> None:
-    """Free the offloaded blocks of a pool that is gone."""
-    idleness.close()
-    room.free()

@@ -161,15 +161,6 @@ def check_shapes(facts: Iterable[tuple[str, Sequence[int], Any]], verb: str) -> 
         raise ShapeError(f"{verb}{len(wrong)} parameters have other shapes: {'; '.join(wrong)}")
 
 
-def by_name(names: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:
-    """A dictionary of arrays; raises BindError when two have the same name."""
-    table = dict(zip(names, arrays, strict=True))
-    if len(table) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise BindError(f"Duplicate names detected, {twice}: give the variables different names")
-    return table
-
-
 _Range = tuple[int, int, int]
 """(slab, first byte, end)."""
 

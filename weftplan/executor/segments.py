@@ -306,8 +306,7 @@ def chains(steps: Sequence[Any], seconds: Callable[[Any], float]) -> list[list[A
         return [list(steps)]
     above = parents(steps)
     masks = ancestors(above)
-    groups = _grouped(steps, above, masks)
-    groups = _cut(groups, above, masks)
+    groups = _cut(_grouped(steps, above, masks), above, masks)
     return [[steps[number] for number in group] for group in _joined(steps, groups, above, masks, seconds)]
 
 
@@ -386,7 +385,8 @@ def _joined(
         if joined and not copies and steps[end].context == steps[first].context:
             others = users[-1] - {first}
             stem = lengths[-1] < LEAST_S and first in users[-1] and all(masks[one] >> last & 1 for one in others)
-            covered = reduce(or_, [masks[number] for number in joined[-1]], _bits([*joined[-1], *group]))
+            members = sum(1 << number for number in (*joined[-1], *group))
+            covered = reduce(or_, [masks[number] for number in joined[-1]], members)
             tail = length < LEAST_S and not masks[last] & ~covered
             if stem or tail:
                 joined[-1] += group
@@ -397,7 +397,3 @@ def _joined(
         lengths.append(length)
         users.append(waits)
     return joined
-
-
-def _bits(group: list[int]) -> int:
-    return sum(1 << number for number in group)

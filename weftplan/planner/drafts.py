@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TypeVar
 
 from weftplan.device.amounts import pasteable
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
-from weftplan.planner import recompute, spill
+from weftplan.planner import recompute
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.order import choose_order
 from weftplan.planner.program import Graph, Program
+from weftplan.planner.spill import budget as spill
 from weftplan.planner.strategies import Draft, plan_graph
 from weftplan.support.tensor_types import DType, Req, Shape
 
@@ -126,8 +128,8 @@ class Drafts:
         ``most_time``: in place of a rule's choice, the smallest plan whose repetition takes this part of a step.
         """
         draft = self.plain(options)
-        works = self._program.graph.works
-        if options.recompute == "off" and options.budget is None and not any(work.asked_twice for work in works):
+        asked = options.recompute != "off" or options.budget is not None
+        if not asked and not any(map(attrgetter("asked_twice"), self._program.graph.works)):
             return draft
         start = replace(draft, notes=())
         if spill.wanted(options, draft):

@@ -5,9 +5,8 @@ one that always makes a new storage, which is then placed at an offset. So every
 place, and their plans have one lower bound.
 
 Per node, in execution order: outputs that must share take their input's storage; others take inputs' storages by the
-operator's inplace pairs; the other outputs are
-allocated, largest first; then the inputs are released. Releasing last means that a node never gets as output a block
-that only it is about to free, except by the first rule.
+operator's inplace pairs; the other outputs are allocated, largest first; then the inputs are released. Releasing last
+means that a node never gets as output a block that only it is about to free, except by the first rule.
 """
 
 from __future__ import annotations

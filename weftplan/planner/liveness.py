@@ -1,4 +1,4 @@
-"""Lifetimes of bytes, orders of execution that a program allows, and the steps that a step waits for in any order.
+"""Lifetimes of bytes, the buffers that have to be placed, and the orders of execution that a program allows.
 
 An entry is alive from the step that writes it up to, not including, the step after its last reader, or after the node
 until which it is held; an output of the graph stays alive to the end.

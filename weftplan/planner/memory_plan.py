@@ -42,7 +42,10 @@ NOBODY = "(nobody)"
 
 
 class Labels:
-    """Facts of a plan's graph, for readers. A plan from a file has a subclass, which reads them from there."""
+    """Facts of a plan's graph, for readers. A plan from a file has a subclass, which reads them from there.
+
+    Texts are made only when asked: naming 10^6 entries would take longer than planning them.
+    """
 
     steps: Sequence[int]
     """Node of each step."""

@@ -57,7 +57,11 @@ VARIABLE = Work(label="variable", may_repeat=False, rules=frozenset())
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Graph:
-    """Nodes in numbers."""
+    """Nodes in numbers, each after what it needs.
+
+    Entry ``k`` of node ``n`` has the id ``row[n] + k``; a variable, which holds what the caller gives, has one entry.
+    The graph knows neither symbols nor operators: a front end says in one :class:`Work` per node what it may do.
+    """
 
     names: Sequence[str]
     works: Sequence[Work]

@@ -11,8 +11,7 @@ from weftplan.errors import ParameterError, did_you_mean, listed
 from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Op
 from weftplan.symbol.attribute import stored_key
-from weftplan.symbol.node import Entry, Node, caller
-from weftplan.symbol.traversal import copy_graph, topological_order
+from weftplan.symbol.node import Entry, Node, caller, copy_graph, topological_order
 
 _PARSED: dict[tuple[Any, ...], dict[str, Any]] = {}
 _PARSED_LIMIT = 65536

@@ -14,8 +14,7 @@ from weftplan.support.gc_pause import resting
 from weftplan.symbol import placeholder
 from weftplan.symbol.attribute import HIDDEN_KEYS
 from weftplan.symbol.compose import auto_variable, default_initializers, parse_interned
-from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import topological_order
+from weftplan.symbol.node import Entry, Node, topological_order
 
 MXNET_VERSION = 10901
 """The MXNet release whose format is written: major * 10000 + minor * 100 + patch."""

@@ -20,8 +20,7 @@ from weftplan.symbol import attribute, json_io
 from weftplan.symbol.arithmetic import Arithmetic
 from weftplan.symbol.compose import parse_interned, substitute
 from weftplan.symbol.inference.methods import Inference
-from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import copy_graph, split_variables, topological_order
+from weftplan.symbol.node import Entry, Node, copy_graph, split_variables, topological_order
 from weftplan.symbol.verbs import Verbs
 
 if TYPE_CHECKING:

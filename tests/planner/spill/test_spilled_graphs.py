@@ -40,8 +40,8 @@ def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
         return strategies.plan_graph(spilled(start.program, chosen), options)
 
     monkeypatch.setattr(search, "SMALLEST", 0)
-    monkeypatch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
-    monkeypatch.setattr("weftplan.planner.spill.apply", apply)
+    monkeypatch.setattr("weftplan.planner.spill.budget.wanted", lambda *_: True)
+    monkeypatch.setattr("weftplan.planner.spill.budget.apply", apply)
 
 
 @pytest.mark.parametrize("strategy", ["auto", "arena", "match_range", "none"])
@@ -110,8 +110,8 @@ def check_prices(net: Any, shapes: Any, **named: Any) -> None:
         return start
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
-        patch.setattr("weftplan.planner.spill.apply", spy)
+        patch.setattr("weftplan.planner.spill.budget.wanted", lambda *_: True)
+        patch.setattr("weftplan.planner.spill.budget.apply", spy)
         plan_symbol(net, shapes, options=PlanOptions(budget=1, effort="fast"), **named)
     assert len(seen) > 1
     for state, before, after in seen:

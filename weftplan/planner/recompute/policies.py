@@ -204,7 +204,15 @@ def chosen_echo(tape: Tape) -> frozenset[int]:
 
 
 class _Echo:
-    """One run of the rule. A node is a forward node (variables included); ``stored`` holds what is decided."""
+    """One run of the echo rule (MXNET_MEMORY_OPT=1): repeat what lies between heavy operators, if storing it is dearer.
+
+    Forward nodes fall into subgraphs that end at operators which are never repeated (``Work.rules`` says which). In
+    each subgraph, nodes are decided from the inputs up. A group of undecided nodes whose inputs are all kept is stored
+    after all when the bytes that storing it frees (inputs that no other node needs) are at least the bytes it adds (its
+    outputs, and inputs that others need anyway). What is left undecided in the end is repeated.
+
+    A node is a forward node (variables included); ``stored`` holds what is decided.
+    """
 
     def __init__(self, tape: Tape) -> None:
         program = tape.program

@@ -1,4 +1,6 @@
-"""The cost of a node: modelled seconds, or measured seconds if the caller has them.
+"""The costs of nodes: their implementations, the scratch that these declare, and seconds, modelled or measured.
+
+Implementations are those of :mod:`weftplan.ops.core.implementations`; the executor obeys what is chosen here.
 
 The model is a roofline: a node takes as long as its arithmetic or its memory traffic, whichever is longer, plus a fixed
 cost of being called. Only ratios matter to the search (which results are cheap to repeat, and how long that takes in a

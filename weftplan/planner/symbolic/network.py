@@ -1,4 +1,4 @@
-"""A symbol's graph on its way to a plan, in numbers, and the way in which passes change it.
+"""A symbol's graph on its way to a plan: translated to numbers once, changed by passes, and made nodes again.
 
 A :class:`Network` is a numbered graph with the requests of the caller. Passes read it and make another one through an
 :class:`Edit`: they add nodes, say which values stand for others, and the rest follows. No given network is changed, and
@@ -23,9 +23,8 @@ from weftplan.planner.rewiring import COPY_OUT, renumbered
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph, Kinds, indexed, work_of
 from weftplan.symbol import placeholder
 from weftplan.symbol.attribute import GRAD_REQS, read_grad_req
-from weftplan.symbol.inference.rules import DTYPES, SHAPES
-from weftplan.symbol.node import FOLDED, Entry, Node
-from weftplan.symbol.traversal import Order, depth_first_order, split_variables
+from weftplan.symbol.inference.solver import DTYPES, SHAPES
+from weftplan.symbol.node import FOLDED, Entry, Node, Order, depth_first_order, split_variables
 
 ALIKE = ("__ctx_group__", "ctx_group", "__force_mirroring__", "force_mirroring")
 """Attributes that must be equal if two nodes are to become one: device and recomputation."""
@@ -295,7 +294,8 @@ def translated(
     if order is None:
         order = depth_first_order((entry[0] for entry in heads), PlanError)
     nodes, nid = order
-    placeholder.require_known(nodes, "plan")
+    if [node for node in nodes if node.op is not None and node.op.single]:
+        placeholder.require_known(nodes, "plan")
     arguments, states = _variables(nodes)
     graph = indexed(heads, (list(nodes), nid))
     return Network(

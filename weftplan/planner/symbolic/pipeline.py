@@ -1,8 +1,8 @@
 """From a symbol to a planned graph, in three parts: translate and pass; ask operators; plan and rewrite.
 
-``translate.py`` makes a graph in numbers, which the passes change and size (``passes``). Then operators are asked what
+``network.py`` makes a graph in numbers, which the passes change and size (``passes``). Then operators are asked what
 they declare. The third part is the core's (``drafts.py``), which knows no symbol; what it rewrote becomes nodes again
-in ``translate.py``. Under recomputation several forms of the graph are planned, fused and unfused; the better is taken.
+in ``network.py``. Under recomputation several forms of the graph are planned, fused and unfused; the better is taken.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Network, realised, translated
 from weftplan.planner.symbolic.passes import fuse_depthwise, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
-from weftplan.symbol.traversal import Order
+from weftplan.symbol.node import Order
 
 MAX_BYTES = (1 << 63) - 1
 RULES = ("mxnet", "echo")

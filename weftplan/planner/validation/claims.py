@@ -1,6 +1,8 @@
 """The claims of a plan, computed again from the graph: order, sizes, kinds, devices, lifetimes, totals.
 
-The static half of :mod:`weftplan.planner.validation`.
+The static half of :mod:`weftplan.planner.validation`. Plans that come from a file have no graph: their entries and
+scratch are replayed in the order of their first steps on a model of memory. A write may only meet bytes of dead
+contents, or of the content that it replaces in place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Symbols without inputs (zeros, arange, …), functions of symbols or numbers (maximum, …), split_v2."""
+"""Variables, symbols without inputs (zeros, …), functions of symbols or numbers (maximum, …), split_v2."""
 
 from __future__ import annotations
 

@@ -39,6 +39,8 @@ def set_np_shape(active: bool) -> bool:
 class np_shape:
     """A context ``with np_shape():`` in which unknown dimensions are -1 and unknown shapes None.
 
+    -1 is read as unknown in any case.
+
     >>> with np_shape():
     ...     shown((0, 3)), shown(None)
     ((-1, 3), None)

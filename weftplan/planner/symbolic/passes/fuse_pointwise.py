@@ -139,16 +139,10 @@ def _is_worth_it(around: ElementwiseNodes, tree: _Tree) -> bool:
     return bool(plain) and (len(tree.nodes) > 1 or around.costs[plain[0]] > 1)
 
 
-def _uses_gpus(settings: Settings) -> bool:
-    """Return whether kernels are generated, and a node may be on a GPU."""
-    contexts = (settings.context, *settings.group2ctx.values(), *settings.variable_contexts.values())
-    return settings.options.kernels != "numpy" and any(one.device_type == "gpu" for one in contexts)
-
-
 PASS = GraphPass(
     name="elementwise nodes fused",
     switch=FUSION,
-    enabled=lambda settings: settings.fuses and _uses_gpus(settings),
+    enabled=Settings.fuses_on_gpus,
     run=fuse_pointwise,
     needs=frozenset((GRADIENTS, SIZES)),
     fused=(POINTWISE,),

@@ -184,7 +184,7 @@ def members(node: Node) -> list[str]:
 PASS = GraphPass(
     name="layers joined",
     switch=FUSION,
-    enabled=lambda settings: settings.fuses and settings.context.is_host and not settings.group2ctx,
+    enabled=lambda settings: settings.fuses() and settings.context.is_host and not settings.group2ctx,
     run=fuse_relu,
     changes=frozenset((FORWARD, BACKWARD)),
     fused=(*fused.LAYERS.values(), *fused.NORMALIZED.values()),

@@ -28,8 +28,6 @@ def place(network: Network, settings: Settings) -> tuple[Network, str]:
     Raises:
         BindError: a group has no device, or a state that an operator writes is on another device.
     """
-    if not settings.group2ctx and not settings.variable_contexts:
-        return network, ""
     graph, edit = network.graph, Edit(network)
     where = edit.devices = _assign(graph, settings)
     copy_op, local_op = registry.get("_CrossDeviceCopy"), registry.get("_copy")
@@ -113,6 +111,7 @@ def _check_states(graph: IndexedGraph, nid: int, where: list[Context]) -> None:
 PASS = GraphPass(
     name="nodes placed",
     switch="group2ctx",
+    enabled=Settings.spreads,
     run=place,
     changes=frozenset((FORWARD, BACKWARD)),
     gives=frozenset((PLACED,)),
