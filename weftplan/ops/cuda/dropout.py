@@ -75,7 +75,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
         return
     kept = ctx.take(data.shape, _MASK) if mask is None else mask
     target = ctx.take((1,), data.dtype) if out is None else out
-    generator: Any = ctx.generator()  # of the package
+    generator: Any = ctx.generator()  # a PhiloxGenerator: it has a key
     # A number of 24 bits, over 2^24, is at least p: the same for whole numbers, since both sides are exact.
     limit = np.uint32(math.ceil(float(np.float32(params["p"])) * (1 << 24)))
     args = (data, target, kept, *generator.key, limit, _scale(params, data.dtype), np.int32(out is not None))

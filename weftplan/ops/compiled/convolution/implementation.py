@@ -159,13 +159,7 @@ def _correlate(
 
 
 def _adjoint(
-    s: Sizes,
-    data: Any,
-    ograd: RawArray,
-    weight: Any,
-    dgrad: RawArray | None,
-    wgrad: RawArray | None,
-    room: RawArray,
+    s: Sizes, data: Any, ograd: RawArray, weight: Any, dgrad: RawArray | None, wgrad: RawArray | None, room: RawArray
 ) -> list[Call]:
     """Return calls that compute the gradients of :func:`_correlate`: ``dgrad`` and ``wgrad``, each unless None."""
     single, small, turned = depthwise_tables.takes(s), pointwise.data_pass(s), pointwise_weights.weight_pass(s)
