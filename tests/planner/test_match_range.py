@@ -11,7 +11,7 @@ from weftplan import models
 from weftplan import symbol as sym
 from weftplan.ops.core.schema import Req
 from weftplan.planner import Kind, PlanOptions, plan_symbol, validate
-from weftplan.planner.inplace import BlockPool, colors
+from weftplan.planner.match_range import BlockPool, colors
 
 
 def _mxnet(**kwargs: Any) -> PlanOptions:

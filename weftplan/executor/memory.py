@@ -18,7 +18,7 @@ from weftplan.device.offload_targets import OffloadTarget
 from weftplan.executor.pool import Placement, SlabPool
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph
-from weftplan.planner.liveness import alignment_of
+from weftplan.planner.buffers import alignment_of
 
 
 @dataclass(slots=True)

@@ -18,8 +18,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import count
 
-from weftplan.planner.inplace import Assignment, BlockPool, Free
+from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import dependencies, last_needs_others, producers, scheduled
+from weftplan.planner.match_range import BlockPool, Free
 from weftplan.planner.program import Program
 
 COMPAT = ("paddle", "paddle_pir")

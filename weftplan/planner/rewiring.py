@@ -147,8 +147,8 @@ class Rewrite:
             raise PlanError(f"no output and no effect needs step {missing!r}: leave it out or add it to the effects")
         # The node of the given graph whose work each node does; None for a copy.
         stands_for = [None if was in self._copied_to else self._twin_of.get(was, was) for was in kept]
-        homes = (self._copied_to[was] for was in kept if was in self._copied_to)
-        contexts = tuple(dict.fromkeys((*program.contexts, *homes)))
+        targets = (self._copied_to[was] for was in kept if was in self._copied_to)
+        contexts = tuple(dict.fromkeys((*program.contexts, *targets)))
         device = [
             contexts.index(self._copied_to[was]) if original is None else program.device[original]
             for was, original in zip(kept, stands_for, strict=True)
@@ -281,7 +281,14 @@ class Spill:
 
 
 def spilled(program: Program, spills: Sequence[Spill]) -> Program:
-    """Return the program that offloads ``spills``; the copies out belong to its forward part."""
+    """Return the program that offloads ``spills``; the copies out belong to its forward part.
+
+        forward      x = op(...)  ...  x_spill = copy of x, in its offload target
+        backward     x_fetch = copy of x_spill, on the device  ...  readers of x read x_fetch
+
+    The result occupies device memory up to the copy out, and its fetched copy from the copy back on. An input of which
+    only the shape matters still names the original node.
+    """
     graph = program.graph
     changed = Rewrite(program)
     outs: dict[int, list[int]] = {}

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from weftplan.errors import PlanError
-from weftplan.planner.liveness import Buffers, alignment_of, renumbered
+from weftplan.planner.buffers import Buffers, alignment_of, renumbered
 from weftplan.planner.memory_plan import Labels, MemoryPlan
 from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort

@@ -14,8 +14,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 from weftplan.errors import PlanError
 from weftplan.planner import paddle
-from weftplan.planner.inplace import Assignment, BlockPool, add_in_place, assign, colors
-from weftplan.planner.liveness import MOST_STEPS, Buffers
+from weftplan.planner.buffers import Buffers
+from weftplan.planner.inplace import Assignment, add_in_place, assign
+from weftplan.planner.liveness import MOST_STEPS
+from weftplan.planner.match_range import BlockPool, colors
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import STRATEGIES, PlanOptions
 from weftplan.planner.packing import pack

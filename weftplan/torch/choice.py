@@ -10,7 +10,7 @@ import numpy as np
 from weftplan.device.amounts import amount
 from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions
-from weftplan.planner.liveness import Buffers
+from weftplan.planner.buffers import Buffers
 from weftplan.planner.order import lazy_backward
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Price, Tape, block_sets, curve, repeat

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weftplan import symbol as sym
-from weftplan.planner.inplace import BlockPool, assign
-from weftplan.planner.liveness import Buffers
+from weftplan.planner.buffers import Buffers
+from weftplan.planner.inplace import assign
+from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import repeat

@@ -16,7 +16,7 @@ import weftplan as mx
 from weftplan import models
 from weftplan.errors import PlanError
 from weftplan.planner import PlanOptions, plan_symbol, strategies, validate
-from weftplan.planner.liveness import Buffers
+from weftplan.planner.buffers import Buffers
 from weftplan.planner.rewiring import Spill, spilled
 from weftplan.planner.spill import search
 from weftplan.planner.strategies import Draft

@@ -13,7 +13,7 @@ from dataclasses import replace
 from weftplan.device.amounts import counted
 from weftplan.errors import BudgetError
 from weftplan.planner import recompute
-from weftplan.planner.liveness import Buffers
+from weftplan.planner.buffers import Buffers
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.rewiring import spilled

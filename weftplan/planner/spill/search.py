@@ -5,8 +5,13 @@ an offload target. It goes to the first target with room. The search starts with
 step. While the peak exceeds the goal, the search takes the step with most live bytes on the fullest device, and
 offloads a result that is idle there. Results whose copy delays no step come first, ordered by the byte-seconds freed
 per second of copying; then results by the least delay per byte. Copy times are recomputed for every candidate, because
-each copy delays others. Every goal gives a point of the curve: its peak (the lower bound of the real
-plan) and the seconds for which copies delay the computation.
+each copy delays others. Every goal gives a point of the curve: its peak (the lower bound of the real plan) and the
+seconds for which copies delay the computation.
+
+:class:`StepTimes` models the links. A device copies in both directions while it computes; each direction runs one copy
+at a time, whatever its target. A copy out starts as soon as its result exists, in the order of results. Copies back
+mirror this in time: each ends just before the first reader, in the order of readers. The computation waits if it needs
+memory before a copy out has ended, or if memory for a copy back becomes free only after the copy should have started.
 
 The curve does not depend on a budget, so a larger budget never gives a slower plan. The graph alone bounds the work.
 """
@@ -22,7 +27,7 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.device.offload_targets import Link
-from weftplan.planner.liveness import Buffers, alignment_of
+from weftplan.planner.buffers import Buffers, alignment_of
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import IntArray, Program
 from weftplan.planner.recompute import Price
@@ -97,13 +102,7 @@ class Idle:
 
 
 class StepTimes:
-    """Start time of every step and end time of the last, in seconds, also with time reversed.
-
-    A device copies in both directions while it computes; each direction runs one copy at a time, whatever its target. A
-    copy out starts as soon as its result exists, in the order of results. Copies back mirror this in time: each ends
-    just before the first reader. The computation waits if it needs memory before a copy out has ended, or if memory for
-    a copy back becomes free only after the copy should have started.
-    """
+    """Start time of every step and end time of the last, in seconds, also with time reversed."""
 
     def __init__(self, seconds: Iterable[float]) -> None:
         self.starts = [0.0, *accumulate(seconds)]
