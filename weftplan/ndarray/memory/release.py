@@ -79,7 +79,7 @@ class FreeList:
                 return
 
     def __del__(self) -> None:
-        if self.engine is not None:
+        if self.engine is not None and dead is not None:  # at exit the interpreter clears modules first
             for var, release, _, _ in self.entries:  # of arrays that died while another thread closed it
                 dead.queue.append((self.engine, var, self.context, release))
 
