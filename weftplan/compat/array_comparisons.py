@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from weftplan.ndarray import NDArray
+from weftplan.support.array_types import DType
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 
 
 def get_atol(atol: float | None = None) -> float:

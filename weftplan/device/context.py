@@ -11,7 +11,7 @@ import operator
 import re
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar, SupportsIndex
+from typing import ClassVar, SupportsIndex
 
 from weftplan.errors import DeviceError
 
@@ -140,7 +140,7 @@ class Context(metaclass=_Defaults):
     def __repr__(self) -> str:
         return f"{self.device_type}({self.device_id})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[Context], tuple[str, int]]:
         return (Context, (self.device_type, self.device_id))
 
     def __enter__(self) -> Context:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from weftplan.engine.failure import Failure, Outcome
     from weftplan.engine.operation import OprBlock
     from weftplan.engine.var import Var
+    from weftplan.engine.workers import WorkerQueue
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ class Core(Runs, Driver, Protocol):
 class Threads(Core, Protocol):
     """Interface of an engine with worker threads towards the workers and their stand-ins."""
 
-    _all_queues: list[Any]
+    _all_queues: list[WorkerQueue]
     _alone: bool
     _no_thread: BaseException | None
     _shutdown: bool
@@ -65,11 +66,11 @@ class Threads(Core, Protocol):
     _unusual: int
     _waiters_help: str
 
-    def _can_help(self, queue: Any) -> bool: ...
+    def _can_help(self, queue: WorkerQueue) -> bool: ...
     def _complete(self, op: OprBlock, failure: Outcome) -> None: ...
     def _end_with_engine(self) -> None: ...
     def _execute(self, op: OprBlock) -> Outcome: ...
-    def _queue_with(self, op: OprBlock) -> Any: ...
+    def _queue_with(self, op: OprBlock) -> WorkerQueue | None: ...
     def _raise(self, failure: Failure) -> None: ...
     def _trace(self, op: OprBlock, queue: str, worker: str, start_ns: int) -> None: ...
     def push(

@@ -6,12 +6,11 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from weftplan.device.context import Context
 from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, did_you_mean, listed
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import dtype_of
+from weftplan.support.array_types import DType
 from weftplan.symbol import Symbol
 from weftplan.symbol.attribute import read_grad_req
 from weftplan.symbol.inference import unknown_shapes as unknown
@@ -155,9 +154,9 @@ def as_shape(name: str, shape: Any) -> tuple[int, ...]:
         raise ShapeError(f"the shape of {name!r} must be a tuple of integers such as (32, 10), got {shape!r}") from None
 
 
-def given_dtypes(type_dict: Mapping[str, Any], names: Sequence[str]) -> dict[str, np.dtype[Any]]:
+def given_dtypes(type_dict: Mapping[str, Any], names: Sequence[str]) -> dict[str, DType]:
     """The dtypes that ``type_dict`` gives to variables; raises DTypeError, or ParameterError for an unknown name."""
-    known: dict[str, np.dtype[Any]] = {}
+    known: dict[str, DType] = {}
     every = frozenset(names)
     for name, dtype in type_dict.items():
         if dtype is None:

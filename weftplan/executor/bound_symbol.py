@@ -21,6 +21,7 @@ from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.planner.spill.links import places
 from weftplan.storage import homes
+from weftplan.support.array_types import DType
 from weftplan.support.gc_pause import resting
 from weftplan.symbol import Symbol
 from weftplan.symbol.traversal import Order
@@ -207,7 +208,7 @@ def _links(options: PlanOptions, ctx: Context) -> tuple[tuple[str, str, float, f
 
 def facts_of(
     names: Iterable[str], arrays: Iterable[NDArray]
-) -> tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]], dict[str, Context]]:
+) -> tuple[dict[str, tuple[int, ...]], dict[str, DType], dict[str, Context]]:
     """(shapes, dtypes, contexts) of arrays by name."""
     pairs = list(zip(names, arrays, strict=True))
     return (

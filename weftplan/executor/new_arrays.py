@@ -16,6 +16,7 @@ from weftplan.executor.pool_memory import grow, growable
 from weftplan.ndarray import NDArray, zeros
 from weftplan.ndarray.memory.chunk import Chunk, MovableChunk
 from weftplan.ndarray.pushing import push
+from weftplan.support.array_types import DType
 from weftplan.support.slots import ARRAY_CHUNK
 from weftplan.symbol import Symbol
 from weftplan.symbol.provenance import warn
@@ -232,7 +233,7 @@ def _small_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> di
 
 def _beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> tuple[list[Chunk], dict[str, NDArray]]:
     """(chunks, one for each context and dtype; arrays that are parts of them, in the order of ``wanted``)."""
-    groups: dict[tuple[Context, np.dtype[Any]], list[str]] = {}
+    groups: dict[tuple[Context, DType], list[str]] = {}
     last, group = None, []
     for name, (_, dtype, place) in wanted.items():
         if place.device_type == "cpu":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from weftplan.planner.graph import Graph
 from weftplan.support.tensor_types import DType, Shape
@@ -115,6 +115,6 @@ class Bar:
     use: str
     """Its use: one of :data:`weftplan.planner.labels.USES`."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The fields by name, for JSON."""
         return asdict(self)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from os import PathLike
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,7 +240,7 @@ class MemoryPlan:
         return str(slots.PLAN_REPORTS.get()["html"](self, title=title))
 
     @known_keywords()
-    def plot(self, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
+    def plot(self, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> object:
         """Draw the buffers over time with matplotlib.
 
         Args:

@@ -69,7 +69,7 @@ _named_by = 0
 _dumped = True
 
 
-def set_config(**kwargs: Any) -> None:
+def set_config(**kwargs: object) -> None:
     """Configure the recording and its output, with MXNet's keys.
 
     Args:

@@ -7,6 +7,7 @@ itself.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from weftplan.planner.inplace import Kind
 from weftplan.planner.labels import Labels, Pass
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
+from weftplan.support.array_types import DTypeLike, RawArray
 
 FORMAT = "weftplan-plan"
 VERSION = 1
@@ -205,7 +207,7 @@ def _plan(document: dict[str, Any]) -> MemoryPlan:
     return plan
 
 
-def _column(rows: list[dict[str, Any]], name: str, dtype: Any) -> Any:
+def _column(rows: Sequence[Mapping[str, object]], name: str, dtype: DTypeLike) -> RawArray:
     values = [row[name] for row in rows]
     if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         raise FormatError(f"field {name!r} must hold integers")
@@ -216,4 +218,4 @@ def _integers(values: list[Any], limit: int, what: str, *, low: int = 0) -> list
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value < limit:
             raise FormatError(f"{what} must be an integer from {low} to {limit - 1}, got {value!r}")
-    return list(values)
+    return values

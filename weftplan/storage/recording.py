@@ -119,12 +119,13 @@ recorder: Recorder | None = None
 """The recorder of all pools; None while recording is off. Read it once per use: another thread may stop recording."""
 
 
-def address_of(raw: Any) -> int:
+def address_of(raw: RawArray) -> int:
     """Return the address of a flat NumPy or CuPy array."""
     # takes a seventh of the time of the dictionary
     if raw.__class__ is np.ndarray and raw.flags.writeable and raw.nbytes:
         return ctypes.addressof(ctypes.c_char.from_buffer(raw.data))
-    described = getattr(raw, "__array_interface__", None) or raw.__cuda_array_interface__
+    array: Any = raw
+    described = getattr(raw, "__array_interface__", None) or array.__cuda_array_interface__
     return int(described["data"][0])
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, cast
 
 import weftplan.locks  # noqa: F401  # registers its hooks of forks before those below: before a fork the last comes first
@@ -47,7 +47,7 @@ def _import_without_interrupt(module: str) -> ModuleType:
         return importlib.import_module(module)
     held: list[Any] = []
 
-    def hold(_: int, frame: Any) -> None:
+    def hold(_: int, frame: FrameType | None) -> None:
         held.append(frame)
 
     with suppress(ValueError):  # the main thread of a subinterpreter receives no signals

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from weftplan.ops.core.schema import Op
 
 FOLDED = "__folded__"
 """Attribute of a node that replaces other nodes, by folding or fusion: the names of those nodes."""
+
+
+NodeParams: TypeAlias = dict[str, Any]
+"""Parsed parameters of an operator, by name; each has the type that the operator declares."""
 
 
 class Entry(NamedTuple):
@@ -40,7 +44,7 @@ class Node:
         name: str,
         *,
         attrs: dict[str, str] | None = None,
-        params: dict[str, Any] | None = None,
+        params: NodeParams | None = None,
         inputs: list[Entry] | None = None,
         control_deps: list[Node] | None = None,
         created_at: str | None = None,

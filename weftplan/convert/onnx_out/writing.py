@@ -10,6 +10,7 @@ import numpy as np
 from weftplan.convert.library import onnx_module
 from weftplan.errors import MXNetError, ShapeError
 from weftplan.ops.core.schema import Shape
+from weftplan.support.array_types import DType
 from weftplan.symbol import Symbol, topological_order
 from weftplan.symbol.inference import solver as infer
 from weftplan.symbol.node import Entry, Node
@@ -34,7 +35,7 @@ class Call:
         """Return the shape of output ``k``."""
         return self.graph.shape(Entry(self.node, k))
 
-    def dtype(self, k: int = 0) -> np.dtype[Any]:
+    def dtype(self, k: int = 0) -> DType:
         """Return the dtype of input ``k``."""
         return self.graph.dtype(self.node.inputs[k])
 
@@ -89,7 +90,7 @@ class Graph:
             raise ShapeError(f"convert: the shape of {self.name(entry)!r} is not known; give the shapes of all inputs")
         return shape
 
-    def dtype(self, entry: Entry) -> np.dtype[Any]:
+    def dtype(self, entry: Entry) -> DType:
         dtype = self.dtypes[self.rows[entry.node] + entry.index]
         return np.dtype(np.float32 if dtype is None else dtype)
 

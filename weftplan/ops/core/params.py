@@ -236,7 +236,7 @@ def p_enum(*choices: str) -> Parser:
     return _means(parse, f"Literal[{', '.join(map(repr, choices))}]")
 
 
-def p_dtype(value: RawArray) -> np.dtype[Any]:
+def p_dtype(value: object) -> np.dtype[Any]:
     """Return a dtype, from a NumPy dtype, type or name, or MXNet's number of it.
 
     >>> p_dtype("float16"), p_dtype(0), p_dtype("6"), p_dtype(np.uint8)

@@ -19,7 +19,7 @@ from weftplan.planner.labels import Pass
 from weftplan.planner.rewiring import renumbered
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph, Kinds, work_of
 from weftplan.symbol.inference.rules import DTYPES, SHAPES
-from weftplan.symbol.node import Node
+from weftplan.symbol.node import Node, NodeParams
 
 ALIKE = ("__ctx_group__", "ctx_group", "__force_mirroring__", "force_mirroring")
 """Attributes that must be equal if two nodes are to become one: device and recomputation."""
@@ -254,7 +254,7 @@ class Edit:
         return list(nodes)
 
 
-def dict_of(params: Params) -> dict[str, Any]:
+def dict_of(params: Params) -> NodeParams:
     """Return parameters as the dictionary that they are: nodes with equal parameters share it."""
     return params if isinstance(params, dict) else dict(params)
 

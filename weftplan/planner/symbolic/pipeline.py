@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf, prod
-from typing import Any
 
 from weftplan import config
 from weftplan.device.amounts import amount, counted
@@ -37,6 +36,9 @@ from weftplan.planner.symbolic.network import Network
 from weftplan.planner.symbolic.passes import fuse_depthwise, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
 from weftplan.planner.symbolic.translate import realised, translated
+from weftplan.support.array_types import DTypeLike
+from weftplan.symbol.node import Entry
+from weftplan.symbol.symbol import Symbol
 from weftplan.symbol.traversal import Order
 
 MAX_BYTES = (1 << 63) - 1
@@ -73,9 +75,9 @@ class PlannedGraph(PlannedSteps):
 
 
 def plan_symbol(
-    symbol: Any,
+    symbol: Symbol | Sequence[Entry],
     shapes: Mapping[str, Shape],
-    dtypes: Mapping[str, Any] | None = None,
+    dtypes: Mapping[str, DTypeLike] | None = None,
     *,
     grad_req: str | Mapping[str, str] = "null",
     context: Context | None = None,
@@ -111,12 +113,12 @@ def plan_symbol(
 
 
 def size_symbol(
-    symbol: Any,
+    symbol: Symbol | Sequence[Entry],
     shapes: Mapping[str, Shape],
-    dtypes: Mapping[str, Any] | None = None,
+    dtypes: Mapping[str, DTypeLike] | None = None,
     *,
     grad_req: str | Mapping[str, str] = "null",
-    grad_dtypes: Mapping[str, Any] | None = None,
+    grad_dtypes: Mapping[str, DTypeLike] | None = None,
     context: Context | None = None,
     group2ctx: Mapping[str, Context] | None = None,
     variable_contexts: Mapping[str, Context] | None = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from weftplan.device.amounts import counted
 from weftplan.device.context import Context
@@ -19,6 +18,7 @@ from weftplan.planner.symbolic.network import Network
 from weftplan.symbol import placeholder
 from weftplan.symbol.attribute import GRAD_REQS, read_grad_req
 from weftplan.symbol.node import FOLDED, Entry, Node
+from weftplan.symbol.symbol import Symbol
 from weftplan.symbol.traversal import Order, depth_first_order, split_variables
 
 MARK = "__spill__"
@@ -26,7 +26,7 @@ MARK = "__spill__"
 
 
 def translated(
-    symbol: Any, *, grad_req: str | Mapping[str, str], context: Context, order: Order | None = None
+    symbol: Symbol | Sequence[Entry], *, grad_req: str | Mapping[str, str], context: Context, order: Order | None = None
 ) -> Network:
     """Return the graph of a symbol (or of a sequence of entries), every node on the device ``context``.
 
@@ -34,7 +34,7 @@ def translated(
         PlanError: the graph is cyclic or malformed, or the caller wants gradients of arguments that it does not have.
         UnknownOperatorError: the graph needs operators that weftplan does not have; names all of them.
     """
-    heads: list[Entry] = list(getattr(symbol, "entries", symbol))
+    heads = list(symbol.entries if isinstance(symbol, Symbol) else symbol)
     if not heads:
         raise PlanError("there is nothing to plan: the symbol has no outputs")
     if order is None:

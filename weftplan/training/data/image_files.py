@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import FormatError, MXNetError, ParameterError
+from weftplan.support.array_types import DType
 from weftplan.support.atomic_files import other_kind
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 
 COLOUR = 1
 """The flag for three channels; 0 is one grey channel, -1 what the file has."""

@@ -19,6 +19,7 @@ from weftplan.device.context import Context, cpu
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray, array, random
 from weftplan.ops.core.floats import is_number
+from weftplan.support.array_types import DType
 from weftplan.support.keyword_errors import Constructed
 from weftplan.training.data.iterator_state import (
     State,
@@ -30,7 +31,7 @@ from weftplan.training.data.iterator_state import (
     whole_in,
 )
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 
 
 class _NameAndShape(NamedTuple):

@@ -20,11 +20,12 @@ import numpy as np
 
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.ndarray import NDArray, random
+from weftplan.support.array_types import DType
 from weftplan.support.keyword_errors import Constructed, shown
 from weftplan.support.lazy_import import late_import
 from weftplan.training.keyword_checks import construct
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 K = TypeVar("K", bound="type[Initializer]")
 
 

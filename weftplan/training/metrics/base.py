@@ -15,9 +15,10 @@ import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray import NDArray
+from weftplan.support.array_types import DType
 from weftplan.support.keyword_errors import Constructed
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 K = TypeVar("K", bound="type[EvalMetric]")
 
 

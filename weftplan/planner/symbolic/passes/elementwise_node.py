@@ -12,7 +12,7 @@ from weftplan.ops.fusion.normalize import NORMALIZE
 from weftplan.ops.fusion.pointwise import GROUP, POINTWISE, Group, Member
 from weftplan.planner.symbolic.network import Edit, dict_of, shared
 from weftplan.planner.symbolic.passes.elementwise_members import BIAS, NORM, PLAIN, ElementwiseNodes
-from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.node import Entry, Node, NodeParams
 
 MEMBERS = "__members__"
 """The attribute of a fused node that holds name, attributes and kind of each member, as JSON."""
@@ -28,11 +28,11 @@ class SharedParams:
         self._groups: dict[tuple[object, ...], dict[str, Any]] = {}
         self._unbiased: dict[int, dict[str, Any]] = {}
 
-    def of(self, builder: FusedNode) -> dict[str, Any]:
+    def of(self, builder: FusedNode) -> NodeParams:
         """Those of a fused node."""
         return self._groups.setdefault(builder.key, {GROUP: builder.group()})
 
-    def without_bias(self, params: Params) -> dict[str, Any]:
+    def without_bias(self, params: Params) -> NodeParams:
         """Those of a layer without its bias."""
         return self._unbiased.setdefault(id(params), {**params, "no_bias": True})
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import DataError, DTypeError, ParameterError, listed
+from weftplan.support.array_types import DType
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 Names = str | Sequence[str] | Mapping[str, str]
 ALIGNMENT = 64
 
@@ -38,7 +39,7 @@ class Part:
     name: str
     key: int | str | None
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     label: bool
 
     @property
@@ -208,12 +209,12 @@ def _chosen(sample: Any, names: list[Any], labels: list[Any]) -> list[tuple[str,
     return [(names[0][0], None, False)]
 
 
-def _dtype_of(name: str, found: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
+def _dtype_of(name: str, found: DType, wanted: Any) -> DType:
     """Return the dtype in a batch: the requested one, else float32 for float64 and integers, as in NDArrayIter."""
     if isinstance(wanted, Mapping):
         wanted = wanted.get(name)
     if wanted is not None:
-        asked: np.dtype[Any] = np.dtype(wanted)
+        asked: DType = np.dtype(wanted)
         return asked
     return np.dtype(np.float32) if found == np.float64 or found.kind in "biu" else found
 
