@@ -48,9 +48,9 @@ class _Lease:
         self._home = home
 
     @property
-    def address(self) -> int:
-        """Address of the bytes."""
-        return int(self._block.allocation.raw.data.ptr)
+    def raw(self) -> Any:
+        """The bytes, an array of CuPy."""
+        return self._block.allocation.raw
 
     def __del__(self) -> None:
         self._home.append(self._block)
@@ -99,8 +99,7 @@ class Temporaries:
         if block is None:
             block = self._take(size)
         lease = _Lease(block, home)
-        pointer = lease.address
-        memory = cuda.UnownedMemory(pointer, size, lease, self._context.device_id)
+        memory = cuda.UnownedMemory(lease.raw.data.ptr, size, lease, self._context.device_id)
         return cuda.MemoryPointer(memory, 0)
 
     def _stream_number(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftplan.errors import FormatError, UnknownOperatorError, listed
@@ -181,7 +181,7 @@ def _finish(node: Node, version: int, where: str) -> None:
         )
 
 
-def _bare_node(item: Any, what: str) -> Node:
+def _bare_node(item: object, what: str) -> Node:
     if not isinstance(item, dict):
         raise FormatError(f"{what}: expected an object, got {item!r}")
     op_name, name = item.get("op"), item.get("name")
@@ -206,7 +206,7 @@ def _bare_node(item: Any, what: str) -> Node:
     return Node(op, name, attrs=attrs)
 
 
-def _entries(items: Any, nodes: Sequence[Node], what: str) -> list[Entry]:
+def _entries(items: object, nodes: Sequence[Node], what: str) -> list[Entry]:
     if not isinstance(items, list):
         raise FormatError(f"{what}s must be a list, got {items!r}")
     entries = []
@@ -220,7 +220,7 @@ def _entries(items: Any, nodes: Sequence[Node], what: str) -> list[Entry]:
     return entries
 
 
-def _deps(items: Any, nodes: Sequence[Node], what: str) -> list[Node]:
+def _deps(items: object, nodes: Sequence[Node], what: str) -> list[Node]:
     if not isinstance(items, list) or not all(type(x) is int and 0 <= x < len(nodes) for x in items):
         raise FormatError(f"{what}: control_deps must be a list of node numbers below {len(nodes)}, got {items!r}")
     return [nodes[i] for i in items]
@@ -233,7 +233,7 @@ def _list(data: dict[str, Any], key: str, where: str) -> list[Any]:
     return value
 
 
-def _version(data: dict[str, Any], where: str) -> int:
+def _version(data: Mapping[str, object], where: str) -> int:
     """Return the release that wrote the file; 800 if it is not stated, as in releases up to 0.8."""
     attrs = data.get("attrs")
     stored = attrs.get("mxnet_version") if isinstance(attrs, dict) else None

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from weftplan.errors import FormatError, NotImplementedForSymbol, ParameterError, did_you_mean, listed
 from weftplan.ops.core import registry
 from weftplan.support import slots
+from weftplan.support.array_types import DTypeLike
 from weftplan.support.atomic_files import open_to_read, other_kind, write_text
 from weftplan.symbol import attribute, json_io
 from weftplan.symbol.arithmetic import Arithmetic
@@ -155,7 +156,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
     def __copy__(self) -> Symbol:
         return self.__deepcopy__({})
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Symbol:
+    def __deepcopy__(self, memo: dict[int, object]) -> Symbol:
         return Symbol(copy_graph(self.entries))
 
     def __reduce__(self) -> tuple[Callable[[str], Symbol], tuple[str]]:
@@ -219,7 +220,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
 
     # --------------------------------------------------------------------------------------------------- operators
 
-    def _attribute(self, name: str) -> Any:
+    def _attribute(self, name: str) -> Callable[..., object]:
         """Every registered operator is a method: ``x.reshape(shape=(2, 3))``."""
         if name in _NDARRAY_ONLY:
             return _not_for_symbols(name)
@@ -233,7 +234,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *_NDARRAY_ONLY, *(n for n in registry.names() if not n.startswith("_"))})
 
-    def astype(self, dtype: Any) -> Symbol:
+    def astype(self, dtype: DTypeLike) -> Symbol:
         """Cast this symbol to another dtype."""
         result: Symbol = slots.SYMBOL_OPERATOR.get()("cast")(self, dtype=dtype)
         return result
@@ -285,7 +286,7 @@ def output_name(entry: Entry) -> str:
     return f"{node.name}_{output}" if node.name else output
 
 
-def single(value: Any, what: str) -> Entry:
+def single(value: object, what: str) -> Entry:
     """Return the entry of a symbol with one output.
 
     Raises:
@@ -342,8 +343,8 @@ _PARAMS = b"\x12\x01\x00\x00\x00\x00\x00\x00"
 """The first bytes of array files."""
 
 
-def _not_for_symbols(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+def _not_for_symbols(name: str) -> Callable[..., NoReturn]:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise NotImplementedForSymbol(f"{name} needs data, which a symbol has not: bind it, use the executor's outputs")
 
     return refuse

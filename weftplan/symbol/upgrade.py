@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from weftplan.errors import FormatError
 from weftplan.ops.core.params import p_inputs
 from weftplan.symbol.attribute import HIDDEN_KEYS
 from weftplan.symbol.compose import parse_interned
-from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.node import Entry, Node, NodeParams
 
 
 def variable_keys(node: Node) -> None:
@@ -19,7 +18,7 @@ def variable_keys(node: Node) -> None:
             node.attrs[f"__{hidden}__"] = node.attrs.pop(hidden)
 
 
-def stored_params(node: Node, texts: Mapping[str, str], where: str) -> dict[str, Any]:
+def stored_params(node: Node, texts: Mapping[str, str], where: str) -> NodeParams:
     """Parse the parameters of a node in a file; its inputs are those that the file lists.
 
     Raises:

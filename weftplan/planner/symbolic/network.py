@@ -221,7 +221,7 @@ class Edit:
             ShapeError, DTypeError: an output of a new node cannot be inferred.
         """
         shapes, dtypes, inputs = list(self.network.shapes), list(self.network.dtypes), self.inputs
-        known: dict[tuple[object, ...], tuple[list[Any], list[Any]]] = {}
+        known: dict[tuple[object, ...], tuple[list[Shape], list[DType]]] = {}
         for nid in range(self.network.graph.num_nodes, len(self.nodes) if shapes else 0):
             node, op, like = self.nodes[nid], self.nodes[nid].op, self._like.get(nid)
             assert op is not None or like is not None
@@ -233,11 +233,12 @@ class Edit:
                     shapes.append(shapes[e])
                     dtypes.append(dtypes[e])
             elif op is not None:
-                ins = [shapes[e] for e in inputs[nid]], [dtypes[e] for e in inputs[nid]]
-                key = (id(op), id(node.params), *ins[0], *ins[1])
+                in_shapes: list[Shape | None] = [shapes[e] for e in inputs[nid]]
+                in_dtypes: list[DType | None] = [dtypes[e] for e in inputs[nid]]
+                key = (id(op), id(node.params), *in_shapes, *in_dtypes)
                 outs = known.get(key)
                 if outs is None:
-                    outs = known[key] = SHAPES.outputs(op, node, ins[0]), DTYPES.outputs(op, node, ins[1])
+                    outs = known[key] = SHAPES.outputs(op, node, in_shapes), DTYPES.outputs(op, node, in_dtypes)
                 shapes += outs[0]
                 dtypes += outs[1]
         return shapes, dtypes

@@ -40,7 +40,7 @@ def _make(op: Op, spelling: str, hint: str) -> Callable[..., Symbol]:
     hint = hint.lower()
     declared = {param.name for param in op.params}
 
-    def call(*args: Any, **kwargs: Any) -> Symbol:
+    def call(*args: object, **kwargs: Any) -> Symbol:
         given_name = kwargs.pop("name", None)
         attr = kwargs.pop("attr", None)
         if kwargs.pop("out", None) is not None:
@@ -81,7 +81,7 @@ def visible(node: Node) -> Symbol:
     return Symbol(Entry(node, i) for i in range(node.num_visible_outputs))
 
 
-def _count_inputs(op: Op, args: tuple[Any, ...]) -> int:
+def _count_inputs(op: Op, args: tuple[object, ...]) -> int:
     """Count the leading positional arguments that are inputs: symbols, or None for a variable to be created."""
     limit = len(op.inputs) if isinstance(op.inputs, tuple) and op.variadic is None else len(args)
     count = 0
@@ -90,7 +90,7 @@ def _count_inputs(op: Op, args: tuple[Any, ...]) -> int:
     return count
 
 
-def _positional_params(op: Op, args: tuple[Any, ...], split: int, kwargs: Mapping[str, Any]) -> list[str]:
+def _positional_params(op: Op, args: tuple[object, ...], split: int, kwargs: Mapping[str, object]) -> list[str]:
     """Return the names of the parameters that the positional arguments from ``split`` on set.
 
     Raises:
@@ -113,7 +113,7 @@ def _positional_params(op: Op, args: tuple[Any, ...], split: int, kwargs: Mappin
     return names[:count]
 
 
-def _input_names(op: Op, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+def _input_names(op: Op, kwargs: Mapping[str, object]) -> tuple[str, ...]:
     """Return the input names for the parameters in ``kwargs``; no names if these do not parse."""
     if isinstance(op.inputs, tuple):
         return op.inputs
@@ -124,7 +124,7 @@ def _input_names(op: Op, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def _no_symbol(op: Op, which: str, value: Any) -> DTypeError:
+def _no_symbol(op: Op, which: str, value: object) -> DTypeError:
     """Return the error for an array or a number passed as an input."""
     advice = "inputs come first, then parameters"
     if hasattr(value, "shape"):

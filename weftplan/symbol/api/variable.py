@@ -5,10 +5,11 @@ Relies on the attribute scope that is open in the calling thread; keeps no state
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.ops.core.params import dtype_code, p_dtype, p_shape
+from weftplan.support.array_types import DTypeLike, ShapeLike
 from weftplan.symbol import attribute
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.provenance import caller
@@ -18,14 +19,22 @@ _KEYWORDS = ("name", "attr", "shape", "lr_mult", "wd_mult", "dtype", "init", "st
 _STORAGE_TYPES = {"default": 0, "row_sparse": 1, "csr": 2}
 
 
+class HasDumps(Protocol):
+    """An initializer, which a symbol holds as text."""
+
+    def dumps(self) -> str:
+        """Return its name and settings as text."""
+        ...
+
+
 def Variable(
     name: str,
     attr: dict[str, str] | None = None,
-    shape: Any = None,
+    shape: ShapeLike | None = None,
     lr_mult: float | None = None,
     wd_mult: float | None = None,
-    dtype: Any = None,
-    init: Any = None,
+    dtype: DTypeLike | None = None,
+    init: str | HasDumps | None = None,
     stype: str | None = None,
     **kwargs: str,
 ) -> Symbol:

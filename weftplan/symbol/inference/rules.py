@@ -7,9 +7,9 @@ thread may call this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError, ShapeError, own, shape_text
 from weftplan.ops.core.params import p_dtype, p_shape
@@ -18,6 +18,8 @@ from weftplan.ops.core.rules import is_known, merge_dtype, merge_shape
 from weftplan.ops.core.schema import Op, Shape
 from weftplan.symbol.node import Node
 
+F = TypeVar("F")
+"""A fact: a shape or a dtype."""
 News = list[tuple[int, Any]]
 """(position, new fact) of each input or output about which a rule inferred more."""
 Learnt = tuple[News, News, list[int], list[int]]
@@ -26,7 +28,7 @@ Sort = tuple[int, int, int]
 """The result of :func:`sort_of`."""
 
 
-class Kind:
+class Kind(Generic[F]):
     """A kind of fact, shapes or dtypes: its names, parser, merge function, rule and error class."""
 
     __slots__ = ("complete", "error", "hint", "merge", "parse", "rule", "settled", "word")
@@ -34,10 +36,10 @@ class Kind:
     def __init__(
         self,
         word: str,
-        rule: Callable[[Any], Callable[..., Any]],
-        parse: Callable[[Any], Any],
-        complete: Callable[[Any], bool],
-        merge: Callable[[Any, Any, str], Any],
+        rule: Callable[[Op], Callable[..., tuple[Sequence[F | None], Sequence[F | None]]]],
+        parse: Callable[[object], F | None],
+        complete: Callable[[F | None], bool],
+        merge: Callable[[F | None, F | None, str], F | None],
         error: type[MXNetError],
     ) -> None:
         self.word = word
@@ -49,18 +51,18 @@ class Kind:
         self.error = error
         self.settled = Settled[Learnt]()
 
-    def told(self, op: Op, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
+    def told(self, op: Op, node: Node, ins: list[F | None], outs: list[F | None]) -> Learnt:
         """Return the answer of the operator's rule for a node with these facts, from the cache if possible."""
         return self.settled.answer(op, node.params, (len(ins), *ins, *outs), partial(self._rule, node, ins, outs))
 
-    def outputs(self, op: Op, node: Node, ins: list[Any]) -> list[Any]:
+    def outputs(self, op: Op, node: Node, ins: list[F | None]) -> list[F]:
         """Return the facts of the outputs of a node, all of whose inputs are known; raise an error if some are open."""
         _, outs, _, unknown = self.told(op, node, ins, [None] * op.num_outputs(node.params))
         if unknown:
             raise self.error(f"{self.word} of output {unknown[0]} of {where(node)} cannot be inferred{made_at(node)}")
         return [fact for _, fact in outs]
 
-    def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
+    def _rule(self, node: Node, ins: list[F | None], outs: list[F | None]) -> Learnt:
         """Call the operator's rule."""
         op = node.op
         assert op is not None
@@ -90,7 +92,7 @@ class Kind:
         return _news(ins, new_ins), _news(outs, new_outs), unknown[0], unknown[1]
 
 
-def _parse_shape(value: Any) -> Shape | None:
+def _parse_shape(value: object) -> Shape | None:
     shape = p_shape(value)
     if min(shape, default=0) < -1:
         raise ValueError("dimensions must be >= 0, or -1 or 0 where unknown")
@@ -109,12 +111,12 @@ def sort_of(node: Node) -> Sort:
     return id(node.op), id(node.params), len(node.inputs)
 
 
-def differ(old: Any, new: Any) -> bool:
+def differ(old: object, new: object) -> bool:
     """Return whether two facts differ; unlike ``!=``, it distinguishes ``dtype("float64")`` from None."""
     return old is not new and (old is None or new is None or bool(old != new))
 
 
-def _news(old: list[Any], new: list[Any]) -> News:
+def _news(old: Sequence[object], new: Sequence[object]) -> News:
     return [(i, fact) for i, fact in enumerate(new) if fact is not old[i] and differ(old[i], fact)]
 
 
@@ -129,5 +131,5 @@ def made_at(node: Node) -> str:
     return f"; created at {node.created_at}" if node.created_at else ""
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     return shape_text(value) if value is None or isinstance(value, tuple) else str(value)

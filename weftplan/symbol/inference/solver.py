@@ -13,13 +13,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
 from weftplan.errors import FormatError, MXNetError, ParameterError, own
 from weftplan.ops.core.schema import DType, Shape
-from weftplan.symbol.inference.rules import DTYPES, SHAPES, Kind, Learnt, News, Sort, differ, made_at, sort_of, where
+from weftplan.symbol.inference.rules import (
+    DTYPES,
+    SHAPES,
+    F,
+    Kind,
+    Learnt,
+    News,
+    Sort,
+    differ,
+    made_at,
+    sort_of,
+    where,
+)
 from weftplan.symbol.node import Node
 
 Known = Mapping[str, Any] | Mapping[Node, Any] | Mapping[str | Node, Any]
@@ -79,7 +91,7 @@ def infer_dtypes(
     return _Solver(nodes, rows, inputs, controls, DTYPES).solve(known, default)
 
 
-class _Solver:
+class _Solver(Generic[F]):
     """One inference. ``values`` holds a fact per entry; it only ever grows, so the walk ends."""
 
     def __init__(
@@ -88,7 +100,7 @@ class _Solver:
         rows: Sequence[int] | None,
         inputs: Sequence[Sequence[int]] | None,
         controls: Sequence[Sequence[int]] | None,
-        kind: Kind,
+        kind: Kind[F],
     ) -> None:
         self.nodes = nodes
         self.kind = kind
@@ -103,12 +115,14 @@ class _Solver:
         self.values: list[Any] = [None] * self.rows[-1]
         self.memo: dict[tuple[Any, ...], Learnt] = {}
 
-    def solve(self, known: Known, default: DType | None = None) -> list[Any]:
+    def solve(self, known: Known, default: DType | None = None) -> list[F | None]:
         everything = range(len(self.nodes))
         self._seed(known)
         nodes, rows, values = self.nodes, self.rows, self.values
         if default is not None:
-            solved = of_one_dtype(nodes, default, values=values, rows=rows, inputs=self.inputs, sorts=self._sorts)
+            solved: list[Any] | None = of_one_dtype(
+                nodes, default, values=values, rows=rows, inputs=self.inputs, sorts=self._sorts
+            )
             if solved is not None:
                 return solved
         learns = default is None or self._may_learn()
@@ -178,7 +192,7 @@ class _Solver:
                 raise ParameterError(f"{source} variable {node.name!r}{where} is {fact!r}: {error}") from error
             self.values[self.rows[i]] = value if kind.complete(value) else self._filled(node, value)
 
-    def _filled(self, node: Node, given: Any) -> Any:
+    def _filled(self, node: Node, given: F | None) -> F | None:
         """Merge the given fact of a variable with its attribute, unless they conflict."""
         hint = node.attrs.get(self.kind.hint)
         if hint is None:
@@ -251,7 +265,7 @@ class _Solver:
                 stale |= changed
         return changed
 
-    def _merged(self, node: Node, entry: int, new: Any) -> Any:
+    def _merged(self, node: Node, entry: int, new: F | None) -> F | None:
         try:
             return self.kind.merge(self.values[entry], new, "an input used twice")
         except MXNetError as error:
@@ -285,7 +299,8 @@ def of_one_dtype(
         node, op = nodes[i], nodes[i].op
         if op is None or op.single or op.backward_of is not None:
             return None
-        ins, outs = [default] * len(inputs[i]), [None] * (rows[i + 1] - rows[i])
+        ins: list[DType | None] = [default] * len(inputs[i])
+        outs: list[DType | None] = [None] * (rows[i + 1] - rows[i])
         try:
             new_ins, new_outs, _, open_outs = DTYPES.told(op, node, ins, outs)
         except MXNetError:
