@@ -15,6 +15,8 @@ from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, MXNetError, PlanError, own
 from weftplan.executor.bind_arguments import (
+    Arrays,
+    GradReq,
     as_shape,
     check_context,
     collect,
@@ -31,6 +33,7 @@ from weftplan.executor.executor import Executor
 from weftplan.executor.new_arrays import Groups, arrays_like, variable_contexts
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlanOptions
+from weftplan.support.array_types import DTypeLike
 from weftplan.support.gc_pause import resting
 from weftplan.symbol import Symbol
 
@@ -40,10 +43,10 @@ def bind(
     symbol: Symbol,
     /,
     ctx: Context,
-    args: Any,
-    args_grad: Any = None,
-    grad_req: Any = "write",
-    aux_states: Any = None,
+    args: Arrays,
+    args_grad: Arrays | None = None,
+    grad_req: GradReq = "write",
+    aux_states: Arrays | None = None,
     group2ctx: Groups = None,
     shared_exec: Executor | None = None,
     *,
@@ -86,8 +89,8 @@ def simple_bind(
     symbol: Symbol,
     /,
     ctx: Context,
-    grad_req: Any = "write",
-    type_dict: Mapping[str, Any] | None = None,
+    grad_req: GradReq = "write",
+    type_dict: Mapping[str, DTypeLike | None] | None = None,
     stype_dict: Mapping[str, str] | None = None,
     group2ctx: Groups = None,
     shared_arg_names: Sequence[str] | None = None,
@@ -95,11 +98,11 @@ def simple_bind(
     shared_buffer: dict[str, NDArray] | None = None,
     *,
     budget: int | str | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     options: PlanOptions | None = None,
     memory_budget: int | str | None = None,
     plan_options: PlanOptions | None = None,
-    **shapes: Any,
+    **shapes: object,
 ) -> Executor:
     """Infer every shape and dtype from a few, allocate zero-filled arrays, and bind.
 
@@ -126,7 +129,7 @@ def simple_bind(
     if stype_dict and any(kind != "default" for kind in stype_dict.values()):
         raise BindError(f"simple_bind: only dense arrays are supported, got {dict(stype_dict)}")
     chosen_options = either("simple_bind", "options", options, "plan_options", plan_options)
-    limit = either("simple_bind", "budget", budget, "memory_budget", memory_budget)
+    limit: int | str | None = either("simple_bind", "budget", budget, "memory_budget", memory_budget)
     chosen, kind = strategy_of(chosen_options, ctx, budget=limit is not None)
     if limit is not None and kind is DynamicExecutor:
         raise BindError("simple_bind: a budget needs a plan that is kept; unset WEFTPLAN_EXECUTOR_STRATEGY=dynamic")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,8 +21,9 @@ from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.planner.spill.links import places
 from weftplan.storage import homes
-from weftplan.support.array_types import DType
+from weftplan.support.array_types import DType, DTypeLike
 from weftplan.support.gc_pause import resting
+from weftplan.support.tensor_types import Shape
 from weftplan.symbol import Symbol
 from weftplan.symbol.traversal import Order
 
@@ -42,8 +43,8 @@ class Binding:
 
     def plan(
         self,
-        shapes: Mapping[str, Any],
-        dtypes: Mapping[str, Any],
+        shapes: Mapping[str, Shape],
+        dtypes: Mapping[str, DTypeLike],
         contexts: Mapping[str, Context],
         *,
         budget: int | None = None,
@@ -75,7 +76,7 @@ class Binding:
             )
             return sized.plan() if budget is None else planner.plan_within(sized.plan, self.options, budget=budget)
 
-        facts = {
+        facts: dict[str, Mapping[str, Hashable]] = {
             "shapes": {name: tuple(shape) for name, shape in shapes.items()},
             "dtypes": {name: np.dtype(dtype) for name, dtype in dtypes.items()},
             "gradients": self.reqs,
@@ -126,7 +127,7 @@ class Binding:
 
     @resting
     def reshaped(
-        self, old: Executor, partial_shaping: bool, allow_up_sizing: bool, shapes: Mapping[str, Any]
+        self, old: Executor, partial_shaping: bool, allow_up_sizing: bool, shapes: Mapping[str, object]
     ) -> Executor:
         """An executor like ``old``, which was bound this way, for other shapes: as many arrays are kept as fit.
 

@@ -13,7 +13,10 @@ follows all chains that it needs. Pure functions of the vars that steps use.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from weftplan.device.context import Context
+from weftplan.engine import FnProperty
 
 LEAST_S = 30e-6
 """Modelled seconds below which a chain is not worth an operation of the engine, which takes some 20 microseconds."""
@@ -26,6 +29,16 @@ class Uses(Protocol):
 
     reads: Any
     writes: Any
+
+
+class BranchStep(Uses, Protocol):
+    """A step, with its device; ``copies`` is None unless it is a copy between devices."""
+
+    context: Context
+    copies: FnProperty | None
+
+
+S = TypeVar("S", bound=BranchStep)
 
 
 def parents(items: Sequence[Uses]) -> list[set[int]]:
@@ -60,7 +73,7 @@ def ancestors(above: Sequence[set[int]]) -> list[int]:
     return masks
 
 
-def chains(steps: Sequence[Any], seconds: Callable[[Any], float]) -> list[list[Any]]:
+def chains(steps: Sequence[S], seconds: Callable[[S], float]) -> list[list[S]]:
     """Return ``steps``, which are in execution order, as chains in an order that the engine may take.
 
     Args:
@@ -76,7 +89,7 @@ def chains(steps: Sequence[Any], seconds: Callable[[Any], float]) -> list[list[A
     return [[steps[number] for number in group] for group in _joined(steps, groups, above, masks, seconds)]
 
 
-def _grouped(steps: Sequence[Any], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
+def _grouped(steps: Sequence[BranchStep], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
     """The longest chains, by number of their first step."""
     groups: list[list[int]] = []
     ending: dict[int, list[int]] = {}
@@ -124,11 +137,11 @@ def _cut(groups: list[list[int]], above: Sequence[set[int]], masks: Sequence[int
 
 
 def _joined(
-    steps: Sequence[Any],
+    steps: Sequence[S],
     groups: list[list[int]],
     above: Sequence[set[int]],
     masks: Sequence[int],
-    seconds: Callable[[Any], float],
+    seconds: Callable[[S], float],
 ) -> list[list[int]]:
     """Return the chains; those too short for an operation of their own are joined with a neighbour.
 
@@ -174,6 +187,6 @@ def _covered(group: list[int], masks: Sequence[int]) -> int:
     return mask
 
 
-def _alike(steps: Sequence[Any], a: list[int], b: list[int]) -> bool:
+def _alike(steps: Sequence[BranchStep], a: list[int], b: list[int]) -> bool:
     """Whether two chains may be one operation."""
     return steps[a[-1]].copies is None and steps[b[0]].copies is None and steps[a[-1]].context == steps[b[0]].context

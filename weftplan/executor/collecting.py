@@ -21,8 +21,9 @@ from weftplan import config
 from weftplan.executor.branches import ancestors, parents
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
+from weftplan.ndarray.spill.dynamic import DynamicChunk
 
-Local = dict[bool, dict[int, list[Any]]]
+Local = dict[bool, dict[int, list[DynamicChunk]]]
 
 
 class Collector:
@@ -33,16 +34,16 @@ class Collector:
         self.fraction = float(config.get("FLAGS_memory_fraction_of_eager_deletion"))
         self.fast = bool(config.get("FLAGS_fast_eager_deletion_mode"))
         self.scope = bool(config.get("FLAGS_eager_delete_scope"))
-        self._ends: dict[bool, dict[int, list[Any]]] = {}
-        self._kept: dict[bool, list[Any]] = {}
-        self._queue: list[Any] = []
+        self._ends: dict[bool, dict[int, list[DynamicChunk]]] = {}
+        self._kept: dict[bool, list[DynamicChunk]] = {}
+        self._queue: list[DynamicChunk] = []
         self._queued = 0
 
     def settle(
         self,
         forward: Sequence[Segment],
         backward: Sequence[Segment],
-        chunks_of: Callable[[Step], list[Any]],
+        chunks_of: Callable[[Step], list[DynamicChunk]],
         *,
         inside: bool,
     ) -> Local:
@@ -70,8 +71,8 @@ class Collector:
                         last[id(chunk)] = number, step
             behind = _behind(segments)
             chosen = {id(chunk) for chunk in self._chosen(list(known.values()))}
-            here: dict[int, list[Any]] = defaultdict(list)
-            ends: dict[int, list[Any]] = defaultdict(list)
+            here: dict[int, list[DynamicChunk]] = defaultdict(list)
+            ends: dict[int, list[DynamicChunk]] = defaultdict(list)
             for key, (number, step) in last.items():
                 if key not in chosen:
                     continue
@@ -86,7 +87,7 @@ class Collector:
             self._kept[is_train] = [chunk for key, chunk in known.items() if key not in chosen]
         return local
 
-    def _chosen(self, chunks: list[Any]) -> list[Any]:
+    def _chosen(self, chunks: list[DynamicChunk]) -> list[DynamicChunk]:
         """The chunks that are collected at all, largest first."""
         if self.threshold < 0:
             return []
@@ -99,18 +100,18 @@ class Collector:
             nbytes += chunk.nbytes
         return largest
 
-    def passed(self, is_train: bool, number: int) -> list[Any]:
+    def passed(self, is_train: bool, number: int) -> list[DynamicChunk]:
         """Return the chunks that go back after segment ``number``, which has just been pushed."""
         dead = self._ends[is_train].get(number, ())
         self._queue += dead
         self._queued += sum(chunk.nbytes for chunk in dead)
         return self._emptied() if self._queued >= self.threshold else []
 
-    def ended(self, is_train: bool) -> list[Any]:
+    def ended(self, is_train: bool) -> list[DynamicChunk]:
         """Return the chunks that go back at the end of a run."""
         return [*self._emptied(), *(self._kept[is_train] if self.scope else ())]
 
-    def _emptied(self) -> list[Any]:
+    def _emptied(self) -> list[DynamicChunk]:
         dead, self._queue, self._queued = self._queue, [], 0
         return dead
 

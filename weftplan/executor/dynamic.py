@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 from weftplan import device, engine
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
+from weftplan.engine.var import Var
 from weftplan.errors import MXNetError
 from weftplan.executor.collecting import Collector
 from weftplan.executor.executor import Executor
@@ -32,8 +33,10 @@ from weftplan.ndarray.pushing import push
 from weftplan.ndarray.spill import spilling
 from weftplan.ndarray.spill.dynamic import DynamicChunk
 from weftplan.planner import PlannedGraph
+from weftplan.support.array_types import RawArray
 from weftplan.support.slots import MAKE_ROOM
 
+_Cached: TypeAlias = tuple[Call | None, Bind, list[RawArray]]
 _MOST_REMEMBERED = 4 << 20
 """Bytes of results, in all, whose calls an executor keeps."""
 
@@ -70,13 +73,13 @@ class DynamicMemory(PlannedMemory):
         """By node: every chunk that its call looks at."""
         self.random: frozenset[int] = frozenset()
         """Nodes whose calls differ from run to run."""
-        self._calls: dict[tuple[int, ...], tuple[Call | None, Bind, list[Any]]] = {}
+        self._calls: dict[tuple[int, ...], _Cached] = {}
         """By node, mode and addresses: calls that were made before, with the bytes that they look at, which are
         therefore still those; pools hand out the same again. A random node has one for each run."""
         self._remembered = 0
 
     @property
-    def chunks(self) -> Mapping[int, Any]:
+    def chunks(self) -> Mapping[int, Chunk]:
         """By storage its chunk."""
         return self._chunks
 
@@ -93,7 +96,9 @@ class DynamicMemory(PlannedMemory):
         for chunk in self.local[run.is_train].get(nid, ()):
             chunk.drop_in_order()
 
-    def _use(self, nid: int, make: Callable[[], Bind], run: RunState, chunks: Sequence[Chunk], raws: list[Any]) -> None:
+    def _use(
+        self, nid: int, make: Callable[[], Bind], run: RunState, chunks: Sequence[Chunk], raws: list[RawArray]
+    ) -> None:
         """Make the call, or take the cached call, with the bytes of ``chunks`` there, and call it."""
         key = (nid, run.is_train, *[chunk.address for chunk in chunks])
         known = self._calls.get(key)
@@ -103,7 +108,7 @@ class DynamicMemory(PlannedMemory):
         del raws, known
         call()
 
-    def _made(self, key: tuple[int, ...], raws: list[Any], bind: Bind, run: RunState) -> Any:
+    def _made(self, key: tuple[int, ...], raws: list[RawArray], bind: Bind, run: RunState) -> _Cached:
         """A call, which is kept if its results are small: its views keep their memory in the process, also when a pool
         gives it back."""
         entry = None if key[0] in self.random else bind(run), bind, list(raws)
@@ -113,7 +118,7 @@ class DynamicMemory(PlannedMemory):
             self._calls[key] = entry
         return entry
 
-    def after(self, storage: int) -> list[Any]:
+    def after(self, storage: int) -> list[Var]:
         """Return no vars: no storage lies over an earlier storage."""
         return []
 

@@ -30,6 +30,7 @@ from weftplan.errors import OutOfMemoryError
 from weftplan.executor import waits
 from weftplan.executor.pool_memory import PoolMemory
 from weftplan.locks import Lock, ReentrantLock, free_in_children, members
+from weftplan.ndarray import NDArray
 from weftplan.ndarray.memory.release import PATIENCE_S
 from weftplan.ndarray.spill import spill_ahead, spilling
 from weftplan.storage import homes, relief
@@ -74,7 +75,7 @@ class _Held:
         self.kept = object()
 
 
-def _references(thing: Any) -> int:
+def _references(thing: object) -> int:
     """How many references there are, those of the caller's variable and of this call included."""
     return getrefcount(thing)
 
@@ -131,7 +132,7 @@ class Idleness:
         self._leave_users(threading.get_ident())
 
     def prepared(
-        self, prepare: Callable[[], object], arrays: Iterable[Any] = ()
+        self, prepare: Callable[[], object], arrays: Iterable[NDArray] = ()
     ) -> AbstractContextManager[object, bool | None]:
         """Return the ``with`` block of this object, after a call of ``prepare``. If one of them finds no memory
         because other threads wait for this pool's, those get it first, and both begin again.
@@ -142,7 +143,7 @@ class Idleness:
         return self._prepared_in_turn(prepare, arrays) if spilling.active() else _Prepared(self, prepare)
 
     @contextmanager
-    def _prepared_in_turn(self, prepare: Callable[[], object], arrays: Iterable[Any]) -> Iterator[None]:
+    def _prepared_in_turn(self, prepare: Callable[[], object], arrays: Iterable[NDArray]) -> Iterator[None]:
         """As :meth:`prepared`, if other threads may wait for this pool's memory."""
         me = threading.get_ident()
         for left in reversed(range(_MOST_TIMES)):
@@ -165,7 +166,7 @@ class Idleness:
                 waits.preparing.discard(me)
             self._let_others_go_first()
 
-    def _let_pending_end(self, arrays: Iterable[Any]) -> None:
+    def _let_pending_end(self, arrays: Iterable[NDArray]) -> None:
         """If room is made ahead, wait while anything is pending on ``arrays``: it may be ordered after operations that
         lack the memory which the run has from its preparation on."""
         pool = self._pool()

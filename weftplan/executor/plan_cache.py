@@ -20,7 +20,7 @@ import hashlib
 import marshal
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from weftplan.planner import PlannedGraph, PlanOptions, stopping
 from weftplan.planner.symbolic import stored_plans
 from weftplan.support import user_cache
 from weftplan.symbol import Symbol
-from weftplan.symbol.node import Node
+from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import Order, depth_first_order
 
 MOST = 4
@@ -47,18 +47,18 @@ class _Kept:
 
     __slots__ = ("_graph", "plans")
 
-    def __init__(self, graph: list[Any]) -> None:
+    def __init__(self, graph: list[object]) -> None:
         self._graph = graph
         self.plans: list[tuple[Hashable, PlannedGraph]] = []
         """Plans with everything else that they depend on; the plan used last is at the end. The list is never changed,
         but replaced. To compare its few items takes less time than to make a hash of such a key."""
 
-    def is_of(self, nodes: list[Node], entries: list[Any]) -> bool:
+    def is_of(self, nodes: list[Node], entries: Sequence[Entry]) -> bool:
         """Whether the graph is still as it was."""
         return self._graph == _description(nodes, entries)
 
 
-def _description(nodes: list[Node], entries: list[Any]) -> list[Any]:
+def _description(nodes: list[Node], entries: Sequence[Entry]) -> list[object]:
     """Everything that a plan reads of nodes; equal descriptions are of the same nodes in the same state.
 
     Parsed parameters are never changed in place, so their identity stands for them (the dictionary is held, too). One

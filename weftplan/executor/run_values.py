@@ -6,7 +6,7 @@ The checks keep nothing; they are called on the thread that calls the executor, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -14,9 +14,14 @@ from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError, did_y
 from weftplan.executor.new_arrays import writes_of_zeros
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_number
+from weftplan.support.array_types import RawArray
+
+T = TypeVar("T")
+ArrayValue: TypeAlias = NDArray | RawArray | np.generic
+"""A value for a bound array, once it has been checked."""
 
 
-def as_array(value: Any, target: NDArray, what: str) -> Any:
+def as_array(value: object, target: NDArray, what: str) -> ArrayValue:
     """``value``, an NDArray or a NumPy array of the shape of ``target``; raises with ``what`` otherwise."""
     if not isinstance(value, (NDArray, np.ndarray, np.generic)):
         if not hasattr(value, "__array__"):
@@ -32,16 +37,16 @@ def as_array(value: Any, target: NDArray, what: str) -> Any:
     return value
 
 
-def check_switch(is_train: Any) -> None:
+def check_switch(is_train: object) -> None:
     """Raises BindError for an array in the place of ``is_train``: inputs are given by name."""
     if hasattr(is_train, "__array__") and np.ndim(is_train):
         raise BindError(
             f"forward: is_train must be True or False, got an {type(is_train).__name__} of shape "
-            f"{tuple(is_train.shape)}; give arrays by name, as in forward(data=array)"
+            f"{np.shape(is_train)}; give arrays by name, as in forward(data=array)"
         )
 
 
-def copy_in(value: Any, target: NDArray) -> None:
+def copy_in(value: ArrayValue, target: NDArray) -> None:
     """Copy ``value``, cast to the target's dtype, into ``target``, asynchronously if it is an NDArray."""
     if not isinstance(value, NDArray):
         target[:] = value
@@ -62,7 +67,7 @@ def unset(executor: Any, valued: Collection[str]) -> list[str]:
     return names
 
 
-def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:
+def output_gradients(out_grads: object, names: Sequence[str]) -> list[object]:
     """``out_grads`` as backward takes it (an array, a list or a dictionary), one item per output, None where missing.
 
     A list may end before the outputs do, as in MXNet.
@@ -87,7 +92,9 @@ def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:
     return [*out_grads, *[None] * (count - len(out_grads))]
 
 
-def head_values(out_grads: Any, names: Sequence[str], heads: Sequence[NDArray | None]) -> list[tuple[Any, NDArray]]:
+def head_values(
+    out_grads: object, names: Sequence[str], heads: Sequence[NDArray | None]
+) -> list[tuple[ArrayValue, NDArray]]:
     """Return (value, target) for each output whose gradient is needed; ``heads`` is None for the others.
 
     Raises:
@@ -108,8 +115,8 @@ def head_values(out_grads: Any, names: Sequence[str], heads: Sequence[NDArray | 
 
 
 def parameter_values(
-    tables: Iterable[tuple[Mapping[str, Any], Mapping[str, NDArray], str]], *, allow_extra: bool
-) -> list[tuple[Any, NDArray]]:
+    tables: Iterable[tuple[Mapping[str, object], Mapping[str, NDArray], str]], *, allow_extra: bool
+) -> list[tuple[ArrayValue, NDArray]]:
     """Return (value, target) of parameters given by name.
 
     Args:
@@ -143,7 +150,7 @@ def parameter_values(
     return pairs
 
 
-def check_shapes(facts: Iterable[tuple[str, Sequence[int], Any]], verb: str) -> None:
+def check_shapes(facts: Iterable[tuple[str, Sequence[int], Sequence[int] | None]], verb: str) -> None:
     """Raise ShapeError that lists all (name, bound shape, given shape) of several that differ; None differs from none.
 
     A single one is left to :func:`as_array`, which says more of it.
@@ -157,7 +164,7 @@ def check_shapes(facts: Iterable[tuple[str, Sequence[int], Any]], verb: str) -> 
         raise ShapeError(f"{verb}{len(wrong)} parameters have other shapes: {'; '.join(wrong)}")
 
 
-def by_name(names: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:
+def by_name(names: Sequence[str], arrays: Sequence[T]) -> dict[str, T]:
     """A dictionary of arrays; raises BindError when two have the same name."""
     table = dict(zip(names, arrays, strict=True))
     if len(table) != len(names):

@@ -18,6 +18,7 @@ import numpy as np
 from weftplan import config, device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
+from weftplan.engine.var import Var
 from weftplan.executor.branches import chains
 from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step
@@ -130,11 +131,11 @@ class Segment:
         """Whether the last run took long compared with a change of thread."""
         return self._took[0] > LONG_NS
 
-    def write_too(self, more: Sequence[Any]) -> None:
+    def write_too(self, more: Sequence[Var]) -> None:
         """Let the segment write more vars; to be called before it is pushed."""
         self.reads, self.writes = engine.dedupe(self.reads, [*self.writes, *more])
 
-    def _work(self, run: RunState) -> Any:
+    def _work(self, run: RunState) -> Callable[[], None]:
         """The function of one engine operation."""
         calls = [bind(run) for bind in self._binds]
         took = self._took  # not the segment itself, which has this function
@@ -226,7 +227,7 @@ def make_segments(
     return segments
 
 
-def may_fence(segments: Sequence[Segment], pool_var: Any) -> bool:
+def may_fence(segments: Sequence[Segment], pool_var: Var) -> bool:
     """Return whether all segments come after the first segment in any case, the var of their pool aside: then it can
     write the vars of a fence, and no segment waits longer for that."""
     pushed = [segment for segment in segments if segment.pushed]

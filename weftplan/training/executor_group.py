@@ -133,7 +133,10 @@ class ExecutorGroup(GroupNames):
             )
         self.param_arrays = [[e.arg_dict[name] for e in self.executors] for name in self.param_names]
         self.grad_arrays = [
-            [e.grad_dict[name] for e in self.executors] if wanted[name] != "null" else None for name in self.param_names
+            None
+            if wanted[name] == "null"
+            else [grad for e in self.executors if (grad := e.grad_dict[name]) is not None]
+            for name in self.param_names
         ]
         self.aux_arrays = [[e.aux_dict[name] for e in self.executors] for name in self.aux_names]
         self.state_arrays = [[e.arg_dict[name] for e in self.executors] for name in state_names]
@@ -216,10 +219,10 @@ class ExecutorGroup(GroupNames):
     def merged_input_grads(self) -> list[NDArray]:
         """Gradients of the data arrays for the whole batch."""
         pairs = zip(self.input_grad_arrays, self.data_shapes, strict=True)
-        return [_merge(parts, desc.batch_axis) for parts, desc in pairs]
+        return [_merge([part for part in parts if part is not None], desc.batch_axis) for parts, desc in pairs]
 
     @property
-    def input_grad_arrays(self) -> list[list[Any]]:
+    def input_grad_arrays(self) -> list[list[NDArray | None]]:
         """For each data array, its gradients on all contexts."""
         return [[e.grad_dict[desc.name] for e in self.executors] for desc in self.data_shapes]
 
