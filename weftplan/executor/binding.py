@@ -129,7 +129,7 @@ def simple_bind(
     if stype_dict and any(kind != "default" for kind in stype_dict.values()):
         raise BindError(f"simple_bind: only dense arrays are supported, got {dict(stype_dict)}")
     chosen_options = either("simple_bind", "options", options, "plan_options", plan_options)
-    limit: int | str | None = either("simple_bind", "budget", budget, "memory_budget", memory_budget)
+    limit = either("simple_bind", "budget", budget, "memory_budget", memory_budget)
     chosen, kind = strategy_of(chosen_options, ctx, budget=limit is not None)
     if limit is not None and kind is DynamicExecutor:
         raise BindError("simple_bind: a budget needs a plan that is kept; unset WEFTPLAN_EXECUTOR_STRATEGY=dynamic")
@@ -148,7 +148,7 @@ def simple_bind(
         reqs = normalize_grad_req(grad_req, names)
         known = {name: as_shape(name, shape) for name, shape in shapes.items()}
         binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind)
-        most = None if limit is None else bytes_of(limit, ctx)
+        most = bytes_of(limit, ctx) if isinstance(limit, (int, str)) else None
         types = {**(dict.fromkeys(known, dtype) if dtype is not None else {}), **(type_dict or {})}
         planned = binding.plan(known, given_dtypes(types, every), {**places, **there}, budget=most, order=order)
     except (BudgetError, PlanError):

@@ -13,6 +13,7 @@ from weftplan.errors import BindError, BudgetError, DTypeError, ShapeError, list
 from weftplan.executor import Executor, simple_bind
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_number
+from weftplan.support.array_types import DTypeLike
 from weftplan.support.package_log import log
 from weftplan.symbol import Symbol, topological_order
 from weftplan.training.data.device_placement import Placed, split_batch
@@ -23,7 +24,7 @@ from weftplan.training.mxnet_names import GroupNames
 GradReq = str | Sequence[str] | Mapping[str, str]
 
 
-def as_ndarray(value: Any, what: str, *, dtype: Any = None) -> NDArray:
+def as_ndarray(value: object, what: str, *, dtype: DTypeLike | None = None) -> NDArray:
     """Return ``value`` as an NDArray; NumPy arrays are converted.
 
     Raises:
@@ -230,7 +231,7 @@ class ExecutorGroup(GroupNames):
         """Each state of the whole batch, whose samples are axis 0."""
         return [_merge(parts, 0) for parts in self.state_arrays]
 
-    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
+    def set_states(self, states: Sequence[Sequence[NDArray]] | None = None, value: float | None = None) -> None:
         """Set the states: all to the same number, or each to a list with an array per context."""
         if states is None:
             for parts in self.state_arrays:

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -172,7 +171,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Params, Params]:
     )
 
 
-def named_in(metadata: Mapping[str, Any], key: str, path: str | os.PathLike[str]) -> set[str]:
+def named_in(metadata: Mapping[str, str], key: str, path: str | os.PathLike[str]) -> set[str]:
     """Return the names that a metadata entry lists; raises FormatError if it is not a list of names."""
     text = metadata.get(key, "[]")
     try:
