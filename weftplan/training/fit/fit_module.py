@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from weftplan.device.context import Context
@@ -16,7 +17,7 @@ from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter
 from weftplan.training.executor_group import ExecutorGroup
-from weftplan.training.metrics.metric import EvalMetric
+from weftplan.training.metrics.metric import EvalMetric, MetricLike
 from weftplan.training.optimizers.base import Optimizer
 
 Descs: TypeAlias = Sequence[tuple[str, Sequence[int]]] | tuple[str, Sequence[int]]
@@ -27,8 +28,6 @@ OptimizerLike: TypeAlias = str | Optimizer
 """An optimizer, or its name."""
 OptimizerSettings: TypeAlias = Mapping[str, object] | Iterable[tuple[str, object]]
 """Keyword arguments of an optimizer, as a dictionary or as pairs."""
-MetricLike: TypeAlias = EvalMetric | type[EvalMetric] | str | Callable[..., object] | Sequence["MetricLike"]
-"""A metric, its name, a function of (label, prediction), or several of these."""
 
 
 class Logs(Protocol):
@@ -43,7 +42,15 @@ class Logs(Protocol):
         ...
 
 
-class TrainedModule(Protocol):
+class SavedModule(Protocol):
+    """A module that writes checkpoints."""
+
+    def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, save_optimizer_states: bool = False) -> Path:
+        """Write the network, its parameters and, if wanted, the states of the optimizer; return the file's path."""
+        ...
+
+
+class TrainedModule(SavedModule, Protocol):
     """The module that owns the parameters and the training state: a :class:`.module.Module`."""
 
     @property
@@ -202,11 +209,3 @@ def optimizer_of(module: TrainedModule) -> Optimizer:
     optimizer: Any = module._states_holder().optimizer
     chosen: Optimizer = optimizer
     return chosen
-
-
-class SavedModule(Protocol):
-    """A module that writes checkpoints."""
-
-    def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, save_optimizer_states: bool = False) -> None:
-        """Write the network, its parameters and, if wanted, the states of the optimizer."""
-        ...

@@ -217,9 +217,10 @@ def _chosen(sample: Any, names: list[Any], labels: list[Any]) -> list[tuple[str,
 
 def _dtype_of(name: str, found: DType, wanted: DTypeLike | Mapping[str, DTypeLike] | None) -> DType:
     """Return the dtype in a batch: the requested one, else float32 for float64 and integers, as in NDArrayIter."""
-    asked: DTypeLike | None = wanted.get(name) if isinstance(wanted, Mapping) else wanted
+    asked: Any = wanted.get(name) if isinstance(wanted, Mapping) else wanted
     if asked is not None:
-        return np.dtype(asked)
+        chosen: DType = np.dtype(asked)
+        return chosen
     return np.dtype(np.float32) if found == np.float64 or found.kind in "biu" else found
 
 
