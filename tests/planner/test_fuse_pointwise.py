@@ -19,7 +19,7 @@ NAME = "elementwise nodes fused"
 
 
 def operators(graph: Any) -> Counter[str]:
-    """How many nodes of each operator a planned graph has."""
+    """Return how many nodes of each operator a planned graph has."""
     return Counter(node.op.name for node in graph.nodes if node.op is not None)
 
 
