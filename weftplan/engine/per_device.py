@@ -73,8 +73,9 @@ class ThreadedEnginePerDevice(ThreadedBase):
         ctx = context_of(op)
         return ctx.device_type, ctx.device_id, op.prop + 0  # a plain integer hashes faster
 
-    def make_queue(self, *key: Any) -> WorkerQueue:
-        kind, index, prop = key
+    def make_queue(self, *key: object) -> WorkerQueue:
+        route: Any = key  # of queue_key
+        kind, index, prop = route
         if kind == "file" and prop in _COPIES:
             direction = "copy in" if prop == FnProperty.COPY_TO_GPU else "copy out"
             return self._queue(Context(kind, index), direction, 1, by_priority=True)

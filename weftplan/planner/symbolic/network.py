@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
@@ -169,10 +168,12 @@ class Edit:
         for nid in nids:
             self.node_stands_for(nid, new)
 
-    def done(self, **changes: Any) -> Network:
+    def done(self, *, wanted: tuple[str, ...] | None = None, head_grads: tuple[int, ...] | None = None) -> Network:
         """Return the network without what nothing needs any more, numbered depth first from its heads.
 
-        ``changes`` are fields of the network; nodes in them have the numbers of this edit.
+        Args:
+            wanted: the field of the network; default: as before.
+            head_grads: the same; the nodes have the numbers of this edit.
         """
         inputs, controls = self.inputs, self.controls
         final = {entry: self.at(entry) for entry in self._entries}
@@ -203,7 +204,12 @@ class Edit:
         )
         shapes, dtypes = self._sizes()
         number.append(-1)  # -1 stays
-        network = replace(self.network, graph=graph, **changes)
+        network = replace(
+            self.network,
+            graph=graph,
+            wanted=self.network.wanted if wanted is None else wanted,
+            head_grads=self.network.head_grads if head_grads is None else head_grads,
+        )
         return replace(
             network,
             shapes=list(map(shapes.__getitem__, source)) if shapes else (),
