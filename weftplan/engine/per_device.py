@@ -52,8 +52,11 @@ class ThreadedEnginePerDevice(ThreadedBase):
 
         :meta private:
         """
-        workers = "MXNET_MP_WORKER_NTHREADS" if forking.in_child else "MXNET_CPU_WORKER_NTHREADS"
-        tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or blas_threads.usable_cpus()
+        workers = "MXNET_MP_WORKER_NTHREADS" if forking.process.in_child else "MXNET_CPU_WORKER_NTHREADS"
+        tasks = (
+            config.process(workers if forking.process.in_child else "WEFTPLAN_TASK_WORKERS")
+            or blas_threads.usable_cpus()
+        )
         engine = cls(
             cpu_workers=threads.cpu_workers or config.process(workers),
             task_workers=threads.task_workers or threads.cpu_workers or tasks,

@@ -76,7 +76,15 @@ class _Held:
 
 
 def _references(thing: object) -> int:
-    """How many references there are, those of the caller's variable and of this call included."""
+    """Return the number of references, those of the caller's variable and of this call included.
+
+    A block may leave only if no object refers to its bytes, and only this count shows that. Any code can make a view:
+    NumPy, CuPy, DLPack or an extension, without a call of this package. NumPy gives a view of a view the same base, so
+    a weak reference to the exported array ends too early, and one to the base tells only that all views are gone, not
+    that none is left besides ours. The buffer protocol refuses a resize while views exist, but only for bytearrays. A
+    copy for each export would need no count; it would cost ``asnumpy`` of outputs and DLPack their shared memory.
+    The count may only be too high, as in a debugger: then the block stays. Where it may be too low, see ``_EXACT``.
+    """
     return getrefcount(thing)
 
 
@@ -87,7 +95,8 @@ def _measured() -> tuple[int, int]:
 
 
 _BLOCK, _ATTRIBUTE = _measured()
-"""The counts of a block that a table and a variable hold, and of an object that one attribute holds."""
+"""The counts of a block that a table and a variable hold, and of an object that one attribute holds. Measured, because
+interpreters differ in the references of a call."""
 _EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 """Where references are not counted exactly nothing leaves."""
 

@@ -78,11 +78,31 @@ class Replay:
             graph.launch()
 
 
+class _LastRun:
+    """How long the last run of a segment took."""
+
+    __slots__ = ("ns",)
+
+    def __init__(self) -> None:
+        self.ns = 0
+        """Nanoseconds."""
+
+
 class Segment:
     """Steps that run one after the other in one engine operation."""
 
     __slots__ = (
-        "_binds", "_graphs", "_operators", "_replays", "_took", "context", "name", "prop", "random", "reads", "steps",
+        "_binds",
+        "_graphs",
+        "_last",
+        "_operators",
+        "_replays",
+        "context",
+        "name",
+        "prop",
+        "random",
+        "reads",
+        "steps",
         "writes",
     )  # fmt: skip
 
@@ -111,8 +131,7 @@ class Segment:
         elif graphs is None and not hasattr(device.get(self.context), "capture"):
             self._graphs = f"{self.context} has no CUDA graphs"
         self._replays: dict[bool, Replay] = {}
-        self._took = [0]
-        """Nanoseconds of the last run."""
+        self._last = _LastRun()
 
     @property
     def graphs(self) -> dict[bool, str]:
@@ -129,7 +148,7 @@ class Segment:
     @property
     def long(self) -> bool:
         """Whether the last run took long compared with a change of thread."""
-        return self._took[0] > LONG_NS
+        return self._last.ns > LONG_NS
 
     def write_too(self, more: Sequence[Var]) -> None:
         """Let the segment write more vars; to be called before it is pushed."""
@@ -138,7 +157,7 @@ class Segment:
     def _work(self, run: RunState) -> Callable[[], None]:
         """The function of one engine operation."""
         calls = [bind(run) for bind in self._binds]
-        took = self._took  # not the segment itself, which has this function
+        last = self._last  # not the segment itself, which has this function
 
         def work() -> None:
             start = perf_counter_ns()
@@ -146,7 +165,7 @@ class Segment:
             with np.errstate(all="ignore"):
                 for call in calls:
                     call()
-            took[0] = perf_counter_ns() - start
+            last.ns = perf_counter_ns() - start
 
         return work
 

@@ -116,7 +116,8 @@ class Recorder:
 
 
 recorder: Recorder | None = None
-"""The recorder of all pools; None while recording is off. Read it once per use: another thread may stop recording."""
+"""The recorder of all pools; None while recording is off. Read it once per use: another thread may stop recording.
+A variable of the module, because every allocation reads it; it is replaced as a whole."""
 
 
 def address_of(raw: RawArray) -> int:

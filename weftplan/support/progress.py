@@ -30,20 +30,26 @@ WIDTH = 80
 LONG = 200
 """Columns of a line in a pipe."""
 Item = TypeVar("Item")
-_off = False
+
+
+class _Switch:
+    """Whether this process shows progress."""
+
+    on = True
+
+
+_switch = _Switch()
 _hidden = threading.local()
 
 
 def turn_off() -> None:
     """Show no progress in this process from now on."""
-    global _off
-    _off = True
+    _switch.on = False
 
 
 def turn_on() -> None:
     """Show progress again."""
-    global _off
-    _off = False
+    _switch.on = True
 
 
 @contextmanager
@@ -59,7 +65,7 @@ def hidden() -> Iterator[None]:
 
 def is_shown(wish: bool | None = None) -> bool:
     """Return whether a loop shows its progress; ``wish`` is the caller's choice, None for the default."""
-    if _off or vars(_hidden).get("count", 0):
+    if not _switch.on or vars(_hidden).get("count", 0):
         return False
     if wish is not None:
         return wish

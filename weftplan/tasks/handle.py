@@ -76,7 +76,7 @@ class Task(Generic[T]):
         self._call: Any = call
         self._args: Any = args
         self._kwargs: Any = kwargs
-        self._claim = [1]
+        self._claim = [1]  # a list, because `del` of its item is atomic: one thread succeeds
         self._value: Any = None
         self.array = array
         self.name = name

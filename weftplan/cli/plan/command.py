@@ -312,7 +312,7 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
     if not can_stop or before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    reported = [False]
+    reported = False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop()
@@ -321,7 +321,7 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
     with stoppable():
         signal.signal(signal.SIGINT, on_signal)
         try:
-            yield lambda: reported[0]
+            yield lambda: reported
         except BudgetError as error:
             if not asked():
                 raise
@@ -334,7 +334,7 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
             raise click.exceptions.Exit(INTERRUPTED) from None
         finally:
             signal.signal(signal.SIGINT, before)
-            reported[0] = asked()
+            reported = asked()
 
 
 @contextmanager
