@@ -93,7 +93,8 @@ class CustomOp:
         if req in ("write", "inplace"):
             dst[:] = src
         elif req == "add":
-            dst[:] = dst + src
+            added: Any = src
+            dst[:] = dst + added
 
 
 class CustomOpProp:

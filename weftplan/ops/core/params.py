@@ -250,8 +250,9 @@ def p_dtype(value: object) -> DType:
                 f"expected a dtype: {int(value)} is not one of MXNet's numbers 0 to {max(_CODE_OF.values())}"
             )
         value = DTYPE_CODES[int(value)]
+    spec: Any = value  # what is no dtype raises
     try:
-        dtype: np.dtype[Any] | None = dtype_of(value) if value is not None else None
+        dtype: np.dtype[Any] | None = dtype_of(spec) if value is not None else None
     except TypeError as error:
         if value == "bfloat16":
             raise ValueError(str(error)) from None
