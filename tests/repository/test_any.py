@@ -16,7 +16,6 @@ LIMITS = {
     "device": 23,
     "engine": 1,
     "executor": 5,
-    "kvstore": 1,
     "ndarray": 47,
     "ops": 49,
     "report": 4,

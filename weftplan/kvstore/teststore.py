@@ -12,8 +12,9 @@ from weftplan.ndarray import NDArray
 Some = NDArray | Sequence[NDArray] | Sequence[Sequence[NDArray]]
 
 
-def _each(arrays: object) -> list[Any]:
-    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+def _each(arrays: object) -> list[NDArray]:
+    several: Any = arrays
+    return list(several) if isinstance(arrays, (list, tuple)) else [several]
 
 
 @register
