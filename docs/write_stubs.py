@@ -32,6 +32,7 @@ from typing import Any, Literal
 import numpy as np
 
 from {module} import {array}
+from weftplan.support.array_types import DTypeLike, ShapeLike
 
 Numbers = float | {array}
 '''

@@ -182,8 +182,8 @@ def put_back():
     from weftplan.device.simulated_device import CostModel, SimDevice
     from weftplan.engine import factory
 
-    if factory._current is not None:
-        factory._current.settle(60)
+    if factory._process.current is not None:
+        factory._process.current.settle(60)
     connect(None)
     declare(None)
     for place in list(registry._devices.values()):

@@ -88,7 +88,7 @@ class _Read:
 
     __slots__ = ("environment", "in_force", "settings", "texts", "unchanged")
 
-    def __init__(self, environment: Mapping[Any, Any]) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)
         self.settings: dict[str, Setting] = {}
         """Settings by requested name."""

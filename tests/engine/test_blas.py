@@ -63,9 +63,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch):
         lib_controllers = [library]  # noqa: RUF012 - a double
 
     monkeypatch.setattr(blas_threads, "ThreadpoolController", Controller)
-    monkeypatch.setattr(blas_threads, "_applied", False)
-    monkeypatch.setattr(blas_threads, "_limit", 0)
-    monkeypatch.setattr(blas_threads, "_per_thread", [])
+    monkeypatch.setattr(blas_threads, "_rule", blas_threads._Rule())
     yield library
     config._reset_for_tests()
 

@@ -181,7 +181,7 @@ def test_bulk_members_run_at_exit(kind):
         var = eng.new_variable()
 
         def until_the_end():
-            while not factory._ending:
+            while not factory._process.ending:
                 time.sleep(0.001)
 
         eng.push(until_the_end, (), [var])

@@ -13,7 +13,7 @@ from weftplan.profiler.recorder import recorder
 @pytest.fixture(autouse=True)
 def nothing_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process of the tests writes no trace at its end, whatever file a test has named."""
-    monkeypatch.setattr(profiler, "_named_by", 0)
+    monkeypatch.setattr(profiler._recording, "named_by", 0)
 
 
 @pytest.fixture(params=["ThreadedEnginePerDevice", "ThreadedEngine", "NaiveEngine", "Simulator"])

@@ -123,7 +123,7 @@ def test_the_structures_are_those_of_windows():
 
 def test_free_pages_that_nobody_counts(tmp_path: Path, monkeypatch):
     """On macOS, all that this process does not have counts as available."""
-    monkeypatch.setattr(host_memory, "_limited", (0.0, []))
+    monkeypatch.setattr(host_memory, "_limits", host_memory._Limits())
     monkeypatch.setattr(host_memory, "_PROC", tmp_path)
     names = {name: number for name, number in os.sysconf_names.items() if name != "SC_AVPHYS_PAGES"}
     monkeypatch.setattr(os, "sysconf_names", names)

@@ -204,7 +204,7 @@ def test_training_in_half_memory_keeps_bits(kind, folder, monkeypatch):
 def test_variable_enables_spilling(monkeypatch, folder):
     """With a list of targets arrays are spilled when memory runs out; ``true`` leaves them in place."""
     ctx = mx.cpu(9172)
-    before = spilling._targets
+    before = spilling._setting.targets
     for text, away in (("true", False), (f"file:{folder}:1MB", True)):
         config._reset_for_tests()
         monkeypatch.setenv("WEFTPLAN_SPILL", text)

@@ -34,6 +34,19 @@ def test_a_metric_with_an_update_of_its_own(caplog):
     assert "Train-share=0.750000" in caplog.text
 
 
+def test_a_perplexity_with_an_update_of_its_own():
+    """Without global counts, get_global is get: the exponential is taken once."""
+
+    class Own(mx.metric.Perplexity):
+        def update(self, labels, preds):
+            self.sum_metric += 2.0
+            self.num_inst += 1
+
+    metric = Own(None)
+    metric.update([], [])
+    assert metric.get() == metric.get_global() == ("perplexity", math.exp(2.0))
+
+
 def test_a_metric_that_counts_globally_itself():
     """has_global_stats=True: get_global divides the metric's own global counts."""
 

@@ -13,7 +13,6 @@ import importlib.util
 import re
 import sys
 from textwrap import wrap
-from typing import Any
 
 import click
 
@@ -73,7 +72,7 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Run; print deliberate errors of weftplan and errors of the system as messages, without a traceback."""
         try:
             return super().invoke(ctx)

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from weftplan.ndarray import NDArray
+from weftplan.support.array_types import DType
+from weftplan.training.metrics.base import Array
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 
 
 def get_atol(atol: float | None = None) -> float:
@@ -25,12 +27,12 @@ def get_rtol(rtol: float | None = None) -> float:
     return 1e-5 if rtol is None else rtol
 
 
-def host(value: Any) -> Host:
+def host(value: Array) -> Host:
     """Return the values of an array of either kind, or of nested lists, as a NumPy array."""
     return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: Array, b: Array) -> bool:
     """Return whether all elements are equal.
 
     >>> from weftplan import nd
@@ -40,25 +42,27 @@ def same(a: Any, b: Any) -> bool:
     return np.array_equal(host(a), host(b))
 
 
-def almost_equal(a: Any, b: Any, rtol: float | None = None, atol: float | None = None, equal_nan: bool = False) -> bool:
+def almost_equal(
+    a: Array, b: Array, rtol: float | None = None, atol: float | None = None, equal_nan: bool = False
+) -> bool:
     """Return whether ``|a - b| <= atol + rtol |b|`` holds for all elements."""
     return np.allclose(host(a), host(b), get_rtol(rtol), get_atol(atol), equal_nan)
 
 
-def _without_nan(a: Any, b: Any) -> tuple[Host, Host]:
+def _without_nan(a: Array, b: Array) -> tuple[Host, Host]:
     left, right = np.array(host(a)), np.array(host(b))
     lost = np.isnan(left) | np.isnan(right)
     left[lost] = right[lost] = 0
     return left, right
 
 
-def almost_equal_ignore_nan(a: Any, b: Any, rtol: float | None = None, atol: float | None = None) -> bool:
+def almost_equal_ignore_nan(a: Array, b: Array, rtol: float | None = None, atol: float | None = None) -> bool:
     """Return the result of :func:`almost_equal` for the elements that are not NaN in either array."""
     return almost_equal(*_without_nan(a, b), rtol, atol)
 
 
 def find_max_violation(
-    a: Any, b: Any, rtol: float | None = None, atol: float | None = None
+    a: Array, b: Array, rtol: float | None = None, atol: float | None = None
 ) -> tuple[tuple[int, ...], float]:
     """Return (index, multiple of the tolerance) of the largest difference."""
     left, right = host(a), host(b)
@@ -70,8 +74,8 @@ def find_max_violation(
 
 
 def assert_almost_equal(
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     rtol: float | None = None,
     atol: float | None = None,
     names: Sequence[str] = ("a", "b"),
@@ -104,15 +108,15 @@ def assert_almost_equal(
 
 
 def assert_almost_equal_ignore_nan(
-    a: Any, b: Any, rtol: float | None = None, atol: float | None = None, names: Sequence[str] = ("a", "b")
+    a: Array, b: Array, rtol: float | None = None, atol: float | None = None, names: Sequence[str] = ("a", "b")
 ) -> None:
     """Call :func:`assert_almost_equal` for the elements that are not NaN in either array."""
     assert_almost_equal(*_without_nan(a, b), rtol, atol, names)
 
 
 def assert_almost_equal_with_err(
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     rtol: float | None = None,
     atol: float | None = None,
     etol: float | None = None,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.compat.array_comparisons import Host
 from weftplan.ndarray import NDArray
+from weftplan.support.array_types import DType, DTypeLike, RawArray
 from weftplan.symbol import Symbol
 
 
@@ -30,17 +31,20 @@ def assign_each2(input1: Any, input2: Any, function: Callable[[Any, Any], Any] |
     return values if function is None else np.vectorize(function, otypes=[values.dtype])(values, np.asarray(input2))
 
 
-def create_2d_tensor(rows: int, columns: int, dtype: Any = np.int64) -> NDArray:
+def create_2d_tensor(rows: int, columns: int, dtype: DTypeLike = np.int64) -> NDArray:
     """Return a matrix whose elements are their row's number."""
     return nd.array(np.repeat(np.arange(rows)[:, None], columns, axis=1), dtype=dtype)
 
 
-def effective_dtype(dat: Any) -> Any:
+def effective_dtype(dat: NDArray | RawArray) -> DType:
     """Return the dtype that determines the precision of an array's values: its own dtype."""
     return np.dtype(dat.dtype)
 
 
-def collapse_sum_like(a: Any, shape: Sequence[int]) -> Any:
+A = TypeVar("A", NDArray, np.ndarray)
+
+
+def collapse_sum_like(a: A, shape: Sequence[int]) -> A:
     """Return the sum of ``a`` over the axes along which an array of ``shape`` was broadcast to it.
 
     >>> collapse_sum_like(np.ones((2, 3, 4)), (3, 1)).tolist()
@@ -54,7 +58,7 @@ def collapse_sum_like(a: Any, shape: Sequence[int]) -> Any:
 def same_symbol_structure(sym1: Symbol, sym2: Symbol) -> bool:
     """Return whether two symbols have the same operators in the same order with the same inputs, ignoring names."""
 
-    def structure(symbol: Symbol) -> tuple[Any, Any]:
+    def structure(symbol: Symbol) -> tuple[object, object]:
         graph = json.loads(symbol.tojson())
         return [(node["op"], node["inputs"]) for node in graph["nodes"]], graph["heads"]
 

@@ -41,12 +41,12 @@ def data_dir() -> str:
     return os.environ.get("MXNET_HOME") or str(Path("~").expanduser() / ".mxnet")
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     """Return a list or tuple as a list, any other value as a list of one element."""
     return as_list(value) if isinstance(value, (list, tuple, NDArray, np.ndarray)) else [value]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Return the class of this name in :mod:`weftplan.errors`."""
     if not name.startswith("_") and hasattr(errors, name):
         return getattr(errors, name)

@@ -3,8 +3,6 @@
 The module holds names only, and explains the absence of MXNet's other contributed parts.
 """
 
-from typing import Any
-
 from weftplan.compat import text
 from weftplan.ndarray.operators import NAMESPACES
 from weftplan.support.lazy_import import late_import
@@ -26,7 +24,7 @@ ABSENT = {
 """Absent parts of ``mx.contrib`` and their replacements."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in ("onnx", "svrg_optimization"):  # imports what they need on first use
         return late_import(f"weftplan.compat.{name}")
     if name in ABSENT:

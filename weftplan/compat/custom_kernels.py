@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from weftplan.ops.core.params import p_str
 from weftplan.ops.core.rules import DTypes, Shapes, is_known, merge_dtype, merge_shape, pass_dtype, pass_shape
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params
 from weftplan.profiler.python_operators import recorded
+from weftplan.support.array_types import DTypeLike, RawArray
 
 _NAME = "Custom"
 
@@ -63,7 +65,7 @@ class Declared:
         """Return whether the gradient is independent of the output gradients."""
         return not self.needed[0]
 
-    def object(self, ctx: Context, arrays: Sequence[Any]) -> Any:
+    def object(self, ctx: Context, arrays: Sequence[NDArray]) -> Any:
         """Return the operator object for these inputs; forward and backward share it."""
         shapes, dtypes = tuple(a.shape for a in arrays), tuple(a.dtype for a in arrays)
         key = (ctx, shapes, dtypes)
@@ -74,7 +76,7 @@ class Declared:
         return operator
 
 
-def _facts(declared: Declared, found: Any, what: str) -> tuple[list[Any], list[Any], list[Any]]:
+def _facts(declared: Declared, found: object, what: str) -> tuple[list[Any], list[Any], list[Any]]:
     """Return the lists that infer_shape or infer_type has returned, with missing auxiliary states as None."""
     if not isinstance(found, (tuple, list)) or len(found) not in (2, 3):
         raise MXNetError(f"operator Custom ({declared.kind}): {what} must return two or three lists, got {found!r}")
@@ -88,7 +90,7 @@ def _facts(declared: Declared, found: Any, what: str) -> tuple[list[Any], list[A
     return ins, outs, aux + [None] * (len(declared.states) - len(aux))
 
 
-def _as_shape(value: Any) -> Any:
+def _as_shape(value: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if value is None or not len(value) else tuple(int(dim) for dim in value)
 
 
@@ -152,7 +154,7 @@ def forward_op(declared: Declared, backward: Op) -> Op:
         known = [merge_dtype(a, b, what) for a, b in zip(ins, [*some, *states], strict=True)]
         return known, [merge_dtype(a, b, what) for a, b in zip(outs, outputs, strict=True)]
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[RawArray], outputs: Sequence[RawArray | None]) -> None:
         with engine.nested() as mine, recorded(declared.kind, mine):
             where = _place(ctx.xp)
             arrays = [_wrap(where, raw) for raw in inputs]
@@ -192,7 +194,7 @@ def backward_op(declared: Declared) -> Op:
     grads, ins, outs = declared.needed
     ends = [len(grads), len(grads) + len(ins), len(grads) + len(ins) + len(outs)]
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[RawArray], outputs: Sequence[RawArray | None]) -> None:
         with engine.nested() as mine, recorded(f"_backward_{declared.kind}", mine):
             where = _place(ctx.xp)
             arrays = [_wrap(where, raw) for raw in inputs]
@@ -229,16 +231,18 @@ def backward_op(declared: Declared) -> Op:
     )
 
 
-def _place(xp: Any) -> Context:
+def _place(xp: ModuleType) -> Context:
     return cpu(0) if xp is np else gpu(int(xp.cuda.Device().id))
 
 
-def _wrap(ctx: Context, raw: Any) -> NDArray:
+def _wrap(ctx: Context, raw: RawArray) -> NDArray:
     """Return the memory of ``raw`` as an array of the thread's engine."""
     return NDArray(Chunk.wrap(ctx, raw.reshape(-1).view(np.uint8)), tuple(raw.shape), raw.dtype)
 
 
-def _targets(ctx: Context, raws: Sequence[Any], shapes: Sequence[Any], dtype: Any) -> tuple[list[NDArray], list[str]]:
+def _targets(
+    ctx: Context, raws: Sequence[RawArray | None], shapes: Sequence[Sequence[int]], dtype: DTypeLike
+) -> tuple[list[NDArray], list[str]]:
     """Return arrays to write and their grad_req. They are zeroed, so that unwritten elements are deterministic."""
     targets, reqs = [], []
     for position, raw in enumerate(raws):

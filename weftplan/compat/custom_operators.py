@@ -16,8 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from weftplan import ndarray as nd
 from weftplan.compat.custom_kernels import Declared, backward_op, forward_op
+from weftplan.device.context import Context
 from weftplan.errors import ParameterError, UnknownOperatorError, did_you_mean
 from weftplan.ndarray import NDArray
 from weftplan.ops.core import registry
@@ -78,7 +82,7 @@ class CustomOp:
             aux: auxiliary states.
         """
 
-    def assign(self, dst: NDArray, req: str, src: Any) -> None:
+    def assign(self, dst: NDArray, req: str, src: NDArray | ArrayLike) -> None:
         """Write ``src`` (an array or a number) to ``dst`` as ``req`` says.
 
         Args:
@@ -89,7 +93,8 @@ class CustomOp:
         if req in ("write", "inplace"):
             dst[:] = src
         elif req == "add":
-            dst[:] = dst + src
+            added: Any = src
+            dst[:] = dst + added
 
 
 class CustomOpProp:
@@ -140,7 +145,7 @@ class CustomOpProp:
         """
         return [*(out_grad if self.need_top_grad_ else ()), *in_data, *out_data]
 
-    def create_operator(self, ctx: Any, in_shapes: list[Any], in_dtypes: list[Any]) -> CustomOp:
+    def create_operator(self, ctx: Context, in_shapes: list[list[int]], in_dtypes: list[type[np.generic]]) -> CustomOp:
         """Return the operator object.
 
         Args:
@@ -209,7 +214,7 @@ def get_operator_arguments(op_name: str) -> OperatorArguments:
     return OperatorArguments(len(types), [*inputs, *names], types)
 
 
-def _make(attrs: Mapping[str, Any]) -> Op:
+def _make(attrs: Mapping[str, object]) -> Op:
     """Return the operator of one node, built from its attributes."""
     kind = attrs.get("op_type")
     prop = _props.get(str(kind))
@@ -257,7 +262,7 @@ def _call(*args: Any, **kwargs: Any) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def _stand_in(attrs: Mapping[str, Any]) -> Op:
+def _stand_in(attrs: Mapping[str, object]) -> Op:
     """Return the user-registered operator of a file's node, if weftplan has no operator of that name."""
     return replace(_make(attrs), name=str(attrs["op_type"]), params=tuple(Param(k, p_str, "") for k in attrs))
 

@@ -14,12 +14,13 @@ import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
+from weftplan.support.array_types import RawArray
 
 Generator = Callable[[int], Any]
 Bucket = float | tuple[float, float]
 
 
-def _drawn(generator: Generator, nsamples: int) -> Any:
+def _drawn(generator: Generator, nsamples: int) -> RawArray:
     samples = generator(nsamples)
     return samples.asnumpy() if isinstance(samples, NDArray) else np.asarray(samples)
 
@@ -52,7 +53,7 @@ def var_check(generator: Generator, sigma: float, nsamples: int = 1000000) -> bo
 
 def chi_square_check(
     generator: Generator, buckets: Sequence[Bucket], probs: Sequence[float], nsamples: int = 1000000
-) -> tuple[float, Any, Any]:
+) -> tuple[float, RawArray, RawArray]:
     """Return (p value, samples in each bucket, expected samples in each bucket) of Pearson's test.
 
     Args:

@@ -1,13 +1,13 @@
 """``mx.executor_manager``: the function that scripts for MXNet take from it; modules split batches themselves."""
 
-from typing import Any
+from typing import NoReturn
 
 from weftplan.training.data.device_placement import split_by_loads as _split_input_slice
 
 __all__ = ["_split_input_slice"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(name)
     raise AttributeError(

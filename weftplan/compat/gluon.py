@@ -1,6 +1,6 @@
 """``mx.gluon``: its functions of arrays, and for all other names the replacement."""
 
-from typing import Any
+from typing import NoReturn
 
 from weftplan.compat import gluon_utils as utils
 
@@ -13,7 +13,7 @@ REASON = (
 """The replacement of Gluon."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(name)
     raise AttributeError(f"weftplan has no gluon.{name} on purpose: {REASON}")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import MXNetError
+from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import check_zip, open_to_read
 from weftplan.training.data.file_iterators import MNISTIter, read_idx
 
@@ -60,7 +61,7 @@ def _extracted(archive: Path, folder: Path, names: Sequence[str], within: Path) 
             packed.extractall(folder)
 
 
-def get_mnist() -> dict[str, Any]:
+def get_mnist() -> dict[str, RawArray]:
     """Return MNIST: ``train_data``, ``train_label``, ``test_data``, ``test_label``; images from 0 to 1 of shape
     (samples, 1, 28, 28). The four files, optionally compressed by gzip, are in the working directory or in ``data``.
 

@@ -12,7 +12,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from weftplan.errors import MXNetError
 from weftplan.training.fit.callbacks import BatchEndParam
@@ -69,7 +69,7 @@ class PandasLogger:
         """Return the time since the logger was made."""
         return datetime.datetime.now() - self.start_time
 
-    def append_metrics(self, metrics: Mapping[str, Any], df_name: str) -> None:
+    def append_metrics(self, metrics: Mapping[str, object], df_name: str) -> None:
         """Append a row to a data frame; new names become columns."""
         frame = self._dataframes[df_name]
         for column in metrics:
@@ -86,7 +86,7 @@ class PandasLogger:
         """Record an evaluation; for ``eval_end_callback``."""
         self._process_batch(param, "eval")
 
-    def epoch_cb(self, *_: Any) -> None:
+    def epoch_cb(self, *_: object) -> None:
         """Record an epoch; for ``epoch_end_callback``."""
         now = datetime.datetime.now()
         self.append_metrics({"elapsed": self.elapsed(), "epoch_time": now - self.last_epoch_time}, "epoch")
@@ -192,7 +192,15 @@ class LiveLearningCurve(_LiveChart):
         self.add(name, values[self.metric_name])
 
 
-def args_wrapper(*args: Any) -> dict[str, list[Callable[..., None]]]:
+class HasCallbacks(Protocol):
+    """A logger of training."""
+
+    def callback_args(self) -> dict[str, Callable[..., None]]:
+        """Return its callbacks as keyword arguments of ``fit``."""
+        ...
+
+
+def args_wrapper(*args: HasCallbacks) -> dict[str, list[Callable[..., None]]]:
     """Return the callbacks of several loggers as keyword arguments of ``fit``."""
     callbacks: dict[str, list[Callable[..., None]]] = {}
     for one in args:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from weftplan.convert.onnx_in import OnnxFile, import_model
 from weftplan.convert.onnx_out import export_model as _export
+from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
 from weftplan.symbol import Symbol, load
 from weftplan.training.fit.parameter_files import read_params
@@ -33,11 +33,11 @@ def get_model_metadata(model_file: str | os.PathLike[str]) -> dict[str, list[tup
 
 def export_model(
     sym: Symbol | str | os.PathLike[str],
-    params: Mapping[str, Any] | str | os.PathLike[str],
+    params: Mapping[str, NDArray] | str | os.PathLike[str],
     in_shapes: Sequence[tuple[int, ...]],
-    in_types: Any = None,
+    in_types: object = None,
     onnx_file_path: str | os.PathLike[str] = "model.onnx",
-    **options: Any,
+    **options: object,
 ) -> str:
     """Write an ONNX model and return its path.
 

@@ -10,8 +10,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from weftplan import symbol as sym
 from weftplan.compat.custom_operators import CustomOp, CustomOpProp, register
+from weftplan.device.context import Context
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 
@@ -28,10 +31,10 @@ class PythonOp:
     def __init__(self, need_top_grad: bool = True) -> None:
         self.need_top_grad_ = need_top_grad
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Symbol:
+    def __call__(self, *args: object, **kwargs: object) -> Symbol:
         return self.get_symbol(*args, **kwargs)
 
-    def get_symbol(self, *args: Any, **kwargs: Any) -> Symbol:
+    def get_symbol(self, *args: object, **kwargs: object) -> Symbol:
         """Return a node of this operator; inputs are symbols, by position or by name, and ``name`` is the node's."""
         kind = f"{type(self).__name__}_{next(_numbers)}"
         op = self
@@ -117,12 +120,22 @@ class _Runner(CustomOp):
             if values is not target:
                 self.assign(target, how, values)
 
-    def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+    def forward(
+        self, is_train: bool, req: list[str], in_data: list[NDArray], out_data: list[NDArray], aux: list[NDArray]
+    ) -> None:
         targets = self._op._given(out_data)
         self._op.forward(in_data=self._op._given(in_data), out_data=targets)
         self._fill(out_data, req, targets)
 
-    def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
+    def backward(
+        self,
+        req: list[str],
+        out_grad: list[NDArray],
+        in_data: list[NDArray],
+        out_data: list[NDArray],
+        in_grad: list[NDArray],
+        aux: list[NDArray],
+    ) -> None:
         as_arrays, targets = self._op._given, self._op._given(in_grad)
         self._op.backward(
             out_grad=as_arrays(out_grad), in_data=as_arrays(in_data), out_data=as_arrays(out_data), in_grad=targets
@@ -147,8 +160,10 @@ class _Prop(CustomOpProp):
         ins, outs = self._op.infer_shape(in_shape)
         return ins, outs, []
 
-    def declare_backward_dependency(self, out_grad: Any, in_data: Any, out_data: Any) -> Iterable[int]:
+    def declare_backward_dependency(
+        self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
+    ) -> Iterable[int]:
         return self._op.declare_backward_dependency(out_grad, in_data, out_data)
 
-    def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> CustomOp:
+    def create_operator(self, ctx: Context, in_shapes: list[list[int]], in_dtypes: list[type[np.generic]]) -> CustomOp:
         return _Runner(self._op)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import Any
 
 from weftplan.device import num_gpus
 from weftplan.errors import MXNetError
@@ -62,7 +61,7 @@ class Features(dict[str, Feature]):
     def __repr__(self) -> str:
         return str(list(self.values()))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[Features], tuple[()]]:
         return (Features, ())
 
     def is_enabled(self, feature_name: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,13 +15,18 @@ from weftplan import ndarray as nd
 from weftplan.compat.array_comparisons import Host, host
 from weftplan.device.context import Context, current_context
 from weftplan.errors import ParameterError
+from weftplan.executor import Executor
 from weftplan.ndarray import NDArray
+from weftplan.support.array_types import DTypeLike
 from weftplan.symbol import Symbol
+from weftplan.training.metrics.base import Array
 
-Named = Mapping[str, Any] | Sequence[Any]
+Named = Mapping[str, Array] | Sequence[Array]
+
+V = TypeVar("V")
 
 
-def _named(given: Named | None, names: Sequence[str], what: str) -> dict[str, Any]:
+def _named(given: Mapping[str, V] | Sequence[V] | None, names: Sequence[str], what: str) -> dict[str, V]:
     """Return values by name; raise ParameterError if names or the number of values do not match."""
     if given is None:
         return {}
@@ -36,12 +41,18 @@ def _named(given: Named | None, names: Sequence[str], what: str) -> dict[str, An
 
 
 def _bound(
-    symbol: Symbol, location: Named, aux_states: Any, ctx: Context | None, dtype: Any, reqs: Any, grads: Any = None
-) -> Any:
+    symbol: Symbol,
+    location: Named,
+    aux_states: Named | None,
+    ctx: Context | None,
+    dtype: DTypeLike,
+    reqs: str | Mapping[str, str],
+    grads: Mapping[str, NDArray] | None = None,
+) -> Executor:
     """Return an executor on copies of these values; floats among them get ``dtype``."""
     ctx = current_context() if ctx is None else ctx
 
-    def arrays(values: Mapping[str, Any]) -> dict[str, NDArray]:
+    def arrays(values: Mapping[str, Array]) -> dict[str, NDArray]:
         bound = {}
         for name, value in values.items():
             array = host(value)
@@ -51,17 +62,20 @@ def _bound(
 
     args = arrays(_named(location, symbol.list_arguments(), "location"))
     aux = arrays(_named(aux_states, symbol.list_auxiliary_states(), "aux_states"))
-    return symbol.bind(ctx, args, args_grad=grads, grad_req=reqs, aux_states=aux)
+    executor: Executor = symbol.bind(ctx, args, args_grad=grads, grad_req=reqs, aux_states=aux)
+    return executor
 
 
-def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = False, **inputs: Any) -> Any:
+def simple_forward(
+    sym: Symbol, ctx: Context | None = None, is_train: bool = False, **inputs: Array
+) -> Host | list[Host]:
     """Return the outputs of a symbol for NumPy arrays by name; a single output is not a list."""
     executor = _bound(sym, inputs, None, ctx, np.float32, "null")
     outputs = [out.asnumpy() for out in executor.forward(is_train=is_train)]
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _compare(found: Any, wanted: Any, rtol: float, atol: float | None, equal_nan: bool, what: str) -> None:
+def _compare(found: Array, wanted: Array, rtol: float, atol: float | None, equal_nan: bool, what: str) -> None:
     np.testing.assert_allclose(
         host(found), host(wanted), rtol=rtol, atol=1e-20 if atol is None else atol, equal_nan=equal_nan, err_msg=what
     )
@@ -76,7 +90,7 @@ def check_symbolic_forward(
     aux_states: Named | None = None,
     ctx: Context | None = None,
     equal_nan: bool = False,
-    dtype: Any = np.float32,
+    dtype: DTypeLike = np.float32,
 ) -> list[NDArray]:
     """Compare the outputs with ``expected``; return the outputs."""
     executor = _bound(sym, location, aux_states, ctx, dtype, "null")
@@ -91,16 +105,16 @@ def check_symbolic_forward(
 def check_symbolic_backward(
     sym: Symbol,
     location: Named,
-    out_grads: Any,
+    out_grads: Named | None,
     expected: Named,
     rtol: float = 1e-5,
     atol: float | None = None,
     aux_states: Named | None = None,
-    grad_req: Any = "write",
+    grad_req: str | Sequence[str] | Mapping[str, str] = "write",
     ctx: Context | None = None,
-    grad_stypes: Any = None,
+    grad_stypes: object = None,
     equal_nan: bool = False,
-    dtype: Any = np.float32,
+    dtype: DTypeLike = np.float32,
 ) -> dict[str, NDArray]:
     """Compare the gradients for ``out_grads`` with ``expected``; return the gradients by name.
 
@@ -145,12 +159,12 @@ def _slopes(total: Callable[[], float], array: NDArray, base: Host, eps: float) 
 
 
 def numeric_grad(
-    executor: Any,
-    location: Mapping[str, Any],
-    aux_states: Mapping[str, Any] | None = None,
+    executor: Executor,
+    location: Mapping[str, Array],
+    aux_states: Mapping[str, Array] | None = None,
     eps: float = 1e-4,
     use_forward_train: bool = True,
-    dtype: Any = np.float32,
+    dtype: DTypeLike = np.float32,
 ) -> dict[str, Host]:
     """Return central differences of the sum of output 0 by each float argument in ``location``; zeros for the others.
 
@@ -189,8 +203,8 @@ def check_numeric_gradient(
     grad_nodes: Sequence[str] | Mapping[str, str] | None = None,
     use_forward_train: bool = True,
     ctx: Context | None = None,
-    grad_stype_dict: Any = None,
-    dtype: Any = np.float32,
+    grad_stype_dict: object = None,
+    dtype: DTypeLike = np.float32,
 ) -> None:
     """Compare gradients of a random weighted sum of the outputs with central differences.
 
@@ -229,17 +243,17 @@ _TOLERANCES = {"float16": 1e-1, "float32": 1e-3, "float64": 1e-5}
 
 def check_consistency(
     sym: Symbol | Sequence[Symbol],
-    ctx_list: Sequence[Mapping[str, Any]],
+    ctx_list: Sequence[Mapping[str, object]],
     scale: float = 1.0,
-    grad_req: Any = "write",
-    arg_params: Mapping[str, Any] | None = None,
-    aux_params: Mapping[str, Any] | None = None,
+    grad_req: str | Mapping[str, str] = "write",
+    arg_params: Mapping[str, Array] | None = None,
+    aux_params: Mapping[str, Array] | None = None,
     tol: Any = None,
     raise_on_err: bool = True,
     ground_truth: Any = None,
     equal_nan: bool = False,
     use_uniform: bool = False,
-    rand_type: Any = np.float64,
+    rand_type: DTypeLike = np.float64,
 ) -> list[Host]:
     """Compare outputs and gradients of a symbol over contexts or dtypes; return those of the finest dtype.
 
@@ -254,7 +268,7 @@ def check_consistency(
     random = np.random.RandomState(np.random.randint(1 << 31))
     values: dict[str, Host] = {}
     for symbol, facts in zip(symbols, ctx_list, strict=True):
-        settings = dict(facts)
+        settings: dict[str, Any] = dict(facts)
         executor = symbol.simple_bind(
             settings.pop("ctx"), grad_req=grad_req, type_dict=settings.pop("type_dict", None), **settings
         )
@@ -289,12 +303,12 @@ def check_consistency(
 
 def check_speed(
     sym: Symbol,
-    location: Mapping[str, Any] | None = None,
+    location: Mapping[str, Array] | None = None,
     ctx: Context | None = None,
     N: int = 20,
-    grad_req: Any = None,
+    grad_req: str | Mapping[str, str] | None = None,
     typ: str = "whole",
-    **kwargs: Any,
+    **kwargs: Sequence[int],
 ) -> float:
     """Return the average seconds of a run, forward and backward (``whole``) or ``forward`` alone, over ``N`` runs.
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -64,8 +64,11 @@ from weftplan.compat.symbol_checks import (
 from weftplan.device import gpus
 from weftplan.device.context import Context, current_context
 from weftplan.errors import ParameterError
+from weftplan.kvstore.mxnet_states import State
 from weftplan.ndarray import NDArray
+from weftplan.support.array_types import DTypeLike, RawArray
 from weftplan.training.data.ndarray_iter import DataBatch, DataIter
+from weftplan.training.optimizers.base import Optimizer
 
 __all__ = [
     "DummyIter",
@@ -154,7 +157,9 @@ def list_gpus() -> range:
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
-def assert_exception(f: Callable[..., Any], exception_type: type[BaseException], *args: Any, **kwargs: Any) -> None:
+def assert_exception(
+    f: Callable[..., object], exception_type: type[BaseException], *args: object, **kwargs: object
+) -> None:
     """Raise AssertionError unless the call raises ``exception_type``."""
     try:
         f(*args, **kwargs)
@@ -202,8 +207,8 @@ def rand_ndarray(
     shape: Sequence[int],
     stype: str = "default",
     density: float | None = None,
-    dtype: Any = None,
-    modifier_func: Callable[[Any], Any] | None = None,
+    dtype: DTypeLike | None = None,
+    modifier_func: Callable[[float], float] | None = None,
     shuffle_csr_indices: bool = False,
     distribution: str | None = None,
     ctx: Context | None = None,
@@ -223,31 +228,37 @@ def rand_ndarray(
     return nd.array(values, ctx=ctx, dtype=values.dtype).tostype(stype)
 
 
-def random_arrays(*shapes: Sequence[int]) -> Any:
+def random_arrays(*shapes: Sequence[int]) -> Host | list[Host]:
     """Return NumPy arrays of normal numbers, one per shape; a single array is not a list."""
     arrays = [np.array(np.random.randn(), np.float32) if not s else np.random.randn(*s).astype(np.float32)
               for s in shapes]  # fmt: skip
     return arrays[0] if len(arrays) == 1 else arrays
 
 
-def random_uniform_arrays(*shapes: Sequence[int], low: float = 0.0, high: float = 1.0, dtype: Any = None) -> list[Host]:
+def random_uniform_arrays(
+    *shapes: Sequence[int], low: float = 0.0, high: float = 1.0, dtype: DTypeLike | None = None
+) -> list[Host]:
     """Return NumPy arrays of uniform numbers, one per shape."""
     return [np.random.uniform(low, high, tuple(shape)).astype(dtype or np.float32) for shape in shapes]
 
 
-def random_sample(population: Sequence[Any], k: int) -> list[Any]:
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def random_sample(population: Sequence[T], k: int) -> list[T]:
     """Return ``k`` distinct elements, in their original order."""
     chosen = np.sort(np.random.permutation(len(population))[:k])
     return [population[int(place)] for place in chosen]
 
 
-def create_vector(size: int, dtype: Any = np.int64) -> NDArray:
+def create_vector(size: int, dtype: DTypeLike = np.int64) -> NDArray:
     """Return the numbers from 0 to ``size - 1``."""
     return nd.arange(0, size, dtype=dtype)
 
 
 def np_reduce(
-    dat: Any, axis: int | Sequence[int] | None, keepdims: bool, numpy_reduce_func: Callable[..., Any]
+    dat: RawArray, axis: int | Sequence[int] | None, keepdims: bool, numpy_reduce_func: Callable[..., RawArray]
 ) -> Host:
     """Apply a single-axis reduction of NumPy to several axes."""
     axes = list(range(dat.ndim)) if axis is None else [axis] if isinstance(axis, int) else list(axis)
@@ -262,21 +273,21 @@ def np_reduce(
 # -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def retry(n: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def retry(n: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator that lets a test fail by AssertionError ``n - 1`` times."""
     if n < 1:
         raise ParameterError(f"retry: expected at least 1, got {n}")
 
-    def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(test: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(test)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
             for left in reversed(range(n)):
                 try:
                     return test(*args, **kwargs)
                 except AssertionError:
                     if not left:
                         raise
-            return None
+            raise AssertionError("unreachable: the last attempt returns or raises")
 
         return run
 
@@ -303,7 +314,7 @@ def environment(*args: Any) -> Iterator[None]:
     wanted = dict(args[0]) if len(args) == 1 else {args[0]: args[1]}
     before = {name: os.environ.get(name) for name in wanted}
 
-    def put(values: dict[str, Any]) -> None:
+    def put(values: Mapping[str, object]) -> None:
         for name, value in values.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -362,10 +373,10 @@ class DummyIter(DataIter):
 
 
 def compare_optimizer(
-    opt1: Any,
-    opt2: Any,
+    opt1: Optimizer,
+    opt2: Optimizer,
     shape: Sequence[int],
-    dtype: Any,
+    dtype: DTypeLike,
     w_stype: str = "default",
     g_stype: str = "default",
     rtol: float = 1e-4,
@@ -387,7 +398,7 @@ def compare_optimizer(
     assert_almost_equal(pairs[0][0], pairs[1][0], rtol, atol, ("weight 1", "weight 2"))
 
 
-def _flat(state: Any) -> list[Any]:
+def _flat(state: State) -> list[NDArray]:
     if state is None:
         return []
     return [part for one in state for part in _flat(one)] if isinstance(state, (list, tuple)) else [state]

@@ -56,7 +56,7 @@ class Vocabulary:
 
     def __init__(
         self,
-        counter: Counter[Any] | None = None,
+        counter: Counter[Hashable] | None = None,
         most_freq_count: int | None = None,
         min_freq: int = 1,
         unknown_token: Hashable = "<unk>",

@@ -74,11 +74,11 @@ def is_np_array() -> bool:
     return False
 
 
-def _absent(*args: Any, **kwargs: Any) -> NoReturn:
+def _absent(*args: object, **kwargs: object) -> NoReturn:
     raise NotImplementedForSymbol("mx.np is absent on purpose: use NumPy itself, or the operators of mx.nd and mx.sym")
 
 
-def use_np(function: Callable[..., Any]) -> Callable[..., NoReturn]:
+def use_np(function: Callable[..., object]) -> Callable[..., NoReturn]:
     """Return a function that refuses to run, since it needs arrays with NumPy's semantics."""
     return functools.wraps(function)(lambda *args, **kwargs: _absent())
 

@@ -20,6 +20,7 @@ import numpy as np
 from weftplan.convert.rewired import followed, rewired
 from weftplan.ndarray import NDArray, array
 from weftplan.ops.nn.batch_norm import BATCH_NORMS
+from weftplan.support.array_types import RawArray
 from weftplan.symbol.compose import parse_interned
 from weftplan.symbol.node import FOLDED, Entry, Node, topological_order
 from weftplan.symbol.symbol import Symbol
@@ -111,7 +112,7 @@ def _variable(name: str, taken: set[str], like: Node) -> Node:
     return Node(None, name, attrs={key: text for key, text in like.attrs.items() if key == "__ctx_group__"})
 
 
-def _folded(node: Node, layer: Node, values: Mapping[str, NDArray]) -> tuple[Any, Any]:
+def _folded(node: Node, layer: Node, values: Mapping[str, NDArray]) -> tuple[RawArray, RawArray]:
     """Return the weight and bias of ``layer`` after folding ``node`` into them."""
     weight = values[layer.inputs[1].node.name].asnumpy()
     gamma, beta, mean, var = (values[entry.node.name].asnumpy().astype(np.float64) for entry in node.inputs[1:])

@@ -5,12 +5,12 @@ Any thread may call this; Python's import lock serializes the import.
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 from weftplan.errors import MXNetError
 
 
-def onnx_module() -> Any:
+def onnx_module() -> ModuleType:
     """Return the package ``onnx``; raise MXNetError with installation advice if it is missing."""
     try:
         import onnx

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from weftplan.convert.onnx_in import OnnxFile
@@ -97,7 +98,7 @@ def _plan(file: OnnxFile, shapes: Mapping[str, Shape], options: PlanOptions) -> 
     return replace(memory, notes=(*memory.notes, note))
 
 
-def _inferred(onnx: Any, model: Any, shapes: Mapping[str, Shape]) -> Any:
+def _inferred(onnx: ModuleType, model: Any, shapes: Mapping[str, Shape]) -> Any:
     """Set the shapes of inputs and return the graph with inferred shapes of results."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

@@ -7,10 +7,11 @@ it is ``raw[offset:offset + n].view(dtype).reshape(shape)``. Everything here may
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from types import CodeType, ModuleType
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from weftplan.device.context import Context
+from weftplan.support.array_types import RawArray
 
 
 @runtime_checkable
@@ -24,6 +25,20 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Block the calling host thread until :meth:`query` is true."""
         ...
+
+
+Owner: TypeAlias = tuple[str, tuple[CodeType, int] | None, int]
+"""Label, code and line that pushed it, and push number of the operation whose work it is."""
+
+
+class Fault(Protocol):
+    """An error of enqueued work, which its stream has kept for a report."""
+
+    error: BaseException
+    owner: Owner | None
+    """None for work of no operation."""
+    kept: Any
+    """The engine's failure for it, once it is reported."""
 
 
 class Work(Protocol):
@@ -63,12 +78,12 @@ class Stream(Protocol):
         """Block the host until the stream is empty."""
         ...
 
-    def finish(self) -> Sequence[Any]:
+    def finish(self) -> Sequence[Fault]:
         """Block the host until the stream is empty; return the unreported faults of its work. A stream that cannot
         attribute faults returns none, and raises an error as :meth:`synchronize` does."""
         ...
 
-    def work(self, owner: Callable[[], Any]) -> Work:
+    def work(self, owner: Callable[[], Owner]) -> Work:
         """Return the work of one operation, to be enqueued on this stream; a recorded fault of it carries
         ``owner()``."""
         ...
@@ -89,11 +104,11 @@ class Device(Protocol):
     asynchronous: bool
     """True when work is enqueued on streams and finishes later (gpu, sim); False when a call returns finished (cpu)."""
 
-    def allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> RawArray:
         """Fresh raw memory of exactly ``nbytes`` > 0 bytes, contents undefined; raises OutOfMemoryError."""
         ...
 
-    def free(self, raw: Any) -> None:
+    def free(self, raw: RawArray) -> None:
         """Give raw memory back to the system."""
         ...
 
@@ -113,7 +128,7 @@ class Device(Protocol):
         """
         ...
 
-    def copy(self, dst: Any, src: Any) -> None:
+    def copy(self, dst: RawArray, src: RawArray) -> None:
         """Copy ``src`` into ``dst`` (equal shapes and dtypes; either may be on the host) on the current stream, as
         :meth:`launch`."""
         ...

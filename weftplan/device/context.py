@@ -10,25 +10,16 @@ from __future__ import annotations
 import operator
 import re
 import threading
-from collections.abc import Callable
-from typing import Any, ClassVar, SupportsIndex
+from typing import ClassVar, SupportsIndex
 
 from weftplan.errors import DeviceError
+from weftplan.support import slots
 
 _WRITTEN = re.compile(r"([a-z_]+)\(([0-9]+)\)")
 _DEVICE_TYPES = {"cpu": 1, "gpu": 2, "cpu_pinned": 3, "sim": 6, "file": 7}
 
 HOST_MEMORY = ("cpu", "cpu_pinned")
 """Device types whose memory is the host's own."""
-
-_empty: Callable[[Context], int] | None = None
-"""Function that empties a context's pool; None until storage, which owns the pools, is imported."""
-
-
-def set_pools(empty: Callable[[Context], int]) -> None:
-    """Called once by :mod:`weftplan.storage`, so that imports only go down."""
-    global _empty
-    _empty = empty
 
 
 class _Current:
@@ -127,7 +118,8 @@ class Context(metaclass=_Defaults):
 
     def empty_cache(self) -> int:
         """Give unused memory that the pool of this context keeps back to the system; returns the bytes."""
-        return 0 if _empty is None else _empty(self)
+        empty = slots.EMPTY_CACHE.value
+        return 0 if empty is None else empty(self)  # without storage there is no pool
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -140,7 +132,7 @@ class Context(metaclass=_Defaults):
     def __repr__(self) -> str:
         return f"{self.device_type}({self.device_id})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[Context], tuple[str, int]]:
         return (Context, (self.device_type, self.device_id))
 
     def __enter__(self) -> Context:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.device import capture_gate
-from weftplan.device.base import Device
+from weftplan.device.base import Device, Event, Owner
 from weftplan.device.capture_gate import CaptureGate
 from weftplan.device.context import Context
 from weftplan.device.cublas import fix_workspaces
@@ -29,6 +29,7 @@ from weftplan.device.peers import PEER, Peers
 from weftplan.device.stream import NO_WORK, NoWork, current_stream, pop_stream, push_stream
 from weftplan.device.temporaries import Temporaries
 from weftplan.errors import DeviceError, OutOfMemoryError
+from weftplan.support.array_types import RawArray
 from weftplan.support.tensor_cores import allows_tf32
 
 _numbers = itertools.count(1)
@@ -112,7 +113,7 @@ class CupyStream:
             event.record(self.handle)
         return CupyEvent(event, self._device.captures)
 
-    def wait(self, event: Any) -> None:
+    def wait(self, event: Event) -> None:
         """Make later work wait for ``event``; an event of another kind of device blocks the host instead."""
         if isinstance(event, CupyEvent):
             self.handle.wait_event(event.handle)
@@ -129,7 +130,7 @@ class CupyStream:
         self.synchronize()
         return ()
 
-    def work(self, owner: Callable[[], Any]) -> NoWork:
+    def work(self, owner: Callable[[], Owner]) -> NoWork:
         """Nothing is noted of an operation: its errors come at once or concern the whole device."""
         return NO_WORK
 
@@ -194,7 +195,7 @@ class CupyDevice:
         """What :mod:`weftplan.device.offload_links` has measured."""
         _known[self.index] = self
 
-    def allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> RawArray:
         """``nbytes`` > 0 undefined bytes of device memory.
 
         Raises:
@@ -216,9 +217,10 @@ class CupyDevice:
             raise OutOfMemoryError(
                 f"{self.context}: the driver refused {nbytes:,} bytes; {free:,} of {total:,} are free ({error})"
             ) from error
-        return cupy.ndarray((nbytes,), cupy.uint8, memptr=cupy.cuda.MemoryPointer(memory, 0))
+        raw: RawArray = cupy.ndarray((nbytes,), cupy.uint8, memptr=cupy.cuda.MemoryPointer(memory, 0))
+        return raw
 
-    def free(self, raw: Any) -> None:
+    def free(self, raw: RawArray) -> None:
         """Nothing to do: ``cupy.cuda.Memory`` is freed when the last view of it goes."""
 
     def memory_info(self) -> tuple[int, int]:
@@ -284,7 +286,7 @@ class CupyDevice:
                 graph, why = None, why or str(error)
         return why if graph is None or why else CapturedGraph(self, graph)
 
-    def copy(self, dst: Any, src: Any) -> None:
+    def copy(self, dst: RawArray, src: RawArray) -> None:
         """Copy between host and device, or between devices, on CuPy's current stream; see :meth:`launch`.
 
         A copy to page-locked memory on a stream of ours only enqueues: a reader waits for an event of the stream, as
@@ -310,7 +312,7 @@ class CupyDevice:
             if finish:
                 stream.synchronize()
 
-    def copy_seconds(self, dst: Any, src: Any) -> float:
+    def copy_seconds(self, dst: RawArray, src: RawArray) -> float:
         """Seconds that the device takes for a copy, by its own events, on a stream of its own; it has finished then."""
         cupy = self.xp
         with self.new_stream() as stream:
@@ -328,7 +330,7 @@ class CupyDevice:
         else:
             source.peers.staged(dst, src, stream, pinned_device(Context("cpu_pinned", 0)))
 
-    def _page_locked(self, array: Any) -> bool:
+    def _page_locked(self, array: RawArray) -> bool:
         attributes = self.xp.cuda.runtime.pointerGetAttributes(array.__array_interface__["data"][0])
         return int(attributes.type) == _HOST_MEMORY
 
@@ -364,7 +366,7 @@ class PinnedDevice(NumpyDevice):
         super().__init__(context)
         self._cupy = cupy
 
-    def allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> RawArray:
         """``nbytes`` > 0 page-locked bytes, 64-byte aligned; raises OutOfMemoryError."""
         try:
             memory = self._cupy.cuda.PinnedMemory(nbytes + ALIGNMENT - 1)

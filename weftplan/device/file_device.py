@@ -14,7 +14,6 @@ import mmap
 import os
 import secrets
 import shutil
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from weftplan.device.context import Context
 from weftplan.device.numpy_device import NumpyDevice
 from weftplan.errors import DeviceError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
+from weftplan.support.array_types import RawArray
 
 _PREFIX = ".weftplan-spill-"
 _ZEROS = bytes(1 << 20)
@@ -78,7 +78,7 @@ class FileDevice(NumpyDevice):
                 os.unlink(path)
         return handle
 
-    def allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> RawArray:
         """``nbytes`` > 0 bytes of a new file; raises OutOfMemoryError beyond the limit, or if disk or folder refuse."""
         with self._lock:
             if self.limit is not None and self.used + nbytes > self.limit:
@@ -98,7 +98,7 @@ class FileDevice(NumpyDevice):
                 f"{self.context}: {nbytes:,} bytes in {self.folder!r} were refused: {error}"
             ) from error
 
-    def _mapped(self, nbytes: int) -> Any:
+    def _mapped(self, nbytes: int) -> RawArray:
         handle = self._open()
         try:
             if hasattr(os, "posix_fallocate"):
@@ -111,7 +111,7 @@ class FileDevice(NumpyDevice):
         finally:
             os.close(handle)
 
-    def free(self, raw: Any) -> None:
+    def free(self, raw: RawArray) -> None:
         """The file goes when the last view of it does."""
         with self._lock:
             self.used -= raw.nbytes

@@ -14,8 +14,17 @@ _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 62
 _KNOWN_S = 5.0
-_limited: tuple[float, list[tuple[Path, tuple[str, str], str]]] = (0.0, [])
-"""(until when it holds, groups that have a limit): pools ask before many an allocation, and most groups have none."""
+
+
+class _Limits:
+    """The control groups that have a limit: pools ask before many an allocation, and most groups have none."""
+
+    def __init__(self) -> None:
+        self.known: tuple[float, list[tuple[Path, tuple[str, str], str]]] = (0.0, [])
+        """(until when it holds, the groups), replaced as a whole: any thread may ask."""
+
+
+_limits = _Limits()
 
 
 def memory_info() -> tuple[int, int]:
@@ -48,12 +57,11 @@ def resident() -> int:
 
 
 def _groups_with_limits() -> list[tuple[Path, tuple[str, str], str]]:
-    global _limited
-    until, groups = _limited
+    until, groups = _limits.known
     now = time.monotonic()
     if now >= until:
         groups = [group for group in _groups() if _figures(*group) is not None]
-        _limited = (now + _KNOWN_S, groups)
+        _limits.known = (now + _KNOWN_S, groups)
     return groups
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.device.interconnect import interconnect
 from weftplan.device.links import HOST, Interconnect, Route
 from weftplan.device.registry import get
-from weftplan.device.simulated_device import SimDevice, begin_together
+from weftplan.device.simulated_device import SimDevice, SimStream, begin_together
 from weftplan.errors import DeviceError
+from weftplan.support.array_types import RawArray
 
 _SHORT, _LONG = 256, 8 << 20
 _ROUNDS = 3
@@ -70,7 +71,7 @@ def measured(contexts: Sequence[Context]) -> Interconnect:
     return Interconnect(len(devices), tuple(wires), routes, known.launch)
 
 
-def _seconds(device: Any, target: Any, source: Any) -> float:
+def _seconds(device: Device, target: RawArray, source: RawArray) -> float:
     if not isinstance(device, SimDevice):
         return _fastest(device, target, source, time.perf_counter)
     # The device's clock is that of its last stream, which may be ahead of all that a copy needs.
@@ -78,7 +79,7 @@ def _seconds(device: Any, target: Any, source: Any) -> float:
     return _fastest(stream, target, source, lambda: stream.time)
 
 
-def _fastest(waits: Any, target: Any, source: Any, clock: Callable[[], float]) -> float:
+def _fastest(waits: Device | SimStream, target: RawArray, source: RawArray, clock: Callable[[], float]) -> float:
     times = []
     for _ in range(_ROUNDS):
         waits.synchronize()

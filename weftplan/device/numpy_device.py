@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from weftplan.device import host_memory
+from weftplan.device.base import Event, Owner
 from weftplan.device.context import Context
 from weftplan.device.stream import NO_WORK, NoWork, pop_stream, push_stream
 from weftplan.errors import OutOfMemoryError
+from weftplan.support.array_types import RawArray
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register of today's CPUs."""
@@ -49,7 +50,7 @@ class HostStream:
         """An event that is complete."""
         return _DONE
 
-    def wait(self, event: Any) -> None:
+    def wait(self, event: Event) -> None:
         """Block until ``event`` (possibly of an asynchronous device) is complete."""
         event.synchronize()
 
@@ -61,7 +62,7 @@ class HostStream:
         self.synchronize()
         return ()
 
-    def work(self, owner: Callable[[], Any]) -> NoWork:
+    def work(self, owner: Callable[[], Owner]) -> NoWork:
         """Nothing is noted of an operation: its errors come at once."""
         return NO_WORK
 
@@ -83,11 +84,11 @@ class NumpyDevice:
         self.context = context
         self.xp: ModuleType = np
 
-    def allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> RawArray:
         """``nbytes`` > 0 undefined bytes whose address is a multiple of 64; raises OutOfMemoryError."""
         return aligned_empty(nbytes, self.context)
 
-    def free(self, raw: Any) -> None:
+    def free(self, raw: RawArray) -> None:
         """Nothing to do: the memory goes when the last view of it does."""
 
     def memory_info(self) -> tuple[int, int]:
@@ -102,7 +103,7 @@ class NumpyDevice:
         """Call ``fn`` now."""
         fn()
 
-    def copy(self, dst: Any, src: Any) -> None:
+    def copy(self, dst: RawArray, src: RawArray) -> None:
         """Copy ``src`` into ``dst`` before returning."""
         np.copyto(dst, src)
 
@@ -113,7 +114,7 @@ class NumpyDevice:
         return f"<NumpyDevice {self.context}>"
 
 
-def aligned_empty(nbytes: int, context: Context) -> Any:
+def aligned_empty(nbytes: int, context: Context) -> RawArray:
     """A flat uint8 array of undefined bytes, 64-byte aligned; raises OutOfMemoryError naming ``context``."""
     try:
         whole = np.empty(nbytes + ALIGNMENT - 1, np.uint8)

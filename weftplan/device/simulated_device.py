@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.device.base import Event, Owner
 from weftplan.device.context import Context
 from weftplan.device.links import connected
 from weftplan.device.numpy_device import ALIGNMENT, aligned_empty
@@ -33,6 +34,7 @@ from weftplan.device.simulated_work import Fault, SimWork
 from weftplan.device.stream import current_stream, current_work, pop_stream, push_stream
 from weftplan.errors import DeviceError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.support.array_types import RawArray
 
 POISON = 0xFF
 """Byte that fills memory given back: NaN in every float dtype, -1 in every signed integer."""
@@ -109,7 +111,7 @@ class SimStream:
         with _world:
             self._append("run", fn, self._next + (self.device.cost.launch if seconds is None else seconds))
 
-    def copy(self, dst: Any, src: Any) -> None:
+    def copy(self, dst: RawArray, src: RawArray) -> None:
         """Add a copy, over the wires that :func:`weftplan.device.links.connect` has set, if any."""
         links = connected()
         with _world:
@@ -119,7 +121,7 @@ class SimStream:
                 end = _wires.copy(links, _memory.place(src), _memory.place(dst), src.nbytes, self._next)
             self._append("run", lambda: _copy(dst, src), end)
 
-    def work(self, owner: Callable[[], Any]) -> SimWork:
+    def work(self, owner: Callable[[], Owner]) -> SimWork:
         """Return the work of one operation; its faults carry ``owner()``."""
         return SimWork(owner())
 
@@ -130,7 +132,7 @@ class SimStream:
             self._append("record", event, self._next)
         return event
 
-    def wait(self, event: Any) -> None:
+    def wait(self, event: Event) -> None:
         """Hold later work of this stream back until ``event`` is complete; does not block the host."""
         with _world:
             self._append("wait", event, max(self._next, event.time) if isinstance(event, SimEvent) else self._next)
@@ -264,7 +266,7 @@ class SimDevice:
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    def allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> RawArray:
         """``nbytes`` > 0 poisoned bytes; raises OutOfMemoryError beyond the capacity."""
         with _world:
             if self.used + nbytes > self.capacity:
@@ -284,7 +286,7 @@ class SimDevice:
             _memory.add(raw, self.context.device_id)
         return raw
 
-    def free(self, raw: Any) -> None:
+    def free(self, raw: RawArray) -> None:
         """Give memory back and poison it at once: work still pending that reads it will see poison."""
         raw.fill(POISON)
         with _world:
@@ -316,7 +318,7 @@ class SimDevice:
         """Enqueue ``fn`` as :meth:`launch` does, in no virtual time: poison of freed memory stands for no kernel."""
         self._enqueue(lambda stream: stream.enqueue(fn, seconds=0.0))
 
-    def copy(self, dst: Any, src: Any) -> None:
+    def copy(self, dst: RawArray, src: RawArray) -> None:
         """Enqueue a copy (equal shapes and dtypes), timed by the cost model or the wires that devices are joined by."""
         self._enqueue(lambda stream: stream.copy(dst, src))
 
@@ -388,7 +390,7 @@ def begin_together(devices: Sequence[SimDevice]) -> float:
     return start
 
 
-def _copy(dst: Any, src: Any) -> None:
+def _copy(dst: RawArray, src: RawArray) -> None:
     """Copy within host memory, or to and from an array of CuPy's, and wait for that."""
     if not isinstance(dst, np.ndarray):
         with dst.device:

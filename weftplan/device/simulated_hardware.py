@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.device.links import HOST, Interconnect
+from weftplan.support.array_types import RawArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Addresses:
         """Owners that died without a free, as with a dropped pool: other arrays may soon reuse their addresses.
         Appended by weak-reference callbacks only."""
 
-    def add(self, raw: Any, place: int) -> None:
+    def add(self, raw: RawArray, place: int) -> None:
         """``raw`` is memory of this device from now on."""
         self._bury()
         start = raw.ctypes.data
@@ -64,7 +65,7 @@ class Addresses:
         self._starts.insert(index, start)
         self._places.insert(index, (start + raw.nbytes, place, owner))
 
-    def remove(self, raw: Any) -> None:
+    def remove(self, raw: RawArray) -> None:
         """``raw`` is given back."""
         self._bury()
         index = bisect.bisect_left(self._starts, raw.ctypes.data)
@@ -78,7 +79,7 @@ class Addresses:
             if index is not None:
                 del self._starts[index], self._places[index]
 
-    def place(self, array: Any) -> int:
+    def place(self, array: RawArray) -> int:
         """The number of the simulated device whose memory this is, or HOST."""
         if not isinstance(array, np.ndarray):
             return HOST

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from weftplan.device.base import Owner
 from weftplan.device.stream import pop_work, push_work
 
 
@@ -23,7 +24,7 @@ class Fault:
 
     __slots__ = ("error", "kept", "moot", "owner")
 
-    def __init__(self, error: BaseException, owner: Any) -> None:
+    def __init__(self, error: BaseException, owner: Owner | None) -> None:
         self.error = error
         self.owner = owner
         self.kept: Any = None
@@ -45,7 +46,7 @@ class SimWork:
 
     __slots__ = ("_after", "_number", "_over", "_own", "owner")
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self._own: list[Fault] = []
         self._number = 0

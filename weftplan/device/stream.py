@@ -63,7 +63,7 @@ class NoWork:
 
     __slots__ = ()
 
-    def record(self, stream: Stream, *of: Any) -> Event:
+    def record(self, stream: Stream, *of: object) -> Event:
         """An event after what ``stream`` has been given so far."""
         return stream.record()
 

@@ -49,7 +49,7 @@ class _Lease:
 
     @property
     def raw(self) -> Any:
-        """The bytes."""
+        """The bytes, an array of CuPy."""
         return self._block.allocation.raw
 
     def __del__(self) -> None:

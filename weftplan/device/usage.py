@@ -40,7 +40,7 @@ class Usage:
             return
         self._library = library
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         """Return ``cpu``, the average cores that this process kept busy since the last call, and ``gpus``: for each
         watched GPU the recent percentage of kernel time, bytes in use by all processes, and watts."""
         now, busy = time.perf_counter(), _cpu_seconds()

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weftplan.engine import task_verbs
 from weftplan.engine.core import Engine, Tracer
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in task_verbs.NAMES:
         raise AttributeError(f"module 'weftplan.engine' has no attribute {name!r}")
     value = globals()[name] = task_verbs.verb(name)

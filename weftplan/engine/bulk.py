@@ -11,16 +11,16 @@ import threading
 import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weftplan.engine.failure import Failure, release_frames
 from weftplan.engine.operation import OprBlock, dedupe, label_of
 from weftplan.engine.sites import Site
+from weftplan.engine.types import Core
 from weftplan.support.read_only_views import undeclared_write
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context
-    from weftplan.engine.types import Core
     from weftplan.engine.var import Var
 
 
@@ -37,6 +37,12 @@ class BulkMember:
     own: bool
 
 
+class PushesBulk(Core, Protocol):
+    """Interface of an engine towards the bulks of threads."""
+
+    def _push_bulk(self, shared: list[BulkMember]) -> None: ...
+
+
 class BulkState(threading.local):
     """Bulk of one thread: its size (0: off) and the members since the last flush."""
 
@@ -51,7 +57,7 @@ class BulkState(threading.local):
 class BulkGuard:
     """Pushes the members and unregisters the thread when the bulk state of a thread is dropped."""
 
-    def __init__(self, engine: Core, members: list[BulkMember]) -> None:
+    def __init__(self, engine: PushesBulk, members: list[BulkMember]) -> None:
         self._engine = weakref.ref(engine)
         self._members = members
         self._mark = object()

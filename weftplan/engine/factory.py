@@ -34,11 +34,22 @@ MOST_KINDS = 5
 """Number of kinds of failures listed at exit."""
 
 _lock = free_in_children(Lock())
-_current: Engine | None = None
-_ending = False
 _ENDING = "the interpreter is ending: nothing is pushed or waited for any more; do it before, not in a destructor"
-_nested = 0
-"""Number of threads inside :func:`nested`. While it is 0, ``get`` skips the thread-local lookup."""
+
+
+class _Process:
+    """The engines of this process; changed under the lock, read without it by every push."""
+
+    def __init__(self) -> None:
+        self.current: Engine | None = None
+        """The process-wide engine."""
+        self.nested = 0
+        """Number of threads inside :func:`nested`. While it is 0, ``get`` skips the thread-local lookup."""
+        self.ending = False
+        """Whether the interpreter is ending."""
+
+
+_process = _Process()
 _local = threading.local()
 """``engine``: engine of :func:`nested`, None outside. ``kept``: the thread's engine for it, created on first use."""
 _inner: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -70,7 +81,7 @@ def create(
     Raises:
         ConfigError: an unknown kind, or a thread count below 1.
     """
-    if _ending:
+    if _process.ending:
         raise EngineError(_ENDING)
     threads = ThreadCounts(cpu_workers, task_workers, priority_workers, gpu_workers, copy_workers)
     counts = dataclasses.asdict(threads)
@@ -95,11 +106,11 @@ def get() -> Engine:
     Raises:
         ConfigError: MXNET_ENGINE_TYPE names no engine.
     """
-    if _nested:
+    if _process.nested:
         inner: Engine | None = getattr(_local, "engine", None)
         if inner is not None:
             return inner
-    engine = _current
+    engine = _process.current
     return engine if engine is not None else _make()
 
 
@@ -109,20 +120,19 @@ def nested() -> Iterator[Engine]:
 
     Its pushes run immediately. Arrays of the process-wide engine must be wrapped in new arrays.
     """
-    global _nested
     before = getattr(_local, "engine", None)
     mine = before or getattr(_local, "kept", None)
     if mine is None:
         mine = _local.kept = _create_inner()
     with _lock:
-        _nested += 1
+        _process.nested += 1
     _local.engine = mine
     try:
         yield mine
     finally:
         _local.engine = before
         with _lock:
-            _nested -= 1
+            _process.nested -= 1
 
 
 def _create_inner() -> Engine:
@@ -133,16 +143,14 @@ def _create_inner() -> Engine:
 
 
 def _make() -> Engine:
-    global _current
     with _lock:
-        if _current is None:
-            _current = create(config.process("MXNET_ENGINE_TYPE"))
-        return _current
+        if _process.current is None:
+            _process.current = create(config.process("MXNET_ENGINE_TYPE"))
+        return _process.current
 
 
 def set_engine(engine: Engine | None) -> Engine | None:
     """Make ``engine`` the process-wide engine (None: create one on next use) and return the old one. For tests."""
-    global _current
     if engine is not None and not isinstance(engine, Engine):
         raise EngineError(
             f"expected an engine, got {engine!r}; make one with engine.create({engine!r})"
@@ -150,7 +158,7 @@ def set_engine(engine: Engine | None) -> Engine | None:
             else f"expected an engine made by engine.create(), got {type(engine).__name__}"
         )
     with _lock:
-        before, _current = _current, engine
+        before, _process.current = _process.current, engine
     return before
 
 
@@ -181,9 +189,8 @@ def _at_exit() -> None:
     New pushes are refused: threads that keep pushing would delay exit, and later, when the interpreter stops threads,
     no thread would run the pushes of destructors.
     """
-    global _ending
     # Refuse new work first, so that the waits below end.
-    _ending = True
+    _process.ending = True
     engines = cast("list[Engine]", forking.engines())
     for engine in engines:
         engine._flush_bulk()

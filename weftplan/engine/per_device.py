@@ -52,8 +52,11 @@ class ThreadedEnginePerDevice(ThreadedBase):
 
         :meta private:
         """
-        workers = "MXNET_MP_WORKER_NTHREADS" if forking.in_child else "MXNET_CPU_WORKER_NTHREADS"
-        tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or blas_threads.usable_cpus()
+        workers = "MXNET_MP_WORKER_NTHREADS" if forking.process.in_child else "MXNET_CPU_WORKER_NTHREADS"
+        tasks = (
+            config.process(workers if forking.process.in_child else "WEFTPLAN_TASK_WORKERS")
+            or blas_threads.usable_cpus()
+        )
         engine = cls(
             cpu_workers=threads.cpu_workers or config.process(workers),
             task_workers=threads.task_workers or threads.cpu_workers or tasks,
@@ -73,8 +76,9 @@ class ThreadedEnginePerDevice(ThreadedBase):
         ctx = context_of(op)
         return ctx.device_type, ctx.device_id, op.prop + 0  # a plain integer hashes faster
 
-    def make_queue(self, *key: Any) -> WorkerQueue:
-        kind, index, prop = key
+    def make_queue(self, *key: object) -> WorkerQueue:
+        route: Any = key  # of queue_key
+        kind, index, prop = route
         if kind == "file" and prop in _COPIES:
             direction = "copy in" if prop == FnProperty.COPY_TO_GPU else "copy out"
             return self._queue(Context(kind, index), direction, 1, by_priority=True)

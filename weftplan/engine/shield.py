@@ -111,6 +111,7 @@ undisturbed = _Undisturbed()
 shield = Shield()
 _NONE: AbstractContextManager[None] = nullcontext()
 _main = threading.main_thread().ident
+"""The main thread. A variable of the module, because every shielded section reads it; only a fork replaces it."""
 
 
 def _forked() -> None:

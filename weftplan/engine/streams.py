@@ -29,9 +29,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from weftplan import device as devices
+from weftplan.device.base import Fault
 from weftplan.engine.failure import Failure, Outcome
 from weftplan.engine.operation import FnProperty, OprBlock
 from weftplan.locks import Lock, free_in_children
@@ -158,7 +159,7 @@ def _pass(core: Runs, var: Var, mark: Mark) -> Failure | None:
     return failure
 
 
-def _failure_of(core: Runs, fault: Any, stream: Stream) -> Failure:
+def _failure_of(core: Runs, fault: Fault, stream: Stream) -> Failure:
     """Return the failure that all dependants of ``fault`` share."""
     if fault.kept is None:
         name, site, seq = fault.owner or (f"work on {stream!r}", None, 0)

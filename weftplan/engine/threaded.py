@@ -79,7 +79,7 @@ class ThreadedBase(Engine):
         """Return the properties of an operation that decide its queue."""
         raise NotImplementedError
 
-    def make_queue(self, *key: Any) -> WorkerQueue:
+    def make_queue(self, *key: object) -> WorkerQueue:
         """Return :meth:`new_queue` for a new key. Called inside the region."""
         raise NotImplementedError
 
@@ -356,7 +356,7 @@ class ThreadedEngine(ThreadedBase):
     def queue_key(self, op: OprBlock) -> tuple[object, ...]:
         return (op.prop in _COPIES,)
 
-    def make_queue(self, *key: Any) -> WorkerQueue:
+    def make_queue(self, *key: object) -> WorkerQueue:
         name, threads = ("copy", self._copy_workers) if key[0] else ("worker", self._workers)
         return self.new_queue(None, name, threads)
 

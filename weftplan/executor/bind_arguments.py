@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeAlias, TypeVar
 
 from weftplan.device.context import Context
 from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, did_you_mean, listed
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import dtype_of
+from weftplan.support.array_types import DType, DTypeLike
 from weftplan.symbol import Symbol
 from weftplan.symbol.attribute import read_grad_req
 from weftplan.symbol.inference.methods import read_shape
@@ -24,7 +23,14 @@ _OPTIONS = (
 """Keywords of :func:`~weftplan.executor.binding.simple_bind` that are no shapes."""
 
 
-def normalize_grad_req(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
+T = TypeVar("T")
+Arrays: TypeAlias = Sequence[NDArray | None] | Mapping[str, NDArray | None]
+"""Arrays in the order of names, or by name; None in the place of a gradient that is not wanted."""
+GradReq: TypeAlias = str | Sequence[str] | Mapping[str, str]
+"""What becomes of gradients: of all alike, in the order of arguments, or by name."""
+
+
+def normalize_grad_req(grad_req: object, names: Sequence[str]) -> dict[str, str]:
     """``grad_req`` as a dictionary over all arguments.
 
     >>> normalize_grad_req({"w": "add"}, ["x", "w"])
@@ -41,7 +47,7 @@ def normalize_grad_req(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
     return read_grad_req(grad_req, names, BindError)
 
 
-def _in_order(values: Any, names: Sequence[str], what: str) -> list[Any]:
+def _in_order(values: object, names: Sequence[str], what: str) -> list[object]:
     """Return the items of a list or a dictionary in the order of names, None for those that a dictionary lacks.
 
     Raises:
@@ -56,7 +62,7 @@ def _in_order(values: Any, names: Sequence[str], what: str) -> list[Any]:
     return list(values)
 
 
-def collect(values: Any, names: Sequence[str], what: str) -> list[NDArray]:
+def collect(values: object, names: Sequence[str], what: str) -> list[NDArray]:
     """Return arrays, which come as a list or a dictionary, one for every name.
 
     Raises:
@@ -66,18 +72,19 @@ def collect(values: Any, names: Sequence[str], what: str) -> list[NDArray]:
     missing = [name for name in names if name not in values] if isinstance(values, Mapping) else []
     if missing:
         raise BindError(f"bind: {what} lacks {listed(missing)}; needed are {listed(names)}")
-    arrays = _in_order(values, names, what)
-    for name, array in zip(names, arrays, strict=True):
+    arrays: list[NDArray] = []
+    for name, array in zip(names, _in_order(values, names, what), strict=True):
         if not isinstance(array, NDArray):
             raise DTypeError(
                 f"bind: {what} {name!r} must be an NDArray, got {type(array).__name__}; make one with mx.nd.array(...)"
             )
+        arrays.append(array)
     return arrays
 
 
 def collect_gradients(
-    args_grad: Any, reqs: Mapping[str, str], args: Sequence[NDArray]
-) -> tuple[list[NDArray | None], dict[str, str], dict[str, Any]]:
+    args_grad: object, reqs: Mapping[str, str], args: Sequence[NDArray]
+) -> tuple[list[NDArray | None], dict[str, str], dict[str, DType]]:
     """Return (gradient arrays, None if not given; their grad_req; dtypes that differ from the argument's).
 
     Args:
@@ -92,11 +99,13 @@ def collect_gradients(
     names = list(reqs)
     if isinstance(args_grad, Mapping):
         _warn_unknown("args_grad", args_grad, names)
-    grads = _in_order({} if args_grad is None else args_grad, names, "args_grad")
-    wanted = {name: "null" if grad is None else req for (name, req), grad in zip(reqs.items(), grads, strict=True)}
-    dtypes: dict[str, Any] = {}
-    for name, array, grad in zip(names, args, grads, strict=True):
+    items = _in_order({} if args_grad is None else args_grad, names, "args_grad")
+    wanted = {name: "null" if grad is None else req for (name, req), grad in zip(reqs.items(), items, strict=True)}
+    grads: list[NDArray | None] = []
+    dtypes: dict[str, DType] = {}
+    for name, array, grad in zip(names, args, items, strict=True):
         if grad is None:
+            grads.append(None)
             continue
         if not isinstance(grad, NDArray):
             raise DTypeError(
@@ -107,10 +116,11 @@ def collect_gradients(
             raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
         if grad.dtype != array.dtype and wanted[name] != "null":
             dtypes[name] = grad.dtype
+        grads.append(grad)
     return grads, wanted, dtypes
 
 
-def collect_shapes(shapes: Mapping[str, Any], names: Sequence[str], aux_names: Sequence[str]) -> dict[str, Any]:
+def collect_shapes(shapes: Mapping[str, object], names: Sequence[str], aux_names: Sequence[str]) -> dict[str, object]:
     """The shapes that were given to :func:`~weftplan.executor.binding.simple_bind` of variables of the symbol.
 
     Other names are warned of; raises BindError for one that was meant to be an option.
@@ -130,13 +140,13 @@ def collect_shapes(shapes: Mapping[str, Any], names: Sequence[str], aux_names: S
     return {name: shape for name, shape in shapes.items() if name in every}
 
 
-def check_context(verb: str, ctx: Any) -> None:
+def check_context(verb: str, ctx: object) -> None:
     """Raise BindError unless ``ctx`` is a context."""
     if not isinstance(ctx, Context):
         raise BindError(f"{verb}: ctx must be a context such as mx.cpu() or mx.gpu(0), got {ctx!r}")
 
 
-def _warn_unknown(what: str, values: Mapping[str, Any], names: Sequence[str]) -> None:
+def _warn_unknown(what: str, values: Mapping[str, object], names: Sequence[str]) -> None:
     """Extra names are allowed, as in MXNet, but a misspelt one would silently train nothing."""
     known = frozenset(names)
     for name in values:
@@ -145,18 +155,19 @@ def _warn_unknown(what: str, values: Mapping[str, Any], names: Sequence[str]) ->
             warn(f"{what} names {name!r}, which is no argument: {hint}the arguments are {listed(names)}")
 
 
-def as_shape(name: str, shape: Any) -> tuple[int, ...]:
+def as_shape(name: str, shape: object) -> tuple[int, ...]:
     """Return the shape of an argument as a tuple of ints, 0 for unknown dimensions (0 or -1); raise ShapeError."""
     try:
-        dims: tuple[int, ...] = read_shape([operator.index(d) for d in shape], f"the shape of {name!r}")
+        sizes: Any = shape  # if it is no sequence, the next line raises
+        dims: tuple[int, ...] = read_shape([operator.index(d) for d in sizes], f"the shape of {name!r}")
         return dims
     except TypeError:
         raise ShapeError(f"the shape of {name!r} must be a tuple of integers such as (32, 10), got {shape!r}") from None
 
 
-def given_dtypes(type_dict: Mapping[str, Any], names: Sequence[str]) -> dict[str, np.dtype[Any]]:
+def given_dtypes(type_dict: Mapping[str, DTypeLike | None], names: Sequence[str]) -> dict[str, DType]:
     """The dtypes that ``type_dict`` gives to variables; raises DTypeError, or ParameterError for an unknown name."""
-    known: dict[str, np.dtype[Any]] = {}
+    known: dict[str, DType] = {}
     every = frozenset(names)
     for name, dtype in type_dict.items():
         if dtype is None:
@@ -174,7 +185,7 @@ def given_dtypes(type_dict: Mapping[str, Any], names: Sequence[str]) -> dict[str
     return known
 
 
-def either(verb: str, name: str, value: Any, older: str, older_value: Any) -> Any:
+def either(verb: str, name: str, value: T | None, older: str, older_value: T | None) -> T | None:
     """The value of an option that has two names; raises BindError for both at once."""
     if value is not None and older_value is not None:
         raise BindError(f"{verb}: {name} and {older} are two names of one option; give {name}")
@@ -190,7 +201,7 @@ def names_of(symbol: Symbol) -> tuple[list[str], list[str], Order]:
     return names, aux_names, order
 
 
-def by_name(names: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:
+def by_name(names: Sequence[str], arrays: Sequence[T]) -> dict[str, T]:
     """A dictionary of arrays; raises BindError when two have the same name."""
     table = dict(zip(names, arrays, strict=True))
     if len(table) != len(names):

@@ -7,7 +7,7 @@ allocated, and the planner infers shapes and dtypes once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from weftplan.device.context import Context
 from weftplan.device.offload_links import speed
 from weftplan.errors import BindError, BudgetError, MXNetError, PlanError, ShapeError, did_you_mean, listed, own
 from weftplan.executor.bind_arguments import (
+    Arrays,
+    GradReq,
     as_shape,
     check_context,
     collect,
@@ -37,7 +39,9 @@ from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.planner.spill.search import places
 from weftplan.storage import offload
+from weftplan.support.array_types import DType, DTypeLike
 from weftplan.support.gc_pause import resting
+from weftplan.support.tensor_types import Shape
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import Order
 
@@ -57,8 +61,8 @@ class Binding:
 
     def plan(
         self,
-        shapes: Mapping[str, Any],
-        dtypes: Mapping[str, Any],
+        shapes: Mapping[str, Shape],
+        dtypes: Mapping[str, DTypeLike],
         contexts: Mapping[str, Context],
         *,
         budget: int | None = None,
@@ -90,7 +94,7 @@ class Binding:
             )
             return sized.plan() if budget is None else planner.plan_within(sized.plan, self.options, budget=budget)
 
-        facts = {
+        facts: dict[str, Mapping[str, Hashable]] = {
             "shapes": {name: tuple(shape) for name, shape in shapes.items()},
             "dtypes": {name: np.dtype(dtype) for name, dtype in dtypes.items()},
             "gradients": self.reqs,
@@ -141,7 +145,7 @@ class Binding:
 
     @resting
     def reshaped(
-        self, old: Executor, partial_shaping: bool, allow_up_sizing: bool, shapes: Mapping[str, Any]
+        self, old: Executor, partial_shaping: bool, allow_up_sizing: bool, shapes: Mapping[str, object]
     ) -> Executor:
         """An executor like ``old``, which was bound this way, for other shapes: as many arrays are kept as fit.
 
@@ -223,7 +227,7 @@ def _links(options: PlanOptions, ctx: Context) -> tuple[tuple[str, str, float, f
 
 def facts_of(
     names: Iterable[str], arrays: Iterable[NDArray]
-) -> tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]], dict[str, Context]]:
+) -> tuple[dict[str, tuple[int, ...]], dict[str, DType], dict[str, Context]]:
     """(shapes, dtypes, contexts) of arrays by name."""
     pairs = list(zip(names, arrays, strict=True))
     return (
@@ -238,10 +242,10 @@ def bind(
     symbol: Symbol,
     /,
     ctx: Context,
-    args: Any,
-    args_grad: Any = None,
-    grad_req: Any = "write",
-    aux_states: Any = None,
+    args: Arrays,
+    args_grad: Arrays | None = None,
+    grad_req: GradReq = "write",
+    aux_states: Arrays | None = None,
     group2ctx: Groups = None,
     shared_exec: Executor | None = None,
     *,
@@ -284,8 +288,8 @@ def simple_bind(
     symbol: Symbol,
     /,
     ctx: Context,
-    grad_req: Any = "write",
-    type_dict: Mapping[str, Any] | None = None,
+    grad_req: GradReq = "write",
+    type_dict: Mapping[str, DTypeLike | None] | None = None,
     stype_dict: Mapping[str, str] | None = None,
     group2ctx: Groups = None,
     shared_arg_names: Sequence[str] | None = None,
@@ -293,11 +297,11 @@ def simple_bind(
     shared_buffer: dict[str, NDArray] | None = None,
     *,
     budget: int | str | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     options: PlanOptions | None = None,
     memory_budget: int | str | None = None,
     plan_options: PlanOptions | None = None,
-    **shapes: Any,
+    **shapes: object,
 ) -> Executor:
     """Infer every shape and dtype from a few, allocate zero-filled arrays, and bind.
 
@@ -343,7 +347,7 @@ def simple_bind(
         reqs = normalize_grad_req(grad_req, names)
         known = {name: as_shape(name, shape) for name, shape in shapes.items()}
         binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind)
-        most = None if limit is None else bytes_of(limit, ctx)
+        most = bytes_of(limit, ctx) if isinstance(limit, (int, str)) else None
         types = {**(dict.fromkeys(known, dtype) if dtype is not None else {}), **(type_dict or {})}
         planned = binding.plan(known, given_dtypes(types, every), {**places, **there}, budget=most, order=order)
     except (BudgetError, PlanError):

@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 from weftplan import config, device, engine
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
+from weftplan.engine.var import Var
 from weftplan.errors import MXNetError
 from weftplan.executor.executor import Executor
 from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
@@ -39,9 +40,11 @@ from weftplan.ndarray.pushing import push
 from weftplan.ndarray.spill import spilling
 from weftplan.ndarray.spill.dynamic import DynamicChunk
 from weftplan.planner import PlannedGraph
+from weftplan.support.array_types import RawArray
 from weftplan.support.slots import MAKE_ROOM
 
-Local = dict[bool, dict[int, list[Any]]]
+_Cached: TypeAlias = tuple[Call | None, Bind, list[RawArray]]
+Local = dict[bool, dict[int, list[DynamicChunk]]]
 
 
 class Collector:
@@ -52,16 +55,16 @@ class Collector:
         self.fraction = float(config.get("FLAGS_memory_fraction_of_eager_deletion"))
         self.fast = bool(config.get("FLAGS_fast_eager_deletion_mode"))
         self.scope = bool(config.get("FLAGS_eager_delete_scope"))
-        self._ends: dict[bool, dict[int, list[Any]]] = {}
-        self._kept: dict[bool, list[Any]] = {}
-        self._queue: list[Any] = []
+        self._ends: dict[bool, dict[int, list[DynamicChunk]]] = {}
+        self._kept: dict[bool, list[DynamicChunk]] = {}
+        self._queue: list[DynamicChunk] = []
         self._queued = 0
 
     def settle(
         self,
         forward: Sequence[Segment],
         backward: Sequence[Segment],
-        chunks_of: Callable[[Step], list[Any]],
+        chunks_of: Callable[[Step], list[DynamicChunk]],
         *,
         inside: bool,
     ) -> Local:
@@ -80,7 +83,7 @@ class Collector:
             segments = (*forward, *backward) if is_train else forward
             users: dict[int, int] = defaultdict(int)
             last: dict[int, tuple[int, Step]] = {}
-            known: dict[int, Any] = {}
+            known: dict[int, DynamicChunk] = {}
             for number, segment in enumerate(segments):
                 for step in segment.steps:
                     for chunk in chunks_of(step):
@@ -89,8 +92,8 @@ class Collector:
                         last[id(chunk)] = number, step
             behind = _behind(segments)
             chosen = {id(chunk) for chunk in self._chosen(list(known.values()))}
-            here: dict[int, list[Any]] = defaultdict(list)
-            ends: dict[int, list[Any]] = defaultdict(list)
+            here: dict[int, list[DynamicChunk]] = defaultdict(list)
+            ends: dict[int, list[DynamicChunk]] = defaultdict(list)
             for key, (number, step) in last.items():
                 if key not in chosen:
                     continue
@@ -105,7 +108,7 @@ class Collector:
             self._kept[is_train] = [chunk for key, chunk in known.items() if key not in chosen]
         return local
 
-    def _chosen(self, chunks: list[Any]) -> list[Any]:
+    def _chosen(self, chunks: list[DynamicChunk]) -> list[DynamicChunk]:
         """The chunks that are collected at all, largest first."""
         if self.threshold < 0:
             return []
@@ -118,18 +121,18 @@ class Collector:
             nbytes += chunk.nbytes
         return largest
 
-    def passed(self, is_train: bool, number: int) -> list[Any]:
+    def passed(self, is_train: bool, number: int) -> list[DynamicChunk]:
         """Return the chunks that go back after segment ``number``, which has just been pushed."""
         dead = self._ends[is_train].get(number, ())
         self._queue += dead
         self._queued += sum(chunk.nbytes for chunk in dead)
         return self._emptied() if self._queued >= self.threshold else []
 
-    def ended(self, is_train: bool) -> list[Any]:
+    def ended(self, is_train: bool) -> list[DynamicChunk]:
         """Return the chunks that go back at the end of a run."""
         return [*self._emptied(), *(self._kept[is_train] if self.scope else ())]
 
-    def _emptied(self) -> list[Any]:
+    def _emptied(self) -> list[DynamicChunk]:
         dead, self._queue, self._queued = self._queue, [], 0
         return dead
 
@@ -181,13 +184,13 @@ class DynamicMemory(PlannedMemory):
         """By node: every chunk that its call looks at."""
         self.random: frozenset[int] = frozenset()
         """Nodes whose calls differ from run to run."""
-        self._calls: dict[tuple[int, ...], tuple[Call | None, Bind, list[Any]]] = {}
+        self._calls: dict[tuple[int, ...], _Cached] = {}
         """By node, mode and addresses: calls that were made before, with the bytes that they look at, which are
         therefore still those; pools hand out the same again. A random node has one for each run."""
         self._remembered = 0
 
     @property
-    def chunks(self) -> Mapping[int, Any]:
+    def chunks(self) -> Mapping[int, Chunk]:
         """By storage its chunk."""
         return self._chunks
 
@@ -204,7 +207,9 @@ class DynamicMemory(PlannedMemory):
         for chunk in self.local[run.is_train].get(nid, ()):
             chunk.drop_in_order()
 
-    def _use(self, nid: int, make: Callable[[], Bind], run: RunState, chunks: Sequence[Chunk], raws: list[Any]) -> None:
+    def _use(
+        self, nid: int, make: Callable[[], Bind], run: RunState, chunks: Sequence[Chunk], raws: list[RawArray]
+    ) -> None:
         """Make the call, or take the cached call, with the bytes of ``chunks`` there, and call it."""
         key = (nid, run.is_train, *[chunk.address for chunk in chunks])
         known = self._calls.get(key)
@@ -214,7 +219,7 @@ class DynamicMemory(PlannedMemory):
         del raws, known
         call()
 
-    def _made(self, key: tuple[int, ...], raws: list[Any], bind: Bind, run: RunState) -> Any:
+    def _made(self, key: tuple[int, ...], raws: list[RawArray], bind: Bind, run: RunState) -> _Cached:
         """A call, which is kept if its results are small: its views keep their memory in the process, also when a pool
         gives it back."""
         entry = None if key[0] in self.random else bind(run), bind, list(raws)
@@ -224,7 +229,7 @@ class DynamicMemory(PlannedMemory):
             self._calls[key] = entry
         return entry
 
-    def after(self, storage: int) -> list[Any]:
+    def after(self, storage: int) -> list[Var]:
         """Return no vars: no storage lies over an earlier storage."""
         return []
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
 
 from weftplan import config, engine
 from weftplan.device.context import Context
@@ -21,6 +20,7 @@ from weftplan.executor.monitor import Monitored, checked, debug_str, warn_of_joi
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
 from weftplan.executor.run_values import (
+    ArrayValue,
     as_array,
     check_switch,
     copy_in,
@@ -37,6 +37,7 @@ from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
 from weftplan.planner.symbolic.passes import unfused
+from weftplan.support.array_types import ShapeLike
 from weftplan.symbol import Symbol
 
 Callback = Callable[[str, NDArray], None]
@@ -187,7 +188,7 @@ class Executor:
 
     # -- running --------------------------------------------------------------------------------------------------
 
-    def forward(self, is_train: bool = False, **inputs: Any) -> list[NDArray]:
+    def forward(self, is_train: bool = False, **inputs: object) -> list[NDArray]:
         """Run the forward part, asynchronously; returns ``outputs``.
 
         If an operation of a run fails, reading a result that depends on it raises the error. Other results are
@@ -215,7 +216,7 @@ class Executor:
             self._engine.give_way()  # backward and an update are to be pushed before anybody waits
         return outputs
 
-    def _forward(self, is_train: bool, inputs: Mapping[str, Any]) -> list[NDArray]:
+    def _forward(self, is_train: bool, inputs: Mapping[str, object]) -> list[NDArray]:
         """As ``forward``, with all memory there."""
         for target, value in [self._matched(name, value) for name, value in inputs.items()]:
             copy_in(value, target)
@@ -228,7 +229,7 @@ class Executor:
         self._push(self._forward_segments, self._forward_steps)
         return self.outputs
 
-    def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
+    def backward(self, out_grads: object = None, is_train: bool = True) -> None:
         """Run the backward part, asynchronously: gradients arrive in ``grad_arrays`` as ``grad_req`` says.
 
         Args:
@@ -255,7 +256,7 @@ class Executor:
         with self._memory.pool.idleness.prepared(self._prepare_once, self._external.values()):
             self._backward(heads)
 
-    def _backward(self, heads: Any) -> None:
+    def _backward(self, heads: Sequence[tuple[ArrayValue, NDArray]]) -> None:
         """As ``backward``, with all memory there."""
         if self._ran_backward and self._ran_forward:
             self._check_repeatable()
@@ -326,7 +327,7 @@ class Executor:
         for segment in segments:
             segment.push(run)
 
-    def _matched(self, name: str, value: Any) -> tuple[NDArray, Any]:
+    def _matched(self, name: str, value: object) -> tuple[NDArray, ArrayValue]:
         """(argument, the value for it, of its shape); changes nothing."""
         target = self.arg_dict.get(name)
         if target is None:
@@ -342,7 +343,7 @@ class Executor:
         return by_name(self.arg_names, self.arg_arrays)
 
     @cached_property
-    def grad_dict(self) -> dict[str, Any]:
+    def grad_dict(self) -> dict[str, NDArray | None]:
         """Gradients by argument name (None where not wanted)."""
         return by_name(self.arg_names, self.grad_arrays)
 
@@ -384,7 +385,7 @@ class Executor:
             copy_in(value, target)
         self._unset = [] if allow_missing else unset(self, {*arg_params, *(aux_params or {})})
 
-    def _check_values(self, inputs: Mapping[str, Any], is_train: bool) -> None:
+    def _check_values(self, inputs: Mapping[str, object], is_train: bool) -> None:
         """Raise for parameters that still have no value."""
         lost = [name for name in unset(self, inputs) if name in self._unset]
         self._unset = []
@@ -397,7 +398,7 @@ class Executor:
                 f"of this network, or allow_missing=True where zeros are meant"
             )
 
-    def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **shapes: Any) -> Executor:
+    def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **shapes: ShapeLike) -> Executor:
         """Return an executor for other input shapes that shares arrays and planned memory with this executor.
 
         Args:

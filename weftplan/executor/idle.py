@@ -30,6 +30,7 @@ from weftplan.errors import OutOfMemoryError
 from weftplan.executor import waits
 from weftplan.executor.pool_memory import PoolMemory
 from weftplan.locks import Lock, ReentrantLock, free_in_children, members
+from weftplan.ndarray import NDArray
 from weftplan.ndarray.memory.release import PATIENCE_S
 from weftplan.ndarray.spill import spill_ahead, spilling
 from weftplan.storage import offload, relief
@@ -74,8 +75,16 @@ class _Held:
         self.kept = object()
 
 
-def _references(thing: Any) -> int:
-    """How many references there are, those of the caller's variable and of this call included."""
+def _references(thing: object) -> int:
+    """Return the number of references, those of the caller's variable and of this call included.
+
+    A block may leave only if no object refers to its bytes, and only this count shows that. Any code can make a view:
+    NumPy, CuPy, DLPack or an extension, without a call of this package. NumPy gives a view of a view the same base, so
+    a weak reference to the exported array ends too early, and one to the base tells only that all views are gone, not
+    that none is left besides ours. The buffer protocol refuses a resize while views exist, but only for bytearrays. A
+    copy for each export would need no count; it would cost ``asnumpy`` of outputs and DLPack their shared memory.
+    The count may only be too high, as in a debugger: then the block stays. Where it may be too low, see ``_EXACT``.
+    """
     return getrefcount(thing)
 
 
@@ -86,7 +95,8 @@ def _measured() -> tuple[int, int]:
 
 
 _BLOCK, _ATTRIBUTE = _measured()
-"""The counts of a block that a table and a variable hold, and of an object that one attribute holds."""
+"""The counts of a block that a table and a variable hold, and of an object that one attribute holds. Measured, because
+interpreters differ in the references of a call."""
 _EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 """Where references are not counted exactly nothing leaves."""
 
@@ -131,7 +141,7 @@ class Idleness:
         self._leave_users(threading.get_ident())
 
     def prepared(
-        self, prepare: Callable[[], object], arrays: Iterable[Any] = ()
+        self, prepare: Callable[[], object], arrays: Iterable[NDArray] = ()
     ) -> AbstractContextManager[object, bool | None]:
         """Return the ``with`` block of this object, after a call of ``prepare``. If one of them finds no memory
         because other threads wait for this pool's, those get it first, and both begin again.
@@ -142,7 +152,7 @@ class Idleness:
         return self._prepared_in_turn(prepare, arrays) if spilling.active() else _Prepared(self, prepare)
 
     @contextmanager
-    def _prepared_in_turn(self, prepare: Callable[[], object], arrays: Iterable[Any]) -> Iterator[None]:
+    def _prepared_in_turn(self, prepare: Callable[[], object], arrays: Iterable[NDArray]) -> Iterator[None]:
         """As :meth:`prepared`, if other threads may wait for this pool's memory."""
         me = threading.get_ident()
         for left in reversed(range(_MOST_TIMES)):
@@ -165,7 +175,7 @@ class Idleness:
                 waits.preparing.discard(me)
             self._let_others_go_first()
 
-    def _let_pending_end(self, arrays: Iterable[Any]) -> None:
+    def _let_pending_end(self, arrays: Iterable[NDArray]) -> None:
         """If room is made ahead, wait while anything is pending on ``arrays``: it may be ordered after operations that
         lack the memory which the run has from its preparation on."""
         pool = self._pool()

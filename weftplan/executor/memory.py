@@ -15,8 +15,10 @@ import numpy as np
 from weftplan import config
 from weftplan.device.context import Context
 from weftplan.device.offload_targets import OffloadTarget
+from weftplan.engine.var import Var
 from weftplan.executor.pool import Placement, SlabPool
 from weftplan.ndarray import NDArray
+from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.planner import PlannedGraph
 from weftplan.planner.buffers import alignment_of
 
@@ -117,7 +119,7 @@ class PlannedMemory:
         self.graphs: str | None = None if wanted else "MXNET_ENABLE_CUDA_GRAPHS is off"
 
     @property
-    def chunks(self) -> Mapping[int, Any]:
+    def chunks(self) -> Mapping[int, Chunk]:
         """By storage the chunk with its var: those of outputs, and after :meth:`complete` all."""
         return self.placement.chunks
 
@@ -131,7 +133,7 @@ class PlannedMemory:
         storage = int(planned.memory.entry_storage[eid])
         return NDArray(self.chunks[storage], planned.shapes[eid], planned.dtypes[eid])
 
-    def workspace(self, node: int) -> Any:
+    def workspace(self, node: int) -> tuple[Chunk, int] | None:
         """(chunk, bytes) of a node's workspace, or None when it has none."""
         plan = self._planned.memory
         nbytes = int(plan.workspace_nbytes[node])
@@ -143,6 +145,6 @@ class PlannedMemory:
         """Return the function that makes the calls of node ``nid``: the result of ``make``, which reads addresses."""
         return make()
 
-    def after(self, storage: int) -> list[Any]:
+    def after(self, storage: int) -> list[Var]:
         """Return vars of the storages whose memory a storage reuses: its first writer must wait for their readers."""
         return [self.chunks[r].var for r in self._planned.memory.after(storage)]

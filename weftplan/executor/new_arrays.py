@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -15,9 +15,22 @@ from weftplan.executor.pool_memory import grow, growable
 from weftplan.ndarray import NDArray, zeros
 from weftplan.ndarray.memory.chunk import Chunk, MovableChunk
 from weftplan.ndarray.pushing import push
+from weftplan.support.array_types import DType, DTypeLike
 from weftplan.support.slots import ARRAY_CHUNK
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import warn
+
+ArrayFacts: TypeAlias = tuple[tuple[int, ...], DType, Context]
+"""Shape, dtype and context of an array."""
+
+
+class HasGradients(Protocol):
+    """An executor whose gradients another executor shares."""
+
+    @property
+    def grad_dict(self) -> dict[str, NDArray | None]:
+        """Its gradients by argument name."""
+
 
 Groups = Mapping[str, Context] | None
 _AT_ONCE = 1 << 16
@@ -41,13 +54,13 @@ def variable_contexts(symbol: Symbol, ctx: Context, group2ctx: Groups) -> dict[s
 
 
 def arrays_like(
-    wanted: Mapping[str, tuple[tuple[int, ...], Any, Context]],
+    wanted: Mapping[str, ArrayFacts],
     names: Sequence[str],
     aux_names: Sequence[str],
     reqs: Mapping[str, str],
     *,
-    shared: Mapping[str, Mapping[str, Any]],
-    shared_exec: Any,
+    shared: Mapping[str, Mapping[str, NDArray]],
+    shared_exec: HasGradients | None,
     shared_buffer: dict[str, NDArray] | None,
 ) -> tuple[list[NDArray], list[NDArray | None], list[NDArray]]:
     """Return (arguments, gradients, auxiliary states), filled with zeros unless they are shared.
@@ -72,11 +85,11 @@ def arrays_like(
         small = _small_beside({name: wanted[name] for name in (*names, *aux_names)})
     unfilled += beside.values()
 
-    def zero(shape: tuple[int, ...], place: Context, dtype: Any) -> NDArray:
+    def zero(shape: tuple[int, ...], place: Context, dtype: DType) -> NDArray:
         unfilled.append(_new(shape, place, dtype))
         return unfilled[-1]
 
-    def buffered(name: str, shape: tuple[int, ...], place: Context, dtype: Any) -> NDArray:
+    def buffered(name: str, shape: tuple[int, ...], place: Context, dtype: DType) -> NDArray:
         if shared_buffer is None:
             return zero(shape, place, dtype)
         return buffered_array(shared_buffer, name, shape, dtype, place)
@@ -87,7 +100,7 @@ def arrays_like(
         if name in shared:
             args.append(shared_array(shared[name], name, shape, dtype))
             if reqs[name] != "null":
-                grad = shared_exec.grad_dict.get(name)
+                grad = None if shared_exec is None else shared_exec.grad_dict.get(name)
                 grad = zero(shape, place, dtype) if grad is None else grad
         else:
             args.append(small[name] if name in small else buffered(name, shape, place, dtype))
@@ -105,7 +118,7 @@ def arrays_like(
     return args, grads, aux
 
 
-def shared_array(table: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype: Any) -> NDArray:
+def shared_array(table: Mapping[str, NDArray | None], name: str, shape: tuple[int, ...], dtype: DType) -> NDArray:
     """Return the array ``name`` of the executor that shares it; raise BindError or ShapeError if it does not fit."""
     array = table.get(name)
     if array is None:
@@ -113,10 +126,10 @@ def shared_array(table: Mapping[str, Any], name: str, shape: tuple[int, ...], dt
         raise BindError(f"simple_bind: shared_exec has no array {name!r}; {hint}it has {listed(table)}")
     if tuple(array.shape) != tuple(shape) or array.dtype != dtype:
         raise ShapeError(f"simple_bind: {name!r} is shared as {array.shape} {array.dtype} but needs {shape} {dtype}")
-    return array  # type: ignore[no-any-return]
+    return array
 
 
-def buffered_array(pool: dict[str, NDArray], name: str, shape: tuple[int, ...], dtype: Any, ctx: Context) -> NDArray:
+def buffered_array(pool: dict[str, NDArray], name: str, shape: tuple[int, ...], dtype: DType, ctx: Context) -> NDArray:
     """Return an array cut from ``pool[name]``, which is made if it is missing and grows if it is too small.
 
     Arrays that were cut from it before stay valid, and keep their values. So the bytes that the pool holds do not
@@ -161,7 +174,7 @@ def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: b
     return new_zeros(shape, array.context, array.dtype)
 
 
-def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
+def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: DTypeLike) -> NDArray:
     """Zeros whose memory is taken now, not when the operation that fills them runs: a bind that lacks room raises.
 
     Shape and dtype are those of a plan, or of an array: they are not checked again.
@@ -171,7 +184,7 @@ def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
     return array
 
 
-def _new(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
+def _new(shape: tuple[int, ...], ctx: Context, dtype: DTypeLike) -> NDArray:
     """As :func:`new_zeros`, not filled yet."""
     kind = np.dtype(dtype)
     return NDArray.over(ARRAY_CHUNK.get()(ctx, math.prod(shape) * kind.itemsize), shape, kind)
@@ -208,7 +221,7 @@ def _push_fill(group: list[Chunk]) -> None:
     push(fill, (), tuple(chunk.var for chunk in group), group[0].context, name="full")
 
 
-def gradients_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> dict[str, NDArray]:
+def gradients_beside(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
     """Return memory, not filled yet, for gradients of (shape, dtype, context): contiguous for each context and dtype,
     the last gradient first.
 
@@ -219,7 +232,7 @@ def gradients_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) ->
     return _beside(dict(reversed(wanted.items())))[1]
 
 
-def _small_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> dict[str, NDArray]:
+def _small_beside(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
     """Return contiguous zeros for small arrays of (shape, dtype, context): a network has hundreds of gammas, biases and
     means, and few of them fill a page. :func:`gradients_beside` says which arrays are left out."""
     few = {name: fact for name, fact in wanted.items() if math.prod(fact[0]) * fact[1].itemsize <= _AT_ONCE}
@@ -229,9 +242,9 @@ def _small_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> di
     return arrays
 
 
-def _beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> tuple[list[Chunk], dict[str, NDArray]]:
+def _beside(wanted: dict[str, ArrayFacts]) -> tuple[list[Chunk], dict[str, NDArray]]:
     """(chunks, one for each context and dtype; arrays that are parts of them, in the order of ``wanted``)."""
-    groups: dict[tuple[Context, np.dtype[Any]], list[str]] = {}
+    groups: dict[tuple[Context, DType], list[str]] = {}
     last, group = None, []
     for name, (_, dtype, place) in wanted.items():
         if place.device_type == "cpu":

@@ -20,7 +20,7 @@ import hashlib
 import marshal
 import os
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -36,7 +36,7 @@ from weftplan.planner import PlannedGraph, PlanOptions, stopping
 from weftplan.planner.symbolic import stored_plans
 from weftplan.support import user_cache
 from weftplan.symbol import Symbol
-from weftplan.symbol.node import Node, Order, depth_first_order
+from weftplan.symbol.node import Entry, Node, Order, depth_first_order
 
 MOST = 4
 """Plans kept for one symbol: the shapes among which a training with validation, or a few buckets, go to and fro."""
@@ -52,7 +52,7 @@ class _Kept:
     but replaced. To compare its few items takes less time than to make a hash of such a key."""
 
 
-def _description(nodes: list[Node], entries: list[Any]) -> list[Any]:
+def _description(nodes: list[Node], entries: Sequence[Entry]) -> list[object]:
     """Everything that a plan reads of nodes; equal descriptions are of the same nodes in the same state.
 
     Parsed parameters are never changed in place, so their identity stands for them (the dictionary is held, too). One

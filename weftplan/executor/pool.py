@@ -19,19 +19,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weftplan import engine
 from weftplan.device.context import Context
 from weftplan.device.offload_targets import OffloadTarget
+from weftplan.engine.var import Var
 from weftplan.errors import BindError, EngineError, OutOfMemoryError
 from weftplan.executor.idle import Idleness, in_turn
 from weftplan.executor.pool_memory import PoolMemory, copy_bytes, finish_deletes, settle
 from weftplan.ndarray.memory.chunk import MovableChunk, lost
 from weftplan.storage import offload
+from weftplan.support.array_types import RawArray
 
 
 class Placement:
@@ -48,7 +48,7 @@ class Placement:
     def __init__(
         self,
         slabs: Sequence[tuple[Context, int]],
-        storages: Sequence[NDArray[Any]],
+        storages: Sequence[RawArray],
         needs: Mapping[Context, int],
         targets: Mapping[Context, OffloadTarget] | None = None,
         *,
@@ -131,7 +131,7 @@ class SlabPool:
         """Bytes held, per device, here or in a target."""
         return {**{ctx: block.nbytes for ctx, block in self._blocks.items()}, **self.idleness.away}
 
-    def idle(self, variables: list[Any]) -> bool:
+    def idle(self, variables: list[Var]) -> bool:
         """True when no operation on these vars of the pool's engine is pending on the host."""
         try:
             return self._engine.idle(variables)
@@ -142,7 +142,7 @@ class SlabPool:
         """True when the last run in this memory was that of ``placement``'s executor."""
         return self._owner is placement
 
-    def take_over(self, placement: Placement) -> list[Any]:
+    def take_over(self, placement: Placement) -> list[MovableChunk]:
         """Make ``placement`` the owner; returns the storages of the owner before it (none: no run yet)."""
         # The run writes the vars of these storages, too. Without that:
         # 1. executor A runs; the user pushes a copy of A's output, which waits for a slow destination;
@@ -251,7 +251,7 @@ class SlabPool:
             raise
         self._refill(ctx, new, kept)
 
-    def _restore(self, ctx: Context, nbytes: int, old: weakref.ref[PoolMemory], kept: Any) -> None:
+    def _restore(self, ctx: Context, nbytes: int, old: weakref.ref[PoolMemory], kept: RawArray | None) -> None:
         """After a failure: the old block, if an exported array keeps it, or one like it."""
         try:
             self._refill(ctx, old() or PoolMemory(ctx, nbytes), kept)
@@ -259,7 +259,7 @@ class SlabPool:
             self._owner = None  # its values are lost; the next executor that joins brings the block back
             raise
 
-    def _refill(self, ctx: Context, block: PoolMemory, kept: Any) -> None:
+    def _refill(self, ctx: Context, block: PoolMemory, kept: RawArray | None) -> None:
         if kept is not None:
             copy_bytes(ctx, block.raw[: kept.nbytes], kept)
         self._install(ctx, block)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from weftplan import device, engine
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
+from weftplan.engine.var import Var
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.memory.chunk import Chunk, MovableChunk, nothing
 from weftplan.ndarray.memory.release import drain
 from weftplan.ndarray.pushing import push
 from weftplan.ndarray.spill import spilling
+from weftplan.support.array_types import DTypeLike, RawArray
 
 
 class PoolMemory:
@@ -30,16 +31,17 @@ class PoolMemory:
         self.counted = spilling.active()
         """Whether views of a result of :meth:`cut` refer to it, so that a count tells whether any view is alive."""
 
-    def cut(self, ranges: Iterable[tuple[int, int]]) -> list[Any]:
+    def cut(self, ranges: Iterable[tuple[int, int]]) -> list[RawArray]:
         """The ranges of the bytes, each given as (offset, bytes)."""
         raw = self.raw
         parts = [raw[offset : offset + nbytes] for offset, nbytes in ranges]
         return [spilling.counted(part) for part in parts] if self.counted else parts
 
     @property
-    def raw(self) -> Any:
+    def raw(self) -> RawArray:
         """Its bytes."""
-        return self.chunk.raw
+        raw: RawArray = self.chunk.raw
+        return raw
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +49,7 @@ class PoolMemory:
         return self.chunk.nbytes
 
 
-def settle(vars_: Iterable[Any]) -> None:
+def settle(vars_: Iterable[Var]) -> None:
     """Block until no operation on these vars is pending, failed operations included; raise no failure.
 
     Raises:
@@ -67,14 +69,14 @@ def finish_deletes(ctx: Context) -> None:
     done.engine.wait_for_var(done.var)
 
 
-def copy_bytes(ctx: Context, target: Any, source: Any) -> None:
+def copy_bytes(ctx: Context, target: RawArray, source: RawArray) -> None:
     """Copy bytes between the device and itself or the host, and wait for that."""
     done = Chunk(cpu(0), 0, name="moved")
     engine.get().push(partial(device.get(ctx).copy, target, source), (), (done.var,), ctx, name="move memory")
     done.engine.wait_for_var(done.var)
 
 
-def growable(ctx: Context, shape: tuple[int, ...], dtype: Any) -> NDArray:
+def growable(ctx: Context, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
     """A zero-filled array whose chunk :func:`grow` can enlarge."""
     block = PoolMemory(ctx, math.prod(shape) * np.dtype(dtype).itemsize)
     array = NDArray(MovableChunk.over(ctx, block.raw, block, name="shared buffer"), shape, dtype)

@@ -7,7 +7,7 @@ the thread that calls the executor, before it pushes.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -18,9 +18,14 @@ from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_number
 from weftplan.planner import PlannedGraph
 from weftplan.planner.symbolic.network import MARK as SPILL_MARK
+from weftplan.support.array_types import RawArray
+
+T = TypeVar("T")
+ArrayValue: TypeAlias = NDArray | RawArray | np.generic
+"""A value for a bound array, once it has been checked."""
 
 
-def as_array(value: Any, target: NDArray, what: str) -> Any:
+def as_array(value: object, target: NDArray, what: str) -> ArrayValue:
     """``value``, an NDArray or a NumPy array of the shape of ``target``; raises with ``what`` otherwise."""
     if not isinstance(value, (NDArray, np.ndarray, np.generic)):
         if not hasattr(value, "__array__"):
@@ -36,16 +41,16 @@ def as_array(value: Any, target: NDArray, what: str) -> Any:
     return value
 
 
-def check_switch(is_train: Any) -> None:
+def check_switch(is_train: object) -> None:
     """Raises BindError for an array in the place of ``is_train``: inputs are given by name."""
     if hasattr(is_train, "__array__") and np.ndim(is_train):
         raise BindError(
             f"forward: is_train must be True or False, got an {type(is_train).__name__} of shape "
-            f"{tuple(is_train.shape)}; give arrays by name, as in forward(data=array)"
+            f"{np.shape(is_train)}; give arrays by name, as in forward(data=array)"
         )
 
 
-def copy_in(value: Any, target: NDArray) -> None:
+def copy_in(value: ArrayValue, target: NDArray) -> None:
     """Copy ``value``, cast to the target's dtype, into ``target``, asynchronously if it is an NDArray."""
     if not isinstance(value, NDArray):
         target[:] = value
@@ -66,7 +71,7 @@ def unset(executor: Any, valued: Collection[str]) -> list[str]:
     return names
 
 
-def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:
+def output_gradients(out_grads: object, names: Sequence[str]) -> list[object]:
     """``out_grads`` as backward takes it (an array, a list or a dictionary), one item per output, None where missing.
 
     A list may end before the outputs do, as in MXNet.
@@ -91,7 +96,9 @@ def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:
     return [*out_grads, *[None] * (count - len(out_grads))]
 
 
-def head_values(out_grads: Any, names: Sequence[str], heads: Sequence[NDArray | None]) -> list[tuple[Any, NDArray]]:
+def head_values(
+    out_grads: object, names: Sequence[str], heads: Sequence[NDArray | None]
+) -> list[tuple[ArrayValue, NDArray]]:
     """Return (value, target) for each output whose gradient is needed; ``heads`` is None for the others.
 
     Raises:
@@ -112,8 +119,8 @@ def head_values(out_grads: Any, names: Sequence[str], heads: Sequence[NDArray | 
 
 
 def parameter_values(
-    tables: Iterable[tuple[Mapping[str, Any], Mapping[str, NDArray], str]], *, allow_extra: bool
-) -> list[tuple[Any, NDArray]]:
+    tables: Iterable[tuple[Mapping[str, object], Mapping[str, NDArray], str]], *, allow_extra: bool
+) -> list[tuple[ArrayValue, NDArray]]:
     """Return (value, target) of parameters given by name.
 
     Args:
@@ -147,7 +154,7 @@ def parameter_values(
     return pairs
 
 
-def check_shapes(facts: Iterable[tuple[str, Sequence[int], Any]], verb: str) -> None:
+def check_shapes(facts: Iterable[tuple[str, Sequence[int], Sequence[int] | None]], verb: str) -> None:
     """Raise ShapeError that lists all (name, bound shape, given shape) of several that differ; None differs from none.
 
     A single one is left to :func:`as_array`, which says more of it.

@@ -18,10 +18,11 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.device.simulated_device import SimDevice
 from weftplan.engine import FnProperty
+from weftplan.engine.var import Var
 from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.copying import device_end, route
-from weftplan.ndarray.memory.chunk import nothing
+from weftplan.ndarray.memory.chunk import Chunk, nothing
 from weftplan.ops.core import tiling
 from weftplan.ops.core.node_call import NodeCall
 from weftplan.ops.core.schema import Op, Req, aligned
@@ -125,7 +126,7 @@ class StepBuilder:
         step.bind = self._memory.bound(nid, partial(self._kernel_call, step, requests, workspace))
         return step
 
-    def _kernel_call(self, step: Step, requests: Sequence[Req], workspace: Any) -> Bind:
+    def _kernel_call(self, step: Step, requests: Sequence[Req], workspace: tuple[Chunk, int] | None) -> Bind:
         """Return a function that binds the kernel of a step to a run.
 
         Accumulated outputs are computed in workspace, then added.
@@ -189,7 +190,7 @@ class StepBuilder:
             return partial(place.launch, modelled=seconds_of(self._planned, nid))
         return place.launch
 
-    def _reused(self, storage: int) -> list[Any]:
+    def _reused(self, storage: int) -> list[Var]:
         """The vars that the first writer of a storage waits for; none after that."""
         if storage < 0 or storage in self._written:
             return []

@@ -20,13 +20,14 @@ from collections.abc import Callable, Container, Sequence
 from functools import reduce
 from operator import or_
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from weftplan import config, device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
+from weftplan.engine.var import Var
 from weftplan.executor.memory import RunState
 from weftplan.executor.schedule import Step
 from weftplan.ndarray.copying import passing
@@ -85,11 +86,31 @@ class Replay:
             graph.launch()
 
 
+class _LastRun:
+    """How long the last run of a segment took."""
+
+    __slots__ = ("ns",)
+
+    def __init__(self) -> None:
+        self.ns = 0
+        """Nanoseconds."""
+
+
 class Segment:
     """Steps that run one after the other in one engine operation."""
 
     __slots__ = (
-        "_binds", "_graphs", "_operators", "_replays", "_took", "context", "name", "prop", "random", "reads", "steps",
+        "_binds",
+        "_graphs",
+        "_last",
+        "_operators",
+        "_replays",
+        "context",
+        "name",
+        "prop",
+        "random",
+        "reads",
+        "steps",
         "writes",
     )  # fmt: skip
 
@@ -118,8 +139,7 @@ class Segment:
         elif graphs is None and not hasattr(device.get(self.context), "capture"):
             self._graphs = f"{self.context} has no CUDA graphs"
         self._replays: dict[bool, Replay] = {}
-        self._took = [0]
-        """Nanoseconds of the last run."""
+        self._last = _LastRun()
 
     @property
     def graphs(self) -> dict[bool, str]:
@@ -136,16 +156,16 @@ class Segment:
     @property
     def long(self) -> bool:
         """Whether the last run took long compared with a change of thread."""
-        return self._took[0] > LONG_NS
+        return self._last.ns > LONG_NS
 
-    def write_too(self, more: Sequence[Any]) -> None:
+    def write_too(self, more: Sequence[Var]) -> None:
         """Let the segment write more vars; to be called before it is pushed."""
         self.reads, self.writes = engine.dedupe(self.reads, [*self.writes, *more])
 
-    def _work(self, run: RunState) -> Any:
+    def _work(self, run: RunState) -> Callable[[], None]:
         """The function of one engine operation."""
         calls = [bind(run) for bind in self._binds]
-        took = self._took  # not the segment itself, which has this function
+        last = self._last  # not the segment itself, which has this function
 
         def work() -> None:
             start = perf_counter_ns()
@@ -153,7 +173,7 @@ class Segment:
             with np.errstate(all="ignore"):
                 for call in calls:
                     call()
-            took[0] = perf_counter_ns() - start
+            last.ns = perf_counter_ns() - start
 
         return work
 
@@ -234,7 +254,7 @@ def make_segments(
     return segments
 
 
-def may_fence(segments: Sequence[Segment], pool_var: Any) -> bool:
+def may_fence(segments: Sequence[Segment], pool_var: Var) -> bool:
     """Return whether all segments come after the first segment in any case, the var of their pool aside: then it can
     write the vars of a fence, and no segment waits longer for that."""
     pushed = [segment for segment in segments if segment.pushed]
@@ -261,6 +281,16 @@ class Uses(Protocol):
 
     reads: Any
     writes: Any
+
+
+class BranchStep(Uses, Protocol):
+    """A step, with its device; ``copies`` is None unless it is a copy between devices."""
+
+    context: Context
+    copies: FnProperty | None
+
+
+S = TypeVar("S", bound=BranchStep)
 
 
 def parents(items: Sequence[Uses]) -> list[set[int]]:
@@ -295,7 +325,7 @@ def ancestors(above: Sequence[set[int]]) -> list[int]:
     return masks
 
 
-def chains(steps: Sequence[Any], seconds: Callable[[Any], float]) -> list[list[Any]]:
+def chains(steps: Sequence[S], seconds: Callable[[S], float]) -> list[list[S]]:
     """Return ``steps``, which are in execution order, as chains in an order that the engine may take.
 
     Args:
@@ -310,7 +340,7 @@ def chains(steps: Sequence[Any], seconds: Callable[[Any], float]) -> list[list[A
     return [[steps[number] for number in group] for group in _joined(steps, groups, above, masks, seconds)]
 
 
-def _grouped(steps: Sequence[Any], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
+def _grouped(steps: Sequence[BranchStep], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
     """The longest chains, by number of their first step."""
     groups: list[list[int]] = []
     ending: dict[int, list[int]] = {}
@@ -358,11 +388,11 @@ def _cut(groups: list[list[int]], above: Sequence[set[int]], masks: Sequence[int
 
 
 def _joined(
-    steps: Sequence[Any],
+    steps: Sequence[S],
     groups: list[list[int]],
     above: Sequence[set[int]],
     masks: Sequence[int],
-    seconds: Callable[[Any], float],
+    seconds: Callable[[S], float],
 ) -> list[list[int]]:
     """Return the chains; those too short for an operation of their own are joined with a neighbour.
 

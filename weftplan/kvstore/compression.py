@@ -198,10 +198,11 @@ class Compression:
         return elements
 
 
-def _module(array: Any) -> ModuleType:
+def _module(array: RawArray) -> ModuleType:
     """NumPy, or the module that the array is of."""
     if isinstance(array, np.ndarray):
         return np
     from weftplan import device
 
-    return device.get(device.gpu(array.device.id)).xp
+    on_gpu: Any = array
+    return device.get(device.gpu(on_gpu.device.id)).xp

@@ -11,14 +11,15 @@ from weftplan import device
 from weftplan.support.array_types import RawArray
 
 
-def sum_in_one_launch(sources: Sequence[RawArray], out: Any) -> None:
+def sum_in_one_launch(sources: Sequence[RawArray], out: RawArray) -> None:
     """Write the sum from left to right to ``out``; half precision is added in float32 and rounded once.
 
     Args:
         sources: arrays of CuPy of one shape and dtype, on the device of ``out``.
         out: another array, or ``sources[0]`` itself.
     """
-    xp = device.get(device.gpu(out.device.id)).xp
+    on_gpu: Any = out  # of CuPy
+    xp = device.get(device.gpu(on_gpu.device.id)).xp
     halves = out.dtype.itemsize == 2 and out.dtype.kind not in "iu"
     _kernel(xp, len(sources), halves)(*sources, out)
 

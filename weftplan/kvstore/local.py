@@ -13,7 +13,7 @@ change what is pulled.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from weftplan import config
 from weftplan.device.context import Context, cpu
@@ -24,7 +24,7 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.base import K
 from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.keys import Key, KeyTable, check_fits, group_pairs
-from weftplan.kvstore.reduce import BlockSum, sum_grouped_block
+from weftplan.kvstore.reduce import BlockSum, Sharing, sum_grouped_block
 from weftplan.kvstore.rows import copy_rows, with_rows, without_rows
 from weftplan.kvstore.stages import HOST, Repeated, Stage, copy, copy_to_all, has_failed, launch
 from weftplan.kvstore.summing import Item, Lot, Near, Way, reads
@@ -90,7 +90,7 @@ class KVStoreLocal(UpdatingStore):
         self._turn = free_in_children(ReentrantLock())
         """Held to change the fields above; re-entrant because an updater may use the store."""
         self._bound = int(config.get("MXNET_KVSTORE_BIGARRAY_BOUND"))
-        self._sharing: dict[str, Any] = {
+        self._sharing: Sharing = {
             "threads": int(config.get("MXNET_KVSTORE_REDUCTION_NTHREADS")),
             "bound": self._bound,
             "compiled": config.get("WEFTPLAN_KERNELS") != "numpy",

@@ -11,7 +11,7 @@ import io
 import pickle
 import struct
 from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias
 
 from weftplan.errors import FormatError
 from weftplan.kvstore.keys import Key
@@ -63,7 +63,14 @@ _KNOWN: dict[tuple[str, str], Callable[..., object]] = {
 }
 
 
-def _load_bytearray(reader: Any) -> None:
+class _Reads(Protocol):
+    """A reader of a pickle, as far as a method for one opcode knows it."""
+
+    read: Callable[[int], bytes]
+    append: Callable[[object], None]
+
+
+def _load_bytearray(reader: _Reads) -> None:
     """Read what is there; the library's own method makes as many zeros first as the file asks for."""
     (length,) = struct.unpack("<Q", reader.read(8))
     reader.append(bytearray(reader.read(length)))

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from weftplan import device
 from weftplan.device.context import Context
@@ -25,7 +25,31 @@ from weftplan.locks import Lock, free_in_children
 from weftplan.ndarray import NDArray
 from weftplan.support.array_types import RawArray
 
-Call = Callable[[Any, int, int], None]
+
+class Communicator(Protocol):
+    """A communicator of ``cupy.cuda.nccl``."""
+
+    def reduce(
+        self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, root: int, stream: int, /
+    ) -> None: ...
+
+    def broadcast(self, sendbuf: int, recvbuf: int, count: int, datatype: int, root: int, stream: int, /) -> None: ...
+
+
+class Pointer(Protocol):
+    """The address of an array."""
+
+    ptr: int
+
+
+class GpuArray(Protocol):
+    """An array of CuPy, as NCCL needs it."""
+
+    data: Pointer
+    size: int
+
+
+Call = Callable[[Communicator, int, int], None]
 """Called with a communicator, its place, and the address of its stream."""
 Copy = tuple[int, Any, Any]
 """(place, target, source) of a copy on one GPU."""
@@ -163,18 +187,18 @@ class ByNccl:
                 clique = self._cliques[contexts] = _Clique(self._nccl, contexts)
             clique.run(reduces, copies, broadcasts)
 
-    def _reduction(self, sources: Sequence[Any], total: Any, home: int, kind: int) -> Call:
+    def _reduction(self, sources: Sequence[GpuArray], total: GpuArray, home: int, kind: int) -> Call:
         summed = self._nccl.NCCL_SUM
 
-        def reduce(member: Any, place: int, stream: int) -> None:
+        def reduce(member: Communicator, place: int, stream: int) -> None:
             target = total.data.ptr if place == home else 0
             member.reduce(sources[place].data.ptr, target, total.size, kind, summed, home, stream)
 
         return reduce
 
     @staticmethod
-    def _spread(stored: Any, outs: Sequence[Any], home: int, kind: int) -> Call:
-        def broadcast(member: Any, place: int, stream: int) -> None:
+    def _spread(stored: GpuArray, outs: Sequence[GpuArray], home: int, kind: int) -> Call:
+        def broadcast(member: Communicator, place: int, stream: int) -> None:
             source = stored.data.ptr if place == home else 0
             member.broadcast(source, outs[place].data.ptr, stored.size, kind, home, stream)
 

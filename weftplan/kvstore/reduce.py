@@ -18,7 +18,7 @@ ever run the leaf function below, so they cannot wait for anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -31,6 +31,16 @@ BLOCK_BYTES = 1 << 18
 """Bytes of one block of one array: a few such blocks fit a core's second-level cache."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Sharing(TypedDict):
+    """Threads and sizes of :func:`reduce_arrays`."""
+
+    threads: int
+    bound: int
+    compiled: bool
+
+
 BlockSum = Callable[[Sequence[Array], Array, Array], None]
 
 

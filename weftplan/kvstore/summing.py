@@ -9,14 +9,14 @@ store's lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.kvstore.gpu_sum import sum_in_one_launch
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.reduce import BlockSum, reduce_each, spread_array, sum_sequential_block
+from weftplan.kvstore.reduce import BlockSum, Sharing, reduce_each, spread_array, sum_sequential_block
 from weftplan.kvstore.stages import HOST, Stage, on_device
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.errstate import quietly
@@ -101,7 +101,7 @@ class Near:
         self,
         where: Context,
         block_sum: BlockSum,
-        sharing: dict[str, Any],
+        sharing: Sharing,
         bring: Callable[[Key, int, NDArray, Context, int], NDArray],
     ) -> None:
         self.where, self._host = where, where.device_type in HOST
@@ -196,7 +196,7 @@ def reads(where: Context, context: Context) -> bool:
     return context == where or (context.device_type in HOST and where.device_type in HOST)
 
 
-def add_on_device(terms: Sequence[RawArray], total: Any) -> None:
+def add_on_device(terms: Sequence[RawArray], total: RawArray) -> None:
     """``total[...]`` = the sum from left to right, half precision in float32 and rounded once."""
     if isinstance(total, np.ndarray):  # a simulated device
         quietly(sum_sequential_block, terms, total, total)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.kvstore.base import KVStoreBase, register
 from weftplan.ndarray import NDArray
 
+Some = NDArray | Sequence[NDArray] | Sequence[Sequence[NDArray]]
 
-def _each(arrays: Any) -> list[NDArray]:
-    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+
+def _each(arrays: object) -> list[NDArray]:
+    several: Any = arrays
+    return list(several) if isinstance(arrays, (list, tuple)) else [several]
 
 
 @register
@@ -19,13 +23,14 @@ class TestStore(KVStoreBase):
 
     __test__ = False  # pytest: this is no test class
 
-    def broadcast(self, key: object, value: Any, out: object, priority: int = 0) -> None:
+    def broadcast(self, key: object, value: Some, out: Some, priority: int = 0) -> None:
+        (initial,) = _each(value)
         for target in _each(out):
-            target[:] = value.as_in_context(target.context)
+            target[:] = initial.as_in_context(target.context)
 
-    def pushpull(self, key: object, value: Any, out: Any = None, priority: int = 0) -> None:
+    def pushpull(self, key: object, value: Some, out: Some | None = None, priority: int = 0) -> None:
         if isinstance(key, list):
-            for one, some, target in zip(key, value, value if out is None else out, strict=True):
+            for one, some, target in zip(key, _each(value), _each(value if out is None else out), strict=True):
                 self.pushpull(one, some, target, priority)
             return
         values = _each(value)

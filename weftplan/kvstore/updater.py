@@ -50,7 +50,12 @@ class Updater:
         self.version = _VERSION
         """Of the file from which states came."""
 
-    def __call__(self, index: Any, grad: NDArray | Sequence[NDArray], weight: NDArray | Sequence[NDArray]) -> None:
+    def __call__(
+        self,
+        index: Key | list[Key] | list[int] | list[str] | tuple[Key, ...],
+        grad: NDArray | Sequence[NDArray],
+        weight: NDArray | Sequence[NDArray],
+    ) -> None:
         if isinstance(index, (list, tuple)):
             together = getattr(self.optimizer, "update_together", None)
             if together is None:
@@ -126,7 +131,11 @@ class Updater:
         layout = [[*_tagged(key), _flatten(state, arrays)] for key, state in states if keys is None or key in keys]
         buffer = io.BytesIO()
         counts = [[*_tagged(key), count] for key, count in counted if keys is None or key in keys]
-        facts = {"__version__": _as_bytes(_VERSION), "__layout__": _as_bytes(layout), "__counts__": _as_bytes(counts)}
+        facts: dict[str, Any] = {
+            "__version__": _as_bytes(_VERSION),
+            "__layout__": _as_bytes(layout),
+            "__counts__": _as_bytes(counts),
+        }
         np.savez(buffer, **facts, **arrays)
         return buffer.getvalue()
 
@@ -225,7 +234,7 @@ def _untagged(key: Key, kind: str) -> Key:
     return int(key) if kind == "int" else key
 
 
-def _as_bytes(value: object) -> Any:
+def _as_bytes(value: object) -> RawArray:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from weftplan.ndarray.array import NDArray
+from weftplan.support.array_types import DTypeLike, ShapeLike
 
 Numbers = float | NDArray
 

@@ -6,7 +6,7 @@ The search assumes that bytes grow with the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Protocol, TypeVar
 
 from weftplan.device.amounts import pasteable
 from weftplan.errors import BudgetError, PlanError
@@ -97,13 +97,25 @@ def _line(known: dict[int, int], first: int, second: int, budget: int) -> int:
     return LARGEST if slope <= 0 else first + int((budget - known[first]) / slope)
 
 
+class HasBytes(Protocol):
+    """A plan, with the bytes that count against a budget."""
+
+    @property
+    def counted(self) -> int:
+        """Bytes that count against a budget."""
+        ...
+
+
+P = TypeVar("P", bound=HasBytes)
+
+
 def largest_fitting(
-    make_plan: Callable[..., Any],
+    make_plan: Callable[..., P],
     budget: int,
     *,
     recompute: bool,
     tried: Callable[[int, int], object] = lambda batch, nbytes: None,
-) -> tuple[int, Any]:
+) -> tuple[int, P]:
     """Return the largest batch whose plan fits, and that plan.
 
     Args:
@@ -115,7 +127,7 @@ def largest_fitting(
     Raises:
         BudgetError: a batch of 1 does not fit.
     """
-    plans: dict[int, Any] = {}
+    plans: dict[int, P] = {}
 
     def need(batch: int) -> int:
         """Return the fewest bytes that a batch needs."""

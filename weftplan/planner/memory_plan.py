@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from html import escape
 from os import PathLike
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +136,7 @@ class Bar:
     use: str
     """Its use: one of :data:`weftplan.planner.memory_plan.USES`."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The fields by name, for JSON."""
         return asdict(self)
 
@@ -360,7 +360,7 @@ class MemoryPlan:
         return str(slots.PLAN_REPORTS.get()["html"](self, title=title))
 
     @known_keywords()
-    def plot(self, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
+    def plot(self, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> object:
         """Draw the buffers over time with matplotlib.
 
         Args:

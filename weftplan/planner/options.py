@@ -154,7 +154,7 @@ class PlanOptions:
             raise PlanError(f"plan option {name} must be {expected}; got {getattr(self, name)!r}")
 
     @classmethod
-    def from_environment(cls, **overrides: Any) -> PlanOptions:
+    def from_environment(cls, **overrides: object) -> PlanOptions:
         """Return the options that the environment variables specify now, with keyword overrides.
 
         Raises:
@@ -174,7 +174,7 @@ class PlanOptions:
         """:attr:`peers` as contexts."""
         return tuple(map(Context.parse, self.peers))
 
-    def replace(self, **overrides: Any) -> PlanOptions:
+    def replace(self, **overrides: object) -> PlanOptions:
         """Return a copy with some fields changed, or this object if none changes.
 
         Raises:
@@ -185,7 +185,7 @@ class PlanOptions:
         if unknown:
             hint = did_you_mean(unknown[0], known)
             raise PlanError(f"unknown plan option {unknown[0]!r}; {hint}known: {', '.join(known)}")
-        new = {  # 1 is no truth value
+        new: dict[str, Any] = {  # 1 is no truth value
             name: value
             for name, value in overrides.items()
             if type(now := getattr(self, name)) is not type(value) or now != value
@@ -196,7 +196,7 @@ class PlanOptions:
 PlanOptions.__init__ = known_keywords()(PlanOptions.__init__)  # type: ignore[method-assign]
 
 
-def _is_integer(value: Any, least: int) -> bool:
+def _is_integer(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

@@ -7,14 +7,17 @@ every group of in-place entries and every workspace an offset in one slab per de
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypedDict, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.planner.buffers import Buffers, alignment_of, renumbered
 from weftplan.planner.memory_plan import Labels, MemoryPlan
+from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
 from weftplan.planner.packing.reuse import Precedence, compressed_rows
@@ -232,7 +235,24 @@ def judged(
     raise PlanError("the packing is wrong, since its buffers take over bytes that others still need")
 
 
-def _common(buffers: Buffers) -> dict[str, Any]:
+class _Common(TypedDict):
+    """Fields of a plan that do not depend on addresses."""
+
+    options: PlanOptions
+    contexts: tuple[Context, ...]
+    entry_nbytes: IntArray
+    entry_kind: NDArray[np.int8]
+    entry_first: NDArray[np.int32]
+    entry_last: NDArray[np.int32]
+    entry_inplace: NDArray[np.int32]
+    workspace_nbytes: IntArray
+    lower_bound: int
+    unshared_bytes: int
+    labels: Labels
+    external_bytes: Mapping[str, int]
+
+
+def _common(buffers: Buffers) -> _Common:
     """Return fields of a plan, by name, that do not depend on addresses."""
     program, assignment = buffers.program, buffers.assignment
     workspace_nbytes = np.zeros(program.graph.num_nodes, dtype=np.int64)

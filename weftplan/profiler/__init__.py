@@ -63,13 +63,22 @@ _KNOWN = {
     "dump_period": 1.0,
 }
 _config: dict[str, Any] = dict(_KNOWN)
-_state = "stop"
-_named_by = 0
-"""Identifier of the process that named the file; this process writes it at exit unless it has been dumped."""
-_dumped = True
 
 
-def set_config(**kwargs: Any) -> None:
+class _Recording:
+    """The state of the recording."""
+
+    def __init__(self) -> None:
+        self.state = "stop"
+        self.named_by = 0
+        """Identifier of the process that named the file; this process writes it at exit unless it has been dumped."""
+        self.dumped = True
+
+
+_recording = _Recording()
+
+
+def set_config(**kwargs: object) -> None:
     """Configure the recording and its output, with MXNet's keys.
 
     Args:
@@ -83,7 +92,6 @@ def set_config(**kwargs: Any) -> None:
     Raises:
         ParameterError: an unknown key, or a file name that is no path.
     """
-    global _named_by
     unknown = [key for key in kwargs if key not in _KNOWN]
     if unknown:
         hint = did_you_mean(unknown[0], _KNOWN)
@@ -93,7 +101,7 @@ def set_config(**kwargs: Any) -> None:
         raise ParameterError(f"profiler.set_config: filename must be the path of a file, got {name!r}")
     _config.update(kwargs)
     if "filename" in kwargs:
-        _named_by = os.getpid()
+        _recording.named_by = os.getpid()
 
 
 def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") -> None:
@@ -103,7 +111,7 @@ def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") 
 
 def state() -> str:
     """Return ``run``, ``pause`` or ``stop``."""
-    return _state
+    return _recording.state
 
 
 def set_state(state: str = "stop", profile_process: str = "worker") -> None:
@@ -115,22 +123,21 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
         ParameterError: another word.
         BaseException: on ``stop``, the failure of an operation that no thread has waited for.
     """
-    global _state, _dumped
     if state not in ("run", "stop"):
         raise ParameterError(f"profiler state must be 'run' or 'stop', got {state!r}")
-    if state == "run" and _state == "stop":
+    if state == "run" and _recording.state == "stop":
         recorder.clear()
     if state == "run":
         recorder.start(memory=bool(_config["profile_memory"] or _config["profile_all"]))
-        _dumped = False
+        _recording.dumped = False
     else:
         try:
-            if _state != "stop":
+            if _recording.state != "stop":
                 engine.get().wait_for_all()
         finally:  # a failed operation raises here, after the end of the recording
             recorder.stop()
-            _state = "stop"
-    _state = state
+            _recording.state = "stop"
+    _recording.state = state
 
 
 profiler_set_state = set_state
@@ -138,27 +145,24 @@ profiler_set_state = set_state
 
 def pause(profile_process: str = "worker") -> None:
     """Pause the recording; :func:`resume` continues it."""
-    global _state
-    if _state == "run":
+    if _recording.state == "run":
         recorder.stop()
-        _state = "pause"
+        _recording.state = "pause"
 
 
 def resume(profile_process: str = "worker") -> None:
     """Continue after :func:`pause`."""
-    global _state
-    if _state == "pause":
+    if _recording.state == "pause":
         recorder.start(memory=bool(_config["profile_memory"] or _config["profile_all"]))
-        _state = "run"
+        _recording.state = "run"
 
 
 def dump(finished: bool = True, profile_process: str = "worker") -> None:
     """Write the trace to the configured file; ``finished`` also stops the profiler."""
-    global _dumped
-    if finished and _state != "stop":
+    if finished and _recording.state != "stop":
         set_state("stop")
     write_trace(recorder, Path(os.fspath(_config["filename"])))
-    _dumped = True
+    _recording.dumped = True
 
 
 def dump_profile() -> None:
@@ -175,7 +179,7 @@ def start_at_import() -> None:
 @atexit.register
 def _dump_at_exit() -> None:
     """Write an undumped recording at exit: MXNet's own examples end with ``set_state("stop")``."""
-    if _named_by == os.getpid() and not _dumped:
+    if _recording.named_by == os.getpid() and not _recording.dumped:
         recorder.stop()  # without a wait: the engine may have shut down
         try:
             dump(finished=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from numbers import Integral, Real
-from typing import Any
+from typing import Self
 
 from weftplan.errors import MXNetError, ParameterError
 from weftplan.locks import Lock, whole_in_children
@@ -62,7 +62,7 @@ class _Span:
         recorder.add_user(UserRecord("span", str(self.domain), self.name, thread, self._start_ns, now, 0.0))
         self._start_ns = -1
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -125,7 +125,7 @@ class Counter:
         """Subtract from the counter."""
         self.increment(-self._number(delta))
 
-    def _number(self, value: Any) -> float:
+    def _number(self, value: object) -> float:
         """Return ``value``, a NumPy number as a Python number, so that a trace can be written."""
         if not isinstance(value, Real):
             raise ParameterError(f"Counter {self.name!r}: expected a number, got {type(value).__name__}: {value!r}")

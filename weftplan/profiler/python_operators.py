@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from weftplan.engine import Engine
 from weftplan.profiler.recorder import OperationRecord, UserRecord, recorder
@@ -31,7 +30,7 @@ def recorded(kind: str, engine: Engine) -> Iterator[None]:
     def span(what: str, start: int, end: int) -> None:
         recorder.add_user(UserRecord("span", DOMAIN, f"{kind}::{what}", thread, start, end, 0.0))
 
-    def operation(*fields: Any) -> None:
+    def operation(*fields: object) -> None:
         nonlocal since
         record = OperationRecord._make(fields)
         span("pure_python", since, record.start_ns)

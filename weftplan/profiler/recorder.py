@@ -93,7 +93,7 @@ class Recorder:
         self.user = []
         self.memory = []
 
-    def _operation(self, *record: Any) -> None:
+    def _operation(self, *record: object) -> None:
         # An operation that was pushed before the start has no push time; the engine uses its start time instead.
         self.operations.append(record)
 

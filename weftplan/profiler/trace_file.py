@@ -24,7 +24,7 @@ USER_PID = 2
 FIRST_DEVICE_PID = 10
 
 
-def trace_events(recorder: Recorder) -> list[dict[str, Any]]:
+def trace_events(recorder: Recorder) -> list[dict[str, object]]:
     """Return all events, ordered by time; timestamps are microseconds since the recorder was created."""
     origin = recorder.origin_ns
     events: list[dict[str, Any]] = []
@@ -123,9 +123,9 @@ def write_trace(recorder: Recorder, path: Path) -> Path:
     return path
 
 
-def _process(pid: int, name: str) -> dict[str, Any]:
+def _process(pid: int, name: str) -> dict[str, object]:
     return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
 
 
-def _counter(name: str, ns: int, value: float) -> dict[str, Any]:
+def _counter(name: str, ns: int, value: float) -> dict[str, object]:
     return {"ph": "C", "name": name, "pid": PUSH_PID, "tid": 0, "ts": ns / 1e3, "args": {"value": value}}

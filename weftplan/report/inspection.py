@@ -94,7 +94,7 @@ class Inspection:
         counts = [layer.flops for layer in self.layers]
         return None if None in counts else sum(count for count in counts if count is not None)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the inspection as JSON-ready data."""
         fields = {**asdict(replace(self, plan=None)), "parameters": self.parameters, "flops": self.flops}
         del fields["plan"]
@@ -238,7 +238,7 @@ def _agree(stored: Shape, needed: Shape) -> bool:
     )
 
 
-def _layers(nodes: Sequence[Node], rows: Sequence[int], values: Sequence[Any], fed: set[str]) -> list[Layer]:
+def _layers(nodes: Sequence[Node], rows: Sequence[int], values: Sequence[Shape | None], fed: set[str]) -> list[Layer]:
     counted: set[Node] = set()
     at = dict(zip(nodes, rows, strict=False))
 

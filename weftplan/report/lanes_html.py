@@ -88,7 +88,7 @@ def _us(nanoseconds: int) -> float:
     return round(nanoseconds / 1e3, 2)
 
 
-def _table(records: list[OperationRecord]) -> list[list[Any]]:
+def _table(records: list[OperationRecord]) -> list[list[str | int | float]]:
     """Return (operation, runs, total µs, total µs waited), the longest first."""
     rows: dict[str, list[Any]] = {}
     for record in records:

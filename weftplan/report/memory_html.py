@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.report.page import filled
@@ -33,7 +32,7 @@ def memory_html(snapshot: Snapshot) -> str:
 
 def _device(
     context: Context, statistics: Statistics, segments: tuple[Segment, ...], events: list[Event]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return one device's data for the page's script."""
     held = [part[2] for segment in segments for part in segment.parts if part[2] is not None]
     origins = sorted(by_origin(held).items(), key=lambda item: -item[1][0])

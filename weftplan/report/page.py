@@ -9,12 +9,11 @@ import json
 import re
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any
 
 _FOLDER = resources.files("weftplan.report")
 
 
-def filled(name: str, data: Any, marks: Mapping[str, str]) -> str:
+def filled(name: str, data: object, marks: Mapping[str, str]) -> str:
     """Return the template ``name`` with ``@HEAD@``, ``@DATA@`` and the given placeholders filled; values are HTML.
 
     >>> page = filled("lanes_page.html", {}, {"TITLE": "a run", "STORY": "@TITLE@"})

@@ -7,7 +7,7 @@ entries computed in place of each other, or by the scratch of one node.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,14 @@ def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
     ]
 
 
+class _Place(TypedDict):
+    """The location of a storage."""
+
+    device: str
+    address: int
+    storage: int
+
+
 class _Rows:
     """Builder of the bars of one plan."""
 
@@ -105,7 +113,7 @@ class _Rows:
             **self._place(int(plan.workspace_storage[nid])),
         )
 
-    def _place(self, storage: int) -> dict[str, Any]:
+    def _place(self, storage: int) -> _Place:
         """Return the location of a storage as fields of a bar."""
         plan, slab = self._plan, int(self._plan.storage_slab[storage])
         return {

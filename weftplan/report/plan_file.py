@@ -7,6 +7,7 @@ itself.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from weftplan.ops.core.schema import DType, Shape
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import Labels, MemoryPlan, Pass
 from weftplan.planner.options import PlanOptions
+from weftplan.support.array_types import DTypeLike, RawArray
 
 FORMAT = "weftplan-plan"
 VERSION = 1
@@ -204,7 +206,7 @@ def _plan(document: dict[str, Any]) -> MemoryPlan:
     return plan
 
 
-def _column(rows: list[dict[str, Any]], name: str, dtype: Any) -> Any:
+def _column(rows: Sequence[Mapping[str, object]], name: str, dtype: DTypeLike) -> RawArray:
     values = [row[name] for row in rows]
     if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         raise FormatError(f"field {name!r} must hold integers")
@@ -215,4 +217,4 @@ def _integers(values: list[Any], limit: int, what: str, *, low: int = 0) -> list
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value < limit:
             raise FormatError(f"{what} must be an integer from {low} to {limit - 1}, got {value!r}")
-    return list(values)
+    return values

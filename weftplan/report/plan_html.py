@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from typing import Any
 
 from weftplan.device.amounts import amount
 from weftplan.planner.memory_plan import MemoryPlan
@@ -81,7 +80,7 @@ _BANDS = {
 """Part of :func:`weftplan.report.plan_figures.parts` -> its colour."""
 
 
-def _bands(plan: MemoryPlan) -> list[dict[str, Any]]:
+def _bands(plan: MemoryPlan) -> list[dict[str, str | int]]:
     """Return memory outside the planned buffers that is in use at every step; for a plan of one device."""
     if len(plan.contexts) > 1:
         return []
@@ -89,7 +88,7 @@ def _bands(plan: MemoryPlan) -> list[dict[str, Any]]:
     return [{"use": use, "name": name, "nbytes": by_part[name]} for name, use in _BANDS.items() if name in by_part]
 
 
-def _data(plan: MemoryPlan) -> tuple[dict[str, Any], int]:
+def _data(plan: MemoryPlan) -> tuple[dict[str, object], int]:
     """Return (the data of the page's script, the number of omitted buffers)."""
     bars = plan.bars()
     # Largest first, which is the order of painting: small buffers stay visible.

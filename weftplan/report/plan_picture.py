@@ -6,7 +6,6 @@ import io
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ COLOURS = {
 
 
 @cache
-def figure_class() -> Any:
+def figure_class() -> type:
     """Return a subclass of matplotlib's figure with a picture for notebooks, which need no magic command then."""
     from matplotlib.figure import Figure
 
@@ -42,7 +41,7 @@ def figure_class() -> Any:
     return PlanFigure
 
 
-def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
+def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> object:
     """Draw ``plan`` and, if ``path`` is given, save it as svg, png or pdf by its suffix. Output is deterministic.
 
     Time runs to the right, one column per step of the schedule; addresses run upwards (for several devices, of the

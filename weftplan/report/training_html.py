@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
 
 from weftplan.device.amounts import amount
 from weftplan.report.page import filled
@@ -95,17 +95,35 @@ _PHASES = {
 }
 
 
-def _charts(steps: Sequence[Event], epochs: Sequence[Event]) -> list[dict[str, Any]]:
+class _Line(TypedDict):
+    """A line of a chart; ``dots``: draw its points, too."""
+
+    name: str
+    color: str
+    points: list[tuple[int, float | None]]
+    dots: NotRequired[bool]
+
+
+class _Chart(TypedDict):
+    """A chart of the page; ``stacked``: the lines add up."""
+
+    title: str
+    unit: str
+    lines: list[_Line]
+    stacked: NotRequired[bool]
+
+
+def _charts(steps: Sequence[Event], epochs: Sequence[Event]) -> list[_Chart]:
     """Return the charts of the page: each has a title, a unit, and lines of points (step, value)."""
-    charts: list[dict[str, Any]] = []
+    charts: list[_Chart] = []
     for name in dict.fromkeys(name for event in steps for name in event.get("metrics", {})):
         lines = [_line("training, its epoch so far", "a", steps, lambda event, n=name: event["metrics"].get(n))]
-        points = [[event["step"], _number(event.get("validation", {}).get(name))] for event in epochs]
+        points = [(event["step"], _number(event.get("validation", {}).get(name))) for event in epochs]
         if any(value is not None for _, value in points):
             lines.append({"name": "validation", "color": "b", "points": points, "dots": True})
         charts.append({"title": name, "unit": "", "lines": lines})
     lines = [
-        {"name": _PHASES[phase], "color": color, "points": [[e["step"], _per_step(e, phase)] for e in steps]}
+        _Line(name=_PHASES[phase], color=color, points=[(e["step"], _per_step(e, phase)) for e in steps])
         for phase, color in zip(PHASES, "cabd", strict=True)
     ]
     charts.append({"title": "where a step spends its time", "unit": "s", "stacked": True, "lines": lines})
@@ -138,11 +156,11 @@ def _charts(steps: Sequence[Event], epochs: Sequence[Event]) -> list[dict[str, A
     return charts
 
 
-def _line(name: str, color: str, steps: Sequence[Event], value: Any) -> dict[str, Any]:
-    return {"name": name, "color": color, "points": [[event["step"], _number(value(event))] for event in steps]}
+def _line(name: str, color: str, steps: Sequence[Event], value: Callable[..., object]) -> _Line:
+    return {"name": name, "color": color, "points": [(event["step"], _number(value(event))) for event in steps]}
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """Return a number that can be drawn; events store other values as text."""
     return float(value) if isinstance(value, (int, float)) else None
 

@@ -10,7 +10,6 @@ import webbrowser
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ops.core.params import p_dtype
@@ -18,6 +17,7 @@ from weftplan.ops.core.rules import is_known
 from weftplan.ops.core.schema import Shape
 from weftplan.report.network_svg import NetworkPicture, draw
 from weftplan.report.node_labels import colour_of, label_of
+from weftplan.support.array_types import DTypeLike
 from weftplan.support.atomic_files import write_text
 from weftplan.symbol import Entry, Node, Symbol, topological_order
 from weftplan.symbol.inference import solver as infer
@@ -156,7 +156,7 @@ def plot_network(
     title: str = "plot",
     save_format: str = "pdf",
     shape: Mapping[str, Shape] | None = None,
-    dtype: Mapping[str, Any] | None = None,
+    dtype: Mapping[str, DTypeLike] | None = None,
     node_attrs: Mapping[str, str] | None = None,
     hide_weights: bool = True,
 ) -> Dot:
@@ -219,13 +219,13 @@ def plot_network(
     return Dot("\n".join([*lines, "}"]), title, draw(symbol, shape), save_format)
 
 
-def _variables(nodes: list[Node], known: Mapping[str, Any], error: type[MXNetError]) -> None:
+def _variables(nodes: list[Node], known: Mapping[str, object], error: type[MXNetError]) -> None:
     missing = sorted(set(known) - {node.name for node in nodes if node.op is None})
     if missing:
         raise error(f"no variable is called {', '.join(missing)}")
 
 
-def _output_dtypes(nodes: list[Node], known: Mapping[str, Any] | None) -> dict[Entry, list[str]]:
+def _output_dtypes(nodes: list[Node], known: Mapping[str, DTypeLike] | None) -> dict[Entry, list[str]]:
     """Return words for the dtypes of all entries; empty without ``known``."""
     if known is None:
         return {}
@@ -292,7 +292,7 @@ def _row(cells: tuple[str, ...], stops: list[int], rule: str, echo: Callable[[st
     echo(rule)
 
 
-def _escape(text: Any) -> str:
+def _escape(text: object) -> str:
     return str(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from weftplan import ndarray as nd
 from weftplan import symbol as sym
@@ -17,6 +17,15 @@ Outputs = Symbol | list[Symbol]
 Steps = Symbol | Sequence[Symbol]
 """One symbol with a time axis, or one symbol per step."""
 States = Sequence[Symbol] | None
+Activation = str | Callable[..., Symbol]
+"""Name of an activation, or a function from a symbol to a symbol."""
+
+
+class StateInfo(TypedDict):
+    """Shape (0 is the batch) and layout of a state."""
+
+    shape: tuple[int, ...]
+    __layout__: str
 
 
 class RNNParams:
@@ -72,7 +81,7 @@ class BaseRNNCell(Constructed):
         return self._params
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> list[StateInfo]:
         """Return the shape and layout of each state; 0 is the batch."""
         raise NotImplementedError
 
@@ -86,7 +95,7 @@ class BaseRNNCell(Constructed):
         """Return the name suffixes of single gates' weights, in storage order."""
         return ()
 
-    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Symbol]:
+    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: object) -> list[Symbol]:
         """Return initial states: zeros, or the result of ``func`` for a name, a shape and ``kwargs``."""
         if self._modified:
             raise ParameterError(
@@ -154,12 +163,12 @@ class BaseRNNCell(Constructed):
             outputs.append(output)
         return (merge_time(outputs, layout) if merge_outputs else outputs), states
 
-    def _get_activation(self, inputs: Symbol, activation: Any, **kwargs: Any) -> Symbol:
+    def _get_activation(self, inputs: Symbol, activation: Activation, **kwargs: object) -> Symbol:
         """Apply ``activation``, a name or a function of a symbol."""
         return activated(inputs, activation, **kwargs)
 
 
-def activated(inputs: Symbol, activation: Any, **kwargs: Any) -> Symbol:
+def activated(inputs: Symbol, activation: Activation, **kwargs: object) -> Symbol:
     """Apply ``activation``, a name or a function, to a symbol."""
     result: Symbol = (
         sym.Activation(inputs, act_type=activation, **kwargs)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan import symbol as sym
-from weftplan.rnn.base import BaseRNNCell, RNNParams, activated
+from weftplan.rnn.base import Activation, BaseRNNCell, RNNParams, StateInfo, activated
 from weftplan.symbol import Symbol
 from weftplan.training.initializers.initializer import LSTMBias
 
@@ -26,7 +26,7 @@ class GatedCell(BaseRNNCell):
         self._iB, self._hB = shared.get("i2h_bias", **i2h_bias), shared.get("h2h_bias")
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> list[StateInfo]:
         return [{"shape": (0, self._num_hidden), "__layout__": "NC"}]
 
     def _step_name(self) -> str:
@@ -45,7 +45,7 @@ class RNNCell(GatedCell):
     """``h = activation(W x + b + U h + c)``."""
 
     def __init__(
-        self, num_hidden: int, activation: Any = "tanh", prefix: str = "rnn_", params: RNNParams | None = None
+        self, num_hidden: int, activation: Activation = "tanh", prefix: str = "rnn_", params: RNNParams | None = None
     ) -> None:
         super().__init__(num_hidden, prefix, params)
         self._activation = activation
@@ -74,7 +74,7 @@ class LSTMCell(GatedCell):
         super().__init__(num_hidden, prefix, params, init=LSTMBias(forget_bias=forget_bias))
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> list[StateInfo]:
         return super().state_info * 2
 
     @property
@@ -87,7 +87,7 @@ class LSTMCell(GatedCell):
         return lstm_step(i2h + h2h, states[1], name, "tanh")
 
 
-def lstm_step(gates: Symbol, cell: Symbol, name: str, activation: Any) -> tuple[Symbol, list[Symbol]]:
+def lstm_step(gates: Symbol, cell: Symbol, name: str, activation: Activation) -> tuple[Symbol, list[Symbol]]:
     """Return (output, states), given the preactivations of the four gates and the last cell state."""
     parts = sym.SliceChannel(gates, num_outputs=4, name=f"{name}slice")
     enter, forget, leave = (
@@ -116,7 +116,7 @@ class GRUCell(GatedCell):
         return gru_step(i2h, h2h, states[0], name, "tanh")
 
 
-def gru_step(i2h: Symbol, h2h: Symbol, state: Symbol, name: str, activation: Any) -> tuple[Symbol, list[Symbol]]:
+def gru_step(i2h: Symbol, h2h: Symbol, state: Symbol, name: str, activation: Activation) -> tuple[Symbol, list[Symbol]]:
     """Return (output, states), given the contributions of input and state to the three gates."""
     of_input = sym.SliceChannel(i2h, num_outputs=3, name=f"{name}_i2h_slice")
     of_state = sym.SliceChannel(h2h, num_outputs=3, name=f"{name}_h2h_slice")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from weftplan.ndarray import NDArray
 from weftplan.rnn.base import BaseRNNCell
@@ -66,7 +65,12 @@ def do_rnn_checkpoint(cells: Cells, prefix: str, period: int = 1) -> Callable[..
     """
     every = max(1, int(period))
 
-    def save(epoch: int, symbol: Any = None, args: Any = None, aux: Any = None) -> None:
+    def save(
+        epoch: int,
+        symbol: Symbol | None = None,
+        args: Mapping[str, NDArray] | None = None,
+        aux: Mapping[str, NDArray] | None = None,
+    ) -> None:
         if (epoch + 1) % every == 0:
             save_rnn_checkpoint(cells, prefix, epoch + 1, symbol, args or {}, aux or {})
 

@@ -8,7 +8,7 @@ from typing import Any
 from weftplan import symbol as sym
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
-from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, States, Steps, Weights, merge_time, split_time
+from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, StateInfo, States, Steps, Weights, merge_time, split_time
 from weftplan.symbol import Symbol
 
 
@@ -29,10 +29,10 @@ class Container(BaseRNNCell):
         self._params._params.update(cell.params._params)
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> list[StateInfo]:
         return [info for cell in self._cells for info in cell.state_info]
 
-    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Symbol]:
+    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: object) -> list[Symbol]:
         if self._modified:
             raise ParameterError(f"begin_state: {type(self).__name__} was given to a modifier; call the modifier's")
         return [state for cell in self._cells for state in cell.begin_state(func, **kwargs)]

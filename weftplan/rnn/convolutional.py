@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from weftplan import symbol as sym
 from weftplan.errors import ParameterError
-from weftplan.rnn.base import BaseRNNCell, RNNParams
+from weftplan.rnn.base import Activation, BaseRNNCell, RNNParams, StateInfo
 from weftplan.rnn.cells import gru_step, lstm_step
 from weftplan.symbol import Symbol
 
@@ -45,11 +45,11 @@ class BaseConvRNNCell(BaseRNNCell):
         i2h_stride: Pair = (1, 1),
         i2h_pad: Pair = (1, 1),
         i2h_dilate: Pair = (1, 1),
-        i2h_weight_initializer: Any = None,
-        h2h_weight_initializer: Any = None,
-        i2h_bias_initializer: Any = "zeros",
-        h2h_bias_initializer: Any = "zeros",
-        activation: Any = _LEAKY,
+        i2h_weight_initializer: object = None,
+        h2h_weight_initializer: object = None,
+        i2h_bias_initializer: object = "zeros",
+        h2h_bias_initializer: object = "zeros",
+        activation: Activation = _LEAKY,
         prefix: str | None = None,
         params: RNNParams | None = None,
         conv_layout: str = "NCHW",
@@ -77,7 +77,7 @@ class BaseConvRNNCell(BaseRNNCell):
         self._state_shape = (0, *outputs[0][1:])
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> list[StateInfo]:
         return [{"shape": self._state_shape, "__layout__": "NCHW"}]
 
     def _gates(self, inputs: Symbol, state: Symbol) -> tuple[Symbol, Symbol, str]:
@@ -111,7 +111,7 @@ class ConvLSTMCell(BaseConvRNNCell):
     own_prefix = "ConvLSTM_"
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> list[StateInfo]:
         return super().state_info * 2
 
     @property

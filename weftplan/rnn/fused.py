@@ -15,7 +15,7 @@ from weftplan import symbol as sym
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.rnn import cells, containers, modifiers
-from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, States, Steps, Weights, merge_time, split_time
+from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, StateInfo, States, Steps, Weights, merge_time, split_time
 from weftplan.symbol import Symbol
 from weftplan.training.initializers import initializer as initializers
 from weftplan.training.initializers.base import InitDesc, Initializer, register
@@ -60,10 +60,10 @@ class FusedRNNCell(BaseRNNCell):
         self._parameter = self._params.get("parameters", init=rule)
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> list[StateInfo]:
         rows = self._num_layers * (2 if self._bidirectional else 1)
-        info = {"shape": (rows, 0, self._num_hidden), "__layout__": "LNC"}
-        return [dict(info) for _ in range(2 if self._mode == "lstm" else 1)]
+        info: StateInfo = {"shape": (rows, 0, self._num_hidden), "__layout__": "LNC"}
+        return [info.copy() for _ in range(2 if self._mode == "lstm" else 1)]
 
     @property
     def _gate_names(self) -> Sequence[str]:
@@ -180,7 +180,7 @@ class FusedRNN(Initializer):
 
     def __init__(
         self,
-        init: Any,
+        init: Initializer | str | None,
         num_hidden: int,
         num_layers: int,
         mode: str,
@@ -200,7 +200,7 @@ class FusedRNN(Initializer):
         self._shape = (num_hidden, num_layers, mode, bidirectional)
         self._forget_bias = forget_bias
 
-    def _init_weight(self, desc: Any, arr: NDArray) -> None:
+    def _init_weight(self, desc: str, arr: NDArray) -> None:
         hidden, layers, mode, bidirectional = self._shape
         cell = FusedRNNCell.__new__(FusedRNNCell)  # skips ``__init__``, which would create parameters again
         BaseRNNCell.__init__(cell, "")

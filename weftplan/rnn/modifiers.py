@@ -7,12 +7,11 @@ compute nothing themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from weftplan import symbol as sym
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
-from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, States, Steps, Weights, merge_time, split_time
+from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, StateInfo, States, Steps, Weights, merge_time, split_time
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
 
@@ -25,7 +24,7 @@ class DropoutCell(BaseRNNCell):
         self.dropout = number(dropout, "DropoutCell: dropout", low=0, below=1)
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> list[StateInfo]:
         return []
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
@@ -53,7 +52,7 @@ class ModifierCell(BaseRNNCell):
         return self.base_cell.params
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> list[StateInfo]:
         return self.base_cell.state_info
 
     def reset(self) -> None:
@@ -61,7 +60,7 @@ class ModifierCell(BaseRNNCell):
         if hasattr(self, "base_cell"):
             self.base_cell.reset()
 
-    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Symbol]:
+    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: object) -> list[Symbol]:
         if self._modified:
             raise ParameterError(f"begin_state: {type(self).__name__} was given to a modifier; call the modifier's")
         self.base_cell._modified = False

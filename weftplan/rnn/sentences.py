@@ -7,27 +7,28 @@ use an iterator.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.ndarray import array
+from weftplan.support.array_types import DTypeLike
 from weftplan.training.data.iterator_state import State, key_in, make_state, read_state, whole_in
 from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, generator, order_key
 
-Sentences = Iterable[Sequence[Any]]
+Sentences = Iterable[Sequence[Hashable]]
 
 
 def encode_sentences(
     sentences: Sentences,
-    vocab: dict[Any, int] | None = None,
+    vocab: dict[Hashable, int] | None = None,
     invalid_label: int = -1,
-    invalid_key: Any = "\n",
+    invalid_key: Hashable = "\n",
     start_label: int = 0,
-    unknown_token: Any = None,
-) -> tuple[list[list[int]], dict[Any, int]]:
+    unknown_token: Hashable = None,
+) -> tuple[list[list[int]], dict[Hashable, int]]:
     """Return (sentences as lists of numbers, numbers of the words).
 
     Args:
@@ -83,7 +84,7 @@ class BucketSentenceIter(DataIter):
         invalid_label: int = -1,
         data_name: str = "data",
         label_name: str = "softmax_label",
-        dtype: Any = "float32",
+        dtype: DTypeLike = "float32",
         layout: str = "NT",
     ) -> None:
         super().__init__(batch_size)
@@ -138,7 +139,7 @@ class BucketSentenceIter(DataIter):
     def state(self) -> State:
         return make_state(self, self._facts, key=list(self._key), batch=self.curr_idx)
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         key, batch = read_state(self, state, self._facts, "key", "batch")
         drawn, place = key_in(self, key), whole_in(self, "batch", batch, len(self.idx))
         self._begin(drawn)

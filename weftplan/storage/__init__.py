@@ -1,10 +1,9 @@
 """Storage: ownership of bytes. ``storage.get(ctx)`` is the process-wide resource of a context.
 
-Importing the package registers the pools with ``device``. Any thread may call the public functions. ARCHITECTURE.md
+Importing the package fills the slots of ``device``. Any thread may call the public functions. ARCHITECTURE.md
 describes how resources stack.
 """
 
-from weftplan.device.context import set_pools
 from weftplan.storage.adaptors import LimitResource, PoisonResource, StatisticsResource
 from weftplan.storage.auto_growth import AutoGrowth
 from weftplan.storage.base import Allocation, Resource, Statistics
@@ -26,7 +25,7 @@ from weftplan.storage.registry import (
 from weftplan.storage.snapshot import Snapshot, snapshot
 from weftplan.support import slots
 
-set_pools(empty_cache)
+slots.EMPTY_CACHE.fill(empty_cache)
 slots.TEMPORARY_SOURCE.fill(get)
 
 __all__ = [

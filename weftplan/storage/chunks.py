@@ -14,7 +14,6 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from itertools import islice, takewhile
 from operator import itemgetter
-from typing import Any
 
 from weftplan.device.base import Device
 from weftplan.storage import recording
@@ -190,8 +189,8 @@ class ChunkPool(Ledger):
         self.count_taken(raw)
         return raw, raw[:nbytes] if size != nbytes else raw, size
 
-    def give_block(self, block: Any, size: int) -> None:
-        if block.__class__ is Block:
+    def give_block(self, block: Block | RawArray, size: int) -> None:
+        if isinstance(block, Block):
             self._merge(block)
             return
         self.count_given(block)

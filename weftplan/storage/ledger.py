@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from itertools import count
-from typing import Any
 
 import numpy as np
 
@@ -69,7 +68,7 @@ class Ledger(Resource):
         """Return (block, ``nbytes`` > 0 raw bytes of it, its size >= nbytes), or raise OutOfMemoryError."""
 
     @abstractmethod
-    def give_block(self, block: Any, size: int) -> None:
+    def give_block(self, block: RawArray, size: int) -> None:
         """Take a block back."""
 
     def segments(self) -> list[Segment]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
 
 from weftplan.device.base import Device
 from weftplan.errors import ConfigError, OutOfMemoryError
@@ -125,7 +124,7 @@ class _Pool(Ledger):
             self._before, self._recent = self._recent, live
             self._release(self._reserved - self._before - (self.slack or 0))
 
-    def give_block(self, block: Any, size: int) -> None:
+    def give_block(self, block: RawArray, size: int) -> None:
         stack = self._free.get(size)
         if stack is None:
             stack = self._free[size] = []

@@ -38,12 +38,22 @@ class Traffic:
 
 traffic = Traffic()
 _lock = whole_in_children(Lock())
-_taken: dict[tuple[str, str], int] = {}
-"""Reserved bytes per offload target, by kind and folder. Guarded by ``_lock``, as is ``traffic``."""
-_waiting_bytes = 0
-"""Guarded by ``_lock``."""
-_given_back: deque[tuple[tuple[str, str], int, int]] = deque()
-"""Released (target, reserved bytes, offloaded bytes), not yet subtracted. Finalizers append even under the lock."""
+
+
+class _Books:
+    """The bytes in offload targets. Guarded by ``_lock``, as is ``traffic``."""
+
+    def __init__(self) -> None:
+        self.taken: dict[tuple[str, str], int] = {}
+        """Reserved bytes per offload target, by kind and folder."""
+        self.waiting = 0
+        """Bytes that are offloaded now."""
+        self.given_back: deque[tuple[tuple[str, str], int, int]] = deque()
+        """Released (target, reserved bytes, offloaded bytes), not yet subtracted. Finalizers append, even while the
+        lock is held."""
+
+
+_books = _Books()
 
 
 class Offloaded:
@@ -159,14 +169,14 @@ def reserved_bytes(target: OffloadTarget) -> int:
     key = _identity(target)
     with _lock:
         _settle()
-        return _taken.get(key, 0)
+        return _books.taken.get(key, 0)
 
 
 def waiting_bytes() -> int:
     """Return the bytes offloaded now."""
     with _lock:
         _settle()
-        return _waiting_bytes
+        return _books.waiting
 
 
 def _identity(target: OffloadTarget) -> tuple[str, str]:
@@ -178,31 +188,30 @@ def _reserve(target: OffloadTarget, nbytes: int) -> bool:
     key = _identity(target)
     with _lock:
         _settle()
-        total = _taken.get(key, 0) + nbytes
+        total = _books.taken.get(key, 0) + nbytes
         if target.nbytes is not None and total > target.nbytes:
             return False
-        _taken[key] = total
+        _books.taken[key] = total
         return True
 
 
 def _unreserve(target: OffloadTarget, nbytes: int, *, waited: int = 0) -> None:
-    _given_back.append((_identity(target), nbytes, waited))
+    _books.given_back.append((_identity(target), nbytes, waited))
 
 
 def _count_waiting(nbytes: int) -> None:
-    global _waiting_bytes
     with _lock:
-        _waiting_bytes += nbytes
+        _books.waiting += nbytes
 
 
 def _settle() -> None:
     """Subtract released bytes, under the lock. Concurrent releases are subtracted now or next time."""
-    global _waiting_bytes
-    while _given_back:
-        key, nbytes, waited = _given_back[0]
-        _taken[key] -= nbytes
-        _waiting_bytes -= waited
-        _given_back.popleft()  # last step: Ctrl-C can only follow a call, so each entry is subtracted exactly once
+    while _books.given_back:
+        key, nbytes, waited = _books.given_back[0]
+        _books.taken[key] -= nbytes
+        _books.waiting -= waited
+        # Last step: Ctrl-C can only follow a call, so each entry is subtracted exactly once.
+        _books.given_back.popleft()
 
 
 def _copy(target: RawArray, to: Context, source: RawArray, origin: Context, stream_ordered: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
@@ -25,7 +24,7 @@ class RawResource(Ledger):
         self.count_taken(raw)
         return raw, raw, nbytes
 
-    def give_block(self, block: Any, size: int) -> None:
+    def give_block(self, block: RawArray, size: int) -> None:
         self.count_given(block)
         self.device.free(block)
 

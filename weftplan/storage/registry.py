@@ -22,7 +22,8 @@ from weftplan.support import slots
 _resources: dict[Context, Resource] = {}
 _lock = whole_in_children(Lock())
 changes = 0
-"""Number of times that a context's resource was replaced. Caches of :func:`get` compare it."""
+"""Number of times that a context's resource was replaced. Caches of :func:`get` compare it. A variable of the module,
+because each call that runs inline reads it."""
 
 _HOST_SLACK = 16 << 20
 """Bytes that a CPU pool may hold beyond the recent peak, for small arrays of changing sizes.

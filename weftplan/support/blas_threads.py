@@ -32,10 +32,19 @@ DECIDING = tuple(name for name in NATIVE if name != "OMP_NUM_THREADS")
 """Variables that concern BLAS alone; if one is set, the user has decided."""
 
 _lock = free_in_children(Lock())
-_applied = False
-_per_thread: list[Any] = []
-"""Limited libraries that keep one thread count per thread."""
-_limit = 0
+
+
+class _Rule:
+    """The limit, once the first engine has applied it."""
+
+    def __init__(self) -> None:
+        self.applied = False
+        self.limit = 0
+        self.per_thread: list[Any] = []
+        """Limited libraries that keep one thread count per thread."""
+
+
+_rule = _Rule()
 
 
 def usable_cpus() -> int:
@@ -65,23 +74,22 @@ def limit() -> None:
     Raises:
         ConfigError: WEFTPLAN_BLAS_NTHREADS is no thread count; no library has been limited then.
     """
-    global _applied, _limit
-    if _applied:
+    if _rule.applied:
         return
     with _lock:
-        if _applied:
+        if _rule.applied:
             return
         threads, _ = planned()
         if threads is not None:
             libraries = ThreadpoolController().select(user_api="blas").lib_controllers
             for library in libraries:
                 library.set_num_threads(threads)
-            _limit = threads
-            _per_thread[:] = [one for one in libraries if getattr(one, "threading_layer", None) == "openmp"]
-        _applied = True
+            _rule.limit = threads
+            _rule.per_thread = [one for one in libraries if getattr(one, "threading_layer", None) == "openmp"]
+        _rule.applied = True
 
 
 def enter_worker() -> None:
     """Repeat the limit for libraries that count per thread; each new worker thread calls this once."""
-    for library in _per_thread:
-        library.set_num_threads(_limit)
+    for library in _rule.per_thread:
+        library.set_num_threads(_rule.limit)

@@ -44,8 +44,6 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _NOTHING = contextlib.nullcontext()
-_lent = 0
-"""Helpers that running splits have reserved; under ``_pool_lock``."""
 
 
 def enter_worker(*, alone: bool = False) -> None:
@@ -92,7 +90,7 @@ def idle_cores() -> int:
     """
     if not _thread.worker and _thread.seat is None:
         return 0
-    return max(0, usable_cores() - _lent - (0 if slots.WORKER_COUNT.value is None else slots.WORKER_COUNT.value()))
+    return max(0, usable_cores() - _pool.lent - (0 if slots.WORKER_COUNT.value is None else slots.WORKER_COUNT.value()))
 
 
 def split(work: Callable[[int], object], parts: int) -> None:
@@ -110,15 +108,14 @@ def split(work: Callable[[int], object], parts: int) -> None:
         for part in range(parts):
             work(part)
         return
-    global _lent
     with _thread.seat or _NOTHING:
         with _pool_lock:
-            _lent += helpers
+            _pool.lent += helpers
         try:
             _Job(lambda part, _: work(part), [(part, part + 1) for part in reversed(range(parts))]).run(helpers)
         finally:
             with _pool_lock:
-                _lent -= helpers
+                _pool.lent -= helpers
 
 
 def split_in_rooms(work: Callable[[int, int], None], parts: int) -> None:
@@ -148,21 +145,20 @@ def with_lookers(run: Callable[[Sequence[int]], object], most: int, *, all_or_no
     Returns:
         False if too few helpers are spinning; ``run`` is not called then.
     """
-    global _lent
     with _thread.seat or _NOTHING:
         with _pool_lock:
-            taken = [helper for helper in _free if helper.looks][:most]
+            taken = [helper for helper in _pool.free if helper.looks][:most]
             if len(taken) < (most if all_or_none else 1):
                 return False
             for helper in taken:
-                _free.remove(helper)
-            _lent += len(taken)
+                _pool.free.remove(helper)
+            _pool.lent += len(taken)
         try:
             run([helper.words for helper in taken])
         finally:
             with _pool_lock:
-                _free.extend(taken)
-                _lent -= len(taken)
+                _pool.free.extend(taken)
+                _pool.lent -= len(taken)
     return True
 
 
@@ -192,7 +188,7 @@ def call_looker() -> None:
         for helper in taken:
             helper.give(_only_look, _no_work)
         with _pool_lock:
-            _free.extend(taken)
+            _pool.free.extend(taken)
 
 
 def _only_look(work: Callable[[_Word], None], at_work: _Word) -> None: ...
@@ -249,7 +245,7 @@ class _Job:
         finally:
             # Helpers do not return themselves: they would need the interpreter, and the next job would miss them.
             with _pool_lock:
-                _free.extend(taken)
+                _pool.free.extend(taken)
 
     def _help(self, at_work: _Word) -> None:
         """Do ranges until none is left; :meth:`_finish` raises their errors."""
@@ -340,9 +336,20 @@ class _Word:
 
 
 _pool_lock = whole_in_children(Lock())
-_free: list[_Helper] = []
-"""Helpers that no job has reserved; like ``_started``, under ``_pool_lock``."""
-_started = 0
+
+
+class _Pool:
+    """The helpers of this process, under ``_pool_lock``."""
+
+    def __init__(self) -> None:
+        self.lent = 0
+        """Helpers that running splits have reserved."""
+        self.free: list[_Helper] = []
+        """Helpers that no job has reserved."""
+        self.started = 0
+
+
+_pool = _Pool()
 
 
 class _Helper:
@@ -373,7 +380,7 @@ class _Helper:
     def give(self, run: Callable[..., object], work: Callable[[_Word], None]) -> None:
         """Hand the helper the task ``run(work, at_work)``, which raises nothing and changes the word at its end.
 
-        The caller must have taken the helper out of ``_free``.
+        The caller must have taken the helper out of ``_pool.free``.
         """
         self._task.append((run, work))
         with contextlib.suppress(RuntimeError):  # the helper has not reached its previous task yet
@@ -398,21 +405,19 @@ def _helpers(wanted: int) -> list[_Helper]:
     Raises:
         RuntimeError: no thread can be started.
     """
-    global _started
     with _pool_lock:
-        while len(_free) < wanted and _started < wanted:
-            _free.append(_Helper(_started))
-            _started += 1
-        helpers = _free[:wanted]
-        del _free[:wanted]
+        while len(_pool.free) < wanted and _pool.started < wanted:
+            _pool.free.append(_Helper(_pool.started))
+            _pool.started += 1
+        helpers = _pool.free[:wanted]
+        del _pool.free[:wanted]
         return helpers
 
 
 def _forget_helpers() -> None:
     """Clear the pool in a forked child, which has none of the threads; new helpers start on demand."""
-    global _lent, _started
-    _free.clear()
-    _lent = _started = 0
+    _pool.free.clear()
+    _pool.lent = _pool.started = 0
 
 
 if hasattr(os, "register_at_fork"):

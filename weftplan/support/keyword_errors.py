@@ -64,7 +64,7 @@ class Constructed:
 
     __slots__ = ()
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         own = vars(cls).get("__init__")
         if inspect.isfunction(own):
@@ -84,7 +84,7 @@ def settings_of(kind: type) -> list[str]:
     return list(dict.fromkeys(known))
 
 
-def changed_settings(made: Any) -> dict[str, Any]:
+def changed_settings(made: object) -> dict[str, object]:
     """Return the settings of an object that differ from its constructor's defaults, as its attributes hold them now.
 
     A setting without an attribute of its name is left out.
@@ -98,7 +98,7 @@ def changed_settings(made: Any) -> dict[str, Any]:
     return {name: value for name, (value, default) in changed.items() if not _same(value, default)}
 
 
-def shown(settings: Mapping[str, Any]) -> str:
+def shown(settings: Mapping[str, object]) -> str:
     """Return settings as Python's call syntax has them.
 
     >>> shown({"step": 3, "mode": "linear"})
@@ -107,7 +107,7 @@ def shown(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
-def _same(value: Any, default: Any) -> bool:
+def _same(value: object, default: object) -> bool:
     return value is default or (isinstance(default, (str, int, float, tuple)) and bool(value == default))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, cast
 
 import weftplan.locks  # noqa: F401  # registers its hooks of forks before those below: before a fork the last comes first
@@ -47,7 +47,12 @@ def _import_without_interrupt(module: str) -> ModuleType:
         return importlib.import_module(module)
     held: list[Any] = []
 
-    def hold(_: int, frame: Any) -> None:
+    # The handler is replaced, because nothing else keeps Ctrl-C out of an import. A signal mask does not: another
+    # thread receives the signal, and Python runs the handler on this one. A helper thread that imports while this one
+    # waits deadlocks if this call is part of an import: this thread holds that module's import lock. A second attempt
+    # after an interrupt does not help: Python drops the module that failed, and keeps the modules that it had
+    # imported, without the attributes of their packages.
+    def hold(_: int, frame: FrameType | None) -> None:
         held.append(frame)
 
     with suppress(ValueError):  # the main thread of a subinterpreter receives no signals

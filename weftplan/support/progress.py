@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TextIO, TypeVar
 
 from weftplan import config
 from weftplan.support.package_log import is_on_screen
@@ -30,20 +30,26 @@ WIDTH = 80
 LONG = 200
 """Columns of a line in a pipe."""
 Item = TypeVar("Item")
-_off = False
+
+
+class _Switch:
+    """Whether this process shows progress."""
+
+    on = True
+
+
+_switch = _Switch()
 _hidden = threading.local()
 
 
 def turn_off() -> None:
     """Show no progress in this process from now on."""
-    global _off
-    _off = True
+    _switch.on = False
 
 
 def turn_on() -> None:
     """Show progress again."""
-    global _off
-    _off = False
+    _switch.on = True
 
 
 @contextmanager
@@ -59,7 +65,7 @@ def hidden() -> Iterator[None]:
 
 def is_shown(wish: bool | None = None) -> bool:
     """Return whether a loop shows its progress; ``wish`` is the caller's choice, None for the default."""
-    if _off or vars(_hidden).get("count", 0):
+    if not _switch.on or vars(_hidden).get("count", 0):
         return False
     if wish is not None:
         return wish
@@ -68,7 +74,7 @@ def is_shown(wish: bool | None = None) -> bool:
     return bool(config.get("WEFTPLAN_PROGRESS")) and not is_on_screen()
 
 
-def width_of(stream: Any) -> int | None:
+def width_of(stream: TextIO) -> int | None:
     """Return a stream's terminal width in columns; None for a pipe, a file, or a terminal that cannot rewrite a line.
 
     ``COLUMNS`` takes precedence, as in other programs. ``TERM=dumb`` means that a line cannot be rewritten.
@@ -84,7 +90,7 @@ def width_of(stream: Any) -> int | None:
         return None
 
 
-def live_width(stream: Any) -> int | None:
+def live_width(stream: TextIO) -> int | None:
     """Return the width of a rewritable line: the columns of a terminal or of a notebook cell, else None."""
     width = width_of(stream)
     if width is None and type(stream).__module__.partition(".")[0] == "ipykernel":
@@ -101,7 +107,7 @@ class LiveLine:
         lines: write a new line every :data:`LINE_PERIOD` seconds if the stream cannot rewrite a line.
     """
 
-    def __init__(self, stream: Any = None, *, patience: float = 0.0, lines: bool = False) -> None:
+    def __init__(self, stream: TextIO | None = None, *, patience: float = 0.0, lines: bool = False) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._lines = lines
         now = time.perf_counter()
@@ -142,7 +148,7 @@ class LiveLine:
             self._live_at = self._line_at = float("inf")
 
 
-def watching(text: str, *, long: bool = True) -> AbstractContextManager[Any]:
+def watching(text: str, *, long: bool = True) -> AbstractContextManager[Progress | None]:
     """Return a :class:`Progress` that a thread updates, or a null context if the block is known to be short."""
     return Progress(text, watch=True) if long else nullcontext()
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dis
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
 from weftplan.errors import UndeclaredWriteError
+from weftplan.support.array_types import RawArray
 
 
-def read_only(array: Any) -> Any:
+def read_only(array: RawArray) -> RawArray:
     """Return a view that refuses writes; CuPy has no such views, so its arrays are returned unchanged.
 
     >>> read_only(np.zeros(2)).flags.writeable
@@ -72,9 +72,9 @@ def _suspects(trace: TracebackType | None) -> str:
     return description
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     """Describe a read-only array, or the first of them in a tuple or list; empty for anything else."""
-    if type(value) in (tuple, list):
+    if isinstance(value, (tuple, list)):
         return next((text for one in value if isinstance(one, np.ndarray) and (text := _describe(one))), "")
     if getattr(getattr(value, "flags", None), "writeable", True) is not False:
         return ""

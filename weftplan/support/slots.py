@@ -125,6 +125,7 @@ TRAINING_PAGE: Slot[Callable[..., str]] = Slot(
 PROFILER_PAGE: Slot[Callable[..., str]] = Slot(
     "weftplan.profiler", "weftplan.report.lanes_html", "the page of a profile"
 )
+EMPTY_CACHE: Slot[Callable[..., int]] = Slot("weftplan.device.context", "weftplan.storage", "Context.empty_cache")
 TEMPORARY_SOURCE: Slot[Function] = Slot("weftplan.device.temporaries", "weftplan.storage", "a temporary array of CuPy")
 
 WAIT_HELPERS: Slot[list[Callable[[], None]]] = Slot(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan.errors import UnknownOperatorError, did_you_mean
@@ -74,7 +74,7 @@ __all__ = [
 ]
 
 
-def _attribute(name: str) -> Any:
+def _attribute(name: str) -> object:
     # Python itself asks for dunder names (__path__, __wrapped__, …); no operator has such a name.
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ no state; any thread may use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Number
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -49,12 +49,12 @@ for _kind, _word, _mirror in (
     )
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Return whether a value is a number that an arithmetic operator accepts next to a symbol."""
     return isinstance(value, Number | np.number | np.bool_)
 
 
-def binary(kind: str, left: Entry | Any, right: Entry | Any) -> Node | None:
+def binary(kind: str, left: object, right: object) -> Node | None:
     """Make the node of ``left <kind> right``; one side may be a number. Return None for NotImplemented."""
     both, scalar, reverse = _BINARY[kind]
     if isinstance(left, Entry) and isinstance(right, Entry):
@@ -66,24 +66,24 @@ def binary(kind: str, left: Entry | Any, right: Entry | Any) -> Node | None:
     return None
 
 
-def _node(op: str, hint: str, inputs: list[Entry], params: dict[str, Any]) -> Node:
+def _node(op: str, hint: str, inputs: list[Entry], params: Mapping[str, object]) -> Node:
     attrs: dict[str, Any] = {**params, **attribute.current()}
     return apply(registry.get(op), name.current().get(None, hint), inputs, attrs=attrs)
 
 
-def _operator(kind: str, *, swapped: bool = False) -> Callable[[_S, Any], _S]:
+def _operator(kind: str, *, swapped: bool = False) -> Callable[[_S, object], _S]:
     """Make the method of a Python operator; ``swapped``: of the form whose left side is the other operand."""
 
-    def method(self: _S, other: Any) -> _S:
+    def method(self: _S, other: object) -> _S:
         return self._binary(kind, other, swapped=swapped)
 
     return method
 
 
-def _refused(operator: str) -> Callable[[_S, Any], NoReturn]:
+def _refused(operator: str) -> Callable[[_S, object], NoReturn]:
     """Make the method of ``symbol += …``, which raises."""
 
-    def method(self: _S, other: Any) -> NoReturn:
+    def method(self: _S, other: object) -> NoReturn:
         raise NotImplementedForSymbol(
             f"symbols never change, so {operator}= is not supported; write x = x {operator} y"
         )
@@ -110,7 +110,7 @@ class Arithmetic:
             )
         return self.entries[0]
 
-    def _binary(self, kind: str, other: Any, *, swapped: bool = False) -> Self:
+    def _binary(self, kind: str, other: object, *, swapped: bool = False) -> Self:
         mine = self._single()
         theirs = other._single() if isinstance(other, Arithmetic) else other
         node = binary(kind, theirs, mine) if swapped else binary(kind, mine, theirs)

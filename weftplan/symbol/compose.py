@@ -11,13 +11,13 @@ from weftplan.errors import ParameterError, did_you_mean, listed
 from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Op
 from weftplan.symbol.attribute import stored_key
-from weftplan.symbol.node import Entry, Node, caller, copy_graph, topological_order
+from weftplan.symbol.node import Entry, Node, NodeParams, caller, copy_graph, topological_order
 
 _PARSED: dict[tuple[Any, ...], dict[str, Any]] = {}
 _PARSED_LIMIT = 65536
 
 
-def parse_interned(op: Op, attrs: Mapping[str, str], *, node: str = "") -> dict[str, Any]:
+def parse_interned(op: Op, attrs: Mapping[str, str], *, node: str = "") -> NodeParams:
     """Parse parameters as ``ops.registry.parse_params``; equal texts share one dictionary, which must not be changed.
 
     Nodes of repeated layers then share their parameters, so inference and planning may cache by identity.
@@ -34,7 +34,7 @@ def parse_interned(op: Op, attrs: Mapping[str, str], *, node: str = "") -> dict[
     return parsed
 
 
-def to_text(value: Any) -> str:
+def to_text(value: object) -> str:
     """Format a parameter as MXNet does: ``str(value)``, dtypes by name, NumPy scalars as plain numbers.
 
     >>> to_text((3, np.int64(3))), to_text(np.float16), to_text([1, 2]), to_text(True), to_text(np.float32(1.1))
@@ -47,7 +47,7 @@ def to_text(value: Any) -> str:
     return str(_plain(value))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, np.floating):
         return float(str(value))  # the shortest digits that mean this value
     if isinstance(value, np.ndarray | np.generic):
@@ -62,7 +62,7 @@ def apply(
     name: str,
     positional: Sequence[Entry | None] = (),
     keyword: Mapping[str, Entry] | None = None,
-    attrs: Mapping[str, Any] | None = None,
+    attrs: Mapping[str, object] | None = None,
 ) -> Node:
     """Make a new node of ``op``.
 

@@ -14,7 +14,7 @@ from weftplan.support.gc_pause import resting
 from weftplan.symbol import placeholder
 from weftplan.symbol.attribute import HIDDEN_KEYS
 from weftplan.symbol.compose import auto_variable, default_initializers, parse_interned
-from weftplan.symbol.node import Entry, Node, topological_order
+from weftplan.symbol.node import Entry, Node, NodeParams, topological_order
 
 MXNET_VERSION = 10901
 """The MXNet release whose format is written: major * 10000 + minor * 100 + patch."""
@@ -183,7 +183,7 @@ def _finish(node: Node, version: int, where: str) -> None:
         )
 
 
-def _bare_node(item: Any, what: str) -> Node:
+def _bare_node(item: object, what: str) -> Node:
     if not isinstance(item, dict):
         raise FormatError(f"{what}: expected an object, got {item!r}")
     op_name, name = item.get("op"), item.get("name")
@@ -208,7 +208,7 @@ def _bare_node(item: Any, what: str) -> Node:
     return Node(op, name, attrs=attrs)
 
 
-def _entries(items: Any, nodes: Sequence[Node], what: str) -> list[Entry]:
+def _entries(items: object, nodes: Sequence[Node], what: str) -> list[Entry]:
     if not isinstance(items, list):
         raise FormatError(f"{what}s must be a list, got {items!r}")
     entries = []
@@ -222,7 +222,7 @@ def _entries(items: Any, nodes: Sequence[Node], what: str) -> list[Entry]:
     return entries
 
 
-def _deps(items: Any, nodes: Sequence[Node], what: str) -> list[Node]:
+def _deps(items: object, nodes: Sequence[Node], what: str) -> list[Node]:
     if not isinstance(items, list) or not all(type(x) is int and 0 <= x < len(nodes) for x in items):
         raise FormatError(f"{what}: control_deps must be a list of node numbers below {len(nodes)}, got {items!r}")
     return [nodes[i] for i in items]
@@ -235,7 +235,7 @@ def _list(data: dict[str, Any], key: str, where: str) -> list[Any]:
     return value
 
 
-def _version(data: dict[str, Any], where: str) -> int:
+def _version(data: Mapping[str, object], where: str) -> int:
     """Return the release that wrote the file; 800 if it is not stated, as in releases up to 0.8."""
     attrs = data.get("attrs")
     stored = attrs.get("mxnet_version") if isinstance(attrs, dict) else None
@@ -289,7 +289,7 @@ def variable_keys(node: Node) -> None:
             node.attrs[f"__{hidden}__"] = node.attrs.pop(hidden)
 
 
-def stored_params(node: Node, texts: Mapping[str, str], where: str) -> dict[str, Any]:
+def stored_params(node: Node, texts: Mapping[str, str], where: str) -> NodeParams:
     """Parse the parameters of a node in a file; its inputs are those that the file lists.
 
     Raises:

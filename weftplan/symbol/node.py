@@ -11,13 +11,17 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from weftplan.errors import FormatError, MXNetError
 from weftplan.ops.core.schema import Op
 
 FOLDED = "__folded__"
 """Attribute of a node that replaces other nodes, by folding or fusion: the names of those nodes."""
+
+
+NodeParams: TypeAlias = dict[str, Any]
+"""Parsed parameters of an operator, by name; each has the type that the operator declares."""
 
 
 class Entry(NamedTuple):
@@ -39,7 +43,7 @@ class Node:
         name: str,
         *,
         attrs: dict[str, str] | None = None,
-        params: dict[str, Any] | None = None,
+        params: NodeParams | None = None,
         inputs: list[Entry] | None = None,
         control_deps: list[Node] | None = None,
         created_at: str | None = None,

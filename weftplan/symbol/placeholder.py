@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from weftplan.errors import FormatError, UnknownOperatorError, did_you_mean
 from weftplan.ops.core import registry
@@ -20,7 +20,7 @@ MOST_OUTPUTS = 65536
 _SHOWN = 3
 
 
-def _compute(*args: Any) -> NoReturn:
+def _compute(*args: object) -> NoReturn:
     raise UnknownOperatorError("a placeholder of an operator that weftplan does not have cannot be computed")
 
 
@@ -116,7 +116,7 @@ def require_known(nodes: Sequence[Node], what: str) -> None:
             raise UnknownOperatorError(f"{what}: {explain(nodes)}")
 
 
-def output_counts(data: Mapping[str, Any], count: int) -> list[int | None]:
+def output_counts(data: Mapping[str, object], count: int) -> list[int | None]:
     """Return the number of outputs of each of the ``count`` nodes of a file, from ``node_row_ptr``, or None."""
     rows = data.get("node_row_ptr")
     if not isinstance(rows, list) or len(rows) != count + 1 or not all(type(row) is int for row in rows):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from weftplan.errors import FormatError, NotImplementedForSymbol, ParameterError, did_you_mean, listed
 from weftplan.ops.core import registry
 from weftplan.support import slots
+from weftplan.support.array_types import DTypeLike
 from weftplan.support.atomic_files import open_to_read, other_kind, write_text
 from weftplan.symbol import attribute, json_io
 from weftplan.symbol.arithmetic import Arithmetic
@@ -154,7 +155,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
     def __copy__(self) -> Symbol:
         return self.__deepcopy__({})
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Symbol:
+    def __deepcopy__(self, memo: dict[int, object]) -> Symbol:
         return Symbol(copy_graph(self.entries))
 
     def __reduce__(self) -> tuple[Callable[[str], Symbol], tuple[str]]:
@@ -218,7 +219,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
 
     # --------------------------------------------------------------------------------------------------- operators
 
-    def _attribute(self, name: str) -> Any:
+    def _attribute(self, name: str) -> Callable[..., object]:
         """Every registered operator is a method: ``x.reshape(shape=(2, 3))``."""
         if name in _NDARRAY_ONLY:
             return partial(_refuse, name)
@@ -232,7 +233,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *_NDARRAY_ONLY, *(n for n in registry.names() if not n.startswith("_"))})
 
-    def astype(self, dtype: Any) -> Symbol:
+    def astype(self, dtype: DTypeLike) -> Symbol:
         """Cast this symbol to another dtype."""
         result: Symbol = slots.SYMBOL_OPERATOR.get()("cast")(self, dtype=dtype)
         return result
@@ -284,7 +285,7 @@ def output_name(entry: Entry) -> str:
     return f"{node.name}_{output}" if node.name else output
 
 
-def single(value: Any, what: str) -> Entry:
+def single(value: object, what: str) -> Entry:
     """Return the entry of a symbol with one output.
 
     Raises:

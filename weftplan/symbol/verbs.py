@@ -51,7 +51,7 @@ class Verbs:
 
         return self.bind(ctx or current_context(), kwargs, grad_req="null").forward()
 
-    def plan(self, shapes: Mapping[str, Shape] | None = None, **kwargs: Any) -> Any:
+    def plan(self, shapes: Mapping[str, Shape] | None = None, **kwargs: object) -> Any:
         """Plan the memory for these shapes without allocating any: see :mod:`weftplan.planner`."""
         with watching("planning within the budget", long=kwargs.get("budget") is not None):
             return slots.PLAN_SYMBOL.get()(self, shapes or {}, **kwargs)

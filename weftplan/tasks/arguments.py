@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,13 +20,14 @@ from weftplan.tasks.arrays import is_array, is_ndarray
 from weftplan.tasks.handle import Task
 from weftplan.tasks.held_arrays import held_arrays
 
+T = TypeVar("T")
 NO_ARRAYS = frozenset(
     {int, float, bool, str, bytes, complex, type(None), FunctionType, np.ufunc, np.float32, np.float64}
 )
 """Classes of arguments that cannot contain arrays."""
 
 
-def arrays_in(values: Any) -> Iterator[Any]:
+def arrays_in(values: Iterable[object]) -> Iterator[object]:
     """Yield the arrays and tasks among ``values``, also inside lists, tuples, dictionaries and array-holding objects.
 
     :mod:`weftplan.tasks.held_arrays` handles the objects.
@@ -49,7 +50,7 @@ def arrays_in(values: Any) -> Iterator[Any]:
             yield from held_arrays(value)
 
 
-def call_opened(fn: Callable[..., Any], lock: Callable[[Any], bool] | None, *args: Any, **kwargs: Any) -> Any:
+def call_opened(fn: Callable[..., T], lock: Callable[[object], bool] | None, *args: object, **kwargs: object) -> T:
     """Call ``fn`` with NDArrays replaced by raw arrays and tasks by their results.
 
     This must happen when the task runs, because the memory of NDArrays may not be allocated earlier.
@@ -58,7 +59,7 @@ def call_opened(fn: Callable[..., Any], lock: Callable[[Any], bool] | None, *arg
     return fn(*opened, **{key: _open(value, lock) for key, value in kwargs.items()})
 
 
-def _open(value: Any, lock: Callable[[Any], bool] | None) -> Any:
+def _open(value: object, lock: Callable[[object], bool] | None) -> Any:
     """Return the function's argument for ``value``: a raw array (read-only if ``lock`` says so) or a task's result."""
     if type(value) is Task:
         return value._value
@@ -72,7 +73,7 @@ def _open(value: Any, lock: Callable[[Any], bool] | None) -> Any:
         return value if not changed else _like(value, changed)
     if isinstance(value, Var) or not is_array(value):
         return value
-    raw = value.raw() if is_ndarray(value) else value
+    raw: Any = value.raw() if is_ndarray(value) else value
     return read_only(raw) if lock is not None and lock(value) else raw
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from weftplan.engine.core import Engine
 from weftplan.engine.factory import get
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
+from weftplan.support.array_types import RawArray
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.tasks.handle import Task
 from weftplan.tasks.registry import nothing, registry
@@ -23,7 +24,18 @@ from weftplan.tasks.tiles import Grid, Tiles
 _CPU0 = Context("cpu", 0)
 
 
-def is_array(thing: Any) -> bool:
+class DeviceArray(Protocol):
+    """An NDArray, as far as tasks know it: this layer does not import its class."""
+
+    var: Var
+    context: Context
+
+    def raw(self) -> RawArray:
+        """Return its memory as an array."""
+        ...
+
+
+def is_array(thing: object) -> bool:
     """Return whether an object orders tasks: NumPy and CuPy arrays, rows of structured arrays, NDArrays, vars.
 
     >>> is_array(np.zeros(3)), is_array(3.0), is_array([1, 2])
@@ -34,17 +46,17 @@ def is_array(thing: Any) -> bool:
     return is_ndarray(thing) or hasattr(thing, "__cuda_array_interface__")
 
 
-def _is_row(thing: Any) -> bool:
+def _is_row(thing: object) -> TypeGuard[np.void]:
     """Return whether an object is a row of a structured array, which is a view but no array."""
     return isinstance(thing, np.void) and thing.base is not None
 
 
-def is_ndarray(thing: Any) -> bool:
+def is_ndarray(thing: object) -> TypeGuard[DeviceArray]:
     """Return whether an object is a :class:`weftplan.nd.NDArray`, which has a var; do not import that layer."""
     return isinstance(getattr(thing, "var", None), Var) and hasattr(thing, "raw")
 
 
-def context_of(thing: Any) -> Context | None:
+def context_of(thing: object) -> Context | None:
     """Return the context of an array; None for a var or a task, which has none."""
     if isinstance(thing, (np.ndarray, np.void)):
         return _CPU0
@@ -53,10 +65,11 @@ def context_of(thing: Any) -> Context | None:
         return where if isinstance(where, Context) else None
     if isinstance(thing, (Var, Task)):
         return None
-    return Context("gpu", int(thing.device.id))
+    array: Any = thing
+    return Context("gpu", int(array.device.id))
 
 
-def var_of(array: Any, engine: Engine | None = None) -> Var:
+def var_of(array: object, engine: Engine | None = None) -> Var:
     """Return the var that orders access to the memory of ``array`` on ``engine`` (default: the process-wide engine).
 
     From then on tasks on slices of its buffer are ordered with each other, as tasks on the whole buffer are.
@@ -78,13 +91,13 @@ def var_of(array: Any, engine: Engine | None = None) -> Var:
     variables = registry.whole(array, engine) if isinstance(array, np.ndarray) else vars_of(array, engine)
     if len(variables) != 1:
         raise EngineError(
-            f"an array of shape {array.shape} was divided into tiles and touches {len(variables)} of them: it has no "
-            f"var of its own; ask for a tile's"
+            f"an array of shape {getattr(array, 'shape', '?')} was divided into tiles and touches {len(variables)} of "
+            f"them: it has no var of its own; ask for a tile's"
         )
     return variables[0]
 
 
-def vars_of(array: Any, engine: Engine) -> list[Var]:
+def vars_of(array: object, engine: Engine) -> list[Var]:
     """Return the vars that order access to ``array``: one, or one per overlapped tile; raises as :func:`var_of`."""
     if type(array) is np.ndarray:
         return registry.vars_of(array, engine)
@@ -96,11 +109,12 @@ def vars_of(array: Any, engine: Engine) -> list[Var]:
         raise EngineError(
             f"expected a NumPy or CuPy array, an NDArray, a task or an engine var, got {type(array).__name__}"
         )
-    return registry.vars_of(array.base if _is_row(array) else array, engine)
+    raw: Any = array.base if _is_row(array) else array
+    return registry.vars_of(raw, engine)
 
 
 @known_keywords()
-def tiles(array: Any, tile: int | Sequence[int]) -> Tiles:
+def tiles(array: RawArray, tile: int | Sequence[int]) -> Tiles:
     """Divide an array into tiles: from now on tasks on its views are ordered by the tiles that they overlap.
 
     Tasks submitted earlier on any view of the buffer run first. An array may be divided again; then tasks on the

@@ -7,7 +7,6 @@ this module.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from weftplan.tasks.registry import in_flight, registry
 
 
 def vars_for(
-    read: Sequence[Any], written: Sequence[Any], engine: Engine, flight: object
+    read: Sequence[object], written: Sequence[object], engine: Engine, flight: object
 ) -> tuple[list[Var], list[Var], bool]:
     """Return the vars that a task reads and writes, before it is pushed; slices that it writes get their own vars.
 
@@ -56,7 +55,9 @@ def vars_for(
     return reads, writes, plain
 
 
-def inherited(read: Sequence[Var], written: Sequence[Any], overwritten: Sequence[Any], engine: Engine) -> list[Var]:
+def inherited(
+    read: Sequence[Var], written: Sequence[object], overwritten: Sequence[object], engine: Engine
+) -> list[Var]:
     """Return the failed vars whose failure a task inherits, because it does not overwrite all their elements.
 
     Args:

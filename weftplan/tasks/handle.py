@@ -26,6 +26,7 @@ from weftplan.engine.operation import FnProperty, FutureBlock, Waiter
 from weftplan.engine.sites import push_site
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
+from weftplan.support.array_types import DTypeLike
 
 T = TypeVar("T")
 _callbacks: weakref.WeakKeyDictionary[Task[Any], list[Callable[[Any], object]]] = weakref.WeakKeyDictionary()
@@ -59,10 +60,10 @@ class Task(Generic[T]):
     def __init__(
         self,
         var: Var,
-        call: Callable[..., Any],
-        args: Any,
-        kwargs: dict[str, Any],
-        array: Any,
+        call: Callable[..., object],
+        args: Sequence[object],
+        kwargs: dict[str, object],
+        array: object,
         name: str,
         nout: int | None = None,
         inherits: Sequence[Var] = (),
@@ -73,9 +74,9 @@ class Task(Generic[T]):
         self.inherits = inherits
         """Failed vars that it writes without overwriting all their elements; the task is skipped for that failure."""
         self._call: Any = call
-        self._args = args
+        self._args: Any = args
         self._kwargs: Any = kwargs
-        self._claim = [1]
+        self._claim = [1]  # a list, because `del` of its item is atomic: one thread succeeds
         self._value: Any = None
         self.array = array
         self.name = name
@@ -230,7 +231,7 @@ class Task(Generic[T]):
         due[:] = [one for one in due if one != fn]
         return before - len(due)
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[object, None, T]:
         """Support ``await task``: :meth:`result` without blocking the event loop."""
         try:
             yield from self.var.__await__()
@@ -239,7 +240,7 @@ class Task(Generic[T]):
             raise
         return self._value  # type: ignore[no-any-return]
 
-    def __getitem__(self, index: Any) -> Task[Any]:
+    def __getitem__(self, index: object) -> Task[Any]:
         """Return a task for one item of the result; it fails if this task fails."""
         if self._nout is not None and isinstance(index, int) and not -self._nout <= index < self._nout:
             raise IndexError(f"task {self.name!r} has {self._nout} results, so none at {index}")
@@ -258,7 +259,7 @@ class Task(Generic[T]):
             )
         return iter([self[index] for index in range(self._nout)])
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Support ``np.asarray(task)``: wait for the result and convert it to an array."""
         result = np.asarray(self.result(), dtype=dtype)
         return result.copy() if copy else result
@@ -286,7 +287,7 @@ class Task(Generic[T]):
         return f"<Task {self.name!r}: {state}>"
 
 
-def _item(task: Task[Any], index: Any) -> Any:
+def _item(task: Task[Any], index: object) -> object:
     return operator.getitem(task._value, index)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -57,14 +57,14 @@ _WRITING_FUNCTIONS = (
 """Functions that write their first argument."""
 
 
-def memory_of(thing: Any) -> np.ndarray | None:
+def memory_of(thing: object) -> np.ndarray | None:
     """Return an array over the host memory that ``thing`` shares, without a copy; None if it shares none.
 
     >>> memory_of(memoryview(bytearray(3))).nbytes, memory_of([1.0])
     (3, None)
     """
     kind = type(thing)
-    if kind is np.flatiter:
+    if isinstance(thing, np.flatiter):
         base: np.ndarray = thing.base
         return base
     if isinstance(thing, _LEAVES) and not isinstance(thing, bytearray):
@@ -74,7 +74,8 @@ def memory_of(thing: Any) -> np.ndarray | None:
             return np.asarray(thing)
         if hasattr(kind, "__dlpack__"):
             return _from_dlpack(thing)
-        return np.asarray(memoryview(thing))
+        buffer: Any = thing
+        return np.asarray(memoryview(buffer))
     except Exception:  # not on a host, or no memory to share; a foreign object may raise anything
         return None
 
@@ -87,7 +88,7 @@ def _from_dlpack(thing: Any) -> np.ndarray:
         return np.from_dlpack(thing.detach())
 
 
-def held_arrays(thing: Any) -> Iterator[Any]:
+def held_arrays(thing: object) -> Iterator[object]:
     """Yield the arrays, and in containers the tasks, that ``thing`` holds."""
     seen: set[int] = {id(thing)}
     objects = 0
@@ -122,7 +123,7 @@ def held_arrays(thing: Any) -> Iterator[Any]:
         level = deeper
 
 
-def _fresh(items: Any, seen: set[int]) -> list[Any]:
+def _fresh(items: Iterable[object], seen: set[int]) -> list[object]:
     """Return the items that may hold arrays and have not been seen; add them to ``seen``."""
     fresh = [item for item in items if (item is not None and not isinstance(item, _CLOSED)) or type(item) is bytearray]
     fresh = [item for item in fresh if id(item) not in seen]
@@ -131,8 +132,12 @@ def _fresh(items: Any, seen: set[int]) -> list[Any]:
 
 
 def arrays_of_function(
-    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[Any], label: str
-) -> tuple[list[Any], list[Any], bool]:
+    fn: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    written: Sequence[object],
+    label: str,
+) -> tuple[list[object], list[object], bool]:
     """Return the arrays that the callable ``fn`` holds: reads, writes, and whether it overwrites the writes completely.
 
     For an object of a Python class, arrays over the memory of ``written`` are omitted, because the caller has declared
@@ -191,13 +196,13 @@ def _arrays_of_method(
     return (held if not isinstance(fn, MethodType) else _unless_written(held, written)), [], False
 
 
-def _unless_written(held: Any, written: Sequence[Any]) -> list[Any]:
+def _unless_written(held: Iterable[object], written: Sequence[object]) -> list[object]:
     """Return the arrays in ``held`` whose buffers contain no array in ``written``."""
     owners = {id(owner_of(array)) for array in written}
     return [array for array in held if id(owner_of(array)) not in owners]
 
 
-def unseen_arrays(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+def unseen_arrays(fn: Callable[..., object]) -> Iterator[tuple[str, object]]:
     """Yield the names and arrays that a function reaches through its closure, defaults and global names."""
     while isinstance(fn, functools.partial):
         fn = fn.func

@@ -35,6 +35,7 @@ from weftplan.engine.operation import DetailedBlock, FnProperty, searchable
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.support.array_types import RawArray
 from weftplan.tasks.address_ranges import AddressRanges
 from weftplan.tasks.parts import Parts
 from weftplan.tasks.tiles import Grid, address, bounds
@@ -94,12 +95,12 @@ class _Registry:
         self._ranges: AddressRanges[_Entry] | None = None
         """Entries by their addresses; None until the first array over foreign memory."""
 
-    def vars_of(self, array: Any, engine: Engine) -> list[Var]:
+    def vars_of(self, array: RawArray, engine: Engine) -> list[Var]:
         collected: list[Var] = []
         self.add_vars(array, engine, collected)
         return collected
 
-    def add_vars(self, array: Any, engine: Engine, collected: list[Var], *, cut: bool = False) -> None:
+    def add_vars(self, array: RawArray, engine: Engine, collected: list[Var], *, cut: bool = False) -> None:
         """Append the vars of ``array`` to ``collected``; with ``cut``, after :meth:`cut`."""
         with self._lock:
             entry = self._entry(array, engine)
@@ -111,7 +112,7 @@ class _Registry:
             for linked in entry.links or ():
                 collected += _vars_in(linked, array)
 
-    def known(self, arrays: Sequence[Any], engine: Engine) -> list[Var] | None:
+    def known(self, arrays: Sequence[object], engine: Engine) -> list[Var] | None:
         """Return the vars of arrays that are known, own their memory and have one var each, as most do; else None.
 
         This takes no lock. It never returns the entry of a dead array with the same id: as long as that entry exists,
@@ -139,7 +140,7 @@ class _Registry:
             variables.append(var)
         return variables
 
-    def whole(self, array: Any, engine: Engine) -> list[Var]:
+    def whole(self, array: RawArray, engine: Engine) -> list[Var]:
         """Return the single var that orders every access to the buffer from now on, or the array's tile vars."""
         end = time.monotonic() + _PATIENCE_S
         while True:
@@ -161,13 +162,13 @@ class _Registry:
         engine._admitted(fence)
         return [var]
 
-    def has(self, array: Any) -> bool:
+    def has(self, array: object) -> bool:
         """Return whether tasks have used the memory of ``array``."""
         with self._lock:
             self._bury()
             return isinstance(array, np.ndarray) and id(_roots(array)[1]) in self._entries
 
-    def covers(self, array: Any, var: Var, engine: Engine) -> bool:
+    def covers(self, array: RawArray, var: Var, engine: Engine) -> bool:
         """Return whether ``array`` has all the elements that ``var`` orders."""
         with self._lock:
             entry = self._entry(array, engine)
@@ -186,7 +187,7 @@ class _Registry:
                 if owner is var
             )
 
-    def cut(self, array: Any, engine: Engine) -> None:
+    def cut(self, array: RawArray, engine: Engine) -> None:
         """Give a slice that a task is about to write its own vars, if that is possible now.
 
         The fences run with the following push at the latest.
@@ -194,7 +195,7 @@ class _Registry:
         with self._lock:
             self._cut(self._entry(array, engine), array, engine)
 
-    def _cut(self, entry: _Entry, array: Any, engine: Engine) -> tuple[int, int] | None:
+    def _cut(self, entry: _Entry, array: RawArray, engine: Engine) -> tuple[int, int] | None:
         """Cut at a slice of ``entry``; return its bounds, or None if it cannot have its own vars. The lock is held."""
         if entry.grid is not None or entry.whole or entry.links or len(in_flight) > 1 or not array.size:
             return None
@@ -216,7 +217,7 @@ class _Registry:
             entry.parts = after
         return span
 
-    def divide(self, array: Any, grid: Grid, engine: Engine) -> list[Var]:
+    def divide(self, array: RawArray, grid: Grid, engine: Engine) -> list[Var]:
         """Give the owner of ``array`` a grid; return its previous vars."""
         with self._lock:
             entry = self._entry(array, engine)
@@ -224,7 +225,7 @@ class _Registry:
             entry.grid, entry.parts = grid, None
             return before
 
-    def _entry(self, array: Any, engine: Engine) -> _Entry:
+    def _entry(self, array: RawArray, engine: Engine) -> _Entry:
         """Return the entry of the owner of ``array``, made if necessary; the lock is held."""
         anchor, owner = _roots(array)
         key, known = id(owner), id(anchor)
@@ -300,7 +301,7 @@ def _is_pending(entry: _Entry) -> bool:
     return any(var.engine._region.requests or var.state != "IDLE" for var in entry.vars())
 
 
-def _move(entry: _Entry, array: Any, engine: Engine) -> None:
+def _move(entry: _Entry, array: object, engine: Engine) -> None:
     """Move ``entry`` to another engine.
 
     Raises:
@@ -315,12 +316,12 @@ def _move(entry: _Entry, array: Any, engine: Engine) -> None:
     entry.move(engine)
 
 
-def owner_of(array: Any) -> Any:
+def owner_of(array: object) -> object:
     """Return the owner of the memory of ``array``; the array itself if it has its own var."""
     return _roots(array)[1] if isinstance(array, np.ndarray) else array
 
 
-def _vars_in(entry: _Entry, array: Any, span: tuple[int, int] | None = None) -> list[Var]:
+def _vars_in(entry: _Entry, array: RawArray, span: tuple[int, int] | None = None) -> list[Var]:
     """Return the entry's vars that order ``array``, whose bounds are ``span`` if known; the registry's lock is held."""
     if entry.grid is not None:
         touched, beyond = entry.grid.touched(array)
@@ -343,7 +344,7 @@ def _fence(engine: Engine, variables: list[Var]) -> DetailedBlock:
     return fence
 
 
-def _roots(array: Any) -> tuple[Any, Any]:
+def _roots(array: RawArray) -> tuple[RawArray, object]:
     """Return the last array of the chain of bases, which all views keep alive, and the memory owner at its end."""
     anchor = array
     base = array.base

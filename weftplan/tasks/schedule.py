@@ -52,17 +52,17 @@ T = TypeVar("T")
 
 def submit(
     fn: Callable[..., T],
-    *args: Any,
-    out: Any = None,
-    reads: Sequence[Any] = (),
-    writes: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    *args: object,
+    out: object = None,
+    reads: Sequence[object] = (),
+    writes: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     ctx: Context | None = None,
     priority: int = 0,
     prop: FnProperty = FnProperty.TASK,
     name: str | None = None,
     nout: int | None = None,
-    **options: Any,
+    **options: object,
 ) -> Task[T]:
     """Schedule ``fn(*args, **options, out=out)``; without ``out``, ``fn(*args, **options)``.
 
@@ -119,7 +119,7 @@ def submit(
 
 
 def submit_each(
-    fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, progress: bool | None = None
+    fn: Callable[..., T], *iterables: Iterable[object], timeout: float | None = None, progress: bool | None = None
 ) -> Iterator[T]:
     """Submit ``fn`` for all sets of arguments, and yield results in order, as ``concurrent.futures.Executor.map``.
 
@@ -156,7 +156,7 @@ def _watched(found: Iterator[T], name: str, count: int, progress: bool | None) -
 
 @known_keywords()
 def task(
-    *function: Any,
+    *function: object,
     reads: Sequence[str] | None = None,
     writes: Sequence[str] = (),
     ctx: Context | None = None,
@@ -251,7 +251,7 @@ def task(
 
 
 @known_keywords(timeout="what submit returned has wait(timeout)")
-def wait(*arrays: Any, readers: bool = False) -> None:
+def wait(*arrays: object, readers: bool = False) -> None:
     """Block until all tasks submitted so far have written ``arrays``; without arrays, until everything is done.
 
     Args:
@@ -277,7 +277,7 @@ def wait(*arrays: Any, readers: bool = False) -> None:
         del arrays, variables, var  # the error's traceback must not hold objects that hold the error
 
 
-def _each(arrays: Iterable[Any]) -> Iterator[Any]:
+def _each(arrays: Iterable[object]) -> Iterator[object]:
     """Yield the arrays and tasks in ``arrays`` and in the collections in it."""
     for array in arrays:
         if type(array) is not Task and not is_array(array) and isinstance(array, Iterable):
@@ -286,7 +286,7 @@ def _each(arrays: Iterable[Any]) -> Iterator[Any]:
             yield array
 
 
-def _tell_unseen(fn: Callable[..., Any], seen: Sequence[Any], label: str) -> None:
+def _tell_unseen(fn: Callable[..., object], seen: Sequence[object], label: str) -> None:
     """Warn, in debug mode, about arrays of other tasks that ``fn`` reaches without declaring them."""
     owners = {id(owner_of(array)) for array in seen}
     names = {name for name, array in unseen_arrays(fn) if id(owner_of(array)) not in owners and registry.has(array)}
@@ -300,7 +300,7 @@ def _tell_unseen(fn: Callable[..., Any], seen: Sequence[Any], label: str) -> Non
         )
 
 
-def future(array: Any) -> Future[Any]:
+def future(array: T) -> Future[T]:
     """Return a future of ``array`` that is done when all tasks submitted so far have written it, or that a task failed.
 
     In a coroutine ``await asyncio.wrap_future(engine.future(array))``, or ``await engine.var_of(array)``.
@@ -321,18 +321,18 @@ def future(array: Any) -> Future[Any]:
 
 
 def _schedule(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    read: Sequence[Any],
-    written: Sequence[Any],
+    fn: Callable[..., T],
+    args: Sequence[object],
+    kwargs: dict[str, object],
+    read: Sequence[object],
+    written: Sequence[object],
     ctx: Context | None,
     priority: int,
     prop: FnProperty,
     name: str | None,
-    out: Any = None,
+    out: object = None,
     nout: int | None = None,
-) -> Task[Any]:
+) -> Task[T]:
     """Push the call with the vars of ``read`` and ``written``; this takes ownership of ``kwargs``."""
     if not callable(fn):
         hint = ": write submit(fn, x), not submit(fn(x))" if fn is None else ""

@@ -21,6 +21,7 @@ import numpy as np
 from weftplan.engine.core import Engine
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
+from weftplan.support.array_types import RawArray
 
 _MOST_KNOWN = 4096
 
@@ -37,7 +38,7 @@ class Grid:
         EngineError: ``tile`` does not fit the array, or the elements are not laid out axis within axis.
     """
 
-    def __init__(self, array: Any, tile: tuple[int, ...], engine: Engine) -> None:
+    def __init__(self, array: RawArray, tile: tuple[int, ...], engine: Engine) -> None:
         if len(tile) != array.ndim or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in tile):
             raise EngineError(
                 f"tiles: expected {array.ndim} integers >= 1, the shape of a tile of an array of shape {array.shape}; "
@@ -71,7 +72,7 @@ class Grid:
         self.vars = [engine.new_variable() for _ in range(math.prod(self.shape))]
         self._known.clear()
 
-    def touched(self, view: Any) -> tuple[list[Var], bool]:
+    def touched(self, view: RawArray) -> tuple[list[Var], bool]:
         """Return the vars of the tiles that a view of the buffer overlaps, and whether it extends beyond the tiles."""
         key = address(view), view.shape, view.strides, view.itemsize
         tiles = self._known.get(key)
@@ -81,7 +82,7 @@ class Grid:
             tiles = self._known[key] = self._look(view)
         return tiles
 
-    def covers(self, view: Any) -> bool:
+    def covers(self, view: RawArray) -> bool:
         """Return whether ``view`` has all the elements of the tiles that it overlaps."""
         extents = (range(0, n, t) for n, t in zip(self._shape, self.tile, strict=True))
         sizes = [
@@ -91,7 +92,7 @@ class Grid:
         touched = set(self.touched(view)[0])
         return bool(view.size == sum(size for size, var in zip(sizes, self.vars, strict=True) if var in touched))
 
-    def _look(self, view: Any) -> tuple[list[Var], bool]:
+    def _look(self, view: RawArray) -> tuple[list[Var], bool]:
         if not view.size:
             return [], False
         low, high = bounds(view)
@@ -118,7 +119,7 @@ class Grid:
             ranges[axis] = low // stride, (high - 1) // stride
         return ranges
 
-    def _box(self, view: Any, low: int) -> list[tuple[int, int]] | None:
+    def _box(self, view: RawArray, low: int) -> list[tuple[int, int]] | None:
         """Return first and last index along each axis of the box that contains ``view``; None if it is no box."""
         remainder = low
         first = [0] * len(self.tile)
@@ -153,12 +154,12 @@ class Tiles:
         shape: the number of tiles along each axis.
     """
 
-    def __init__(self, array: Any, grid: Grid) -> None:
+    def __init__(self, array: RawArray, grid: Grid) -> None:
         self.array = array
         self.shape = grid.shape
         self._tile = grid.tile
 
-    def __getitem__(self, where: int | tuple[int, ...]) -> Any:
+    def __getitem__(self, where: int | tuple[int, ...]) -> RawArray:
         """Return the tile at a grid position; negative positions count from the end."""
         places = where if isinstance(where, tuple) else (where,)
         if len(places) != len(self.shape):
@@ -171,7 +172,7 @@ class Tiles:
             slices.append(slice(start, start + tile))
         return self.array[tuple(slices)]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[RawArray]:
         """Iterate over all tiles, the last axis fastest."""
         return (self[where] for where in itertools.product(*map(range, self.shape)))
 
@@ -182,14 +183,14 @@ class Tiles:
         return f"<{self.shape} tiles of {self._tile} of an array of shape {self.array.shape}>"
 
 
-def address(array: Any) -> int:
+def address(array: RawArray) -> int:
     """Return the address of the first element."""
     if isinstance(array, np.ndarray):
         return int(array.__array_interface__["data"][0])
     return int(array.__cuda_array_interface__["data"][0])
 
 
-def bounds(array: Any) -> tuple[int, int]:
+def bounds(array: RawArray) -> tuple[int, int]:
     """Return the addresses of the first byte and of the byte after the last; the array must have elements."""
     low = high = address(array)
     if array.flags.c_contiguous:

@@ -13,6 +13,7 @@ from weftplan.errors import BindError, BudgetError, DTypeError, ShapeError, list
 from weftplan.executor import Executor, simple_bind
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_number
+from weftplan.support.array_types import DTypeLike
 from weftplan.support.package_log import log
 from weftplan.symbol import Symbol, topological_order
 from weftplan.training.data.device_placement import Placed, split_batch
@@ -23,7 +24,7 @@ from weftplan.training.mxnet_names import GroupNames
 GradReq = str | Sequence[str] | Mapping[str, str]
 
 
-def as_ndarray(value: Any, what: str, *, dtype: Any = None) -> NDArray:
+def as_ndarray(value: object, what: str, *, dtype: DTypeLike | None = None) -> NDArray:
     """Return ``value`` as an NDArray; NumPy arrays are converted.
 
     Raises:
@@ -133,7 +134,10 @@ class ExecutorGroup(GroupNames):
             )
         self.param_arrays = [[e.arg_dict[name] for e in self.executors] for name in self.param_names]
         self.grad_arrays = [
-            [e.grad_dict[name] for e in self.executors] if wanted[name] != "null" else None for name in self.param_names
+            None
+            if wanted[name] == "null"
+            else [grad for e in self.executors if (grad := e.grad_dict[name]) is not None]
+            for name in self.param_names
         ]
         self.aux_arrays = [[e.aux_dict[name] for e in self.executors] for name in self.aux_names]
         self.state_arrays = [[e.arg_dict[name] for e in self.executors] for name in state_names]
@@ -216,10 +220,10 @@ class ExecutorGroup(GroupNames):
     def merged_input_grads(self) -> list[NDArray]:
         """Gradients of the data arrays for the whole batch."""
         pairs = zip(self.input_grad_arrays, self.data_shapes, strict=True)
-        return [_merge(parts, desc.batch_axis) for parts, desc in pairs]
+        return [_merge([part for part in parts if part is not None], desc.batch_axis) for parts, desc in pairs]
 
     @property
-    def input_grad_arrays(self) -> list[list[Any]]:
+    def input_grad_arrays(self) -> list[list[NDArray | None]]:
         """For each data array, its gradients on all contexts."""
         return [[e.grad_dict[desc.name] for e in self.executors] for desc in self.data_shapes]
 
@@ -227,7 +231,7 @@ class ExecutorGroup(GroupNames):
         """Each state of the whole batch, whose samples are axis 0."""
         return [_merge(parts, 0) for parts in self.state_arrays]
 
-    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
+    def set_states(self, states: Sequence[Sequence[NDArray]] | None = None, value: float | None = None) -> None:
         """Set the states: all to the same number, or each to a list with an array per context."""
         if states is None:
             for parts in self.state_arrays:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from weftplan.errors import KeywordError, ParameterError
 T = TypeVar("T")
 
 
-def construct(klass: type[T], positional: Sequence[Any], settings: Mapping[str, Any], what: str) -> T:
+def construct(klass: type[T], positional: Sequence[object], settings: Mapping[str, object], what: str) -> T:
     """Call ``klass(*positional, **settings)``, with a readable error for settings that do not fit.
 
     Raises:
@@ -28,7 +28,7 @@ def construct(klass: type[T], positional: Sequence[Any], settings: Mapping[str, 
         raise ParameterError(f"{what} {klass.__name__} cannot be made of {arguments}: {error}") from error
 
 
-def number(value: Any, what: str, *, low: float = -math.inf, below: float = math.inf) -> float:
+def number(value: object, what: str, *, low: float = -math.inf, below: float = math.inf) -> float:
     """Return ``value`` if it is a finite number with ``low <= value < below``; else raise ParameterError.
 
     >>> number(0.5, "SGD: momentum", low=0)

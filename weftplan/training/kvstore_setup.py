@@ -6,12 +6,13 @@ set up. The functions are stateless.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from weftplan import config, kvstore
 from weftplan.errors import KVStoreError, ParameterError
 from weftplan.kvstore import KVStoreBase
+from weftplan.kvstore.keys import Key
 from weftplan.support.package_log import log
 from weftplan.symbol import Symbol
 from weftplan.training.optimizers import optimizer as optimizers
@@ -20,7 +21,7 @@ BIG_PARAMETER = 16 * 1024 * 1024
 """With kvstore ``local``, a network with a larger parameter (elements) is updated on the devices, as in MXNet."""
 
 
-def choose_store(spec: Any, *, contexts: int, largest: int) -> tuple[KVStoreBase | None, bool]:
+def choose_store(spec: str | KVStoreBase | None, *, contexts: int, largest: int) -> tuple[KVStoreBase | None, bool]:
     """Choose the store: (store or None, whether the store applies the optimizer).
 
     Args:
@@ -47,7 +48,7 @@ def choose_store(spec: Any, *, contexts: int, largest: int) -> tuple[KVStoreBase
     return store, on_store and bool(config.get("MXNET_UPDATE_ON_KVSTORE")) and store.is_capable("optimizer")
 
 
-def compress(store: KVStoreBase, settings: Mapping[str, Any]) -> None:
+def compress(store: KVStoreBase, settings: Mapping[str, object]) -> None:
     """Let ``store`` compress gradients; raises KVStoreError if it cannot."""
     switch = getattr(store, "set_gradient_compression", None)
     if switch is None:
@@ -56,7 +57,12 @@ def compress(store: KVStoreBase, settings: Mapping[str, Any]) -> None:
 
 
 def choose_optimizer(
-    optimizer: Any, settings: Any, *, symbol: Symbol, names: Mapping[Any, str], batch_size: int
+    optimizer: str | optimizers.Optimizer,
+    settings: Mapping[str, object] | Iterable[tuple[str, object]],
+    *,
+    symbol: Symbol,
+    names: Mapping[Key, str],
+    batch_size: int,
 ) -> optimizers.Optimizer:
     """Return the optimizer of a module: the given optimizer, or a new optimizer by name.
 
@@ -73,7 +79,7 @@ def choose_optimizer(
     rescale = 1.0 / batch_size
     if not isinstance(optimizer, optimizers.Optimizer):
         try:
-            named = dict(settings)
+            named: dict[str, Any] = dict(settings)
         except (TypeError, ValueError):
             raise ParameterError(
                 f"optimizer_params must be a dictionary such as {{'learning_rate': 0.1}}, got {settings!r}"
@@ -81,7 +87,8 @@ def choose_optimizer(
         named.setdefault("rescale_grad", rescale)
         return optimizers.create(optimizer, sym=symbol, param_idx2name=names, **named)
     if not optimizer.idx2name:  # so that its multipliers are found by name
-        optimizer.idx2name = dict(names)
+        by_index: Any = names  # by name if the store updates
+        optimizer.idx2name = dict(by_index)
     if optimizer.rescale_grad != rescale:
         log.warning(
             "the optimizer was made with rescale_grad=%g: gradients are summed over a batch of %d samples, so 1 / "

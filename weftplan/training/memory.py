@@ -17,6 +17,7 @@ from weftplan.device.amounts import pasteable
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError
 from weftplan.kvstore import KVStoreDevice
+from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.stages import HOST
 from weftplan.ops.core.schema import Shape
 from weftplan.planner.batch import batch_size, with_batch
@@ -24,6 +25,7 @@ from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.symbolic.estimate import Question, is_parameter, trained_sizes
 from weftplan.planner.symbolic.pipeline import PlannedGraph
 from weftplan.support import slots
+from weftplan.support.array_types import DTypeLike
 from weftplan.support.lazy_import import late_import
 from weftplan.symbol import Symbol
 from weftplan.training.data.device_placement import split_batch
@@ -78,14 +80,12 @@ class Share:
         )
 
 
-def named_optimizer(optimizer: Any) -> Any:
-    """Create an optimizer by name (``momentum`` means SGD with momentum); return other values unchanged.
+def named_optimizer(optimizer: str) -> optimizers.Optimizer:
+    """Create an optimizer by name; ``momentum`` means SGD with momentum.
 
     Raises:
         ParameterError: no optimizer has this name.
     """
-    if not isinstance(optimizer, str):
-        return optimizer
     if optimizer.lower() == "momentum":
         return optimizers.create("sgd", momentum=0.9)
     return optimizers.create(optimizer)
@@ -96,7 +96,7 @@ def besides_executors(
     held: int,
     *,
     contexts: Sequence[Context],
-    kvstore: Any = "local",
+    kvstore: str | KVStoreBase | None = "local",
     workers: int | None = None,
 ) -> Besides:
     """Compute a Module's memory outside its executors; with several processes, for the process with the most.
@@ -117,14 +117,17 @@ def besides_executors(
     return _besides(trained, held, contexts, kvstore)
 
 
-def late_planned_stores(name: str, workers: int | None) -> list[Any]:
+def late_planned_stores(name: str, workers: int | None) -> list[KVStoreBase]:
     """Return planning stand-ins of a distributed store; imports ``weftplan.kvstore.distributed.footprint`` lazily."""
     stores: list[Any] = late_import("weftplan.kvstore.distributed.footprint").planned_stores(name, workers)
     return stores
 
 
 def _besides(
-    trained: Mapping[str, tuple[int, int, int]], held: int, contexts: Sequence[Context], kvstore: Any
+    trained: Mapping[str, tuple[int, int, int]],
+    held: int,
+    contexts: Sequence[Context],
+    kvstore: str | KVStoreBase | None,
 ) -> Besides:
     count = len(contexts)
     largest = max((elements for elements, _, _ in trained.values()), default=0)
@@ -158,13 +161,13 @@ def executor_budget(
     budget: int,
     symbol: Symbol,
     shapes: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, Any],
+    dtypes: Mapping[str, DTypeLike],
     trained: Sequence[str],
     params: Sequence[str],
     *,
     contexts: Sequence[Context],
-    kvstore: Any,
-    optimizer: Any,
+    kvstore: str | KVStoreBase | None,
+    optimizer: optimizers.Optimizer | None,
 ) -> Share:
     """Divide ``budget`` among a Module's executors, after subtracting the memory outside them.
 

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from weftplan.executor import Executor
+from weftplan.ndarray import NDArray
+from weftplan.training.metrics.base import EvalMetric
+
 _OF_MODULE = {
     "_context": "contexts",
     "_data_names": "data_names",
@@ -52,7 +56,7 @@ class GroupNames:
     _output_axes: list[int]
 
     @property
-    def execs(self) -> list[Any]:
+    def execs(self) -> list[Executor]:
         """The executors."""
         return self.executors
 
@@ -72,16 +76,16 @@ class GroupNames:
         return list(self.executors[0].arg_dict)
 
     @property
-    def data_arrays(self) -> list[list[tuple[slice, Any]]]:
+    def data_arrays(self) -> list[list[tuple[slice, NDArray]]]:
         """For each data input, (slice of samples, array) per context."""
         return self._of(self.data_names)
 
     @property
-    def label_arrays(self) -> list[list[tuple[slice, Any]]]:
+    def label_arrays(self) -> list[list[tuple[slice, NDArray]]]:
         """The same for labels that the network reads."""
         return self._of(self.label_names)
 
-    def _of(self, names: list[str]) -> list[list[tuple[slice, Any]]]:
+    def _of(self, names: list[str]) -> list[list[tuple[slice, NDArray]]]:
         return [
             [(part, executor.arg_dict[name]) for part, executor in zip(self.slices, self.executors, strict=True)]
             for name in names
@@ -135,7 +139,7 @@ class GroupNames:
         group: Any = self
         return group.merged_states() if merge_multi_context else group.state_arrays
 
-    def update_metric(self, eval_metric: Any, labels: list[Any], pre_sliced: bool = False) -> None:
+    def update_metric(self, eval_metric: EvalMetric, labels: list[Any], pre_sliced: bool = False) -> None:
         """Update a metric with the outputs of the last forward; ``pre_sliced``: ``labels`` is a list per context."""
         for k, (part, executor) in enumerate(zip(self.slices, self.executors, strict=True)):
             own = labels[k] if pre_sliced else [label[part] for label in labels]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
 
 import click
 
 from weftplan import config
 from weftplan.cli.columns import Column, output_width, paragraph, table
-from weftplan.cli.doctor.diagnosis import diagnose
+from weftplan.cli.doctor.diagnosis import Findings, diagnose
 from weftplan.cli.options import json_option
 
 
@@ -59,7 +58,7 @@ def environment_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(found: dict[str, Any], width: int | None, *, every: bool) -> list[str]:
+def _lines(found: Findings, width: int | None, *, every: bool) -> list[str]:
     """Return the printed lines, at most ``width`` characters wide (None: without a limit)."""
     lines = []
     for name, text in _summary(found, found["python"], found["cupy"], found["mpi"]):
@@ -110,7 +109,7 @@ _NAME = 12
 """Width of the labels of the summary."""
 
 
-def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterable[tuple[str, str]]:
+def _summary(found: Findings, python: Findings, cupy: Findings, mpi: Findings) -> Iterable[tuple[str, str]]:
     gil = "" if python["gil"] else ", free-threaded"
     yield "weftplan", found["weftplan"]
     yield "Python", f"{python['implementation']} {python['version']}{gil} at {python['executable']}"
@@ -143,7 +142,7 @@ def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterabl
     yield "plans", f"kept {_place(found['plans'], otherwise='made in each process')}"
 
 
-def _kernels(kernels: dict[str, Any]) -> str:
+def _kernels(kernels: Findings) -> str:
     if kernels["target"] is None:
         return f"NumPy's alone: {kernels['note']}"
     place = _place(kernels, otherwise="compiled in each process")
@@ -151,7 +150,7 @@ def _kernels(kernels: dict[str, Any]) -> str:
     return f"compiled for {kernels['target']} with {kernels['note']}; {forward}; kept {place}"
 
 
-def _place(kept: dict[str, Any], *, otherwise: str) -> str:
+def _place(kept: Findings, *, otherwise: str) -> str:
     """Return the folder of a cache, in words."""
     if kept["cache_note"]:
         return f"nowhere: {kept['cache_note']}"

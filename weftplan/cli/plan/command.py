@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -35,6 +36,7 @@ from weftplan.planner.stopping import asked, stop, stoppable
 from weftplan.planner.symbolic.estimate import parameters_only
 from weftplan.support.atomic_files import write_text
 from weftplan.support.progress import Progress
+from weftplan.support.tensor_types import Shape
 from weftplan.training.optimizers import optimizer as optimizers
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -310,16 +312,16 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
     if not can_stop or before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    reported = [False]
+    reported = False
 
-    def on_signal(number: int, frame: Any) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         stop()
         signal.signal(signal.SIGINT, before)
 
     with stoppable():
         signal.signal(signal.SIGINT, on_signal)
         try:
-            yield lambda: reported[0]
+            yield lambda: reported
         except BudgetError as error:
             if not asked():
                 raise
@@ -332,11 +334,11 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
             raise click.exceptions.Exit(INTERRUPTED) from None
         finally:
             signal.signal(signal.SIGINT, before)
-            reported[0] = asked()
+            reported = asked()
 
 
 @contextmanager
-def _advice(network: Network, shapes: Mapping[str, Any], budget: str | None) -> Iterator[None]:
+def _advice(network: Network, shapes: Mapping[str, Shape], budget: str | None) -> Iterator[None]:
     """Return advice on the command to type if a shape is missing or the budget is too small."""
     try:
         with shape_advice(network, shapes):
@@ -373,7 +375,7 @@ def _limit(budget: str | None, contexts: list[Context]) -> int | None:
 
 
 def _described(
-    network: Network, shapes: Any, dtypes: dict[str, str], batch: int | None, contexts: list[Context]
+    network: Network, shapes: Mapping[str, Shape], dtypes: dict[str, str], batch: int | None, contexts: list[Context]
 ) -> str:
     """Return the network, its batch and its dtype, in words."""
     names = set(dtypes.values())

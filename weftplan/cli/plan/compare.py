@@ -56,7 +56,7 @@ def curve(make: Make) -> Iterator[Row]:
                 yield row
 
 
-def _row(name: str, make: Make, **named: Any) -> Row:
+def _row(name: str, make: Make, **named: object) -> Row:
     start = time.perf_counter()
     try:
         plan = make(**named)

@@ -16,7 +16,7 @@ ROWS = 12
 """Number of listed buffers at the peak."""
 
 
-def as_json(plan: MemoryPlan, *, kernels: bool) -> dict[str, Any]:
+def as_json(plan: MemoryPlan, *, kernels: bool) -> dict[str, object]:
     """Return a plan's figures for programs, with or without each node's implementation. Bytes are integers."""
     return {
         "peak": plan.peak,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -51,7 +51,10 @@ def load_object(text: str) -> Any:
         raise click.BadParameter(f"{place} has no {name!r}; {hint.rstrip()}", param_hint="MODEL") from None
 
 
-def call(function: Callable[[], Any], text: str) -> Any:
+T = TypeVar("T")
+
+
+def call(function: Callable[[], T], text: str) -> T:
     """Return the result of a function of a program, called without arguments.
 
     Raises:

@@ -17,6 +17,7 @@ from weftplan.errors import FormatError, MXNetError
 from weftplan.executor import Executor
 from weftplan.report.input_forms import form_of, is_label, usual_shape
 from weftplan.report.inspection import input_names
+from weftplan.support.array_types import RawArray
 from weftplan.support.progress import Progress
 from weftplan.symbol import topological_order
 from weftplan.training.data.images.folder import image_files
@@ -24,7 +25,7 @@ from weftplan.training.data.images.folder import image_files
 
 def predict_folder(
     model: Model, folder: Path, batch: int, pixels: Pixels
-) -> tuple[list[str], dict[str, Any], list[str]]:
+) -> tuple[list[str], dict[str, RawArray], list[str]]:
     """Return the names of the images, the outputs by name with a row for each image, and errors of broken images.
 
     Raises:
@@ -87,7 +88,7 @@ def _read(
     pixels: Pixels,
     names: list[str],
     errors: list[str],
-) -> list[Any]:
+) -> list[RawArray]:
     """Return the pixels of the images; append their names to ``names``, and errors of broken images to ``errors``."""
     rows = []
     for file in files:

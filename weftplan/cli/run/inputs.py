@@ -13,6 +13,7 @@ from weftplan.cli.model_files import Model
 from weftplan.errors import FormatError, did_you_mean
 from weftplan.report.input_forms import form_of, is_label
 from weftplan.report.inspection import input_names
+from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import check_zip, open_to_read, other_kind
 from weftplan.symbol import topological_order
 from weftplan.training.data.image_files import decode, image_suffixes, pillow
@@ -85,7 +86,7 @@ def _no_input(name: str, names: list[str]) -> str:
     return f"the network has no input {name!r}; {did_you_mean(name, names)}the inputs are {', '.join(names)}"
 
 
-def read(path: Path, pixels: Pixels = Pixels()) -> Arrays | Any:
+def read(path: Path, pixels: Pixels = Pixels()) -> Arrays | RawArray:
     """Read an array, arrays by name, or an image as one sample of (1, channels, height, width)."""
     with open_to_read(path) as file:
         start = file.read(64)
@@ -113,12 +114,12 @@ def read(path: Path, pixels: Pixels = Pixels()) -> Arrays | Any:
     return held if hasattr(value, "files") else _plain(value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: RawArray) -> RawArray:
     """Return a copy in memory; arrays of Python's and NumPy's default float become float32."""
     return np.array(value, np.float32 if value.dtype == np.float64 else value.dtype)
 
 
-def image(path: Path, settings: Pixels) -> Any:
+def image(path: Path, settings: Pixels) -> RawArray:
     """Return an image as float32 of shape (1, channels, height, width), red first.
 
     Raises:

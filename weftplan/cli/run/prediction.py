@@ -11,25 +11,28 @@ from weftplan.convert import without_computed_labels
 from weftplan.device.context import cpu
 from weftplan.errors import BindError, DTypeError, ShapeError, listed
 from weftplan.executor import Executor
+from weftplan.ndarray import NDArray
 from weftplan.ops.core.rules import is_known
 from weftplan.report.input_forms import form_of, is_label, usual_shape
 from weftplan.report.inspection import input_names
+from weftplan.support.array_types import DType, RawArray
+from weftplan.support.tensor_types import Shape
 from weftplan.symbol import Symbol, topological_order
 
 
-def predict(model: Model, fed: Mapping[str, Any]) -> dict[str, Any]:
+def predict(model: Model, fed: Mapping[str, RawArray]) -> dict[str, RawArray]:
     """Return the outputs by name of one run outside training; labels are optional. Raises as :func:`bind`."""
     return outputs_of(model, bind(model, fed), fed)
 
 
-def outputs_of(model: Model, executor: Executor, fed: Mapping[str, Any]) -> dict[str, Any]:
+def outputs_of(model: Model, executor: Executor, fed: Mapping[str, RawArray]) -> dict[str, RawArray]:
     """Return the outputs by name of a bound executor on inputs of the shapes that it is bound for."""
     arrays = {name: nd.array(value, dtype=value.dtype) for name, value in fed.items()}
     outputs = executor.forward(is_train=False, **arrays)
     return {name: value.asnumpy() for name, value in zip(model.symbol.list_outputs(), outputs, strict=True)}
 
 
-def bind(model: Model, fed: Mapping[str, Any]) -> Executor:
+def bind(model: Model, fed: Mapping[str, RawArray]) -> Executor:
     """Bind a model with its parameters for inference on inputs of these shapes; labels are optional.
 
     Raises:
@@ -74,7 +77,7 @@ def bind(model: Model, fed: Mapping[str, Any]) -> Executor:
     return executor
 
 
-def _dtypes(symbol: Symbol, stored: Mapping[str, Any], fed: Mapping[str, Any]) -> dict[str, Any]:
+def _dtypes(symbol: Symbol, stored: Mapping[str, NDArray], fed: Mapping[str, RawArray]) -> dict[str, DType]:
     """Return the dtypes of arguments and states: those of the inputs if the network accepts them, as for indices.
 
     Other inputs, such as pixels in bytes, are omitted: the executor casts them to the inferred dtype.
@@ -101,7 +104,7 @@ def check_complete(model: Model, inputs: Sequence[str]) -> None:
         raise BindError(f"{model.name}: the parameters lack {listed(missing)}; {have} of the others' names match")
 
 
-def _expected(model: Model, given: Mapping[str, Any]) -> str:
+def _expected(model: Model, given: Mapping[str, Shape]) -> str:
     """Return the shape of the first input that the stored parameters imply, if the input's shape differs."""
     nodes = topological_order(model.symbol.entries)
     for name, shape in given.items():

@@ -14,10 +14,11 @@ import numpy as np
 
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.errors import FormatError, listed
+from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import replacing, write_text
 
 
-def show(name: str, value: Any, top: int, labels: Sequence[str] | None, samples: Sequence[str]) -> None:
+def show(name: str, value: RawArray, top: int, labels: Sequence[str] | None, samples: Sequence[str]) -> None:
     """Print an output: its largest values if it has one row of classes for each sample, else shape and range."""
     said = f"{name}: {value.dtype} {value.shape}, from {value.min():.6g} to {value.max():.6g}"
     click.echo("\n".join(paragraph(said, output_width(), indent="  ")))
@@ -28,7 +29,7 @@ def show(name: str, value: Any, top: int, labels: Sequence[str] | None, samples:
 
 
 def write(
-    path: Path, results: Mapping[str, Any], top: int, labels: Sequence[str] | None, samples: Sequence[str]
+    path: Path, results: Mapping[str, RawArray], top: int, labels: Sequence[str] | None, samples: Sequence[str]
 ) -> None:
     """Write the largest values of each sample as a table (.csv) or as JSON (.json), or else all outputs (.npz).
 
@@ -37,7 +38,8 @@ def write(
     """
     if path.suffix not in (".csv", ".json"):
         held = io.BytesIO()
-        np.savez(held, **results)
+        arrays: dict[str, Any] = dict(results)  # by the names of outputs, of which none is `allow_pickle`
+        np.savez(held, **arrays)
         with replacing(path) as file:
             file.write(held.getvalue())
         return
@@ -62,12 +64,12 @@ def write(
     write_text(path, text.getvalue())
 
 
-def _has_classes(value: Any) -> bool:
+def _has_classes(value: RawArray) -> bool:
     return bool(value.ndim == 2 and value.shape[1] > 1)
 
 
 def _largest(
-    value: Any, top: int, labels: Sequence[str] | None, samples: Sequence[str]
+    value: RawArray, top: int, labels: Sequence[str] | None, samples: Sequence[str]
 ) -> Iterator[tuple[str, int, int, str, float]]:
     """Yield (sample, rank, class, its label, value) of the largest values of each row."""
     for name, row in zip(samples, value, strict=False):

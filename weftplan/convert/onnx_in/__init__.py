@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from weftplan.convert.onnx_in.reading import FOLDS, RULES, Call, Model
 from weftplan.errors import FormatError, MXNetError, UnknownOperatorError
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.schema import Shape
+from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import FREE, RATIO, open_to_read, other_kind
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import Node
@@ -113,7 +115,7 @@ def _dims(value: Any) -> Shape:
 
 
 def _read(
-    onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where: str, room: int
+    onnx: ModuleType, graph: Any, shapes: Mapping[str, Shape], opset: int, where: str, room: int
 ) -> tuple[Symbol, Params, Params]:
     check_amount(graph.initializer, where)
     constants = {tensor.name: _tensor(onnx, tensor, where) for tensor in graph.initializer}
@@ -165,7 +167,7 @@ class _Names:
         self._taken = {value.name for value in (*graph.input, *graph.initializer)}
         self._seen: set[Node] = set()
 
-    def give(self, made: Sequence[Any], outputs: Sequence[str]) -> None:
+    def give(self, made: Sequence[object], outputs: Sequence[str]) -> None:
         """Name the nodes of the outputs, except nodes that another operator created."""
         for one, output in zip(made, outputs, strict=False):
             node = one.entries[0].node if isinstance(one, Symbol) else None
@@ -178,15 +180,16 @@ class _Names:
             self._taken.add(node.name)
 
 
-def _tensor(onnx: Any, tensor: Any, where: str) -> Any:
+def _tensor(onnx: ModuleType, tensor: Any, where: str) -> RawArray:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return external_tensor(onnx, tensor, where)
     if any(dim < 0 for dim in tensor.dims) or math.prod(tensor.dims) > max(8 * tensor.ByteSize(), 8):
         raise FormatError(f"{where}: damaged: {tensor.name!r} has shape {list(tensor.dims)} and fewer bytes")
-    return onnx.numpy_helper.to_array(tensor)
+    values: RawArray = onnx.numpy_helper.to_array(tensor)
+    return values
 
 
-def _attribute(onnx: Any, attribute: Any, where: str) -> Any:
+def _attribute(onnx: ModuleType, attribute: Any, where: str) -> Any:
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
         return value.decode(errors="replace")
@@ -195,12 +198,8 @@ def _attribute(onnx: Any, attribute: Any, where: str) -> Any:
     return _tensor(onnx, value, where) if isinstance(value, onnx.TensorProto) else value
 
 
-def _fold(call: Call) -> Any:
+def _fold(call: Call) -> RawArray | None:
     """Return the value of a node with constant inputs, or None."""
     fold = FOLDS.get(call.op)
-    if fold is None:
-        return None
-    if call.op == "Shape":
-        dims = np.array(call.shape(), np.int64)
-        return dims[call.get("start", 0) : call.get("end")]
-    return fold(call, call.inputs) if call.is_constant() else None
+    ready = call.op == "Shape" or call.is_constant()  # a shape is known before the values
+    return fold(call, call.inputs) if fold is not None and ready else None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_in.reading import FOLDS, Call
+from weftplan.convert.onnx_in.reading import FOLDS, Call, Constants, Fold
+from weftplan.support.array_types import RawArray
 
 
-def _filled(call: Call, inputs: list[Any]) -> Any:
+def _filled(call: Call, inputs: Constants) -> RawArray:
     dims = [int(dim) for dim in np.reshape(inputs[0], -1)]
     value = call.get("value")
     fill = np.float32(0) if value is None else np.reshape(value, -1)[0]
@@ -20,7 +20,7 @@ def _filled(call: Call, inputs: list[Any]) -> Any:
     return np.full(dims, fill)
 
 
-def _sliced(call: Call, inputs: list[Any]) -> Any:
+def _sliced(call: Call, inputs: Constants) -> RawArray:
     starts, ends = call.numbers(1, "starts") or [], call.numbers(2, "ends") or []
     axes, steps = call.numbers(3, "axes") or list(range(len(starts))), call.numbers(4, "steps") or [1] * len(starts)
     cut = [slice(None)] * np.ndim(inputs[0])
@@ -34,7 +34,7 @@ def _axes(call: Call) -> tuple[int, ...] | None:
     return None if axes is None else tuple(axes)
 
 
-def _ranged(call: Call, inputs: list[Any]) -> Any:
+def _ranged(call: Call, inputs: Constants) -> RawArray:
     start, limit, step = (np.reshape(one, -1)[0] for one in inputs)
     if not step:
         raise call.refuse("a range that never ends")
@@ -42,35 +42,35 @@ def _ranged(call: Call, inputs: list[Any]) -> Any:
     return np.arange(start, limit, step)
 
 
-def _expanded(call: Call, inputs: list[Any]) -> Any:
+def _expanded(call: Call, inputs: Constants) -> RawArray:
     dims = np.broadcast_shapes(np.shape(inputs[0]), [int(dim) for dim in np.reshape(inputs[1], -1)])
     call.spend(math.prod(dims), np.asarray(inputs[0]).dtype)
     return np.broadcast_to(inputs[0], dims)
 
 
-def _gathered(call: Call, inputs: list[Any]) -> Any:
+def _gathered(call: Call, inputs: Constants) -> RawArray:
     values, places, axis = np.asarray(inputs[0]), np.asarray(inputs[1], np.int64), call.get("axis", 0)
     call.spend(values.size // max(values.shape[axis], 1) * places.size, values.dtype)
     return np.take(values, places, axis=axis)
 
 
-def _joined(call: Call, inputs: list[Any]) -> Any:
+def _joined(call: Call, inputs: Constants) -> RawArray:
     parts = [np.asarray(one) for one in inputs]
     call.spend(sum(part.size for part in parts), np.result_type(*parts))
     return np.concatenate(parts, axis=call.get("axis", 0))
 
 
-def _of_two(compute: Callable[[Any, Any], Any]) -> Callable[[Call, list[Any]], Any]:
+def _of_two(compute: Callable[[RawArray, RawArray], RawArray]) -> Fold:
     """Return the fold of a binary operator with broadcasting."""
 
-    def fold(call: Call, inputs: list[Any]) -> Any:
+    def fold(call: Call, inputs: Constants) -> RawArray:
         call.spend(math.prod(np.broadcast_shapes(*map(np.shape, inputs))), np.result_type(*inputs))
         return compute(*inputs)
 
     return fold
 
 
-def _constant(call: Call, inputs: list[Any]) -> Any:
+def _constant(call: Call, inputs: Constants) -> RawArray:
     for key in ("value", "value_float", "value_int", "value_floats", "value_ints"):
         if key in call.attrs:
             kind = np.int64 if "int" in key else np.float32 if "float" in key else None
@@ -82,7 +82,7 @@ FOLDS.update(
     {
         "Constant": _constant,
         "ConstantOfShape": _filled,
-        "Shape": lambda call, inputs: None,
+        "Shape": lambda call, i: np.array(call.shape(), np.int64)[call.get("start", 0) : call.get("end")],
         "Range": _ranged,
         "Slice": _sliced,
         "Gather": _gathered,

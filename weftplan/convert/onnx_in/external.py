@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import os
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from weftplan.errors import FormatError
+from weftplan.support.array_types import RawArray
 
 
 def check_amount(tensors: Any, where: str) -> None:
@@ -33,7 +35,7 @@ def check_amount(tensors: Any, where: str) -> None:
             raise FormatError(f"{where}: damaged: its values take {nbytes:,} bytes of {path}, which is much smaller")
 
 
-def external_tensor(onnx: Any, tensor: Any, where: str) -> Any:
+def external_tensor(onnx: ModuleType, tensor: Any, where: str) -> RawArray:
     """Return the values of a tensor whose bytes are in another file.
 
     Raises:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from weftplan import symbol as sym
 from weftplan.errors import FormatError, MXNetError, ShapeError
 from weftplan.ops.core.rules import is_known
 from weftplan.ops.core.schema import Shape
+from weftplan.support.array_types import DTypeLike, RawArray
 from weftplan.symbol import Symbol
 
 Value = Any
@@ -31,7 +33,7 @@ class Model:
         self.aux: dict[str, Any] = {}
         self.made: dict[tuple[int, str], Symbol] = {}
 
-    def parameter(self, name: str, values: Any, *, state: bool = False) -> Symbol:
+    def parameter(self, name: str, values: ArrayLike, *, state: bool = False) -> Symbol:
         """Return a variable that holds ``values``."""
         label, count = name, 1
         table = self.aux if state else self.args
@@ -86,19 +88,20 @@ class Call:
             result = self.model.made[key] = self.model.parameter(self.names[k], as_parameter(value))
         return result
 
-    def own(self, k: int, values: Any = None, *, state: bool = False) -> Symbol:
+    def own(self, k: int, values: ArrayLike | None = None, *, state: bool = False) -> Symbol:
         """Return input ``k``, a constant, as a parameter of this node (or ``values`` instead)."""
         values = self.constant(k) if values is None else values
         if np.size(values) == 0:
             raise self.refuse(f"input {k} has no elements")
         return self.model.parameter(self.names[k], as_parameter(values), state=state)
 
-    def constant(self, k: int) -> Any:
+    def constant(self, k: int) -> RawArray:
         """Return input ``k``, which must be constant during the import."""
         value = self.inputs[k] if k < len(self.inputs) else None
         if value is None or isinstance(value, Symbol):
             raise self.refuse(f"input {k} ({self.names[k] if k < len(self.names) else 'missing'}) must be a constant")
-        return value
+        constant: RawArray = value
+        return constant
 
     def numbers(self, k: int, attribute: str) -> list[int] | None:
         """Return integers from input ``k`` (newer files) or an attribute (older files)."""
@@ -107,7 +110,7 @@ class Call:
         value = self.get(attribute)
         return None if value is None else [int(number) for number in ([value] if isinstance(value, int) else value)]
 
-    def spend(self, count: int, dtype: Any) -> None:
+    def spend(self, count: int, dtype: DTypeLike) -> None:
         """Account for an array before it is computed; refuse it if the size of the file does not justify it."""
         self.model.room -= count * np.dtype(dtype).itemsize
         if self.model.room < 0:
@@ -125,13 +128,13 @@ class Call:
         """Return the error for an unsupported or malformed node."""
         return FormatError(f"{self.model.where}: node {self.name!r} ({self.op}): {why}")
 
-    def make(self, op: str, *inputs: Symbol, **params: Any) -> Symbol:
+    def make(self, op: str, *inputs: Symbol, **params: object) -> Symbol:
         """Return a node of a weftplan operator."""
         result: Symbol = getattr(sym, op)(*inputs, **params)
         return result
 
 
-def as_parameter(values: Any) -> Any:
+def as_parameter(values: ArrayLike) -> RawArray:
     """Return a parameter's values; float64 becomes float32, as it does for constants in scripts."""
     array = np.asarray(values)
     return array.astype(np.float32) if array.dtype == np.float64 else array
@@ -139,7 +142,10 @@ def as_parameter(values: Any) -> Any:
 
 Rule = Callable[[Call], Any]
 RULES: dict[str, Rule] = {}
-FOLDS: dict[str, Callable[[Call, list[Any]], Any]] = {}
+Constants: TypeAlias = Sequence[RawArray]
+"""Inputs of a node that are constant."""
+Fold: TypeAlias = Callable[[Call, Constants], RawArray]
+FOLDS: dict[str, Fold] = {}
 """Functions that fold nodes whose inputs are all constant, by operator."""
 
 

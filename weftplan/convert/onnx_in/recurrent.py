@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from weftplan import symbol as sym
 from weftplan.convert.gates import FROM_ONNX, GATES
 from weftplan.convert.onnx_in.reading import Call, rule
+from weftplan.support.array_types import RawArray
 from weftplan.symbol import Symbol
 
 _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
@@ -96,13 +95,13 @@ def _lengths(call: Call, steps: int) -> list[Symbol]:
     return [call.symbol(4)]
 
 
-def _ordered(rows: Any, mode: str, size: int) -> Any:
+def _ordered(rows: RawArray, mode: str, size: int) -> RawArray:
     """Return the gates in weftplan's order."""
     apart = rows.reshape(GATES[mode], size, *rows.shape[1:])
     return apart[list(FROM_ONNX[mode])].reshape(-1)
 
 
-def _packed(mode: str, size: int, weight: Any, recurrent: Any, bias: Any) -> Any:
+def _packed(mode: str, size: int, weight: RawArray, recurrent: RawArray, bias: RawArray) -> RawArray:
     """Return the vector of all parameters: weights of each direction, then biases."""
     parts = [_ordered(rows, mode, size) for pair in zip(weight, recurrent, strict=True) for rows in pair]
     parts += [_ordered(half, mode, size) for one in bias for half in np.split(one, 2)]
@@ -110,7 +109,14 @@ def _packed(mode: str, size: int, weight: Any, recurrent: Any, bias: Any) -> Any
 
 
 def _unrolled_gru(
-    call: Call, data: Symbol, weight: Any, recurrent: Any, bias: Any, state: Symbol, steps: int, size: int
+    call: Call,
+    data: Symbol,
+    weight: RawArray,
+    recurrent: RawArray,
+    bias: RawArray,
+    state: Symbol,
+    steps: int,
+    size: int,
 ) -> list[Symbol]:
     """Return [(steps, batch, size), (1, batch, size)], unrolled, with the reset gate before the state's product."""
     of_input, of_state = np.split(bias, 2)

@@ -15,7 +15,7 @@ from weftplan.convert.onnx_out.writing import Call, rule
 from weftplan.ops.nn.batch_norm import BATCH_NORMS
 
 
-def _window(call: Call, axes: int) -> dict[str, Any]:
+def _window(call: Call, axes: int) -> dict[str, list[int]]:
     """Return the attributes of a window; missing strides are 1, missing pads 0."""
     pad = list(call.params["pad"] or (0,) * axes)
     return {"strides": list(call.params["stride"] or (1,) * axes), "pads": pad + pad}

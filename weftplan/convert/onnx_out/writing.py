@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from weftplan.convert.library import onnx_module
 from weftplan.errors import MXNetError, ShapeError
 from weftplan.ops.core.schema import Shape
+from weftplan.support.array_types import DType, DTypeLike
 from weftplan.symbol import Symbol, topological_order
 from weftplan.symbol.inference import solver as infer
 from weftplan.symbol.node import Entry, Node
@@ -34,7 +36,7 @@ class Call:
         """Return the shape of output ``k``."""
         return self.graph.shape(Entry(self.node, k))
 
-    def dtype(self, k: int = 0) -> np.dtype[Any]:
+    def dtype(self, k: int = 0) -> DType:
         """Return the dtype of input ``k``."""
         return self.graph.dtype(self.node.inputs[k])
 
@@ -43,19 +45,19 @@ class Call:
         self.count += 1
         return f"{self.node.name}__{self.count}"
 
-    def constant(self, values: Any, dtype: Any = None) -> str:
+    def constant(self, values: ArrayLike, dtype: DTypeLike | None = None) -> str:
         """Add a constant array; return its name."""
         name = self.fresh()
         self.graph.initializers[name] = np.asarray(values, dtype)
         return name
 
-    def emit(self, op: str, inputs: Sequence[str], output: str | Sequence[str] | None = None, **attrs: Any) -> str:
+    def emit(self, op: str, inputs: Sequence[str], output: str | Sequence[str] | None = None, **attrs: object) -> str:
         """Add an ONNX node; return its (first) output. Without ``output`` the name is new."""
         outputs = [output or self.fresh()] if output is None or isinstance(output, str) else list(output)
         self.graph.emit(op, inputs, outputs, f"{self.node.name}__{op}_{len(self.graph.nodes)}", attrs)
         return outputs[0]
 
-    def end(self, op: str, inputs: Sequence[str], **attrs: Any) -> None:
+    def end(self, op: str, inputs: Sequence[str], **attrs: object) -> None:
         """Add an ONNX node whose output is the node's output."""
         self.emit(op, inputs, self.outputs[0], **attrs)
 
@@ -66,7 +68,7 @@ class Call:
 
 
 class Graph:
-    def __init__(self, symbol: Symbol, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any]) -> None:
+    def __init__(self, symbol: Symbol, shapes: Mapping[str, Shape], dtypes: Mapping[str, DTypeLike]) -> None:
         self.all = topological_order(symbol.entries)
         self.rows = dict(zip(self.all, infer.entry_rows(self.all), strict=False))
         self.shapes = infer.infer_shapes(self.all, shapes)
@@ -89,11 +91,11 @@ class Graph:
             raise ShapeError(f"convert: the shape of {self.name(entry)!r} is not known; give the shapes of all inputs")
         return shape
 
-    def dtype(self, entry: Entry) -> np.dtype[Any]:
+    def dtype(self, entry: Entry) -> DType:
         dtype = self.dtypes[self.rows[entry.node] + entry.index]
         return np.dtype(np.float32 if dtype is None else dtype)
 
-    def emit(self, op: str, inputs: Sequence[str], outputs: list[str], name: str, attrs: Mapping[str, Any]) -> None:
+    def emit(self, op: str, inputs: Sequence[str], outputs: list[str], name: str, attrs: Mapping[str, object]) -> None:
         onnx = onnx_module()
         self.nodes.append(onnx.helper.make_node(op, list(inputs), outputs, name=name, **attrs))
 

@@ -28,8 +28,16 @@ from weftplan.errors import EngineError
 from weftplan.locks import members
 
 _GATE_S = 1.0
-in_child = False
-"""Whether this process was forked from one that had imported this module."""
+
+
+class _Process:
+    """This process."""
+
+    in_child = False
+    """Whether it was forked from one that had imported this module."""
+
+
+process = _Process()
 _numbers = count()
 
 
@@ -242,8 +250,7 @@ def _raise_next(error: BaseException) -> None:
 
 def _in_forked_child() -> None:
     """Reset all engines, whose threads do not exist in the child. New engines use the MP worker count."""
-    global in_child
-    in_child = True
+    process.in_child = True
     for engine in engines():
         forget_the_parent(engine)
     _fork.held.clear()

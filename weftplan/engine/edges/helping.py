@@ -24,18 +24,27 @@ from __future__ import annotations
 import threading
 from contextvars import Context as Variables
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
-from weftplan.engine.operation import ample_room
+from weftplan.engine.operation import OprBlock, ample_room
 from weftplan.engine.shield import NEVER, clock, shield, shielded, undisturbed
+from weftplan.engine.types import Threads
 from weftplan.engine.workers import WorkerQueue, completion
 from weftplan.support import blas_threads, core_sharing
 
 if TYPE_CHECKING:
-    from weftplan.engine.types import Threads
     from weftplan.engine.var import Var
+
+
+class Helped(Threads, Protocol):
+    """Interface of an engine towards a thread that stands in for its workers."""
+
+    _all_queues: list[WorkerQueue]
+
+    def _can_help(self, queue: WorkerQueue) -> bool: ...
+    def _queue_with(self, op: OprBlock) -> WorkerQueue | None: ...
 
 
 class _Scene(threading.local):
@@ -51,7 +60,7 @@ class _Scene(threading.local):
 _scene = _Scene()
 
 
-def help_var(engine: Threads, var: Var) -> None:
+def help_var(engine: Helped, var: Var) -> None:
     """Run the operations that ``var`` waits for, unless a worker is already on them."""
     last = engine._region.seq
     while True:
@@ -72,7 +81,7 @@ def help_var(engine: Threads, var: Var) -> None:
             return
 
 
-def help_all(engine: Threads) -> None:
+def help_all(engine: Helped) -> None:
     """Run ready operations of queues whose workers are all asleep."""
     progress = True
     while progress and engine._region.pending:

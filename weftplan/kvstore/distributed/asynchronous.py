@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy as copies
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from weftplan.kvstore.local import Groups, Layout
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import copy_to_all
 from weftplan.kvstore.summing import Item
-from weftplan.kvstore.updater import Updater
+from weftplan.kvstore.updater import OptimizerProtocol, Updater
 from weftplan.ndarray import NDArray
 from weftplan.support import program_end
 
@@ -147,7 +147,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 
-    def set_optimizer(self, optimizer: Any) -> None:
+    def set_optimizer(self, optimizer: object) -> None:
         """Let the servers apply a copy of ``optimizer``; a later change of its learning rate goes out with pushes.
 
         Raises:
@@ -155,7 +155,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         """
         super().set_optimizer(optimizer)
         self._updater = None  # it belongs to the server
-        ours = copies.deepcopy(optimizer)
+        ours: Any = copies.deepcopy(optimizer)
         ours.lr_scheduler = None  # the worker's rate comes with each push, and sets `lr`
         self._server.use(Updater(ours))
         self._optimizer = optimizer
@@ -221,7 +221,14 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         self._server.end(FAILED_S if failed else EXIT_S, failed=failed)
 
 
-def _rate(optimizer: Any) -> float:
+class RatedOptimizer(OptimizerProtocol, Protocol):
+    """An optimizer whose learning rate a worker sends with each push."""
+
+    lr: float
+    num_update: int
+
+
+def _rate(optimizer: RatedOptimizer) -> float:
     """The learning rate of the worker's optimizer now."""
     scheduler = getattr(optimizer, "lr_scheduler", None)
     if scheduler is not None:

@@ -19,9 +19,18 @@ from weftplan.errors import DeviceError, ParameterError
 from weftplan.locks import Lock, whole_in_children
 
 _lock = whole_in_children(Lock())
-_seed = 0
-_streams: dict[Context, list[int]] = {}
-"""Context -> [seed, next counter]; guarded by the lock."""
+
+
+class _Keys:
+    """The keys that come next, under the lock."""
+
+    def __init__(self) -> None:
+        self.seed = 0
+        self.streams: dict[Context, list[int]] = {}
+        """Context -> [seed, next counter]."""
+
+
+_keys = _Keys()
 
 
 def seed(seed_state: int, ctx: Context | str = "all") -> None:
@@ -31,15 +40,14 @@ def seed(seed_state: int, ctx: Context | str = "all") -> None:
         ParameterError: the seed is not an integer.
         DeviceError: ``ctx`` is neither a Context nor "all".
     """
-    global _seed
     if isinstance(seed_state, bool) or not isinstance(seed_state, int | np.integer):
         raise ParameterError(f"the seed must be an integer, got {seed_state!r}")
     with _lock:
         if isinstance(ctx, Context):
-            _streams[ctx] = [_mixed(int(seed_state), ctx), 0]
+            _keys.streams[ctx] = [_mixed(int(seed_state), ctx), 0]
         elif ctx == "all":
-            _seed = int(seed_state)
-            _streams.clear()
+            _keys.seed = int(seed_state)
+            _keys.streams.clear()
         else:
             raise DeviceError(f"seed: ctx must be a Context or 'all', got {ctx!r}")
 
@@ -52,9 +60,9 @@ def next_key(ctx: Context) -> tuple[int, int]:
     if _here.draws is not None:
         return _here.draws.next_key(ctx)
     with _lock:
-        stream = _streams.get(ctx)
+        stream = _keys.streams.get(ctx)
         if stream is None:
-            stream = _streams[ctx] = [_mixed(_seed, ctx), 0]
+            stream = _keys.streams[ctx] = [_mixed(_keys.seed, ctx), 0]
         counter = stream[1]
         stream[1] = counter + 1
         return stream[0], counter
@@ -63,8 +71,8 @@ def next_key(ctx: Context) -> tuple[int, int]:
 def get_state() -> dict[str, object]:
     """Return the state of the random numbers of all contexts, as plain values for :func:`set_state`."""
     with _lock:
-        streams = sorted((ctx.device_type, ctx.device_id, *stream) for ctx, stream in _streams.items())
-        return {"seed": _seed, "streams": [list(stream) for stream in streams]}
+        streams = sorted((ctx.device_type, ctx.device_id, *stream) for ctx, stream in _keys.streams.items())
+        return {"seed": _keys.seed, "streams": [list(stream) for stream in streams]}
 
 
 def set_state(state: dict[str, Any]) -> None:
@@ -73,7 +81,6 @@ def set_state(state: dict[str, Any]) -> None:
     Raises:
         ParameterError: it is something else. Nothing is changed then.
     """
-    global _seed
     try:
         first = int(state["seed"])
         streams = {
@@ -83,9 +90,9 @@ def set_state(state: dict[str, Any]) -> None:
     except (KeyError, TypeError, ValueError) as error:
         raise ParameterError(f"this is no state of random numbers: {error!r}") from error
     with _lock:
-        _seed = first
-        _streams.clear()
-        _streams.update(streams)
+        _keys.seed = first
+        _keys.streams.clear()
+        _keys.streams.update(streams)
 
 
 def _mixed(number: int, ctx: Context) -> int:

@@ -49,10 +49,19 @@ from weftplan.support.array_types import RawArray
 LEAST = 4096
 """Smaller chunks stay: their copies cost more time than they free memory."""
 _tick = itertools.count().__next__
-_targets: tuple[OffloadTarget, ...] = ()
-"""Offload targets; empty: no array is offloaded."""
-_movable = False
-"""Whether arrays may move within their pools even without offload targets."""
+
+
+class _Setting:
+    """The effect of :func:`start`."""
+
+    def __init__(self) -> None:
+        self.targets: tuple[OffloadTarget, ...] = ()
+        """Offload targets; empty: no array is offloaded."""
+        self.movable = False
+        """Whether arrays may move within their pools even without offload targets."""
+
+
+_setting = _Setting()
 _members: dict[int, weakref.ref[SpillableChunk]] = {}
 """Chunks with memory that may be offloaded or moved, by id."""
 
@@ -146,7 +155,7 @@ class SpillableChunk(Chunk):
         return raw
 
     def _enrol(self) -> None:
-        if (_targets or _movable) and self.nbytes >= LEAST:
+        if (_setting.targets or _setting.movable) and self.nbytes >= LEAST:
             _members[id(self)] = weakref.ref(self)
 
     def leave(self, where: tuple[OffloadTarget, ...], *, stream_ordered: bool = False) -> bool:
@@ -269,7 +278,7 @@ def counted(raw: RawArray) -> RawArray:
 
     NumPy views otherwise refer to the base of ``raw``. If nothing may be offloaded or moved, return ``raw`` unchanged.
     """
-    if not _targets and not _movable:
+    if not _setting.targets and not _setting.movable:
         return raw
     if raw.__class__ is np.ndarray:
         return np.frombuffer(raw.data, np.uint8)
@@ -316,13 +325,13 @@ def _move_together(context: Context, nbytes: int) -> bool:
 
 def _send_away(context: Context, nbytes: int) -> bool:
     """Offload the least recently used arrays until ``nbytes`` are freed; a step of the ladder."""
-    if not _targets:
+    if not _setting.targets:
         return False
     freed, known = 0, _settled(context)
     spill_ahead.short(context, nbytes, known)
     for chunk in known:
         try:
-            if chunk.leave(_targets):
+            if chunk.leave(_setting.targets):
                 freed += chunk.nbytes
         except OutOfMemoryError as error:
             relief.explain(f"Nothing could be sent elsewhere (WEFTPLAN_SPILL): {error}")
@@ -343,9 +352,8 @@ def start(where: tuple[OffloadTarget, ...], *, movable: bool = False) -> None:
     Raises:
         DeviceError: a folder has another number in this process already.
     """
-    global _targets, _movable
     device.name_folders(where)
-    _targets, _movable = where, movable
+    _setting.targets, _setting.movable = where, movable
     spill_ahead.forget()
     slots.MAKE_ROOM.value = partial(spill_ahead.make_room, where) if where else None
     slots.TASK_MEMORY.value = pushing.holding if where else None
@@ -354,17 +362,17 @@ def start(where: tuple[OffloadTarget, ...], *, movable: bool = False) -> None:
 
 def active() -> bool:
     """Return whether arrays may be offloaded."""
-    return bool(_targets)
+    return bool(_setting.targets)
 
 
 def listed() -> tuple[OffloadTarget, ...]:
     """Return the current offload targets."""
-    return _targets
+    return _setting.targets
 
 
 def moving() -> bool:
     """Return whether arrays may be offloaded or moved."""
-    return bool(_targets or _movable)
+    return bool(_setting.targets or _setting.movable)
 
 
 def _first(*args: Any, **kwargs: Any) -> Chunk:
@@ -378,7 +386,7 @@ def _first(*args: Any, **kwargs: Any) -> Chunk:
 @contextmanager
 def using(text: str, *, movable: bool = False) -> Iterator[None]:
     """Offload arrays made in the ``with`` block to the targets that ``text`` lists, as in ``WEFTPLAN_SPILL``."""
-    before_class, before, moved = slots.ARRAY_CHUNK.value, _targets, _movable
+    before_class, before, moved = slots.ARRAY_CHUNK.value, _setting.targets, _setting.movable
     start(parse(text), movable=movable)
     try:
         yield

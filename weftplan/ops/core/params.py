@@ -236,7 +236,7 @@ def p_enum(*choices: str) -> Parser:
     return _means(parse, f"Literal[{', '.join(map(repr, choices))}]")
 
 
-def p_dtype(value: Any) -> DType:
+def p_dtype(value: object) -> DType:
     """Return a dtype, from a NumPy dtype, type or name, or MXNet's number of it.
 
     >>> p_dtype("float16"), p_dtype(0), p_dtype("6"), p_dtype(np.uint8)
@@ -250,8 +250,9 @@ def p_dtype(value: Any) -> DType:
                 f"expected a dtype: {int(value)} is not one of MXNet's numbers 0 to {max(_CODE_OF.values())}"
             )
         value = DTYPE_CODES[int(value)]
+    spec: Any = value  # what is no dtype raises
     try:
-        dtype: np.dtype[Any] | None = dtype_of(value) if value is not None else None
+        dtype: np.dtype[Any] | None = dtype_of(spec) if value is not None else None
     except TypeError as error:
         if value == "bfloat16":
             raise ValueError(str(error)) from None

@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from weftplan.errors import PlanError
+from weftplan.support.array_types import RawArray
 
 Int64 = npt.NDArray[np.int64]
 
@@ -149,7 +149,7 @@ class Problem:
         )
         return Peak(moment, alive, behind, before)
 
-    def take(self, which: npt.NDArray[Any]) -> Problem:
+    def take(self, which: RawArray) -> Problem:
         """The buffers selected by a mask or by indices, on sections of their own."""
         return sectioned(self.lo[which], self.hi[which], self.size[which], self.index[which])
 

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from weftplan.planner.packing.problem import Int64
 
@@ -138,7 +136,7 @@ class Precedence:
         every = (1 << max(map(int.bit_length, (*self.users, *self.needed)), default=0)) - 1
         return [every ^ needed for needed in self.needed]
 
-    def waits(self, pointers: Int64, earlier: npt.NDArray[np.integer[Any]]) -> int:
+    def waits(self, pointers: Int64, earlier: Int64) -> int:
         """Return how many of the pairs that `reuse_edges` gives make a step wait."""
         begin, others, users, count = pointers.tolist(), earlier.tolist(), self.users, 0
         for later, needed in enumerate(self.needed):

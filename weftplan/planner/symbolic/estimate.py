@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import signature
 from math import prod
@@ -20,6 +20,9 @@ from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.pipeline import PlannedGraph, SizedGraph, size_symbol
 from weftplan.support import slots
+from weftplan.support.array_types import DTypeLike
+from weftplan.symbol.node import Entry
+from weftplan.symbol.symbol import Symbol
 
 ORDERS = {"given": False, "best": True}
 """Values of ``order``: as the graph is written, or the order with the smallest peak that was found."""
@@ -34,12 +37,12 @@ class HasStates(Protocol):
 
 
 def plan(
-    symbol: Any,
+    symbol: Symbol | Sequence[Entry],
     shapes: Mapping[str, Shape] | None = None,
     *,
     train: bool = True,
     grad_req: str | Mapping[str, str] | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | Mapping[str, DTypeLike] | None = None,
     budget: int | str | None = None,
     strategy: str | None = None,
     order: str | None = None,
@@ -47,11 +50,11 @@ def plan(
     workspaces: bool = True,
     context: Context | Sequence[Context] | None = None,
     group2ctx: Mapping[str, Context] | None = None,
-    kvstore: Any = "local",
+    kvstore: object = "local",
     workers: int | None = None,
     optimizer: str | int | HasStates | None = None,
     options: PlanOptions | None = None,
-    **more: Any,
+    **more: object,
 ) -> MemoryPlan:
     """The memory plan of a symbol: how many bytes, where, and why. Nothing is allocated.
 
@@ -184,7 +187,9 @@ class Question:
         inputs = [nid for name, nid in planned.arguments.items() if nid >= 0 and not is_parameter(name, self.shapes)]
         return sum(int(sizes[row[nid]]) for nid in inputs)
 
-    def within(self, context: Context, budget: int | None, *, besides: Any = lambda planned: 0) -> PlannedGraph:
+    def within(
+        self, context: Context, budget: int | None, *, besides: Callable[[PlannedGraph], int] = lambda planned: 0
+    ) -> PlannedGraph:
         """Return the plan of one executor in at most ``budget`` bytes, with the bytes ``besides`` it."""
         sized = self.sized(context)
         planned = (
@@ -193,7 +198,9 @@ class Question:
         return replace(planned, memory=replace(planned.memory, pass_seconds=sized.seconds))
 
 
-def parameters_only(symbol: Any, shapes: Mapping[str, Shape], *, inputs: bool = False) -> str | dict[str, str]:
+def parameters_only(
+    symbol: Symbol | Sequence[Entry], shapes: Mapping[str, Shape], *, inputs: bool = False
+) -> str | dict[str, str]:
     """Requests as ``Module`` has them: a gradient for every argument but the inputs (those with a shape, and labels).
 
     Args:
@@ -201,7 +208,7 @@ def parameters_only(symbol: Any, shapes: Mapping[str, Shape], *, inputs: bool = 
         shapes: those that were given.
         inputs: gradients of the inputs too.
     """
-    if inputs or not hasattr(symbol, "list_arguments"):
+    if inputs or not isinstance(symbol, Symbol):
         return "write"
     return {name: "write" if is_parameter(name, shapes) else "null" for name in symbol.list_arguments()}
 
@@ -211,15 +218,15 @@ def is_parameter(name: str, shapes: Mapping[str, Shape]) -> bool:
 
 
 def _sorted_out(
-    symbol: Any, shapes: Mapping[str, Shape], more: Mapping[str, Any]
-) -> tuple[dict[str, Shape], dict[str, Any]]:
+    symbol: Symbol | Sequence[Entry], shapes: Mapping[str, Shape], more: Mapping[str, object]
+) -> tuple[dict[str, Shape], dict[str, object]]:
     """(shapes by name, plan options) among the keywords.
 
     Raises:
         PlanError: a keyword is neither, or a shape is given for a name that the symbol does not have.
     """
     inputs: list[str] = []
-    if hasattr(symbol, "list_arguments"):
+    if isinstance(symbol, Symbol):
         inputs = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
         for name in shapes:
             if name not in inputs:
@@ -231,7 +238,8 @@ def _sorted_out(
     for name, value in (*shapes.items(), *more.items()):
         if name in inputs and hasattr(value, "shape"):
             raise PlanError(f"the shape of {name!r} is given as an array of shape {value.shape}: give that shape")
-    known, overrides = dict(shapes), {}
+    known: dict[str, Any] = dict(shapes)  # planning checks the values
+    overrides = {}
     for name, value in more.items():
         if name in inputs:
             if name in known:
@@ -256,7 +264,9 @@ OPTIONS = tuple(name for name, one in signature(plan).parameters.items() if one.
 """Keywords of :func:`plan` that are no shapes."""
 
 
-def _dtypes(dtype: Any, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _dtypes(
+    dtype: DTypeLike | Mapping[str, DTypeLike] | None, shapes: Mapping[str, Shape]
+) -> tuple[dict[str, DType], tuple[str, ...]]:
     """(dtypes by name, notes). Without ml_dtypes bfloat16 gets the plan of float16, whose size and rules it has."""
     named = dict(dtype) if isinstance(dtype, Mapping) else {} if dtype is None else dict.fromkeys(shapes, dtype)
     notes: tuple[str, ...] = ()
@@ -266,12 +276,14 @@ def _dtypes(dtype: Any, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], tu
             "bfloat16 is planned as float16, which takes the same bytes; running it needs the package ml_dtypes: "
             "pip install ml_dtypes",
         )
+    dtypes: dict[str, DType] = {}
     for name, value in named.items():
         try:
-            named[name] = None if value is None else p_dtype(value)
+            if value is not None:
+                dtypes[name] = p_dtype(value)
         except ValueError as error:
             raise PlanError(f"the dtype of {name!r} is {value!r}: {error}") from None
-    return {name: value for name, value in named.items() if value is not None}, notes
+    return dtypes, notes
 
 
 def trained_sizes(

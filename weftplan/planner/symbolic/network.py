@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 from weftplan.device.amounts import counted
 from weftplan.device.context import Context
@@ -24,7 +23,8 @@ from weftplan.planner.symbolic.indexed_graph import IndexedGraph, Kinds, indexed
 from weftplan.symbol import placeholder
 from weftplan.symbol.attribute import GRAD_REQS, read_grad_req
 from weftplan.symbol.inference.solver import DTYPES, SHAPES
-from weftplan.symbol.node import FOLDED, Entry, Node, Order, depth_first_order, split_variables
+from weftplan.symbol.node import FOLDED, Entry, Node, NodeParams, Order, depth_first_order, split_variables
+from weftplan.symbol.symbol import Symbol
 
 ALIKE = ("__ctx_group__", "ctx_group", "__force_mirroring__", "force_mirroring")
 """Attributes that must be equal if two nodes are to become one: device and recomputation."""
@@ -174,10 +174,12 @@ class Edit:
         for nid in nids:
             self.node_stands_for(nid, new)
 
-    def done(self, **changes: Any) -> Network:
+    def done(self, *, wanted: tuple[str, ...] | None = None, head_grads: tuple[int, ...] | None = None) -> Network:
         """Return the network without what nothing needs any more, numbered depth first from its heads.
 
-        ``changes`` are fields of the network; nodes in them have the numbers of this edit.
+        Args:
+            wanted: the field of the network; default: as before.
+            head_grads: the same; the nodes have the numbers of this edit.
         """
         inputs, controls = self.inputs, self.controls
         final = {entry: self.at(entry) for entry in self._entries}
@@ -208,7 +210,12 @@ class Edit:
         )
         shapes, dtypes = self._sizes()
         number.append(-1)  # -1 stays
-        network = replace(self.network, graph=graph, **changes)
+        network = replace(
+            self.network,
+            graph=graph,
+            wanted=self.network.wanted if wanted is None else wanted,
+            head_grads=self.network.head_grads if head_grads is None else head_grads,
+        )
         return replace(
             network,
             shapes=list(map(shapes.__getitem__, source)) if shapes else (),
@@ -226,7 +233,7 @@ class Edit:
             ShapeError, DTypeError: an output of a new node cannot be inferred.
         """
         shapes, dtypes, inputs = list(self.network.shapes), list(self.network.dtypes), self.inputs
-        known: dict[tuple[object, ...], tuple[list[Any], list[Any]]] = {}
+        known: dict[tuple[object, ...], tuple[list[Shape], list[DType]]] = {}
         for nid in range(self.network.graph.num_nodes, len(self.nodes) if shapes else 0):
             node, op, like = self.nodes[nid], self.nodes[nid].op, self._like.get(nid)
             assert op is not None or like is not None
@@ -238,11 +245,12 @@ class Edit:
                     shapes.append(shapes[e])
                     dtypes.append(dtypes[e])
             elif op is not None:
-                ins = [shapes[e] for e in inputs[nid]], [dtypes[e] for e in inputs[nid]]
-                key = (id(op), id(node.params), *ins[0], *ins[1])
+                in_shapes: list[Shape | None] = [shapes[e] for e in inputs[nid]]
+                in_dtypes: list[DType | None] = [dtypes[e] for e in inputs[nid]]
+                key = (id(op), id(node.params), *in_shapes, *in_dtypes)
                 outs = known.get(key)
                 if outs is None:
-                    outs = known[key] = SHAPES.outputs(op, node, ins[0]), DTYPES.outputs(op, node, ins[1])
+                    outs = known[key] = SHAPES.outputs(op, node, in_shapes), DTYPES.outputs(op, node, in_dtypes)
                 shapes += outs[0]
                 dtypes += outs[1]
         return shapes, dtypes
@@ -259,7 +267,7 @@ class Edit:
         return list(nodes)
 
 
-def dict_of(params: Params) -> dict[str, Any]:
+def dict_of(params: Params) -> NodeParams:
     """Return parameters as the dictionary that they are: nodes with equal parameters share it."""
     return params if isinstance(params, dict) else dict(params)
 
@@ -280,7 +288,7 @@ MARK = "__spill__"
 
 
 def translated(
-    symbol: Any, *, grad_req: str | Mapping[str, str], context: Context, order: Order | None = None
+    symbol: Symbol | Sequence[Entry], *, grad_req: str | Mapping[str, str], context: Context, order: Order | None = None
 ) -> Network:
     """Return the graph of a symbol (or of a sequence of entries), every node on the device ``context``.
 
@@ -288,7 +296,7 @@ def translated(
         PlanError: the graph is cyclic or malformed, or the caller wants gradients of arguments that it does not have.
         UnknownOperatorError: the graph needs operators that weftplan does not have; names all of them.
     """
-    heads: list[Entry] = list(getattr(symbol, "entries", symbol))
+    heads: list[Entry] = list(symbol.entries if isinstance(symbol, Symbol) else symbol)
     if not heads:
         raise PlanError("there is nothing to plan: the symbol has no outputs")
     if order is None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf, prod
-from typing import Any
 
 from weftplan import config
 from weftplan.device.amounts import amount, counted
@@ -33,7 +32,9 @@ from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Network, realised, translated
 from weftplan.planner.symbolic.passes import fuse_depthwise, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
-from weftplan.symbol.node import Order
+from weftplan.support.array_types import DTypeLike
+from weftplan.symbol.node import Entry, Order
+from weftplan.symbol.symbol import Symbol
 
 MAX_BYTES = (1 << 63) - 1
 RULES = ("mxnet", "echo")
@@ -69,9 +70,9 @@ class PlannedGraph(PlannedSteps):
 
 
 def plan_symbol(
-    symbol: Any,
+    symbol: Symbol | Sequence[Entry],
     shapes: Mapping[str, Shape],
-    dtypes: Mapping[str, Any] | None = None,
+    dtypes: Mapping[str, DTypeLike] | None = None,
     *,
     grad_req: str | Mapping[str, str] = "null",
     context: Context | None = None,
@@ -107,12 +108,12 @@ def plan_symbol(
 
 
 def size_symbol(
-    symbol: Any,
+    symbol: Symbol | Sequence[Entry],
     shapes: Mapping[str, Shape],
-    dtypes: Mapping[str, Any] | None = None,
+    dtypes: Mapping[str, DTypeLike] | None = None,
     *,
     grad_req: str | Mapping[str, str] = "null",
-    grad_dtypes: Mapping[str, Any] | None = None,
+    grad_dtypes: Mapping[str, DTypeLike] | None = None,
     context: Context | None = None,
     group2ctx: Mapping[str, Context] | None = None,
     variable_contexts: Mapping[str, Context] | None = None,

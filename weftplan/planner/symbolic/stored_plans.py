@@ -9,7 +9,7 @@ equals the graph that was planned, to the last number.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -24,7 +24,8 @@ from weftplan.planner.memory_plan import Labels, MemoryPlan, Pass
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph, works_of
 from weftplan.planner.symbolic.pipeline import PlannedGraph
-from weftplan.symbol.node import Entry, Node, Order
+from weftplan.support.array_types import DType, RawArray
+from weftplan.symbol.node import Entry, Node, NodeParams, Order
 
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 _AS_THEY_ARE: frozenset[type[Any]] = frozenset((PlannedGraph, MemoryPlan, PlanOptions, Pass, Req))
@@ -35,7 +36,7 @@ class NotPlainError(Exception):
     """An object cannot be stored; the text names it."""
 
 
-def described(order: Order, entries: Sequence[Entry]) -> list[Any]:
+def described(order: Order, entries: Sequence[Entry]) -> list[object]:
     """Return everything that planning reads of a symbol in this depth-first order; equal symbols give equal values.
 
     Raises:
@@ -62,14 +63,14 @@ def described(order: Order, entries: Sequence[Entry]) -> list[Any]:
     ]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return a plain form of a parameter, which is equal for equal values alone."""
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind is tuple:
+    if isinstance(value, tuple) and kind is tuple:
         return value if _PLAIN.issuperset(map(type, value)) else tuple(map(_plain, value))
-    if kind is dict:
+    if isinstance(value, dict) and kind is dict:
         return ["params", *value, *map(_plain, value.values())]
     if isinstance(value, np.dtype):
         return ["dtype", _dtype_name(value)]
@@ -130,26 +131,26 @@ class _Writer(pickle.Pickler):
         nodes, self._own = order
         self._lines = {node.created_at: k for k, node in enumerate(nodes)}
 
-    def reducer_override(self, thing: Any) -> Any:
+    def reducer_override(self, thing: object) -> tuple[Callable[..., object], tuple[object, ...]]:
         """Return how a thing is made again. Plain values and containers do not come here."""
         kind = type(thing)
-        if kind is Node:
+        if isinstance(thing, Node):
             if thing in self._own:
                 return _own, (self._own[thing],)
             line = self._lines.get(thing.created_at)
             return _node, (thing.op, thing.name, thing.attrs, thing.params, thing.version, line, thing.mirror_of)
-        if kind is Op:
+        if isinstance(thing, Op):
             return _op, (_name_of(thing),)
         if isinstance(thing, np.ndarray):
             return _array, (thing.dtype.str, thing.tobytes())
         if isinstance(thing, np.dtype):
             return _dtype, (_dtype_name(thing),)
-        if kind is Context:
+        if isinstance(thing, Context):
             return _context, (thing.device_type, thing.device_id)
-        if kind is IndexedGraph:
+        if isinstance(thing, IndexedGraph):
             return _graph, (thing.nodes, thing.inputs, thing.controls, thing.outputs)
         if kind in _AS_THEY_ARE or any(thing is known for known in _NAMED.values()):
-            return NotImplemented
+            return NotImplemented  # type: ignore[no-any-return]
         raise NotPlainError(f"{kind.__name__} {thing!r:.100}")
 
 
@@ -160,7 +161,7 @@ class _Reader(pickle.Unpickler):
         super().__init__(BytesIO(data))
         self._nodes = nodes
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """Return the class or the function of this name."""
         if name == "_own":
             return self._nodes.__getitem__
@@ -170,7 +171,16 @@ class _Reader(pickle.Unpickler):
             raise NotPlainError(f"{module}.{name}")
         return _NAMED[name]
 
-    def _made(self, op: Op, name: str, attrs: Any, params: Any, version: int, line: int | None, of: Any) -> Node:
+    def _made(
+        self,
+        op: Op,
+        name: str,
+        attrs: dict[str, str],
+        params: NodeParams,
+        version: int,
+        line: int | None,
+        of: Node | None,
+    ) -> Node:
         at = None if line is None else self._nodes[line].created_at
         node = Node(op, name, attrs=attrs, params=params, created_at=at, mirror_of=of)
         node.version = version
@@ -181,7 +191,7 @@ def _own(place: int) -> Node:
     raise NotImplementedError(f"node {place} of the reader's symbol")
 
 
-def _node(*fields: Any) -> Node:
+def _node(*fields: object) -> Node:
     raise NotImplementedError(f"node {fields}, which planning has added")
 
 
@@ -192,11 +202,11 @@ def _op(name: str) -> Op:
     return op
 
 
-def _array(dtype: str, data: bytes) -> Any:
+def _array(dtype: str, data: bytes) -> RawArray:
     return np.frombuffer(data, dtype)
 
 
-def _dtype(name: str) -> Any:
+def _dtype(name: str) -> DType:
     return np.dtype(name)
 
 
@@ -221,7 +231,7 @@ def _name_of(op: Op) -> str:
     return op.name
 
 
-def _dtype_name(dtype: np.dtype[Any]) -> str:
+def _dtype_name(dtype: DType) -> str:
     name = dtype.str if dtype.isbuiltin == 1 else dtype.name
     if np.dtype(name) != dtype:
         raise NotPlainError(f"dtype {dtype}")

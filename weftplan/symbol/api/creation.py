@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.ops.core.params import dtype_code, p_dtype, p_shape
 from weftplan.support import slots
+from weftplan.support.array_types import DTypeLike, ShapeLike
 from weftplan.symbol import attribute
 from weftplan.symbol.api.functions import function
 from weftplan.symbol.arithmetic import binary, is_number
@@ -19,14 +20,22 @@ _KEYWORDS = ("name", "attr", "shape", "lr_mult", "wd_mult", "dtype", "init", "st
 _STORAGE_TYPES = {"default": 0, "row_sparse": 1, "csr": 2}
 
 
+class HasDumps(Protocol):
+    """An initializer, which a symbol holds as text."""
+
+    def dumps(self) -> str:
+        """Return its name and settings as text."""
+        ...
+
+
 def Variable(
     name: str,
     attr: dict[str, str] | None = None,
-    shape: Any = None,
+    shape: ShapeLike | None = None,
     lr_mult: float | None = None,
     wd_mult: float | None = None,
-    dtype: Any = None,
-    init: Any = None,
+    dtype: DTypeLike | None = None,
+    init: str | HasDumps | None = None,
     stype: str | None = None,
     **kwargs: str,
 ) -> Symbol:
@@ -78,7 +87,7 @@ def Variable(
     return Symbol([Entry(Node(None, name, attrs=stored, created_at=caller()))])
 
 
-def zeros(shape: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
+def zeros(shape: ShapeLike, dtype: DTypeLike | None = None, **kwargs: object) -> Symbol:
     """Return zeros of ``shape``, float32 by default.
 
     Args:
@@ -89,7 +98,7 @@ def zeros(shape: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
     return function("_zeros")(shape=shape, dtype=dtype or "float32", **kwargs)
 
 
-def ones(shape: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
+def ones(shape: ShapeLike, dtype: DTypeLike | None = None, **kwargs: object) -> Symbol:
     """Return ones of ``shape``, float32 by default.
 
     Args:
@@ -100,7 +109,7 @@ def ones(shape: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
     return function("_ones")(shape=shape, dtype=dtype or "float32", **kwargs)
 
 
-def full(shape: Any, val: float, dtype: Any = None, **kwargs: Any) -> Symbol:
+def full(shape: ShapeLike, val: float, dtype: DTypeLike | None = None, **kwargs: object) -> Symbol:
     """Return an array of ``shape`` filled with ``val``, float32 by default.
 
     Args:
@@ -119,7 +128,7 @@ def arange(
     repeat: int = 1,
     infer_range: bool = False,
     name: str | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Symbol:
     """Return numbers from ``start`` up to ``stop`` (exclusive), each ``repeat`` times.
 
@@ -173,7 +182,7 @@ slots.SYMBOL_SPLIT.fill(split_v2)
 
 
 def linspace(
-    start: float, stop: float, num: int, endpoint: bool = True, name: str | None = None, dtype: Any = None
+    start: float, stop: float, num: int, endpoint: bool = True, name: str | None = None, dtype: DTypeLike | None = None
 ) -> Symbol:
     """Return ``num`` equidistant numbers from ``start`` to ``stop``, which is excluded unless ``endpoint``.
 
@@ -190,7 +199,7 @@ def linspace(
     )
 
 
-def eye(N: int, M: int = 0, k: int = 0, dtype: Any = None, **kwargs: Any) -> Symbol:
+def eye(N: int, M: int = 0, k: int = 0, dtype: DTypeLike | None = None, **kwargs: object) -> Symbol:
     """Return ``N`` rows and ``M`` columns (0: N), zero except for a diagonal of 1 at offset ``k`` above the main.
 
     Args:
@@ -203,7 +212,7 @@ def eye(N: int, M: int = 0, k: int = 0, dtype: Any = None, **kwargs: Any) -> Sym
     return function("_eye")(N=N, M=M, k=k, dtype=dtype or "float32", **kwargs)
 
 
-def histogram(a: Symbol, bins: Any = 10, range: Any = None, **kwargs: Any) -> Symbol:
+def histogram(a: Symbol, bins: Symbol | int = 10, range: Sequence[float] | None = None, **kwargs: object) -> Symbol:
     """Return counts and edges of a histogram; ``bins`` is a number of equal bins over ``range``, or the edges.
 
     Args:
@@ -219,33 +228,35 @@ def histogram(a: Symbol, bins: Any = 10, range: Any = None, **kwargs: Any) -> Sy
     return function("_histogram")(a, bin_cnt=bins, range=tuple(range), **kwargs)
 
 
-def maximum(left: Any, right: Any) -> Any:
+def maximum(left: Symbol | float, right: Symbol | float) -> Symbol | float:
     """Return the elementwise maximum of two symbols or of a symbol and a number; for two numbers, a number."""
     return _either("maximum", left, right, max)
 
 
-def minimum(left: Any, right: Any) -> Any:
+def minimum(left: Symbol | float, right: Symbol | float) -> Symbol | float:
     """Return the elementwise minimum of two symbols or of a symbol and a number; for two numbers, a number."""
     return _either("minimum", left, right, min)
 
 
-def power(base: Any, exp: Any) -> Any:
+def power(base: Symbol | float, exp: Symbol | float) -> Symbol | float:
     """Return ``base ** exp`` for symbols and numbers."""
     return _either("power", base, exp, pow)
 
 
-def hypot(left: Any, right: Any) -> Any:
+def hypot(left: Symbol | float, right: Symbol | float) -> Symbol | float:
     """Return the square root of the sum of both squares, for symbols and numbers."""
     return _either("hypot", left, right, math.hypot)
 
 
-def modulo(dividend: Any, divisor: Any) -> Any:
+def modulo(dividend: Symbol | float, divisor: Symbol | float) -> Symbol | float:
     """Return ``dividend % divisor`` for symbols and numbers."""
     return _either("mod", dividend, divisor, lambda a, b: a % b)
 
 
-def _either(kind: str, left: Any, right: Any, numbers: Any) -> Any:
-    if is_number(left) and is_number(right):
+def _either(
+    kind: str, left: Symbol | float, right: Symbol | float, numbers: Callable[[float, float], float]
+) -> Symbol | float:
+    if not isinstance(left, Symbol) and not isinstance(right, Symbol) and is_number(left) and is_number(right):
         return numbers(left, right)
     sides = [single(side, kind) if isinstance(side, Symbol) else side for side in (left, right)]
     node = binary(kind, *sides)

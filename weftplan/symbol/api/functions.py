@@ -18,6 +18,7 @@ from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Op
 from weftplan.ops.core.signatures import document, signature
 from weftplan.support import slots
+from weftplan.support.array_types import DTypeLike, ShapeLike
 from weftplan.symbol import attribute, name
 from weftplan.symbol.compose import apply
 from weftplan.symbol.node import Entry, Node
@@ -44,7 +45,7 @@ def _make(op: Op, spelling: str, hint: str) -> Callable[..., Symbol]:
     hint = hint.lower()
     declared = {param.name for param in op.params}
 
-    def call(*args: Any, **kwargs: Any) -> Symbol:
+    def call(*args: object, **kwargs: Any) -> Symbol:
         given_name = kwargs.pop("name", None)
         attr = kwargs.pop("attr", None)
         if kwargs.pop("out", None) is not None:
@@ -85,7 +86,7 @@ def visible(node: Node) -> Symbol:
     return Symbol(Entry(node, i) for i in range(node.num_visible_outputs))
 
 
-def _count_inputs(op: Op, args: tuple[Any, ...]) -> int:
+def _count_inputs(op: Op, args: tuple[object, ...]) -> int:
     """Count the leading positional arguments that are inputs: symbols, or None for a variable to be created."""
     limit = len(op.inputs) if isinstance(op.inputs, tuple) and op.variadic is None else len(args)
     count = 0
@@ -94,7 +95,7 @@ def _count_inputs(op: Op, args: tuple[Any, ...]) -> int:
     return count
 
 
-def _positional_params(op: Op, args: tuple[Any, ...], split: int, kwargs: Mapping[str, Any]) -> list[str]:
+def _positional_params(op: Op, args: tuple[object, ...], split: int, kwargs: Mapping[str, object]) -> list[str]:
     """Return the names of the parameters that the positional arguments from ``split`` on set.
 
     Raises:
@@ -117,7 +118,7 @@ def _positional_params(op: Op, args: tuple[Any, ...], split: int, kwargs: Mappin
     return names[:count]
 
 
-def _input_names(op: Op, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+def _input_names(op: Op, kwargs: Mapping[str, object]) -> tuple[str, ...]:
     """Return the input names for the parameters in ``kwargs``; no names if these do not parse."""
     if isinstance(op.inputs, tuple):
         return op.inputs
@@ -128,7 +129,7 @@ def _input_names(op: Op, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def _no_symbol(op: Op, which: str, value: Any) -> DTypeError:
+def _no_symbol(op: Op, which: str, value: object) -> DTypeError:
     """Return the error for an array or a number passed as an input."""
     advice = "inputs come first, then parameters"
     if hasattr(value, "shape"):
@@ -142,7 +143,9 @@ slots.SYMBOL_OPERATOR.fill(function)
 Numbers = float | Symbol
 
 
-def _draw(name: str, params: dict[str, Any], shape: Any, dtype: Any, kwargs: dict[str, Any]) -> Symbol:
+def _draw(
+    name: str, params: dict[str, object], shape: ShapeLike | None, dtype: DTypeLike | None, kwargs: dict[str, object]
+) -> Symbol:
     """Apply ``_sample_<name>`` to symbols or ``_random_<name>`` to numbers."""
     symbols = [isinstance(value, Symbol) for value in params.values()]
     if any(symbols) and not all(symbols):
@@ -157,17 +160,31 @@ def _draw(name: str, params: dict[str, Any], shape: Any, dtype: Any, kwargs: dic
     return function(f"_random_{name}")(**params, **options)
 
 
-def uniform(low: Numbers = 0, high: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def uniform(
+    low: Numbers = 0,
+    high: Numbers = 1,
+    shape: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
+    **kwargs: object,
+) -> Symbol:
     """Uniform on [low, high)."""
     return _draw("uniform", {"low": low, "high": high}, shape, dtype, kwargs)
 
 
-def normal(loc: Numbers = 0, scale: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def normal(
+    loc: Numbers = 0,
+    scale: Numbers = 1,
+    shape: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
+    **kwargs: object,
+) -> Symbol:
     """Normal with mean ``loc`` and standard deviation ``scale``."""
     return _draw("normal", {"loc": loc, "scale": scale}, shape, dtype, kwargs)
 
 
-def randn(*shape: int, loc: Numbers = 0, scale: Numbers = 1, dtype: Any = None, **kwargs: Any) -> Symbol:
+def randn(
+    *shape: int, loc: Numbers = 0, scale: Numbers = 1, dtype: DTypeLike | None = None, **kwargs: object
+) -> Symbol:
     """:func:`normal` with the shape as arguments; ``data=symbol``: with the shape of a symbol."""
     if isinstance(kwargs.get("data"), Symbol):
         options = {key: value for key, value in kwargs.items() if value is not None}
@@ -176,41 +193,59 @@ def randn(*shape: int, loc: Numbers = 0, scale: Numbers = 1, dtype: Any = None, 
     return normal(loc, scale, shape, dtype, **kwargs)
 
 
-def gamma(alpha: Numbers = 1, beta: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def gamma(
+    alpha: Numbers = 1,
+    beta: Numbers = 1,
+    shape: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
+    **kwargs: object,
+) -> Symbol:
     """Gamma with shape ``alpha`` and scale ``beta``."""
     return _draw("gamma", {"alpha": alpha, "beta": beta}, shape, dtype, kwargs)
 
 
-def exponential(scale: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def exponential(
+    scale: Numbers = 1, shape: ShapeLike | None = None, dtype: DTypeLike | None = None, **kwargs: object
+) -> Symbol:
     """Exponential with mean ``scale``; the operator takes the rate, as ``lam``."""
     rate = kwargs.pop("lam", None)
     return _draw("exponential", {"lam": 1.0 / scale if rate is None else rate}, shape, dtype, kwargs)
 
 
-def poisson(lam: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def poisson(
+    lam: Numbers = 1, shape: ShapeLike | None = None, dtype: DTypeLike | None = None, **kwargs: object
+) -> Symbol:
     """Poisson with mean ``lam``, as floats."""
     return _draw("poisson", {"lam": lam}, shape, dtype, kwargs)
 
 
-def negative_binomial(k: Numbers = 1, p: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def negative_binomial(
+    k: Numbers = 1, p: Numbers = 1, shape: ShapeLike | None = None, dtype: DTypeLike | None = None, **kwargs: object
+) -> Symbol:
     """Failures before ``k`` successes of probability ``p``, as floats."""
     return _draw("negative_binomial", {"k": k, "p": p}, shape, dtype, kwargs)
 
 
 def generalized_negative_binomial(
-    mu: Numbers = 1, alpha: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any
+    mu: Numbers = 1,
+    alpha: Numbers = 1,
+    shape: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
+    **kwargs: object,
 ) -> Symbol:
     """Negative binomial with mean ``mu`` and variance mu + alpha mu², as floats."""
     return _draw("generalized_negative_binomial", {"mu": mu, "alpha": alpha}, shape, dtype, kwargs)
 
 
-def multinomial(data: Symbol, shape: Any = None, get_prob: bool = True, dtype: Any = "int32", **kwargs: Any) -> Symbol:
+def multinomial(
+    data: Symbol, shape: ShapeLike | None = None, get_prob: bool = True, dtype: DTypeLike = "int32", **kwargs: object
+) -> Symbol:
     """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also their logarithms."""
     options = {} if shape in (None, ()) else {"shape": shape}
     return function("_sample_multinomial")(data, get_prob=get_prob, dtype=dtype, **options, **kwargs)
 
 
-def shuffle(data: Symbol, **kwargs: Any) -> Symbol:
+def shuffle(data: Symbol, **kwargs: object) -> Symbol:
     """``data`` with its rows in random order."""
     return function("_shuffle")(data, **kwargs)
 

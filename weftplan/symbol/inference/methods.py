@@ -149,7 +149,7 @@ class Inference:
         return arguments, outputs, states
 
     def infer_type(
-        self, *args: Any, **kwargs: Any
+        self, *args: object, **kwargs: object
     ) -> tuple[list[DType], list[DType], list[DType]] | tuple[None, None, None]:
         """Infer the dtypes of (arguments, outputs, auxiliary states); ``(None, None, None)`` if some stay unknown.
 
@@ -167,7 +167,7 @@ class Inference:
         return arguments, outputs, states
 
     def infer_type_partial(
-        self, *args: Any, **kwargs: Any
+        self, *args: object, **kwargs: object
     ) -> tuple[list[DType | None], list[DType | None], list[DType | None]]:
         """Infer dtypes as :meth:`infer_type`, but return None for each unknown dtype."""
         return self._infer("dtype", args, kwargs)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from weftplan.ops.core.rules import is_known, merge_dtype, merge_shape
 from weftplan.ops.core.schema import DType, Op, Shape
 from weftplan.symbol.node import Node
 
+F = TypeVar("F")
+"""A fact: a shape or a dtype."""
 News = list[tuple[int, Any]]
 """(position, new fact) of each input or output about which a rule inferred more."""
 Learnt = tuple[News, News, list[int], list[int]]
@@ -35,30 +37,30 @@ Sort = tuple[int, int, int]
 
 
 @dataclass(eq=False, slots=True)
-class Kind:
+class Kind(Generic[F]):
     """A kind of fact, shapes or dtypes: its names, parser, merge function, rule and error class."""
 
     word: str
     hint: str
-    rule: Callable[[Any], Callable[..., Any]]
-    parse: Callable[[Any], Any]
-    complete: Callable[[Any], bool]
-    merge: Callable[[Any, Any, str], Any]
+    rule: Callable[[Op], Callable[..., tuple[Sequence[F | None], Sequence[F | None]]]]
+    parse: Callable[[object], F | None]
+    complete: Callable[[F | None], bool]
+    merge: Callable[[F | None, F | None, str], F | None]
     error: type[MXNetError]
     settled: Settled[Learnt] = field(default_factory=Settled)
 
-    def told(self, op: Op, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
+    def told(self, op: Op, node: Node, ins: list[F | None], outs: list[F | None]) -> Learnt:
         """Return the answer of the operator's rule for a node with these facts, from the cache if possible."""
         return self.settled.answer(op, node.params, (len(ins), *ins, *outs), partial(self._rule, node, ins, outs))
 
-    def outputs(self, op: Op, node: Node, ins: list[Any]) -> list[Any]:
+    def outputs(self, op: Op, node: Node, ins: list[F | None]) -> list[F]:
         """Return the facts of the outputs of a node, all of whose inputs are known; raise an error if some are open."""
         _, outs, _, unknown = self.told(op, node, ins, [None] * op.num_outputs(node.params))
         if unknown:
             raise self.error(f"{self.word} of output {unknown[0]} of {where(node)} cannot be inferred{made_at(node)}")
         return [fact for _, fact in outs]
 
-    def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
+    def _rule(self, node: Node, ins: list[F | None], outs: list[F | None]) -> Learnt:
         """Call the operator's rule."""
         op = node.op
         assert op is not None
@@ -88,7 +90,7 @@ class Kind:
         return _news(ins, new_ins), _news(outs, new_outs), unknown[0], unknown[1]
 
 
-def _parse_shape(value: Any) -> Shape | None:
+def _parse_shape(value: object) -> Shape | None:
     shape = p_shape(value)
     if min(shape, default=0) < -1:
         raise ValueError("dimensions must be >= 0, or -1 or 0 where unknown")
@@ -109,12 +111,12 @@ def sort_of(node: Node) -> Sort:
     return id(node.op), id(node.params), len(node.inputs)
 
 
-def differ(old: Any, new: Any) -> bool:
+def differ(old: object, new: object) -> bool:
     """Return whether two facts differ; unlike ``!=``, it distinguishes ``dtype("float64")`` from None."""
     return old is not new and (old is None or new is None or bool(old != new))
 
 
-def _news(old: list[Any], new: list[Any]) -> News:
+def _news(old: Sequence[object], new: Sequence[object]) -> News:
     return [(i, fact) for i, fact in enumerate(new) if fact is not old[i] and differ(old[i], fact)]
 
 
@@ -129,7 +131,7 @@ def made_at(node: Node) -> str:
     return f"; created at {node.created_at}" if node.created_at else ""
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     return shape_text(value) if value is None or isinstance(value, tuple) else str(value)
 
 
@@ -177,10 +179,10 @@ def infer_dtypes(
     return _Solver(nodes, edges, DTYPES).solve(known, default)
 
 
-class _Solver:
+class _Solver(Generic[F]):
     """One inference. ``values`` holds a fact per entry; it only ever grows, so the walk ends."""
 
-    def __init__(self, nodes: Sequence[Node], edges: Edges | None, kind: Kind) -> None:
+    def __init__(self, nodes: Sequence[Node], edges: Edges | None, kind: Kind[F]) -> None:
         self.nodes = nodes
         self.kind = kind
         if edges is None:
@@ -191,12 +193,14 @@ class _Solver:
         self.values: list[Any] = [None] * self.rows[-1]
         self.memo: dict[tuple[Any, ...], Learnt] = {}
 
-    def solve(self, known: Known, default: DType | None = None) -> list[Any]:
+    def solve(self, known: Known, default: DType | None = None) -> list[F | None]:
         everything = range(len(self.nodes))
         self._seed(known)
         nodes, rows, values = self.nodes, self.rows, self.values
         if default is not None:
-            solved = of_one_dtype(nodes, default, values=values, rows=rows, inputs=self.inputs, sorts=self._sorts)
+            solved: list[Any] | None = of_one_dtype(
+                nodes, default, values=values, rows=rows, inputs=self.inputs, sorts=self._sorts
+            )
             if solved is not None:
                 return solved
         learns = default is None or self._may_learn()
@@ -266,7 +270,7 @@ class _Solver:
                 raise ParameterError(f"{source} variable {node.name!r}{where} is {fact!r}: {error}") from error
             self.values[self.rows[i]] = value if kind.complete(value) else self._filled(node, value)
 
-    def _filled(self, node: Node, given: Any) -> Any:
+    def _filled(self, node: Node, given: F | None) -> F | None:
         """Merge the given fact of a variable with its attribute, unless they conflict."""
         hint = node.attrs.get(self.kind.hint)
         if hint is None:
@@ -339,7 +343,7 @@ class _Solver:
                 stale |= changed
         return changed
 
-    def _merged(self, node: Node, entry: int, new: Any) -> Any:
+    def _merged(self, node: Node, entry: int, new: F | None) -> F | None:
         try:
             return self.kind.merge(self.values[entry], new, "an input used twice")
         except MXNetError as error:
@@ -371,7 +375,8 @@ def of_one_dtype(
         node, op = nodes[i], nodes[i].op
         if op is None or op.single or op.backward_of is not None:
             return None
-        ins, outs = [default] * len(inputs[i]), [None] * (rows[i + 1] - rows[i])
+        ins: list[DType | None] = [default] * len(inputs[i])
+        outs: list[DType | None] = [None] * (rows[i + 1] - rows[i])
         try:
             new_ins, new_outs, _, open_outs = DTYPES.told(op, node, ins, outs)
         except MXNetError:

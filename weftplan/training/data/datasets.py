@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weftplan.errors import MXNetError
+from weftplan.support.array_types import DType
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 
 
 class Split(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -88,7 +88,10 @@ def placed(batch: DataBatch, contexts: Sequence[Context]) -> DataBatch:
     return batch_copy
 
 
-def place(value: Any, contexts: Sequence[Context]) -> tuple[Any, Placed]:
+V = TypeVar("V")
+
+
+def place(value: V, contexts: Sequence[Context]) -> tuple[V | NDArray, Placed]:
     """Return an array in page-locked memory, and the pushed copies of each device's samples (along the first axis).
     Contexts without streams receive no copy."""
     devices = [context for context in contexts if context.has_streams]

@@ -10,12 +10,13 @@ import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import array
+from weftplan.support.array_types import DType, DTypeLike
 from weftplan.support.atomic_files import open_to_read, unpack_gzip
 from weftplan.training.data.iterator_state import State, make_state, read_state, whole_in
 from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, HoldingIter, Host, generator
@@ -23,10 +24,28 @@ from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, H
 File = str | os.PathLike[str]
 
 
+class Samples(Protocol):
+    """Samples along the first axis: an array, or rows that become one when they are read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Their number, and the shape of each."""
+        ...
+
+    @property
+    def dtype(self) -> DType:
+        """Of their numbers."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Any: ...
+
+
 class Rows(HoldingIter):
     """Base of iterators over rows in memory; :meth:`getdata` returns a single array, as in MXNet's file iterators."""
 
-    def __init__(self, data: Any, label: Any, batch_size: int, data_name: str, label_name: str) -> None:
+    def __init__(self, data: Samples, label: Samples, batch_size: int, data_name: str, label_name: str) -> None:
         super().__init__(batch_size)
         if batch_size < 1:
             raise ParameterError(f"{type(self).__name__}: batch_size must be at least 1, got {batch_size}")
@@ -44,7 +63,7 @@ class Rows(HoldingIter):
     def state(self) -> State:
         return make_state(self, self._facts, cursor=self._cursor)
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         (cursor,) = read_state(self, state, self._facts, "cursor")
         self._cursor = whole_in(self, "cursor", cursor, len(self._data) + self.batch_size)
         self.current_batch = None
@@ -78,8 +97,8 @@ class RoundedRows(Rows):
 
     def __init__(
         self,
-        data: Any,
-        label: Any,
+        data: Samples,
+        label: Samples,
         batch_size: int,
         data_name: str,
         label_name: str,
@@ -103,7 +122,7 @@ class RoundedRows(Rows):
     def state(self) -> State:
         return {**super().state(), "used": self._used}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         (used,) = read_state(self, state, self._facts, "used")
         whole_in(self, "used", used, len(self._order))
         super().set_state(state)
@@ -142,10 +161,10 @@ class CSVIter(RoundedRows):
         label_shape: Sequence[int] = (1,),
         batch_size: int = 1,
         round_batch: bool = True,
-        dtype: Any = "float32",
+        dtype: DTypeLike = "float32",
         data_name: str = "data",
         label_name: str = "softmax_label",
-        **ignored: Any,
+        **ignored: object,
     ) -> None:
         data = _table(data_csv, tuple(data_shape), np.dtype(dtype))
         shape = () if tuple(label_shape) == (1,) else tuple(label_shape)
@@ -160,7 +179,7 @@ def _unpacked(file: io.BufferedReader, path: File) -> BinaryIO:
     return io.BytesIO(unpack_gzip(file.read(), os.fspath(path))) if file.peek(2).startswith(b"\x1f\x8b") else file
 
 
-def _table(path: File, shape: tuple[int, ...], dtype: Any) -> Host:
+def _table(path: File, shape: tuple[int, ...], dtype: DTypeLike) -> Host:
     """Return the rows of a text file, each of ``shape``."""
     try:
         # Open the file here: given a name, NumPy would download URLs and decompress any known format.
@@ -206,7 +225,7 @@ class MNISTIter(Rows):
         label_name: str = "softmax_label",
         num_parts: int = 1,
         part_index: int = 0,
-        **ignored: Any,
+        **ignored: object,
     ) -> None:
         if not 0 <= part_index < num_parts:
             raise ParameterError(f"MNISTIter: part_index must be from 0 to {num_parts - 1}, got {part_index}")
@@ -281,7 +300,7 @@ class ResizeIter(HoldingIter):
     def state(self) -> State:
         return make_state(self, {"size": self.size}, cur=self.cur, of_inner=self.data_iter.state())
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         cur, inner = read_state(self, state, {"size": self.size}, "cur", "of_inner")
         whole_in(self, "cur", cur, self.size)
         self.data_iter.set_state(inner)

@@ -6,14 +6,17 @@ Pixels are uint8 arrays of shape (height, width, channels) in RGB order, as in M
 from __future__ import annotations
 
 import io
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from weftplan.errors import FormatError, MXNetError, ParameterError
+from weftplan.support.array_types import DType
 from weftplan.support.atomic_files import other_kind
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 
 COLOUR = 1
 """The flag for three channels; 0 is one grey channel, -1 what the file has."""
@@ -22,7 +25,7 @@ _DOCUMENTS = frozenset({".pdf", ".eps", ".ps", ".mpg", ".mpeg", ".hdf", ".h5", "
 _PLAIN = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
-def pillow() -> Any:
+def pillow() -> ModuleType:
     """Import ``PIL.Image``; raises MXNetError with the install command if Pillow is missing."""
     try:
         from PIL import Image
@@ -84,7 +87,7 @@ def decode(content: bytes, flag: int = COLOUR, what: str = "these bytes") -> Hos
     return values if values.ndim == 3 else values[:, :, None]
 
 
-def encode(pixels: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
+def encode(pixels: ArrayLike, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
     """Encode pixels as a JPEG file (quality from 1 to 100) or a PNG file (``quality`` is its compression, 0 to 9).
 
     Raises:

@@ -8,7 +8,7 @@ thread-safe.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from weftplan.errors import NotResumableError, ParameterError
 
@@ -16,7 +16,15 @@ State = dict[str, Any]
 """None, booleans, numbers, text, and lists and dictionaries of these; JSON stores them without loss."""
 
 
-def make_state(iterator: object, facts: Mapping[str, Any], **position: Any) -> State:
+class HasState(Protocol):
+    """An iterator that may say where it is."""
+
+    def state(self) -> State:
+        """Return its position."""
+        ...
+
+
+def make_state(iterator: object, facts: Mapping[str, object], **position: object) -> State:
     """Return the state of an iterator at this position.
 
     >>> make_state([], {"batch_size": 2}, batch=7)
@@ -25,7 +33,7 @@ def make_state(iterator: object, facts: Mapping[str, Any], **position: Any) -> S
     return {"iterator": type(iterator).__name__, "of": dict(facts), **position}
 
 
-def read_state(iterator: object, state: Any, facts: Mapping[str, Any], *names: str) -> list[Any]:
+def read_state(iterator: object, state: object, facts: Mapping[str, object], *names: str) -> list[Any]:
     """Return the values under these names from a state, after checking that it fits the iterator.
 
     Raises:
@@ -56,7 +64,7 @@ def read_state(iterator: object, state: Any, facts: Mapping[str, Any], *names: s
     return [state[name] for name in names]
 
 
-def whole_in(iterator: object, what: str, value: Any, most: int) -> int:
+def whole_in(iterator: object, what: str, value: object, most: int) -> int:
     """Return ``value`` if it is a whole number in [0, most].
 
     Raises:
@@ -69,7 +77,7 @@ def whole_in(iterator: object, what: str, value: Any, most: int) -> int:
     return value
 
 
-def numbers_in(iterator: object, what: str, value: Any, below: int) -> list[int]:
+def numbers_in(iterator: object, what: str, value: object, below: int) -> list[int]:
     """Return ``value`` if it is a list of whole numbers in [0, below).
 
     Raises:
@@ -82,7 +90,7 @@ def numbers_in(iterator: object, what: str, value: Any, below: int) -> list[int]
     return value
 
 
-def key_in(iterator: object, value: Any) -> tuple[int, int]:
+def key_in(iterator: object, value: object) -> tuple[int, int]:
     """Return ``value`` if it is the key of a random draw: two whole numbers.
 
     Raises:
@@ -103,7 +111,7 @@ def not_resumable(
     return NotResumableError(f"{type(iterator).__name__} cannot be resumed: {why}")
 
 
-def place_of(data: Any) -> Any:
+def place_of(data: HasState) -> State | None:
     """Return the state of an iterator, or None if it has none."""
     try:
         return data.state()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import FormatError, ParameterError, ShapeError
+from weftplan.support.array_types import DTypeLike, RawArray
 from weftplan.support.progress import Progress
 from weftplan.training.data.file_iterators import File, RoundedRows
 from weftplan.training.data.ndarray_iter import Host
@@ -39,7 +40,7 @@ class SparseRows:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: Any) -> Host:
+    def __getitem__(self, rows: slice | Sequence[int] | RawArray) -> Host:
         """Return these rows as a dense array."""
         rows = np.arange(len(self))[rows]
         dense = np.zeros((len(rows), self.shape[1]), self.dtype)
@@ -80,10 +81,10 @@ class LibSVMIter(RoundedRows):
         part_index: int = 0,
         batch_size: int = 1,
         round_batch: bool = True,
-        dtype: Any = "float32",
+        dtype: DTypeLike | None = "float32",
         data_name: str = "data",
         label_name: str = "softmax_label",
-        **ignored: Any,
+        **ignored: object,
     ) -> None:
         if not 0 <= part_index < num_parts:
             raise ParameterError(f"LibSVMIter: part_index {part_index} of num_parts {num_parts}: 0 is the first")
@@ -109,7 +110,7 @@ def _width(shape: Sequence[int], what: str) -> int:
     return int(shape[0])
 
 
-def _read(path: File, width: int, dtype: Any) -> tuple[Host, SparseRows]:
+def _read(path: File, width: int, dtype: DTypeLike) -> tuple[Host, SparseRows]:
     """Return (labels, rows) of a file, or of all files in a folder."""
     files = sorted(one for one in Path(path).iterdir() if one.is_file()) if os.path.isdir(path) else [Path(path)]
     labels: list[str] = []

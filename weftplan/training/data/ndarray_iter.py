@@ -9,7 +9,7 @@ classes of all other iterators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from weftplan.device.context import Context, cpu
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray, array, random
 from weftplan.ops.core.floats import is_number
+from weftplan.support.array_types import DType, DTypeLike
 from weftplan.support.keyword_errors import Constructed
 from weftplan.training.data.iterator_state import (
     State,
@@ -30,7 +31,7 @@ from weftplan.training.data.iterator_state import (
     whole_in,
 )
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 
 
 class _NameAndShape(NamedTuple):
@@ -52,7 +53,7 @@ class DataDesc(_NameAndShape):
     dtype: Any
     layout: str
 
-    def __new__(cls, name: str, shape: Sequence[int], dtype: Any = np.float32, layout: str = "NCHW") -> DataDesc:
+    def __new__(cls, name: str, shape: Sequence[int], dtype: DTypeLike = np.float32, layout: str = "NCHW") -> DataDesc:
         desc = super().__new__(cls, name, tuple(shape))
         desc.dtype, desc.layout = dtype, layout
         return desc
@@ -63,7 +64,10 @@ class DataDesc(_NameAndShape):
         return 0 if layout is None else layout.find("N")
 
     @staticmethod
-    def get_list(shapes: Sequence[tuple[str, Sequence[int]]], types: Any = None) -> list[DataDesc]:
+    def get_list(
+        shapes: Sequence[tuple[str, Sequence[int]]],
+        types: Mapping[str, DTypeLike] | Iterable[tuple[str, DTypeLike]] | None = None,
+    ) -> list[DataDesc]:
         """Describe (name, shape) pairs, with dtypes from ``types``: (name, dtype) pairs or a dictionary.
 
         >>> DataDesc.get_list([("data", (2, 3))], [("data", np.float16)])
@@ -94,7 +98,7 @@ class DataBatch(Constructed):
         label: Sequence[NDArray] | None = None,
         pad: int | None = 0,
         index: Host | None = None,
-        bucket_key: Any = None,
+        bucket_key: Hashable = None,
         provide_data: Sequence[DataDesc] | None = None,
         provide_label: Sequence[DataDesc] | None = None,
     ) -> None:
@@ -196,7 +200,7 @@ class DataIter(Constructed):
         """
         raise not_resumable(self)
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         """Restore the position of a :meth:`state`, without drawing from ``mx.random``.
 
         Raises:
@@ -263,8 +267,8 @@ class NDArrayIter(HoldingIter):
 
     def __init__(
         self,
-        data: Any,
-        label: Any = None,
+        data: object,
+        label: object = None,
         batch_size: int = 1,
         shuffle: bool = False,
         last_batch_handle: str = "pad",
@@ -337,7 +341,7 @@ class NDArrayIter(HoldingIter):
             cursor=self._cursor,
         )
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         key, *parts, cursor = read_state(self, state, self._facts, "key", "brought", "carried", "cursor")
         brought, carried = (np.asarray(numbers_in(self, "samples", part, self.num_data), np.int64) for part in parts)
         whole_in(self, "cursor", cursor, len(brought) + self.num_data + self.batch_size)
@@ -431,7 +435,7 @@ def generator(key: tuple[int, int]) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[key[0] & mask, key[1] & mask]))
 
 
-def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host]]:
+def _named(source: object, default: str, *, empty_ok: bool) -> list[tuple[str, Host]]:
     """[(name, host array)] from an array, a list or a dictionary.
 
     NumPy arrays of float64, integers or booleans become float32, as in MXNet; NDArrays keep their dtype.

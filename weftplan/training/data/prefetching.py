@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from weftplan.device.context import Context, cpu_pinned
 from weftplan.errors import NotResumableError, ParameterError, ShapeError
@@ -79,7 +79,11 @@ class PrefetchingIter(HoldingIter):
         self._readers = [_Reader(it, depth, contexts) for it in self.iters]
         self._begin()
 
-    def _descs(self, of: Callable[[DataIter], Any], names: Sequence[Mapping[str, str]] | None) -> list[DataDesc]:
+    def _descs(
+        self,
+        of: Callable[[DataIter], Sequence[DataDesc | tuple[str, Sequence[int]]]],
+        names: Sequence[Mapping[str, str]] | None,
+    ) -> list[DataDesc]:
         renamed = names or [{}] * len(self.iters)
         return [
             DataDesc(
@@ -104,7 +108,7 @@ class PrefetchingIter(HoldingIter):
     def state(self) -> State:
         return make_state(self, {}, of_iters=[reader.state() for reader in self._readers])
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         (inner,) = read_state(self, state, {}, "of_iters")
         if not isinstance(inner, list) or len(inner) != len(self._readers):
             raise ParameterError(f"PrefetchingIter.set_state: the state is not of {len(self._readers)} iterators")
@@ -236,7 +240,7 @@ class _Reader:
             raise where
         return where
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: object) -> None:
         """Restore a state and prefetch from it."""
         if not isinstance(state, Mapping) or {*state} != {"source", "draws", "ended"}:
             raise ParameterError(f"PrefetchingIter.set_state: this is no state of its iterator: {state!r:.80}")

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from weftplan.errors import FormatError, MXNetError, ParameterError
 from weftplan.locks import Lock
 from weftplan.support.atomic_files import naming, open_to_read, other_kind, replacing
 from weftplan.support.package_log import log
 from weftplan.support.progress import Progress
-from weftplan.training.data.image_files import decode, encode
+from weftplan.training.data.image_files import Host, decode, encode
 
 __all__ = ["IRHeader", "MXIndexedRecordIO", "MXRecordIO", "pack", "pack_img", "unpack", "unpack_img"]
 
@@ -86,7 +87,7 @@ class MXRecordIO:
             except OSError as error:  # a finalizer cannot raise
                 log.warning("%s was not closed: %s", os.fspath(self.uri), error)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         if self.writable:
             raise MXNetError("a record file that is written cannot be pickled: two processes would write it")
         return {**self.__dict__, "_file": None, "_was_open": self.is_open}
@@ -214,7 +215,7 @@ class MXIndexedRecordIO(MXRecordIO):
         idx_path: str | os.PathLike[str],
         uri: str | os.PathLike[str],
         flag: str,
-        key_type: Callable[[str], Any] = int,
+        key_type: Callable[[str], Hashable] = int,
     ) -> None:
         self.idx_path = idx_path
         self.key_type = key_type
@@ -263,7 +264,7 @@ class MXIndexedRecordIO(MXRecordIO):
                 super().close()
         super().close()
 
-    def seek(self, idx: Any) -> None:
+    def seek(self, idx: Hashable) -> None:
         """Move to the record of a key; raises ParameterError if there is none."""
         if idx not in self.idx:
             raise ParameterError(f"{os.fspath(self.uri)}: no record has the key {idx!r}")
@@ -273,7 +274,7 @@ class MXIndexedRecordIO(MXRecordIO):
         """Return the offset of the next record to write."""
         return self._opened("tell").tell()
 
-    def read_idx(self, idx: Any) -> bytes | None:
+    def read_idx(self, idx: Hashable) -> bytes | None:
         """The record of a key."""
         self.seek(idx)
         return self.read()
@@ -322,7 +323,7 @@ class IRHeader(NamedTuple):
     id2: int
 
 
-def pack(header: Any, s: bytes) -> bytes:
+def pack(header: IRHeader | Sequence[Any], s: bytes) -> bytes:
     """Pack a header and bytes into a record; an array label is stored as float32 after the header."""
     header = IRHeader(*header)
     if isinstance(header.label, (int, float, np.integer, np.floating)):
@@ -344,7 +345,7 @@ def unpack(s: bytes) -> tuple[IRHeader, bytes]:
     return header._replace(label=labels), content[4 * header.flag :]
 
 
-def pack_img(header: Any, img: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
+def pack_img(header: IRHeader | Sequence[Any], img: ArrayLike, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
     """Pack a header and an image, encoded as JPEG or PNG, into a record.
 
     Args:
@@ -354,7 +355,7 @@ def pack_img(header: Any, img: Any, quality: int = 95, img_fmt: str = ".jpg") ->
     return pack(header, encode(_other_way_round(np.asarray(img)), quality, img_fmt))
 
 
-def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, Any]:
+def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, Host]:
     """Unpack a record of :func:`pack_img` into (header, pixels), in BGR order.
 
     ``iscolor``: 1 for three channels, 0 for grey, -1 for those of the file.
@@ -367,6 +368,6 @@ def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, Any]:
     return header, pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
 
 
-def _other_way_round(pixels: Any) -> Any:
+def _other_way_round(pixels: Host) -> Host:
     """Swap the red and blue channels."""
     return pixels if pixels.ndim == 2 or pixels.shape[2] < 3 else pixels[:, :, [2, 1, 0, *range(3, pixels.shape[2])]]

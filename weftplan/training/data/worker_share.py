@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
@@ -59,7 +58,7 @@ class PartOfBatchIter(DataIter):
         on ``rank`` and ``num_workers``."""
         return make_state(self, {}, source=self._source.state())
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         (source,) = read_state(self, state, {}, "source")
         self._source.set_state(source)
 

@@ -13,9 +13,12 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
+from weftplan.ops.core.schema import Params
 from weftplan.support.keyword_errors import Constructed, known_keywords
 from weftplan.support.package_log import log
+from weftplan.symbol.symbol import Symbol
 from weftplan.training.fit.early_stopping import EarlyStopping
+from weftplan.training.fit.fit_module import SavedModule
 from weftplan.training.fit.parameter_files import save_checkpoint
 from weftplan.training.metrics.metric import EvalMetric
 
@@ -37,7 +40,7 @@ Callbacks = Callable[..., Any] | Sequence[Callable[..., Any]] | None
 """Callbacks argument of ``fit`` and ``score``: none, one or several."""
 
 
-def call(callbacks: Callbacks, *args: Any) -> None:
+def call(callbacks: Callbacks, *args: object) -> None:
     """Call each callback, in order."""
     if callbacks is None:
         return
@@ -143,11 +146,11 @@ class ProgressBar(Constructed):
 
 
 @known_keywords()
-def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[int, Any, Any, Any], None]:
+def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[int, Symbol, Params, Params], None]:
     """Return an epoch-end callback that saves a checkpoint every ``period`` epochs."""
     period = max(1, period)
 
-    def callback(epoch: int, symbol: Any, arg_params: Any, aux_params: Any) -> None:
+    def callback(epoch: int, symbol: Symbol, arg_params: Params, aux_params: Params) -> None:
         if (epoch + 1) % period == 0:
             save_checkpoint(prefix, epoch + 1, symbol, arg_params, aux_params)
 
@@ -156,7 +159,7 @@ def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[
 
 @known_keywords()
 def module_checkpoint(
-    module: Any, prefix: str | os.PathLike[str], period: int = 1, save_optimizer_states: bool = False
+    module: SavedModule, prefix: str | os.PathLike[str], period: int = 1, save_optimizer_states: bool = False
 ) -> Callable[..., None]:
     """Return an epoch-end callback that calls ``module.save_checkpoint`` every ``period`` epochs.
 
@@ -168,7 +171,7 @@ def module_checkpoint(
     """
     period = max(1, period)
 
-    def callback(epoch: int, *_: Any) -> None:
+    def callback(epoch: int, *_: object) -> None:
         if (epoch + 1) % period == 0:
             module.save_checkpoint(prefix, epoch + 1, save_optimizer_states)
 

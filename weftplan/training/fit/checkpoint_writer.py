@@ -25,6 +25,7 @@ import numpy as np
 from weftplan.errors import FormatError, ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.formats import safetensors as file_format
+from weftplan.support.array_types import RawArray
 from weftplan.support.package_log import log
 from weftplan.training.fit.parameter_files import BESIDES, named_in, parameter_metadata
 from weftplan.training.fit.run_state import as_arrays
@@ -134,7 +135,7 @@ class Checkpoints:
         *,
         every: int | None = None,
         keep: int | None = 3,
-        told: Callable[[str, dict[str, Any]], None] | None = None,
+        told: Callable[[str, dict[str, object]], None] | None = None,
     ) -> None:
         for name, value in (("every", every), ("keep", keep)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -242,12 +243,12 @@ class Checkpoints:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def _tell(self, kind: str, figures: dict[str, Any]) -> None:
+    def _tell(self, kind: str, figures: dict[str, object]) -> None:
         if self.told is not None:
             self.told(kind, figures)
 
 
-def _checksum(arrays: Mapping[str, Any], facts: str) -> int:
+def _checksum(arrays: Mapping[str, RawArray], facts: str) -> int:
     """Return the CRC-32 of the facts and the bytes of all arrays in the order of their names."""
     total = zlib.crc32(facts.encode())
     for name in sorted(arrays):
@@ -261,7 +262,9 @@ def _escaped(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
-def make_checkpoints(prefix: Any, every: Any, keep: Any, resume: Any) -> Checkpoints | None:
+def make_checkpoints(
+    prefix: str | os.PathLike[str] | None, every: int | None, keep: int | None, resume: bool | str
+) -> Checkpoints | None:
     """Make the checkpoints that the arguments of ``fit`` request; None without a prefix.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TextIO
 
 from weftplan.device import host_memory
 from weftplan.device.amounts import amount
@@ -36,7 +36,7 @@ class Display:
         batches: int | None = None,
         *,
         memory: Callable[[], int] | None = None,
-        stream: Any = None,
+        stream: TextIO | None = None,
         silent: bool = False,
         passing: bool = False,
     ) -> None:

@@ -28,6 +28,7 @@ from weftplan.errors import FormatError, MXNetError, ParameterError
 from weftplan.support import slots
 from weftplan.support.atomic_files import open_to_read, write_text
 from weftplan.support.package_log import log
+from weftplan.training.fit.fit_module import FitModule, optimizer_of
 
 Pairs = Sequence[tuple[str, float]]
 Event = dict[str, Any]
@@ -72,7 +73,7 @@ class StepEnd:
     It pushes an operation that reads the first and the last parameter, so the operation runs after their updates.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: FitModule) -> None:
         self.at: float | None = None
         """Time of completion, None before; written by an engine worker, read by the training thread."""
         try:
@@ -135,7 +136,7 @@ class Events:
 
     # -- what fit tells -------------------------------------------------------------------------------------------
 
-    def begin(self, contexts: Sequence[Context], facts: Mapping[str, Any], *, resumed: bool) -> None:
+    def begin(self, contexts: Sequence[Context], facts: Mapping[str, object], *, resumed: bool) -> None:
         """Start or resume a run: open the file and write its first event."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / NAME
@@ -148,7 +149,7 @@ class Events:
         self._start, self._line_at = time.perf_counter(), 0.0
         self._write("resume" if resumed else "begin", facts)
 
-    def tell(self, kind: str, facts: Mapping[str, Any]) -> None:
+    def tell(self, kind: str, facts: Mapping[str, object]) -> None:
         """Record an event from any thread; it is written with the next line."""
         self._told.append({"event": kind, "time": round(time.time(), 3), **facts})
 
@@ -157,7 +158,7 @@ class Events:
         elapsed = time.perf_counter() - self._start
         return elapsed - self._line_at >= min(self.period, _SHARE * elapsed)
 
-    def step(self, step: int, epoch: int, batch: int, metrics: Pairs, window: Window, module: Any) -> Event:
+    def step(self, step: int, epoch: int, batch: int, metrics: Pairs, window: Window, module: FitModule) -> Event:
         """Write a line of figures; ``window`` covers the steps since the previous line."""
         fields: Event = {
             "step": step,
@@ -189,7 +190,7 @@ class Events:
         if self.page and time.perf_counter() - self._page_at > 10:
             self._try_page()
 
-    def end(self, facts: Mapping[str, Any]) -> None:
+    def end(self, facts: Mapping[str, object]) -> None:
         """Finish the run, also after an error: write the last event and the page, close the files."""
         if self._file is None:
             return
@@ -202,7 +203,7 @@ class Events:
         if self._closes_writer:
             self._writer.close()
 
-    def write_page(self, **settings: Any) -> Path:
+    def write_page(self, **settings: object) -> Path:
         """Write the page of all events so far; ``settings`` are passed to the page renderer."""
         path = self.folder / PAGE
         text = slots.TRAINING_PAGE.get()(read_events(self.folder / NAME), **{"title": self.title, **settings})
@@ -225,7 +226,7 @@ class Events:
             log.warning("events are no longer written to %s: %s; training goes on", self.folder, reason)
         self._full = True
 
-    def _write(self, kind: str, facts: Mapping[str, Any]) -> Event:
+    def _write(self, kind: str, facts: Mapping[str, object]) -> Event:
         assert self._file is not None
         event = {"event": kind, "time": round(time.time(), 3), **facts}
         told = [self._told.popleft() for _ in range(len(self._told))]
@@ -255,19 +256,19 @@ class Events:
             **self._usage.figures(),
         }
 
-    def _scalars(self, prefix: str, values: Mapping[str, Any], step: int) -> None:
+    def _scalars(self, prefix: str, values: Mapping[str, float], step: int) -> None:
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(f"{prefix}{name}", float(value), step)
 
 
-def gradient_norm(module: Any) -> float | None:
+def gradient_norm(module: FitModule) -> float | None:
     """Return the gradient norm of the last update, as defined by :class:`Events`; waits for the gradients."""
     gradients = [grads[0] for grads in module.owner().group.grad_arrays if grads is not None]
     if not gradients:
         return None
     squares = nd.multi_sum_sq(*gradients, num_arrays=len(gradients)).asnumpy()
-    rescale = float(_optimizer(module).rescale_grad) / float(getattr(module, "loss_scale", None) or 1.0)
+    rescale = float(optimizer_of(module.owner()).rescale_grad) / float(getattr(module, "loss_scale", None) or 1.0)
     return math.sqrt(float(squares.astype("float64").sum())) * abs(rescale)
 
 
@@ -297,12 +298,8 @@ def read_events(path: str | os.PathLike[str]) -> list[Event]:
     return events
 
 
-def _optimizer(module: Any) -> Any:
-    return module.owner()._states_holder().optimizer
-
-
-def _optimizer_figures(module: Any) -> Event:
-    figures: Event = {"learning_rate": float(_optimizer(module).learning_rate)}
+def _optimizer_figures(module: FitModule) -> Event:
+    figures: Event = {"learning_rate": float(optimizer_of(module.owner()).learning_rate)}
     scale = getattr(module, "loss_scale", None)
     return figures if scale is None else {**figures, "loss_scale": float(scale)}
 
@@ -311,7 +308,7 @@ def _line(event: Event) -> str:
     return json.dumps(_plain(event)) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Convert a value to plain JSON; nan, inf and -inf become texts."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -322,7 +319,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, int):
         return int(value)
     try:
-        number = float(value)
+        convertible: Any = value
+        number = float(convertible)
     except (TypeError, ValueError):
         return str(value)
     return number if math.isfinite(number) else str(number)

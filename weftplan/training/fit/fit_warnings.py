@@ -6,9 +6,11 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
+
+from weftplan.ndarray import NDArray
+from weftplan.training.fit.fit_module import FitModule
 
 STARVED = 0.25
 """Idle fraction above which a warning is logged, over at least ``LEAST_STEPS`` and ``LEAST_SECONDS``."""
@@ -31,7 +33,7 @@ class Watch:
         told: called with the text of each warning before it is logged.
     """
 
-    def __init__(self, module: Any, told: Callable[[str], None] | None = None) -> None:
+    def __init__(self, module: FitModule, told: Callable[[str], None] | None = None) -> None:
         self._module = module
         self._logger = module.logger
         self._also = told
@@ -80,7 +82,7 @@ class Watch:
             )
         self._norms.append(norm)
 
-    def batch(self, epoch: int, nbatch: int, labels: Sequence[Any], pairs: Sequence[tuple[str, float]]) -> None:
+    def batch(self, epoch: int, nbatch: int, labels: Sequence[NDArray], pairs: Sequence[tuple[str, float]]) -> None:
         """Check a batch: the metrics so far, its labels and its outputs."""
         where = place(epoch, nbatch)
         for name, value in pairs:
@@ -105,7 +107,7 @@ class Watch:
             if host.dtype.kind == "f" and not np.isfinite(host).all():
                 self._tell("loss", f"{where}: output {name} holds NaN or infinity. {_ADVICE}")
 
-    def _labels(self, where: str, labels: Sequence[Any]) -> None:
+    def _labels(self, where: str, labels: Sequence[NDArray]) -> None:
         """Warn if a label of a softmax output is not a class index."""
         symbol = self._module.symbol
         if "labels" in self._told or symbol is None or len(labels) != 1:

@@ -11,16 +11,19 @@ Ctrl-C: an interrupt in a callback after a batch saves a checkpoint and is raise
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from weftplan.errors import MXNetError
 from weftplan.support.progress import hidden
+from weftplan.training.data.ndarray_iter import DataBatch, DataIter
 from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, call, reports_validation
 from weftplan.training.fit.checkpoint_writer import Checkpoints
 from weftplan.training.fit.display import Display
 from weftplan.training.fit.early_stopping import EarlyStopping
 from weftplan.training.fit.events import Events, StepEnd, Window
+from weftplan.training.fit.fit_module import FitModule
 from weftplan.training.fit.fit_warnings import LEAST_STEPS, Watch, place
 from weftplan.training.fit.microbatch import MicroBatchIter, Pieces
 from weftplan.training.fit.monitor import Monitor
@@ -58,8 +61,8 @@ class Fitting(ResumableRun):
 
     def __init__(
         self,
-        module: Any,
-        data: Any,
+        module: FitModule,
+        data: DataIter,
         metric: EvalMetric,
         epochs: tuple[int, int],
         *,
@@ -217,7 +220,7 @@ class Fitting(ResumableRun):
             told = events.step(self.step, self.epoch, number, pairs, window, self.module)
             self._watch.gradients(place(self.epoch, number), told.get("gradient_norm"))
 
-    def _update(self, batch: Any, since: float) -> float:
+    def _update(self, batch: DataBatch, since: float) -> float:
         """Run a step: forward and backward of every piece of the batch, then an update; returns the time at its end."""
         module, window = self.module, self._window
         if self._micro_batches == 1:
@@ -298,7 +301,7 @@ class Fitting(ResumableRun):
             self._checkpoints.save(self._checkpoints.path(self.step), self.snapshot())
 
 
-def _samples(descs: Any) -> int:
+def _samples(descs: Sequence[tuple[str, Sequence[int]]]) -> int:
     """Return the batch size; 0 if the iterator does not provide it."""
     if not descs:
         return 0

@@ -7,23 +7,23 @@ piece is a view of its batch if the samples lie along the first axis.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from weftplan import ndarray as nd
 from weftplan.errors import BindError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter
 from weftplan.training.executor_group import as_ndarray, replaced
+from weftplan.training.fit.fit_module import FitModule
 
 
-def checked(count: Any) -> int:
+def checked(count: object) -> int:
     """Validate a number of micro-batches; raises ParameterError unless it is a whole number >= 1."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ParameterError(f"micro_batches must be a whole number >= 1, got {count!r}")
     return count
 
 
-def cut_descs(descs: Sequence[Any] | None, count: int) -> list[DataDesc]:
+def cut_descs(descs: Sequence[tuple[str, Sequence[int]]] | None, count: int) -> list[DataDesc]:
     """Describe a piece of a batch that is split into ``count`` equal pieces.
 
     Raises:
@@ -46,7 +46,7 @@ def cut_descs(descs: Sequence[Any] | None, count: int) -> list[DataDesc]:
     return pieces
 
 
-def bind_for(module: Any, data: Any, micro_batches: int, *, rebind: bool) -> None:
+def bind_for(module: FitModule, data: DataIter, micro_batches: int, *, rebind: bool) -> None:
     """Bind a module for the batches of ``data``, or for micro-batches with summed gradients.
 
     Raises:
@@ -71,7 +71,9 @@ def bind_for(module: Any, data: Any, micro_batches: int, *, rebind: bool) -> Non
 class Pieces:
     """Splitter for the batches of an iterator, given its data and label descriptions."""
 
-    def __init__(self, data: Sequence[Any], label: Sequence[Any] | None) -> None:
+    def __init__(
+        self, data: Sequence[tuple[str, Sequence[int]]], label: Sequence[tuple[str, Sequence[int]]] | None
+    ) -> None:
         self._data_axes = _axes(data)
         self._label_axes = _axes(label)
 
@@ -80,7 +82,7 @@ class Pieces:
         """Batch axis of the first data array."""
         return self._data_axes[0] if self._data_axes else 0
 
-    def cut(self, batch: Any, samples: int) -> list[Any]:
+    def cut(self, batch: DataBatch, samples: int) -> list[DataBatch]:
         """Split the batch into pieces of at most ``samples`` samples, in order."""
         whole = as_ndarray(batch.data[0], "data of the batch").shape[self.axis] if batch.data else 0
         if whole <= samples:
@@ -88,7 +90,7 @@ class Pieces:
         real = whole - (getattr(batch, "pad", None) or 0)
         return [self._piece(batch, at, min(at + samples, whole), real) for at in range(0, whole, samples)]
 
-    def _piece(self, batch: Any, begin: int, end: int, real: int) -> DataBatch:
+    def _piece(self, batch: DataBatch, begin: int, end: int, real: int) -> DataBatch:
         index = getattr(batch, "index", None)
         return DataBatch(
             [_rows(value, axis, begin, end) for value, axis in zip(batch.data, self._data_axes, strict=False)],
@@ -128,11 +130,11 @@ class MicroBatchIter(DataIter):
                     yield piece
 
 
-def _axes(descs: Sequence[Any] | None) -> list[int]:
+def _axes(descs: Sequence[tuple[str, Sequence[int]]] | None) -> list[int]:
     return [desc.batch_axis if isinstance(desc, DataDesc) else 0 for desc in descs or ()]
 
 
-def _rows(value: Any, axis: int, begin: int, end: int) -> NDArray:
+def _rows(value: object, axis: int, begin: int, end: int) -> NDArray:
     array = as_ndarray(value, "an array of the batch")
     if axis == 0:
         return array[begin:end]
@@ -140,7 +142,7 @@ def _rows(value: Any, axis: int, begin: int, end: int) -> NDArray:
     return cut
 
 
-def _resized(descs: Sequence[Any] | None, samples: int) -> list[DataDesc] | None:
+def _resized(descs: Sequence[tuple[str, Sequence[int]]] | None, samples: int) -> list[DataDesc] | None:
     if descs is None:
         return None
     described = [desc if isinstance(desc, DataDesc) else DataDesc(*desc) for desc in descs]

@@ -19,7 +19,7 @@ from weftplan.support.keyword_errors import Constructed
 from weftplan.support.package_log import log
 
 
-def _size(array: NDArray) -> Any:
+def _size(array: NDArray) -> NDArray:
     """Return the norm of an array, divided by the square root of its size."""
     return nd.norm(array) / math.sqrt(array.size)
 
@@ -41,7 +41,7 @@ class Monitor(Constructed):
     def __init__(
         self,
         interval: int,
-        stat_func: Callable[[NDArray], Any] | None = None,
+        stat_func: Callable[[NDArray], object] | None = None,
         pattern: str = ".*",
         sort: bool = False,
         monitor_all: bool = False,
@@ -105,7 +105,7 @@ class Monitor(Constructed):
                 array.wait_to_read()
 
 
-def _as_text(statistic: Any) -> str:
+def _as_text(statistic: object) -> str:
     """Format the arrays of a statistic, each followed by a tab."""
     text = ""
     for value in statistic if isinstance(statistic, (list, tuple)) else [statistic]:

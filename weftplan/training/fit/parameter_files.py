@@ -172,11 +172,12 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Params, Params]:
     )
 
 
-def named_in(metadata: Mapping[str, Any], key: str, path: str | os.PathLike[str]) -> set[str]:
+def named_in(metadata: Mapping[str, object], key: str, path: str | os.PathLike[str]) -> set[str]:
     """Return the names that a metadata entry lists; raises FormatError if it is not a list of names."""
     text = metadata.get(key, "[]")
     try:
-        return {str(name) for name in json.loads(text)}
+        names: Any = text  # what is no text raises
+        return {str(name) for name in json.loads(names)}
     except (TypeError, ValueError, RecursionError):
         what = "auxiliary states" if key == "aux" else "arrays that are no parameters"
         raise FormatError(f"{os.fspath(path)}: damaged: the metadata's list of {what} is {text!r}") from None

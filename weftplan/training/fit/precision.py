@@ -10,6 +10,7 @@ float16, and adapts that factor. bfloat16 has the range of float32, so its scale
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from weftplan import ndarray as nd
@@ -19,6 +20,7 @@ from weftplan.ops.core.floats import dtype_of
 from weftplan.ops.nn.batch_norm import BATCH_NORMS
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import Entry, Node, topological_order
+from weftplan.training.fit.fit_module import FitModule, TrainedModule, optimizer_of
 
 SCALE = "weftplan_loss_scale"
 """The argument of a lowered network that holds the scale."""
@@ -78,7 +80,7 @@ _OWN_PARAMETERS = frozenset(BATCH_NORMS)
 """Operators with float32 parameters and 16-bit data."""
 
 
-def checked(dtype: Any) -> str | None:
+def checked(dtype: object) -> str | None:
     """Validate a mixed-precision mode; raises ParameterError unless it is in :data:`MODES` or None."""
     if dtype is None:
         return None
@@ -154,7 +156,7 @@ def lowered(symbol: Symbol, low_dtype: str) -> Symbol:
     return Symbol(heads)
 
 
-def _node(op: str, name: str, inputs: list[Entry], params: dict[str, Any]) -> Node:
+def _node(op: str, name: str, inputs: list[Entry], params: Mapping[str, object]) -> Node:
     op_ = registry.get(op)
     parsed = registry.parse_params(op_, {key: str(value) for key, value in params.items()})
     return Node(op_, name, attrs={key: str(value) for key, value in params.items()}, params=parsed, inputs=inputs)
@@ -186,14 +188,14 @@ class LossScale:
         self.skipped = 0
         """Number of skipped updates."""
 
-    def update(self, module: Any) -> bool:
+    def update(self, module: FitModule) -> bool:
         """Update if all gradients are finite, else skip and halve the scale; returns whether it updated. Waits."""
         owner = module.owner()
         if not _finite(owner):
             self.skipped += 1
             self._change(module, max(1.0, self.scale / 2))
             return False
-        optimizer = owner._states_holder().optimizer
+        optimizer = optimizer_of(owner)
         rescale = optimizer.rescale_grad
         optimizer.rescale_grad = rescale / self.scale
         try:
@@ -205,12 +207,12 @@ class LossScale:
             self._change(module, self.scale * 2)
         return True
 
-    def _change(self, module: Any, scale: float) -> None:
+    def _change(self, module: FitModule, scale: float) -> None:
         self.scale, self.good = scale, 0
         module.set_loss_scale(scale)
 
 
-def _finite(owner: Any) -> bool:
+def _finite(owner: TrainedModule) -> bool:
     """Return whether the gradients of all contexts are finite."""
     told = []
     all_finite: Any = nd.multi_all_finite  # its annotations declare a single array

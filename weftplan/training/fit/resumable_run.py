@@ -7,13 +7,15 @@ two updates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from weftplan.errors import FormatError, ParameterError
 from weftplan.training.data.iterator_state import place_of
+from weftplan.training.data.ndarray_iter import DataBatch, DataIter
 from weftplan.training.fit.checkpoint_writer import Checkpoints, Saved, Snapshot
 from weftplan.training.fit.early_stopping import EarlyStopping
+from weftplan.training.fit.fit_module import FitModule, optimizer_of
 from weftplan.training.fit.precision import LossScale
 from weftplan.training.fit.run_state import (
     attributes_behind,
@@ -39,8 +41,8 @@ class ResumableRun:
 
     def __init__(
         self,
-        module: Any,
-        data: Any,
+        module: FitModule,
+        data: DataIter,
         *,
         metric: EvalMetric,
         epoch: int,
@@ -108,7 +110,7 @@ class ResumableRun:
                 "iterator": type(self.data).__name__,
                 "metric": [name for name, _ in self.metric.get_name_value()],
             }
-            self._settings = settings_of(owner, owner._states_holder().optimizer, fitting)
+            self._settings = settings_of(owner, optimizer_of(owner), fitting)
         return self._settings
 
     def resume(self, *, changed: bool) -> bool:
@@ -124,7 +126,7 @@ class ResumableRun:
         """
         assert self._checkpoints is not None
         saved = self._checkpoints.newest()
-        store = self.module.owner()._kvstore
+        store: Any = self.module.owner()._kvstore
         if getattr(store, "num_workers", 1) > 1:
             store.agree(f"go on from {'the beginning' if saved is None else saved.path.name}")
         if saved is None:
@@ -141,7 +143,7 @@ class ResumableRun:
                 listed_under(f"{saved.path} was written with other settings", differing)
                 + "\ngo on with the same ones for the same bits, or pass resume='changed' to let those of now hold"
             )
-        optimizer = owner._states_holder().optimizer
+        optimizer = optimizer_of(owner)
         attributes = attributes_behind(changed_names(facts["settings"], settings), optimizer)
         now = {name: getattr(optimizer, name) for name in attributes}
         if differing:
@@ -155,7 +157,7 @@ class ResumableRun:
         )
         return True
 
-    def _go_on(self, saved: Saved, now: dict[str, Any]) -> None:
+    def _go_on(self, saved: Saved, now: Mapping[str, object]) -> None:
         facts, arrays = saved.facts, saved.arrays
         place = unpacked(facts["iterator"], arrays)
         if place is not None:
@@ -180,7 +182,7 @@ class ResumableRun:
                 self.data.reset()
             self._skip, self._random = self.batches, (facts["random"], arrays)
 
-    def epoch_batches(self) -> Iterator[Any]:
+    def epoch_batches(self) -> Iterator[DataBatch]:
         """Yield the remaining batches of this epoch. An iterator that the caller has exhausted is reset, once."""
         batches = iter(self.data)
         self._skip_seen(batches)
@@ -195,7 +197,7 @@ class ResumableRun:
             del first
             yield from batches
 
-    def _skip_seen(self, batches: Iterator[Any]) -> None:
+    def _skip_seen(self, batches: Iterator[DataBatch]) -> None:
         """Skip the batches used before the checkpoint, if the iterator has no state."""
         for number in range(self._skip):
             if next(batches, None) is None:

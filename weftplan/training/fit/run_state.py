@@ -22,7 +22,11 @@ import numpy as np
 from weftplan import ndarray as nd
 from weftplan.errors import FormatError, MXNetError
 from weftplan.ndarray import NDArray, random
+from weftplan.support.array_types import RawArray
+from weftplan.symbol.symbol import Symbol
+from weftplan.training.fit.fit_module import TrainedModule
 from weftplan.training.fit.state_values import Packer, restore, unpacked
+from weftplan.training.metrics.base import EvalMetric
 from weftplan.training.optimizers.base import Optimizer
 
 Plain = dict[str, Any]
@@ -33,7 +37,7 @@ _NOTHING = "not there"
 _NO_SETTING = frozenset({"self", "kwargs", "param_idx2name", "sym", "begin_num_update", "lr_scheduler"})
 
 
-def settings_of(module: Any, optimizer: Optimizer, fitting: Mapping[str, Any]) -> Plain:
+def settings_of(module: TrainedModule, optimizer: Optimizer, fitting: Mapping[str, object]) -> Plain:
     """Collect the settings that determine the bits of a run, as plain values under user-facing names.
 
     Args:
@@ -76,14 +80,14 @@ def settings_of(module: Any, optimizer: Optimizer, fitting: Mapping[str, Any]) -
     return plain
 
 
-def network_digest(symbol: Any) -> str:
+def network_digest(symbol: Symbol) -> str:
     """Hash a network's nodes: their operators, names, settings and connections."""
     nodes = json.loads(symbol.tojson())
     text = json.dumps([nodes.get("nodes"), nodes.get("heads")], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """Describe each difference between two settings in a line.
 
     >>> differences({"optimizer.learning_rate": 0.1, "batch": 8}, {"optimizer.learning_rate": 0.2, "batch": 8})
@@ -95,7 +99,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def changed_names(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changed_names(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """Return the names of the settings that differ."""
     return [name for name in sorted({*then, *now}) if then.get(name, _NOTHING) != now.get(name, _NOTHING)]
 
@@ -122,7 +126,7 @@ def listed_under(head: str, lines: Sequence[str]) -> str:
     return "\n  ".join([f"{head}:", *lines])
 
 
-def gather_module(module: Any, packer: Packer) -> tuple[Plain, dict[str, NDArray], dict[str, NDArray]]:
+def gather_module(module: TrainedModule, packer: Packer) -> tuple[Plain, dict[str, NDArray], dict[str, NDArray]]:
     """Gather (state, parameters, auxiliary states) of the Module that owns the parameters; arrays are host copies."""
     args, aux = module.get_params()
     state: Plain = {}
@@ -142,12 +146,12 @@ def gather_module(module: Any, packer: Packer) -> tuple[Plain, dict[str, NDArray
 
 
 def restore_module(
-    module: Any,
+    module: TrainedModule,
     state: Plain,
-    arrays: Mapping[str, Any],
+    arrays: Mapping[str, RawArray],
     args: Mapping[str, NDArray],
     aux: Mapping[str, NDArray],
-    keep: Mapping[str, Any],
+    keep: Mapping[str, object],
 ) -> None:
     """Restore a module from :func:`gather_module`; ``keep`` overrides attributes of the saved optimizer."""
     module.set_params(dict(args), dict(aux))
@@ -173,7 +177,7 @@ def restore_module(
         set_residuals(unpacked(state["residuals"], arrays))
 
 
-def random_states() -> dict[str, Any]:
+def random_states() -> dict[str, object]:
     """Return the states of all random generators: the package's, Python's and NumPy's."""
     return {
         "weftplan": random.get_state(),
@@ -182,12 +186,12 @@ def random_states() -> dict[str, Any]:
     }
 
 
-def gather_random(states: Mapping[str, Any], packer: Packer) -> Plain:
+def gather_random(states: Mapping[str, object], packer: Packer) -> Plain:
     """Serialize the result of :func:`random_states`."""
     return {name: packer.value(state) for name, state in states.items()}
 
 
-def restore_random(state: Plain, arrays: Mapping[str, Any]) -> None:
+def restore_random(state: Plain, arrays: Mapping[str, RawArray]) -> None:
     """Restore the random generators from :func:`gather_random`."""
     setters: dict[str, Callable[[Any], object]] = {
         "weftplan": random.set_state,
@@ -198,17 +202,17 @@ def restore_random(state: Plain, arrays: Mapping[str, Any]) -> None:
         setters[name](unpacked(value, arrays))
 
 
-def gather_metric(metric: Any, packer: Packer) -> Plain:
+def gather_metric(metric: EvalMetric, packer: Packer) -> Plain:
     """Serialize a metric's counts, including those of its component metrics."""
     return packer.attributes(metric)
 
 
-def restore_metric(metric: Any, state: Plain, arrays: Mapping[str, Any]) -> None:
+def restore_metric(metric: EvalMetric, state: Plain, arrays: Mapping[str, RawArray]) -> None:
     """Restore a metric from :func:`gather_metric`."""
     restore(metric, state, arrays)
 
 
-def wrong_parameters(module: Any, args: Mapping[str, NDArray], aux: Mapping[str, NDArray]) -> list[str]:
+def wrong_parameters(module: TrainedModule, args: Mapping[str, NDArray], aux: Mapping[str, NDArray]) -> list[str]:
     """Describe each mismatch between saved parameters and a module in a line."""
     group = module.group
     wanted = {n: tuple(a[0].shape) for n, a in zip(module.param_names, group.param_arrays, strict=True)}
@@ -224,7 +228,7 @@ def wrong_parameters(module: Any, args: Mapping[str, NDArray], aux: Mapping[str,
     return lines
 
 
-def as_arrays(raw: Mapping[str, Any], names: set[str]) -> dict[str, NDArray]:
+def as_arrays(raw: Mapping[str, RawArray], names: set[str]) -> dict[str, NDArray]:
     """Return these arrays of a file as NDArrays; raises FormatError if any is missing."""
     lost = sorted(names - raw.keys())
     if lost:

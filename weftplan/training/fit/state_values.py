@@ -17,6 +17,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import FormatError
 from weftplan.ndarray import NDArray, array
+from weftplan.support.array_types import RawArray
 
 Arrays = dict[str, Any]
 """Arrays by name: NDArrays on the host, or NumPy arrays."""
@@ -56,7 +57,7 @@ class Packer:
             return {_KIND: "dict", "items": [[self.value(key), self.value(item)] for key, item in value.items()]}
         raise Unpackable(type(value).__name__)
 
-    def attributes(self, thing: Any, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
+    def attributes(self, thing: object, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
         """Pack the serializable attributes of ``thing``, nested objects included; skip the others."""
         packed = {}
         for name, value in vars(thing).items():
@@ -78,13 +79,13 @@ class Packer:
             return {_KIND: "object", "items": self.attributes(value)}
         return None
 
-    def _keep(self, values: Any) -> str:
+    def _keep(self, values: NDArray | RawArray) -> str:
         name = f"{self._prefix}{len(self.arrays)}"
         self.arrays[name] = values
         return name
 
 
-def unpacked(value: Any, arrays: Mapping[str, Any]) -> Any:
+def unpacked(value: Any, arrays: Mapping[str, RawArray]) -> Any:
     """Convert the result of :meth:`Packer.value` back.
 
     Raises:
@@ -112,7 +113,7 @@ def unpacked(value: Any, arrays: Mapping[str, Any]) -> Any:
     raise FormatError(f"damaged: a value of the unknown kind {kind!r}")
 
 
-def restore(thing: Any, attributes: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+def restore(thing: object, attributes: Mapping[str, Any], arrays: Mapping[str, RawArray]) -> None:
     """Set the attributes of ``thing`` from a result of :meth:`Packer.attributes`."""
     for name, value in attributes.items():
         kind = value.get(_KIND) if isinstance(value, dict) else None

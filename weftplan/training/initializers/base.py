@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.ndarray import NDArray, random
+from weftplan.support.array_types import DType
 from weftplan.support.keyword_errors import Constructed, shown
 from weftplan.support.lazy_import import late_import
 from weftplan.training.keyword_checks import construct
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 K = TypeVar("K", bound="type[Initializer]")
 
 
@@ -48,7 +49,7 @@ class Initializer(Constructed):
 
     registry: ClassVar[dict[str, type[Initializer]]] = {}
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: object) -> None:
         self._kwargs = {name: _plain(value) for name, value in kwargs.items()}
 
     def dumps(self) -> str:
@@ -145,9 +146,11 @@ _ELSEWHERE = {"fusedrnn": "weftplan.rnn"}
 """Initializers registered by a package of a higher layer, imported on first use by name."""
 Rule = Callable[[InitDesc, NDArray], None]
 """Anything that fills an array for a parameter: an initializer, or a function."""
+RuleLike: TypeAlias = Initializer | Rule | str
+"""An initializer, a function of (description, array), or the name or the JSON of an initializer."""
 
 
-def create(spec: Any, **settings: Any) -> Rule:
+def create(spec: RuleLike, **settings: object) -> Rule:
     """Create an initializer from an initializer, a class alias (``"xavier"``) or JSON of :meth:`Initializer.dumps`.
 
     A function of (description, array) is returned unchanged.
@@ -193,7 +196,7 @@ def create(spec: Any, **settings: Any) -> Rule:
     return construct(klass, (), kwargs, "initializer")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Convert an array to nested lists for JSON; return other values unchanged."""
     if isinstance(value, NDArray):
         value = value.asnumpy()

@@ -10,9 +10,9 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from weftplan import ndarray as nd
 from weftplan.errors import ParameterError, ShapeError
@@ -24,6 +24,7 @@ from weftplan.training.initializers.base import (
     InitDesc,
     Initializer,
     Rule,
+    RuleLike,
     alias,
     create,
     generator,
@@ -31,7 +32,7 @@ from weftplan.training.initializers.base import (
 )
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import ``FusedRNN`` lazily; it is defined with the recurrent cells whose parameters it fills."""
     if name != "FusedRNN":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -86,7 +87,7 @@ class One(Zero):
 class Constant(Zero):
     """One value everywhere, or values of the array's shape."""
 
-    def __init__(self, value: Any = 0.0) -> None:
+    def __init__(self, value: ArrayLike = 0.0) -> None:
         super().__init__(value=value)
         self.value = self._kwargs["value"]
 
@@ -224,7 +225,7 @@ class Mixed(Initializer):
     >>> rule = Mixed([".*bias", ".*"], [Zero(), Uniform(0.1)])
     """
 
-    def __init__(self, patterns: Sequence[str], initializers: Sequence[Any]) -> None:
+    def __init__(self, patterns: Sequence[str], initializers: Sequence[RuleLike]) -> None:
         super().__init__()
         if isinstance(patterns, str) or len(patterns) != len(initializers):
             raise ParameterError(f"Mixed needs an initializer a pattern, got {patterns!r} and {initializers!r}")
@@ -252,7 +253,10 @@ class Load(Initializer):
     """
 
     def __init__(
-        self, param: str | os.PathLike[str] | Mapping[str, NDArray], default_init: Any = None, verbose: bool = False
+        self,
+        param: str | os.PathLike[str] | Mapping[str, NDArray],
+        default_init: RuleLike | None = None,
+        verbose: bool = False,
     ) -> None:
         super().__init__()
         if isinstance(param, (str, os.PathLike)):

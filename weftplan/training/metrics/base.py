@@ -9,24 +9,34 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray import NDArray
+from weftplan.support.array_types import DType
 from weftplan.support.keyword_errors import Constructed
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 K = TypeVar("K", bound="type[EvalMetric]")
 
+V = TypeVar("V")
+Array: TypeAlias = NDArray | npt.ArrayLike
+"""An array, on any device or as numbers."""
+Arrays: TypeAlias = NDArray | Host | Sequence[NDArray | npt.ArrayLike]
+"""One array, or a sequence of arrays."""
+MetricValue: TypeAlias = tuple[str | list[str], float | list[float]]
+"""(name, value), or the names and the values of several metrics."""
 
-def host(value: Any) -> Host:
+
+def host(value: Array) -> Host:
     """``value`` as a NumPy array; reading an NDArray waits for it."""
     return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
 
 
-def as_list(values: Any) -> list[Any]:
+def as_list(values: Arrays) -> list[Array]:
     """One array, or a sequence of them, as a list."""
     return [values] if isinstance(values, (NDArray, np.ndarray)) else list(values)
 
@@ -67,7 +77,7 @@ class EvalMetric(Constructed):
         label_names: Sequence[str] | None = None,
         *,
         has_global_stats: bool | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         self.name = str(name)
         self.output_names = output_names
@@ -89,7 +99,7 @@ class EvalMetric(Constructed):
         self.sum_metric = 0.0
         self.num_inst = 0
 
-    def update(self, labels: Sequence[Any], preds: Sequence[Any]) -> None:
+    def update(self, labels: Arrays, preds: Arrays) -> None:
         """Accumulate a batch: lists of label and prediction arrays, of equal length.
 
         Raises:
@@ -102,7 +112,7 @@ class EvalMetric(Constructed):
             self.global_sum_metric += total
             self.global_num_inst += count
 
-    def pairs(self, labels: Any, preds: Any) -> list[tuple[Host, Host]]:
+    def pairs(self, labels: Arrays, preds: Arrays) -> list[tuple[Host, Host]]:
         """Labels and predictions on the host, one to one.
 
         Raises:
@@ -116,7 +126,7 @@ class EvalMetric(Constructed):
             )
         return [(host(label), host(pred)) for label, pred in zip(labels, preds, strict=True)]
 
-    def update_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any]) -> None:
+    def update_dict(self, label: Mapping[str, Array], pred: Mapping[str, Array]) -> None:
         """:meth:`update` with the labels and outputs that the metric is for.
 
         Raises:
@@ -131,15 +141,21 @@ class EvalMetric(Constructed):
         """(sum, count) of one pair of arrays."""
         raise NotImplementedError
 
-    def get(self) -> tuple[Any, Any]:
+    def get(self) -> MetricValue:
         """(name, value)."""
-        return self.name, (self.sum_metric / self.num_inst if self.num_inst else math.nan)
+        return self.name, self._mean()
 
-    def get_global(self) -> tuple[Any, Any]:
+    def get_global(self) -> MetricValue:
         """(name, value) since the last :meth:`reset`."""
         if not self._has_global_stats:
             return self.get()
-        return self.name, (self.global_sum_metric / self.global_num_inst if self.global_num_inst else math.nan)
+        return self.name, self._global_mean()
+
+    def _mean(self) -> float:
+        return self.sum_metric / self.num_inst if self.num_inst else math.nan
+
+    def _global_mean(self) -> float:
+        return self.global_sum_metric / self.global_num_inst if self.global_num_inst else math.nan
 
     def get_global_name_value(self) -> list[tuple[str, float]]:
         """[(name, value), …] since the last :meth:`reset`."""
@@ -149,7 +165,7 @@ class EvalMetric(Constructed):
         """[(name, value), …]."""
         return _as_pairs(*self.get())
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the arguments of :func:`weftplan.training.metrics.metric.create` that make this metric."""
         parameters = inspect.signature(type(self)).parameters.values()
         names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and hasattr(self, p.name)]
@@ -163,12 +179,12 @@ class EvalMetric(Constructed):
         return f"{type(self).__name__}({dict(self.get_name_value())})"
 
 
-def _as_pairs(name: Any, value: Any) -> list[tuple[str, float]]:
+def _as_pairs(name: str | list[str], value: float | list[float]) -> list[tuple[str, float]]:
     names = name if isinstance(name, list) else [name]
     return list(zip(names, value if isinstance(value, list) else [value], strict=True))
 
 
-def _chosen(arrays: Mapping[str, Any], names: Sequence[str] | None, what: str) -> list[Any]:
+def _chosen(arrays: Mapping[str, V], names: Sequence[str] | None, what: str) -> list[V]:
     if names is None:
         return list(arrays.values())
     missing = [name for name in names if name not in arrays]

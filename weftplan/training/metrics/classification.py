@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.training.metrics.base import EvalMetric, Host, alias, register
+from weftplan.training.metrics.base import EvalMetric, Host, MetricValue, alias, register
 
 Names = Sequence[str] | None
 
@@ -65,7 +64,7 @@ class TopKAccuracy(EvalMetric):
         super().__init__(f"{name}_{top_k}", output_names, label_names)
         self.top_k = top_k
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         return {**super().get_config(), "name": self.name.removesuffix(f"_{self.top_k}")}
 
     def measure(self, label: Host, pred: Host) -> tuple[float, int]:
@@ -138,10 +137,8 @@ class Perplexity(EvalMetric):
         chosen = _probabilities(rows[counted], classes, self.name)
         return float(-np.log(np.maximum(chosen, 1e-10)).sum()), int(counted.sum())
 
-    def get(self) -> tuple[Any, Any]:
-        name, value = super().get()
-        return name, math.exp(value)
+    def get(self) -> MetricValue:
+        return self.name, math.exp(self._mean())
 
-    def get_global(self) -> tuple[Any, Any]:
-        name, value = super().get_global()
-        return name, math.exp(value)
+    def get_global(self) -> MetricValue:
+        return (self.name, math.exp(self._global_mean())) if self._has_global_stats else self.get()

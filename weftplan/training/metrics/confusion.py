@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.training.metrics.base import EvalMetric, Host, register
+from weftplan.training.metrics.base import Arrays, EvalMetric, Host, MetricValue, register
 
 Names = Sequence[str] | None
 
@@ -38,7 +37,7 @@ class _Confusion(EvalMetric):
         super().reset_local()
         self._local = np.zeros((2, 2), np.int64)
 
-    def update(self, labels: Sequence[Any], preds: Sequence[Any]) -> None:
+    def update(self, labels: Arrays, preds: Arrays) -> None:
         batch = np.zeros((2, 2), np.int64)
         for label, pred in self.pairs(labels, preds):
             batch = _sum(batch, self.count(label, pred))
@@ -72,12 +71,12 @@ class _Confusion(EvalMetric):
         """Compute the score of a confusion matrix."""
         raise NotImplementedError
 
-    def get(self) -> tuple[Any, Any]:
+    def get(self) -> MetricValue:
         if self.average == "macro" or not self.num_inst:
             return super().get()
         return self.name, self.score(self._local)
 
-    def get_global(self) -> tuple[Any, Any]:
+    def get_global(self) -> MetricValue:
         if self.average == "macro" or not self.global_num_inst:
             return super().get_global()
         return self.name, self.score(self._whole)

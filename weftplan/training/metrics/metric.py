@@ -7,11 +7,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.training.keyword_checks import construct
-from weftplan.training.metrics.base import EvalMetric, Host, alias, as_list, check_label_shapes, host, register
+from weftplan.training.metrics.base import (
+    Array,
+    Arrays,
+    EvalMetric,
+    Host,
+    MetricValue,
+    alias,
+    as_list,
+    check_label_shapes,
+    host,
+    register,
+)
 from weftplan.training.metrics.classification import (
     Accuracy,
     CrossEntropy,
@@ -46,6 +57,8 @@ __all__ = [
     "register",
 ]
 
+MetricLike: TypeAlias = EvalMetric | type[EvalMetric] | str | Callable[..., object] | Sequence["MetricLike"]
+"""A metric, its name, a function of (label, prediction), or several of these."""
 Names = Sequence[str] | None
 
 
@@ -61,7 +74,7 @@ class CustomMetric(EvalMetric):
 
     def __init__(
         self,
-        feval: Callable[[Host, Host], Any],
+        feval: Callable[[Host, Host], float | tuple[float, int]],
         name: str | None = None,
         allow_extra_outputs: bool = False,
         output_names: Names = None,
@@ -74,7 +87,7 @@ class CustomMetric(EvalMetric):
         self._feval = feval
         self._allow_extra_outputs = allow_extra_outputs
 
-    def pairs(self, labels: Any, preds: Any) -> list[tuple[Host, Host]]:
+    def pairs(self, labels: Arrays, preds: Arrays) -> list[tuple[Host, Host]]:
         if self._allow_extra_outputs:
             return [(host(label), host(pred)) for label, pred in zip(as_list(labels), as_list(preds), strict=False)]
         return super().pairs(labels, preds)
@@ -91,7 +104,7 @@ class CompositeEvalMetric(EvalMetric):
 
     def __init__(
         self,
-        metrics: Sequence[Any] | None = None,
+        metrics: Sequence[MetricLike | Mapping[str, Any]] | None = None,
         name: str = "composite",
         output_names: Names = None,
         label_names: Names = None,
@@ -99,11 +112,11 @@ class CompositeEvalMetric(EvalMetric):
         self.metrics = [create(**one) if isinstance(one, Mapping) else create(one) for one in metrics or ()]
         super().__init__(name, output_names, label_names)
 
-    def add(self, metric: Any) -> None:
+    def add(self, metric: MetricLike) -> None:
         """Append a metric, in any form that :func:`create` accepts."""
         self.metrics.append(create(metric))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         return {**super().get_config(), "metrics": [metric.get_config() for metric in self.metrics]}
 
     def get_metric(self, index: int) -> EvalMetric:
@@ -125,11 +138,11 @@ class CompositeEvalMetric(EvalMetric):
         for metric in self.metrics:
             metric.reset_local()
 
-    def update(self, labels: Sequence[Any], preds: Sequence[Any]) -> None:
+    def update(self, labels: Arrays, preds: Arrays) -> None:
         for metric in self.metrics:
             metric.update(labels, preds)
 
-    def update_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any]) -> None:
+    def update_dict(self, label: Mapping[str, Array], pred: Mapping[str, Array]) -> None:
         if self.label_names is not None:
             label = {name: value for name, value in label.items() if name in self.label_names}
         if self.output_names is not None:
@@ -137,16 +150,16 @@ class CompositeEvalMetric(EvalMetric):
         for metric in self.metrics:
             metric.update_dict(label, pred)
 
-    def get(self) -> tuple[Any, Any]:
+    def get(self) -> MetricValue:
         pairs = [pair for metric in self.metrics for pair in metric.get_name_value()]
         return [name for name, _ in pairs], [value for _, value in pairs]
 
-    def get_global(self) -> tuple[Any, Any]:
+    def get_global(self) -> MetricValue:
         pairs = [pair for metric in self.metrics for pair in metric.get_global_name_value()]
         return [name for name, _ in pairs], [value for _, value in pairs]
 
 
-def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
+def create(metric: MetricLike, *args: object, **kwargs: object) -> EvalMetric:
     """A metric from a name, a function of (label, pred), a metric, or a list of these.
 
     Args:
@@ -180,7 +193,9 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
 
 
 def np(
-    numpy_feval: Callable[[Host, Host], Any], name: str | None = None, allow_extra_outputs: bool = False
+    numpy_feval: Callable[[Host, Host], float | tuple[float, int]],
+    name: str | None = None,
+    allow_extra_outputs: bool = False,
 ) -> EvalMetric:
     """:class:`CustomMetric` by MXNet's short name.
 

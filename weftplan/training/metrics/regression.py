@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.training.metrics.base import EvalMetric, Host, alias, as_list, host, register
+from weftplan.training.metrics.base import Arrays, EvalMetric, Host, MetricValue, alias, as_list, host, register
 
 Names = Sequence[str] | None
 
@@ -71,7 +70,7 @@ class Loss(EvalMetric):
     def __init__(self, name: str = "loss", output_names: Names = None, label_names: Names = None) -> None:
         super().__init__(name, output_names, label_names)
 
-    def pairs(self, labels: Any, preds: Any) -> list[tuple[Host, Host]]:
+    def pairs(self, labels: Arrays, preds: Arrays) -> list[tuple[Host, Host]]:
         return [(np.empty(0), host(pred)) for pred in as_list(preds)]
 
     def measure(self, label: Host, pred: Host) -> tuple[float, int]:
@@ -110,10 +109,10 @@ class PearsonCorrelation(EvalMetric):
         self._local, self._whole = self._local.joined(batch), self._whole.joined(batch)
         return batch.correlation(), 1
 
-    def get(self) -> tuple[Any, Any]:
+    def get(self) -> MetricValue:
         return super().get() if self.average == "macro" else (self.name, self._local.correlation())
 
-    def get_global(self) -> tuple[Any, Any]:
+    def get_global(self) -> MetricValue:
         return super().get_global() if self.average == "macro" else (self.name, self._whole.correlation())
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from weftplan import ndarray as nd
 from weftplan.errors import MXNetError, ParameterError, ShapeTypeError
 from weftplan.ndarray import NDArray
+from weftplan.support.array_types import RawArray
 from weftplan.support.keyword_errors import Constructed, known_keywords
 from weftplan.support.package_log import log
 from weftplan.support.progress import Progress, is_shown
@@ -27,11 +28,13 @@ from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, EarlyStopp
 from weftplan.training.fit.checkpoint_writer import make_checkpoints
 from weftplan.training.fit.display import Display
 from weftplan.training.fit.events import Events
+from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike, TrainedModule
 from weftplan.training.fit.loop import Fitting, Validation
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.fit.parameter_files import read_params, write_params
 from weftplan.training.initializers.initializer import Initializer, Uniform
 from weftplan.training.metrics import metric as metrics
+from weftplan.training.metrics.metric import MetricLike
 
 Params = Mapping[str, NDArray]
 
@@ -54,7 +57,7 @@ _ELSEWHERE = {
 class BaseModule(Constructed):
     """Base of modules: the high-level loop over the low-level steps that a subclass provides."""
 
-    def __init__(self, logger: Any = None) -> None:
+    def __init__(self, logger: Logs | None = None) -> None:
         if logger is not None and not callable(getattr(logger, "info", None)):
             raise MXNetError(f"logger must be one of the module logging, or logging itself, got {logger!r}")
         self.logger: Any = log if logger is None else logger
@@ -67,7 +70,7 @@ class BaseModule(Constructed):
 
     # -- steps, given by the subclass -------------------------------------------------------------------------------
 
-    def bind(self, data_shapes: Any, label_shapes: Any = None, *args: Any, **kwargs: Any) -> None:
+    def bind(self, data_shapes: Descs, label_shapes: Descs | None = None, *args: Any, **kwargs: Any) -> None:
         """Plan and allocate executors for these shapes.
 
         Args:
@@ -113,7 +116,7 @@ class BaseModule(Constructed):
         self._need("get_states", binded=True, params=True)
         return []
 
-    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
+    def set_states(self, states: Sequence[Sequence[NDArray]] | None = None, value: float | None = None) -> None:
         """Give the states values; raises ParameterError for states of a module that has none."""
         self._need("set_states", binded=True, params=True)
         if states:
@@ -141,13 +144,19 @@ class BaseModule(Constructed):
         """Average all values that differ between contexts. ``fit`` calls this after each epoch."""
 
     def _expect(
-        self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
+        self,
+        memory_budget: int | str | None,
+        kvstore: StoreLike,
+        optimizer: OptimizerLike,
+        settings: OptimizerSettings,
+        *,
+        rebind: bool,
     ) -> None:
         """Announce kvstore and optimizer before binding, so that the memory budget covers them."""
         if memory_budget is not None:
             raise MXNetError(f"{type(self).__name__}.fit takes no memory_budget")
 
-    def owner(self) -> Any:
+    def owner(self) -> TrainedModule:
         """Return the Module that owns the parameters and the training state."""
         raise MXNetError(f"{type(self).__name__}.fit writes no checkpoints: it does not say what its state is")
 
@@ -158,7 +167,7 @@ class BaseModule(Constructed):
             first: whether ``train_data`` is as the caller of ``fit`` gave it; before later epochs it was reset.
         """
 
-    def bound_grad_req(self) -> Any:
+    def bound_grad_req(self) -> object:
         """The grad_req that was bound."""
         return None
 
@@ -208,7 +217,7 @@ class BaseModule(Constructed):
         """Assign parameters from a file of :meth:`save_params` or a checkpoint."""
         self.set_params(*read_params(fname))
 
-    def prepare(self, data_batch: DataBatch, sparse_row_id_fn: Any = None) -> None:
+    def prepare(self, data_batch: DataBatch, sparse_row_id_fn: object = None) -> None:
         """Prepare for a batch; a no-op here."""
 
     # -- loops ----------------------------------------------------------------------------------------------------
@@ -223,12 +232,12 @@ class BaseModule(Constructed):
         self,
         train_data: DataIter,
         eval_data: DataIter | None = None,
-        eval_metric: Any = "acc",
+        eval_metric: MetricLike = "acc",
         epoch_end_callback: Callbacks = None,
         batch_end_callback: Callbacks = None,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: Any = (("learning_rate", 0.01),),
+        kvstore: StoreLike = "local",
+        optimizer: OptimizerLike = "sgd",
+        optimizer_params: OptimizerSettings = (("learning_rate", 0.01),),
         eval_end_callback: Callbacks = None,
         eval_batch_end_callback: Callbacks = None,
         initializer: Initializer | None = None,
@@ -239,7 +248,7 @@ class BaseModule(Constructed):
         force_init: bool = False,
         begin_epoch: int = 0,
         num_epoch: int | None = None,
-        validation_metric: Any = None,
+        validation_metric: MetricLike | None = None,
         monitor: Monitor | None = None,
         *,
         memory_budget: int | str | None = None,
@@ -355,7 +364,7 @@ class BaseModule(Constructed):
     def score(
         self,
         eval_data: DataIter,
-        eval_metric: Any,
+        eval_metric: MetricLike,
         num_batch: int | None = None,
         batch_end_callback: Callbacks = None,
         score_end_callback: Callbacks = None,
@@ -412,7 +421,7 @@ class BaseModule(Constructed):
     @known_keywords()
     def predict(
         self,
-        eval_data: Any,
+        eval_data: DataIter | NDArray | RawArray,
         num_batch: int | None = None,
         merge_batches: bool = True,
         reset: bool = True,
@@ -475,21 +484,21 @@ def without_padding(array: NDArray, samples: int, pad: int) -> NDArray:
     return array[: array.shape[0] // samples * (samples - pad)]
 
 
-def whole_epochs(name: str, value: Any) -> int:
+def whole_epochs(name: str, value: object) -> int:
     """Validate a number of epochs; raises ParameterError unless it is a whole number >= 0."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
         raise ParameterError(f"fit: {name} must be a whole number of epochs, 0 or more, got {value!r}")
     return int(value)
 
 
-def _check_iterator(what: str, data: Any) -> None:
+def _check_iterator(what: str, data: object) -> None:
     if not (hasattr(data, "provide_data") and hasattr(data, "reset") and hasattr(data, "__iter__")):
         raise MXNetError(
             f"{what} must be a DataIter such as mx.io.NDArrayIter(data, label, batch_size), got {type(data).__name__}"
         )
 
 
-def as_descs(shapes: Any) -> list[DataDesc]:
+def as_descs(shapes: object) -> list[DataDesc]:
     """Convert ``[(name, shape), …]`` or DataDescs to a list of DataDescs.
 
     >>> as_descs([("data", (2, 3))])[0].shape
@@ -501,7 +510,8 @@ def as_descs(shapes: Any) -> list[DataDesc]:
             descs.append(item)
             continue
         try:
-            name, shape, *dtype = item
+            pair: Any = item  # what cannot be unpacked raises
+            name, shape, *dtype = pair
             if not isinstance(name, str):
                 raise TypeError
             descs.append(DataDesc(name, tuple(operator.index(n) for n in shape), *dtype[:1]))

@@ -8,7 +8,7 @@ memory, so the next bucket that runs overwrites the results of the previous run.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from weftplan.symbol import Symbol
 from weftplan.symbol.name import NameManager
 from weftplan.training.data.ndarray_iter import DataBatch, DataDesc
 from weftplan.training.executor_group import GradReq
+from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.fit.parameter_files import load_params, params_path, write_params
 from weftplan.training.initializers.initializer import Initializer
@@ -44,7 +45,9 @@ class BucketingModule(BaseModule):
             ``logger``, ``fixed_param_names``, …
     """
 
-    def __init__(self, sym_gen: SymbolGenerator, default_bucket_key: Any, logger: Any = None, **settings: Any) -> None:
+    def __init__(
+        self, sym_gen: SymbolGenerator, default_bucket_key: Hashable, logger: Logs | None = None, **settings: Any
+    ) -> None:
         super().__init__(logger)
         if default_bucket_key is None:
             raise BindError("BucketingModule needs default_bucket_key: the bucket that has all parameters")
@@ -58,7 +61,7 @@ class BucketingModule(BaseModule):
         self._bind_options: dict[str, Any] = {}
         self._monitor: Monitor | None = None
 
-    def _make(self, key: Any) -> Module:
+    def _make(self, key: Hashable) -> Module:
         with NameManager():
             symbol, data_names, label_names = self._sym_gen(key)
         return Module(self._symbols.get(key, symbol), data_names, label_names, **self._settings)
@@ -95,7 +98,7 @@ class BucketingModule(BaseModule):
         prefix: str | os.PathLike[str],
         epoch: int,
         sym_gen: SymbolGenerator | None = None,
-        default_bucket_key: Any = None,
+        default_bucket_key: Hashable = None,
         **settings: Any,
     ) -> BucketingModule:
         """Load a module whose parameters come from a checkpoint (assigned at bind) and whose networks from ``sym_gen``.
@@ -119,9 +122,9 @@ class BucketingModule(BaseModule):
 
     @staticmethod
     def load_dict(
-        sym_dict: Mapping[Any, Symbol] | None = None,
+        sym_dict: Mapping[Hashable, Symbol] | None = None,
         sym_gen: SymbolGenerator | None = None,
-        default_bucket_key: Any = None,
+        default_bucket_key: Hashable = None,
         arg_params: Params | None = None,
         aux_params: Params | None = None,
         **settings: Any,
@@ -147,7 +150,7 @@ class BucketingModule(BaseModule):
         return module
 
     @property
-    def _default_bucket_key(self) -> Any:
+    def _default_bucket_key(self) -> Hashable:
         """MXNet's private name of :attr:`default_bucket_key`, for scripts."""
         return self.default_bucket_key
 
@@ -156,12 +159,18 @@ class BucketingModule(BaseModule):
         """MXNet's private name of the current bucket's module, for scripts."""
         return self._current
 
-    def _use(self, key: Any, module: Module) -> None:
+    def _use(self, key: Hashable, module: Module) -> None:
         self._buckets[key] = module
         self._current, self.bucket_key, self.symbol = module, key, module.symbol
 
     def _expect(
-        self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
+        self,
+        memory_budget: int | str | None,
+        kvstore: StoreLike,
+        optimizer: OptimizerLike,
+        settings: OptimizerSettings,
+        *,
+        rebind: bool,
     ) -> None:
         if memory_budget is not None:
             self._settings["memory_budget"] = memory_budget
@@ -203,8 +212,8 @@ class BucketingModule(BaseModule):
     @known_keywords()
     def bind(
         self,
-        data_shapes: Any,
-        label_shapes: Any = None,
+        data_shapes: Descs,
+        label_shapes: Descs | None = None,
         for_training: bool = True,
         inputs_need_grad: bool = False,
         force_rebind: bool = False,
@@ -238,7 +247,7 @@ class BucketingModule(BaseModule):
         self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
         self.params_initialized = self._default.params_initialized
 
-    def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
+    def switch_bucket(self, bucket_key: Hashable, data_shapes: Descs, label_shapes: Descs | None = None) -> None:
         """Switch to the network of this key, binding it for these shapes on first use.
 
         Args:
@@ -317,9 +326,9 @@ class BucketingModule(BaseModule):
     @known_keywords()
     def init_optimizer(
         self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: Any = (("learning_rate", 0.01),),
+        kvstore: StoreLike = "local",
+        optimizer: OptimizerLike = "sgd",
+        optimizer_params: OptimizerSettings = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
         """As :meth:`Module.init_optimizer <weftplan.training.module.module.Module.init_optimizer>`.
@@ -413,7 +422,7 @@ class BucketingModule(BaseModule):
         """Return the states of the current bucket, as ``Module.get_states`` does."""
         return self._current.get_states(merge_multi_context)
 
-    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
+    def set_states(self, states: Sequence[Sequence[NDArray]] | None = None, value: float | None = None) -> None:
         """Give the current bucket's states values."""
         self._current.set_states(states, value)
 

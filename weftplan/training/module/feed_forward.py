@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError, ParameterError, ShapeError
@@ -20,9 +21,11 @@ from weftplan.symbol import Symbol
 from weftplan.training.data.file_iterators import ResizeIter
 from weftplan.training.data.ndarray_iter import DataIter, Host, NDArrayIter
 from weftplan.training.fit.callbacks import Callbacks, LogValidationMetricsCallback
+from weftplan.training.fit.fit_module import Logs, OptimizerLike, StoreLike
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.fit.parameter_files import load_checkpoint, save_checkpoint
 from weftplan.training.initializers.initializer import Initializer, Uniform
+from weftplan.training.metrics.metric import MetricLike
 from weftplan.training.module.base_module import BaseModule, without_padding
 from weftplan.training.module.bucketing_module import BucketingModule
 from weftplan.training.module.module import Module
@@ -51,7 +54,7 @@ class FeedForward:
         ctx: Context | Sequence[Context] | None = None,
         num_epoch: int | None = None,
         epoch_size: int | None = None,
-        optimizer: Any = "sgd",
+        optimizer: OptimizerLike = "sgd",
         initializer: Initializer | None = None,
         numpy_batch_size: int = 128,
         arg_params: Mapping[str, NDArray] | None = None,
@@ -75,10 +78,10 @@ class FeedForward:
         self.allow_extra_params = allow_extra_params
         self._predictor: tuple[Any, Module] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_predictor": None}
 
-    def _batches(self, data: Any, label: Any, *, training: bool) -> DataIter:
+    def _batches(self, data: Any, label: ArrayLike | NDArray | None, *, training: bool) -> DataIter:
         """Wrap arrays in an iterator; return iterators unchanged."""
         if isinstance(data, DataIter) or (hasattr(data, "provide_data") and hasattr(data, "reset")):
             batches: DataIter = data
@@ -106,7 +109,7 @@ class FeedForward:
         if make is not None:
             self.symbol = make(batches.default_bucket_key)  # type: ignore[attr-defined]
 
-            def generate(key: Any) -> tuple[Symbol, list[str], list[str]]:
+            def generate(key: Hashable) -> tuple[Symbol, list[str], list[str]]:
                 return make(key), data, labels
 
             return BucketingModule(
@@ -123,13 +126,13 @@ class FeedForward:
     def fit(
         self,
         X: Data,
-        y: Any = None,
-        eval_data: Any = None,
-        eval_metric: Any = "acc",
+        y: ArrayLike | NDArray | None = None,
+        eval_data: DataIter | Sequence[Any] | None = None,
+        eval_metric: MetricLike = "acc",
         epoch_end_callback: Callbacks = None,
         batch_end_callback: Callbacks = None,
-        kvstore: Any = "local",
-        logger: Any = None,
+        kvstore: StoreLike = "local",
+        logger: Logs | None = None,
         work_load_list: Sequence[float] | None = None,
         monitor: Monitor | None = None,
         eval_end_callback: Any = _UNSET,
@@ -154,10 +157,11 @@ class FeedForward:
         """
         batches = self._batches(X, y, training=True)
         batches.reset()  # as MXNet does here, though not in Module.fit
+        validation: Any = eval_data
         if isinstance(eval_data, (tuple, list)):
             if len(eval_data) != 2 or eval_data[0] is None:
                 raise ParameterError("eval_data must be a DataIter or a pair of samples and labels")
-            eval_data = self._batches(*eval_data, training=False)
+            validation = self._batches(*eval_data, training=False)
         module = self._module(batches, work_load_list)
         if logger is not None:
             module.logger = logger
@@ -171,7 +175,7 @@ class FeedForward:
             states = {name: value for name, value in (states or {}).items() if name in held}
         module.fit(
             batches,
-            eval_data,
+            validation,
             eval_metric,
             epoch_end_callback,
             batch_end_callback,
@@ -241,11 +245,11 @@ class FeedForward:
     def score(
         self,
         X: Data,
-        eval_metric: Any = "acc",
+        eval_metric: MetricLike = "acc",
         num_batch: int | None = None,
         batch_end_callback: Callbacks = None,
         reset: bool = True,
-    ) -> Any:
+    ) -> float | list[float]:
         """Compute a metric over the batches.
 
         Args:

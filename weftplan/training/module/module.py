@@ -16,6 +16,7 @@ from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, FormatError, MXNetError, ParameterError, ShapeError, listed
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
+from weftplan.kvstore.keys import Key
 from weftplan.kvstore.updating import UpdatingStore
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import replacing
@@ -25,6 +26,7 @@ from weftplan.support.progress import watching
 from weftplan.symbol import Symbol
 from weftplan.training.data.ndarray_iter import DataBatch, DataDesc
 from weftplan.training.executor_group import ExecutorGroup, GradReq
+from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.fit.parameter_files import load_checkpoint, params_path, save_checkpoint
 from weftplan.training.fit.precision import SCALE, lowered
@@ -76,13 +78,13 @@ class Module(ModuleNames, BaseModule):
         symbol: Symbol,
         data_names: Sequence[str] | None = ("data",),
         label_names: Sequence[str] | None = ("softmax_label",),
-        logger: Any = None,
+        logger: Logs | None = None,
         context: Context | Sequence[Context] | None = None,
         work_load_list: Sequence[float] | None = None,
         fixed_param_names: Sequence[str] | None = None,
         state_names: Sequence[str] | None = None,
         group2ctxs: Mapping[str, Context] | Sequence[Mapping[str, Context]] | None = None,
-        compression_params: Mapping[str, Any] | None = None,
+        compression_params: Mapping[str, object] | None = None,
         memory_budget: int | str | None = None,
     ) -> None:
         super().__init__(logger)
@@ -194,8 +196,8 @@ class Module(ModuleNames, BaseModule):
     @known_keywords()
     def bind(
         self,
-        data_shapes: Any,
-        label_shapes: Any = None,
+        data_shapes: Descs,
+        label_shapes: Descs | None = None,
         for_training: bool = True,
         inputs_need_grad: bool = False,
         force_rebind: bool = False,
@@ -262,7 +264,13 @@ class Module(ModuleNames, BaseModule):
             )
 
     def _expect(
-        self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
+        self,
+        memory_budget: int | str | None,
+        kvstore: StoreLike,
+        optimizer: OptimizerLike,
+        settings: OptimizerSettings,
+        *,
+        rebind: bool,
     ) -> None:
         if memory_budget is not None:
             if self.binded and not rebind:
@@ -297,7 +305,7 @@ class Module(ModuleNames, BaseModule):
             optimizer=optimizer if training else None,
         )
 
-    def _check_budget(self, kvstore: Any, optimizer: optimizers.Optimizer) -> None:
+    def _check_budget(self, kvstore: StoreLike, optimizer: optimizers.Optimizer) -> None:
         """Refuse an optimizer whose states, together with the bound executors, exceed the memory budget."""
         before, self._expected = self._expected, (kvstore, optimizer)
         share = self._share(self.data_shapes, self.label_shapes)
@@ -329,7 +337,7 @@ class Module(ModuleNames, BaseModule):
         for executor in self.group.executors:
             mon.install(executor)
 
-    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+    def reshape(self, data_shapes: Descs, label_shapes: Descs | None = None) -> None:
         """Bind for other input shapes; parameters, their gradients and the planned memory are shared."""
         self._need("reshape", binded=True)
         data = named_as(as_descs(data_shapes), self.data_names, "data")
@@ -468,9 +476,9 @@ class Module(ModuleNames, BaseModule):
     @known_keywords()
     def init_optimizer(
         self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: Any = (("learning_rate", 0.01),),
+        kvstore: StoreLike = "local",
+        optimizer: OptimizerLike = "sgd",
+        optimizer_params: OptimizerSettings = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
         """Create the optimizer (``rescale_grad`` defaults to 1 / batch size) and the kvstore.
@@ -540,7 +548,7 @@ class Module(ModuleNames, BaseModule):
         self._updater, self._update_on_kvstore = shared_module._updater, shared_module._update_on_kvstore
         self.optimizer_initialized = True
 
-    def _index_names(self, on_store: bool) -> dict[Any, str]:
+    def _index_names(self, on_store: bool) -> dict[Key, str]:
         if on_store:
             return {name: name for name in self.param_names}
         count = len(self.contexts)
@@ -638,7 +646,7 @@ class Module(ModuleNames, BaseModule):
         self._need("get_states", binded=True, params=True)
         return self.group.merged_states() if merge_multi_context else self.group.state_arrays
 
-    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
+    def set_states(self, states: Sequence[Sequence[NDArray]] | None = None, value: float | None = None) -> None:
         """Set all states to ``value``, or each to arrays per context, as ``get_outputs(merge_multi_context=False)``.
 
         Raises:
@@ -743,5 +751,7 @@ class Module(ModuleNames, BaseModule):
         keys = self._index_names(self._update_on_kvstore)
         arrays = dict(zip(self.param_names, self.group.param_arrays, strict=True))
         # Without a kvstore, a key identifies a parameter on a context; with a kvstore, its array on the first context.
-        weights = {key: arrays[name][0 if key == name else key % len(self.contexts)] for key, name in keys.items()}
+        weights = {
+            key: arrays[name][key % len(self.contexts) if isinstance(key, int) else 0] for key, name in keys.items()
+        }
         adopt(self._all_states(), data, names, trained, keys, weights)

@@ -57,7 +57,7 @@ def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list
 
 
 def resized(
-    group: ExecutorGroup, shapes: Sequence[tuple[int, ...]], labels: Sequence[Any] | None
+    group: ExecutorGroup, shapes: Sequence[tuple[int, ...]], labels: Sequence[object] | None
 ) -> tuple[list[DataDesc], list[DataDesc]]:
     """Return (data, labels) descriptions to bind for a batch with these data shapes.
 
@@ -102,7 +102,7 @@ def load_list(work_load_list: Sequence[float] | None, contexts: int) -> list[flo
 
 
 def places(
-    group2ctxs: Mapping[str, Any] | Sequence[Mapping[str, Context]] | None, contexts: int
+    group2ctxs: Mapping[str, Context | Sequence[Context]] | Sequence[Mapping[str, Context]] | None, contexts: int
 ) -> list[Mapping[str, Context]] | None:
     """Return for each context the placement of node groups; None without groups.
 
@@ -120,7 +120,7 @@ def places(
     return every
 
 
-def _each(groups: Mapping[str, Any], contexts: int) -> list[Mapping[str, Context]]:
+def _each(groups: Mapping[str, Context | Sequence[Context]], contexts: int) -> list[Mapping[str, Context]]:
     """Split {group: context, or list of 1 or ``contexts`` contexts} into a dictionary per context.
 
     Raises:
@@ -128,14 +128,14 @@ def _each(groups: Mapping[str, Any], contexts: int) -> list[Mapping[str, Context
     """
     lists = {}
     for group, where in groups.items():
-        one = list(where) if isinstance(where, (list, tuple)) else [where]
+        one: list[Any] = list(where) if isinstance(where, (list, tuple)) else [where]
         if len(one) not in (1, contexts):
             raise BindError(f"group2ctxs: group {group!r} has {len(one)} contexts, the module has {contexts}")
         lists[group] = one * contexts if len(one) == 1 else one
     return [{group: one[i] for group, one in lists.items()} for i in range(contexts)]
 
 
-def name_list(names: Any, what: str) -> list[str]:
+def name_list(names: Iterable[str] | None, what: str) -> list[str]:
     """Return ``names`` as a list of strings; empty for None."""
     if names is None:
         return []
@@ -144,12 +144,12 @@ def name_list(names: Any, what: str) -> list[str]:
     return list(names)
 
 
-def context_list(context: Any) -> list[Context]:
+def context_list(context: Context | Iterable[Context] | None) -> list[Context]:
     """Return a context or several contexts as a list; None means the current context."""
     if context is None:
         context = current_context()
-    several = isinstance(context, Iterable) and not isinstance(context, (Context, str))
-    contexts = list(context) if several else [context]
+    several: Any = context
+    contexts = [context] if isinstance(context, (Context, str)) or not isinstance(context, Iterable) else list(several)
     if not all(isinstance(one, Context) for one in contexts):
         raise BindError(f"context must be a context such as mx.cpu(0), or a list of them, got {context!r}")
     if not contexts:

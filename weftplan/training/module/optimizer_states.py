@@ -12,6 +12,8 @@ from typing import Any
 
 from weftplan.errors import FormatError, listed
 from weftplan.kvstore import Updater
+from weftplan.kvstore.keys import Key
+from weftplan.kvstore.mxnet_states import State
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import open_to_read
 
@@ -21,8 +23,8 @@ def adopt(
     data: bytes,
     names: Sequence[str],
     trained: Sequence[int],
-    keys: Mapping[Any, str],
-    weights: Mapping[Any, NDArray],
+    keys: Mapping[Key, str],
+    weights: Mapping[Key, NDArray],
 ) -> None:
     """Load saved states into ``updater``, converting keys from any number of devices and any kvstore.
 
@@ -55,7 +57,7 @@ def adopt(
     updater.replace_states(taken, loaded.version, weights, known)
 
 
-def _copy(state: Any) -> Any:
+def _copy(state: State) -> State:
     if isinstance(state, NDArray):
         return state.copy()
     return tuple(_copy(item) for item in state) if isinstance(state, tuple) else state
@@ -70,7 +72,7 @@ def read_states(fname: str | os.PathLike[str]) -> bytes:
         raise FormatError(f"cannot read optimizer states from {os.fspath(fname)}: {error}") from error
 
 
-def _owners(found: Iterable[Any], names: Sequence[str], trained: Sequence[int]) -> dict[Any, str]:
+def _owners(found: Iterable[Key], names: Sequence[str], trained: Sequence[int]) -> dict[Key, str]:
     """Map each key of the saved states to its parameter."""
     keys = list(found)
     numbers = [key for key in keys if isinstance(key, int)]
@@ -78,7 +80,7 @@ def _owners(found: Iterable[Any], names: Sequence[str], trained: Sequence[int]) 
         strange = [key for key in keys if key not in names]
         if strange:
             raise FormatError(f"these are optimizer states of {listed(strange)}; the module has {listed(names)}")
-        return {key: key for key in keys}
+        return {key: key for key in keys if isinstance(key, str)}
     contexts, remainder = divmod(len(keys), max(1, len(trained)))
     if remainder or {i * contexts + k for i in trained for k in range(contexts)} != set(keys):
         raise FormatError(
@@ -95,8 +97,8 @@ class _Counts:
         self._index_update_count: dict[Any, int] = {}
         self.num_update = 0
 
-    def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
+    def create_state_multi_precision(self, index: Key, weight: NDArray) -> State:
         raise NotImplementedError
 
-    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+    def update_multi_precision(self, index: Key, weight: NDArray, grad: NDArray, state: State) -> None:
         raise NotImplementedError

@@ -12,6 +12,7 @@ from weftplan import ndarray as nd
 from weftplan.errors import MXNetError, ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.training.data.ndarray_iter import DataBatch, DataDesc
+from weftplan.training.fit.fit_module import Descs, Logs
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
@@ -32,7 +33,7 @@ class PythonModule(BaseModule):
         data_names: Sequence[str],
         label_names: Sequence[str] | None,
         output_names: Sequence[str],
-        logger: Any = None,
+        logger: Logs | None = None,
     ) -> None:
         super().__init__(logger)
         self.data_names = list(data_names)
@@ -58,13 +59,13 @@ class PythonModule(BaseModule):
 
     def bind(
         self,
-        data_shapes: Any,
-        label_shapes: Any = None,
+        data_shapes: Descs,
+        label_shapes: Descs | None = None,
         for_training: bool = True,
         inputs_need_grad: bool = False,
         force_rebind: bool = False,
-        shared_module: Any = None,
-        grad_req: Any = "write",
+        shared_module: object = None,
+        grad_req: object = "write",
     ) -> None:
         """Store the input shapes, whose names must match the constructor's, and compute the output shapes.
 
@@ -102,7 +103,7 @@ class PythonModule(BaseModule):
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         return {}, {}
 
-    def init_params(self, initializer: Initializer | None = None, *args: Any, **kwargs: Any) -> None:
+    def init_params(self, initializer: Initializer | None = None, *args: object, **kwargs: object) -> None:
         """There are no parameters."""
         self.params_initialized = True
 
@@ -117,7 +118,7 @@ class PythonModule(BaseModule):
         """There are no parameters."""
         self.params_initialized = True
 
-    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
+    def init_optimizer(self, *args: object, **kwargs: object) -> None:
         """There is nothing to update."""
         self.optimizer_initialized = True
 
@@ -150,8 +151,8 @@ class PythonLossModule(PythonModule):
         name: str = "pyloss",
         data_names: Sequence[str] = ("data",),
         label_names: Sequence[str] = ("softmax_label",),
-        logger: Any = None,
-        grad_func: Callable[[NDArray, NDArray], Any] | None = None,
+        logger: Logs | None = None,
+        grad_func: Callable[[NDArray, NDArray], object] | None = None,
     ) -> None:
         if len(data_names) != 1 or len(label_names) != 1:
             raise ParameterError(f"PythonLossModule takes one input and one label, got {data_names} and {label_names}")

@@ -14,6 +14,7 @@ from weftplan.errors import MXNetError, ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.training.data.ndarray_iter import DataBatch, DataDesc
+from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
@@ -26,13 +27,13 @@ class SequentialModule(BaseModule):
     META_TAKE_LABELS = "take_labels"
     META_AUTO_WIRING = "auto_wiring"
 
-    def __init__(self, logger: Any = None) -> None:
+    def __init__(self, logger: Logs | None = None) -> None:
         super().__init__(logger)
         self._modules: list[Any] = []
         self._metas: list[dict[str, Any]] = []
         self._label_shapes: list[DataDesc] = []
 
-    def add(self, module: BaseModule, **kwargs: Any) -> SequentialModule:
+    def add(self, module: BaseModule, **kwargs: bool) -> SequentialModule:
         """Append a module; returns the chain.
 
         Args:
@@ -93,13 +94,13 @@ class SequentialModule(BaseModule):
     @known_keywords()
     def bind(
         self,
-        data_shapes: Any,
-        label_shapes: Any = None,
+        data_shapes: Descs,
+        label_shapes: Descs | None = None,
         for_training: bool = True,
         inputs_need_grad: bool = False,
         force_rebind: bool = False,
-        shared_module: Any = None,
-        grad_req: Any = "write",
+        shared_module: object = None,
+        grad_req: object = "write",
     ) -> None:
         """Bind each module for the outputs of the one before.
 
@@ -232,9 +233,9 @@ class SequentialModule(BaseModule):
     @known_keywords()
     def init_optimizer(
         self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: Any = (("learning_rate", 0.01),),
+        kvstore: StoreLike = "local",
+        optimizer: OptimizerLike = "sgd",
+        optimizer_params: OptimizerSettings = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
         """Make an optimizer for each module; all use the same store.

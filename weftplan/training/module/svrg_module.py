@@ -15,6 +15,7 @@ from weftplan.ndarray import NDArray
 from weftplan.support.progress import hidden
 from weftplan.symbol import Symbol
 from weftplan.training.data.ndarray_iter import DataBatch, DataIter
+from weftplan.training.fit.fit_module import Descs
 from weftplan.training.module.module import Module
 
 _REFUSED = ("micro_batches", "mixed_precision", "checkpoint", "resume", "early_stopping", "memory_budget")
@@ -50,14 +51,19 @@ class SVRGModule(Module):
         """For each parameter its mean gradient on each context, or None if it has no gradient."""
 
     def bind(
-        self, data_shapes: Any, label_shapes: Any = None, for_training: bool = True, *args: Any, **kwargs: Any
+        self,
+        data_shapes: Descs,
+        label_shapes: Descs | None = None,
+        for_training: bool = True,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """Bind as :meth:`Module.bind`, for training also the network at the snapshot."""
         super().bind(data_shapes, label_shapes, for_training, *args, **kwargs)
         if for_training:
             self._mod_aux.bind(data_shapes, label_shapes, for_training, *args, **kwargs)
 
-    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+    def reshape(self, data_shapes: Descs, label_shapes: Descs | None = None) -> None:
         """Bind for other shapes, the network at the snapshot too."""
         super().reshape(data_shapes, label_shapes)
         self._mod_aux.reshape(data_shapes, label_shapes)

@@ -163,7 +163,7 @@ class Test(Optimizer):
         return weight_nbytes
 
 
-def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
+def create(name: str | Optimizer, **kwargs: object) -> Optimizer:
     """The optimizer of that name (any case): ``create("sgd", learning_rate=0.1, momentum=0.9)``.
 
     Raises:

@@ -28,7 +28,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypeVar
 
 from weftplan.engine import get as get_engine
 from weftplan.engine.shield import shielded, unbroken
@@ -55,6 +55,9 @@ _POLITE = 60
 
 
 _all: weakref.WeakSet[Sequencer] = weakref.WeakSet()
+
+
+T = TypeVar("T")
 
 
 class Sequencer:
@@ -104,7 +107,7 @@ class Sequencer:
         if ticket.ready() and not (self._lazy and (self._group.shares_memory or ticket.small)):
             self._ring()
 
-    def call(self, work: Callable[[Group], object], *, repairs: bool = False) -> Any:
+    def call(self, work: Callable[[Group], Steps[T]], *, repairs: bool = False) -> T:
         """Run ``work`` after all queued exchanges, wait for it, and return its result or raise its error.
 
         Args:
@@ -135,7 +138,8 @@ class Sequencer:
                 )
         if call.error is not None:
             raise call.error
-        return call.result
+        result: T = call.result
+        return result
 
     def close(self, timeout: float, why: str | None = None) -> None:
         """Run the queued exchanges, tell the other ranks that this one leaves, and end the thread.

@@ -169,7 +169,7 @@ def start() -> ModuleType:
             MXNet's launcher has started this process.
         WorkerLostError: another process does not come in time.
     """
-    if forking.in_child and begun():
+    if forking.process.in_child and begun():
         raise KVStoreError(
             "this process was forked from one that shares a store with others, and MPI works in that one only: create "
             "no store of several processes here"

@@ -25,6 +25,7 @@ from weftplan.ops.core.schema import Shape
 from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
 from weftplan.planner.symbolic.network import Edit, Network, alike
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FUSION, GRADIENTS, SIZES, GraphPass, Settings
+from weftplan.symbol.node import NodeParams
 
 ROWS = 256
 """Rows of the layers of one node, at most the columns of a weight: then the results that wait for the last of these
@@ -170,7 +171,7 @@ def _is_run(edit: Edit, group: Sequence[int], sums: set[int]) -> bool:
     return inside.issuperset(range(group[0], group[-1])) and inside.isdisjoint(reads)
 
 
-def _group(edit: Edit, layers: Sequence[int], *, whole: bool, known: dict[tuple[int, bool], dict[str, Any]]) -> None:
+def _group(edit: Edit, layers: Sequence[int], *, whole: bool, known: dict[tuple[int, bool], NodeParams]) -> None:
     """Make the node that stands for these layers; ``whole``: it makes their gradients of the data, too."""
     graph, count = edit.network.graph, len(layers)
     first, last = layers[0], layers[-1]
@@ -195,7 +196,7 @@ def _group(edit: Edit, layers: Sequence[int], *, whole: bool, known: dict[tuple[
             edit.node_stands_for(nid, edit.makers[entry])
 
 
-PASS = GraphPass(
+PASS: GraphPass = GraphPass(
     name="shared gradients gathered",
     switch=FUSION,
     enabled=lambda settings: settings.fuses() and settings.options.drop_dead_outputs,

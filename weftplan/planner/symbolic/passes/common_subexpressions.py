@@ -55,7 +55,7 @@ def merge_equal_nodes(network: Network, settings: Settings) -> tuple[Network, st
     return edit.done(), f"merged {counted(len(kept), 'node')} into others that compute the same"
 
 
-PASS = GraphPass(
+PASS: GraphPass = GraphPass(
     name="equal expressions merged",
     switch="MXNET_ELIMINATE_COMMON_EXPR",
     enabled=lambda settings: settings.options.eliminate_common_expr,

@@ -30,7 +30,7 @@ from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Edit, Network, alike, shared
 from weftplan.planner.symbolic.passes import fuse_relu
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, FUSION, GRADIENTS, SIZES, GraphPass, Settings
-from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.node import Entry, Node, NodeParams
 
 MEMBERS = "__block__"
 """The attribute of a node that stands for three: their names and attributes as JSON, in their order."""
@@ -68,7 +68,7 @@ class Block:
         return self.graph.nodes[self.behind].op is norm(True)
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> NodeParams:
         """Those of the nodes that stand for it."""
         before, layer, behind = (self.graph.nodes[nid].params for nid in self.forward)
         return {BEFORE: before, LAYER: layer, BEHIND: behind, RELU: self.has_relu}
@@ -278,7 +278,7 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
     return [result]
 
 
-PASS = GraphPass(
+PASS: GraphPass = GraphPass(
     name="depthwise blocks joined",
     switch=FUSION,
     enabled=Settings.fuses,
@@ -289,7 +289,7 @@ PASS = GraphPass(
     unfuse=unfuse,
     members=members,
 )
-REMATERIALIZE = GraphPass(
+REMATERIALIZE: GraphPass = GraphPass(
     name="block results rematerialized",
     switch="MXNET_BACKWARD_DO_MIRROR",
     enabled=lambda settings: settings.fuses() and settings.rematerializes,

@@ -139,7 +139,7 @@ def _is_worth_it(around: ElementwiseNodes, tree: _Tree) -> bool:
     return bool(plain) and (len(tree.nodes) > 1 or around.costs[plain[0]] > 1)
 
 
-PASS = GraphPass(
+PASS: GraphPass = GraphPass(
     name="elementwise nodes fused",
     switch=FUSION,
     enabled=Settings.fuses_on_gpus,

@@ -181,7 +181,7 @@ def members(node: Node) -> list[str]:
     return names
 
 
-PASS = GraphPass(
+PASS: GraphPass = GraphPass(
     name="layers joined",
     switch=FUSION,
     enabled=lambda settings: settings.fuses() and settings.context.is_host and not settings.group2ctx,

@@ -9,7 +9,7 @@ no terms. Zeros are only made if a rule asks for an outgoing gradient that has n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,10 @@ from weftplan.planner.program import Work
 from weftplan.planner.symbolic.indexed_graph import work_of
 from weftplan.planner.symbolic.network import Edit, Network
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, GRADIENTS, GraphPass, Settings
+from weftplan.support.array_types import DType
 from weftplan.support.post_order import deepest_first
 from weftplan.symbol.attribute import INHERITED
-from weftplan.symbol.node import Node
+from weftplan.symbol.node import Node, NodeParams
 
 ZERO_OPS = frozenset(("zeros_like", "_zeros", "_zeros_without_dtype"))
 _INHERITED = frozenset(INHERITED)
@@ -229,7 +230,7 @@ class _Pass:
             else:
                 used.add(entry)
 
-    def cast(self, gradient: int, name: str, dtype: np.dtype[Any]) -> int:
+    def cast(self, gradient: int, name: str, dtype: DType) -> int:
         """The gradient of argument ``name`` in another dtype."""
         gradient_attrs = self.edit.nodes[self.edit.makers[gradient]].attrs
         entry = self.make("Cast", f"{name}_grad_{dtype.name}", [gradient], {"dtype": dtype.name})[0]
@@ -242,10 +243,10 @@ class _Pass:
         op_name: str | Op,
         name: str,
         inputs: Sequence[int],
-        params: Mapping[str, Any],
+        params: Params,
         *,
         forward: int | None = None,
-        parsed: dict[str, Any] | None = None,
+        parsed: NodeParams | None = None,
     ) -> Sequence[int]:
         """A new node; all its outputs."""
         kind: tuple[Any, ...] = (op_name if op_name.__class__ is str else id(op_name), id(parsed))
@@ -313,7 +314,7 @@ class _Builder:
         self,
         op: str | Op,
         inputs: Sequence[EntryRef],
-        params: Mapping[str, Any] | None = None,
+        params: Params | None = None,
         *,
         suffix: str = "backward",
     ) -> Sequence[EntryRef]:
@@ -338,7 +339,7 @@ class _Builder:
         return _Builder(self._pass, self._forward, params)
 
 
-PASS = GraphPass(
+PASS: GraphPass = GraphPass(
     name="gradients added",
     switch="grad_req",
     run=add_gradients,

@@ -108,7 +108,7 @@ def _check_states(graph: IndexedGraph, nid: int, where: list[Context]) -> None:
             )
 
 
-PASS = GraphPass(
+PASS: GraphPass = GraphPass(
     name="nodes placed",
     switch="group2ctx",
     enabled=Settings.spreads,

@@ -45,7 +45,7 @@ def infer_sizes(network: Network, settings: Settings) -> tuple[Network, str]:
     return replace(network, shapes=shapes, dtypes=dtypes), ""
 
 
-def _check_given(name: str, shape: Any) -> None:
+def _check_given(name: str, shape: object) -> None:
     if shape is None:
         return
     dims = None if isinstance(shape, (str, int)) or not hasattr(shape, "__iter__") else tuple(shape)
@@ -57,12 +57,12 @@ def _check_given(name: str, shape: Any) -> None:
         raise ShapeError(f"shape of {name!r} is {dims}: dimensions must be positive (0 means unknown)")
 
 
-def _is_open(fact: Any) -> bool:
+def _is_open(fact: object) -> bool:
     """Return whether a shape or dtype is unknown, or unknown in part."""
     return fact is None or (isinstance(fact, tuple) and 0 in fact)
 
 
-def _unknown(graph: IndexedGraph, eid: int, facts: Sequence[Any], kind: str) -> str:
+def _unknown(graph: IndexedGraph, eid: int, facts: Sequence[object], kind: str) -> str:
     """Return the message that names the variable which lacks a fact, and an operator that needs it."""
     row = graph.row
     arguments = [nid for nid in graph.variables() if _is_open(facts[row[nid]])]
@@ -84,4 +84,6 @@ def _unknown(graph: IndexedGraph, eid: int, facts: Sequence[Any], kind: str) -> 
     return text + (f" (as do {', '.join(map(repr, more))})" if more else "") + f"; give its {kind}"
 
 
-PASS = GraphPass(name="sizes inferred", switch="shapes", run=infer_sizes, gives=frozenset((SIZES,)), shown=False)
+PASS: GraphPass = GraphPass(
+    name="sizes inferred", switch="shapes", run=infer_sizes, gives=frozenset((SIZES,)), shown=False
+)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from weftplan import ndarray as nd
 from weftplan.errors import ParameterError
@@ -36,7 +38,11 @@ IMAGENET_MEAN = (123.68, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
 
 
-def _jsonable(value: Any) -> Any:
+PerChannel: TypeAlias = NDArray | npt.ArrayLike | bool | None
+"""A number for each channel; True: the usual numbers; None or False: nothing."""
+
+
+def _jsonable(value: object) -> object:
     return (
         value.asnumpy().tolist()
         if isinstance(value, NDArray)
@@ -49,10 +55,10 @@ def _jsonable(value: Any) -> Any:
 class Augmenter(Constructed):
     """Base of augmenters: callables on an image; :meth:`dumps` serializes an augmenter."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: object) -> None:
         self._kwargs = {name: _jsonable(value) for name, value in kwargs.items()}
 
-    def dumps(self) -> Any:
+    def dumps(self) -> object:
         """Serialize the augmenter's name and settings as JSON.
 
         >>> CastAug().dumps()
@@ -71,7 +77,7 @@ class SequentialAug(Augmenter):
         super().__init__()
         self.ts = list(ts)
 
-    def dumps(self) -> Any:
+    def dumps(self) -> object:
         return [type(self).__name__.lower(), [one.dumps() for one in self.ts]]
 
     def __call__(self, src: NDArray) -> NDArray:
@@ -212,7 +218,7 @@ class ColorJitterAug(RandomOrderAug):
 class LightingAug(Augmenter):
     """Add noise along the principal components of colours, with standard deviation ``alphastd``."""
 
-    def __init__(self, alphastd: float, eigval: Any, eigvec: Any) -> None:
+    def __init__(self, alphastd: float, eigval: ArrayLike, eigvec: ArrayLike) -> None:
         super().__init__(alphastd=alphastd, eigval=eigval, eigvec=eigvec)
         self.alphastd, self.eigval, self.eigvec = alphastd, eigval, eigvec
 
@@ -224,7 +230,7 @@ class LightingAug(Augmenter):
 class ColorNormalizeAug(Augmenter):
     """Subtract ``mean`` and divide by ``std``: a number per channel, or None."""
 
-    def __init__(self, mean: Any, std: Any) -> None:
+    def __init__(self, mean: NDArray | ArrayLike | None, std: NDArray | ArrayLike | None) -> None:
         super().__init__(mean=mean, std=std)
         self.mean, self.std = (
             value if value is None or isinstance(value, NDArray) else nd.array(value) for value in (mean, std)
@@ -280,8 +286,8 @@ def CreateAugmenter(
     rand_crop: bool = False,
     rand_resize: bool = False,
     rand_mirror: bool = False,
-    mean: Any = None,
-    std: Any = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
     brightness: float = 0,
     contrast: float = 0,
     saturation: float = 0,
@@ -318,8 +324,8 @@ def color_augmenters(
     hue: float,
     pca_noise: float,
     rand_gray: float,
-    mean: Any,
-    std: Any,
+    mean: PerChannel,
+    std: PerChannel,
 ) -> list[Augmenter]:
     """Build the pixel-value augmenters, starting with the cast to float32; arguments as in CreateAugmenter."""
     augs: list[Augmenter] = [CastAug()]
@@ -337,7 +343,7 @@ def color_augmenters(
     return augs
 
 
-def numbers(value: Any, usual: Sequence[float], what: str) -> Any:
+def numbers(value: PerChannel, usual: Sequence[float], what: str) -> NDArray | None:
     """Validate a number per channel; True means ``usual``; raises ParameterError for other values."""
     if value is None or value is False:
         return None

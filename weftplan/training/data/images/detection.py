@@ -7,10 +7,11 @@ iterator belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
@@ -86,18 +87,20 @@ class ImageDetIter(ImageIter):
             raise FormatError(f"ImageDetIter: boxes of all images must have as many numbers, got {widths}")
         self._set_label_shape((max((shape[0] for shape in shapes), default=0), widths[0] if widths else _NUMBERS))
 
-    def _label_of(self, key: Any) -> Any:
+    def _label_of(self, key: Hashable) -> ArrayLike:
         """Read the label of an image, without its pixels if they are in a separate file."""
         if self.imglist is not None and (self._records is None or key in self.imglist):
-            return self.imglist[key][0]
+            label: ArrayLike = self.imglist[key][0]
+            return label
         assert self._records is not None
-        return recordio.unpack(self._records.read(key))[0].label
+        label = recordio.unpack(self._records.read(key))[0].label
+        return label
 
     def _set_label_shape(self, shape: tuple[int, int]) -> None:
         self.label_shape = shape
         self.provide_label = [DataDesc(self.provide_label[0].name, (self.batch_size, *shape))]
 
-    def _parsed(self, label: Any, key: Any) -> Host:
+    def _parsed(self, label: ArrayLike, key: Hashable) -> Host:
         """Parse a label into its boxes with a positive area, (boxes, numbers per box)."""
         raw = np.asarray(label.asnumpy() if isinstance(label, NDArray) else label, np.float32).ravel()
         where = f"image {self.imglist[key][1]}" if self.imglist and key in self.imglist else f"image of record {key}"
@@ -112,7 +115,7 @@ class ImageDetIter(ImageIter):
             raise FormatError(f"{where}: no box of its label has an area")
         return boxes
 
-    def _row(self, label: Any, content: bytes) -> tuple[Host, Any] | None:
+    def _row(self, label: ArrayLike, content: bytes) -> tuple[Host, Host] | None:
         image = self.imdecode(content)
         try:
             self.check_valid_image([image])
@@ -124,7 +127,7 @@ class ImageDetIter(ImageIter):
         boxes = boxes[boxes[:, 0] >= 0]
         return (self._value(image), boxes) if len(boxes) else None
 
-    def _labels(self, rows: Sequence[Any]) -> Host:
+    def _labels(self, rows: Sequence[Host]) -> Host:
         labels = np.full((len(rows), *self.label_shape), -1, np.float32)
         for place, boxes in zip(labels, rows, strict=True):
             place[: len(boxes)] = boxes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,10 +16,15 @@ from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.symbol.node import warn
 from weftplan.training.data.augment_random import generator
-from weftplan.training.data.images.augmenters import Augmenter, ForceResizeAug, ResizeAug, color_augmenters
+from weftplan.training.data.images.augmenters import Augmenter, ForceResizeAug, PerChannel, ResizeAug, color_augmenters
 from weftplan.training.data.images.image import copyMakeBorder, fixed_crop
 from weftplan.training.data.ndarray_iter import Host
 
+Limits: TypeAlias = float | tuple[float, float]
+"""The lowest and the highest value, or one value for both."""
+Several: TypeAlias = float | list[float]
+"""A setting, or a setting of each of several augmenters."""
+SeveralLimits: TypeAlias = Limits | list[Limits]
 Pair = tuple[NDArray, Host]
 _LEAST_AREA = 2
 """Pixels; smaller crops and objects are rejected."""
@@ -41,7 +46,7 @@ class DetBorrowAug(DetAugmenter):
         super().__init__(augmenter=augmenter.dumps())
         self.augmenter = augmenter
 
-    def dumps(self) -> Any:
+    def dumps(self) -> object:
         return [type(self).__name__.lower(), self.augmenter.dumps()]
 
     def __call__(self, src: NDArray, label: Host) -> Pair:  # type: ignore[override]
@@ -59,7 +64,7 @@ class DetRandomSelectAug(DetAugmenter):
                 raise ParameterError(f"DetRandomSelectAug chooses from DetAugmenters, got {type(one).__name__}")
         self.skip_prob = skip_prob if self.aug_list else 1
 
-    def dumps(self) -> Any:
+    def dumps(self) -> object:
         return [type(self).__name__.lower(), [one.dumps() for one in self.aug_list]]
 
     def __call__(self, src: NDArray, label: Host) -> Pair:  # type: ignore[override]
@@ -93,7 +98,9 @@ class _Region(NamedTuple):
     height: int
 
 
-def _sides(ratio: float, areas: tuple[float, float], low: float, high: float, draw: Any) -> tuple[int, int] | None:
+def _sides(
+    ratio: float, areas: tuple[float, float], low: float, high: float, draw: np.random.Generator
+) -> tuple[int, int] | None:
     """Draw (width, height) of a rectangle with this ratio, an area in ``areas`` and ``low`` <= height <= ``high``."""
     least = math.ceil(max(math.sqrt(areas[0] / ratio), low) - 0.5)
     most = int(min(math.sqrt(areas[1] / ratio), high) + 0.5)
@@ -106,7 +113,7 @@ def _sides(ratio: float, areas: tuple[float, float], low: float, high: float, dr
 class _Ranged(DetAugmenter):
     """Base of augmenters that draw a rectangle from ranges of aspect ratio and relative area."""
 
-    def __init__(self, aspect_ratio_range: Any, area_range: Any, max_attempts: int, **kwargs: Any) -> None:
+    def __init__(self, aspect_ratio_range: Limits, area_range: Limits, max_attempts: int, **kwargs: object) -> None:
         ratios, areas = (
             tuple(limits) if isinstance(limits, list | tuple) else (limits, limits)
             for limits in (aspect_ratio_range, area_range)
@@ -128,13 +135,15 @@ class _Ranged(DetAugmenter):
         areas = self.area_range[0] * height * width, self.area_range[1] * height * width
         draw = generator()
         for _ in range(self.max_attempts):
-            ratio = draw.uniform(*self.aspect_ratio_range)
+            ratio = draw.uniform(self.aspect_ratio_range[0], self.aspect_ratio_range[1])
             attempt = self._attempt(src, label, ratio, areas, draw)
             if attempt is not None:
                 return attempt
         return src, label
 
-    def _attempt(self, src: NDArray, label: Host, ratio: float, areas: tuple[float, float], draw: Any) -> Pair | None:
+    def _attempt(
+        self, src: NDArray, label: Host, ratio: float, areas: tuple[float, float], draw: np.random.Generator
+    ) -> Pair | None:
         raise NotImplementedError
 
 
@@ -152,8 +161,8 @@ class DetRandomCropAug(_Ranged):
     def __init__(
         self,
         min_object_covered: float = 0.1,
-        aspect_ratio_range: Any = (0.75, 1.33),
-        area_range: Any = (0.05, 1.0),
+        aspect_ratio_range: Limits = (0.75, 1.33),
+        area_range: Limits = (0.05, 1.0),
         min_eject_coverage: float = 0.3,
         max_attempts: int = 50,
     ) -> None:
@@ -167,7 +176,9 @@ class DetRandomCropAug(_Ranged):
         self.min_object_covered = min_object_covered
         self.min_eject_coverage = min_eject_coverage
 
-    def _attempt(self, src: NDArray, label: Host, ratio: float, areas: tuple[float, float], draw: Any) -> Pair | None:
+    def _attempt(
+        self, src: NDArray, label: Host, ratio: float, areas: tuple[float, float], draw: np.random.Generator
+    ) -> Pair | None:
         height, width = src.shape[:2]
         sides = _sides(ratio, areas, 1, min(height, (width + 0.499) / ratio), draw)
         if sides is None or sides[0] > width or sides[0] * sides[1] < _LEAST_AREA:
@@ -209,10 +220,10 @@ class DetRandomPadAug(_Ranged):
 
     def __init__(
         self,
-        aspect_ratio_range: Any = (0.75, 1.33),
-        area_range: Any = (1.0, 3.0),
+        aspect_ratio_range: Limits = (0.75, 1.33),
+        area_range: Limits = (1.0, 3.0),
         max_attempts: int = 50,
-        pad_val: Any = (128, 128, 128),
+        pad_val: float | Sequence[float] = (128, 128, 128),
     ) -> None:
         values = tuple(pad_val) if isinstance(pad_val, list | tuple) else (pad_val,) * 3
         super().__init__(aspect_ratio_range, area_range, max_attempts, pad_val=values)
@@ -221,7 +232,9 @@ class DetRandomPadAug(_Ranged):
     def _least_area(self) -> float:
         return 1
 
-    def _attempt(self, src: NDArray, label: Host, ratio: float, areas: tuple[float, float], draw: Any) -> Pair | None:
+    def _attempt(
+        self, src: NDArray, label: Host, ratio: float, areas: tuple[float, float], draw: np.random.Generator
+    ) -> Pair | None:
         height, width = src.shape[:2]
         sides = _sides(ratio, areas, max(height + 2, (width + 2) / ratio), math.inf, draw)
         if sides is None or sides[0] < width + 2:
@@ -234,11 +247,11 @@ class DetRandomPadAug(_Ranged):
 
 
 def CreateMultiRandCropAugmenter(
-    min_object_covered: Any = 0.1,
-    aspect_ratio_range: Any = (0.75, 1.33),
-    area_range: Any = (0.05, 1.0),
-    min_eject_coverage: Any = 0.3,
-    max_attempts: Any = 50,
+    min_object_covered: Several = 0.1,
+    aspect_ratio_range: SeveralLimits = (0.75, 1.33),
+    area_range: SeveralLimits = (0.05, 1.0),
+    min_eject_coverage: Several = 0.3,
+    max_attempts: int | list[int] = 50,
     skip_prob: float = 0,
 ) -> DetRandomSelectAug:
     """Choose among several :class:`DetRandomCropAug`, with settings as lists; a single setting applies to all.
@@ -273,20 +286,20 @@ def CreateDetAugmenter(
     rand_pad: float = 0,
     rand_gray: float = 0,
     rand_mirror: bool = False,
-    mean: Any = None,
-    std: Any = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
     brightness: float = 0,
     contrast: float = 0,
     saturation: float = 0,
     pca_noise: float = 0,
     hue: float = 0,
     inter_method: int = 2,
-    min_object_covered: Any = 0.1,
+    min_object_covered: Several = 0.1,
     aspect_ratio_range: Any = (0.75, 1.33),
     area_range: Any = (0.05, 3.0),
-    min_eject_coverage: Any = 0.3,
+    min_eject_coverage: Several = 0.3,
     max_attempts: Any = 50,
-    pad_val: Any = (127, 127, 127),
+    pad_val: float | Sequence[float] = (127, 127, 127),
 ) -> list[DetAugmenter]:
     """Build the default list: resize, crop, mirror, pad, resize to the result, cast, colours, noise, grey, normalize.
 

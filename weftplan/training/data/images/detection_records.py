@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import FormatError, ParameterError
+from weftplan.support.array_types import DTypeLike
 from weftplan.support.progress import Progress
 from weftplan.training.data import recordio
 from weftplan.training.data.images.detection_record_augment import DetAugmentation, augment_boxes
@@ -70,7 +71,7 @@ class ImageDetRecordIter(ThreadedImageIter):
         preprocess_threads: int = 4,
         prefetch_buffer: int = 4,
         mean_img: File | None = None,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
         data_name: str = "data",
         label_name: str = "softmax_label",
         **augmentation: Any,
@@ -133,11 +134,11 @@ class ImageDetRecordIter(ThreadedImageIter):
             )
         return numbers
 
-    def _fetch(self, key: Any) -> tuple[str, bytes, Any]:
+    def _fetch(self, key: int) -> tuple[str, bytes, Host]:
         header, content = recordio.unpack(self._records.read(key))
         return f"{self._where}: record {key}", content, self._label(key, header)
 
-    def _prepare(self, pixels: Host, label: Any, what: str, draw: np.random.Generator) -> tuple[Host, Host]:
+    def _prepare(self, pixels: Host, label: Host, what: str, draw: np.random.Generator) -> tuple[Host, Host]:
         head, width = int(label[0]), int(label[1])
         boxes = label[head:].reshape(-1, width)
         pixels, boxes = augment_boxes(pixels, boxes, self._augmentation, self._shape, draw)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import FormatError, ParameterError, listed
+from weftplan.support.array_types import DTypeLike
 from weftplan.support.atomic_files import open_to_read
 from weftplan.support.progress import watching
 from weftplan.training.data.image_files import image_suffixes
@@ -64,7 +65,7 @@ class ImageFolder(ThreadedImageIter):
         preprocess_threads: int = 4,
         prefetch_buffer: int = 4,
         files: Sequence[str] | None = None,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
         data_name: str = "data",
         label_name: str = "softmax_label",
         **augmentation: Any,

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from weftplan import ndarray as nd
 from weftplan.errors import MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
+from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import open_to_read
 from weftplan.training.data.augment_random import generator
 from weftplan.training.data.image_files import decode
@@ -27,7 +29,7 @@ Box = tuple[int, int, int, int]
 """(left, top, width, height) in pixels."""
 
 
-def host(src: Any) -> Host:
+def host(src: NDArray | ArrayLike) -> Host:
     """The pixels of an image as (height, width, channels)."""
     pixels: Host = src.asnumpy() if isinstance(src, NDArray) else np.asarray(src)
     if pixels.ndim != 3:
@@ -49,7 +51,12 @@ def _decoded(content: bytes, flag: int, to_rgb: bool | int, out: NDArray | None,
     return _give(pixels if to_rgb or pixels.shape[2] < 3 else pixels[:, :, ::-1], out)
 
 
-def imdecode(buf: Any, flag: int = 1, to_rgb: bool | int = True, out: NDArray | None = None) -> NDArray:
+def imdecode(
+    buf: NDArray | bytes | bytearray | memoryview | RawArray,
+    flag: int = 1,
+    to_rgb: bool | int = True,
+    out: NDArray | None = None,
+) -> NDArray:
     """The image of a file's bytes.
 
     Args:
@@ -92,7 +99,7 @@ def imread(
     return _decoded(content, flag, to_rgb, out, str(path))
 
 
-def imresize(src: Any, w: int, h: int, interp: int = 1, out: NDArray | None = None) -> NDArray:
+def imresize(src: NDArray | ArrayLike, w: int, h: int, interp: int = 1, out: NDArray | None = None) -> NDArray:
     """An image of ``w`` x ``h`` pixels.
 
     ``interp``: 0 nearest, 1 linear, 2 cubic, 3 area, 4 Lanczos, with OpenCV's weights; 9 chooses by the sizes (cubic to
@@ -132,7 +139,7 @@ def scale_down(src_size: Sequence[int], size: Sequence[int]) -> tuple[int, int]:
 
 
 def copyMakeBorder(
-    src: Any,
+    src: NDArray | ArrayLike,
     top: int,
     bot: int,
     left: int,
@@ -161,7 +168,7 @@ def copyMakeBorder(
     return _give(resampling.border(host(src), top, bot, left, right, type, list(values) or [value]), out)
 
 
-def resize_short(src: Any, size: int, interp: int = 2) -> NDArray:
+def resize_short(src: NDArray | RawArray, size: int, interp: int = 2) -> NDArray:
     """An image whose shorter side has ``size`` pixels, with the same ratio.
 
     Args:
@@ -175,7 +182,7 @@ def resize_short(src: Any, size: int, interp: int = 2) -> NDArray:
 
 
 def fixed_crop(
-    src: Any, x0: int, y0: int, w: int, h: int, size: Sequence[int] | None = None, interp: int = 2
+    src: NDArray | ArrayLike, x0: int, y0: int, w: int, h: int, size: Sequence[int] | None = None, interp: int = 2
 ) -> NDArray:
     """Crop an image at (x0, y0), and resize to ``size`` (width, height) if given.
 
@@ -195,7 +202,7 @@ def fixed_crop(
     return _give(part) if size is None or (w, h) == tuple(size) else imresize(part, size[0], size[1], interp)
 
 
-def random_crop(src: Any, size: Sequence[int], interp: int = 2) -> tuple[NDArray, Box]:
+def random_crop(src: NDArray | RawArray, size: Sequence[int], interp: int = 2) -> tuple[NDArray, Box]:
     """Crop ``size`` (width, height) at a random position; returns (image, box). A smaller image is enlarged.
 
     Args:
@@ -210,7 +217,7 @@ def random_crop(src: Any, size: Sequence[int], interp: int = 2) -> tuple[NDArray
     return fixed_crop(src, *box, size, interp), box
 
 
-def center_crop(src: Any, size: Sequence[int], interp: int = 2) -> tuple[NDArray, Box]:
+def center_crop(src: NDArray | RawArray, size: Sequence[int], interp: int = 2) -> tuple[NDArray, Box]:
     """Crop ``size`` (width, height) at the centre; returns (image, box). A smaller image is enlarged.
 
     Args:
@@ -225,7 +232,12 @@ def center_crop(src: Any, size: Sequence[int], interp: int = 2) -> tuple[NDArray
 
 
 def random_size_crop(
-    src: Any, size: Sequence[int], area: float | Sequence[float], ratio: Sequence[float], interp: int = 2, **kwargs: Any
+    src: NDArray | RawArray,
+    size: Sequence[int],
+    area: float | Sequence[float],
+    ratio: Sequence[float],
+    interp: int = 2,
+    **kwargs: Any,
 ) -> tuple[NDArray, Box]:
     """(image, box): a crop of a random share of the area and a random ratio, in ``size`` (width, height).
 
@@ -249,7 +261,7 @@ def random_size_crop(
     return center_crop(src, size, interp)
 
 
-def color_normalize(src: NDArray, mean: Any, std: Any = None) -> NDArray:
+def color_normalize(src: NDArray, mean: NDArray | float | None, std: NDArray | float | None = None) -> NDArray:
     """The image minus ``mean``, divided by ``std``; arrays of one number for each channel, or None.
 
     Args:
@@ -262,7 +274,7 @@ def color_normalize(src: NDArray, mean: Any, std: Any = None) -> NDArray:
     return src if std is None else src / std
 
 
-def imrotate(src: NDArray, rotation_degrees: Any, zoom_in: bool = False, zoom_out: bool = False) -> NDArray:
+def imrotate(src: NDArray, rotation_degrees: NDArray | float, zoom_in: bool = False, zoom_out: bool = False) -> NDArray:
     """Rotate an image (channels, height, width), or a batch of images, around the centre; float32.
 
     Args:

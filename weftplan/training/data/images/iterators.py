@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from weftplan import ndarray as nd
 from weftplan.errors import FormatError, ParameterError, ShapeError
@@ -108,7 +109,7 @@ class ImageIter(DataIter):
         self._carried = []
         self.reset()
 
-    def next_sample(self) -> tuple[Any, bytes]:
+    def next_sample(self) -> tuple[ArrayLike, bytes]:
         """(label, bytes) of the next image; raises StopIteration at the end."""
         if self.cur >= self.num_image:
             raise StopIteration
@@ -151,7 +152,7 @@ class ImageIter(DataIter):
             provide_label=self.provide_label,
         )
 
-    def _row(self, label: Any, content: bytes) -> tuple[Host, Any] | None:
+    def _row(self, label: ArrayLike, content: bytes) -> tuple[Host, Any] | None:
         """Return (values, label) of a sample; None if the sample is skipped."""
         image = self.imdecode(content)
         try:
@@ -211,7 +212,9 @@ class ImageIter(DataIter):
         return datum.transpose((2, 0, 1))
 
 
-def image_list(path: File | None, given: Sequence[Any] | None, dtype: Any) -> dict[Any, tuple[Host, str]] | None:
+def image_list(
+    path: File | None, given: Sequence[Sequence[Any]] | None, dtype: Any
+) -> dict[Any, tuple[Host, str]] | None:
     """Read {key: (label, path)} from a list in a file or in memory; raises FormatError for a malformed line."""
     if path is not None:
         entries: dict[Any, tuple[Host, str]] = {}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from weftplan.errors import FormatError
+from weftplan.support.array_types import DTypeLike
 from weftplan.training.data import recordio
 from weftplan.training.data.images.iterators import image_list
 from weftplan.training.data.images.threaded_images import File, ThreadedImageIter
@@ -57,7 +59,7 @@ class ImageRecordIter(ThreadedImageIter):
         preprocess_threads: int = 4,
         prefetch_buffer: int = 4,
         mean_img: File | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         data_name: str = "data",
         label_name: str = "softmax_label",
         **augmentation: Any,
@@ -85,7 +87,7 @@ class ImageRecordIter(ThreadedImageIter):
             augmentation=augmentation,
         )
 
-    def _fetch(self, key: Any) -> tuple[str, bytes, Any]:
+    def _fetch(self, key: Hashable) -> tuple[str, bytes, ArrayLike]:
         what = f"{self._name}: record {key}"
         header, content = recordio.unpack(self._records.read(key))
         if self._labels is None:

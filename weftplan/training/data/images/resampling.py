@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from weftplan.errors import ParameterError
+from weftplan.support.array_types import DTypeLike
 from weftplan.training.data.ndarray_iter import Host
 
 NEAREST, LINEAR, CUBIC, AREA, LANCZOS = range(5)
@@ -23,7 +23,7 @@ BY_SIZE, ANY = 9, 10
 """Additional methods: chosen by the sizes, and drawn at random."""
 
 
-def method_of(interp: int, sizes: Sequence[int] = (), draw: Any = None) -> int:
+def method_of(interp: int, sizes: Sequence[int] = (), draw: np.random.Generator | None = None) -> int:
     """Resolve ``interp`` to a method of 0 to 4; 9 chooses by ``sizes`` (old and new height and width), 10 at random.
 
     >>> method_of(9, (10, 10, 20, 20)), method_of(9, (10, 10, 5, 5)), method_of(9, (10, 10, 5, 20)), method_of(9)
@@ -36,6 +36,7 @@ def method_of(interp: int, sizes: Sequence[int] = (), draw: Any = None) -> int:
         larger, smaller = new_h > old_h and new_w > old_w, new_h < old_h and new_w < old_w
         return CUBIC if larger else AREA if smaller else LINEAR
     if interp == ANY:
+        assert draw is not None
         return int(draw.integers(0, 5))
     if interp not in range(5):
         raise ParameterError(
@@ -106,7 +107,7 @@ def _along(pixels: Host, axis: int, new: int, method: int) -> Host:
     return total
 
 
-def as_dtype(values: Host, dtype: Any) -> Host:
+def as_dtype(values: Host, dtype: DTypeLike) -> Host:
     """Convert ``values`` to a dtype; for integer dtypes round and clip to the range."""
     dtype = np.dtype(dtype)
     if values.dtype == dtype or dtype.kind not in "iu":

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from weftplan import ndarray as nd
 from weftplan.errors import FormatError, ParameterError, ShapeError, did_you_mean
 from weftplan.ndarray import NDArray
+from weftplan.support.array_types import DTypeLike
 from weftplan.training.data.image_files import decode
 from weftplan.training.data.images.record_augment import Augmentation, augment, normalized
 from weftplan.training.data.iterator_state import State, make_state, read_state, whole_in
@@ -70,7 +72,7 @@ class ThreadedImageIter(HoldingIter):
         preprocess_threads: int,
         prefetch_buffer: int,
         mean_img: File | None,
-        dtype: Any,
+        dtype: DTypeLike | None,
         data_name: str,
         label_name: str,
         augmentation: Mapping[str, Any],
@@ -121,7 +123,7 @@ class ThreadedImageIter(HoldingIter):
         """Return the augmented pixels, (channels, height, width), and the label as numbers."""
         return augment(pixels, self._augmentation, self._shape, draw), self._numbers(label, what)
 
-    def _numbers(self, label: Any, what: str) -> Host:
+    def _numbers(self, label: ArrayLike, what: str) -> Host:
         """Return a label as numbers."""
         numbers = np.atleast_1d(np.asarray(label, np.float32))
         width = self.provide_label[0].shape[1] if len(self.provide_label[0].shape) > 1 else 1
@@ -166,7 +168,7 @@ class ThreadedImageIter(HoldingIter):
     def state(self) -> State:
         return make_state(self, self._facts, epoch=self._epoch, cursor=self._next_sample())
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         epoch, cursor = read_state(self, state, self._facts, "epoch", "cursor")
         epoch = whole_in(self, "epoch", epoch, 1 << 40)
         self._begin(epoch, whole_in(self, "cursor", cursor, len(self._keys) + self.batch_size))

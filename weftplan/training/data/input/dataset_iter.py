@@ -175,7 +175,7 @@ class DatasetIter(DataIter):
         self._check_resumable()
         return make_state(self, self._facts, key=list(self._key), batch=self._batch, skipped=self.skipped)
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         self._check_resumable()
         key, batch, skipped = read_state(self, state, self._facts, "key", "batch", "skipped")
         drawn, most = key_in(self, key), 2**62 if self._count is None else self._count

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import DataError, DTypeError, ParameterError, listed
+from weftplan.support.array_types import DType, DTypeLike
 
-Host = np.ndarray[Any, np.dtype[Any]]
+Host = np.ndarray[Any, DType]
 Names = str | Sequence[str] | Mapping[str, str]
 ALIGNMENT = 64
 
@@ -38,7 +39,7 @@ class Part:
     name: str
     key: int | str | None
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     label: bool
 
     @property
@@ -64,7 +65,7 @@ class Layout:
         """Bytes of a batch, each part aligned."""
         return sum(_aligned(self.rows * part.row_bytes) for part in self.parts)
 
-    def views(self, memory: Any) -> list[Host]:
+    def views(self, memory: memoryview | bytearray) -> list[Host]:
         """Return the parts of a batch as views of ``memory`` (:attr:`nbytes` writable bytes), which they keep alive."""
         # np.ndarray(…, buffer=memory) would not prevent the mapping from being closed while views exist.
         whole = np.frombuffer(memory, np.uint8)
@@ -127,7 +128,7 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def to_host(value: Any) -> Host:
+def to_host(value: object) -> Host:
     """Convert a dataset's value to a NumPy array: an array, a tensor of any library with DLPack, numbers, lists or an
     image. The memory is shared if possible, without a copy.
 
@@ -145,7 +146,13 @@ def to_host(value: Any) -> Host:
     return np.asarray(value)
 
 
-def layout_of(sample: Any, data_names: Names, label_names: Names, dtype: Any, batch_size: int | None) -> Layout:
+def layout_of(
+    sample: Any,
+    data_names: Names,
+    label_names: Names,
+    dtype: DTypeLike | Mapping[str, DTypeLike] | None,
+    batch_size: int | None,
+) -> Layout:
     """Derive the layout from the first sample; without a batch size the sample is a batch.
 
     Raises:
@@ -208,16 +215,15 @@ def _chosen(sample: Any, names: list[Any], labels: list[Any]) -> list[tuple[str,
     return [(names[0][0], None, False)]
 
 
-def _dtype_of(name: str, found: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
+def _dtype_of(name: str, found: DType, wanted: DTypeLike | Mapping[str, DTypeLike] | None) -> DType:
     """Return the dtype in a batch: the requested one, else float32 for float64 and integers, as in NDArrayIter."""
-    if isinstance(wanted, Mapping):
-        wanted = wanted.get(name)
-    if wanted is not None:
-        asked: np.dtype[Any] = np.dtype(wanted)
-        return asked
+    asked: Any = wanted.get(name) if isinstance(wanted, Mapping) else wanted
+    if asked is not None:
+        chosen: DType = np.dtype(asked)
+        return chosen
     return np.dtype(np.float32) if found == np.float64 or found.kind in "biu" else found
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     dtype = getattr(value, "dtype", None)
     return f"{type(value).__name__} of dtype {dtype}" if dtype is not None else f"{type(value).__name__} {value!r:.60}"

@@ -9,7 +9,7 @@ import itertools
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from weftplan.errors import DataError
 from weftplan.training.data.input.layout import DoesNotFit, Host, Layout
@@ -76,7 +76,7 @@ class Reader:
         self._next = 0
         # State of a stream: its iterator, the epoch it belongs to (None: any), and the number of the next sample.
 
-    def first(self) -> Any:
+    def first(self) -> object:
         """Return the first readable sample, transformed.
 
         Raises:
@@ -195,7 +195,10 @@ class Reader:
         self._running, self._next, self._epoch = self._source.start(), 0, epoch
 
 
-def _same(sample: Any) -> Any:
+T = TypeVar("T")
+
+
+def _same(sample: T) -> T:
     return sample
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from weftplan.errors import MXNetError
 
@@ -21,7 +22,7 @@ Key = tuple[int, int]
 _MASK = 2**64 - 1
 
 
-def epoch_order(samples: int, key: Key | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+def epoch_order(samples: int, key: Key | None) -> npt.NDArray[np.int64]:
     """Return the sample numbers in the order of an epoch; without a key in ascending order.
 
     >>> epoch_order(4, None).tolist(), sorted(epoch_order(4, (1, 2)).tolist())

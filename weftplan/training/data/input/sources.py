@@ -22,11 +22,11 @@ class Dataset:
     def __len__(self) -> int:
         return len(self._source)
 
-    def one(self, number: int) -> Any:
+    def one(self, number: int) -> object:
         """Return a sample."""
         return self._source[number]
 
-    def together(self, numbers: Sequence[int]) -> Sequence[Any]:
+    def together(self, numbers: Sequence[int]) -> Sequence[object]:
         """Return several samples in a batched read.
 
         Raises:
@@ -53,7 +53,7 @@ class Stream:
         except TypeError:
             return None
 
-    def start(self) -> Iterator[Any]:
+    def start(self) -> Iterator[object]:
         """Start a new iteration.
 
         Raises:
@@ -72,7 +72,7 @@ class Stream:
         return iterator
 
 
-def source_of(source: Any, *, batches: bool = False) -> Dataset | Stream:
+def source_of(source: object, *, batches: bool = False) -> Dataset | Stream:
     """Wrap ``source`` as a dataset or a stream; a source of ``batches`` is always a stream.
 
     Raises:
@@ -90,7 +90,7 @@ def source_of(source: Any, *, batches: bool = False) -> Dataset | Stream:
     return Stream(source)
 
 
-def is_torch_loader(source: Any) -> bool:
+def is_torch_loader(source: object) -> bool:
     """Return whether this is a ``torch.utils.data.DataLoader``, which yields batches and has its own workers."""
     return any(
         kind.__name__ == "DataLoader" and kind.__module__.startswith("torch.utils.data")
@@ -98,7 +98,7 @@ def is_torch_loader(source: Any) -> bool:
     )
 
 
-def keeps_its_order(source: Any) -> bool:
+def keeps_its_order(source: object) -> bool:
     """Return False for a ``torch.utils.data.DataLoader`` with a random order, which cannot be reproduced."""
     if not is_torch_loader(source):
         return True
