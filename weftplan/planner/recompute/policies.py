@@ -75,7 +75,7 @@ def _tapes(start: Draft, options: PlanOptions, cost: Cost) -> list[Tape]:
     """Return the graph's tape for each distinct candidate order.
 
     The candidates are the order of ``start``; the order with independent backward steps placed lazily; the backward
-    part in reverse forward order; and the same with the forward part ordered by time step.
+    part in reverse forward order; and the same with the forward part deepest input first.
     """
     seconds = cost(start.program)
     tapes = [Tape(start.program, assignment=start.assignment, options=options, seconds=seconds)]

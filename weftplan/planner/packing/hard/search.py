@@ -160,7 +160,7 @@ class Searcher:
         n, sections, pairs, cells = len(problem), problem.sections, len(arrays[4]), len(arrays[6])
         trail = 12 * (pairs + 2 * cells) + 4 * (n + sections)
         depth = 4 * (n + sections)
-        # Estimated work of one descent without backtracking: each buffer is lifted by its conflicts, in all its sections.
+        # Estimated work of a descent without backtracking: each buffer is lifted by its conflicts, in all its sections.
         self._dive = int(np.dot(np.diff(arrays[3]), problem.hi - problem.lo)) + 4 * (cells + sections)
         state = [n, n, n, sections, sections, sections, n, sections, sections, trail, trail, n, sections, 4]
         nodes = [depth] * 6 + [4 * depth + n, 4 * depth + n]
