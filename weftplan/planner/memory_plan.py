@@ -65,7 +65,7 @@ class Labels:
         inplace: Sequence[int],
         skipped: Collection[int],
     ) -> None:
-        """Take the facts from a graph; :class:`~weftplan.planner.inplace.Assignment` has ``inplace`` and ``skipped``."""
+        """Take the facts from a graph and its :class:`~weftplan.planner.inplace.Assignment`."""
         self._graph, self.steps, self.shapes, self.dtypes = graph, steps, shapes, dtypes
         self.makers, self.node_names = graph.entry_node, graph.names
         self._inplace, self._skipped = inplace, skipped
@@ -301,7 +301,7 @@ class MemoryPlan:
         return self.contexts[int(self.slab_device[self.storage_slab[storage]])]
 
     def after(self, storage: int) -> NDArray[np.int32]:
-        """Return the storages that overlap ``storage`` and are used before it; its first write waits for their users."""
+        """Return the storages that overlap ``storage`` and precede it; its first write waits for their users."""
         return self.after_storages[self.after_ptr[storage] : self.after_ptr[storage + 1]]
 
     @cached_property
@@ -353,7 +353,7 @@ class MemoryPlan:
         return cast(list[Bar], slots.PLAN_REPORTS.get()["alive_at_peak"](self, limit))
 
     def bars(self, device: int | None = None) -> list[Bar]:
-        """Return the buffers on a device (an index of :attr:`contexts`) or on all, as rectangles of time and address."""
+        """Return the buffers on a device (an index of :attr:`contexts`) or on all devices."""
         return cast(list[Bar], slots.PLAN_REPORTS.get()["bars"](self, device))
 
     def summary(self, limit: int = 10) -> str:
