@@ -57,8 +57,9 @@ class Buffers:
                 device[k] = places[makers[e]]
         moments = list(where.values())
         self.first = np.array(first + moments, dtype=np.int64)
-        """First step of each buffer."""
+        """First step at which each buffer is alive."""
         self.last = np.array(last + [moment + 1 for moment in moments], dtype=np.int64)
+        """First step at which each buffer is dead."""
         self.nbytes = np.array(nbytes + [self.workspace[nid] for nid in where], dtype=np.int64)
         self.device = np.array(device + [places[nid] for nid in where], dtype=np.int64)
 

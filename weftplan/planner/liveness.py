@@ -1,4 +1,4 @@
-"""Liveness of entries, dependencies between nodes, and list scheduling.
+"""Liveness of entries, dependencies between nodes, ancestors of steps, and list scheduling.
 
 An entry is alive from the step that writes it to its last reader or to the node until which it is held, both included.
 An output of the graph is alive until the end.

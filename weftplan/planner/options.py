@@ -198,6 +198,7 @@ PlanOptions.__init__ = known_keywords()(PlanOptions.__init__)  # type: ignore[me
 
 
 def _is_integer(value: Any, least: int) -> bool:
+    """Return whether a value is an integer of at least ``least``; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

@@ -210,7 +210,7 @@ class Incumbent:
         """Highest limit at which the first sweep by :attr:`order` has failed."""
 
     def offer(self, offsets: Int64) -> None:
-        """Keep ``offsets`` if they are lower."""
+        """Replace the best packing by ``offsets`` if these are lower."""
         peak = peak_of(self.part, offsets)
         self._made = True
         if peak < self.peak:

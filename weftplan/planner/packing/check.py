@@ -67,5 +67,6 @@ def check_packing(
 
 
 def _ints(values: npt.ArrayLike) -> Sequence[int]:
+    """Return the values as Python integers."""
     array: Any = values
     return array.tolist() if hasattr(array, "tolist") else [int(v) for v in array]

@@ -133,6 +133,7 @@ class Problem:
         return self.first_peak if moment == self.first_peak.moment else self._peak(moment)
 
     def _peak(self, moment: int) -> Peak:
+        """Return the buffers alive at, after and before a section."""
         (lo, hi, size), end = self.lists, self.sections
 
         def side(late: list[int], *, born: list[int], died: list[int]) -> Side:

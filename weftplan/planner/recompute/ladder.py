@@ -384,7 +384,10 @@ def curve(tape: Tape, *, most_seconds: float = inf, seeds: Iterable[frozenset[in
 
 
 def polish(ladder: Ladder) -> None:
-    """Price all choices that differ by one or two nodes from a choice on the curve, until the curve is stable."""
+    """Price all choices that differ by one or two nodes from a choice on the curve.
+
+    This is repeated until the curve is stable or the allowance is spent.
+    """
     can, done = ladder.tape.repeatable, set[frozenset[int]]()
     steps = [frozenset(step) for width in (1, 2) for step in combinations(can, width)]
     while fresh := [twins for point in ladder.frontier() if (twins := frozenset(point.twins)) not in done]:

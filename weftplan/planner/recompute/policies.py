@@ -121,7 +121,8 @@ def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Pri
         if not price.twins:
             continue
         need = price.peak
-        # The price is a lower bound of the plan. A proposal that cannot win at least 1 % is not packed.
+        # The price is a lower bound of the plan, so a proposal that cannot win is not packed. Once another proposal has
+        # won, it must promise at least 1 %.
         if need < best.memory.peak * (WORTH_A_PLAN if best is not start else 1.0):
             draft = plan_graph(repeat(tape.program, price.twins), options)
             need = draft.memory.peak
@@ -199,6 +200,7 @@ def _share(tape: Tape, price: Price) -> float:
 
 
 def _saved(policy: str, start: Draft, *, draft: Draft, tape: Tape, price: Price) -> str:
+    """Return the note of a plan that recomputation made smaller."""
     twice = f"recompute {policy}: {counted(len(price.twins), 'node')} run twice"
     return f"{twice}, {gain(draft.memory.peak, start.memory.peak, more_time=_share(tape, price))}"
 
@@ -217,10 +219,11 @@ def chosen_echo(tape: Tape) -> frozenset[int]:
 class _Echo:
     """One run of the echo rule (MXNET_MEMORY_OPT=1): recompute cheap nodes between heavy operators if that saves bytes.
 
-    The forward part is divided into subgraphs bounded by heavy operators, which are never recomputed (``Work.rules``
-    names the others). Each subgraph is decided from its inputs upwards. A group of undecided nodes whose inputs are all
-    stored is itself stored if that frees at least as many bytes as it adds. It frees the inputs that no other node
-    needs; it adds its outputs and the inputs that other nodes need. Nodes that remain undecided are recomputed.
+    The forward part is divided into subgraphs bounded by heavy operators, which are never recomputed (their
+    ``Work.rules`` lack ``echo``). Each subgraph is decided from its inputs upwards. A group of undecided nodes whose
+    inputs are all stored is itself stored if that frees at least as many bytes as it adds. It frees the inputs that no
+    other node needs; it adds its outputs and the inputs that other nodes need. Nodes that remain undecided are
+    recomputed.
 
     All node sets hold forward nodes, variables included. ``stored`` holds the nodes whose results are kept.
     """

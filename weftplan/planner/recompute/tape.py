@@ -224,6 +224,7 @@ class Tape:
     # -- fact 1 ------------------------------------------------------------------------------------------------------
 
     def _steps(self, chosen: Collection[int]) -> _Steps:
+        """Return the schedule when the nodes ``chosen`` are recomputed."""
         mask = np.zeros(len(self.forward), dtype=np.bool_)
         if chosen:
             mask[self._place[np.fromiter(chosen, dtype=np.int64, count=len(chosen))]] = True
@@ -250,7 +251,7 @@ class Tape:
     # -- facts 2 and 3 -----------------------------------------------------------------------------------------------
 
     def _shifted(self, steps: _Steps, entry: IntArray) -> IntArray:
-        """Return the entries that backward nodes and twins read: a twin's entry if its maker has a twin."""
+        """Map entries to those that backward nodes and twins read: the twin's entry if the maker has a twin."""
         at = self.made_at[entry]
         return entry + np.where((at >= 0) & steps.mask[at], self.num_entries, 0)
 

@@ -145,6 +145,7 @@ def _work(op: Op, params: Params, force: bool | None) -> tuple[Work, int]:
 
 
 def _no_such_output(entry: Entry, where: str) -> str:
+    """Return the message of the error for an entry whose node lacks that output."""
     node = entry.node
     return f"{where} refers to output {entry.index} of {node.name!r}, which has {node.num_outputs} output(s)"
 

@@ -228,7 +228,8 @@ class Edit:
     def _sizes(self) -> tuple[list[Shape], list[DType]]:
         """Return the shapes and dtypes of all entries, or empty lists before inference.
 
-        A gradient has the shape and dtype of its forward input.
+        Shapes and dtypes of added nodes are those of ``like``, for gradients those of the forward inputs, and for other
+        nodes inferred by their operator.
 
         Raises:
             ShapeError, DTypeError: an output of a new node cannot be inferred.

@@ -244,10 +244,12 @@ class SizedGraph:
 
     @cached_property
     def _drafts(self) -> Drafts:
+        """Plans of this form, cached."""
         return Drafts(self.program)
 
     @cached_property
     def _variants(self) -> list[SizedGraph]:
+        """Other forms of the graph, sized on first use."""
         return [size() for size in self.variants]
 
 

@@ -195,14 +195,21 @@ class _Reader(pickle.Unpickler):
 
 
 def _own(place: int) -> Node:
+    """Stand for a node of the symbol in stored bytes; the reader substitutes a function of its own."""
     raise NotImplementedError(f"node {place} of the reader's symbol")
 
 
 def _node(*fields: Any) -> Node:
+    """Stand for an added node in stored bytes; the reader substitutes a function of its own."""
     raise NotImplementedError(f"node {fields}, which planning has added")
 
 
 def _op(name: str) -> Op:
+    """Return a registered operator.
+
+    Raises:
+        NotPlainError: there is none of this name.
+    """
     op = registry.find(name)
     if op is None:
         raise NotPlainError(f"operator {name}")
@@ -210,18 +217,22 @@ def _op(name: str) -> Op:
 
 
 def _array(dtype: str, data: bytes) -> Any:
+    """Return a one-dimensional array of these bytes."""
     return np.frombuffer(data, dtype)
 
 
 def _dtype(name: str) -> Any:
+    """Return the dtype of a name."""
     return np.dtype(name)
 
 
 def _context(device_type: str, device_id: int) -> Context:
+    """Return a device."""
     return Context(device_type, device_id)
 
 
 def _graph(nodes: list[Node], inputs: list[list[int]], controls: list[list[int]], heads: list[int]) -> IndexedGraph:
+    """Return a graph; the operators declare its memory effects again."""
     works, counts = works_of(nodes)
     return IndexedGraph(nodes=nodes, works=works, inputs=inputs, controls=controls, counts=counts, heads=heads)
 
@@ -243,6 +254,11 @@ def _name_of(op: Op) -> str:
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return a name from which NumPy restores the dtype.
+
+    Raises:
+        NotPlainError: there is none.
+    """
     name = dtype.str if dtype.isbuiltin == 1 else dtype.name
     if np.dtype(name) != dtype:
         raise NotPlainError(f"dtype {dtype}")

@@ -339,7 +339,7 @@ def search(
 
     Args:
         problem, state, nodes: the tables, the state and the node stack of the search.
-        priority: order in which the buffers of one node are tried, the largest value first.
+        priority: value of each buffer; the candidates of a node are tried in descending order of their values.
         weights: number of refutations per section; the FAILURES rule keeps it between calls.
         capacity: maximum height in units.
         limit: maximum work, in touched list cells; so a limit means the same time for few and for many buffers.

@@ -152,7 +152,7 @@ class ElementwiseNodes:
         return self.outputs(nid) if self.kinds[nid] == PLAIN else (self.main(nid),)
 
     def kept_alive(self, nid: int) -> list[int]:
-        """Return the entries that a member reads; for a bias, the product of its layer."""
+        """Return the entries that must stay alive until a member runs; for a bias, only the product of its layer."""
         graph = self.graph
         if self.kinds[nid] == BIAS:
             return [self.main(nid)]

@@ -53,12 +53,12 @@ class Block:
 
     @property
     def forward(self) -> tuple[int, int, int]:
-        """Nodes of the forward part."""
+        """The three forward nodes, in execution order."""
         return self.before, self.layer, self.behind
 
     @property
     def backward(self) -> tuple[int, int, int]:
-        """Gradient nodes, in execution order."""
+        """The three gradient nodes, in execution order."""
         return self.behind_gradient, self.layer_gradient, self.before_gradient
 
     @property

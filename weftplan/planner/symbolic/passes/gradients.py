@@ -355,7 +355,7 @@ class _Builder:
         )
 
     def showing(self, params: Params) -> _Builder:
-        """Return a builder for the same node that shows the rule other parameters."""
+        """Return a builder for the same node with other parameters."""
         return _Builder(self._pass, self._forward, params)
 
 
