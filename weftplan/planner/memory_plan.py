@@ -146,7 +146,8 @@ class Bar:
 class MemoryPlan:
     """The address and lifetime of every entry.
 
-    All arrays are read-only. The first word of a field's name is its index: entry, storage, slab, or node (workspace).
+    All arrays are read-only. The first word of an array's name names its index: entries, storages, slabs, or, for
+    ``workspace``, nodes. The rows of ``after`` belong to storages.
     """
 
     strategy: str

@@ -182,7 +182,7 @@ class Incumbent:
 
     Args:
         part: the buffers.
-        floor: peak below which an improvement is worthless.
+        floor: peak at which the part no longer determines the peak of the whole problem; search stops there.
         spending: the limits of the effort.
         deadline: the time limit.
         order: precedence of all buffers of the caller's problem, not only of the part.

@@ -1,4 +1,4 @@
-"""Recomputation: recompute forward results in the backward part instead of keeping them.
+"""Recomputation of forward results in the backward part, which saves keeping them.
 
 :func:`apply` is the pass that the pipeline runs.
 """

@@ -30,7 +30,7 @@ from weftplan.planner.program import IntArray, Program, scratch_of
 from weftplan.planner.rewiring import repeatable
 
 Pair = tuple[int, int, int, bool]
-"""In-place pair: (input slot, input entry, output entry, whether it is an identity, which other readers allow)."""
+"""In-place pair: (input slot, input entry, output entry, whether the output is an identity of the input)."""
 Table = tuple[IntArray, IntArray, IntArray, IntArray]
 """Columns of in-place pairs: position of the node, input entry, output entry, rank of the pair within its node."""
 Merges = tuple[IntArray, IntArray, IntArray]

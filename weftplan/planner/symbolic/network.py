@@ -52,9 +52,9 @@ class Network:
     head_grads: tuple[int, ...] = ()
     """Variable ``_head_grad_<i>`` of each output; -1 if no gradient reads it."""
     shapes: Sequence[Shape] = ()
-    """Shape of each entry; empty before inference, which runs before any pass adds nodes."""
+    """Shape of each entry; empty before inference."""
     dtypes: Sequence[DType] = ()
-    """Dtype of each entry, likewise."""
+    """Dtype of each entry; empty before inference."""
     reports: tuple[Pass, ...] = ()
     """Passes that have run."""
 

@@ -228,7 +228,7 @@ def improve(problem: Problem, offsets: Int64, *, floor: int, allowance: Allowanc
     Args:
         problem: the buffers.
         offsets: the packing to start from.
-        floor: peak below which an improvement is worthless: the lower bound of this part or of the whole problem.
+        floor: peak at which the search stops: the lower bound of this part or, if higher, of the whole problem.
         allowance: work and time to spend.
         good_enough: stop as soon as the peak is at most ``floor * good_enough``.
     """

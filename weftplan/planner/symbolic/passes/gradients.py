@@ -3,7 +3,7 @@
 Shapes are not needed, because operators that make zeros take their shape from another entry.
 
 A zero gradient has no node: a gradient rule returns None for it, and an entry without a gradient has no terms. Zeros
-are only made if a rule reads the gradient of such an entry, or if a variable in question has no gradient.
+are only made if a rule reads the gradient of such an entry, or if an argument that wants a gradient has none.
 """
 
 from __future__ import annotations
