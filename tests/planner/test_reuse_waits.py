@@ -67,7 +67,7 @@ def test_the_count_is_that_of_the_graph(name: str, grad_req: str) -> None:
 def without_preference(monkeypatch: pytest.MonkeyPatch, name: str, grad_req: str) -> PlannedGraph:
     """Return the plan of a packing that knows of no order."""
     with monkeypatch.context() as patch:
-        patch.setattr(liveness.Buffers, "order", lambda self: None)
+        patch.setattr(buffers.Buffers, "order", lambda self: None)
         return planned(name, grad_req)
 
 

@@ -1,8 +1,8 @@
-"""Graph in, memory plan out: pure functions, no arrays, no threads.
+"""The static memory planner: pure functions from a graph to a memory plan, without arrays or threads.
 
-The README next to this file has the vocabulary, the invariants, an order of reading, and the rule of threads of every
-module in here: any thread may call any function; only ``options.py`` and ``stopping.py`` keep state.
-Importing the package gives symbols their method ``plan``.
+The README next to this file defines the vocabulary and the invariants and suggests a reading order. All modules are
+thread-safe: any thread may call any function, and only ``options.py`` and ``stopping.py`` keep state. Importing the
+package adds the method ``plan`` to symbols.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Buffers, the units of placement: groups of entries and the scratch of nodes, with sizes and lifetimes."""
+"""Buffers: the units of placement. A buffer is a group of entries or the scratch of a node, with size and lifetime."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from weftplan.planner.program import IntArray, Program, scratch_of
 
 
 class Buffers:
-    """Groups and workspaces as buffers with lifetimes.
+    """The buffers of one assignment: groups of entries first, then the scratch of nodes.
 
-    Invariant: every buffer has a first writer that runs (the README says why). So outputs without a reader are no
-    buffers, even where MXNet's walk gave them a block, and neither is the scratch of nodes that do not run.
+    Invariant: every buffer has a first writer that runs (the README says why). So an output without a reader is no
+    buffer, even if MXNet's walk assigned a block to it; neither is the scratch of a skipped node.
     """
 
     def __init__(
         self, program: Program, assignment: Assignment, *, options: PlanOptions, like: Buffers | None = None
     ) -> None:
-        """``like``: buffers of the same program under another assignment."""
+        """Collect the buffers of ``assignment``.
+
+        ``like`` holds the buffers of the same program under another assignment; their lifetimes of entries are reused.
+        """
         self.program = program
         self.assignment = assignment
         self.options = options
@@ -33,10 +36,10 @@ class Buffers:
         self.entry_first, self.entry_last = births, deaths = self._lifetimes
         counted = options.workspaces
         self.workspace = scratch_of(program, added=assignment.added, skipped=assignment.skipped) if counted else {}
-        """Scratch bytes per node that runs."""
+        """Scratch bytes of each node that runs and needs any."""
         where = {nid: step for step, nid in enumerate(program.order) if nid in self.workspace}
         self.workspace_nodes = list(where)
-        # Lists: most graphs have a few dozen buffers, and arrays take longer for these.
+        # Lists are faster than arrays for a few dozen buffers, as most graphs have.
         unused = int(Kind.UNUSED)
         group = [-1 if kind == unused else k for k, kind in zip(assignment.group, assignment.kind, strict=True)]
         self.entry_group, count = renumbered(group)
@@ -54,13 +57,14 @@ class Buffers:
                 device[k] = places[makers[e]]
         moments = list(where.values())
         self.first = np.array(first + moments, dtype=np.int64)
-        """Per buffer: the groups that have entries, then one per node with scratch."""
+        """First step at which each buffer is alive."""
         self.last = np.array(last + [moment + 1 for moment in moments], dtype=np.int64)
+        """First step at which each buffer is dead."""
         self.nbytes = np.array(nbytes + [self.workspace[nid] for nid in where], dtype=np.int64)
         self.device = np.array(device + [places[nid] for nid in where], dtype=np.int64)
 
     def live(self, nbytes: IntArray | None = None) -> IntArray:
-        """Bytes alive at each step, one row per device, of buffers of these sizes (default: as they are)."""
+        """Return live bytes per (device, step); ``nbytes`` replaces the sizes of the buffers."""
         nbytes = self.nbytes if nbytes is None else nbytes
         steps = len(self.program.order) + 1
         row, change = self.device * steps, np.zeros(len(self.program.contexts) * steps, dtype=np.int64)
@@ -70,28 +74,26 @@ class Buffers:
 
     @cached_property
     def lower_bound(self) -> int:
-        """Most bytes alive at once, summed over devices."""
+        """Sum of the devices' peaks of live bytes."""
         return _most(self.live())
 
     def least_peak(self) -> int:
-        """As :attr:`lower_bound`, of sizes in whole multiples of the alignment, as every plan in slabs takes them.
+        """Return the lower bound with sizes rounded up to the alignment, as in every plan with slabs.
 
-        Whole blocks of their own (``compat="mxnet"``) may take less.
+        With ``compat="mxnet"`` blocks may be separate allocations, which are not rounded; then return
+        :attr:`lower_bound`.
         """
         if self.options.compat == "mxnet":
             return self.lower_bound
         return _most(self.live(np.array(self.rounded(self.nbytes.tolist(), self.device.tolist()), dtype=np.int64)))
 
     def order(self) -> Precedence | None:
-        """Which nodes use each buffer, and which its first writer waits for anyway.
-
-        None for orders of more than `MOST_STEPS` steps, which are not worth the memory.
-        """
+        """Return the users and the ancestors of each buffer, or None for more than `MOST_STEPS` steps."""
         program, row = self.program, self.program.graph.row
         if len(program.order) > MOST_STEPS:
             return None
         first, group = self.first.tolist(), self.entry_group
-        # A set of steps is one integer, as in liveness.py; the last of the users is for entries of no group.
+        # A set of steps is one integer, as in liveness.py. The last item collects the users of entries without a group.
         users = [0] * self.num_groups + [1 << step for step in first[self.num_groups :]] + [0]
         skipped, all_reads = self.assignment.skipped, program.reads
         needs_of = [0] * program.graph.num_entries
@@ -112,16 +114,16 @@ class Buffers:
 
     @cached_property
     def _units(self) -> list[int]:
-        """Alignment of each device."""
+        """Alignment of each device in bytes."""
         return [self.options.alignment or alignment_of(context) for context in self.program.contexts]
 
     def rounded(self, nbytes: Sequence[int], device: Sequence[int]) -> list[int]:
-        """These sizes as whole multiples of the device's alignment."""
+        """Return the sizes rounded up to the alignment of their devices."""
         units = self._units
         return [-(-size // units[place]) * units[place] for size, place in zip(nbytes, device, strict=True)]
 
     def unshared(self) -> int:
-        """Bytes with a buffer for every entry that is made and one workspace per device as large as its largest."""
+        """Return the bytes without sharing: one buffer per entry, and per device its largest scratch."""
         program = self.program
         places, makers, sizes = program.device, program.graph.entry_node, program.nbytes
         placed = [e for e, group in enumerate(self.assignment.group) if group >= 0]
@@ -132,7 +134,7 @@ class Buffers:
 
 
 def renumbered(numbers: Sequence[int]) -> tuple[list[int], int]:
-    """The numbers from 0 on with the places 0, 1, … in their order, without gaps, and how many there are; -1 stays.
+    """Return ``numbers`` mapped to 0, 1, … in ascending order without gaps, and their count; -1 is kept.
 
     >>> renumbered([4, -1, 2, 4])
     ([1, -1, 0, 1], 2)
@@ -142,10 +144,10 @@ def renumbered(numbers: Sequence[int]) -> tuple[list[int], int]:
 
 
 def _most(live: IntArray) -> int:
-    """The most of each row, summed."""
+    """Return the sum over rows of the maximum of each row."""
     return int(live.max(axis=1).sum()) if live.shape[1] else 0
 
 
 def alignment_of(context: Context) -> int:
-    """Bytes to which offsets on a device are aligned."""
+    """Return the alignment of offsets on a device, in bytes."""
     return 64 if context.is_host else 256

@@ -1,10 +1,10 @@
-"""Plan and rewrite: the plans of one graph under any options, with the order of execution and the graph that they need.
+"""Planning of one graph under any options, including the execution order, recomputation and spilling.
 
-This file decides whether another order is used, and calls recomputation and spilling if a budget or a policy asks for
-them. Plans without a budget are cached, since a budget asks for them again. :func:`plan_program` is the door for front
-ends that have a program and no symbol. :func:`plan_within` fits everything into a number of bytes:
-``PlanOptions.budget`` limits the planned peak alone, because recomputation can change nothing else, while arguments,
-gradients and states share the device.
+This module chooses the execution order, and runs recomputation and spilling if a budget or a policy asks for them.
+Plans without a budget are cached, because planning under a budget starts from them. :func:`plan_program` is the entry
+point for front ends that have a program but no symbol. :func:`plan_within` fits all memory into a budget. In contrast,
+``PlanOptions.budget`` limits only the planned peak: recomputation cannot change the arguments, gradients and states
+that share the device.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from weftplan.support.tensor_types import DType, Req, Shape
 
 _NOT_WRITTEN = {Kind.INPLACE: Req.INPLACE, Kind.ADDTO: Req.ADD, Kind.UNUSED: Req.NULL}
 _REQUESTS = [_NOT_WRITTEN.get(kind, Req.WRITE) for kind in Kind]
-"""By kind of an entry what its kernel has to do with the output."""
+"""Write mode of an output, indexed by :class:`Kind`."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlannedSteps:
-    """Steps in the order of execution, with their memory: what :func:`weftplan.planner.validate` judges."""
+    """A graph in execution order with its memory plan, as :func:`weftplan.planner.validate` checks it."""
 
     graph: Graph
     order: list[int]
     """Nodes in execution order, skipped ones included; variables are not in it."""
     num_forward_nodes: int
-    """The first ``num_forward_nodes`` steps of :attr:`order` are the forward part and need nothing of the rest."""
+    """Number of leading steps of :attr:`order` that are the forward part; they depend on no later step."""
     shapes: list[Shape]
-    """Per entry."""
+    """Shape of each entry."""
     dtypes: list[DType]
-    """Per entry."""
+    """Dtype of each entry."""
     devices: list[Context]
-    """Per node."""
+    """Device of each node."""
     requests: list[Req]
-    """Per entry, how its kernel writes the output; WRITE for variables, which no kernel computes."""
+    """Write mode of each entry; WRITE for variables, which no kernel computes."""
     skipped: frozenset[int]
     """Node ids that must not run: sums whose terms are added in place by their makers."""
     outputs: list[int]
     """Entry ids of the forward outputs."""
     gradients: dict[str, int]
-    """Name -> entry id of a result that is written to an array of the caller's."""
+    """Name -> entry id of a result that is written to an array of the caller."""
     memory: MemoryPlan
     nbytes: Sequence[int] = ()
-    """Bytes of each entry; empty: those of its shape and dtype."""
+    """Bytes of each entry; if empty, they follow from shape and dtype."""
     held: Mapping[int, int] = field(default_factory=dict)
-    """As in :class:`~weftplan.planner.program.Program`."""
+    """Held entries, as :attr:`Program.held <weftplan.planner.program.Program.held>`."""
 
     def entry_device(self, eid: int) -> Context:
-        """Device of an entry: that of the node that makes it."""
+        """Return the device of the node that makes an entry."""
         return self.devices[self.graph.entry_node[eid]]
 
 
@@ -71,15 +71,16 @@ def plan_program(
 ) -> PlannedSteps:
     """Plan a program of any front end.
 
-    Outputs of its graph that are gradients are written to arrays of the caller's, under their names in the graph; the
-    caller reads the others.
+    Graph outputs that are gradients become :attr:`PlannedSteps.gradients`, under their names in the graph; the others
+    become :attr:`PlannedSteps.outputs`.
 
     Args:
-        options: how to plan; by default the defaults of :class:`PlanOptions`.
-        seconds: how long each node takes, for a budget; by default all take equally long.
+        program: the graph in execution order.
+        options: the options; by default the defaults of :class:`PlanOptions`.
+        seconds: seconds of each node, which a budget needs; by default all operators take equally long.
 
     Raises:
-        BudgetError: nothing fits the budget; names the smallest that works.
+        BudgetError: no plan fits the budget; the message names the smallest budget found that works.
     """
     usual = list(seconds) or [0.0 if is_variable else 1.0 for is_variable in program.graph.is_variable]
 
@@ -93,7 +94,7 @@ def plan_program(
 
 
 def planned_steps(draft: Draft, outputs: list[int], *, gradients: dict[str, int]) -> PlannedSteps:
-    """Return a draft as steps; the caller reads ``outputs`` and gets ``gradients``, by name, in arrays of its own."""
+    """Return a draft as planned steps, with the entries of the caller's ``outputs`` and ``gradients``."""
     program, assignment = draft.program, draft.assignment
     requests = [_REQUESTS[kind] for kind in assignment.kind]
     for eid in gradients.values():
@@ -116,16 +117,20 @@ def planned_steps(draft: Draft, outputs: list[int], *, gradients: dict[str, int]
 
 
 class Drafts:
-    """Plans of one graph; ``program`` has it in the order of its front end."""
+    """A planner of one graph that caches plans; ``program`` is in the front end's order."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._plain: dict[PlanOptions, Draft] = {}
 
     def plan(self, options: PlanOptions, *, cost: recompute.Cost, most_time: float | None = None) -> Draft:
-        """The graph with the plan that ``options`` ask for; ``cost`` gives the seconds of nodes.
+        """Plan the graph under ``options``, with recomputation and spilling.
 
-        ``most_time``: in place of a rule's choice, the smallest plan whose repetition takes this part of a step.
+        Args:
+            options: the options.
+            cost: returns the seconds of each node.
+            most_time: replaces the recomputation policy by the smallest plan that spends at most this share of a step
+                on recomputation.
         """
         draft = self.plain(options)
         asked = options.recompute != "off" or options.budget is not None
@@ -139,7 +144,7 @@ class Drafts:
         return replace(fitted, notes=(*draft.notes, *fitted.notes))
 
     def plain(self, options: PlanOptions) -> Draft:
-        """The plan without recomputation and budget; kept, since a budget asks for it again."""
+        """Plan the graph without recomputation and budget; cached, because planning under a budget starts from it."""
         asked = options.replace(recompute="off", budget=None)
         draft = self._plain.get(asked)
         if draft is None:
@@ -168,10 +173,10 @@ def plan_within(
     """Return the plan of least modelled time whose total, without offloaded bytes, is at most ``budget``.
 
     Args:
-        make: plans the graph under the options that it is called with.
+        make: plans the graph under its options.
         options: the options; this function overrides ``recompute`` and ``budget``.
         budget: bytes for all devices together: planned peak without offloaded bytes, arguments, gradients, states.
-        besides: further bytes that the budget has to cover.
+        besides: returns further bytes that the budget must cover.
 
     Raises:
         BudgetError: no plan fits; the message and ``smallest`` give the smallest budget that works.

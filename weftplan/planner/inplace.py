@@ -1,12 +1,13 @@
-"""The walk that gives every entry a storage: in place of an input where allowed, else from an allocator.
+"""Storage assignment: each entry is computed in place of an input if allowed, else it is allocated.
 
-All strategies share this walk and differ in the allocator: one that hands out released blocks again (match range), or
-one that always makes a new storage, which is then placed at an offset. So every strategy merges the same entries in
-place, and their plans have one lower bound.
+All strategies share this walk over the program. They differ in the allocator: the match-range pool reuses released
+blocks; other strategies always get a new storage, which they later place at an offset. So all strategies merge the same
+entries in place, and their plans have the same lower bound.
 
-Per node, in execution order: outputs that must share take their input's storage; others take inputs' storages by the
-operator's inplace pairs; the other outputs are allocated, largest first; then the inputs are released. Releasing last
-means that a node never gets as output a block that only it is about to free, except by the first rule.
+For each node, in execution order: (1) outputs that must share memory take their input's storage; (2) other outputs take
+inputs' storages according to the operator's in-place pairs; (3) the remaining outputs are allocated, the largest first;
+(4) the inputs are released. Because inputs are released last, a node's output never reuses the block of its own input
+except by rules 1 and 2.
 """
 
 from __future__ import annotations
@@ -27,33 +28,37 @@ class Kind(IntEnum):
     """The origin of the bytes of an entry."""
 
     EXTERNAL = 0
-    """Given by the caller: arguments, auxiliary states, head gradients, gradient arrays. Storage -1."""
+    """Memory of the caller: arguments, auxiliary states, head gradients, gradient arrays. Storage -1."""
     OWN = 1
     """The first entry of its storage."""
     SHARED = 2
-    """Its storage held another entry before, which is dead."""
+    """An entry in a storage that held another, dead entry before."""
     INPLACE = 3
-    """Written over an input of the same node (:attr:`MemoryPlan.entry_inplace`)."""
+    """An entry written over an input of the same node (:attr:`MemoryPlan.entry_inplace`)."""
     ADDTO = 4
-    """Added into the memory of the partial gradient sum it belongs to (request ADD)."""
+    """A term that its maker adds into the memory of a partial gradient sum (``Req.ADD``)."""
     UNUSED = 5
-    """It has no reader: the request is NULL, nothing is written, and it has no memory, except that whole blocks with
-    ``compat="mxnet"`` keep one for it, as MXNet does."""
+    """An entry without a reader: it is not written (``Req.NULL``) and has no memory. With ``compat="mxnet"`` whole
+    blocks still reserve a block for it, as MXNet does."""
 
 
 @dataclass(slots=True)
 class Assignment:
-    """Storage, group, kind and inplace input of every entry."""
+    """Storage, group, kind and in-place input of each entry."""
 
     storage: list[int]
+    """Storage of each entry; -1 without planned memory."""
     group: list[int]
-    """Entries of one group are computed in place of each other; groups of one storage follow each other in time."""
+    """Group of each entry, -1 without planned memory. Entries of one group are computed in place of each other; groups
+    of one storage follow each other in time."""
     kind: bytearray
+    """:class:`Kind` of each entry."""
     inplace: list[int]
+    """Slot of the input that each entry overwrites; -1 if it overwrites none."""
     skipped: set[int]
     """Nodes that must not run: see :func:`add_in_place`."""
     added: set[int]
-    """Entries whose makers add to a partial sum."""
+    """Entries that their makers add to a partial sum."""
 
 
 def assign(
@@ -66,15 +71,17 @@ def assign(
     rule: Rule | None = None,
     never: Container[str] = (),
 ) -> Assignment:
-    """Run the walk.
+    """Assign a storage to each entry.
 
     Args:
-        enable_inplace: let outputs take the memory of inputs at all.
-        keep_unused: give memory also to outputs without a reader, as MXNet does.
-        compute_unused: the same, and let them be written.
-        rule: decides in place of MXNet's rule (the input's memory is read no more, or the pair is an identity); where
-            it is given, outputs are allocated in their order, not the largest first.
-        never: labels of works that compute nothing in place.
+        program: the graph in execution order.
+        pool: the allocator.
+        enable_inplace: whether outputs may take the memory of inputs by optional pairs.
+        keep_unused: whether outputs without a reader also get memory, as in MXNet.
+        compute_unused: the same; such outputs are also written.
+        rule: replaces MXNet's in-place rule (the node is the last reader of the input's memory, or the pair is an
+            identity). With a rule, outputs are allocated in their order, not the largest first.
+        never: labels of operators that compute nothing in place.
     """
     graph, row, refs = program.graph, program.graph.row, program.refs
     inputs, reads, pairs, external = graph.inputs, program.reads, program.pairs, program.external
@@ -86,7 +93,7 @@ def assign(
     own, shared, in_place, unused, outside = map(int, (Kind.OWN, Kind.SHARED, Kind.INPLACE, Kind.UNUSED, Kind.EXTERNAL))
     kind = external.translate(bytearray.maketrans(b"\0\1", bytes((unused, outside))))
     keeps = keep_unused or compute_unused
-    live: list[int] = []  # per storage, reads still to come of all entries in it
+    live: list[int] = []  # per storage: number of remaining reads of its entries
 
     for nid in program.order:
         start, end = row[nid], row[nid + 1]
@@ -105,8 +112,8 @@ def assign(
                 block = storage[source]
                 if block < 0 or storage[out] >= 0 or not refs[out] or (end - start > 1 and i in inplace[start:end]):
                     continue
-                # An identity may share while others still read: both contents are equal, and the next writer
-                # waits for the readers of all of them.
+                # An identity may share before the input's last read: both contents are equal, and the next writer
+                # waits for the readers of both.
                 if rule(nid, source, out) if rule else live[block] == 1 or identity:
                     storage[out] = block
                     live[block] += refs[out]
@@ -114,7 +121,7 @@ def assign(
                     kind[out] = in_place
                     group[out] = group[source]
         todo: Sequence[int]
-        if end - start == 1:  # most have one output
+        if end - start == 1:  # fast path: most nodes have one output
             todo = () if storage[start] >= 0 or external[start] or not (refs[start] or keeps) else (start,)
         else:
             todo = [e for e in range(start, end) if storage[e] < 0 and not external[e] and (refs[e] or keeps)]
@@ -146,12 +153,12 @@ def assign(
 
 
 def add_in_place(program: Program, plain: Assignment) -> Assignment:
-    """Return ``plain`` with partial gradient sums turned into additions by the makers of terms.
+    """Return ``plain`` with gradient sums replaced by in-place additions.
 
-    For a node ``out = total + term`` that is a sum, with ``out`` in place of ``total``: the maker of ``term`` adds
-    straight to ``total`` and the sum is skipped. Conditions: ``term`` has no other reader and is made after ``total``,
-    on the same device, not by a copy between devices, which can only overwrite; no node reads the content of
-    ``total`` between the two nodes, for it changes early.
+    If a sum node computes ``out = total + term`` with ``out`` in place of ``total``, the maker of ``term`` adds to
+    ``total`` directly and the sum node is skipped. Conditions: (1) ``term`` has no other reader; (2) it is made after
+    ``total``, on the same device; (3) its maker is no copy between devices, which can only overwrite; (4) no node reads
+    ``total`` between the maker and the sum, because ``total`` changes early.
     """
     graph, row = program.graph, program.graph.row
     sums = [n for n in program.order if graph.works[n].is_sum]

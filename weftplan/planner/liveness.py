@@ -1,9 +1,9 @@
-"""Lifetimes of bytes, orders of execution that a program allows, and the steps that a step waits for in any order.
+"""Liveness of entries, dependencies between nodes, ancestors of steps, and list scheduling.
 
-An entry is alive from the step that writes it up to, not including, the step after its last reader, or after the node
-until which it is held; an output of the graph stays alive to the end.
+An entry is alive from the step that writes it to its last reader or to the node until which it is held, both included.
+An output of the graph is alive until the end.
 
-A set of steps is one integer, bit s for step s: a question about many steps is one operation on long integers.
+A set of steps is one integer, bit s for step s, so that a set operation is one operation on long integers.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from heapq import heappop, heappush
 from weftplan.planner.program import Program
 
 MOST_STEPS = 8192
-"""For more steps than this the sets (together steps * steps / 16 bytes, here 4 MiB) are not worth their memory."""
+"""Maximum number of steps for which sets of steps are computed; n steps need n * n / 16 bytes, here 4 MiB."""
 
 
 def dependencies(program: Program) -> list[list[int]]:
-    """Per node the operator nodes that it must follow in any order of execution; empty for variables.
+    """Return, per node, the operator nodes that it must follow in every execution order; empty for variables.
 
-    These are the makers of its inputs, its control dependencies, and of the nodes that touch the same auxiliary state
-    the node before it in the given order: nodes that touch a state keep their order, since one of them writes it. A
-    write to a result follows all nodes that read the result, or a view of it, before.
+    These are the makers of its inputs and its control dependencies. A node that uses an auxiliary state also follows
+    the previous user of that state: users of a state keep their order, because one of them writes it. A node that
+    writes to a result follows all earlier readers of the result or of a view of it.
     """
     graph = program.graph
     makers = graph.entry_node
@@ -51,7 +51,7 @@ def dependencies(program: Program) -> list[list[int]]:
 
 
 def shared_roots(program: Program) -> list[int]:
-    """Return per entry the entry whose memory it must share (:attr:`Work.over`); itself for most."""
+    """Return, per entry, the entry whose memory it must share (:attr:`Work.over`), by default the entry itself."""
     graph = program.graph
     root = list(range(graph.num_entries))
     for nid, work in enumerate(graph.works):
@@ -61,7 +61,7 @@ def shared_roots(program: Program) -> list[int]:
 
 
 def overwritten(program: Program) -> set[int]:
-    """Roots (:func:`shared_roots`) of results that some node writes to after they are made."""
+    """Return the roots (:func:`shared_roots`) of results that another node overwrites later."""
     root, inputs = shared_roots(program), program.graph.inputs
     writes = ((nid, pair) for nid, work in enumerate(program.graph.works) for pair in work.over if not pair.identity)
     return {root[inputs[nid][pair.input]] for nid, pair in writes}
@@ -74,10 +74,15 @@ def scheduled(
     value: Callable[[int], int],
     changed: Callable[[int], Iterable[int]] = lambda nid: (),
 ) -> list[int]:
-    """Return ``nodes`` in another order: always the ready node of least value, of these the first in the given order.
+    """Return ``nodes`` in the order of greedy list scheduling: always the ready node with the lowest value.
 
-    ``needs`` says by number what each node must follow; numbers that are not in ``nodes`` are passed over. ``changed``
-    is told each step and names the nodes whose value it has changed.
+    Among equal values the first in the order of ``nodes`` runs.
+
+    Args:
+        nodes: the nodes to order.
+        needs: per node, the nodes that it must follow; those not in ``nodes`` are ignored.
+        value: returns the current value of a ready node.
+        changed: called with each scheduled node; returns the nodes whose value has changed.
 
     >>> scheduled([0, 1, 2, 3], {0: [], 1: [0], 2: [], 3: [1, 2]}, value=lambda nid: -nid)
     [2, 0, 1, 3]
@@ -91,7 +96,7 @@ def scheduled(
                 followers[neighbour].append(nid)
                 waiting[nid] += 1
     current: dict[int, int] = {}
-    # Items are never removed: one whose value is out of date is passed over when it comes up.
+    # Lazy deletion: an item with an outdated value is skipped when it is popped.
     heap: list[tuple[int, int, int]] = []
 
     def offer(nid: int) -> None:
@@ -119,9 +124,10 @@ def scheduled(
 
 
 def deferred(nodes: Sequence[int], rank: Mapping[int, int], *, needs: Callable[[int], Iterable[int]]) -> list[int]:
-    """Return ``nodes``, with those that have a rank just before the first other node that needs them, by rank.
+    """Return ``nodes`` with each ranked node moved just before the first unranked node that needs it.
 
-    They may be missing in ``nodes``; those that no other node needs come last.
+    Ranked nodes at one position are sorted by rank. A ranked node that is needed is added if ``nodes`` lacks it; one
+    that no unranked node needs comes last.
 
     >>> deferred([0, 1, 2, 3], {0: 0, 1: 1}, needs={0: [], 1: [0], 2: [], 3: [1]}.__getitem__)
     [2, 0, 1, 3]
@@ -142,9 +148,10 @@ def deferred(nodes: Sequence[int], rank: Mapping[int, int], *, needs: Callable[[
 
 
 def lifetimes(program: Program) -> tuple[list[int], list[int]]:
-    """(first, last) step per entry, half-open; variables and gradient arrays too, though they need no planned memory.
+    """Return the half-open lifetimes of all entries, as the lists (first steps, last steps).
 
-    A variable starts at 0. An entry without a reader lives for the step that makes it.
+    External entries are included, although they need no planned memory. A variable starts at 0. An entry without a
+    reader is alive during the step that makes it.
     """
     graph, row = program.graph, program.graph.row
     end = len(program.order)
@@ -164,12 +171,14 @@ def lifetimes(program: Program) -> tuple[list[int], list[int]]:
 
 
 def ancestors(producers: Sequence[Iterable[int]], first: int = 0) -> list[int]:
-    """For each step the set of steps whose results it needs, directly or through others, and itself.
+    """Return, for each step from ``first`` on, the set of its ancestors and itself.
 
-    Sets hold at most `MOST_STEPS` steps from ``first`` on, as bits from 0 on, and begin with that of step ``first``.
+    An ancestor is a step whose result is needed directly or indirectly. The sets cover the `MOST_STEPS` steps from
+    ``first`` on; bit 0 stands for step ``first``.
 
     Args:
-        producers: for each step the earlier steps whose results it reads.
+        producers: for each step, the earlier steps whose results it reads.
+        first: first step of the window.
 
     >>> [bin(found) for found in ancestors([(), (), (0,), (2, 0)])]
     ['0b1', '0b10', '0b101', '0b1101']
@@ -185,10 +194,10 @@ def ancestors(producers: Sequence[Iterable[int]], first: int = 0) -> list[int]:
 
 
 def last_needs_others(producers: Sequence[Iterable[int]], steps: Sequence[Sequence[int]]) -> list[bool]:
-    """Return for each ascending list of steps whether its last step needs all others, directly or through others.
+    """Return, for each ascending list of steps, whether all its steps are ancestors of its last step.
 
-    Sets hold `MOST_STEPS` steps at a time, so that their memory grows with the number of steps, not with its square. A
-    list of at most one step is ordered.
+    The result is true for a list of at most one step. Sets are computed for `MOST_STEPS` steps at a time, so that their
+    memory is linear in the number of steps, not quadratic.
 
     >>> last_needs_others([(), (), (0,), (2, 0)], [[0, 3], [1, 3], [1]])
     [True, False, True]
@@ -208,7 +217,7 @@ def last_needs_others(producers: Sequence[Iterable[int]], steps: Sequence[Sequen
 
 
 def producers(program: Program) -> list[list[int]]:
-    """For each step the steps whose results it reads."""
+    """Return, for each step, the steps whose results it reads."""
     row = program.graph.row
     step_of = [-1] * program.graph.num_entries
     sources: list[list[int]] = []

@@ -1,8 +1,8 @@
-"""MXNet's rule of sharing: an entry of similar size reuses a whole block.
+"""MXNet's allocator: an entry reuses a whole free block of similar size.
 
-A released block of ``b`` bytes may serve a request of ``s`` bytes if ``s // R <= b <= s * R`` (R: the match range). The
-pool takes the smallest block that is large enough; failing that the largest that is too small, which then grows. With
-more than one colour a block passes only between nodes of one colour (:func:`colors`), so reuse does not chain
+A free block of ``b`` bytes may serve an allocation of ``s`` bytes if ``s // R <= b <= s * R`` (R: the match range). The
+pool takes the smallest block that is large enough, or else the largest block that is too small, which then grows. With
+several colours a block is reused only by nodes of its colour (:func:`colors`), so that reuse does not serialize
 independent branches.
 """
 
@@ -14,13 +14,16 @@ from collections.abc import Sequence
 from weftplan.planner.program import Program
 
 Free = tuple[int, int, int]
-"""A free block: its bytes when it was released, which release that was, its number."""
+"""A free block: (bytes when it was released, serial number of the release, number of the block)."""
 
 
 class BlockPool:
     """The allocator of the match-range strategy.
 
-    ``sizes`` are the bytes requested per entry; a range of 0 never reuses. ``color`` is per node; empty: one for all.
+    Args:
+        sizes: bytes to allocate for each entry.
+        match_range: the ratio R; 0 disables reuse.
+        color: colour of each node; empty: all nodes have one colour.
     """
 
     def __init__(self, sizes: Sequence[int], match_range: int, *, color: Sequence[int] = ()) -> None:
@@ -30,13 +33,13 @@ class BlockPool:
         self.block_bytes: list[int] = []
         self._home: list[int] = []
         self._free: dict[tuple[int, int], list[Free]] = {}
-        """Per (device, colour) the free blocks, ascending."""
+        """Free blocks per (device, colour), in ascending order."""
         self._released = 0
 
     def allocate(self, entry: int, device: int, node: int) -> int:
-        """The number of a free block within range, or the next new number."""
+        """Return the number of a free block within range, or of a new block."""
         size = self.sizes[entry]
-        free = self._free.get((device, self.color[node] if self.color else 0))  # empty where nothing is used again
+        free = self._free.get((device, self.color[node] if self.color else 0))  # None if no block was released
         if free:
             at = self.chosen(free, size)
             if at >= 0:
@@ -49,7 +52,7 @@ class BlockPool:
         return len(self.block_bytes) - 1
 
     def chosen(self, free: Sequence[Free], size: int) -> int:
-        """Which of these ascending blocks serves a request; -1: none."""
+        """Return the index of the block in ``free`` that serves ``size`` bytes; -1 if none does."""
         at = bisect_left(free, (size,))
         if at == len(free) or free[at][0] > size * self.match_range:
             at -= 1
@@ -58,7 +61,7 @@ class BlockPool:
         return at
 
     def release(self, block: int, node: int) -> None:
-        """Every content of ``block`` is dead after ``node``: offer it to later nodes (of the same colour)."""
+        """Put ``block`` on the free list of its device and of the colour of ``node``, the last reader."""
         if self.match_range:
             key = (self._home[block], self.color[node] if self.color else 0)
             insort(self._free.setdefault(key, []), (self.block_bytes[block], self._released, block))
@@ -66,10 +69,10 @@ class BlockPool:
 
 
 def colors(program: Program, count: int) -> list[int]:
-    """A colour below ``count`` for every node: the longest paths of operators one after the other, then the rest.
+    """Return a colour below ``count`` for each node, or an empty list if ``count`` is 1.
 
-    Repeatedly the path with most uncoloured operators gets the next colour; the rest after ``count - 1`` paths gets
-    the last colour.
+    Repeatedly, the path with the most uncoloured operators gets the next colour. After ``count - 1`` paths, all other
+    nodes get the last colour.
     """
     graph = program.graph
     if count <= 1:

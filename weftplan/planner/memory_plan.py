@@ -1,12 +1,12 @@
-"""A memory plan: the address and lifetime of every entry, look-ups in its arrays, and reports.
+"""A memory plan: the address and lifetime of every entry, queries and reports.
 
-The README next to this file defines entry, storage, slab, step and lifetime. There are two ways to
-reuse memory, which an executor has to honour:
+The README next to this file defines entry, storage, slab, step and lifetime. An executor must preserve the order of
+two kinds of reuse:
 
-* entries of one storage follow each other in execution order; one engine variable per storage orders them;
-* storages whose byte ranges overlap in one slab are listed in :attr:`MemoryPlan.after`: the first writer of storage
-  ``s`` must wait until all readers and writers of ``after(s)`` have finished. The next run of the same plan starts
-  over, so its first writer of ``after(s)`` must in turn wait for the users of ``s`` in this run.
+* Entries of one storage follow each other in execution order; one engine variable per storage orders them.
+* If storages overlap in one slab, :attr:`MemoryPlan.after` lists them: the first writer of storage ``s`` must wait
+  until all readers and writers of ``after(s)`` have finished. In the next run of the same plan, the first writer of
+  ``after(s)`` must in turn wait for the users of ``s`` in this run.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.tensor_types import DType, Shape
 
 CALLER = "(caller)"
-"""Last reader of an output of the graph."""
+"""Name of the last reader of a graph output."""
 USES = ("activations", "gradients", "scratch", "recomputed", "spilled")
-"""Uses of planned memory: results of the forward part, of the backward part, scratch of one operator, forward
-results computed again, results that wait on the host or came back from it."""
+"""Uses of planned memory: results of the forward part, results of the backward part, scratch of one operator,
+recomputed forward results, and copies of offloaded results at the target and back on the device."""
 NOBODY = "(nobody)"
-"""Last reader of an entry that is made but never read."""
+"""Name of the last reader of an entry that is never read."""
 
 
 class Labels:
-    """Facts of a plan's graph, for readers. A plan from a file has a subclass, which reads them from there.
+    """Names, shapes and other facts of a plan's graph, for reports. A plan from a file uses a subclass.
 
-    Texts are made only when asked: naming 10^6 entries would take longer than planning them.
+    Names are built lazily: naming 10^6 entries would take longer than planning them.
     """
 
     steps: Sequence[int]
@@ -65,21 +65,21 @@ class Labels:
         inplace: Sequence[int],
         skipped: Collection[int],
     ) -> None:
-        """``inplace`` and ``skipped`` as in :class:`~weftplan.planner.inplace.Assignment`."""
+        """Take the facts from a graph and its :class:`~weftplan.planner.inplace.Assignment`."""
         self._graph, self.steps, self.shapes, self.dtypes = graph, steps, shapes, dtypes
         self.makers, self.node_names = graph.entry_node, graph.names
         self._inplace, self._skipped = inplace, skipped
 
     def name(self, eid: int) -> str:
-        """Name of an entry."""
+        """Return the name of an entry."""
         return self._graph.entry_name(eid)
 
     def node_op(self, nid: int) -> str:
-        """Operator of a node; ``variable`` for a variable."""
+        """Return the operator of a node; ``variable`` for a variable."""
         return self._graph.works[nid].label
 
     def source(self, eid: int) -> int:
-        """Entry whose memory an in-place or added-to entry takes over; -1 for others."""
+        """Return the entry whose memory an entry of kind INPLACE or ADDTO takes over; -1 for any other kind."""
         index = self._inplace[eid]
         if index >= 0:
             return self._graph.inputs[self.makers[eid]][index]
@@ -87,7 +87,7 @@ class Labels:
 
     @cached_property
     def _totals(self) -> dict[int, int]:
-        """Added term -> the partial sum that it is added to."""
+        """Map from each added term to the partial sum that it is added to."""
         inputs = self._graph.inputs
         return {inputs[nid][1]: inputs[nid][0] for nid in self._skipped}
 
@@ -98,96 +98,107 @@ class Pass(NamedTuple):
     name: str
     """Its effect, such as ``equal expressions merged``."""
     changed: str
-    """Its changes, in words; empty if it found nothing to change."""
+    """Description of its changes; empty if it changed nothing."""
     switch: str
-    """The variable that switches it off when it is 0, or the function whose call it was."""
+    """Environment variable that disables the pass if it is 0, or the function that ran it."""
 
     @property
     def text(self) -> str:
-        """One line with its changes and its switch."""
+        """One line that describes the pass: name, changes and switch."""
         return f"{self.name}: {self.changed or 'nothing to change'} ({self.switch})"
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One buffer: an entry with planned memory, or a node's scratch. A rectangle of time and address."""
+    """One buffer, an entry with planned memory or a node's scratch, as a rectangle of time and address."""
 
     name: str
     kind: str
-    """Name of its :class:`~weftplan.planner.inplace.Kind` in small letters, or ``workspace``."""
+    """Name of its :class:`~weftplan.planner.inplace.Kind` in lower case, or ``workspace``."""
     device: str
     first: int
-    """Alive during steps [first, last)."""
+    """First step at which it is alive."""
     last: int
+    """First step at which it is dead."""
     address: int
-    """Bytes from the start of the device's planned memory, its slabs one after the other."""
+    """Offset in bytes in the device's planned memory, with its slabs concatenated."""
     nbytes: int
     shape: Shape
     dtype: str
-    """``uint8`` for scratch."""
+    """Name of its dtype; ``uint8`` for scratch."""
     op: str
-    """Operator that makes it."""
+    """Operator of its maker."""
     maker: str
     """Name of the node that makes it."""
     last_reader: str
-    """Name of the node that reads it last, :data:`weftplan.planner.memory_plan.CALLER` or
+    """Name of its last reader, :data:`weftplan.planner.memory_plan.CALLER` or
     :data:`weftplan.planner.memory_plan.NOBODY`."""
     storage: int
     use: str
     """Its use: one of :data:`weftplan.planner.memory_plan.USES`."""
 
     def as_dict(self) -> dict[str, object]:
-        """The fields by name, for JSON."""
+        """Return the fields by name, for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MemoryPlan:
-    """Where every entry lies, and when. The arrays are read-only; their index is an entry, storage, slab or node id."""
+    """The address and lifetime of every entry.
+
+    All arrays are read-only. The first word of an array's name names its index: entries, storages, slabs, or, for
+    ``workspace``, nodes. The rows of ``after`` belong to storages.
+    """
 
     strategy: str
-    """The strategy that made the plan (``match_range``, ``arena`` or ``none``; never ``auto``)."""
+    """Name of the strategy that made the plan, such as ``match_range``, ``arena`` or ``none``; never ``auto``."""
     options: PlanOptions
+    """Options of the plan."""
     contexts: tuple[Context, ...]
-    """Devices; ``slab_device`` indexes this."""
+    """Devices, indexed by :attr:`slab_device`."""
 
     entry_storage: NDArray[np.int32]
-    """Storage of each entry; -1: none or external."""
+    """Storage of each entry; -1 if it is external or has no memory."""
     entry_nbytes: IntArray
-    """Bytes of each entry, by its true shape and dtype."""
+    """Bytes of each entry, from its shape and dtype."""
     entry_kind: NDArray[np.int8]
     """:class:`Kind` of each entry."""
     entry_first: NDArray[np.int32]
-    """Step that writes the entry (0 for variables)."""
+    """Step that writes each entry; 0 for variables."""
     entry_last: NDArray[np.int32]
-    """First step at which the entry is no longer needed; ``len(order)`` for outputs of the graph."""
+    """First step at which each entry is dead; ``len(order)`` for graph outputs."""
     entry_inplace: NDArray[np.int32]
-    """For kind INPLACE the index of the input whose memory was taken, else -1."""
+    """Index of the input whose memory each entry of kind INPLACE takes; -1 for other kinds."""
 
     storage_slab: NDArray[np.int32]
+    """Slab of each storage."""
     storage_offset: IntArray
-    """Byte offset in the slab."""
+    """Offset of each storage in its slab, in bytes."""
     storage_nbytes: IntArray
+    """Bytes of each storage."""
     slab_device: NDArray[np.int32]
+    """Device of each slab, as an index of :attr:`contexts`."""
     slab_nbytes: IntArray
+    """Bytes of each slab."""
 
     workspace_nbytes: IntArray
-    """Scratch bytes of each node: those that its operator declares, plus room for each output that is added to (see
-    :func:`weftplan.planner.program.scratch_of`)."""
+    """Scratch bytes of each node: those that its operator declares, plus a buffer for each output that is added to its
+    destination (see :func:`weftplan.planner.program.scratch_of`)."""
     workspace_storage: NDArray[np.int32]
-    """Storage that serves as scratch of each node, at least ``workspace_nbytes`` long; -1 where none is needed."""
+    """Storage of each node's scratch, at least ``workspace_nbytes`` large; -1 if it needs none."""
 
     after_ptr: IntArray
+    """Start of each storage's row in :attr:`after_storages`."""
     after_storages: NDArray[np.int32]
-    """Rows of :meth:`after`."""
+    """Concatenated rows of :meth:`after`."""
 
     lower_bound: int
-    """Most bytes live at once, summed over devices: no placement of these buffers in this order can need less."""
+    """Sum of the devices' peaks of live bytes; no placement of these buffers in this order needs less."""
     unshared_bytes: int
-    """Bytes if every entry that is made had memory of its own, with one workspace per device."""
+    """Bytes without sharing: one buffer per entry and one workspace per device."""
     reported_bytes: int
-    """The bytes that MXNet prints as "Total … allocated" for this plan: storages of entries, as the option ``sizes``
-    counts them, without workspaces. For the ``arena`` strategy, whose storages overlap, the same as :attr:`peak`."""
+    """Bytes that MXNet prints as "Total … allocated" for this plan: storages of entries without workspaces, counted as
+    the option ``sizes`` says. For the ``arena`` strategy, whose storages overlap, this is :attr:`peak`."""
     labels: Labels
     """Names, shapes and sources of entries, for reports and files."""
     external_bytes: Mapping[str, int]
@@ -197,30 +208,30 @@ class MemoryPlan:
     """Bytes of the arguments that are inputs: those whose shape is given, and labels. The other arguments are weights.
     None if the planner does not know which arguments are inputs, as for an executor."""
     outputs: tuple[int, ...] = ()
-    """Entries that the caller gets: the forward outputs."""
+    """Entries of the forward outputs."""
     num_forward: int | None = None
-    """How many steps are the forward part; None if unknown."""
+    """Number of steps of the forward part; None if unknown."""
     num_added_waits: int | None = None
-    """How many of the pairs that :meth:`after` lists make a node wait although it does not need the other's result: the
-    price of sharing in parallelism. For whole blocks by Paddle's rules the order edges that these add. None
-    if it was not counted: other whole blocks, and more than 8,192 steps."""
+    """Number of pairs in :meth:`after` that make a node wait although it does not need the other's result: the loss of
+    parallelism. For whole blocks by Paddle's rules, the number of order edges that they add. None if it was not
+    counted: other whole blocks, and more than 8,192 steps."""
     more_time: float = 0.0
     """Modelled seconds that recomputation and waiting for the host add to a step, as a share of a step without them."""
     elsewhere: int = 0
-    """Bytes of :attr:`total` that are in another memory than that of the device that was planned, where several
-    devices with memory of their own were named; a budget does not count them."""
+    """Bytes of :attr:`total` outside the memory of the planned device, if several devices with separate memories were
+    named; a budget does not count them."""
     notes: tuple[str, ...] = ()
-    """Decisions of the planner that a user may want to know, in words."""
+    """Descriptions of decisions of the planner that a user may want to know."""
     passes: tuple[Pass, ...] = ()
     """The passes that changed the graph before it was planned, in their order."""
     pass_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Processor time of each pass over the graph, those of every plan included, by name; empty if the graph did not go
-    through passes for this plan alone (a plan of an executor, or from a file)."""
+    """Processor time of each pass over the graph, by name, including passes that :attr:`passes` does not list. Empty if
+    the passes did not run for this plan alone (a plan of an executor, or from a file)."""
     kernels: Mapping[str, str] = field(default_factory=dict)
-    """Name of a node -> its kernel, and why no other: ``native``, ``numpy (depthwise …)``. Only nodes with a
-    choice."""
+    """Name of a node -> its kernel and the reason, such as ``native`` or ``numpy (depthwise …)``; only nodes that have
+    several kernels."""
     again: Callable[..., MemoryPlan] | None = field(default=None, repr=False)
-    """Plans the same question once more with another ``batch`` or ``budget``; None for a plan read from a file."""
+    """Function that plans the same network with another ``batch`` or ``budget``; None for a plan read from a file."""
 
     def __post_init__(self) -> None:
         """Make the arrays read-only."""
@@ -235,7 +246,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """:attr:`peak` and everything that the caller brings."""
+        """Sum of :attr:`peak` and :attr:`external_bytes`."""
         return self.peak + sum(self.external_bytes.values())
 
     @cached_property
@@ -247,7 +258,7 @@ class MemoryPlan:
 
     @property
     def on_host(self) -> int:
-        """Bytes of :attr:`offloaded` that lie in page-locked host memory."""
+        """Bytes of :attr:`offloaded` in page-locked host memory."""
         if not any(context.device_type in ("gpu", "sim") for context in self.contexts):
             return 0
         return sum(n for context, n in self.peak_by_device.items() if context.device_type == "cpu_pinned")
@@ -287,16 +298,16 @@ class MemoryPlan:
         return len(self.slab_nbytes)
 
     def storage_context(self, storage: int) -> Context:
-        """Device of a storage."""
+        """Return the device of a storage."""
         return self.contexts[int(self.slab_device[self.storage_slab[storage]])]
 
     def after(self, storage: int) -> NDArray[np.int32]:
-        """Storages that overlap ``storage`` and were in use before it: its first write waits for all their users."""
+        """Return the storages that overlap ``storage`` and precede it; its first write waits for their users."""
         return self.after_storages[self.after_ptr[storage] : self.after_ptr[storage + 1]]
 
     @cached_property
     def num_reuse_edges(self) -> int:
-        """How many (earlier storage, later storage) pairs :meth:`after` lists in all."""
+        """Total number of pairs (earlier storage, later storage) in :meth:`after`."""
         return len(self.after_storages)
 
     def __repr__(self) -> str:
@@ -310,15 +321,15 @@ class MemoryPlan:
 
     @known_keywords()
     def batch_max(self, budget: int | str, *, recompute: bool = False) -> int:
-        """The largest batch with which the same question fits a budget.
+        """Return the largest batch with which the same network fits a budget.
 
         Args:
             budget: as for :func:`weftplan.planner.plan`.
-            recompute: let the planner compute forward results again for it, as a budget does. Each batch size that is
-                tried then takes seconds for deep networks.
+            recompute: whether the planner may recompute forward results, as under a budget. Each tried batch size then
+                takes seconds for deep networks.
 
         Raises:
-            BudgetError: not even one sample fits; its ``smallest`` is the need of one sample.
+            BudgetError: not even one sample fits; its ``smallest`` is the bytes of one sample.
             PlanError: the plan was read from a file or taken from an executor.
 
         >>> from weftplan import models
@@ -331,23 +342,23 @@ class MemoryPlan:
 
     @property
     def left_out(self) -> str:
-        """Bytes that none of the figures contains, in words."""
+        """Description of the bytes that no figure of the plan includes."""
         return str(slots.PLAN_REPORTS.get()["left_out"](self))
 
     def timeline(self, device: int | None = None) -> IntArray:
-        """Bytes alive at each step, on one device (an index of :attr:`contexts`) or in all."""
+        """Return live bytes at each step, on one device (an index of :attr:`contexts`) or on all."""
         return cast(IntArray, slots.PLAN_REPORTS.get()["timeline"](self, device))
 
     def alive_at_peak(self, limit: int | None = None) -> list[Bar]:
-        """The buffers that are alive when most bytes are, the largest first."""
+        """Return the buffers alive at the step with the most live bytes, the largest first, at most ``limit``."""
         return cast(list[Bar], slots.PLAN_REPORTS.get()["alive_at_peak"](self, limit))
 
     def bars(self, device: int | None = None) -> list[Bar]:
-        """The buffers on a device (an index of :attr:`contexts`) or on all, as rectangles of time and address."""
+        """Return the buffers on a device (an index of :attr:`contexts`) or on all devices."""
         return cast(list[Bar], slots.PLAN_REPORTS.get()["bars"](self, device))
 
     def summary(self, limit: int = 10) -> str:
-        """The plan as text, with the ``limit`` largest buffers at the peak."""
+        """Return the plan as text, with the ``limit`` largest buffers at the peak."""
         return str(slots.PLAN_REPORTS.get()["summary"](self, limit))
 
     def compare(self, other: MemoryPlan) -> str:
@@ -356,7 +367,7 @@ class MemoryPlan:
 
     @known_keywords()
     def to_html(self, *, title: str = "memory plan") -> str:
-        """One self-contained page: bars over time, the peak, and a table of all buffers to sort and filter."""
+        """Return a self-contained HTML page: bars over time, the peak, and a sortable table of all buffers."""
         return str(slots.PLAN_REPORTS.get()["html"](self, title=title))
 
     @known_keywords()
@@ -364,8 +375,8 @@ class MemoryPlan:
         """Draw the buffers over time with matplotlib.
 
         Args:
-            path: where to save the picture (its ending says the format: svg, png, pdf); None: nowhere.
-            title: above the picture.
+            path: file to save the picture to; its extension selects the format (svg, png, pdf). None: do not save.
+            title: title of the picture.
 
         Returns:
             The ``matplotlib.figure.Figure``.
@@ -376,19 +387,19 @@ class MemoryPlan:
         return slots.PLAN_REPORTS.get()["plot"](self, path, title=title)
 
     def _repr_html_(self) -> str:
-        """The page of :meth:`to_html` in a frame, for notebooks."""
+        """Return the page of :meth:`to_html` in a frame, for notebooks."""
         page = escape(self.to_html(title=repr(self)[1:-1]), quote=True)
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 860px; border: 0" title="memory plan"></iframe>'
 
     def to_json(self) -> str:
-        """The plan as JSON text, which :meth:`from_json` reads back."""
+        """Return the plan as JSON text, which :meth:`from_json` reads."""
         return str(slots.PLAN_REPORTS.get()["to_json"](self))
 
     @staticmethod
     def from_json(text: str) -> MemoryPlan:
-        """A plan from JSON text. Only its form is checked here; ``planner.validate`` judges what it says.
+        """Return a plan from JSON text. Only the format is checked; ``planner.validate`` checks the plan itself.
 
         Raises:
-            FormatError: not a plan, truncated, or written by a newer version.
+            FormatError: the text is no plan, is truncated, or was written by a newer version.
         """
         return cast(MemoryPlan, slots.PLAN_REPORTS.get()["from_json"](text))

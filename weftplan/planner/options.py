@@ -1,4 +1,4 @@
-"""Options of a plan, read from the environment at every bind."""
+"""Options of a plan; every bind reads them from the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weftplan.errors import MXNetError, PlanError, did_you_mean
 from weftplan.support.keyword_errors import known_keywords
 
 STRATEGIES: dict[str, object] = {}
-"""Every strategy by its name; :func:`weftplan.planner.strategies.register` adds them."""
+"""All strategies by name; :func:`weftplan.planner.strategies.register` adds them."""
 RECOMPUTE = ("off", "mxnet", "echo", "sqrt", "cheap")
 LEGAL: dict[str, Collection[str]] = {
     "strategy": STRATEGIES,
@@ -29,10 +29,10 @@ LEGAL: dict[str, Collection[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """Choices of the planner; every combination gives a correct plan.
+    """Options of the planner; every combination gives a correct plan.
 
     Raises:
-        PlanError: a value is outside the range that its field names.
+        PlanError: a value is outside the range that its field documents.
     """
 
     strategy: str = "auto"
@@ -47,56 +47,56 @@ class PlanOptions:
     enable_inplace: bool = True
     """Let outputs take the memory of dying inputs."""
     num_temp: int = 1
-    """Colours of branches: more keep branches more independent and need more memory. Whole blocks pass between nodes of
-    one colour only; the offsets of ``arena`` make nodes wait for memory as rarely as they can in the bytes that the
-    colours need apart (``MemoryPlan.num_added_waits`` counts)."""
+    """Number of colours of branches: more colours make branches more independent and need more memory. Whole blocks are
+    reused only by nodes of one colour. ``arena`` minimizes added waits (``MemoryPlan.num_added_waits``) within the
+    bytes that the colours would need separately."""
     inplace_grad_sum_cap: int = 8
     """Gradient sums of this many terms or more are accumulated in place, one term at a time (below 2: all sums)."""
     max_inplace_grad_add: int = 0
     """Gradient sums of fewer terms than this are accumulated in place, too."""
     eliminate_common_expr: bool = True
-    """Merge nodes that compute the same."""
+    """Merge nodes that compute the same values."""
     fusion: bool = True
-    """On a host, compute a relu in the layer before it, and its gradient in that of the layer, and a batch norm without
-    gradient in the convolution before it; in training, where kernels are compiled, a depthwise convolution with the
-    batch norms around it: no array between them, and the same bits. Not with :attr:`compat` or several devices. A
-    :attr:`budget` below the peak is met with nodes apart, since one of them may be repeated; with :attr:`recompute` the
-    smaller plan is taken."""
+    """Fuse nodes without changing a bit of the results, so that no array between them is written. On a host: a layer
+    and its relu, their gradients, and a convolution and a batch norm without gradient. In training with compiled
+    kernels: a depthwise convolution and the batch norms around it. Not with :attr:`compat` or several devices. A
+    :attr:`budget` below the peak, and :attr:`recompute`, also plan the graph without fusion and take the better
+    plan."""
     drop_dead_outputs: bool = True
-    """Leave out outputs without a reader: they have no memory and are not computed. Not with :attr:`compat` mxnet."""
+    """Drop outputs without a reader: they have no memory and are not computed. Not with :attr:`compat` mxnet."""
     sizes: str = "true"
     """``true``: elements times bytes of the dtype; ``mxnet``: elements times 4, as MXNet 1.9.1 counts."""
     compat: str = "none"
-    """``mxnet`` restores MXNet 1.9.1's plan where ours is better: unused outputs get whole blocks, and so on.
-    ``paddle`` and ``paddle_pir`` decide by Paddle's rules what is computed in place, and with ``paddle`` the strategy
-    ``match_range`` hands on blocks of exactly one size (:mod:`weftplan.planner.paddle`)."""
+    """``mxnet`` disables improvements over MXNet 1.9.1's plan: unused outputs get whole blocks, for instance.
+    ``paddle`` and ``paddle_pir`` use Paddle's in-place rules; with ``paddle`` the strategy ``match_range`` reuses only
+    blocks of exactly the same size (:mod:`weftplan.planner.paddle`)."""
     inplace_blacklist: tuple[str, ...] = ()
     """Operators that compute nothing in place (Paddle: FLAGS_ir_inplace_kernel_blacklist)."""
     workspaces: bool = True
-    """Count and place the scratch memory of operators. Without it the plan is a figure only and cannot be executed."""
+    """Count and place the scratch memory of operators. Without it the plan is only an estimate and cannot be run."""
     reorder: bool = False
     """Let the planner choose the execution order (never to a higher peak than the order given)."""
     effort: str = "auto"
-    """How hard the arena strategy searches: ``fast``, ``normal``, ``max`` (see :func:`weftplan.planner.pack`), or
-    ``auto``: fast, then normal where more than 0.5 % and more than 1 MiB above the lower bound are left."""
+    """Effort of the arena strategy's packer: ``fast``, ``normal``, ``max`` (see :func:`weftplan.planner.pack`), or
+    ``auto``: fast, then normal if the peak is more than 0.5 % and more than 1 MiB above the lower bound."""
     alignment: int = 0
-    """Bytes to which offsets in a slab are aligned, at least the 8 of the widest element; 0: 64 on a host, 256 on a
-    GPU."""
+    """Alignment of offsets in a slab, in bytes, at least 8 (the widest element); 0: 64 on a host, 256 on a GPU."""
     recompute: str = "off"
-    """Which forward results the backward part computes again instead of keeping them: ``off`` (only nodes with the
-    attribute ``__force_mirroring__``), ``mxnet`` (by operator, as MXNET_BACKWARD_DO_MIRROR), ``echo`` (as
-    MXNET_MEMORY_OPT), ``sqrt`` (all between cuts), ``cheap`` (the smallest peak for at most 5 % more modelled time)."""
+    """Policy that selects the forward results to recompute in the backward part: ``off`` (only nodes with the attribute
+    ``__force_mirroring__``), ``mxnet`` (by operator, as MXNET_BACKWARD_DO_MIRROR), ``echo`` (as MXNET_MEMORY_OPT),
+    ``sqrt`` (all results between cuts), ``cheap`` (the smallest peak for at most 5 % more modelled time)."""
     budget: int | None = None
     """Maximum of ``MemoryPlan.peak`` less ``MemoryPlan.offloaded`` (see :attr:`spill`), in bytes. The planner then
-    recomputes the results that cost the least time, whatever :attr:`recompute` says."""
+    recomputes the results that cost the least time and ignores :attr:`recompute`."""
     kernels: str = "auto"
-    """The kernels: ``auto`` (compiled kernels if they are expected to be faster), ``native`` (whenever they can) or
-    ``numpy``; on a GPU kernels in CUDA C stand for the compiled ones. Scratch of a chosen kernel is counted;
-    without llvmlite there are NumPy's only on a CPU."""
+    """Kernels to use: ``auto`` (compiled kernels if they are expected to be faster), ``native`` (compiled kernels if
+    there are any) or ``numpy``. On a GPU, compiled kernels are those in CUDA C. On a CPU without llvmlite only NumPy's
+    kernels are available. The scratch of a chosen kernel is counted."""
     autotune: int = 0
-    """With :attr:`kernels` auto: 0 chooses by a heuristic; 2 measures each kind of call once on this machine and takes
-    the fastest; 1 the fastest of those whose scratch a convolution's ``workspace`` allows. What was measured is kept in
-    the user's cache folder, so later choices are the same. ``cudnn_tune`` of a node comes first."""
+    """Choice of kernels if :attr:`kernels` is auto. 0: a heuristic. 2: measure each kind of call once on this machine
+    and take the fastest kernel. 1: the same among kernels whose scratch a convolution's ``workspace`` allows.
+    Measurements are cached in the user's cache folder, so later choices are the same. ``cudnn_tune`` of a node takes
+    precedence."""
     spill: bool | str = True
     """Offload targets under a budget, as a text in the form of ``WEFTPLAN_SPILL``. A result is offloaded if that is
     faster than recomputing it, to the first target with room. True: results of a GPU or a simulated device may go to
@@ -105,15 +105,15 @@ class PlanOptions:
     """Devices of the same kind, such as ``gpu(1)``, that the offload target ``peer`` may use; the graph must not
     compute on them. ``simple_bind`` lists the devices in use by the process, most free memory first."""
     spill_taken: tuple[int, ...] = ()
-    """Bytes in use by others of each offload target in :attr:`spill`, which the plan cannot have; 0 for targets beyond
-    the end of this tuple. ``bind`` and ``simple_bind`` fill it in."""
+    """Bytes already in use at each offload target in :attr:`spill`, which the plan cannot use; 0 for targets beyond the
+    end of this tuple. ``bind`` and ``simple_bind`` fill it in."""
     links: tuple[tuple[str, str, float, float], ...] = ()
     """Measured links to offload targets: (device, offload target, bytes per second, seconds before the first byte),
     such as ``("gpu(0)", "cpu_pinned(0)", 2.5e10, 1e-5)``. The planner assumes a speed for other links. Under a budget
     ``bind`` and ``simple_bind`` fill it in."""
 
     def __post_init__(self) -> None:
-        """Refuse values that no field documents."""
+        """Validate all fields and normalize sequences to tuples."""
         for name, legal in LEGAL.items():
             self._expect(name, f"one of {', '.join(legal)}", getattr(self, name) in legal)
         names = self.inplace_blacklist
@@ -150,6 +150,7 @@ class PlanOptions:
         self._expect("alignment", "a power of two from 8 on (or 0)", fine)
 
     def _expect(self, name: str, expected: str, fine: bool) -> None:
+        """Raise PlanError unless ``fine``."""
         if not fine:
             raise PlanError(f"plan option {name} must be {expected}; got {getattr(self, name)!r}")
 
@@ -162,7 +163,7 @@ class PlanOptions:
             PlanError: an override is unknown or illegal.
         """
         read = _read(config.in_force())
-        return read.replace(**overrides)  # itself if there are none
+        return read.replace(**overrides)  # returns ``read`` itself without overrides
 
     @property
     def targets(self) -> tuple[OffloadTarget, ...]:
@@ -201,7 +202,7 @@ def _is_integer(value: object, least: int) -> bool:
 
 
 def _switch(text: str) -> bool | str:
-    """Return the option of a variable: its truth value, if it has one."""
+    """Return the value of an environment variable: a bool if it spells one, else the text."""
     lowered = text.strip().lower()
     return text if lowered not in ("", "0", "1", "true", "false") else lowered in ("1", "true")
 

@@ -1,19 +1,20 @@
-"""Orders of execution: the candidate with the smallest lower bound, and orders that suit recomputation.
+"""Execution orders: the candidate with the lowest bound of memory, and orders that suit recomputation.
 
-A node follows its dependencies; the forward part stays in front, so that it can run alone; nodes that touch one
-auxiliary state keep their given order, because one of them writes it. No function keeps state.
+In every order a node follows its dependencies, the forward part comes first, so that it can run alone, and nodes that
+use one auxiliary state keep their order, because one of them writes it. No function keeps state.
 
-:func:`choose_order` is never worse than the given order. Its candidates are that, greedy scheduling forwards (next is
-the ready node after which least is alive), and backwards (last is the node before which least is alive). The planner's
-own figure chooses, part by part.
+:func:`choose_order` is never worse than the original order. Its candidates are the original order, greedy scheduling
+forwards (the next node leaves the fewest live bytes after it) and greedy scheduling backwards (the last node leaves the
+fewest live bytes before it). For the forward and the backward part in turn, the candidate with the lowest bound is
+chosen.
 
-For recomputation the forward part has every node next to its readers. Depth-first order by the number of the input may
-run a whole family of branches before the chain that they feed (all projections of the inputs of an unrolled recurrent
-network). No cut of such an order separates early from late steps, and backward nodes sorted by it come at the wrong
-time. The backward part has gradients in the reverse order of the forward part. The given order follows single gradients
-down to their variables and may leave other readers of an intermediate gradient (four gate gradients of every step of an
-unrolled LSTM, say) for much later. These would be most of the live bytes once the forward results are repeated in
-segments, and the twins of a segment would have to wait for them, too.
+For recomputation, each forward node should run close to its readers. A depth-first order by input number may run many
+branches before the chain that reads them, such as all input projections of an unrolled recurrent network. No cut of
+such an order separates early from late time steps, and sorting backward nodes by it would place them badly.
+Gradients should run in the reverse order of the forward part. The original order follows single gradients down to their
+variables and may defer other readers of an intermediate gradient, such as the four gate gradients of each time step of
+an unrolled LSTM. These gradients would be most of the live bytes once the forward results are recomputed in segments,
+and would delay the release of recomputed results.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from weftplan.support.post_order import deepest_first
 
 
 def choose_order(program: Program, options: PlanOptions) -> list[int]:
-    """The best order found; ``program.order`` itself when nothing better was found."""
+    """Return the candidate order with the lowest bound; ``program.order`` itself if no candidate is better."""
     graph = _Dependencies(program)
     best, least = program.order, lower_bound(program, program.order, options=options)
     for start, end in ((0, program.num_forward), (program.num_forward, len(program.order))):
@@ -48,19 +49,19 @@ def choose_order(program: Program, options: PlanOptions) -> list[int]:
 
 
 def lower_bound(program: Program, order: list[int], *, options: PlanOptions) -> int:
-    """Most bytes alive at once when ``program`` runs in ``order``, with in-place merging and scratch."""
+    """Return the peak of live bytes when ``program`` runs in ``order``, with in-place merging and scratch."""
     ordered = program.in_order(order)
     assignment = assign(ordered, BlockPool(program.nbytes, 0), enable_inplace=options.enable_inplace)
     return Buffers(ordered, assignment, options=options).lower_bound
 
 
 class _Dependencies:
-    """The dependencies of nodes, and the bytes that each allocates."""
+    """The dependencies of all nodes, and the bytes of their entries."""
 
     def __init__(self, program: Program) -> None:
         graph = program.graph
         self.before = dependencies(program)
-        # Bytes of each entry that count: not the caller's, and with a reader.
+        # External entries need no planned memory, so they count 0 bytes.
         self.size = [0 if program.external[e] else program.nbytes[e] for e in range(graph.num_entries)]
         self.reads = [[e for e in dict.fromkeys(reads) if self.size[e]] for reads in program.reads]
         self.readers: list[list[int]] = [[] for _ in range(graph.num_entries)]
@@ -69,14 +70,17 @@ class _Dependencies:
                 self.readers[e].append(nid)
         self.forever = set(graph.outputs)
         self.outputs = [range(start, end) for start, end in pairwise(graph.row)]
-        """Entries that each node makes."""
+        """Output entries of each node."""
 
 
 def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
-    """Always run the ready node after which least is alive (allocated minus freed); ties by the given order."""
+    """Return ``nodes`` scheduled greedily: next runs the ready node that adds the fewest live bytes.
+
+    A node adds the bytes of its outputs minus those of inputs that it reads last. Ties keep the order of ``nodes``.
+    """
     size, reads, readers, forever = graph.size, graph.reads, graph.readers, graph.forever
     inside = set(nodes)
-    # Readers still to come per entry; an entry that a later part reads is never freed here.
+    # Remaining readers of each entry; -1 if it outlives this part.
     own = {e for nid in nodes for e in graph.outputs[nid]}
     left: dict[int, int] = {}
     for nid in nodes:
@@ -101,7 +105,10 @@ def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
 
 
 def _greedy_backwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
-    """From the end: last is the node before which least is alive; ties keep the given order."""
+    """Return ``nodes`` scheduled greedily from the end: last runs the node that leaves the fewest live bytes before it.
+
+    Ties keep the order of ``nodes``.
+    """
     size, reads, readers, forever = graph.size, graph.reads, graph.readers, graph.forever
     inside = set(nodes)
     followers: dict[int, list[int]] = {nid: [] for nid in nodes}
@@ -109,7 +116,7 @@ def _greedy_backwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
         for n in graph.before[nid]:
             if n in inside:
                 followers[n].append(nid)
-    # Going backwards an entry becomes alive with the first reader met; those that a later part reads are alive.
+    # Backwards in time, an entry becomes alive at its last reader; an entry that outlives this part is alive already.
     alive = {e for nid in nodes for e in graph.outputs[nid] if e in forever or any(r not in inside for r in readers[e])}
 
     def growth(nid: int) -> int:
@@ -126,19 +133,19 @@ def _greedy_backwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
 
 
 def stepwise_forward(program: Program) -> Program:
-    """``program`` with the forward part in depth-first order, deepest input first.
+    """Return ``program`` with the forward part in depth-first order, the deepest input first.
 
-    Nodes that touch one auxiliary state keep their given order. Returns ``program`` itself if that is its order.
+    Nodes that use one auxiliary state keep their order. Returns ``program`` itself if its order does not change.
     """
     order = deepest_first(program.forward, dependencies(program))
     return program.in_order([*order, *program.backward])
 
 
 def lazy_backward(program: Program) -> Program:
-    """``program`` with backward nodes that need no tangent placed just before their first reader.
+    """Return ``program`` with backward nodes that depend on no tangent moved just before their first reader.
 
-    Nodes that write, that run for their effect or that make an output stay. Returns ``program`` itself where no
-    tangents are declared or nothing moves.
+    Nodes that write, have effects or control dependencies, or make an output are not moved, and neither are nodes that
+    read them. Returns ``program`` itself if it declares no tangents or its order does not change.
     """
     if not program.tangents:
         return program
@@ -158,15 +165,15 @@ def lazy_backward(program: Program) -> Program:
 
 
 def reversed_backward(program: Program) -> Program:
-    """``program`` with the backward part sorted by the forward nodes it belongs to, the last node first.
+    """Return ``program`` with the backward part in the reverse order of the forward nodes that it differentiates.
 
-    A node that belongs to none (a sum of gradients) runs as soon as its inputs are there. Returns ``program`` itself
-    when that is the given order.
+    A backward node that belongs to no forward node, such as a sum of gradients, runs as soon as its inputs are ready.
+    Returns ``program`` itself if its order does not change.
     """
     graph = program.graph
     part = program.backward
     if any(graph.works[nid].writes for nid in part):
-        return program  # this function never moves writes of states
+        return program  # a backward part that writes states keeps its order
     place = {nid: step for step, nid in enumerate(program.forward)}
     needs = dependencies(program)
     urgency: dict[int, int] = {}

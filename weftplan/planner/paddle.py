@@ -1,15 +1,14 @@
-"""Paddle's rules of sharing memory, if they differ from MXNet's: ``PlanOptions(compat="paddle")``, ``"paddle_pir"``.
+"""Paddle's rules of memory sharing that differ from MXNet's: ``PlanOptions(compat="paddle")`` and ``"paddle_pir"``.
 
-``paddle`` is the pair of graph passes of releases 1.6 to 2.5. *In place*: an output takes the memory of an input that
-only this operator can be the last to read: every other reader comes before it by data, not just by chance of the order
-(:class:`InplaceRule`). *Across operators*: operators are walked breadth first, and an output takes the memory of a dead
-result of exactly its size, the last to die (:class:`ExactPool`); if the two operators are not ordered by
-data, that costs an order edge.
+``paddle`` stands for the two graph passes of releases 1.6 to 2.5. *In place*: an output takes the memory of an input if
+every other reader of that input precedes this operator by data, not only in the chosen order (:class:`InplaceRule`).
+*Across operators*: operators are visited breadth first, and an output takes the memory of a dead result of exactly its
+size, the last to die (:class:`ExactPool`). If data does not order the two operators, the reuse adds an order edge.
 
-``paddle_pir`` is the pass of release 2.6 and later: in place only, by the order of the program, with equal dtypes.
+``paddle_pir`` stands for the pass of release 2.6 and later: in place only, by program order, with equal dtypes.
 
-Not copied: a smaller output is not put into a larger input, because kernels here compute in place element by
-element; Paddle leaves that to the operator and allocates if it does not fit.
+One difference remains: a smaller output is never placed in a larger input, because kernels here compute in place
+element by element. Paddle leaves that to the operator and allocates if it does not fit.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from weftplan.planner.program import Program
 COMPAT = ("paddle", "paddle_pir")
 
 NOT_ON_CPU = frozenset(("_backward_broadcast_add", "_backward_broadcast_sub", "_backward_elemwise_sub"))
-"""Gradients of sums and differences, which ``paddle_pir`` does not compute in place on a CPU."""
+"""Gradient operators that ``paddle_pir`` does not compute in place on a CPU."""
 
 
 def breadth_first(program: Program) -> list[int]:
-    """Return the steps in the order of Paddle's pass: ready steps, first come, first served.
+    """Return the nodes in the breadth-first order of Paddle's pass: ready nodes, first in, first out.
 
-    The forward part stays in front. Nodes that touch one auxiliary state keep their order.
+    The forward part comes first. Nodes that use one auxiliary state keep their order.
     """
     needs, arrivals = dependencies(program), count()
     parts = (program.forward, program.backward)
@@ -40,9 +39,10 @@ def breadth_first(program: Program) -> list[int]:
 
 
 class InplaceRule:
-    """Whether an output may take an input's memory (``pir``: by the rules of ``paddle_pir``), node by node as they run.
+    """A stateful in-place rule for :func:`~weftplan.planner.inplace.assign`, called for nodes in execution order.
 
-    That sizes agree, that both are on one device, and that neither is the caller's is judged by the walk that asks.
+    With ``pir`` it follows ``paddle_pir``. The caller has already checked sizes and devices and excluded external
+    entries.
     """
 
     def __init__(self, program: Program, *, pir: bool) -> None:
@@ -59,7 +59,7 @@ class InplaceRule:
         self._ordered = [] if pir else last_needs_others(producers(program), readers)
 
     def __call__(self, nid: int, source: int, out: int) -> bool:
-        """True when ``out`` of node ``nid`` is to take the memory of ``source``, which is then not taken again."""
+        """Return whether ``out`` of node ``nid`` takes the memory of ``source``; each source is taken at most once."""
         program = self._program
         place = program.contexts[program.device[nid]].device_type
         alone = program.graph.inputs[nid].count(source) == 1
@@ -80,21 +80,21 @@ class InplaceRule:
 
 
 class ExactPool(BlockPool):
-    """The allocator of the walk: dead memory of exactly the size asked for, the last to die first."""
+    """An allocator that reuses only free blocks of exactly the allocated size, the last released first."""
 
     def chosen(self, free: Sequence[Free], size: int) -> int:
-        """The last released block of this size; -1: none."""
+        """Return the index of the last released block of this size; -1 if there is none."""
         at = bisect_left(free, (size + 1,)) - 1
         return at if at >= 0 and free[at][0] == size else -1
 
 
 def order_edges(program: Program, assignment: Assignment) -> list[tuple[int, int]]:
-    """Return (earlier node, later node) for edges that reuse of blocks adds to the order by data.
+    """Return the edges (earlier node, later node) that reuse of blocks adds to the data dependencies.
 
-    The later node is the first to write a block that others used before; each of them that does not come before it, by
-    data or by an edge added already, gets an edge. All edges lead forward in the order, so none closes a cycle.
+    The later node is the first writer of a reused block. It gets an edge from each previous user of the block that does
+    not already precede it, by data or by an added edge. All edges lead forward in the order, so they form no cycle.
 
-    Its memory grows with the square of the number of steps: not for more than `MOST_STEPS` of them.
+    Memory is quadratic in the number of steps, so do not call this for more than `MOST_STEPS` steps.
     """
     step_of_entry = producers(program)
     users: dict[int, list[int]] = {}

@@ -1,7 +1,7 @@
-"""The input of the planner's core: a graph in an order of execution, with sizes, devices and derived facts.
+"""The input of the planner's core: a graph in execution order with sizes, devices and derived facts.
 
-A front end makes a :class:`Program`. Steps are positions in the order of execution. Rewrites make new programs and
-change none.
+A front end makes a :class:`Program`. Steps are positions in the execution order. A rewrite returns a new program and
+does not change its input.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ class Work:
     """The memory effects of a node. Nodes of one kind may share one object.
 
     Attributes:
-        label: its name in reports, and in lists of names in the options.
-        ignored: inputs whose shape alone matters.
-        inplace: outputs that may be computed over inputs, in the order of trials.
-        writes: inputs that it changes, which must be variables.
-        over: outputs that must lie in the memory of an input, whatever the options say; they may be smaller. With
-            ``identity`` a view; else a write to a result, which earlier readers of that result precede.
-        is_sum: it adds its second input to its first, so that the maker of the second may do that in its place.
-        only_overwrites: it cannot add to a destination (a copy between devices).
-        may_repeat: it gives the same result when it runs a second time, and a graph may then do without the first.
-        asked_twice: the caller wants it to be repeated, whatever the options say.
-        rules: values of ``PlanOptions.recompute`` whose fixed rule repeats it.
+        label: name of the operator in reports and in options that list operators.
+        ignored: inputs of which only the shape matters.
+        inplace: pairs of input and output that may share memory, the preferred first.
+        writes: inputs that the node modifies, which must be variables.
+        over: pairs whose output must be in the memory of its input, regardless of the options; the output may be
+            smaller. An ``identity`` is a view; another pair is a write to a result, which must follow the earlier
+            readers of that result.
+        is_sum: whether the node adds its second input to its first; the maker of the second may then add in place.
+        only_overwrites: whether the node cannot add to its destination (a copy between devices).
+        may_repeat: whether the node may be recomputed: a second run gives the same result.
+        asked_twice: whether the caller requests recomputation, regardless of the options.
+        rules: values of ``PlanOptions.recompute`` whose fixed rule repeats the node.
     """
 
     label: str
@@ -52,15 +53,16 @@ class Work:
 
 
 VARIABLE = Work(label="variable", may_repeat=False, rules=frozenset())
-"""The work of a node that holds what the caller gives."""
+"""Memory effects of a variable, a node that holds an array of the caller."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Graph:
-    """Nodes in numbers, each after what it needs.
+    """A graph of numbered nodes in topological order.
 
-    Entry ``k`` of node ``n`` has the id ``row[n] + k``; a variable, which holds what the caller gives, has one entry.
-    The graph knows neither symbols nor operators: a front end says in one :class:`Work` per node what it may do.
+    Entry ``k`` of node ``n`` has the id ``row[n] + k``. A variable, which holds an array of the caller, has one entry.
+    The graph knows neither symbols nor operators: the front end describes the memory effects of each node in a
+    :class:`Work`.
     """
 
     names: Sequence[str]
@@ -68,34 +70,34 @@ class Graph:
     inputs: list[list[int]]
     """Entries that each node reads."""
     controls: list[list[int]] = field(default_factory=list)
-    """Nodes that each node must follow although it reads nothing of them; none by default."""
+    """Control dependencies of each node: nodes that it must follow without reading them; none by default."""
     counts: InitVar[Sequence[int]] = ()
-    """How many outputs each node has; 1 for a variable, and for all by default."""
+    """Number of outputs of each node; 1 for a variable, and for all nodes by default."""
     heads: InitVar[Iterable[int]]
-    """Entries that the caller gets."""
+    """Output entries of the graph."""
     effects: Sequence[int] = ()
-    """Nodes that run for their effect: rewrites keep them, although no output depends on them."""
+    """Nodes with effects: rewrites keep them although no output depends on them."""
     origin: Sequence[int] = ()
-    """For a rewritten graph the node of the front end's graph that each node is, or runs again; -1 for a node that the
-    rewrite added."""
+    """Node of the front end's graph that each node is or recomputes; -1 for a copy that a rewrite added."""
     again: frozenset[int] = frozenset()
-    """Nodes that run a second time what their origin is."""
+    """Nodes that recompute their origin."""
     base: Graph | None = None
-    """For a rewritten graph the front end's; None for the front end's itself, which would live on in a cycle."""
+    """Front end's graph of a rewritten graph; None for that graph itself, which avoids a reference cycle."""
     num_nodes: int = field(init=False)
     """Number of nodes, variables included."""
     num_entries: int = field(init=False)
     """Number of entries: one per variable, one per output (also hidden) of every other node."""
     row: list[int] = field(init=False)
-    """First entry of each node, and after them the number of entries."""
+    """First entry of each node, followed by the number of entries."""
     entry_node: list[int] = field(init=False)
-    """Node id that makes each entry."""
+    """Node that makes each entry."""
     is_variable: list[bool] = field(init=False)
+    """Whether each node is a variable."""
     outputs: list[int] = field(init=False)
-    """Entry ids of the heads, in the order given (duplicates kept)."""
+    """Output entries in the order of ``heads``, with duplicates."""
 
     def __post_init__(self, counts: Sequence[int], heads: Iterable[int]) -> None:
-        """Number the entries."""
+        """Number the entries and fill in defaults."""
         self.controls = self.controls or [[] for _ in self.works]
         counts = counts or [1] * len(self.works)
         self.num_nodes = len(self.works)
@@ -107,7 +109,7 @@ class Graph:
         self.origin = self.origin or range(len(self.works))
 
     def entry_name(self, eid: int) -> str:
-        """A variable's name, or ``<node>_<output>``."""
+        """Return the name of an entry: a variable's name, or ``<node>_<output>``."""
         nid = self.entry_node[eid]
         name = self.names[nid]
         return name if self.works[nid] is VARIABLE else f"{name}_{self.output_name(nid, eid - self.row[nid])}"
@@ -119,7 +121,7 @@ class Graph:
         return "output" if self.row[nid + 1] - self.row[nid] == 1 else f"output{index}"
 
     def variables(self) -> list[int]:
-        """Node ids of the variables, in order."""
+        """Return the ids of the variables in ascending order."""
         return [nid for nid, is_variable in enumerate(self.is_variable) if is_variable]
 
     def __repr__(self) -> str:
@@ -129,7 +131,7 @@ class Graph:
 
 
 BYTE = np.dtype(np.uint8)
-"""The dtype of entries whose bytes alone are known."""
+"""Dtype of entries of which only the bytes are known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,42 +144,45 @@ class Program:
 
     graph: Graph
     order: list[int] = field(default_factory=list)
-    """Operator nodes as they run; by default in the order of their numbers."""
+    """Operator nodes in execution order; by default in the order of their numbers."""
     num_forward: int = -1
-    """How many steps of :attr:`order` are the forward part, by default all; the others are the backward part."""
+    """Number of leading steps of :attr:`order` that are the forward part, by default all; the rest is the backward
+    part."""
     nbytes: list[int]
-    """Per entry; plans count these bytes and no others."""
+    """Bytes of each entry, the only sizes that plans count."""
     contexts: tuple[Context, ...] = (Context("cpu", 0),)
+    """Devices, indexed by :attr:`device`."""
     device: list[int] = field(default_factory=list)
-    """Per node, an index of ``contexts``; by default the first."""
+    """Device of each node, as an index of :attr:`contexts`; by default the first."""
     gradients: frozenset[int] = frozenset()
-    """Entries that are written, or added, to arrays of the caller's."""
+    """Entries that are written or added to arrays of the caller."""
     added: frozenset[int] = frozenset()
-    """Those of them that are added."""
+    """Entries of :attr:`gradients` that are added to their arrays."""
     workspaces: dict[int, int] = field(default_factory=dict)
-    """Per node: declared scratch bytes (absent: none)."""
+    """Declared scratch bytes of the nodes that have any."""
     external_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes of the caller's arrays by purpose; by default all variables are arguments."""
     shapes: list[Shape] = field(default_factory=list)
-    """Per entry, for reports; without them every entry is a row of bytes."""
+    """Shape of each entry, for reports; by default one dimension of bytes."""
     dtypes: list[DType] = field(default_factory=list)
+    """Dtype of each entry; by default :data:`BYTE`."""
     held: Mapping[int, int] = field(default_factory=dict)
-    """Entries whose memory outlives their last reader: entry -> the node until whose end it is alive."""
+    """Entries whose memory outlives their last reader: entry -> node at whose end the memory is free."""
     tangents: frozenset[int] = frozenset()
     """Variables that the caller provides when the backward part begins; empty: unknown."""
     holds: dict[int, list[int]] = field(init=False)
-    """Per node: the entries that are held until its end."""
+    """Entries held until the end of each node."""
     external: bytearray = field(init=False)
-    """Per entry: 1 when its memory is the caller's (variables, gradients, and entries that must lie in them)."""
+    """1 for each entry in memory of the caller: variables, gradients, and entries that must share their memory."""
     reads: list[list[int]] = field(init=False)
-    """Per node: entries whose values it reads, one per slot (ignored inputs left out)."""
+    """Entries whose values each node reads, one per slot, without ignored inputs."""
     refs: list[int] = field(init=False)
-    """Per entry: slots that read it, plus times it is held or an output of the graph."""
+    """Number of uses of each entry: slots that read it, plus one if it is held, plus one per graph output."""
     pairs: list[Sequence[InplacePair]] = field(init=False)
-    """Per node: the pairs of its ``Work.inplace`` that may share memory, in the order of trials."""
+    """Pairs of each node's ``Work.inplace`` that may share memory, the preferred first."""
 
     def __post_init__(self) -> None:
-        """Work out what follows from the works of nodes, sizes and places."""
+        """Fill in defaults, derive the remaining fields and check the works of the nodes."""
         graph = self.graph
         makers = graph.entry_node
         variable = graph.is_variable
@@ -220,7 +225,11 @@ class Program:
             self.refs[e] += 1
 
     def _check_shared(self, nid: int, pair: InplacePair) -> None:
-        """An output that must lie in an input's memory fits, on the same device, and the input is read."""
+        """Check that an output that must share an input's memory fits it on the same device, and the input is read.
+
+        Raises:
+            PlanError: it cannot share that memory.
+        """
         graph = self.graph
         source, out = graph.inputs[nid][pair.input], graph.row[nid] + pair.output
         maker = graph.entry_node[source]
@@ -233,11 +242,11 @@ class Program:
             )
 
     def _allowed(self, makers: Sequence[int]) -> list[Sequence[InplacePair]]:
-        """Per node the pairs of input and output that may share memory at all; the only place that says so.
+        """Return, per node, the pairs of input and output that may share memory in some execution order.
 
-        The node must read the input. Both must have as many elements, of one width, on one device, and neither may be
-        the caller's. A pair of different dtypes is no identity. Whether the input is dead by then depends on the order
-        of execution and is asked during the walk.
+        The node must read the input. Both must have the same bytes and item size, be on one device, and be in planned
+        memory. A pair of different dtypes is no identity. Whether the input is dead depends on the execution order, so
+        :func:`~weftplan.planner.inplace.assign` checks that.
         """
         external, nbytes, dtypes, device = self.external, self.nbytes, self.dtypes, self.device
         graph = self.graph
@@ -262,16 +271,16 @@ class Program:
 
     @property
     def forward(self) -> list[int]:
-        """The nodes of the forward part, as they run."""
+        """Nodes of the forward part in execution order."""
         return self.order[: self.num_forward]
 
     @property
     def backward(self) -> list[int]:
-        """The nodes of the backward part, as they run."""
+        """Nodes of the backward part in execution order."""
         return self.order[self.num_forward :]
 
     def in_order(self, order: list[int]) -> Program:
-        """The same nodes in another order; the program itself if it is the same."""
+        """Return a copy with another execution order, or the program itself if the order is the same."""
         if order == self.order:
             return self
         ordered = copy(self)
@@ -280,12 +289,13 @@ class Program:
 
 
 def scratch_of(program: Program, *, added: Collection[int], skipped: Collection[int]) -> dict[int, int]:
-    """Return scratch bytes of each node that runs: those that it declares, then room for each output that is added to.
+    """Return the scratch bytes of each node that runs: declared bytes plus a buffer for each added output.
 
     Kernels only overwrite, so an output that must be *added* to its destination is computed in scratch first.
 
     Args:
-        added: entries that are added to a partial sum, besides the gradients that are added to their arrays.
+        program: the graph.
+        added: entries that are added to a partial sum; ``program.added`` counts as well.
         skipped: nodes that do not run.
     """
     total = dict(program.workspaces)

@@ -1,15 +1,15 @@
-"""Rewrites of a graph: nodes that read other entries, nodes that are added, and the sizes that they keep.
+"""Graph rewrites: add nodes, redirect inputs, and derive the program of the new graph.
 
-A :class:`Rewrite` begins as a copy of a graph. A caller adds nodes and changes what others read; :meth:`Rewrite.done`
-numbers what is still needed, depth first from the outputs, and carries over everything that was known. The given graph
-stays as it is, and slots whose shape alone matters go on naming the first node: they keep nothing alive, and must not
-cause work.
+A :class:`Rewrite` begins as a copy of a graph. The caller adds nodes and changes the inputs of others.
+:meth:`Rewrite.done` numbers the nodes that are still needed, depth first from the outputs, and carries over their
+sizes, devices and other facts. The original graph is not changed. An ignored input (only its shape matters) still names
+the original node: it keeps no memory alive and must not cause a recomputation or a copy.
 
-* :func:`repeat`: backward nodes read twins ``<name>_mirror`` of forward nodes whose results are not kept; a twin reads
-  twins where these exist and kept results elsewhere. Twins run just before their first reader, in the order of their
-  originals.
-* :func:`spilled`: a result ``x`` goes to its home as ``x_spill`` in the forward part; readers in the backward part read
-  ``x_fetch``, a copy of that on the device. The positions of the copies decide how long the memory of ``x`` is taken.
+* :func:`repeat`: backward nodes read twins ``<name>_mirror`` of forward nodes whose results are not kept. A twin reads
+  the twins of its inputs if there are any, else the kept results. Twins run just before their first reader, in the
+  order of their originals.
+* :func:`spilled`: the forward part copies a result ``x`` to its offload target as ``x_spill``; backward nodes read
+  ``x_fetch``, a copy of ``x_spill`` on the device. The positions of the copies bound the lifetime of ``x``.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from weftplan.planner.program import Graph, Program, Work
 
 
 class Numbering(NamedTuple):
-    """New numbers of some nodes of a graph, and of their entries."""
+    """A mapping between old and new numbers of the kept nodes of a graph and of their entries."""
 
     kept: list[int]
-    """By new number the old number of a node."""
+    """Old number of each new node."""
     node: list[int]
-    """By old number the new number of a node; -1 for one that is left out."""
+    """New number of each old node; -1 if the node is left out."""
     entry: list[int]
-    """By old number the new number of an entry; -1 likewise."""
+    """New number of each old entry; -1 if its node is left out."""
     source: list[int]
-    """By new number the old number of an entry."""
+    """Old number of each new entry."""
 
 
 def renumbered(
@@ -46,13 +46,16 @@ def renumbered(
     makers: Sequence[int],
     begun: int = 0,
 ) -> Numbering:
-    """Number the nodes that ``roots`` need, depth first: before each node what it reads, then what it waits for.
+    """Number the nodes that ``roots`` need in depth-first post-order: inputs first, then control dependencies.
 
-    The other arguments are those of a :class:`~weftplan.planner.program.Graph`, whose nodes may have any order; the
-    first ``begun`` nodes keep their numbers.
+    Args:
+        roots: nodes to keep.
+        inputs, controls, row, makers: the arrays of a :class:`~weftplan.planner.program.Graph` (``makers`` is its
+            ``entry_node``); its nodes may be in any order.
+        begun: number of leading nodes that keep their numbers.
     """
     kept = list(range(begun))
-    state = bytearray(len(inputs))  # 0: not met, 1: on the way, 2: in the order
+    state = bytearray(len(inputs))  # 0: not visited, 1: on the stack, 2: numbered
     state[:begun] = b"\2" * begun
     for root in roots:
         stack = [root]
@@ -77,7 +80,7 @@ def renumbered(
     for nid, was in enumerate(kept[begun:], begun):
         node[was] = nid
         first, end = row[was], row[was + 1]
-        if end - first == 1:  # most
+        if end - first == 1:  # fast path: most nodes have one output
             entry[first] = count
             source.append(first)
         else:
@@ -88,11 +91,11 @@ def renumbered(
 
 
 class Rewrite:
-    """A graph in the making. Its nodes and entries keep their numbers in the given graph; new numbers follow.
+    """A modifiable copy of a graph. Nodes and entries keep their numbers; added ones get the next numbers.
 
     Attributes:
-        inputs: entries that each node reads, to be replaced (not changed) where a node is to read others.
-        makers: the node that makes each entry.
+        inputs: list of the input entries of each node. To redirect a node, replace its list; do not modify it.
+        makers: node that makes each entry.
     """
 
     def __init__(self, program: Program) -> None:
@@ -109,19 +112,20 @@ class Rewrite:
         self._copied_to: dict[int, Context] = {}
 
     def twin(self, nid: int, name: str, *, inputs: list[int]) -> int:
-        """Add a node that runs node ``nid`` a second time, on these inputs; return its first entry."""
+        """Add a node that recomputes node ``nid`` from ``inputs``; return its first entry."""
         graph = self._program.graph
         new = self._add(name, graph.works[nid], inputs, range(graph.row[nid], graph.row[nid + 1]))
         self._twin_of[new] = nid
         return self._row[new]
 
     def copy(self, source: int, name: str, *, work: Work, context: Context, like: int) -> int:
-        """Add a node that copies entry ``source`` to a device; return its entry, which has the size of ``like``."""
+        """Add a node that copies entry ``source`` to a device; return its entry, of the shape and dtype of ``like``."""
         new = self._add(name, work, [source], range(like, like + 1))
         self._copied_to[new] = context
         return self._row[new]
 
     def _add(self, name: str, work: Work, inputs: list[int], like: range) -> int:
+        """Add a node whose outputs have shapes and dtypes of the entries ``like``; return its number."""
         nid = len(self._works)
         self._names.append(name)
         self._works.append(work)
@@ -133,7 +137,15 @@ class Rewrite:
         return nid
 
     def done(self, order: Sequence[int], *, more_forward: int = 0) -> Program:
-        """The rewritten program, whose steps are ``order``; its forward part has ``more_forward`` steps more."""
+        """Return the rewritten program.
+
+        Args:
+            order: its execution order, in the numbers of this rewrite.
+            more_forward: number of steps added to the forward part.
+
+        Raises:
+            PlanError: no output and no effect needs a node of ``order``.
+        """
         program, old, like = self._program, self._program.graph, self._like
         row, makers = [*self._row, len(like)], self.makers
         roots = [*(makers[e] for e in old.outputs), *old.effects]
@@ -145,7 +157,7 @@ class Rewrite:
         if -1 in steps:
             missing = self._names[order[steps.index(-1)]]
             raise PlanError(f"no output and no effect needs step {missing!r}: leave it out or add it to the effects")
-        # The node of the given graph whose work each node does; None for a copy.
+        # The node of the original graph that each node runs; None for a copy.
         stands_for = [None if was in self._copied_to else self._twin_of.get(was, was) for was in kept]
         targets = (self._copied_to[was] for was in kept if was in self._copied_to)
         contexts = tuple(dict.fromkeys((*program.contexts, *targets)))
@@ -165,7 +177,7 @@ class Rewrite:
             again=frozenset(nid for nid, was in enumerate(kept) if was in self._twin_of or was in old.again),
             base=old.base or old,
         )
-        # A copy writes nothing that the caller brought.
+        # A copy of a gradient is not itself written to an array of the caller.
         gradients = frozenset(
             e
             for e, (was, nid) in enumerate(zip(source, graph.entry_node, strict=True))
@@ -197,10 +209,11 @@ SUFFIX = "_mirror"
 
 
 def repeatable(program: Program) -> list[int]:
-    """Forward nodes that may be computed twice, in execution order.
+    """Return the forward nodes that may be recomputed, in execution order.
 
-    Losses and makers of the graph's outputs and of held results are left out: these stay alive in any case. So are
-    writes to results, and readers of results that are written to later: they would read something else.
+    Excluded are nodes with ``may_repeat`` false (such as losses) and makers of graph outputs and held results, which
+    stay alive anyway. Also excluded are nodes that write to a result in place, and readers of such a result, because
+    a twin would read the changed value.
     """
     graph = program.graph
     kept = {graph.entry_node[e] for e in (*graph.outputs, *program.held)}
@@ -214,7 +227,7 @@ def repeatable(program: Program) -> list[int]:
 
 
 def needed_twins(program: Program, chosen: Collection[int]) -> list[int]:
-    """Nodes of ``chosen`` that some backward node needs, directly or through other twins; in execution order."""
+    """Return the nodes of ``chosen`` that a backward node needs directly or through other twins, in execution order."""
     reads = program.reads
     maker = program.graph.entry_node
     wanted: set[int] = set()
@@ -227,9 +240,9 @@ def needed_twins(program: Program, chosen: Collection[int]) -> list[int]:
 
 
 def repeat(program: Program, chosen: Collection[int]) -> Program:
-    """Return the program whose backward part recomputes the nodes ``chosen``, out of :func:`repeatable`.
+    """Return the program whose backward part recomputes the nodes ``chosen``, which must be :func:`repeatable`.
 
-    Those that nothing backward needs get no twin; ``program`` itself is returned when nothing is repeated.
+    A node that no backward node needs gets no twin. Returns ``program`` itself if no node gets one.
     """
     twins = needed_twins(program, chosen)
     if not twins:
@@ -240,7 +253,7 @@ def repeat(program: Program, chosen: Collection[int]) -> Program:
     first: dict[int, int] = {}
 
     def redirected(nid: int) -> list[int]:
-        """Inputs of a node, with twins in slots that are read."""
+        """Return the inputs of a node, redirected to twins except in ignored slots."""
         ignored = graph.works[nid].ignored
         return [
             e if slot in ignored or (maker := makers[e]) not in first else first[maker] + e - graph.row[maker]
@@ -268,9 +281,9 @@ class Spill:
     """One offloaded result.
 
     Attributes:
-        entry: its number in the graph.
-        out: the copy out runs before this step, at most the number of forward steps.
-        back: the copy back runs before this step.
+        entry: the entry's number in the graph.
+        out: step before which the copy to the target runs; at most the number of forward steps.
+        back: step before which the copy back runs.
         target: device of the offloaded copy.
     """
 
@@ -281,13 +294,13 @@ class Spill:
 
 
 def spilled(program: Program, spills: Sequence[Spill]) -> Program:
-    """Return the program that offloads ``spills``; the copies out belong to its forward part.
+    """Return the program that offloads ``spills``; the copies to the targets belong to its forward part.
 
         forward      x = op(...)  ...  x_spill = copy of x, in its offload target
         backward     x_fetch = copy of x_spill, on the device  ...  readers of x read x_fetch
 
-    The result occupies device memory up to the copy out, and its fetched copy from the copy back on. An input of which
-    only the shape matters still names the original node.
+    The result occupies device memory until the copy to the target; the fetched copy occupies it from the copy back on.
+    An ignored input still names the original node.
     """
     graph = program.graph
     changed = Rewrite(program)

@@ -1,7 +1,7 @@
-"""From buffers to slabs and offsets: a finished :class:`~weftplan.planner.memory_plan.MemoryPlan`.
+"""Placement: assign slabs and offsets to buffers and build the :class:`~weftplan.planner.memory_plan.MemoryPlan`.
 
-:func:`blocks` gives every storage a slab of its own and every device one workspace per colour; :func:`arena` gives
-every group of in-place entries and every workspace an offset in one slab per device.
+:func:`blocks` places storages without overlap and adds one workspace per device and colour. :func:`arena` assigns to
+every group of in-place entries and to every workspace an offset in one slab per device.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from weftplan.planner.packing.reuse import Precedence, compressed_rows
 from weftplan.planner.program import IntArray
 
 WORTH_A_SEARCH = 1 << 20
-"""Bytes above the lower bound that are worth a second, longer packing."""
+"""Minimum waste in bytes above the lower bound at which effort ``auto`` packs again with more effort."""
 
 
 class Packer(Protocol):
-    """A function with the interface of :func:`weftplan.planner.pack`; :func:`judged` checks what it returns."""
+    """A function with the interface of :func:`weftplan.planner.pack`; :func:`judged` checks its result."""
 
     def __call__(
         self,
@@ -41,17 +41,17 @@ class Packer(Protocol):
         order: Precedence | None,
         room: int = 0,
     ) -> Packing:
-        """Give every buffer an offset; up to ``room`` bytes may go to reuse that lets no node wait for another."""
+        """Assign an offset to every buffer; the packing may grow up to ``room`` bytes to avoid waits."""
         ...
 
 
 def blocks(
     buffers: Buffers, strategy: str, *, reported_bytes: int, color: Sequence[int], added_waits: int | None
 ) -> tuple[int, Callable[[], MemoryPlan]]:
-    """Return the bytes of the plan with disjoint storages, and the function that makes it, which takes longer.
+    """Return the bytes of the plan with disjoint storages, and a function that builds the plan, which takes longer.
 
-    Each storage is an allocation of its own, or they lie side by side: if the options ask for the best of several
-    strategies, they are stacked in one slab per device, so that executors with other shapes can use it too.
+    With the strategies ``match_range`` and ``none``, each storage is a separate allocation. With any other strategy of
+    the options, storages are stacked in one slab per device, so that executors with other shapes can share the slab.
     """
     program = buffers.program
     storage, used = renumbered(buffers.assignment.storage)
@@ -60,7 +60,7 @@ def blocks(
         if k >= 0:
             nbytes[k] = max(nbytes[k], program.nbytes[e])
             device[k] = program.device[program.graph.entry_node[e]]
-    # One workspace per device and colour, as large as its largest user needs.
+    # One workspace per device and colour, sized for its largest user.
     pools: dict[tuple[int, int], int] = {}
     workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
     for nid in buffers.workspace_nodes:
@@ -72,7 +72,7 @@ def blocks(
         nbytes[pool] = max(nbytes[pool], buffers.workspace[nid])
         workspace_storage[nid] = pool
     one_slab = buffers.options.strategy not in ("match_range", "none")
-    # An allocation takes whole multiples of the alignment, which MXNet does not count.
+    # Allocations are rounded up to the alignment; MXNet does not count the rounding.
     separate = buffers.options.compat == "mxnet" and not one_slab
     room = nbytes if separate else buffers.rounded(nbytes, device)
 
@@ -108,11 +108,11 @@ def blocks(
 
 
 def arena(buffers: Buffers, color: Sequence[int], *, name: str = "arena", packer: Packer = pack) -> MemoryPlan:
-    """Return the plan that gives every buffer an offset in one slab per device.
+    """Return the plan that assigns every buffer an offset in one slab per device.
 
-    With ``color`` (per node) reuse is to make branches wait for each other as little as it can in the memory that the
-    colours would need each on their own: the sum over colours of the most live bytes that nodes of one colour write.
-    Orders too long for sets of steps get just that: the parts of the colours one after another, which share no bytes.
+    With several colours (``color`` is per node) the packer minimizes waits between branches. It may use as much memory
+    as separate slabs per colour would need: the sum over colours of the peak of live bytes of that colour's buffers. If
+    the order is too long for sets of steps, the colours are packed separately, one above the other, and share no bytes.
     """
     program = buffers.program
     count = len(buffers.nbytes)
@@ -159,7 +159,10 @@ def arena(buffers: Buffers, color: Sequence[int], *, name: str = "arena", packer
 
 
 def _in_one(edges: Sequence[tuple[IntArray, IntArray, IntArray]], count: int) -> tuple[IntArray, IntArray]:
-    """The reuse edges of parts of ``count`` buffers, each with the numbers of its buffers, as those of all."""
+    """Return the reuse edges of all parts as one compressed row matrix over ``count`` buffers.
+
+    Each part is given as (its buffers, row pointers, earlier buffers), numbered within the part.
+    """
     if len(edges) == 1 and len(edges[0][0]) == count:
         return edges[0][1:]
     later = [part.repeat(pointers[1:] - pointers[:-1]) for part, pointers, _ in edges]
@@ -169,13 +172,13 @@ def _in_one(edges: Sequence[tuple[IntArray, IntArray, IntArray]], count: int) ->
 
 
 def _by_device(device: IntArray) -> tuple[IntArray, IntArray]:
-    """(devices in use, ascending; for each of these numbers the place of its device among them)."""
+    """Return (used devices in ascending order, index of each item's device among them)."""
     used = np.bincount(device)
     return used.nonzero()[0], (used > 0).cumsum()[device] - 1
 
 
 def _parts(buffers: Buffers, mine: IntArray, color: Sequence[int]) -> list[IntArray]:
-    """The buffers ``mine``, split by the colour of the node that writes them first."""
+    """Split the buffers ``mine`` by the colour of their first writer."""
     if not color:
         return [mine]
     writers = np.array(buffers.program.order, dtype=np.int64)[buffers.first[mine]]
@@ -186,13 +189,14 @@ def _parts(buffers: Buffers, mine: IntArray, color: Sequence[int]) -> list[IntAr
 def _packed(
     buffers: Buffers, part: IntArray, *, alignment: int, order: Precedence | None, room: int, pack: Packer
 ) -> tuple[Packing, tuple[IntArray, IntArray]]:
-    """Pack as hard as the option says (see :attr:`PlanOptions.effort`), and judge the result; with its `reuse_edges`.
+    """Pack with the effort of the options, check the result, and return it with its `reuse_edges`.
 
-    Two live buffers in one place would corrupt results silently, and judging costs little compared with packing. If the
-    longer search errs, the quick packing stands and a warning says so.
+    Every packing is checked, because overlapping live buffers would corrupt results silently and a check is cheap
+    compared with packing. If the longer search of effort ``auto`` returns an invalid packing, the quick packing is used
+    and a warning is issued.
 
     Raises:
-        PlanError: the packing is wrong.
+        PlanError: the packing is invalid.
     """
     lower, upper, size, known = buffers.first, buffers.last, buffers.nbytes, order
     if len(part) < len(size):
@@ -217,14 +221,15 @@ def _packed(
 def judged(
     lower: IntArray, upper: IntArray, size: IntArray, offsets: IntArray, *, alignment: int
 ) -> tuple[IntArray, IntArray]:
-    """The `reuse_edges` of a packing; they show whether it is right, in a twentieth of the time of `check_packing`.
+    """Return the `reuse_edges` of a packing after checking it, in a twentieth of the time of `check_packing`.
 
-    It is right if all last holders of a buffer's bytes are dead when the buffer is born. For take two buffers that live
-    at once on a common byte, and of all such pairs on that byte a pair whose later birth comes first. At that birth the
-    earlier buffer held the byte last: a buffer that took it was born between the two, while the earlier lived.
+    A packing is valid if all last holders of a buffer's bytes are dead at the buffer's birth. Proof: assume two live
+    buffers that overlap on a byte; of all such pairs on that byte take one whose later birth is earliest. At that
+    birth the earlier buffer is still the byte's last holder: any buffer that took the byte in between would form a
+    pair with an earlier later birth.
 
     Raises:
-        PlanError: the packing is wrong.
+        PlanError: the packing is invalid.
     """
     if int(offsets.min(initial=0)) >= 0 and not (offsets % alignment).any():
         pointers, earlier = reuse_edges(lower, size, offsets)
@@ -253,7 +258,7 @@ class _Common(TypedDict):
 
 
 def _common(buffers: Buffers) -> _Common:
-    """Return fields of a plan, by name, that do not depend on addresses."""
+    """Return the fields of a plan that do not depend on addresses, by name."""
     program, assignment = buffers.program, buffers.assignment
     workspace_nbytes = np.zeros(program.graph.num_nodes, dtype=np.int64)
     for nid, nbytes in buffers.workspace.items():

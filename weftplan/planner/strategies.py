@@ -1,8 +1,8 @@
-"""Strategies of sharing memory: a program and options in, a :class:`Draft` with the memory plan out.
+"""Strategies of memory sharing: plan a program under options as a :class:`Draft`.
 
-A strategy assigns storages to entries and places them; :data:`~weftplan.planner.options.STRATEGIES` holds every
-strategy by its name, and the options, ``WEFTPLAN_PLANNER_STRATEGY``, the command line and the docs read it there.
-``inplace.py`` decides which entries share a storage, ``slabs.py`` where storages are.
+A strategy assigns storages to entries and places them. :data:`~weftplan.planner.options.STRATEGIES` maps names to
+strategies; the options, ``WEFTPLAN_PLANNER_STRATEGY``, the command line and the documentation read it.
+``inplace.py`` decides which entries share a storage; ``slabs.py`` places the storages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weftplan.planner.slabs import Packer, arena, blocks
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A graph in execution order, its plan, which of its entries share a storage, and decisions in words."""
+    """A graph in execution order with its memory plan, its storage assignment and notes on decisions."""
 
     program: Program
     memory: MemoryPlan
@@ -35,35 +35,35 @@ class Draft:
     notes: tuple[str, ...] = ()
 
     def slowed(self, more_time: float) -> Draft:
-        """Return the same draft, whose plan takes longer by this share of a step."""
+        """Return a copy whose plan takes ``more_time`` longer, as a share of a step."""
         return replace(self, memory=replace(self.memory, more_time=more_time))
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """An assignment of storages, with the facts that placing them needs."""
+    """A storage assignment with the facts needed to place the storages."""
 
     assignment: Assignment
     block_bytes: int
-    """Bytes of all blocks as the strategy's own rule counts them (``MemoryPlan.reported_bytes``)."""
+    """Bytes of all blocks, counted by the strategy's own rule (``MemoryPlan.reported_bytes``)."""
     color: list[int]
-    """The colour of each node, or nothing if all have one (:func:`~weftplan.planner.inplace.colors`)."""
+    """Colour of each node; empty if all have the same (:func:`~weftplan.planner.match_range.colors`)."""
 
 
 class Strategy(Protocol):
-    """One way to share memory. It keeps no state, so that threads may plan at once."""
+    """A method of sharing memory. It keeps no state, so several threads may use it concurrently."""
 
     @property
     def name(self) -> str:
-        """The value of ``PlanOptions.strategy`` that chooses it."""
+        """Value of ``PlanOptions.strategy`` that selects this strategy."""
         ...
 
     def assign(self, program: Program, options: PlanOptions) -> Shared:
-        """Give every entry a storage; the planner then also tries gradient sums that are added in place."""
+        """Assign a storage to every entry; the planner then also tries in-place gradient sums."""
         ...
 
     def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
-        """Give every buffer of one assignment its slab and offset."""
+        """Assign a slab and an offset to every buffer of one assignment."""
         ...
 
 
@@ -71,7 +71,7 @@ S = TypeVar("S", bound=Strategy)
 
 
 def register(strategy: S) -> S:
-    """Add a strategy under its name. Returns it.
+    """Register a strategy under its name and return it.
 
     Raises:
         PlanError: another strategy has this name.
@@ -82,22 +82,22 @@ def register(strategy: S) -> S:
 
 
 def registered() -> Mapping[str, Strategy]:
-    """Return every strategy by its name, in the order of registration."""
+    """Return all strategies by name, in the order of registration."""
     return cast("Mapping[str, Strategy]", STRATEGIES)
 
 
 def strategy_of(options: PlanOptions) -> Strategy:
-    """Return the chosen strategy; range 0 is MXNet's switch for "no sharing", which counts for every strategy."""
+    """Return the strategy of the options; match range 0, MXNet's switch for no sharing, overrides it by ``none``."""
     return registered()[options.strategy if options.match_range else "none"]
 
 
 def plan_graph(program: Program, options: PlanOptions) -> Draft:
-    """Return the graph with the plan of the chosen strategy: the smallest one over the variants of its assignment."""
+    """Plan with the strategy of the options; return the smallest plan over the variants of its assignment."""
     strategy = strategy_of(options)
     shared = strategy.assign(program, options)
     variants = _variants(program, options, shared.assignment)
     best: Draft | None = None
-    # Smallest bound first (equal bounds as they come): packing takes longest, and a bound can make it pointless.
+    # The lowest bound first: packing takes longest, and a bound can show that it cannot win.
     for buffers in sorted(variants, key=attrgetter("lower_bound")) if len(variants) > 1 else variants:
         if best is not None and (buffers.lower_bound >= best.memory.peak or buffers.least_peak() >= best.memory.peak):
             break
@@ -109,18 +109,18 @@ def plan_graph(program: Program, options: PlanOptions) -> Draft:
 
 
 def assignment(program: Program, options: PlanOptions) -> Assignment:
-    """Return the assignment with the smallest lower bound, without placing anything."""
+    """Return the assignment with the smallest lower bound, without placement."""
     shared = strategy_of(options).assign(program, options)
     return min(_variants(program, options, shared.assignment), key=attrgetter("lower_bound")).assignment
 
 
 def _variants(program: Program, options: PlanOptions, plain: Assignment) -> list[Buffers]:
-    """The buffers to place: with gradient sums as they are, and added in place."""
+    """Return the buffers of each variant of an assignment: plain, and with gradient sums added in place."""
     variants = [plain]
     if options.enable_inplace and options.compat not in paddle.COMPAT:
         summed = add_in_place(program, plain)
         if summed.skipped:
-            # The scratch of additions can cost more than the sums' terms: compare, except where MXNet would not.
+            # The scratch of additions may exceed the savings, so both variants are planned. MXNet does not compare.
             variants = [summed] if options.compat == "mxnet" else [plain, summed]
     plain_buffers = [Buffers(program, variants[0], options=options)]
     return plain_buffers + [
@@ -130,21 +130,21 @@ def _variants(program: Program, options: PlanOptions, plain: Assignment) -> list
 
 @dataclass(frozen=True, slots=True)
 class WholeBlocks:
-    """Whole blocks, each handed on to one entry after another: MXNet's rule, or Paddle's; without ``reuse`` to none."""
+    """The strategy of whole blocks, reused by MXNet's or Paddle's rule, or not at all without ``reuse``."""
 
     name: str
     reuse: bool
 
     def assign(self, program: Program, options: PlanOptions) -> Shared:
-        """Walk over the program with MXNet's or Paddle's allocator of blocks."""
+        """Assign a block to every entry with MXNet's or Paddle's allocator."""
         return whole_blocks(program, options, options.match_range if self.reuse else 0)
 
     def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
-        """Give every block bytes of its own."""
+        """Place all blocks without overlap."""
         return self.placed(buffers, shared)[1]()
 
     def placed(self, buffers: Buffers, shared: Shared) -> tuple[int, Callable[[], MemoryPlan]]:
-        """Return the plan's bytes, and the function that makes the plan, which takes longer."""
+        """Return the plan's bytes and a function that builds the plan, which takes longer."""
         waits = None
         if self.reuse and buffers.options.compat == "paddle" and len(buffers.program.order) <= MOST_STEPS:
             waits = len(paddle.order_edges(buffers.program, buffers.assignment))
@@ -153,35 +153,35 @@ class WholeBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Offsets in one slab per device, found by a packer (:func:`weftplan.planner.pack`)."""
+    """The strategy of offsets in one slab per device, computed by a packer (:func:`weftplan.planner.pack`)."""
 
     name: str
     packer: Packer = pack
 
     def assign(self, program: Program, options: PlanOptions) -> Shared:
-        """Walk over the program as whole blocks do; of the result only the groups in place of each other matter."""
+        """Assign blocks as :class:`WholeBlocks` does; the placement uses only their groups of in-place entries."""
         return whole_blocks(program, options, options.match_range)
 
     def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
-        """Give every group and every workspace an offset."""
+        """Assign an offset to every group and every workspace."""
         return arena(buffers, shared.color, name=self.name, packer=self.packer)
 
 
 @dataclass(frozen=True, slots=True)
 class Smallest:
-    """The smaller plan of two strategies; equal peaks prefer whole blocks, which need no extra edges."""
+    """The strategy that takes the smaller plan of two; at equal peaks whole blocks, which need no reuse edges."""
 
     name: str
     blocks: WholeBlocks
     offsets: Strategy
 
     def assign(self, program: Program, options: PlanOptions) -> Shared:
-        """Walk once for both strategies."""
+        """Assign storages once for both strategies."""
         return self.blocks.assign(program, options)
 
     def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
-        """Place by whichever strategy needs less, and by one alone if the other cannot win."""
-        # Whole blocks take at least the bytes that MXNet's rule counts, if sums stay as they are.
+        """Return the smaller plan; skip a strategy that cannot win."""
+        # Without in-place sums, whole blocks need at least the bytes that MXNet's rule counts.
         counted = buffers.options.sizes != "mxnet" and not buffers.assignment.added
         least = shared.block_bytes if counted else 0
         packed = self.offsets.place(buffers, shared) if least > buffers.lower_bound else None
@@ -196,7 +196,10 @@ class Smallest:
 
 
 def whole_blocks(program: Program, options: PlanOptions, match_range: int) -> Shared:
-    """MXNet's walk; with ``auto_search`` over ranges 1, 2, 4, … keeping the strictly smallest total. Or Paddle's."""
+    """Assign blocks by the rules of MXNet or, if ``options.compat`` says so, of Paddle.
+
+    With ``auto_search``, match ranges 1, 2, 4, … are tried and the first with the smallest total is kept.
+    """
     color = colors(program, options.num_temp)
     how: dict[str, Any] = {"enable_inplace": options.enable_inplace, "never": options.inplace_blacklist}
     if options.compat in paddle.COMPAT:

@@ -1,4 +1,4 @@
-"""Offset packing: buffers with known lifetimes and sizes, placed in one slab close to the least memory possible."""
+"""Offset packing: place buffers with known lifetimes and sizes in one slab, close to the minimum memory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`pack`: offsets for buffers with known lifetimes, close to the least memory possible.
+"""`pack`: assign offsets to buffers with known lifetimes, close to the minimum memory.
 
-This file owns the levels of effort, cuts a problem into parts that are packed one by one, and sweeps each part outwards
-from its fullest moment. Parts that sweeps leave above their bound go to :mod:`weftplan.planner.packing.hard`. It relies
-on nothing but NumPy, so other programs may use it alone.
+This module owns the levels of effort. It divides a problem into independent parts and sweeps each part outwards from
+its peak. A part that no sweep brings near its lower bound is passed to :mod:`weftplan.planner.packing.hard`. It depends
+only on NumPy, so other programs may use it alone.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from weftplan.planner.packing.reuse import Precedence, reuse_edges
 
 Effort = Literal["fast", "normal", "max"]
 
-# A sweep from the fullest moment is given up above this many times the floor: other methods do better there.
+# Maximum height of a sweep's packing, as a multiple of the floor: above it other methods do better.
 WORTH_A_SWEEP = 1.05
 
-# Holes that are looked at when time is over.
+# Maximum number of holes to search after the time limit.
 HOLES_IN_A_HURRY = 64
 
-# The allowance grows with the largest part up to this many times: a descent costs more if there are more buffers.
+# The allowance of work grows with the largest part, at most by this factor: a descent over more buffers costs more.
 BUFFERS_PER_ALLOWANCE, MOST_ALLOWANCES = 450, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """The means of one effort.
+    """The limits of one level of effort.
 
     Attributes:
-        work: search work, about 5e6 per second.
-        good_enough: search only while peak / lower bound is above this.
-        large_enough: the same for parts of more than a few thousand buffers, if that is more.
-        largest: parts with more buffers than this are not searched (their conflict table is quadratic).
-        tries: greedy packings tried before the search.
+        work: units of search work; a second is about 5e6 units.
+        good_enough: ratio of peak to lower bound at which the search stops.
+        large_enough: the same for parts of more than a few thousand buffers; the larger of the two ratios counts.
+        largest: maximum number of buffers of a part that is searched (its conflict table is quadratic).
+        tries: number of greedy packings before the search.
     """
 
     work: int
@@ -68,7 +68,7 @@ EFFORTS: dict[str, Spending] = {
     "max": Spending(work=80_000_000, good_enough=1.0, large_enough=1.0, largest=6000, tries=5),
 }
 
-# If memory may be spent on waiting less, this many times more places are looked at.
+# Factor on the number of candidate offsets if memory may be spent to avoid waits.
 PATIENCE = 8
 
 
@@ -83,30 +83,30 @@ def pack(
     order: Precedence | None = None,
     room: int = 0,
 ) -> Packing:
-    """Give every buffer an offset such that buffers alive at the same time do not overlap, in little memory.
+    """Assign an offset to each buffer so that buffers alive at the same time do not overlap, in little memory.
 
-    The work is counted in steps, not seconds, so the same input gives the same offsets on every machine.
-    ``time_limit`` only cuts that work short.
+    Work is limited by operation counts, not seconds, so the same input gives the same offsets on every machine.
+    Only ``time_limit`` makes the result depend on time.
 
     Args:
         lower: first time at which each buffer is alive; integers.
-        upper: first time at which it is dead again; ``lower < upper``.
-        size: bytes of each buffer, positive; all together less than 2**62.
+        upper: first time at which each buffer is dead; ``lower < upper``.
+        size: bytes of each buffer, positive; their sum is less than 2**62.
         alignment: offsets are multiples of it, and sizes are rounded up to it.
         time_limit: seconds after which the best packing so far is returned; if there is none yet, a quick packing is
-            still made (some microseconds a buffer). None: no limit on time.
-        effort: ``"fast"``: greedy, and a short search while more than 0.5 % above the lower bound; milliseconds for
-            ordinary graphs. ``"normal"`` (the default): search towards the lower bound for seconds on hard inputs, not
-            at all on easy inputs. ``"max"``: longer.
-        order: which steps use each buffer, and which its first writer waits for anyway. Reuse without a wait is
-            then preferred, as far as that costs neither memory nor much time.
-        room: bytes that may be used to avoid waits, if the least memory needs some.
+            still made (some microseconds a buffer). None: no time limit.
+        effort: ``"fast"``: greedy packings, then a short search while the peak is more than 0.5 % above the lower
+            bound; milliseconds for ordinary graphs. ``"normal"`` (the default): search towards the lower bound, for
+            seconds on hard inputs, not at all on easy inputs. ``"max"``: search longer.
+        order: steps that use each buffer, and steps that precede its first writer by data. If given, reuse that adds
+            no wait is preferred, provided that it costs neither memory nor much time.
+        room: total bytes up to which the packing may grow to avoid waits.
 
     Returns:
-        The offsets, the peak they need, and the lower bound. Work stops at once when the two are equal.
+        The offsets, their peak, and the lower bound. Work stops as soon as the two are equal.
 
     Raises:
-        PackingError: an array or option is not acceptable; nothing has been done then.
+        PackingError: an array or option is invalid; no work has been done.
 
     >>> packing = pack([0, 1, 3], [2, 4, 5], [10, 20, 10])
     >>> packing.peak, packing.lower_bound
@@ -139,13 +139,15 @@ def pack(
 def _in_parts(
     problem: Problem, bound: int, *, spending: Spending, deadline: Deadline, order: Precedence | None
 ) -> Int64:
-    """Offsets in units. Every independent part is packed on its own, and searched if it rises above the need of the
-    others: above ``bound``, which is that of the whole problem."""
+    """Return offsets in units of the alignment; pack each independent part on its own.
+
+    A part is searched only if its packing is higher than ``bound``, the lower bound of the whole problem.
+    """
     offsets = np.zeros(len(problem), np.int64)
     leaves = leaf_parts(problem)
     middling = max((len(part) for _, part in leaves if len(part) <= MANY), default=0)
     scale = min(max(middling / BUFFERS_PER_ALLOWANCE, 1.0), MOST_ALLOWANCES)
-    allowance = Allowance(int(spending.work * scale), deadline)  # what searches of all parts may spend together
+    allowance = Allowance(int(spending.work * scale), deadline)  # shared by the searches of all parts
     for base, part in leaves:
         best = Incumbent(part, bound - base, spending=spending, deadline=deadline, order=order)
         try:
@@ -159,7 +161,7 @@ def _in_parts(
 
 
 def _spread(problem: Problem, offsets: Int64, *, room: int, order: Precedence, deadline: Deadline) -> Int64:
-    """The packing of at most ``room`` units with the fewest waits that sweeps find, or ``offsets``."""
+    """Return the packing with the fewest waits: ``offsets``, or that of a sweep of at most ``room`` units."""
     best = order.waits(*reuse_edges(problem.lo, problem.size, offsets))
     for variant in variants_of(problem):
         if not best:
@@ -176,9 +178,14 @@ def _spread(problem: Problem, offsets: Int64, *, room: int, order: Precedence, d
 
 
 class Incumbent:
-    """The best packing of a part so far: the lowest, and of equally low packings one with few waits.
+    """The best packing of a part so far: the lowest; among equally low packings, one with few waits.
 
-    Below the peak ``floor`` nothing is gained. ``order`` is that of all buffers of the problem that the user gave.
+    Args:
+        part: the buffers.
+        floor: peak at which the part no longer determines the peak of the whole problem; search stops there.
+        spending: the limits of the effort.
+        deadline: the time limit.
+        order: precedence of all buffers of the caller's problem, not only of the part.
     """
 
     def __init__(
@@ -193,24 +200,24 @@ class Incumbent:
         ratio = spending.good_enough if self.is_small else max(spending.good_enough, spending.large_enough)
         self.enough = floor * ratio
         """The peak at which work stops."""
-        self.offsets: Int64 = part.size.cumsum() - part.size  # one on the other: valid, and never better than any
+        self.offsets: Int64 = part.size.cumsum() - part.size  # all buffers stacked: valid, and the worst packing
         self.peak = int(part.size.sum())
         self._made = False
-        """Whether anything else was packed so far."""
+        """Whether a packing other than the stack of all buffers exists."""
         self._waits: int | None = None
-        """How many reuses make a step wait; None: not counted."""
+        """Number of reuses that make a step wait; None: not counted."""
         self._none_below = 0
-        """Up to this peak the first sweep by :attr:`order` finds nothing."""
+        """Highest limit at which the first sweep by :attr:`order` has failed."""
 
     def offer(self, offsets: Int64) -> None:
-        """Keep ``offsets`` if they are lower."""
+        """Replace the best packing by ``offsets`` if these are lower."""
         peak = peak_of(self.part, offsets)
         self._made = True
         if peak < self.peak:
             self.offsets, self.peak, self._waits = offsets, peak, None
 
     def hurry(self) -> None:
-        """Make some packing, where time was over before there was any."""
+        """Make a quick packing if the time limit passed before the first packing."""
         if not self._made:
             quick = pack_outwards(
                 self.part, floor=self.floor, limit=self.peak, variant=VARIANTS[0], most_holes=HOLES_IN_A_HURRY
@@ -219,10 +226,10 @@ class Incumbent:
                 self.offer(quick[0])
 
     def swept(self) -> bool:
-        """Build packings outwards from the fullest moment, until one is low enough; whether one is.
+        """Sweep outwards from the peak until a packing is low enough; return whether one is.
 
-        They are given up above what other methods reach. Few buffers must reach the floor. At first all are given up
-        above what is low enough: how low others are is asked where none is.
+        In a first round every sweep stops as soon as it exceeds the peak that is low enough. If all fail, a second
+        round allows `WORTH_A_SWEEP` times the floor. For a small part only the floor itself is low enough.
         """
         enough = self.floor if self.is_small else self.enough
         tries = len(VARIANTS) if self.is_small else 2
@@ -244,7 +251,7 @@ class Incumbent:
         return self.peak <= enough
 
     def wait_less(self) -> None:
-        """Look for packings that are as low but make buffers wait for fewer others."""
+        """Replace the packing by one that is equally low and adds fewer waits, if a sweep finds one."""
         if self.order is None or self._waits is not None:
             return
         least = self.order.waits(*reuse_edges(self.part.lo, self.part.size, self.offsets))
@@ -258,9 +265,9 @@ class Incumbent:
                 return
 
     def improve(self, allowance: Allowance) -> None:
-        """Try what sweeps are not: greedy packings, and then a search, as far as the allowance of all parts goes."""
+        """Try the greedy packings; if they are not low enough, search until the allowance is spent."""
         part, spending = self.part, self.spending
-        tries = spending.tries if self.is_small else 1  # the time of one grows with the square of the buffers
+        tries = spending.tries if self.is_small else 1  # the time of one is quadratic in the number of buffers
         self.offer(portfolio(part, self.floor, tries=tries, deadline=self.deadline))
         if self.peak > self.enough and len(part) <= spending.largest:
             good_enough = spending.good_enough

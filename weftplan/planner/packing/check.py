@@ -1,7 +1,4 @@
-"""An independent judge of packings: plain Python integers, no code shared with the packers.
-
-It relies on nothing but the numbers that it is given.
-"""
+"""An independent checker of packings: plain Python integers, no code shared with the packers."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ from weftplan.errors import PlanError
 def check_packing(
     lower: npt.ArrayLike, upper: npt.ArrayLike, size: npt.ArrayLike, offsets: npt.ArrayLike, *, alignment: int = 1
 ) -> int:
-    """Replay births and deaths in time and check that no two live buffers overlap.
+    """Replay births and deaths in time order and check that no two live buffers overlap.
 
     Returns:
-        The highest end of any buffer, in bytes.
+        The maximum end of a buffer, in bytes.
 
     Raises:
         PlanError: an offset is missing, negative or not aligned, a lifetime or size is empty, or two live buffers
@@ -43,7 +40,7 @@ def check_packing(
             )
         if off < 0 or off % alignment:
             raise PlanError(f"buffer {i}: expected an offset >= 0 and a multiple of {alignment}, got {off}")
-    # Disjoint live ranges in the order of their offsets, so a new one can only meet its neighbours.
+    # Live ranges are disjoint and sorted by offset, so a new range can only overlap its two neighbours.
     starts: list[int] = []
     live: list[int] = []
     births = sorted(range(len(first)), key=first.__getitem__)
@@ -51,7 +48,7 @@ def check_packing(
     dead = 0
     for i in births:
         moment = first[i]
-        # Lifetimes are half-open: a buffer that dies at this moment does not meet one that is born.
+        # Lifetimes are half-open: a buffer that dies at this moment is removed before a birth.
         while dead < len(deaths) and last[deaths[dead]] <= moment:
             at = bisect_left(starts, place[deaths[dead]])
             del starts[at], live[at]
@@ -70,5 +67,6 @@ def check_packing(
 
 
 def _ints(values: npt.ArrayLike) -> Sequence[int]:
+    """Return the values as Python integers."""
     array: Any = values
     return array.tolist() if hasattr(array, "tolist") else [int(v) for v in array]

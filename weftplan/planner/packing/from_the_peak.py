@@ -1,13 +1,13 @@
-"""Packing outwards from the fullest moment: its live buffers are one gapless stack, the rest goes before or after it.
+"""Packing outwards from the peak: stack the buffers alive at the peak, then sweep over time in both directions.
 
-At the moment of the highest load every packing of height ``lower bound`` is a stack without gaps. So the stack comes
-first, and time is swept away from it in both directions: buffers that begin after the moment into the holes that the
-dying leave, and, mirrored, buffers that end before it. The two sweeps do not meet, since no buffer on one side lives
-together with one on the other. In training graphs lifetimes are nested around the end of the forward part; stacked by
-nesting, the holes grow together at the top.
+At the moment of maximum load, a packing whose height equals the lower bound is a stack without gaps. So this stack is
+placed first. One sweep then goes forward in time and places buffers that begin after the moment in the holes of buffers
+that have died; a mirrored sweep goes backward and places buffers that end before it. The two sweeps are independent,
+because no buffer of one side lives at the same time as a buffer of the other. In training graphs lifetimes are nested
+around the end of the forward part; if the stack is sorted by nesting, holes merge at its top.
 
-A sweep costs about a microsecond a buffer while there are few holes, a hundredth of first fit. It hits the lower bound
-on the training graphs of ordinary networks; elsewhere it is one more candidate.
+With few holes a sweep costs about a microsecond a buffer, a hundredth of first fit. It reaches the lower bound on the
+training graphs of ordinary networks; on other graphs it is one more candidate.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from weftplan.planner.packing.reuse import LastHolders, Precedence
 
 FAR = 1 << 62
 
-# If the tightest hole would make a buffer wait: how many of the last dead are asked, and how many places are judged.
+# If reusing the tightest hole would add a wait: number of recently dead buffers and of offsets to consider instead.
 RECENT, TRIES = 64, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How a sweep stacks and places.
+    """A rule for stacking and placing the buffers of a sweep.
 
     Attributes:
         stack: the buffers at the bottom of the stack: ``"last"`` to die, ``"first"`` born, or ``"long"`` lived.
-        late_peak: start from the last of several equally full moments, not from the first.
-        short_high: short-lived buffers go to the high end of a hole, so that long-lived buffers lie together.
+        late_peak: whether to start from the last of several moments of maximum load instead of the first.
+        short_high: whether to place short-lived buffers at the high end of a hole, so that long-lived buffers are
+            contiguous.
     """
 
     stack: str = "last"
@@ -55,7 +56,7 @@ VARIANTS = (
 
 
 def variants_of(problem: Problem, most: int = len(VARIANTS)) -> list[Variant]:
-    """Of the first ``most`` variants those that sweep differently: many problems have but one fullest moment."""
+    """Return the first ``most`` variants without duplicates; with one moment of maximum load some variants coincide."""
     first, last = problem.first_peak.moment, problem.last_peak.moment
     distinct: dict[tuple[str, int, bool], Variant] = {}
     for one in VARIANTS[:most]:
@@ -74,15 +75,22 @@ def pack_outwards(
     most_holes: int = FAR,
     patience: int = 1,
 ) -> tuple[Int64, int] | None:
-    """(offsets, number of pairs of buffers that share bytes one after the other against ``order``; 0 without it).
+    """Pack by sweeps outwards from the peak; return (offsets, number of reuses that add a wait), or None.
 
     Args:
         problem: the buffers, at least one.
-        floor: holes end here as long as a buffer fits below; at least the lower bound.
-        limit: give up and return None as soon as a buffer would end above this.
-        order: of the buffers in ``problem``; a hole without waits is preferred to a tighter hole.
-        most_holes: of more holes than this only the lowest are looked at; that bounds the time, and spoils the packing.
-        patience: look at this many times more places if a buffer would make a step wait.
+        floor: preferred maximum height; a buffer is placed above it only if no hole below it fits. At least the lower
+            bound.
+        limit: hard maximum height in units.
+        variant: the rule for stacking and placing.
+        order: precedence of the buffers of ``problem``; a hole that adds no wait is preferred to a tighter hole. None:
+            waits are not counted.
+        deadline: the time limit.
+        most_holes: maximum number of holes to search, the lowest first; a low value saves time and wastes memory.
+        patience: factor on the number of offsets to consider if a reuse would add a wait.
+
+    Returns:
+        None if a buffer would end above ``limit``.
     """
     lo, hi, sizes = problem.lists
     peak = problem.last_peak if variant.late_peak else problem.first_peak
@@ -95,8 +103,8 @@ def pack_outwards(
     offsets = [0] * len(lo)
     for i, top in zip(stack, tops, strict=True):
         offsets[i] = top - sizes[i]
-    # Of two buffers the later waits for the earlier if it does not need all users of the earlier anyway. The last item
-    # is that of no buffer, number -1.
+    # A reuse adds a wait if the earlier buffer has a user that the later buffer's first writer does not need anyway.
+    # The last item belongs to number -1: no buffer.
     users = outside = None
     if order is not None:
         users, outside = [*order.users, 0], [*order.outside, 0]
@@ -105,7 +113,7 @@ def pack_outwards(
     waits = 0
     for side, before, after in (
         (peak.behind, users, outside),
-        (peak.before, outside, users),  # backwards bytes were held later in time
+        (peak.before, outside, users),  # this sweep goes backwards, so the earlier holder comes later in time
     ):
         late, born, died = side.late, side.born, side.died
         deaths = sorted([*stack, *late], key=died.__getitem__)
@@ -128,9 +136,9 @@ def pack_outwards(
 
 
 class _Space:
-    """Holes of one slab, and the last holder of each range of it.
+    """The holes of one slab, and the last holder of each range of addresses.
 
-    Invariant: ``_low`` ascends, holes neither touch nor overlap, and the last hole is endless.
+    Invariant: ``_low`` ascends, holes neither touch nor overlap, and the last hole has no upper end.
     """
 
     def __init__(
@@ -144,17 +152,27 @@ class _Space:
         most: int,
         patience: int,
     ) -> None:
-        """A buffer ``b`` over bytes that ``k`` held makes a step wait if ``held[k] & mine[b]``; None: never."""
+        """Start with one hole above ``top``.
+
+        Args:
+            floor: preferred maximum height.
+            last: the last holders of the addresses.
+            top: end of the stack.
+            held, mine: bit sets per buffer; buffer ``b`` on bytes of buffer ``k`` adds a wait if ``held[k] & mine[b]``
+                is not 0. None: waits are not counted.
+            most: maximum number of holes to search.
+            patience: factor on the number of offsets to consider if a reuse would add a wait.
+        """
         self._floor, self._most = floor, most
         self._last = last
         self._held, self._mine = held, mine
         self._low, self._high = [top], [FAR]
         self._tries = TRIES * patience
         self._dead: deque[tuple[int, int, int]] = deque(maxlen=RECENT * patience)
-        """Of each its item of ``held``, its size and its offset."""
+        """(item of ``held``, size, offset) of recently dead buffers."""
 
     def release(self, buffer: int, low: int, high: int) -> None:
-        """Give back the bytes of a buffer that died; they join the holes that they touch."""
+        """Free the bytes of a dead buffer and merge them with adjacent holes."""
         if self._held is not None:
             self._dead.append((self._held[buffer], high - low, low))
         lows, highs = self._low, self._high
@@ -173,7 +191,11 @@ class _Space:
             highs.insert(k, high)
 
     def place(self, buffer: int, size: int, *, high: bool) -> tuple[int, int]:
-        """(offset, buffers to wait for): in the tightest hole under the floor, else at the begin of the last hole."""
+        """Place a buffer; return (offset, number of buffers to wait for).
+
+        The offset is in the tightest hole below the floor, else at the start of the last hole. If that adds waits,
+        other offsets below the floor are considered.
+        """
         lows, highs, floor = self._low, self._high, self._floor
         best, room = -1, FAR
         for k, end in enumerate(highs if len(highs) <= self._most else highs[: self._most]):
@@ -192,7 +214,7 @@ class _Space:
             held, mine, count = self._held, self._mine[buffer], self._last.count
             waits = count(off, off + size, held=held, mine=mine, most=FAR)
             if waits:
-                # Under the floor, the place with the fewest waits: where a buffer died lately, or the end of a hole.
+                # Take the offset with the fewest waits among recently dead buffers and the ends of holes.
                 for k, low in self._places(mine, size):
                     fewer = count(low, low + size, held=held, mine=mine, most=waits)
                     if fewer < waits:
@@ -204,6 +226,7 @@ class _Space:
         return off, waits
 
     def _take(self, k: int, low: int, high: int) -> None:
+        """Remove the range ``low..high`` from hole ``k``."""
         lows, highs = self._low, self._high
         begin, end = lows[k], highs[k]
         if low == begin:
@@ -218,10 +241,10 @@ class _Space:
                 highs.insert(k + 1, end)
 
     def _places(self, mine: int, size: int) -> Iterator[tuple[int, int]]:
-        """About `TRIES` places (times the patience) under the floor, as (hole, offset): where buffers died lately, then
-        the ends of holes.
+        """Yield about `TRIES` times patience candidates (hole, offset) below the floor.
 
-        The dead are asked first whether they would be waited for, which is cheaper than to look at the place.
+        First come the places of recently dead buffers that need no wait, which is cheaper to test than the place
+        itself; then both ends of each hole.
         """
         lows, highs, floor = self._low, self._high, self._floor
         left = self._tries

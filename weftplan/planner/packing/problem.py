@@ -1,4 +1,4 @@
-"""A packing problem: checked input, its load over time, and the cuts into independent parts."""
+"""A packing problem: validated input, load over time, and division into independent parts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from weftplan.support.array_types import RawArray
 
 Int64 = npt.NDArray[np.int64]
 
-# Bytes of all buffers together must stay below this, so that no sum of sizes can leave int64.
+# Exclusive maximum of the sum of all sizes in bytes, so that no sum overflows int64.
 MAX_TOTAL = 1 << 62
 
 MANY = 3000
-"""Parts of more buffers than this are packed with less care for each, since first fit looks at all placed before."""
+"""Maximum number of buffers of a small part. Larger parts get fewer attempts, because first fit is quadratic."""
 
 
 class PackingError(PlanError, ValueError):
-    """Lifetimes or sizes given to the packer are not acceptable; the message names the first buffer at fault."""
+    """Invalid lifetimes, sizes or options; the message names the first invalid buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Packing:
     """Offsets in one slab.
 
     Attributes:
-        offsets: int64 array, one offset in bytes per buffer, each a multiple of the alignment. Read-only.
-        peak: bytes that the slab needs: the highest end of any buffer, sizes rounded up to the alignment.
-        lower_bound: most live bytes at once, sizes rounded up to the alignment; no packing needs less.
+        offsets: read-only int64 array: the offset of each buffer in bytes, a multiple of the alignment.
+        peak: bytes of the slab: the maximum end of a buffer, with sizes rounded up to the alignment.
+        lower_bound: maximum of live bytes, with sizes rounded up to the alignment; no packing needs less.
     """
 
     offsets: Int64
@@ -42,7 +42,7 @@ class Packing:
 
     @property
     def ratio(self) -> float:
-        """``peak / lower_bound``; 1.0 when there is nothing to pack."""
+        """``peak / lower_bound``; 1.0 without buffers."""
         return self.peak / self.lower_bound if self.lower_bound else 1.0
 
     def __eq__(self, other: object) -> bool:
@@ -59,12 +59,12 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The buffers on one side of a moment, for a sweep that leaves it.
+    """The buffers on one side of a moment, for a sweep away from it.
 
     Attributes:
-        late: the buffers that live on this side only, in the order of the sweep: of those that begin
-            together the largest first, then by their numbers.
-        born, died: when each buffer of the problem begins and ends on this way.
+        late: buffers that live on this side only, in the order of the sweep: by birth, then the largest first,
+            then by number.
+        born, died: birth and death of each buffer of the problem, in the direction of the sweep.
     """
 
     late: list[int]
@@ -74,7 +74,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """One of the fullest moments: the buffers that are alive then, after it and before it."""
+    """A section of maximum load: the buffers alive in it, those after it and those before it."""
 
     moment: int
     alive: list[int]
@@ -86,13 +86,13 @@ class Peak:
 class Problem:
     """Buffers with lifetimes in *sections* (one section per distinct birth) and sizes in units of the alignment.
 
-    Deaths count at the next birth: between the two nothing new can come, so nothing is lost.
+    A death counts at the next birth. This loses nothing, because no buffer is born between the two.
 
     Attributes:
-        lo, hi: first section, and one past the last section, of every buffer.
-        size: units per buffer, all positive.
+        lo, hi: first section, and one past the last section, of each buffer.
+        size: units of each buffer, positive.
         sections: number of sections.
-        index: number of every buffer in the problem that the user gave.
+        index: number of each buffer in the caller's problem.
     """
 
     lo: Int64
@@ -106,33 +106,34 @@ class Problem:
 
     @cached_property
     def lists(self) -> tuple[list[int], list[int], list[int]]:
-        """:attr:`lo`, :attr:`hi` and :attr:`size` as lists, which sweeps read faster than arrays."""
+        """:attr:`lo`, :attr:`hi` and :attr:`size` as lists, which Python reads faster than arrays."""
         return self.lo.tolist(), self.hi.tolist(), self.size.tolist()
 
     @cached_property
     def load(self) -> Int64:
-        """Live units in every section."""
+        """Live units in each section."""
         change = np.zeros(self.sections + 1, np.int64)
         np.add.at(change, self.lo, self.size)
         np.subtract.at(change, self.hi, self.size)
         return change[:-1].cumsum()
 
     def lower_bound(self) -> int:
-        """Most live units at once."""
+        """Return the maximum load in units."""
         return int(self.load.max(initial=0))
 
     @cached_property
     def first_peak(self) -> Peak:
-        """The first of the fullest moments."""
+        """The first section of maximum load."""
         return self._peak(int(self.load.argmax()))
 
     @cached_property
     def last_peak(self) -> Peak:
-        """The last of them, which may be the same."""
+        """The last section of maximum load; it may equal :attr:`first_peak`."""
         moment = self.sections - 1 - int(self.load[::-1].argmax())
         return self.first_peak if moment == self.first_peak.moment else self._peak(moment)
 
     def _peak(self, moment: int) -> Peak:
+        """Return the buffers alive at, after and before a section."""
         (lo, hi, size), end = self.lists, self.sections
 
         def side(late: list[int], *, born: list[int], died: list[int]) -> Side:
@@ -150,31 +151,32 @@ class Problem:
         return Peak(moment, alive, behind, before)
 
     def take(self, which: RawArray) -> Problem:
-        """The buffers selected by a mask or by indices, on sections of their own."""
+        """Return a problem of the buffers selected by a mask or by indices, with new sections."""
         return sectioned(self.lo[which], self.hi[which], self.size[which], self.index[which])
 
 
 def sectioned(lower: Int64, upper: Int64, size: Int64, index: Int64) -> Problem:
-    """Make a `Problem` of lifetimes on any time axis."""
-    # Not np.unique, whose first call imports NumPy's masked arrays: that takes longer than to bind a small network.
+    """Return a `Problem` for lifetimes on any time axis."""
+    # np.unique would import NumPy's masked arrays on its first call, which takes longer than binding a small network.
     births = np.array(sorted(set(lower.tolist())), np.int64)
     return Problem(births.searchsorted(lower), births.searchsorted(upper), size, len(births), index)
 
 
 def peak_of(problem: Problem, offsets: Int64) -> int:
-    """Highest end of any buffer, in units."""
+    """Return the maximum end of a buffer, in units."""
     return int((offsets + problem.size).max(initial=0))
 
 
 def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
-    """Cut a problem into (units below it, part): at moments where nothing lives, and by taking away what always lives.
+    """Divide a problem into independent parts; return (base offset in units, part) for each.
 
-    A buffer that lives as long as its part conflicts with everything in it, so it can lie at the bottom and the rest
-    is packed above it; without it there may be new moments to cut at. The buffers taken away are parts of their own.
+    A problem is cut at moments without live buffers. A buffer that lives as long as its part conflicts with all others
+    of the part, so it is placed at the bottom, as a part of its own, and the rest is packed above it. Without that
+    buffer there may be new moments to cut at, so the rest is divided again.
 
-    All layers come from one sort. By birth, and of one birth the longest-lived first, every part is a range of
-    buffers, and those that always live come first. A part may be cut before a birth that only what was taken
-    away below it outlives; how many buffers outlive a birth is counted once.
+    One sort serves all levels. Sorted by birth, then the longest-lived first, every part is a range of buffers that
+    begins with its bottom buffers. A part may be cut before a birth if the only earlier buffers alive at that birth are
+    the bottom buffers removed below this part. The number of earlier buffers alive at each birth is counted once.
     """
     if not len(problem):
         return []
@@ -183,7 +185,7 @@ def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
     deaths = hi.copy()
     deaths.sort()
     over = np.arange(len(order)) - deaths.searchsorted(lo, side="right")
-    over[1:][lo[1:] == lo[:-1]] = -1  # nothing is cut between buffers of one birth
+    over[1:][lo[1:] == lo[:-1]] = -1  # never cut between buffers of equal birth
     by_count = over.argsort(kind="stable")
     bounds = over[by_count].searchsorted(np.arange(-1, len(order) + 1))
     begin, end, nbytes = lo.tolist(), hi.tolist(), size.tolist()
@@ -207,7 +209,11 @@ def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
 
 
 def integers(name: str, values: npt.ArrayLike) -> Int64:
-    """``values`` as a one-dimensional int64 array; floats, booleans and numbers beyond int64 are refused."""
+    """Return ``values`` as a one-dimensional int64 array.
+
+    Raises:
+        PackingError: the values are no integers or do not fit int64, or there is more than one dimension.
+    """
     try:
         array = np.asarray(values)
     except (OverflowError, ValueError) as error:
@@ -229,11 +235,11 @@ def integers(name: str, values: npt.ArrayLike) -> Int64:
 def check_input(
     lower: npt.ArrayLike, upper: npt.ArrayLike, size: npt.ArrayLike, alignment: int
 ) -> tuple[Int64, Int64, Int64]:
-    """Return the three arrays as int64 after checking them.
+    """Check the three arrays and return them as int64.
 
     Raises:
         PackingError: lengths differ, a value is no 64-bit integer, a lifetime is empty, a size is not positive, the
-            alignment is not a positive integer, or all buffers together reach 2**62 bytes.
+            alignment is not a positive integer, or the sizes sum to 2**62 bytes or more.
     """
     if isinstance(alignment, bool) or not isinstance(alignment, (int, np.integer)) or alignment < 1:
         raise PackingError(f"alignment: expected a positive integer number of bytes, got {alignment!r}")
@@ -256,27 +262,27 @@ def check_input(
 
 
 class OutOfTime(Exception):
-    """The time limit is over. Never leaves `pack`, which returns the best packing so far."""
+    """Raised inside `pack` when the time limit has passed; `pack` catches it and returns the best packing so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """Asked in every loop that can take long."""
+    """A time limit, which every long loop checks."""
 
     moment: float | None = None
-    """Of `time.perf_counter`; None: never."""
+    """Value of `time.perf_counter` at which time is over; None: never."""
 
     def over(self) -> bool:
-        """Whether the moment has come."""
+        """Return whether the time limit has passed."""
         return self.moment is not None and time.perf_counter() >= self.moment
 
     def check(self) -> None:
-        """Raise `OutOfTime` once the moment has come."""
+        """Raise `OutOfTime` if the time limit has passed."""
         if self.over():
             raise OutOfTime
 
     def left(self) -> float:
-        """Return the seconds that are left; only if there is a moment."""
+        """Return the remaining seconds; :attr:`moment` must not be None."""
         assert self.moment is not None
         return self.moment - time.perf_counter()
 

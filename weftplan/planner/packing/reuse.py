@@ -1,7 +1,7 @@
-"""Reused bytes: their last holders, the order that reuse makes, and the waits that it adds.
+"""Memory reuse: the last holders of bytes, the write-after-read edges of reuse, and the waits that they add.
 
-That order, write after read, is computed for finished offsets, from sizes and lifetimes alone; it becomes
-``MemoryPlan.after``. An object of `LastHolders` belongs to one sweep over time.
+The edges are computed from finished offsets, sizes and lifetimes; they become ``MemoryPlan.after``. A `LastHolders`
+object belongs to one sweep over time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from weftplan.planner.packing.problem import Int64
 
 
 class LastHolders:
-    """Ranges of addresses from 0 on, each with the buffer that held it last.
+    """A map from address ranges to the buffer that held each range last.
 
     Invariant: ``_starts`` ascends from 0; range k, up to the next start, was last held by ``_holders[k]`` (-1: none).
 
-    At first the buffers of ``stack`` lie one on the other from address 0; ``tops`` says where each ends.
+    Args:
+        stack: initial holders, stacked from address 0.
+        tops: end of each buffer of ``stack``.
 
     >>> last = LastHolders([7], [8])
     >>> last.hold(9, 4, 12)
@@ -38,13 +40,13 @@ class LastHolders:
         self._holders = [*stack, -1]
 
     def within(self, low: int, high: int) -> list[int]:
-        """The last holders of the ranges that these addresses touch, by address."""
+        """Return the last holders of the ranges that overlap ``low..high``, in address order."""
         starts = self._starts
         first = bisect_right(starts, low) - 1
         return self._holders[first : bisect_left(starts, high, first)]
 
     def count(self, low: int, high: int, *, held: Sequence[int], mine: int, most: int) -> int:
-        """How many of them have a common bit with ``mine`` in their item of ``held``, counted up to ``most``."""
+        """Return the number of last holders ``k`` of ``low..high`` with ``held[k] & mine``, counted up to ``most``."""
         starts, common = self._starts, 0
         first = bisect_right(starts, low) - 1
         for k in self._holders[first : bisect_left(starts, high, first)]:
@@ -55,12 +57,12 @@ class LastHolders:
         return common
 
     def hold(self, buffer: int, low: int, high: int) -> list[int]:
-        """Give these addresses to ``buffer``; return their last holders, as `within`."""
+        """Assign ``low..high`` to ``buffer``; return the previous holders in address order."""
         starts, holders = self._starts, self._holders
         first = bisect_right(starts, low) - 1
         end = bisect_left(starts, high, first)
         before = holders[first:end]
-        # The rest of the first range below the buffer, the buffer, and the rest of the last range above it.
+        # Keep the part of the first range below the buffer and the part of the last range above it.
         if starts[first] < low:
             first += 1
         if end == len(starts) or starts[end] > high:
@@ -73,12 +75,12 @@ class LastHolders:
 
 
 def reuse_edges(lower: Int64, size: Int64, offsets: Int64) -> tuple[Int64, Int64]:
-    """For each buffer, the earlier buffers that were the last to hold some of its bytes.
+    """Return, for each buffer, the earlier buffers that were the last to hold some of its bytes.
 
-    Earlier holders of the same bytes are reached through those, so waiting for the listed buffers is enough. This is
-    one sweep over the births with a sorted list of address ranges: O((n + edges) log n) comparisons.
+    These have waited for the holders before them, so waiting for the listed buffers is enough. The function sweeps
+    over the births with a sorted list of address ranges: O((n + edges) log n) comparisons.
 
-    The buffers are as for `pack`; nothing is checked here (see `check_packing`).
+    The input is not checked (see `check_packing`).
 
     Returns:
         ``(pointers, earlier)``, int64: buffer ``i`` overwrites ``earlier[pointers[i]:pointers[i + 1]]``, ascending.
@@ -100,7 +102,7 @@ def reuse_edges(lower: Int64, size: Int64, offsets: Int64) -> tuple[Int64, Int64
 
 
 def compressed_rows(row: Int64, value: Int64, count: int) -> tuple[Int64, Int64]:
-    """The pairs (row, value) as (where each of ``count`` rows begins, values row by row, ascending)."""
+    """Return the pairs (row, value) in compressed row format: (start of each of ``count`` rows, sorted values)."""
     pointers = np.zeros(count + 1, np.int64)
     np.bincount(row, minlength=count).cumsum(out=pointers[1:])
     return pointers, value[np.lexsort((value, row))]
@@ -108,27 +110,27 @@ def compressed_rows(row: Int64, value: Int64, count: int) -> tuple[Int64, Int64]
 
 @dataclass(frozen=True)
 class Precedence:
-    """Sets of steps per buffer. A set is one integer, bit s for step s; how steps are numbered does not matter.
+    """The users and the ancestors of each buffer, as sets of steps.
 
-    The first writer of a buffer comes after all users of another buffer anyway if ``users | needed == needed``, of the
-    other buffer's users and its own needs.
+    A set is one integer, bit s for step s; any numbering of the steps is valid. A buffer may reuse the bytes of another
+    without a wait if ``users[other] & ~needed[buffer]`` is 0.
 
     Attributes:
-        users: the steps that read or write the buffer.
-        needed: the steps that the first writer of the buffer waits for anyway, and itself.
+        users: steps that read or write each buffer.
+        needed: steps that precede the first writer of each buffer by data, and that writer's step.
     """
 
     users: Sequence[int]
     needed: Sequence[int]
 
     def take(self, index: Int64) -> Precedence:
-        """The same about the buffers of these numbers."""
+        """Return the precedence of the buffers ``index``."""
         numbers = index.tolist()
         return Precedence([self.users[k] for k in numbers], [self.needed[k] for k in numbers])
 
     @cached_property
     def outside(self) -> list[int]:
-        """For each buffer the steps, of all that there are, that its first writer need not wait for.
+        """Per buffer: the complement of ``needed``, the steps that its first writer does not wait for by data.
 
         >>> Precedence([0b1, 0b10], [0b1, 0b11]).outside
         [2, 0]
@@ -137,7 +139,7 @@ class Precedence:
         return [every ^ needed for needed in self.needed]
 
     def waits(self, pointers: Int64, earlier: Int64) -> int:
-        """Return how many of the pairs that `reuse_edges` gives make a step wait."""
+        """Return the number of edges of `reuse_edges` that add a wait."""
         begin, others, users, count = pointers.tolist(), earlier.tolist(), self.users, 0
         for later, needed in enumerate(self.needed):
             for k in others[begin[later] : begin[later + 1]]:

@@ -1,6 +1,6 @@
-"""Recomputation: forward results that are computed again for the backward part instead of being kept.
+"""Recomputation of forward results in the backward part, which saves keeping them.
 
-:func:`apply` is the step of the pipeline.
+:func:`apply` is the pass that the pipeline runs.
 """
 
 from __future__ import annotations

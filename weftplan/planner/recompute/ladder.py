@@ -1,20 +1,20 @@
-"""The trade of time for memory of one graph: which nodes to repeat for every budget worth having.
+"""The Pareto curve of time against memory of one graph: sets of nodes to recompute, for all useful budgets.
 
-:func:`curve` is computed whole and does not depend on any budget that a user names, so that answers taken from it are
-monotone: a larger budget never costs more time. It has the choices among all priced ones that no other dominates.
+A *choice* is a set of nodes to recompute. :func:`curve` returns the Pareto-optimal choices of all that it has priced.
+It does not depend on a budget, so answers taken from it are monotone: a larger budget never costs more time.
 
-1. Seeds: nothing; all nodes whose time per byte is below a threshold, for several thresholds; and each of these sets
-   together with the square-root rule in rooms of many sizes, which repeats the early part of the graph whole.
-2. Descents from target to target, in four variants while prices are left.
-3. For small graphs, choices that differ in one node or two from one on the curve.
+1. Seeds: the empty set; all nodes whose seconds per byte are below a threshold, for several thresholds; and each of
+   these sets combined with the square-root rule for several segment sizes (*rooms*).
+2. Descents through decreasing targets, in four variants, while the allowance of prices lasts.
+3. For small graphs, choices that differ by one or two nodes from a choice on the curve.
 
-Very small graphs are enumerated instead. The work is bounded by a number of prices that depends on the graph alone.
+Very small graphs are enumerated instead. The number of prices is bounded; the bound depends on the graph alone.
 
-A descent is a ladder of targets from the peak without recomputation down. At each rung the search looks at the steps
-that ask more than the target (:func:`.tape.pressure`), and at the results that lie idle there between their last
-forward and their first backward use. Repeating what made such a result frees its bytes during the gap; its needs are
-followed back to results that are kept anyway: a bundle. The bundles that free most per second are taken until the
-target holds; then whatever turns out superfluous is taken back.
+A descent starts from the peak without recomputation and lowers the target rung by rung. At each rung the search takes
+the steps whose :func:`.tape.pressure` exceeds the target and the results that are idle there, between their last
+forward and their first backward use. Recomputing the maker of such a result frees its bytes during this gap. A
+*bundle* is that maker with all nodes that must run again for it, back to results that are alive anyway. The search adds
+the bundles that free the most bytes per second until the peak meets the target. Then it removes superfluous nodes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ from weftplan.planner.stopping import asked
 Choice = TypeVar("Choice", bound=Price)
 
 STEPS_PRICED = 2_000_000
-"""Steps that a whole search may price: one to six seconds of Python, by the length of the graph."""
+"""Maximum of prices times steps of one search: one to six seconds of Python, depending on the graph's length."""
 MOST_PRICES = 24_000
-"""Prices are not worth more than this many, however small the graph."""
+"""Maximum number of prices of one search; more do not improve the curve of a small graph."""
 
 
 def undominated(ranked: Iterable[Choice]) -> list[Choice]:
-    """Return the choices, from the fastest to the slowest, that no faster choice undercuts: peaks fall."""
+    """Return the Pareto-optimal choices of ``ranked``, which is sorted from the fastest to the slowest.
+
+    Each returned choice has a lower peak than the choice before it.
+    """
     kept: list[Choice] = []
     for choice in ranked:
         if not kept or choice.peak < kept[-1].peak:
@@ -50,22 +53,22 @@ def undominated(ranked: Iterable[Choice]) -> list[Choice]:
 
 
 RUNG = 0.96
-"""Each target is this part of the target before."""
+"""Ratio of a target to the target before it."""
 STEP = 12
-"""At most one in this many bundles is taken at once: each changes the worth of the others."""
+"""Divisor: at most this fraction of the bundles is added in one step, because each changes the gain of the others."""
 FEW = 6
-"""How many single bundles are compared if several at once do not help."""
+"""Number of single bundles to compare if adding several in one step does not help."""
 REFILLS = 3
-"""How often the profile is looked at again for room."""
+"""Maximum number of passes of :meth:`Ladder.refill`."""
 TRIMS = 160
-"""Taking repetitions back one by one may use one in this many of the prices of the search …"""
+"""Divisor: one :meth:`Ladder.trim` may use this fraction of the search's allowance of prices."""
 LEAST_TRIMS = 4
-"""… and at least this many."""
+"""Minimum number of prices that one :meth:`Ladder.trim` may use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Nodes whose repetition frees ``nbytes`` from step ``begin`` to step ``end``."""
+    """Nodes whose recomputation frees ``nbytes`` bytes during steps ``begin`` to ``end - 1``."""
 
     nodes: frozenset[int]
     begin: int
@@ -74,9 +77,13 @@ class Bundle:
 
 
 def _enough(bundles: Sequence[Bundle], over: IntArray) -> list[frozenset[int]]:
-    """The first bundles that together bring a profile under its target, as far as their bytes tell.
+    """Return the first bundles that together bring the pressure below the target, estimated by their bytes.
 
-    ``over`` is the need of each step less the target. Bundles that find most of their work done are passed over.
+    A bundle is skipped if less than half of its bytes would still reduce an excess.
+
+    Args:
+        bundles: candidates, the best first.
+        over: pressure of each step minus the target.
     """
     over = over.copy()
     chosen: list[frozenset[int]] = []
@@ -96,44 +103,47 @@ def _enough(bundles: Sequence[Bundle], over: IntArray) -> list[frozenset[int]]:
 
 
 class Ladder:
-    """A search: moves from a choice to choices below a target, and back to cheaper choices.
+    """A search that moves from a choice to a choice below a target, and from there to a cheaper choice.
 
-    It remembers all prices, and counts how many may still be asked for.
+    It caches all prices and counts them against an allowance.
     """
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         steps = len(tape.forward) + len(tape.backward)
         self.allowance = max(60, min(MOST_PRICES, STEPS_PRICED // max(steps, 1)))
-        """Prices that the search may ask for in all, seeds aside."""
+        """Number of prices that the search may compute, without the seeds."""
         self.left = self.allowance
         self.known: dict[frozenset[int], Price] = {}
         self.can = frozenset(tape.repeatable)
 
     def price(self, chosen: frozenset[int]) -> Price:
-        """The price of a choice, remembered under what it really repeats."""
+        """Return the price of a choice, from the cache if it is there."""
         if chosen not in self.known:
             self.known[chosen] = self.look(chosen)[0]
         return self.known[chosen]
 
     def look(self, chosen: frozenset[int]) -> tuple[Price, IntArray]:
-        """Return the price, never from the cache, and the need of each step (:func:`.tape.pressure`)."""
+        """Compute and cache the price; return it and the :func:`.tape.pressure` of each step.
+
+        The price is cached under the nodes that are recomputed in fact, which may be fewer than ``chosen``.
+        """
         price, live = self.tape.look(chosen)
         self.left = 0 if asked() else self.left - 1
         self.known[frozenset(price.twins)] = price
         return price, live
 
     def frontier(self) -> list[Price]:
-        """Return the choices that no other dominates, fastest first."""
+        """Return the Pareto-optimal choices, the fastest first."""
         return undominated(sorted(self.known.values(), key=lambda p: (p.seconds, p.peak, len(p.twins), p.twins)))
 
     def climb_down(self, *, jump: bool, fine: bool, most_seconds: float) -> None:
-        """Go down rung by rung while prices are left.
+        """Lower the target rung by rung while the allowance lasts.
 
         Args:
-            jump: go on from the best choice known at each rung; else from the end of the descent itself.
-            fine: take the best bundles as they come; else pass over those whose work others have done.
-            most_seconds: stop where a rung takes longer.
+            jump: continue each rung from the best choice known so far; else from the choice that this descent reached.
+            fine: add the best bundles in order; else skip bundles that mostly overlap with those already added.
+            most_seconds: stop as soon as the choice of a rung takes longer.
         """
         target = self.price(frozenset()).peak
         chosen: frozenset[int] = frozenset()
@@ -146,8 +156,8 @@ class Ladder:
                 chosen = self.trim(reached, target)
                 missed = 0
             if fitting:
-                # The best that the seeds and earlier rungs offer, taken back as far as this target allows. To go on
-                # from there is not always right: the best choice here may be far from the best choice lower down.
+                # The fastest known choice under this target, trimmed. To continue from it is not always right: the
+                # best choice at this target may be far from the best choice at a lower target.
                 _, twins = min(fitting)
                 known_best = self.trim(frozenset(twins), target) if self.left > 0 else frozenset(twins)
                 if reached is None or (jump and self.price(known_best).seconds < self.price(chosen).seconds):
@@ -158,7 +168,10 @@ class Ladder:
                 return
 
     def descend(self, chosen: frozenset[int], target: int, *, fine: bool) -> frozenset[int] | None:
-        """Add bundles (``fine``: see :meth:`climb_down`) until the peak is at most ``target``; None when none helps."""
+        """Add bundles until the peak is at most ``target``; return the choice, or None if no bundle helps.
+
+        ``fine`` is the argument of :meth:`climb_down`.
+        """
         live, price, excess = self._look(chosen, target)
         while price.peak > target:
             bundles = self._bundles(chosen, live, target)
@@ -166,7 +179,7 @@ class Ladder:
             sets = [bundle.nodes for bundle in bundles] if fine else _enough(bundles, live - target)
             many = sets[: max(1, len(bundles) // STEP)]
             while self.left > 0 and taken is None:
-                # Several at once; fewer if they turn out to spoil each other; at last the best bundle.
+                # Try several bundles together; if that does not help, a quarter of them; at last single bundles.
                 groups = (
                     [frozenset[int]().union(*many)] if len(many) > 1 else [bundle.nodes for bundle in bundles[:FEW]]
                 )
@@ -186,18 +199,18 @@ class Ladder:
         return chosen
 
     def _look(self, chosen: frozenset[int], target: int) -> tuple[IntArray, Price, float]:
-        """Return the need of each step, the price, and bytes times steps above the target."""
+        """Return the pressure of each step, the price, and the excess over the target in bytes times steps."""
         price, live = self.look(chosen)
         return live, price, float(np.maximum(live - target, 0).sum())
 
     def _bundles(self, chosen: frozenset[int], live: IntArray, target: int) -> list[Bundle]:
-        """Sets of nodes whose repetition would free bytes at steps that ask more than the target; best first."""
+        """Return the bundles that would free bytes at steps whose pressure exceeds the target, the best first."""
         tape = self.tape
         trace = tape.trace(chosen)
         over = np.maximum(live - target, 0)
         hot = np.flatnonzero(over)
         lowest, highest = int(hot[0]), int(hot[-1])
-        # Results that lie idle: blocks of forward entries, from the last forward use of any to the first use after it.
+        # Idle blocks of forward entries: from the last forward use of any of their entries to the first use after it.
         mine = tape.made[trace.block[tape.made] >= 0]
         block = trace.block[mine]
         begin = np.full(int(block.max(initial=-1)) + 1, -1, dtype=np.int64)
@@ -232,9 +245,18 @@ class Ladder:
     def _closure(
         self, start: Collection[int], chosen: frozenset[int], last: Sequence[int], when: int
     ) -> frozenset[int] | None:
-        """``start`` and everything that has to run again for it at step ``when``: back to results alive then.
+        """Return ``start`` and all nodes that must run again to recompute it at step ``when``.
 
-        ``last`` is the last step that reads each entry.
+        The walk ends at results that are still alive at that step and at nodes that must not be recomputed.
+
+        Args:
+            start: the nodes to recompute.
+            chosen: nodes that are recomputed already.
+            last: last step that reads each entry.
+            when: the step before which the results are needed.
+
+        Returns:
+            None if a node of ``start`` must not be recomputed.
         """
         tape, reads = self.tape, self.tape.program.reads
         bundle = set(start)
@@ -253,7 +275,10 @@ class Ladder:
         return frozenset(bundle)
 
     def trim(self, chosen: frozenset[int], target: int) -> frozenset[int]:
-        """Keep results again if the target allows it: :meth:`refill`, and the rest in halves, the dearest first."""
+        """Return ``chosen`` without nodes whose recomputation the target does not need.
+
+        First :meth:`refill`; then a bisection over the remaining nodes, the most expensive first.
+        """
         current = self.refill(chosen, target)
         price = self.price(current)
         tape = self.tape
@@ -273,9 +298,10 @@ class Ladder:
         return current
 
     def refill(self, chosen: frozenset[int], target: int) -> frozenset[int]:
-        """Keep results again, the dearest first, that fit between the needs of steps and the target.
+        """Return ``chosen`` without nodes whose results fit between the pressure and the target.
 
-        The results are chosen on the profile and then priced; if in-place sharing upsets that, fewer are kept.
+        The most expensive nodes are removed first. The profile alone selects them; in-place sharing may make the peak
+        higher than the profile predicts, and then only half as many are removed.
         """
         price = self.price(chosen)
         current = frozenset(price.twins)
@@ -292,7 +318,10 @@ class Ladder:
         return current
 
     def _room_for(self, current: frozenset[int], target: int) -> list[int]:
-        """Repeated nodes whose results fit under the target from their last forward use on, the dearest first."""
+        """Return recomputed nodes whose results could be kept under the target, the most expensive first.
+
+        A result is kept from its last forward use to the step of its twin.
+        """
         tape, count = self.tape, self.tape.num_entries
         _, live = self.look(current)
         trace = tape.trace(current)
@@ -315,21 +344,24 @@ class Ladder:
 
 
 EXHAUSTIVE = 12
-"""So few nodes that may be repeated are tried in all combinations."""
+"""Maximum number of repeatable nodes for which all combinations are priced."""
 SMALL = 24
-"""Around the curve of so few nodes every neighbour is tried: bundles are too coarse for them."""
+"""Maximum number of repeatable nodes for which :func:`polish` runs: bundles are too coarse for so small a graph."""
 LEVELS = 8
-"""How many sets of light nodes are tried."""
+"""Maximum number of thresholds of seconds per byte among the seeds."""
 SEEDS = 12
-"""How many sizes of rooms are tried with each of them."""
+"""Number of room sizes to try with each set of light nodes."""
 
 
 def curve(tape: Tape, *, most_seconds: float = inf, seeds: Iterable[frozenset[int]] = ()) -> list[Price]:
-    """Choices from the fastest (nothing repeated) to the smallest found; peaks fall strictly, seconds rise.
+    """Return the Pareto-optimal choices, from the fastest (nothing is recomputed) to the one with the lowest peak.
+
+    Peaks decrease strictly; seconds do not decrease.
 
     Args:
-        most_seconds: do not look for choices that take longer (the curve may have some all the same).
-        seeds: choices to begin with, besides its own.
+        tape: the graph.
+        most_seconds: a descent stops at choices that take longer; seeds may still add some to the curve.
+        seeds: further choices to price before the search.
     """
     ladder = Ladder(tape)
     ladder.price(frozenset())
@@ -341,7 +373,7 @@ def curve(tape: Tape, *, most_seconds: float = inf, seeds: Iterable[frozenset[in
     seed(ladder)
     for chosen in seeds:
         ladder.price(chosen)
-    # Seeds come on top: they are few, and the only choices that reach the far end of a deep graph.
+    # Seeds do not count against the allowance: they are few, and only they reach the low end of a deep graph's curve.
     ladder.left = 0 if asked() else ladder.allowance
     for fine in (False, True):
         for jump in (False, True):
@@ -352,7 +384,10 @@ def curve(tape: Tape, *, most_seconds: float = inf, seeds: Iterable[frozenset[in
 
 
 def polish(ladder: Ladder) -> None:
-    """Price what differs in one node or two from a choice on the curve, until the curve stays as it is."""
+    """Price all choices that differ by one or two nodes from a choice on the curve.
+
+    This is repeated until the curve is stable or the allowance is spent.
+    """
     can, done = ladder.tape.repeatable, set[frozenset[int]]()
     steps = [frozenset(step) for width in (1, 2) for step in combinations(can, width)]
     while fresh := [twins for point in ladder.frontier() if (twins := frozenset(point.twins)) not in done]:
@@ -363,7 +398,7 @@ def polish(ladder: Ladder) -> None:
 
 
 def seed(ladder: Ladder) -> None:
-    """Price the choices that need no search."""
+    """Price the seeds: the choices that need no search."""
     tape = ladder.tape
     cuts = measure(tape)
     ratio = {

@@ -1,10 +1,11 @@
-"""Recomputation as one step of the planner: a policy, the rewritten graph, its plan, and the check that it helps.
+"""Recomputation as one pass of the planner: apply a policy, plan the rewritten graph, check that it helps.
 
-Whatever a policy proposes, it is planned by the real planner, and used only when that plan needs fewer bytes than the
-plan without it (for a budget: when it fits). Otherwise the plan without recomputation stands and a note says why.
+Every proposal of a policy is planned in full. It is used only if its plan needs fewer bytes than the plan without
+recomputation, or, for a budget, if it fits. Otherwise the plan without recomputation is returned with a note that says
+why.
 
-``planner/options.py`` describes the policies, ``rules_of`` in ``planner/symbolic/indexed_graph.py`` says which
-operators MXNet's mirroring repeats.
+``planner/options.py`` describes the policies; ``rules_of`` in ``planner/symbolic/indexed_graph.py`` lists the operators
+that MXNet's mirroring repeats.
 """
 
 from __future__ import annotations
@@ -26,17 +27,21 @@ from weftplan.planner.rewiring import repeat
 from weftplan.planner.strategies import Draft, assignment, plan_graph
 
 Cost = Callable[[Program], Sequence[float]]
-"""Seconds of every node of a graph (0 for variables), modelled or measured; asked again for rewritten graphs."""
+"""Function that returns the seconds of each node of a graph (0 for variables), modelled or measured."""
 WORTH_A_PLAN = 0.99
-"""A proposal is planned if its lower bound is below this part of the smallest plan so far."""
+"""Ratio: a proposal is planned only if its lower bound is below this multiple of the smallest plan so far."""
 CHEAP_SHARE = 0.05
-"""Policy ``cheap`` spends at most this part of a step's modelled time on repeating."""
+"""Maximum share of a step's modelled time that policy ``cheap`` spends on recomputation."""
 
 
 def apply(start: Draft, options: PlanOptions, *, cost: Cost, most_time: float | None = None) -> Draft:
-    """Apply the policy of ``options``, or its budget, which wins over it, to a training graph ``start``.
+    """Apply the recomputation policy of ``options`` to a training graph; a budget takes precedence over the policy.
 
-    ``most_time``: in place of a rule's choice, the smallest plan whose repetition takes this part of a step.
+    Args:
+        start: the plan without recomputation.
+        options: policy and budget.
+        cost: returns the seconds of each node.
+        most_time: replaces the policy by the smallest plan that spends at most this share of a step on recomputation.
 
     Raises:
         BudgetError: no choice fits the budget; the message names the smallest budget found that works.
@@ -67,10 +72,10 @@ def apply(start: Draft, options: PlanOptions, *, cost: Cost, most_time: float | 
 
 
 def _tapes(start: Draft, options: PlanOptions, cost: Cost) -> list[Tape]:
-    """The graph ready for prices, in the orders worth a trial.
+    """Return the graph's tape for each distinct candidate order.
 
-    The given one; with free backward steps placed lazily; with the backward part in reverse forward order; with both
-    parts step by step.
+    The candidates are the order of ``start``; the order with independent backward steps placed lazily; the backward
+    part in reverse forward order; and the same with the forward part deepest input first.
     """
     seconds = cost(start.program)
     tapes = [Tape(start.program, assignment=start.assignment, options=options, seconds=seconds)]
@@ -87,7 +92,7 @@ def _tapes(start: Draft, options: PlanOptions, cost: Cost) -> list[Tape]:
 
 
 def _chosen_v1(tape: Tape, *, everywhere: bool) -> frozenset[int]:
-    """The nodes that MXNet 1.x's rule repeats; without ``everywhere`` only those that ask for it."""
+    """Return the nodes that the rule of MXNet 1.x repeats; without ``everywhere`` only nodes whose attribute asks."""
     works = tape.program.graph.works
     return frozenset(
         nid for nid in tape.repeatable if "mxnet" in works[nid].rules and (everywhere or works[nid].asked_twice)
@@ -95,9 +100,9 @@ def _chosen_v1(tape: Tape, *, everywhere: bool) -> frozenset[int]:
 
 
 def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:
-    """The square-root rule's choice: without the nodes whose repetition its peak does not need, and whole.
+    """Return two proposals of the square-root rule: trimmed to the nodes that its peak needs, and in full.
 
-    The first is faster at the same lower bound; the second wins if the real plan of the first needs more.
+    The trimmed proposal is faster at the same lower bound; the full one wins if its actual plan is smaller.
     """
     tape = _better_order(tapes)
     whole = square_root(tape)
@@ -109,14 +114,15 @@ def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:
 
 
 def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Price]], policy: str) -> Draft:
-    """The smallest real plan among the proposals, if it is smaller than the plan without recomputation."""
+    """Plan the proposals; return the smallest plan, or ``start`` with a note if no plan is smaller."""
     best, note, more = start, "", 0.0
     refused = 0
     for tape, price in proposals:
         if not price.twins:
             continue
         need = price.peak
-        # The price is the lower bound of the plan: one that cannot win much is not worth its packing.
+        # The price is a lower bound of the plan, so a proposal that cannot win is not packed. Once another proposal has
+        # won, it must promise at least 1 %.
         if need < best.memory.peak * (WORTH_A_PLAN if best is not start else 1.0):
             draft = plan_graph(repeat(tape.program, price.twins), options)
             need = draft.memory.peak
@@ -132,31 +138,34 @@ def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Pri
 
 
 def _cheapest(start: Draft, tapes: Sequence[Tape], options: PlanOptions, *, most_time: float) -> Draft:
-    """The smallest plan whose repetition takes at most this part of a step."""
+    """Return the smallest plan that spends at most the share ``most_time`` of a step on recomputation."""
     tape = _better_order(tapes)
     limit = most_time * tape.step_seconds
     points = [point for point in curve(tape, most_seconds=limit) if point.seconds <= limit]
-    # The smallest lower bounds first; a few, because offsets may cost one of them what another does not pay.
+    # The three smallest lower bounds: fragmentation may make the plan of one larger than that of another.
     best = sorted(points, key=lambda point: point.peak)[:3]
     return _try(start, options, [(tape, point) for point in best], options.recompute)
 
 
 def _better_order(tapes: Sequence[Tape]) -> Tape:
-    """The order in which the square-root rule reaches less; the given order when it makes no difference."""
+    """Return the tape whose order gives the square-root rule the lowest peak; the first tape if peaks are equal."""
     return tapes[0] if len(tapes) == 1 else min(tapes, key=lambda tape: square_root(tape, windows=WINDOWS[:1]).peak)
 
 
 def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: int) -> Draft:
-    """The choice of least time whose real plan fits.
+    """Return the fastest plan on the curve that fits the budget.
 
-    The curve does not depend on the budget, and its points are tried from the fastest to the slowest. So a larger
-    budget stops at the same point or earlier: time never rises with the budget.
+    The curve does not depend on the budget, and its points are planned from the fastest to the slowest. So with a
+    larger budget the search stops at the same point or earlier: time never rises with the budget.
+
+    Raises:
+        BudgetError: no plan fits.
     """
     smallest = start
     tape = _better_order(tapes)
     points = curve(tape)
     fitting = [point for point in points if point.peak <= budget]
-    # After them the smallest of the others, so that the number in the error works.
+    # Then the points above the budget, the smallest first: they yield the smallest budget that the error names.
     for point in (*fitting, *reversed(points[: len(points) - len(fitting)])):
         if point.peak >= smallest.memory.peak:
             break
@@ -172,7 +181,10 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
 
 
 def nothing_fits(start: Draft, budget: int, *, smallest: int, needs: str) -> BudgetError:
-    """The error for a budget below the ``smallest`` plan; ``needs`` goes on after the bytes of the plan ``start``."""
+    """Return the error for a budget below the ``smallest`` plan.
+
+    ``needs`` continues the message after the bytes of the plan ``start``.
+    """
     outside = sum(start.program.external_bytes.values())
     return BudgetError(
         f"the plan needs {start.memory.peak:,} bytes {needs}, more than the budget of {budget:,}; the smallest budget "
@@ -183,35 +195,37 @@ def nothing_fits(start: Draft, budget: int, *, smallest: int, needs: str) -> Bud
 
 
 def _share(tape: Tape, price: Price) -> float:
-    """The seconds of a price as a share of a step."""
+    """Return the seconds of a price as a share of a step's seconds."""
     return price.seconds / tape.step_seconds if tape.step_seconds else 0.0
 
 
 def _saved(policy: str, start: Draft, *, draft: Draft, tape: Tape, price: Price) -> str:
+    """Return the note of a plan that recomputation made smaller."""
     twice = f"recompute {policy}: {counted(len(price.twins), 'node')} run twice"
     return f"{twice}, {gain(draft.memory.peak, start.memory.peak, more_time=_share(tape, price))}"
 
 
 def gain(nbytes: int, before: int, *, more_time: float) -> str:
-    """Return how many bytes a plan saves, and the time that this costs, in words."""
+    """Return a text that states the bytes that a plan saves and the time that recomputation adds."""
     less = 100.0 * (1.0 - nbytes / before)
     return f"{nbytes:,} bytes instead of {before:,} (-{less:.1f} %) for {100.0 * more_time:.1f} % more modelled time"
 
 
 def chosen_echo(tape: Tape) -> frozenset[int]:
-    """The nodes that the echo rule repeats, as far as they are repeatable at all."""
+    """Return the repeatable nodes that the echo rule repeats."""
     return _Echo(tape).run() & frozenset(tape.repeatable)
 
 
 class _Echo:
-    """One run of the echo rule (MXNET_MEMORY_OPT=1): repeat what lies between heavy operators, if storing it is dearer.
+    """One run of the echo rule (MXNET_MEMORY_OPT=1): recompute cheap nodes between heavy operators if that saves bytes.
 
-    Forward nodes fall into subgraphs that end at operators which are never repeated (``Work.rules`` says which). In
-    each subgraph, nodes are decided from the inputs up. A group of undecided nodes whose inputs are all kept is stored
-    after all when the bytes that storing it frees (inputs that no other node needs) are at least the bytes it adds (its
-    outputs, and inputs that others need anyway). What is left undecided in the end is repeated.
+    The forward part is divided into subgraphs bounded by heavy operators, which are never recomputed (their
+    ``Work.rules`` lack ``echo``). Each subgraph is decided from its inputs upwards. A group of undecided nodes whose
+    inputs are all stored is itself stored if that frees at least as many bytes as it adds. It frees the inputs that no
+    other node needs; it adds its outputs and the inputs that other nodes need. Nodes that remain undecided are
+    recomputed.
 
-    A node is a forward node (variables included); ``stored`` holds what is decided.
+    All node sets hold forward nodes, variables included. ``stored`` holds the nodes whose results are kept.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -223,7 +237,7 @@ class _Echo:
         self.inputs = graph.inputs
         self.before = [[*(tape.makers[e] for e in ins), *graph.controls[n]] for n, ins in enumerate(graph.inputs)]
         self.users: dict[int, set[int]] = {}
-        """Nodes, forward and backward, that read an entry's value when nothing is repeated."""
+        """Nodes of both parts that read each entry when nothing is recomputed."""
         for nid in program.order:
             for e in program.reads[nid]:
                 self.users.setdefault(e, set()).add(nid)
@@ -238,6 +252,7 @@ class _Echo:
         self.stored: set[int] = set()
 
     def run(self) -> frozenset[int]:
+        """Decide all subgraphs, from the outputs down; return the nodes to recompute."""
         queue = deque(self.heads)
         while queue:
             item = queue.popleft()
@@ -249,13 +264,13 @@ class _Echo:
         return frozenset(self.repeated)
 
     def _subgraph(self, item: int) -> tuple[set[int], list[int]]:
-        """(nodes decided together with ``item``; never-repeated nodes below them)."""
+        """Return (nodes that are decided together with ``item``, heavy nodes before them)."""
         inside: set[int] = set()
         ends: dict[int, None] = {}
         fresh: list[int] = []
         checked: set[int] = set()
-        # Entries are checked as nodes come in; nodes that they bring in are walked immediately. The set only grows, so
-        # its end does not depend on the order of the checks.
+        # Check the inputs of each added node: their other readers join the subgraph. The set only grows, so its fixed
+        # point does not depend on the order of the checks.
         self._walk(item, inside, ends, fresh)
         while fresh:
             for e in self.inputs[fresh.pop()]:
@@ -269,7 +284,7 @@ class _Echo:
         return inside, [n for n in ends if n not in inside]
 
     def _walk(self, item: int, inside: set[int], ends: dict[int, None], fresh: list[int]) -> None:
-        """Add ``item`` and every repeatable node that it needs without a heavy node in between."""
+        """Add ``item`` and its ancestors up to the nearest heavy nodes, which are collected in ``ends``."""
         if item in inside:
             return
         inside.add(item)
@@ -287,7 +302,7 @@ class _Echo:
                     ends[source] = None
 
     def _forward_to_heads(self, start: int, inside: set[int]) -> Iterable[int]:
-        """Where paths from ``start`` end: heavy nodes, outputs, and nodes without a follower."""
+        """Return the nodes at which forward paths from ``start`` end: heavy nodes, outputs, nodes without followers."""
         ends: dict[int, None] = {}
         seen = {start}
         stack = [start]
@@ -303,11 +318,12 @@ class _Echo:
                     seen.add(follower)
                     stack.append(follower)
         if not ends:
-            # Every path runs into the subgraph: the node itself belongs to it.
+            # All paths lead into the subgraph, so ``start`` itself belongs to it.
             ends[start] = None
         return ends
 
     def _decide(self, subgraph: set[int]) -> None:
+        """Add each node of the subgraph to ``stored`` or to ``repeated``."""
         may, stored = self.may, self.stored
         stored.update(nid for nid in subgraph if not may[nid])
         undecided = {nid for nid in subgraph if may[nid] and nid not in self.repeated and nid not in stored}
@@ -332,7 +348,7 @@ class _Echo:
         self.repeated |= undecided
 
     def _groups(self, frontier: set[int]) -> list[list[int]]:
-        """Nodes of the frontier connected by entries that they share, in graph order."""
+        """Return the frontier as connected components, in graph order; nodes that read one entry are connected."""
         place = self.tape.place
         leader: dict[int, int] = {nid: nid for nid in frontier}
 
@@ -351,6 +367,7 @@ class _Echo:
         return list(groups.values())
 
     def _storing_pays(self, group: list[int], frontier: set[int]) -> bool:
+        """Return whether storing the group frees at least as many bytes as it adds."""
         outputs = {e for nid in group for e in self.tape.outputs[nid] if self.users.get(e)}
         inputs = {e for nid in group for e in self.inputs[nid]}
         needed_elsewhere = {e for e in inputs if self.users.get(e, set()) - frontier}

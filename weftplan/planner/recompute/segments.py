@@ -1,18 +1,18 @@
-"""The square-root rule: keep the results at cuts of the forward part, compute what lies between them again.
+"""The square-root rule: keep the results at cuts of the forward order and recompute the results between the cuts.
 
-The forward order is cut into segments; results that cross a cut are kept, the rest of a segment is repeated when the
-backward part reaches it. The last segment is not repeated: its results are alive when the backward part begins.
+The forward order is cut into segments. Results that cross a cut are kept; the rest of a segment is recomputed when the
+backward part reaches it. The last segment is not recomputed: its results are alive when the backward part begins.
 
-While the backward part works on a segment, the results kept at earlier cuts and the segment's own are alive, those at
-later cuts are dead. So segments may be the larger the earlier they are: for a *room* of M bytes, a segment ends where
-its weight and all that is kept before it reach M. With n equal layers and one result kept at a cut the segments are M,
-M - 1, M - 2, … layers long and M is about sqrt(2 n), where equal segments (Chen and others, "Training deep nets with
-sublinear memory cost") need 2 sqrt(n).
+While the backward part runs through a segment, the results kept at earlier cuts and the segment's own results are
+alive; results at later cuts are dead. So earlier segments may be larger. A *room* is the bytes available to one
+segment: in a room of M bytes, a segment ends when its weight plus all bytes kept before it reach M. With n equal
+layers and one result kept per cut, the segments are M, M - 1, M - 2, … layers long and M is about sqrt(2 n); equal
+segments (Chen and others, "Training deep nets with sublinear memory cost") need 2 sqrt(n).
 
-Where exactly a segment ends is free within a window: the cut is made where fewest bytes cross.
+Within a window before the end of a segment, the cut is placed at the step that the fewest bytes cross.
 
-Deep networks repeat one block many times: :func:`block_sets` finds the period of the forward part once, and the cut
-within it that fewest bytes cross.
+Deep networks repeat one block many times. :func:`block_sets` detects the period of the forward order and cuts every
+block at the position that the fewest bytes cross.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from weftplan.planner.program import IntArray
 from weftplan.planner.recompute.tape import Price, Tape
 
 WINDOWS = (0.75, 0.4)
-"""A segment has at least this part of its greatest length: if results differ in size, either value may be better."""
+"""Candidate minimum fills of a segment, as shares of its room; if results differ in size, either may be better."""
 PATIENCE = 3
-"""How many rooms in a row without a better choice end the sweep."""
+"""Number of consecutive rooms without an improvement after which the sweep stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Facts of the forward order. Arrays over forward steps."""
+    """Weights and lifetimes along the forward order; every array has one item per forward step."""
 
     weight: IntArray
-    """Bytes a step makes that are kept for the backward part when nothing is repeated."""
+    """Bytes made by the step that are kept for the backward part if nothing is recomputed."""
     until: IntArray
-    """Last forward step that reads what the step makes; the step itself when none does."""
+    """Last forward step that reads a result of the step; the step itself if there is none."""
     crossing: IntArray
-    """Bytes a step makes that later forward steps read."""
+    """Bytes made by the step that later forward steps read."""
     nodes: IntArray
-    """The steps' nodes."""
+    """Node of the step."""
     can: NDArray[np.bool_]
-    """Which of them may be repeated."""
+    """Whether the node may be recomputed."""
 
 
 def measure(tape: Tape) -> Cuts:
-    """Weights and crossings of the forward order."""
+    """Return the weights and crossings of the forward order."""
     steps, entries = len(tape.forward), tape.made
     trace = tape.trace(())
     step, end, nbytes = tape.made_at[entries], tape.last_forward[entries], tape.nbytes[entries]
@@ -68,16 +68,19 @@ def measure(tape: Tape) -> Cuts:
 def segments(
     cuts: Cuts, room: float, *, light: Collection[int] = (), window: float = WINDOWS[0]
 ) -> frozenset[int] | None:
-    """Return the nodes to repeat when segments end as their weight and the bytes kept before them reach ``room`` bytes.
+    """Return the nodes to recompute if every segment fits a room.
 
-    The last segment, whose ``light`` nodes alone are repeated, begins as early as the room allows.
+    A segment ends when its weight and the bytes kept before it reach ``room``. The last segment begins as early as the
+    room allows; only its ``light`` nodes are recomputed.
 
     Args:
-        light: nodes to repeat in any case; in the last segment they weigh nothing.
-        window: a segment has at least this part of the length that the room allows.
+        cuts: weights and crossings of the forward order.
+        room: bytes available to one segment and the results kept before it.
+        light: nodes to recompute in every segment; they weigh nothing in the last one.
+        window: minimum fill of a segment, as a share of the free bytes of its room.
 
     Returns:
-        None when what has to be kept fills the room before the end.
+        None if the kept results fill the room before the last segment.
     """
     steps = len(cuts.nodes)
     mine = cuts.can
@@ -102,7 +105,7 @@ def segments(
         else:
             first = begin + int(np.searchsorted(load[: last - begin - 1], used + window * (room - used), side="right"))
             first = min(first, last - 1)
-            # The latest of the best.
+            # The last step of the window with the fewest crossing bytes.
             cut = last - 1 - int(np.argmin(across[first - begin :][::-1]))
         stays = np.arange(begin, cut + 1)
         kept[stays[mine[stays] & (cuts.until[stays] > cut)]] = True
@@ -115,7 +118,10 @@ def segments(
 
 
 def _across(cuts: Cuts, crossing: IntArray, begin: int, end: int) -> IntArray:
-    """Per step of begin … end: bytes made since ``begin``, as ``crossing`` counts them, that later steps read."""
+    """Return, for each step of ``begin`` to ``end - 1``, the bytes that cross a cut after it.
+
+    Only bytes that steps from ``begin`` on make count; ``crossing`` holds them per step.
+    """
     change = np.zeros(end - begin + 1, dtype=np.int64)
     change[:-1] = crossing[begin:end]
     np.subtract.at(change, np.minimum(cuts.until[begin:end], end) - begin, crossing[begin:end])
@@ -123,7 +129,7 @@ def _across(cuts: Cuts, crossing: IntArray, begin: int, end: int) -> IntArray:
 
 
 def least_room(cuts: Cuts, *, window: float = WINDOWS[0]) -> float:
-    """Return about the smallest room that lets segments reach the end."""
+    """Return the smallest room for which :func:`segments` finds a choice, within 1 %, by bisection."""
     high = float(cuts.weight.sum())
     low = high / max(len(cuts.nodes), 1)
     while high > low * 1.01:
@@ -136,7 +142,7 @@ def least_room(cuts: Cuts, *, window: float = WINDOWS[0]) -> float:
 
 
 def rooms(cuts: Cuts, count: int) -> list[float]:
-    """Rooms worth a trial, in equal ratios: from most of all weight down to the smallest that works."""
+    """Return ``count`` rooms in geometric progression, from just below the total weight to :func:`least_room`."""
     total = float(cuts.weight.sum())
     if total <= 0.0:
         return []
@@ -145,9 +151,9 @@ def rooms(cuts: Cuts, count: int) -> list[float]:
 
 
 def square_root(tape: Tape, *, windows: Sequence[float] = WINDOWS) -> Price:
-    """The best choice of the rule: from the smallest room that works up, the choice with the least peak.
+    """Return the price of the rule's choice with the lowest peak, over rooms from :func:`least_room` upwards.
 
-    Equal peaks prefer fewer seconds. The price of the empty set when no room lowers the peak.
+    Among equal peaks it is the fastest. If no room lowers the peak, it is the price of the empty set.
     """
     cuts = measure(tape)
     start = best = tape.price(())
@@ -167,17 +173,20 @@ def square_root(tape: Tape, *, windows: Sequence[float] = WINDOWS) -> Price:
 
 
 SHORTEST = 3
-"""Fewest steps of a block."""
+"""Minimum number of steps of a block."""
 ENOUGH = 0.9
-"""The shortest period counts whose run has this part of the longest run."""
+"""Share of the longest run: the shortest period whose run reaches it is chosen."""
 STRIDES = 4
-"""Most blocks of a segment."""
+"""Maximum number of blocks per segment."""
 
 
 def block_sets(tape: Tape) -> list[frozenset[int]]:
-    """Choices that keep only what crosses from block to block; none when the forward part has no period."""
+    """Return choices that keep only the results that cross from block to block.
+
+    The list is empty if the forward order is not periodic.
+    """
     graph, nbytes = tape.program.graph, tape.program.nbytes
-    numbers: dict[object, int] = {}  # steps of one label, one number of inputs and equal sizes are of one kind
+    numbers: dict[object, int] = {}  # steps with equal label, number of inputs and output sizes are of one kind
     facts = (
         (graph.works[nid].label, len(graph.inputs[nid]), *(nbytes[e] for e in tape.outputs[nid]))
         for nid in tape.forward
@@ -204,7 +213,7 @@ def block_sets(tape: Tape) -> list[frozenset[int]]:
 
 
 def _period(kinds: IntArray) -> tuple[int, int, int] | None:
-    """(period, first step, number of steps) of the longest part that repeats itself at least twice."""
+    """Return (period, first step, number of steps) of the longest periodic run of at least two periods, or None."""
     runs: dict[int, tuple[int, int]] = {}
     for period in range(SHORTEST, len(kinds) // 2 + 1):
         differs = np.flatnonzero(kinds[:-period] != kinds[period:])

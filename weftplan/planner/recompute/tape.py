@@ -1,17 +1,18 @@
-"""A fast price of "repeat these nodes": peak bytes and seconds without building the rewritten graph.
+"""A fast cost model of recomputation: peak bytes and seconds, computed without building the rewritten graph.
 
-The bytes are those alive when the steps that :func:`weftplan.planner.rewiring.repeat` would schedule run with
-the in-place rules of :func:`weftplan.planner.inplace.assign`: the lower bound of the plan that the real planner would
-make. Three facts replace its walk over the steps by sums over intervals. A test holds the result against the walk.
+A *twin* is the second copy of a forward node, which the backward part runs. The model computes the peak of live bytes
+for the schedule of :func:`weftplan.planner.rewiring.repeat` and the in-place rules of
+:func:`weftplan.planner.inplace.assign`. That peak is the lower bound of the plan that the planner would make. Three
+facts let the model sum over intervals instead of simulating the steps; a test compares it with the simulation.
 
-1. The steps are known without simulation. A twin runs just before the first backward step that needs it, directly or
-   through other twins; twins with the same first step run in the order of their originals.
-2. An output that is an identity of its input shares the input's memory in any case, so both are one *value*, alive
-   from the step that makes it to the last step that reads any part of it.
-3. Any other in-place merge happens exactly where a node is the only reader of a value at the value's last step. It
-   saves the bytes of the output during that step: afterwards the input is gone anyway.
+1. The schedule is known without simulation. A twin runs just before the first backward step that needs it, directly or
+   through other twins. Twins with the same first step run in the order of their originals.
+2. An output that is an identity of its input always shares the input's memory. Both are one *value*, alive from the
+   step that makes it to the last step that reads any part of it.
+3. Any other in-place merge happens if and only if a node is the only reader of a value at the value's last step. It
+   saves the bytes of the output during that step; after the step the input is dead in any case.
 
-So the bytes alive are those of all values, each from its first to its last step, less the merges at their steps.
+So the live bytes are those of all values, each from its first to its last step, minus the merges at their steps.
 """
 
 from __future__ import annotations
@@ -29,44 +30,47 @@ from weftplan.planner.program import IntArray, Program, scratch_of
 from weftplan.planner.rewiring import repeatable
 
 Pair = tuple[int, int, int, bool]
-"""(input slot, input entry, output entry, may share while others still read)."""
+"""In-place pair: (input slot, input entry, output entry, whether the output is an identity of the input)."""
 Table = tuple[IntArray, IntArray, IntArray, IntArray]
-"""Of pairs: position of the node, input entry, output entry, how many pairs of the node come before it."""
+"""Columns of in-place pairs: position of the node, input entry, output entry, rank of the pair within its node."""
 Merges = tuple[IntArray, IntArray, IntArray]
-"""Of outputs that take an input's memory: input entry, output entry, step."""
+"""Columns of in-place merges: input entry, output entry that takes its memory, step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The cost of a choice."""
+    """The cost of recomputing a set of nodes."""
 
     peak: int
-    """Most bytes alive at once, summed over devices."""
+    """Sum of the devices' peaks of live bytes."""
     seconds: float
     """Modelled seconds of all twins."""
     twins: tuple[int, ...]
-    """Nodes that are really repeated, in the order of their twins."""
+    """Recomputed nodes in the order of their twins. A chosen node is missing if no backward step needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One choice, entry by entry. Entries of twins have the numbers of their originals plus the number of entries."""
+    """Lifetimes of all entries when a set of nodes is recomputed.
+
+    The entry of a twin has the number of the original entry plus the number of entries of the graph.
+    """
 
     first: IntArray
-    """Step that makes each entry with memory; -1 for others."""
+    """Step that makes each entry; -1 if the entry has no memory of its own."""
     last: IntArray
-    """The last step that reads it; the number of steps for outputs of the graph."""
+    """Last step that reads each entry; the number of steps for an output of the graph, -1 without memory."""
     block: IntArray
-    """Entries computed in place of each other have the same number; -1 without memory."""
+    """Block of each entry, equal for entries that are computed in place of each other; -1 without memory."""
     needed: IntArray
-    """First step after the forward part that reads it (not a twin's); the number of steps when none does."""
+    """First step after the forward part that reads each entry; the number of steps if there is none."""
 
 
 def pressure(live: IntArray) -> IntArray:
-    """Return the need of each step: live bytes of one device and the peaks of the others, for the worst device.
+    """Return the pressure of each step: the maximum over devices of its live bytes plus the other devices' peaks.
 
-    The most of all steps is the peak: that is a sum over devices, each with a moment of its own, while the sum of
-    live bytes may be less at every step. With one device the need is its live bytes.
+    The maximum over the steps is the peak of :class:`Price`. The sum of live bytes would not do: devices may reach
+    their peaks at different steps, so this sum may stay below the peak. With one device the pressure is its live bytes.
 
     Args:
         live: bytes alive, (devices, steps).
@@ -80,10 +84,13 @@ def pressure(live: IntArray) -> IntArray:
 
 
 class Tape:
-    """A training graph, without recomputation, prepared for many prices.
+    """A training graph without recomputation, preprocessed to compute many prices.
 
-    ``assignment`` is that of its plan, which lists gradient sums in place, ``options`` are
-    those of that plan, and ``seconds`` is the cost of every node.
+    Args:
+        program: the graph.
+        assignment: the in-place assignment of its plan; it lists the gradients that are added into their sums.
+        options: the options of that plan.
+        seconds: modelled seconds of each node.
     """
 
     def __init__(
@@ -102,7 +109,7 @@ class Tape:
         self._place = np.array([self.place.get(nid, -1) for nid in range(graph.num_nodes)], dtype=np.int64)
         self.step_seconds = sum(seconds[nid] for nid in program.order if nid not in assignment.skipped)
         """Seconds of one step (forward and backward) without recomputation."""
-        # Entries with no memory of their own: the caller's, and terms that are added straight into their sums.
+        # Entries without memory of their own: external entries, and terms that are added straight into their sums.
         self.outside = bytearray(program.external)
         for e in assignment.added:
             self.outside[e] = 1
@@ -110,12 +117,12 @@ class Tape:
         self.workspace = scratch_of(program, added=assignment.added, skipped=assignment.skipped) if counted else {}
         self.pairs = [self._pairs(nid, offers=options.enable_inplace) for nid in range(graph.num_nodes)]
         self.nbytes = np.tile(np.array(program.nbytes, dtype=np.int64), 2)
-        """Bytes of each entry, those of twins after the others."""
+        """Bytes of each entry: the entries of the graph, then those of twins."""
         self._nodes = np.array(program.order, dtype=np.int64)
         self.made = np.array([e for nid in self.forward for e in self.outputs[nid]], dtype=np.int64)
-        """Entries that the forward part makes."""
+        """Entries made by the forward part."""
         self.made_at = self._place[self.makers]
-        """Per entry: position of its maker in the forward part, -1 for others."""
+        """Position of each entry's maker in the forward part; -1 for an entry that the forward part does not make."""
         behind = [(e, step) for step, nid in enumerate(self.backward) for e in self.outputs[nid]]
         self._made_behind, self._behind_at = np.array(behind, dtype=np.int64).reshape(-1, 2).T.copy()
         self._without_memory = np.flatnonzero(np.tile(np.array(self.outside, dtype=np.uint8), 2))
@@ -129,11 +136,11 @@ class Tape:
         self._forward_reads = self._reads_of(self.forward)
         self._backward_reads = self._reads_of(self.backward)
         self.last_forward = np.full(count, -1, dtype=np.int64)
-        """Last forward step that reads each entry, -1 for none."""
+        """Last forward step that reads each entry; -1 if there is none."""
         step, entry = self._forward_reads
         np.maximum.at(self.last_forward, entry, step)
         self._readers: list[list[int]] = [[] for _ in self.forward]
-        """Per forward position: later forward positions that read what it makes."""
+        """Per forward position: the forward positions that read an output of its node."""
         source = self.made_at[entry]
         for s, m in zip(step[source >= 0].tolist(), source[source >= 0].tolist(), strict=True):
             if not self._readers[m] or self._readers[m][-1] != s:
@@ -146,10 +153,10 @@ class Tape:
         self._others = self._table(self.forward, identity=False), self._table(self.backward, identity=False)
 
     def _pairs(self, nid: int, *, offers: bool) -> list[Pair]:
-        """Mandatory pairs of a node, which act as identities, and its in-place ``offers``.
+        """Return the mandatory pairs of a node, which act as identities, and its optional pairs if ``offers`` is true.
 
-        Those whose output is added straight into a sum are left out.
-        Where an identity shares its input or its output with another pair of the node, the price may differ from the
+        Pairs whose output is added straight into a sum are left out.
+        If an identity shared its input or its output with another pair of the node, the price could differ from the
         plan; no operator declares such pairs.
         """
         inputs, first = self.program.graph.inputs[nid], self.program.graph.row[nid]
@@ -161,13 +168,13 @@ class Tape:
         ]
 
     def _reads_of(self, nodes: Sequence[int]) -> tuple[IntArray, IntArray]:
-        """(position of the node, entry) of everything that ``nodes`` read."""
+        """Return the columns (position of the node, entry) of all reads of ``nodes``."""
         reads = [self.program.reads[nid] for nid in nodes]
         flat = np.array([e for row in reads for e in row], dtype=np.int64)
         return np.repeat(np.arange(len(nodes)), [len(row) for row in reads]), flat
 
     def _table(self, nodes: Sequence[int], *, identity: bool) -> Table:
-        """The in-place pairs of ``nodes`` that are identities, or the others."""
+        """Return the in-place pairs of ``nodes``: the identities if ``identity`` is true, else all other pairs."""
         rows = [
             (position, source, out, rank)
             for position, nid in enumerate(nodes)
@@ -178,11 +185,11 @@ class Tape:
         return owner, source, out, rank
 
     def price(self, chosen: Collection[int]) -> Price:
-        """Peak and seconds when the nodes ``chosen`` are repeated."""
+        """Return the price of recomputing the nodes ``chosen``."""
         return self.look(chosen)[0]
 
     def look(self, chosen: Collection[int]) -> tuple[Price, IntArray]:
-        """Return the price, and the need of each step, scratch included (:func:`pressure`)."""
+        """Return the price and the :func:`pressure` of each step; both include scratch."""
         steps = self._steps(chosen)
         live = self._live(steps)
         node = np.empty(steps.total, dtype=np.int64)
@@ -196,7 +203,7 @@ class Tape:
         return Price(peak, sum(self.seconds[m] for m in repeated), repeated), pressure(live)
 
     def trace(self, chosen: Collection[int]) -> Trace:
-        """When every entry is alive."""
+        """Return the lifetimes of all entries when the nodes ``chosen`` are recomputed."""
         steps = self._steps(chosen)
         root, first, _, merged = self._values(steps)
         below = np.arange(2 * self.num_entries)
@@ -217,10 +224,12 @@ class Tape:
     # -- fact 1 ------------------------------------------------------------------------------------------------------
 
     def _steps(self, chosen: Collection[int]) -> _Steps:
+        """Return the schedule when the nodes ``chosen`` are recomputed."""
         mask = np.zeros(len(self.forward), dtype=np.bool_)
         if chosen:
             mask[self._place[np.fromiter(chosen, dtype=np.int64, count=len(chosen))]] = True
-        # First backward step that needs each twin: through its readers among the twins, later twins first.
+        # First backward step that needs each twin. Its readers among the twins come later in the forward order, so
+        # walking it backwards finds their steps final.
         never = len(self.backward)
         trigger: list[int] = np.where(mask, self._first_reader, never).tolist()
         readers = self._readers
@@ -242,12 +251,12 @@ class Tape:
     # -- facts 2 and 3 -----------------------------------------------------------------------------------------------
 
     def _shifted(self, steps: _Steps, entry: IntArray) -> IntArray:
-        """Entries as backward nodes and twins read them: those of twins where these exist."""
+        """Map entries to those that backward nodes and twins read: the twin's entry if the maker has a twin."""
         at = self.made_at[entry]
         return entry + np.where((at >= 0) & steps.mask[at], self.num_entries, 0)
 
     def _reads(self, steps: _Steps) -> tuple[IntArray, IntArray]:
-        """(step, entry) of all reads."""
+        """Return the columns (step, entry) of all reads."""
         step, entry = self._forward_reads
         repeated = steps.mask[step]
         step_back, entry_back = self._backward_reads
@@ -257,12 +266,12 @@ class Tape:
         )
 
     def _held_until(self, steps: _Steps) -> IntArray:
-        """The step until whose end each held entry is alive."""
+        """Return, for each held entry, the last step during which it must stay alive."""
         ahead, at = len(self.forward), self._held_at
         return np.where(at < ahead, at, steps.at_backward[np.maximum(at - ahead, 0)] if self.backward else at)
 
     def _made(self, steps: _Steps) -> IntArray:
-        """Per entry: the step that makes it; -1 if it is not made or has no memory."""
+        """Return the step that makes each entry; -1 if no step makes it or it has no memory of its own."""
         maker_step = np.full(2 * self.num_entries, -1, dtype=np.int64)
         at = self.made_at[self.made]
         maker_step[self.made] = at
@@ -272,7 +281,7 @@ class Tape:
         return maker_step
 
     def _instances(self, steps: _Steps, tables: tuple[Table, Table]) -> list[IntArray]:
-        """(step, input entry, output entry, rank) of the pairs of all nodes that run."""
+        """Return the columns (step, input entry, output entry, rank) of the pairs of all scheduled nodes."""
         ahead, (owner, source, out, rank) = tables
         repeated = steps.mask[ahead[0]]
         owner_of_twin, source_of_twin, out_of_twin, rank_of_twin = (column[repeated] for column in ahead)
@@ -286,7 +295,7 @@ class Tape:
         return [np.concatenate(parts) for parts in zip(ahead, twins, back, strict=True)]
 
     def _values(self, steps: _Steps) -> tuple[IntArray, IntArray, IntArray, Merges]:
-        """(value of each entry, first and last step of each value, merges)."""
+        """Return (value of each entry, first step of each value, last step of each value, in-place merges)."""
         _, source, out, _ = self._instances(steps, self._identities)
         root = np.arange(2 * self.num_entries)
         root[out] = source
@@ -304,10 +313,10 @@ class Tape:
         first = self._made(steps)
         step, source, out, rank = self._instances(steps, self._others)
         value = root[source]
-        # The output needs memory, and the node is the only reader of the value at its end.
+        # Fact 3: the output needs memory, and the node is the only reader of the value at the value's last step.
         able = np.flatnonzero((last[out] >= 0) & (first[out] >= 0) & (last[value] == step) & (at_last[value] == 1))
-        # Of several inputs that an output could replace, the first counts; an input that two outputs could replace goes
-        # to the pair that comes first.
+        # An output takes the memory of its first usable input. An input that two outputs could take goes to the pair
+        # with the lower rank.
         for key in (out, value):
             able = able[np.lexsort((rank[able], key[able]))]
             new = np.ones(len(able), dtype=np.bool_)
@@ -316,7 +325,7 @@ class Tape:
         return root, first, last, (source[able], out[able], step[able])
 
     def _live(self, steps: _Steps) -> IntArray:
-        """Bytes alive per device and step, without scratch."""
+        """Return live bytes per (device, step), without scratch."""
         root, first, last, (_, out, step) = self._values(steps)
         values = np.flatnonzero((last >= 0) & (first >= 0) & (root == np.arange(2 * self.num_entries)))
         change = np.zeros((len(self.program.contexts), steps.total + 1), dtype=np.int64)
@@ -330,21 +339,24 @@ class Tape:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Where everything runs."""
+    """The schedule: forward part, then backward part with twins."""
 
     mask: NDArray[np.bool_]
-    """Forward positions that are repeated."""
+    """Whether each forward position has a twin."""
     twins: IntArray
     """Forward positions in the order of their twins."""
     at_twin: IntArray
+    """Step of each twin, in the order of ``twins``."""
     at_backward: IntArray
+    """Step of each backward node."""
     step_of_twin: IntArray
-    """Per forward position; -1 where nothing is repeated."""
+    """Step of the twin of each forward position; -1 without a twin."""
     total: int
+    """Number of steps."""
 
 
 def _ends(follow: IntArray) -> IntArray:
-    """Where chains of these links end, by pointer jumping."""
+    """Return the last node of the chain of links from each node, by pointer jumping."""
     while True:
         further = follow[follow]
         if np.array_equal(further, follow):

@@ -1,4 +1,4 @@
-"""The front end of the planner for symbols: from symbols and operators to the core's numbers, and back to nodes.
+"""The planner's front end for symbols: translate symbols to the core's graphs, and planned graphs back to nodes.
 
-Only this package knows both symbols and plans; the core imports nothing of it.
+Only this package knows both symbols and plans; the core does not import it.
 """

@@ -1,13 +1,13 @@
-"""The costs of nodes: their implementations, the scratch that these declare, and seconds, modelled or measured.
+"""Costs of nodes: the chosen implementation, its scratch, and its modelled or measured seconds.
 
-Implementations are those of :mod:`weftplan.ops.core.implementations`; the executor obeys what is chosen here.
+:mod:`weftplan.ops.core.implementations` provides the implementations; the executor runs those that this module chooses.
 
-The model is a roofline: a node takes as long as its arithmetic or its memory traffic, whichever is longer, plus a fixed
-cost of being called. Only ratios matter to the search (which results are cheap to repeat, and how long that takes in a
-step), so two rough machines are enough: a few host cores under NumPy, and a current accelerator.
+The model is a roofline: a node takes the longer of its arithmetic and its memory traffic, plus a fixed call overhead.
+Recomputation only uses ratios of seconds, so two approximate machines are enough: a few host cores under NumPy, and a
+current accelerator.
 
-What an operator computes is counted in :mod:`weftplan.ops.core.cost`; pooling also sweeps its output once for every
-element of its window.
+:mod:`weftplan.ops.core.cost` counts the arithmetic of operators. Pooling also sweeps its output once per element of its
+window.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ from weftplan.planner.symbolic.network import Network
 from weftplan.symbol.node import Node
 
 Facts = tuple[list[Shape], list[DType], list[Shape], list[DType]]
-"""Shapes and dtypes of inputs, then of outputs."""
+"""Input shapes, input dtypes, output shapes, output dtypes."""
 _settled = Settled[tuple[Choice, int]]()
 
 
 def operator_choices(
     graph: IndexedGraph, *, shapes: list[Shape], dtypes: list[DType], devices: Sequence[Context], options: PlanOptions
 ) -> tuple[dict[int, Choice], dict[int, int]]:
-    """Which implementation computes each node that has several or declares scratch, and the bytes of scratch of those
-    that need some, both by node id.
+    """Return the implementation of each node that has several or declares scratch, and the scratch bytes of each node.
+
+    Both are by node id; nodes without scratch are absent from the second.
 
     Raises:
         PlanError: an operator declares a negative number of bytes or none at all.
     """
     choices: dict[int, Choice] = {}
     needs: dict[int, int] = {}
-    # Repeated layers ask once: the parser gives equal parameters one dictionary.
+    # The parser gives equal parameters one dictionary, so repeated layers are looked up by identity.
     known: dict[tuple[object, ...], tuple[Choice, int]] = {}
     row, inputs = graph.row, graph.inputs
     where, offered = "", implementations.provided("")
@@ -78,7 +79,7 @@ def operator_choices(
             if gpu is not None:
                 with planned_for(gpu):
                     answer = known[key] = ask()
-            elif where != "host" or options.autotune or node.params.get("cudnn_tune"):  # may be measured again
+            elif where != "host" or options.autotune or node.params.get("cudnn_tune"):  # a later measurement may differ
                 answer = known[key] = ask()
             else:
                 more = (options.kernels, offered.get(op.name), *key[2:])
@@ -90,7 +91,7 @@ def operator_choices(
 
 
 def _choice(node: Node, facts: Facts, device_type: str, where: str, options: PlanOptions) -> tuple[Choice, int]:
-    """Which implementation computes a call, and its bytes of scratch."""
+    """Choose the implementation of a node; return it with its scratch bytes."""
     op, params = node.op, node.params
     assert op is not None
     ins, outs = list(map(TensorSpec, *facts[:2])), list(map(TensorSpec, *facts[2:]))
@@ -105,15 +106,15 @@ def _choice(node: Node, facts: Facts, device_type: str, where: str, options: Pla
 
 
 CUBLAS = "cublas_workspaces"
-"""The purpose of the workspaces among the bytes outside a plan's buffers."""
+"""Key of cuBLAS's workspaces in ``MemoryPlan.external_bytes``."""
 _PREFIXES = ("_linalg_", "_contrib_interleaved_matmul", "_contrib_DeformableConvolution", "khatri_rao")
 
 
 def library_bytes(network: Network, choices: Mapping[int, Choice]) -> dict[str, int]:
-    """Return the bytes by purpose: of each GPU with products, one workspace of cuBLAS for each of its workers.
+    """Return the bytes of cuBLAS's workspaces by purpose: one per worker thread of each GPU that computes products.
 
-    A worker has a handle of cuBLAS, and works on one stream at a time; the workspaces have a fixed size. Graphs on one
-    GPU share them, and each of their plans counts them.
+    A worker has one cuBLAS handle and uses one stream at a time; the workspaces have a fixed size. Graphs on one GPU
+    share them, but each plan counts them.
     """
     devices = {
         network.devices[nid]
@@ -134,29 +135,29 @@ class Machine:
     """Constants of the roofline."""
 
     flops: float
-    """Arithmetic operations per second of a matrix product of float32."""
+    """Arithmetic operations per second in a float32 matrix product."""
     bandwidth: float
-    """Bytes moved per second."""
+    """Memory traffic in bytes per second."""
     call: float
-    """Seconds that every node takes whatever its size."""
+    """Overhead of one node in seconds."""
 
 
 HOST = Machine(flops=3.0e10, bandwidth=1.0e10, call=2.0e-6)
-"""Two cores under NumPy. Kernels measured there, next to other work: convolutions 1e10 to 2e10 operations per second,
-batch norm 0.9e10 to 1.2e10 bytes per second, activations 2e10; a quiet machine is faster at the products."""
+"""Two cores under NumPy. Measured on a loaded machine: convolutions 1e10 to 2e10 operations per second, batch norm
+0.9e10 to 1.2e10 bytes per second, activations 2e10; products are faster on an idle machine."""
 ACCELERATOR = Machine(flops=3.0e13, bandwidth=2.0e12, call=5.0e-6)
-"""A data-centre card without reduced precision: taken from data sheets, at about half of their figures."""
+"""A data-centre card without reduced precision, at about half the figures of data sheets."""
 
 
 def _machine(context: Context) -> Machine:
-    """That of a device; a simulated one stands for an accelerator."""
+    """Return the constants of a device; a simulated device counts as an accelerator."""
     return ACCELERATOR if context.has_streams else HOST
 
 
 def node_seconds(program: Program, measured: Mapping[str, float] | None = None) -> list[float]:
-    """Seconds of every node of a graph (0 for variables): ``measured`` by node name, or else modelled.
+    """Return the seconds of each node of a graph (0 for variables), from ``measured`` by node name, else modelled.
 
-    A twin costs what its original costs.
+    A twin costs as much as its original.
 
     Raises:
         PlanError: a measured time is negative or not a number.
@@ -171,7 +172,7 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
     base = graph.base or graph
     assert isinstance(base, IndexedGraph)
     for nid, origin in enumerate(graph.origin):
-        # A node that a rewrite has added copies a result: it has a name of its own, and costs its traffic.
+        # A node without origin is a copy that a rewrite added: it has its own name, and its cost is its traffic.
         node = base.nodes[origin] if origin >= 0 else None
         if graph.is_variable[nid]:
             result.append(0.0)
@@ -192,7 +193,7 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
 
 
 def seconds_of(planned: PlannedSteps, nid: int) -> float:
-    """Modelled seconds of one node of a planned graph, without what its device takes to be called."""
+    """Return the modelled seconds of one node of a planned graph, without the call overhead."""
     graph = planned.graph
     assert isinstance(graph, IndexedGraph)
     node = graph.nodes[nid]
@@ -222,7 +223,17 @@ def _modelled(
     outs: Sequence[int],
     wanted: Sequence[bool],
 ) -> float:
-    """Seconds of a node on a machine; of its entries ``inputs``, those that it ``reads``, and its outputs ``outs``."""
+    """Return the modelled seconds of a node (None: a copy) on a machine.
+
+    Args:
+        machine: the constants of the roofline.
+        node: the node.
+        shapes, nbytes: shapes and bytes of all entries.
+        inputs: input entries.
+        reads: input entries whose values the node reads.
+        outs: output entries.
+        wanted: for each output, whether it is computed.
+    """
     traffic: float = sum(nbytes[e] for e in reads) + sum(
         nbytes[e] for e, kept in zip(outs, wanted, strict=True) if kept
     )
@@ -231,7 +242,7 @@ def _modelled(
         name = layer_of(node.op.backward_of or node.op.name)
         traffic *= cost.SWEEPS.get(name, 1.0)
         if name == "Pooling":
-            # Of both sides the smaller has one element per window.
+            # The smaller of input and output has one element per window.
             pooled = min(nbytes[e] for e in (*inputs, *outs))
             traffic += 2.0 * cost.window(node.params) * pooled
         if name in cost.COUNTED:

@@ -1,4 +1,4 @@
-"""``symbol.plan``: one call that says how many bytes a network needs, before anything is allocated."""
+"""``symbol.plan``: compute the memory plan of a network before any allocation."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from weftplan.symbol.node import Entry
 from weftplan.symbol.symbol import Symbol
 
 ORDERS = {"given": False, "best": True}
-"""Values of ``order``: as the graph is written, or the order with the smallest peak that was found."""
+"""Values of ``order``: ``given`` keeps the order of the graph; ``best`` takes the order with the smallest peak."""
 
 
 class HasStates(Protocol):
-    """An optimizer, as far as memory is concerned."""
+    """An optimizer that states the bytes of its state."""
 
     def kept_bytes(self, shape: Shape, dtype: DType) -> int:
-        """Bytes of everything that it keeps for a weight of this shape and dtype."""
+        """Return the bytes of the optimizer state for a weight of this shape and dtype."""
         ...
 
 
@@ -56,42 +56,43 @@ def plan(
     options: PlanOptions | None = None,
     **more: object,
 ) -> MemoryPlan:
-    """The memory plan of a symbol: how many bytes, where, and why. Nothing is allocated.
+    """Return the memory plan of a symbol without allocating memory.
 
     Args:
         symbol: a Symbol, or its entries.
-        shapes: shapes of inputs by name: enough of them that the rest can be inferred. They may also be given as
-            keywords, as for ``simple_bind``: ``net.plan(data=(32, 784))``.
-        train: with the backward part; without it ``grad_req`` is ignored.
+        shapes: shapes of inputs by name: enough of them that the rest can be inferred. They may also be keywords, as
+            for ``simple_bind``: ``net.plan(data=(32, 784))``.
+        train: whether to plan the backward part; if false, ``grad_req`` is ignored.
         grad_req: ``write``, ``add`` or ``null`` for all arguments, or a dictionary by name (missing: null). The default
             is ``Module``'s choice: arguments whose shape is not given and whose name does not end in ``label``.
             ``simple_bind`` writes the gradient of every argument by default; ``"write"`` plans that.
         dtype: one dtype for all variables named in ``shapes``, or dtypes by name; float32 is the default.
             Without the package ml_dtypes ``bfloat16`` is planned as float16, which takes the same bytes.
-        budget: most bytes that everything together may take (:attr:`MemoryPlan.total`), such as ``"2GB"``, or ``"80%"``
-            of the memory of the device; forward results are computed again in the backward part if that is needed
-            to fit, for the least time. With several devices that have memory of their own it is the budget of each.
+        budget: maximum bytes of everything together (:attr:`MemoryPlan.total`), such as ``"2GB"``, or ``"80%"`` of the
+            memory of the device. If needed, forward results are recomputed in the backward part, at the least cost of
+            time. With several devices that have separate memories it is the budget of each.
         strategy: ``auto``, ``arena``, ``match_range`` or ``none`` (:class:`PlanOptions`).
-        order: ``best`` lets the planner choose the order of execution, ``given`` forbids it.
-        recompute: ``off``, ``mxnet``, ``echo``, ``sqrt`` or ``cheap``; a budget wins over it.
-        workspaces: count the scratch memory of operators.
-        context: the device, ``cpu(0)`` by default. A list plans what ``Module(symbol, context=[…])`` trains: the batch
-            is split over the devices, and the total also holds what the other devices, the kvstore and Module's copies
-            on the host take. The plan itself is that of one device, which has the largest part of the batch.
+        order: ``best`` lets the planner choose the execution order; ``given`` keeps the order of the graph.
+        recompute: ``off``, ``mxnet``, ``echo``, ``sqrt`` or ``cheap``; a budget takes precedence.
+        workspaces: whether to count the scratch memory of operators.
+        context: the device, ``cpu(0)`` by default. A list plans the training of ``Module(symbol, context=[…])``: the
+            batch is split over the devices, and the total includes the bytes of the other devices, of the kvstore and
+            of Module's copies on the host. The plan itself is that of the device with the largest part of the batch.
         group2ctx: device of each ``ctx_group`` attribute.
-        kvstore: how several devices exchange gradients, as for ``fit``; a store of several processes counts with a
-            list of one device, too.
-        workers: how many processes on one host share such a store; needed for a name outside of a job. The plan is that
-            of the process that holds most.
-        optimizer: counts what the optimizer keeps for each parameter that has a gradient: a name such as ``"adam"``,
-            an optimizer, or a number of arrays like the parameter.
-        options: how to plan; default: from the environment.
+        kvstore: kvstore that exchanges gradients between devices, as for ``fit``; a store of several processes also
+            counts for a list of one device.
+        workers: number of processes on one host that share such a store; required for a name outside a job. The plan
+            is that of the process that needs the most bytes.
+        optimizer: adds the optimizer state of each parameter that has a gradient: a name such as ``"adam"``, an
+            optimizer, or the number of arrays per parameter.
+        options: the options; by default those of the environment.
         more: shapes by name, and other fields of :class:`PlanOptions`.
 
     Raises:
-        ShapeError, DTypeError: a size is impossible, contradictory or cannot be inferred; names argument and operator.
-        PlanError: the graph is malformed, an option illegal or a name unknown.
-        BudgetError: nothing fits the budget; names the smallest that works.
+        ShapeError, DTypeError: a size is impossible, contradictory or cannot be inferred; the message names the
+            argument and an operator.
+        PlanError: the graph is malformed, an option is illegal or a name is unknown.
+        BudgetError: no plan fits the budget; the message names the smallest budget found that works.
 
     >>> from weftplan import symbol as sym
     >>> net = sym.exp(sym.tanh(sym.Variable("x")))
@@ -143,9 +144,9 @@ planned peak of 4,032 bytes (of 4,032 without recomputation) are needed; the sma
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to the planner, checked and complete, but for devices and a budget.
+    """The validated arguments of :func:`plan`, without devices and budget.
 
-    What Module holds on several devices is planned in ``weftplan.training.memory``, which asks for one after the other.
+    ``weftplan.training.memory`` plans a Module on several devices, by one query per device.
     """
 
     symbol: Any
@@ -159,7 +160,7 @@ class Question:
     workers: int | None = None
 
     def sized(self, context: Context) -> SizedGraph:
-        """The graph with sizes."""
+        """Return the graph with sizes for a device."""
         return size_symbol(
             self.symbol,
             self.shapes,
@@ -171,7 +172,7 @@ class Question:
         )
 
     def on_one(self, context: Context, budget: int | None) -> MemoryPlan:
-        """The plan of one executor, with the states of its optimizer."""
+        """Return the plan of one executor, with its optimizer state, in at most ``budget`` bytes."""
 
         def states(planned: PlannedGraph) -> int:
             return sum(state for _, _, state in trained_sizes(planned, self.shapes, optimizer=self.optimizer).values())
@@ -182,7 +183,7 @@ class Question:
         return replace(planned.memory, external_bytes=external, input_bytes=self.input_bytes(planned))
 
     def input_bytes(self, planned: PlannedGraph) -> int:
-        """Return the bytes of the arguments that are no parameters."""
+        """Return the bytes of the arguments that are inputs, not parameters."""
         sizes, row = planned.memory.entry_nbytes, planned.graph.row
         inputs = [nid for name, nid in planned.arguments.items() if nid >= 0 and not is_parameter(name, self.shapes)]
         return sum(int(sizes[row[nid]]) for nid in inputs)
@@ -190,7 +191,7 @@ class Question:
     def within(
         self, context: Context, budget: int | None, *, besides: Callable[[PlannedGraph], int] = lambda planned: 0
     ) -> PlannedGraph:
-        """Return the plan of one executor in at most ``budget`` bytes, with the bytes ``besides`` it."""
+        """Return the plan of one executor; plan and the bytes that ``besides`` returns fit in ``budget`` bytes."""
         sized = self.sized(context)
         planned = (
             sized.plan() if budget is None else plan_within(sized.plan, self.options, budget=budget, besides=besides)
@@ -201,12 +202,12 @@ class Question:
 def parameters_only(
     symbol: Symbol | Sequence[Entry], shapes: Mapping[str, Shape], *, inputs: bool = False
 ) -> str | dict[str, str]:
-    """Requests as ``Module`` has them: a gradient for every argument but the inputs (those with a shape, and labels).
+    """Return ``Module``'s grad_req: ``write`` for parameters, ``null`` for inputs (arguments with a shape, and labels).
 
     Args:
-        symbol: a Symbol; of mere entries every argument has a gradient.
-        shapes: those that were given.
-        inputs: gradients of the inputs too.
+        symbol: a Symbol, or entries, whose arguments all get a gradient.
+        shapes: shapes of the inputs by name.
+        inputs: whether inputs also get a gradient.
     """
     if inputs or not isinstance(symbol, Symbol):
         return "write"
@@ -214,16 +215,17 @@ def parameters_only(
 
 
 def is_parameter(name: str, shapes: Mapping[str, Shape]) -> bool:
+    """Return whether an argument is a parameter: it has no shape in ``shapes`` and is no label."""
     return name not in shapes and not name.endswith("label")
 
 
 def _sorted_out(
     symbol: Symbol | Sequence[Entry], shapes: Mapping[str, Shape], more: Mapping[str, object]
 ) -> tuple[dict[str, Shape], dict[str, object]]:
-    """(shapes by name, plan options) among the keywords.
+    """Divide the keywords ``more`` into shapes and options; return (all shapes by name, plan options).
 
     Raises:
-        PlanError: a keyword is neither, or a shape is given for a name that the symbol does not have.
+        PlanError: a keyword is neither, or the symbol has no argument of the name of a shape.
     """
     inputs: list[str] = []
     if isinstance(symbol, Symbol):
@@ -257,17 +259,18 @@ def _sorted_out(
 
 
 def _some(names: Sequence[str]) -> str:
+    """Return the first eight names as text."""
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
 OPTIONS = tuple(name for name, one in signature(plan).parameters.items() if one.kind is one.KEYWORD_ONLY)
-"""Keywords of :func:`plan` that are no shapes."""
+"""Names of the keyword-only parameters of :func:`plan`."""
 
 
 def _dtypes(
     dtype: DTypeLike | Mapping[str, DTypeLike] | None, shapes: Mapping[str, Shape]
 ) -> tuple[dict[str, DType], tuple[str, ...]]:
-    """(dtypes by name, notes). Without ml_dtypes bfloat16 gets the plan of float16, whose size and rules it has."""
+    """Return (dtypes by name, notes). Without ml_dtypes bfloat16 becomes float16, which has the same size and rules."""
     named = dict(dtype) if isinstance(dtype, Mapping) else {} if dtype is None else dict.fromkeys(shapes, dtype)
     notes: tuple[str, ...] = ()
     if "bfloat16" in named.values() and importlib.util.find_spec("ml_dtypes") is None:
@@ -289,7 +292,11 @@ def _dtypes(
 def trained_sizes(
     planned: PlannedGraph, known: Mapping[str, Shape], *, optimizer: int | HasStates | None
 ) -> dict[str, tuple[int, int, int]]:
-    """(elements, bytes, bytes of optimizer state) of each parameter that has a gradient."""
+    """Return (elements, bytes, bytes of optimizer state) of each parameter that has a gradient, by name.
+
+    Raises:
+        PlanError: ``optimizer`` is neither an optimizer nor a number of arrays.
+    """
     if isinstance(optimizer, bool) or not (
         optimizer is None or (isinstance(optimizer, int) and optimizer >= 0) or hasattr(optimizer, "kept_bytes")
     ):

@@ -1,9 +1,9 @@
-"""The graph below a symbol in numbers, with the memory effects that operators declare for each node.
+"""The numbered graph of a symbol, with the memory effects that operators declare for each node.
 
-The neutral graph of the planner's core is made here. Nodes are numbered by depth-first post-order from the
-heads (MXNet's order: for each node first its inputs, then its control dependencies). Hidden outputs have ids too.
+This module translates a symbol to the planner core's graph. Nodes are numbered in depth-first post-order from the
+outputs (MXNet's order: the inputs of a node come first, then its control dependencies). Hidden outputs have ids too.
 
-Nothing here recurses: chains of 10^6 nodes are ordinary input.
+No function recurses, because chains of 10^6 nodes are ordinary input.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ NEVER_ECHO = NEVER_V1 | {"Embedding"}
 TRUE, FALSE = frozenset(("1", "true")), frozenset(("0", "false", ""))
 _settled = Settled[tuple[Work, int]]()
 Kinds = dict[tuple[int, int, bool | None], tuple[Work, int]]
-"""By operator, parameters and forced repetition what nodes do, and how many outputs they have."""
+"""Map from (operator, parameters, forced recomputation) to (memory effects, number of outputs)."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class IndexedGraph(Graph):
-    """Nodes in numbers, each with the object that has its operator and parameters.
+    """A numbered graph whose nodes have operators and parameters.
 
-    The object of a node of the symbol is that node itself. Its edges are in this graph alone.
+    The graph refers to the symbol's own node objects, but its edges are only those of this graph.
     """
 
     nodes: list[Node]
+    """Node object of each node."""
     names: Sequence[str] = ()
-    """By default those of the nodes."""
+    """Name of each node; by default that of the node object."""
 
     def __post_init__(self, counts: Sequence[int], heads: Iterable[int]) -> None:
         """Number the entries."""
@@ -47,23 +48,25 @@ class IndexedGraph(Graph):
         super().__post_init__(counts, heads)
 
     def output_name(self, nid: int, index: int) -> str:
-        """Return the operator's name for it, as ``list_outputs`` writes it."""
+        """Return the operator's name of an output, as ``list_outputs`` shows it."""
         node = self.nodes[nid]
         assert node.op is not None
         return node.op.output_names(node.params)[index]
 
     def version(self, nid: int, slot: int) -> int:
-        """How many writes to a variable come before a node of the symbol reads it; 0 for other nodes."""
+        """Return the number of writes to a variable that precede its read by input ``slot``; 0 for an added node."""
         own = self.nodes[nid].inputs
         return own[slot].version if len(own) == len(self.inputs[nid]) else 0
 
 
 def indexed(entries: Iterable[Entry], order: Order | None = None) -> IndexedGraph:
-    """Return the graph of the nodes that ``entries`` need; ``order`` is their depth-first order, if the caller has it.
+    """Return the graph of the nodes that ``entries`` need.
+
+    ``order`` is their depth-first order, if the caller has computed it.
 
     Raises:
         PlanError: the graph has a cycle, an entry names an output that its node lacks, a variable has inputs, or the
-            attribute that forces a node to be repeated has an illegal value.
+            attribute that forces recomputation has an illegal value.
     """
     heads = list(entries)
     nodes, nid = depth_first_order((entry[0] for entry in heads), PlanError) if order is None else order
@@ -89,10 +92,10 @@ def indexed(entries: Iterable[Entry], order: Order | None = None) -> IndexedGrap
 
 
 def works_of(nodes: Sequence[Node], kinds: Kinds | None = None) -> tuple[list[Work], list[int]]:
-    """Return the effects of each node, and its number of outputs.
+    """Return the memory effects and the number of outputs of each node.
 
-    Nodes of one kind share one object: repeated layers ask once, since the parser gives equal parameters one
-    dictionary, and later graphs use the answers of the first.
+    Nodes with the same operator and parameters share one object. The parser gives equal parameters one dictionary, so
+    repeated layers query their operator once; later graphs reuse the cached answers.
     """
     known: Kinds = {} if kinds is None else kinds
     works: list[Work] = []
@@ -117,12 +120,16 @@ def works_of(nodes: Sequence[Node], kinds: Kinds | None = None) -> tuple[list[Wo
 
 
 def work_of(node: Node, kinds: Kinds | None = None) -> tuple[Work, int]:
-    """Return effects and number of outputs of one node; ``kinds`` are those of nodes whose parameters are held."""
+    """Return the memory effects and the number of outputs of one node.
+
+    ``kinds`` caches them by object identity, so the caller must keep the parameters alive.
+    """
     (work,), (count,) = works_of([node], kinds)
     return work, count
 
 
 def _work(op: Op, params: Params, force: bool | None) -> tuple[Work, int]:
+    """Return the memory effects that an operator declares, and its number of outputs."""
     work = Work(
         label=op.name,
         ignored=op.ignored(params),
@@ -138,12 +145,13 @@ def _work(op: Op, params: Params, force: bool | None) -> tuple[Work, int]:
 
 
 def _no_such_output(entry: Entry, where: str) -> str:
+    """Return the message of the error for an entry whose node lacks that output."""
     node = entry.node
     return f"{where} refers to output {entry.index} of {node.name!r}, which has {node.num_outputs} output(s)"
 
 
 def _forced(node: Node) -> bool | None:
-    """The value of the attribute ``__force_mirroring__`` (or the older ``force_mirroring``), None without one.
+    """Return the value of the attribute ``__force_mirroring__`` (or the older ``force_mirroring``), None without it.
 
     Raises:
         PlanError: the value is no boolean.
@@ -158,10 +166,10 @@ def _forced(node: Node) -> bool | None:
 
 
 def rules_of(name: str, force: bool | None) -> frozenset[str]:
-    """The rules that repeat a node of operator ``name``, whose attribute is ``force``.
+    """Return the rules that recompute a node of operator ``name`` whose attribute is ``force``.
 
-    ``mxnet`` is the rule of MXNet 1.x, whose attribute adds nodes only; ``echo`` that of its echo pass, whose attribute
-    decides either way. Neither repeats Dropout.
+    ``mxnet`` is the rule of MXNet 1.x, in which the attribute can only add nodes. ``echo`` is the rule of its echo
+    pass, in which the attribute decides either way. Neither recomputes Dropout.
 
     >>> sorted(rules_of("Activation", None)), sorted(rules_of("Activation", False))
     (['echo', 'mxnet'], ['mxnet'])

@@ -1,8 +1,8 @@
-"""A symbol's graph on its way to a plan: translated to numbers once, changed by passes, and made nodes again.
+"""The intermediate representation between a symbol and a plan: translation, rewriting, and conversion back to nodes.
 
-A :class:`Network` is a numbered graph with the requests of the caller. Passes read it and make another one through an
-:class:`Edit`: they add nodes, say which values stand for others, and the rest follows. No given network is changed, and
-no node of a symbol: those are read for operators and parameters, never for their edges.
+A :class:`Network` is a numbered graph with the caller's grad_req. A pass rewrites it through an :class:`Edit`: it adds
+nodes and redirects entries to replacements; :meth:`Edit.done` builds the new network. Neither the original network nor
+any node of the symbol is changed. Nodes supply operators and parameters; their own edges are not used.
 """
 
 from __future__ import annotations
@@ -27,34 +27,36 @@ from weftplan.symbol.node import FOLDED, Entry, Node, NodeParams, Order, depth_f
 from weftplan.symbol.symbol import Symbol
 
 ALIKE = ("__ctx_group__", "ctx_group", "__force_mirroring__", "force_mirroring")
-"""Attributes that must be equal if two nodes are to become one: device and recomputation."""
+"""Attributes that must be equal for two nodes to be fused: device group and forced recomputation."""
 _ALIKE = frozenset(ALIKE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """A graph between a symbol and a plan."""
+    """A symbol's graph during the passes."""
 
     graph: IndexedGraph
-    """Heads: the outputs of the symbol, then the gradients of :attr:`wanted`."""
+    """The graph; its outputs are those of the symbol, then the gradients of :attr:`wanted`."""
     devices: Sequence[Context]
-    """Per node."""
+    """Device of each node."""
     num_outputs: int
+    """Number of the symbol's outputs."""
     arguments: dict[str, int]
-    """Argument name -> its node; -1 when the graph does not use it."""
+    """Argument name -> its node; -1 if the graph does not use it."""
     states: dict[str, int]
-    """Auxiliary state name -> its node, likewise."""
+    """Auxiliary state name -> its node; -1 if the graph does not use it."""
     requests: dict[str, Req]
     """The grad_req of each argument."""
     wanted: tuple[str, ...] = ()
     """Arguments that have a gradient."""
     head_grads: tuple[int, ...] = ()
-    """Per output the variable ``_head_grad_<i>``, -1 when no gradient reads it."""
+    """Variable ``_head_grad_<i>`` of each output; -1 if no gradient reads it."""
     shapes: Sequence[Shape] = ()
-    """Per entry; empty until they are inferred, before anything is added to the symbol's graph."""
+    """Shape of each entry; empty before inference."""
     dtypes: Sequence[DType] = ()
+    """Dtype of each entry; empty before inference."""
     reports: tuple[Pass, ...] = ()
-    """The passes that ran."""
+    """Passes that have run."""
 
     @property
     def outputs(self) -> list[int]:
@@ -68,11 +70,15 @@ class Network:
 
     @property
     def num_forward(self) -> int:
-        """How many nodes are the forward part; they come first."""
+        """Number of leading nodes that are the forward part."""
         return max(map(self.graph.entry_node.__getitem__, self.graph.outputs[: self.num_outputs])) + 1
 
     def check(self) -> None:
-        """Raise PlanError unless the numbers agree with one another; debug mode calls it after each pass."""
+        """Check that the fields are consistent; debug mode calls this after each pass.
+
+        Raises:
+            PlanError: two fields contradict each other.
+        """
         graph, entries = self.graph, 0
         for nid, (inputs, controls) in enumerate(zip(graph.inputs, graph.controls, strict=True)):
             if any(not 0 <= e < graph.row[nid] for e in inputs) or any(not 0 <= dep < nid for dep in controls):
@@ -87,10 +93,10 @@ class Network:
 
 
 class Edit:
-    """A network in the making. Nodes and entries keep their numbers in the given network; new numbers follow.
+    """A modifiable copy of a network. Nodes and entries keep their numbers; added ones get the next numbers.
 
-    Every entry that a caller names is of the given network or new; whatever :meth:`stand_for` says of it is applied in
-    the end, to all nodes. So nodes can be added in any order.
+    Callers always name original or added entries. :meth:`done` applies all replacements of :meth:`stand_for` to all
+    nodes, so nodes can be added in any order.
     """
 
     def __init__(self, network: Network) -> None:
@@ -99,9 +105,9 @@ class Edit:
         self.nodes: list[Node] = list(graph.nodes)
         self.works = list(graph.works)
         self.inputs: list[list[int]] = list(graph.inputs)
-        """Entries that each node reads, to be replaced (not changed) where a node is to read others."""
+        """List of the input entries of each node. To redirect a node, replace its list; do not modify it."""
         self.controls: list[list[int]] = list(graph.controls)
-        """Nodes that each node waits for besides."""
+        """Control dependencies of each node."""
         self.row = graph.row[:-1]
         self.makers = list(graph.entry_node)
         self.devices = list(network.devices)
@@ -129,13 +135,13 @@ class Edit:
         Args:
             op: the operator; None for a variable.
             name: the node's name.
-            inputs: the entries that it reads.
-            main: the node that gives it a device and a line of the user's code.
+            inputs: its input entries.
+            main: node from which it takes the device and the line of the user's code.
             params: parsed parameters; nodes with equal parameters should share one dictionary.
             attrs: attributes as text.
-            controls: nodes that it waits for.
-            like: given entries with the shapes and dtypes of its outputs; by default its operator infers them.
-            kind: its effects and its number of outputs, if the caller has them.
+            controls: its control dependencies.
+            like: entries with the shapes and dtypes of its outputs; by default the operator infers them.
+            kind: its memory effects and number of outputs, if the caller knows them.
         """
         first, nid = len(self.makers), len(self.nodes)
         created_at = self.nodes[main].created_at if main >= 0 else None
@@ -153,21 +159,21 @@ class Edit:
         return first
 
     def stand_for(self, entry: int, new: int) -> None:
-        """Let everything that reads ``entry`` read ``new``."""
+        """Redirect all readers of ``entry`` to ``new``."""
         self._entries[entry] = new
 
     def node_stands_for(self, nid: int, new: int | None) -> None:
-        """Let everything that waits for a node wait for another node, or for none."""
+        """Redirect control dependencies on node ``nid`` to ``new``, or drop them if it is None."""
         self._nodes[nid] = new
 
     def at(self, entry: int) -> int:
-        """Return what stands for an entry so far."""
+        """Return the current replacement of an entry; the entry itself if it has none."""
         while entry in self._entries:
             entry = self._entries[entry]
         return entry
 
     def fuse(self, nids: Iterable[int], outputs: Mapping[int, int]) -> None:
-        """Let a new node take the place of others; ``outputs``: given entry -> the entry that the new node makes."""
+        """Replace the nodes ``nids`` by one fused node; ``outputs`` maps their entries to those of the fused node."""
         for entry, output in outputs.items():
             self.stand_for(entry, output)
         new = self.makers[next(iter(outputs.values()))]
@@ -175,11 +181,9 @@ class Edit:
             self.node_stands_for(nid, new)
 
     def done(self, *, wanted: tuple[str, ...] | None = None, head_grads: tuple[int, ...] | None = None) -> Network:
-        """Return the network without what nothing needs any more, numbered depth first from its heads.
+        """Return the new network without dead nodes, numbered depth first from its outputs.
 
-        Args:
-            wanted: the field of the network; default: as before.
-            head_grads: the same; the nodes have the numbers of this edit.
+        ``changes`` are new values of fields of the network; nodes in them have the numbers of this edit.
         """
         inputs, controls = self.inputs, self.controls
         final = {entry: self.at(entry) for entry in self._entries}
@@ -191,7 +195,7 @@ class Edit:
             controls = [deps if waited.isdisjoint(deps) else self._waits(deps) for deps in controls]
         heads = [final.get(head, head) for head in self.heads]
         row = [*self.row, len(self.makers)]
-        # The forward part comes first from its heads: as it is, where nothing in it has changed.
+        # The forward part comes first. If it is unchanged, it keeps its numbers and is not visited.
         old, begun, count = self.network.graph, self.network.num_forward, self.network.num_outputs
         same = inputs[:begun] == old.inputs[:begun] and controls[:begun] == old.controls[:begun]
         begun = begun if same and heads[:count] == old.outputs[:count] else 0
@@ -227,7 +231,10 @@ class Edit:
         )
 
     def _sizes(self) -> tuple[list[Shape], list[DType]]:
-        """Return the shapes and dtypes of all entries, once they are known: a gradient is like its forward input.
+        """Return the shapes and dtypes of all entries, or empty lists before inference.
+
+        Shapes and dtypes of added nodes are those of ``like``, for gradients those of the forward inputs, and for other
+        nodes inferred by their operator.
 
         Raises:
             ShapeError, DTypeError: an output of a new node cannot be inferred.
@@ -256,7 +263,7 @@ class Edit:
         return shapes, dtypes
 
     def _waits(self, deps: Iterable[int]) -> list[int]:
-        """Return the nodes that stand for these."""
+        """Return the replacements of control dependencies, without duplicates."""
         nodes: dict[int, None] = {}
         for dep in deps:
             now: int | None = dep
@@ -268,33 +275,33 @@ class Edit:
 
 
 def dict_of(params: Params) -> NodeParams:
-    """Return parameters as the dictionary that they are: nodes with equal parameters share it."""
+    """Return parameters as a dictionary; a dictionary is not copied, because nodes with equal parameters share it."""
     return params if isinstance(params, dict) else dict(params)
 
 
 def alike(a: Node, b: Node) -> bool:
-    """Return whether two nodes have the attributes of one."""
-    plain = _ALIKE.isdisjoint(a.attrs) and _ALIKE.isdisjoint(b.attrs)  # most are
+    """Return whether two nodes may be fused: their attributes `ALIKE` are equal."""
+    plain = _ALIKE.isdisjoint(a.attrs) and _ALIKE.isdisjoint(b.attrs)  # fast path: most nodes have none of them
     return plain or all(a.attrs.get(key) == b.attrs.get(key) for key in ALIKE)
 
 
 def shared(node: Node) -> dict[str, str]:
-    """Return the attributes that a node shares with those that it is fused with."""
+    """Return the attributes `ALIKE` of a node, which a fused node takes over."""
     return {key: node.attrs[key] for key in ALIKE if key in node.attrs}
 
 
 MARK = "__spill__"
-"""Attribute of copies of results that wait on the host: ``out`` or ``back``."""
+"""Attribute of the copies of offloaded results: ``out`` or ``back``."""
 
 
 def translated(
     symbol: Symbol | Sequence[Entry], *, grad_req: str | Mapping[str, str], context: Context, order: Order | None = None
 ) -> Network:
-    """Return the graph of a symbol (or of a sequence of entries), every node on the device ``context``.
+    """Return the network of a symbol (or of a sequence of entries), with every node on the device ``context``.
 
     Raises:
-        PlanError: the graph is cyclic or malformed, or the caller wants gradients of arguments that it does not have.
-        UnknownOperatorError: the graph needs operators that weftplan does not have; names all of them.
+        PlanError: the graph is cyclic or malformed, or ``grad_req`` names an argument that it does not have.
+        UnknownOperatorError: the graph needs operators that weftplan does not have; the message names all of them.
     """
     heads: list[Entry] = list(symbol.entries if isinstance(symbol, Symbol) else symbol)
     if not heads:
@@ -318,7 +325,11 @@ def translated(
 
 
 def _variables(order: Sequence[Node]) -> tuple[dict[str, Node], dict[str, Node]]:
-    """(arguments, auxiliary states) by name, in MXNet's order."""
+    """Return (arguments, auxiliary states) by name, in MXNet's order.
+
+    Raises:
+        PlanError: two variables have the same name.
+    """
     named: set[str] = set()
     for node in order:
         if node.op is None:
@@ -330,6 +341,11 @@ def _variables(order: Sequence[Node]) -> tuple[dict[str, Node], dict[str, Node]]
 
 
 def _requests(grad_req: str | Mapping[str, str], arguments: Mapping[str, Node]) -> dict[str, Req]:
+    """Return the grad_req of each argument.
+
+    Raises:
+        PlanError: a name is no argument, or a value is illegal.
+    """
     if not isinstance(grad_req, str):
         unknown = [name for name in grad_req if name not in arguments and grad_req[name] != "null"]
         if unknown:
@@ -338,7 +354,7 @@ def _requests(grad_req: str | Mapping[str, str], arguments: Mapping[str, Node]) 
 
 
 def _folded(order: Sequence[Node]) -> list[Pass]:
-    """Return the foldings that the given graph has gone through before."""
+    """Return records of the foldings that the graph has undergone before planning."""
     values = [node for node in order if FOLDED in node.attrs]
     constants, layers = (sum(node.is_variable == wanted for node in values) for wanted in (True, False))
     passes = []
@@ -352,7 +368,7 @@ def _folded(order: Sequence[Node]) -> list[Pass]:
 
 
 def realised(base: IndexedGraph, graph: Graph) -> IndexedGraph:
-    """The nodes of ``graph``, which the core made of ``base`` (or which is ``base``)."""
+    """Return ``graph``, a rewrite of ``base`` by the planner's core, with node objects; ``base`` if unchanged."""
     if graph is base:
         return base
     copy_op = registry.get("_CrossDeviceCopy")

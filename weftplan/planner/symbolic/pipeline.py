@@ -1,8 +1,9 @@
-"""From a symbol to a planned graph, in three parts: translate and pass; ask operators; plan and rewrite.
+"""The pipeline from a symbol to a planned graph: translate, run passes, query operators, plan.
 
-``network.py`` makes a graph in numbers, which the passes change and size (``passes``). Then operators are asked what
-they declare. The third part is the core's (``drafts.py``), which knows no symbol; what it rewrote becomes nodes again
-in ``network.py``. Under recomputation several forms of the graph are planned, fused and unfused; the better is taken.
+``network.py`` translates the symbol to a numbered graph, and ``passes`` rewrites it and infers sizes. Then operators
+declare their scratch and implementations. The core (``drafts.py``), which knows no symbols, plans and rewrites the
+graph; ``network.py`` turns the result back into nodes. For recomputation, several forms of the graph are planned, with
+and without fusion, and the best plan is taken.
 """
 
 from __future__ import annotations
@@ -38,33 +39,33 @@ from weftplan.symbol.symbol import Symbol
 
 MAX_BYTES = (1 << 63) - 1
 RULES = ("mxnet", "echo")
-"""Values of :attr:`PlanOptions.recompute` that name operators to repeat."""
+"""Values of :attr:`PlanOptions.recompute` that select nodes by operator."""
 RULE_SHARE = 0.025
-"""In a graph with fused blocks such a rule spends at most this part of a step's modelled time on repeating, next to the
-results that are made again: MobileNet then keeps 0.95 of its speed and more."""
+"""Maximum share of a step's modelled time that such a rule spends on recomputation in a graph with rematerialized
+blocks, in addition to their rematerialization; MobileNet then keeps at least 0.95 of its speed."""
 WORTH_A_FORM = 0.99
-"""Another form of a graph is used if its plan is below this part of the smallest plan so far."""
+"""Ratio: another form of a graph is used only if its plan is below this multiple of the smallest plan so far."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlannedGraph(PlannedSteps):
-    """A graph ready to execute: order, shapes, devices, requests and memory."""
+    """A graph that an executor can run: order, shapes, devices, write modes and memory."""
 
     graph: IndexedGraph
-    """Heads: the forward outputs, then one gradient entry per argument in :attr:`gradients`."""
+    """The graph; its outputs are the forward outputs, then one gradient entry per argument in :attr:`gradients`."""
     grad_req: dict[str, Req]
-    """Argument name -> NULL, WRITE or ADD; :attr:`gradients` has those that are not NULL."""
+    """Argument name -> NULL, WRITE or ADD; :attr:`gradients` contains the arguments that are not NULL."""
     head_grads: list[int]
-    """Per output the node id of variable ``_head_grad_<i>``, or -1 when no gradient reads it."""
+    """Node id of variable ``_head_grad_<i>`` for each output; -1 if no gradient reads it."""
     arguments: dict[str, int]
-    """Argument name -> node id of the variable, in ``list_arguments`` order; -1 when the graph does not use it."""
+    """Argument name -> node id of the variable, in ``list_arguments`` order; -1 if the graph does not use it."""
     aux: dict[str, int]
     """Auxiliary state name -> node id of the variable, in ``list_auxiliary_states`` order."""
     kernels: Mapping[int, Choice] = field(default_factory=dict)
-    """Node id -> which implementation computes it; nodes that have but one and need no scratch may be absent."""
+    """Node id -> its implementation; nodes with only one implementation and no scratch may be absent."""
 
     def variables(self) -> dict[str, tuple[Shape, DType]]:
-        """Shape and dtype of each argument and auxiliary state."""
+        """Return the shape and dtype of each argument and auxiliary state, by name."""
         rows = {name: self.graph.row[nid] for name, nid in (self.arguments | self.aux).items()}
         return {name: (self.shapes[e], self.dtypes[e]) for name, e in rows.items()}
 
@@ -90,15 +91,16 @@ def plan_symbol(
         grad_req: ``null``, ``write`` or ``add`` for every argument, or a dictionary by name (missing: null).
         context: the device, ``cpu(0)`` by default.
         group2ctx: device of each ``ctx_group`` attribute.
-        variable_contexts: devices of the caller's arrays by variable name (with their gradients); wins over groups.
-        options: how to plan; default: from the environment.
-        seconds: measured times of nodes by name, for choosing what to recompute; other nodes are modelled.
+        variable_contexts: devices of the caller's arrays and their gradients by variable name; they take precedence
+            over groups.
+        options: the options; by default those of the environment.
+        seconds: measured seconds of nodes by name, for recomputation; the seconds of other nodes are modelled.
 
     Raises:
-        PlanError: the graph is cyclic or malformed, not differentiable, or an option is illegal.
-        ShapeError, DTypeError: something conflicts or cannot be inferred.
+        PlanError: the graph is cyclic, malformed or not differentiable, or an option is illegal.
+        ShapeError, DTypeError: shapes or dtypes conflict or cannot be inferred.
         BindError: a group has no device.
-        UnknownOperatorError: the graph needs operators that weftplan does not have; names all of them.
+        UnknownOperatorError: the graph needs operators that weftplan does not have; the message names all of them.
     """
     sized = size_symbol(
         symbol, shapes, dtypes, grad_req=grad_req, context=context, group2ctx=group2ctx,
@@ -120,12 +122,12 @@ def size_symbol(
     options: PlanOptions | None = None,
     order: Order | None = None,
 ) -> SizedGraph:
-    """Do the first half of :func:`plan_symbol`: everything but memory.
+    """Run the first half of :func:`plan_symbol`: all steps before memory planning.
 
     Args:
-        symbol, shapes, dtypes, grad_req, context, group2ctx, variable_contexts, options: as there.
-        grad_dtypes: dtypes of gradients that differ from their argument's.
-        order: the depth-first order of the symbol, if the caller has it.
+        symbol, shapes, dtypes, grad_req, context, group2ctx, variable_contexts, options: as in :func:`plan_symbol`.
+        grad_dtypes: dtypes of gradients that differ from the dtype of their argument, by name.
+        order: the depth-first order of the symbol, if the caller has computed it.
     """
     settings = Settings(
         options=PlanOptions.from_environment() if options is None else options,
@@ -147,7 +149,7 @@ def size_symbol(
 
 
 def _size(network: Network, settings: Settings) -> SizedGraph:
-    """Run the passes and ask operators what they declare."""
+    """Run the passes and query the operators' declarations."""
     seconds: dict[str, float] = {}
     network = run_passes(network, settings, checked=bool(config.get("WEFTPLAN_ENGINE_DEBUG")), seconds=seconds)
     program, choices = _program(network, settings.options)
@@ -158,30 +160,32 @@ def _size(network: Network, settings: Settings) -> SizedGraph:
 
 @dataclass(eq=False)
 class SizedGraph:
-    """A symbol differentiated, placed and sized: all that planning of memory needs, under any budget."""
+    """A differentiated, placed and sized graph of a symbol: the input of memory planning under any budget."""
 
     network: Network
     """The graph after all passes."""
     program: Program
     """The graph with sizes, in the order of the symbol."""
     settings: Settings
-    """The requests of the caller."""
+    """The caller's arguments."""
     choices: dict[int, Choice]
     """The implementation of each node."""
     seconds: dict[str, float]
     """Processor time of each pass, by name."""
     variants: list[Callable[[], SizedGraph]] = field(default_factory=list)
-    """Each sizes the same symbol in another form, as a start of recomputation: with results of fused blocks made again,
-    and without fused nodes, whose members can then be repeated one by one."""
+    """Functions that size the same symbol in another form, for recomputation: with rematerialized results of fused
+    blocks, and without fusion, so that single members can be recomputed."""
 
     def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
-        """The graph with its plan; ``seconds`` as for :func:`plan_symbol`.
+        """Return the planned graph.
 
-        The options are by default those with which the graph was sized. What shapes the graph itself
-        (:attr:`PlanOptions.eliminate_common_expr`, :attr:`PlanOptions.compat`, …) must be as it was there.
+        Args:
+            options: the options; by default those with which the graph was sized. Options that change the graph itself
+                (:attr:`PlanOptions.eliminate_common_expr`, :attr:`PlanOptions.compat`, …) must have the same values.
+            seconds: as for :func:`plan_symbol`.
         """
         chosen = self.settings.options if options is None else options
-        if chosen.peers:  # what computes is no offload target
+        if chosen.peers:  # a device that computes is no offload target
             here = [str(context) for context in self.program.contexts]
             chosen = chosen.replace(peers=tuple(peer for peer in chosen.peers if peer not in here))
         cost = partial(node_seconds, measured=seconds)
@@ -196,13 +200,13 @@ class SizedGraph:
         return form._planned(draft, chosen)
 
     def _draft(self, chosen: PlanOptions, cost: Cost) -> Draft:
-        """The plan of this form of the graph."""
-        # Rules name operators, not parts of fused operators: results of blocks are made again already.
+        """Plan this form of the graph."""
+        # Rules do not see the members of a fused block, whose results are rematerialized in any case; limit their time.
         most_time = RULE_SHARE if self.settings.rematerializes and chosen.recompute in RULES else None
         return self._drafts.plan(chosen, cost=cost, most_time=most_time)
 
     def _planned(self, draft: Draft, chosen: PlanOptions) -> PlannedGraph:
-        """A draft of this form of the graph, with everything that an executor needs."""
+        """Return the planned graph of a draft of this form."""
         network = self.network
         graph = realised(network.graph, draft.program.graph)
         outputs = graph.outputs[: network.num_outputs]
@@ -223,7 +227,7 @@ class SizedGraph:
             kernels={graph.names[nid]: choice.text for nid, choice in kernels.items() if choice.several},
         )
         number = {origin: nid for nid, origin in enumerate(draft.program.graph.origin) if nid not in graph.again}
-        number[-1] = -1  # also of copies, which have no origin
+        number[-1] = -1  # stands for no node; copies, whose origin is -1, must not overwrite it
         return PlannedGraph(
             **{**vars(steps), "graph": graph, "memory": memory},
             grad_req=network.requests,
@@ -234,22 +238,24 @@ class SizedGraph:
         )
 
     def _searches(self, options: PlanOptions) -> bool:
-        """True where something may be computed again: a joined node can only be repeated, or kept, whole."""
+        """Return whether the plan may recompute: only then can another form of the graph be better."""
         if options.budget is None:
             return options.recompute != "off"
         return self._drafts.plain(options).memory.peak > options.budget
 
     @cached_property
     def _drafts(self) -> Drafts:
+        """Plans of this form, cached."""
         return Drafts(self.program)
 
     @cached_property
     def _variants(self) -> list[SizedGraph]:
+        """Other forms of the graph, sized on first use."""
         return [size() for size in self.variants]
 
 
 def _smallest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> tuple[SizedGraph, Draft]:
-    """The form with the smallest plan. One further down the list, which costs more time, must be worth it."""
+    """Return the form with the smallest plan; a later form takes more time, so it must be smaller by `WORTH_A_FORM`."""
     drafts = [form._draft(options, cost) for form in forms]
     best = 0
     for place, draft in enumerate(drafts):
@@ -259,17 +265,17 @@ def _smallest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> 
 
 
 def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> tuple[SizedGraph, Draft]:
-    """The form whose plan fits the budget in the least modelled time.
+    """Return the form whose plan fits the budget in the least modelled time.
 
     Raises:
-        BudgetError: none fits; the message names the smallest budget found that works.
+        BudgetError: no form fits; the message names the smallest budget found that works.
     """
     assert options.budget is not None
     fitting: list[tuple[float, int, Draft]] = []
     errors: list[BudgetError] = []
     for place, form in enumerate(forms):
         if form.settings.rematerializes and form._drafts.plain(options).memory.peak <= options.budget:
-            return form, form._draft(options, cost)  # one sweep for each block, less than any search finds
+            return form, form._draft(options, cost)  # costs one sweep per block, less than any recomputation
         try:
             draft = form._draft(options, cost)
         except BudgetError as error:
@@ -283,7 +289,7 @@ def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> t
 
 
 def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int, Choice]]:
-    """Return the core's program, with the declarations of operators, and the implementation of each node.
+    """Return the core's program with the operators' declarations, and the implementation of each node.
 
     Raises:
         ShapeError: all entries together exceed 2^63 - 1 bytes.
@@ -301,7 +307,7 @@ def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int,
     )
     steps = [nid for nid, is_variable in enumerate(graph.is_variable) if not is_variable]
     first = network.devices[0]
-    alike = network.devices.count(first) == len(network.devices)  # without their hashes
+    alike = network.devices.count(first) == len(network.devices)  # faster than hashing every device
     contexts = (first,) if alike else tuple(dict.fromkeys(network.devices))
     brought = {
         "arguments": [graph.row[nid] for nid in network.arguments.values() if nid >= 0],
@@ -331,7 +337,10 @@ def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int,
 
 
 def dead_outputs(memory: MemoryPlan, *, nbytes: Sequence[int], options: PlanOptions) -> tuple[Pass, ...]:
-    """Return what a plan whose entries have these sizes leaves out; nothing if the caller does not want that."""
+    """Return a record of the outputs that the plan drops; empty if the options keep them.
+
+    ``nbytes`` are the bytes of each entry.
+    """
     if not options.drop_dead_outputs or options.compat == "mxnet":
         return ()
     dead = ((memory.entry_kind == int(Kind.UNUSED)) & (memory.entry_storage < 0)).nonzero()[0].tolist()

@@ -1,9 +1,9 @@
-"""Planned graphs as bytes that a file can hold, and back; and the dependencies of a plan, as plain values.
+"""Serialization of planned graphs, and a plain description of a symbol that serves as the key of a stored plan.
 
-Nodes of the symbol itself stand in the bytes as their places in its depth-first order. So the reader gets the nodes of
-its own symbol, and only nodes that planning has added are made again. Operators, implementations, devices and dtypes
-are named. The bytes are a pickle, but the reader calls no function except those of this file. A graph that was read
-equals the graph that was planned, to the last number.
+A node of the symbol is stored as its position in the depth-first order. So a loaded graph refers to the nodes of the
+reader's symbol, and only nodes that planning added are created. Operators, implementations, devices and dtypes are
+stored by name. The format is a pickle, but the reader calls only the functions of this module. A loaded graph equals
+the planned graph exactly.
 """
 
 from __future__ import annotations
@@ -29,15 +29,19 @@ from weftplan.symbol.node import Entry, Node, NodeParams, Order
 
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 _AS_THEY_ARE: frozenset[type[Any]] = frozenset((PlannedGraph, MemoryPlan, PlanOptions, Pass, Req))
-"""Classes whose objects are stored by their fields."""
+"""Classes whose objects are pickled by their fields."""
 
 
 class NotPlainError(Exception):
-    """An object cannot be stored; the text names it."""
+    """Raised if an object cannot be stored; the message names it."""
 
 
 def described(order: Order, entries: Sequence[Entry]) -> list[object]:
-    """Return everything that planning reads of a symbol in this depth-first order; equal symbols give equal values.
+    """Return a plain description of all facts of a symbol that planning uses; equal symbols have equal descriptions.
+
+    Args:
+        order: the depth-first order of the symbol.
+        entries: its outputs.
 
     Raises:
         NotPlainError: an operator or a parameter has no plain form.
@@ -64,7 +68,11 @@ def described(order: Order, entries: Sequence[Entry]) -> list[object]:
 
 
 def _plain(value: object) -> object:
-    """Return a plain form of a parameter, which is equal for equal values alone."""
+    """Return a plain form of a parameter; two forms are equal if and only if the values are.
+
+    Raises:
+        NotPlainError: the value has no plain form.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -78,10 +86,10 @@ def _plain(value: object) -> object:
 
 
 def dumped(planned: PlannedGraph, order: Order) -> bytes:
-    """Return the bytes of a graph that was planned for a symbol in this depth-first order.
+    """Serialize a graph that was planned for a symbol with this depth-first order.
 
     Raises:
-        NotPlainError: it holds something that cannot be stored.
+        NotPlainError: the graph contains an object that cannot be stored.
     """
     kinds: dict[int, tuple[str, str, bool]] = {}
     for nid, choice in planned.kernels.items():
@@ -92,14 +100,14 @@ def dumped(planned: PlannedGraph, order: Order) -> bytes:
                 raise NotPlainError(f"implementation {name} of {op.name}")
             kinds[id(choice)] = name, choice.reason, choice.several
     kernels = {nid: kinds[id(choice)] for nid, choice in planned.kernels.items()}
-    left_out: dict[str, Any] = {"labels": None}  # they follow from the rest
+    left_out: dict[str, Any] = {"labels": None}  # the reader derives them from the other fields
     file = BytesIO()
     _Writer(file, order).dump((replace(planned, kernels={}, memory=replace(planned.memory, **left_out)), kernels))
     return file.getvalue()
 
 
 def loaded(data: bytes, nodes: Sequence[Node]) -> PlannedGraph:
-    """Return the graph that :func:`dumped` has written, for a symbol with these nodes in depth-first order."""
+    """Deserialize a graph of :func:`dumped` for a symbol with these nodes in depth-first order."""
     planned: PlannedGraph
     planned, stored = _Reader(data, nodes).load()
     choices: dict[tuple[Any, ...], Choice] = {}
@@ -124,7 +132,7 @@ def loaded(data: bytes, nodes: Sequence[Node]) -> PlannedGraph:
 
 
 class _Writer(pickle.Pickler):
-    """A pickler that names what a reader has already, and refuses all that it does not know."""
+    """A pickler that stores operators, nodes and the like by reference and rejects objects of unknown classes."""
 
     def __init__(self, file: BytesIO, order: Order) -> None:
         super().__init__(file, protocol=4)
@@ -132,7 +140,11 @@ class _Writer(pickle.Pickler):
         self._lines = {node.created_at: k for k, node in enumerate(nodes)}
 
     def reducer_override(self, thing: object) -> tuple[Callable[..., object], tuple[object, ...]]:
-        """Return how a thing is made again. Plain values and containers do not come here."""
+        """Return the function and arguments that recreate an object. Pickle handles plain values and containers itself.
+
+        Raises:
+            NotPlainError: the class of the object is unknown.
+        """
         kind = type(thing)
         if isinstance(thing, Node):
             if thing in self._own:
@@ -155,14 +167,18 @@ class _Writer(pickle.Pickler):
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler that calls nothing but the functions below."""
+    """An unpickler that calls only the functions below."""
 
     def __init__(self, data: bytes, nodes: Sequence[Node]) -> None:
         super().__init__(BytesIO(data))
         self._nodes = nodes
 
     def find_class(self, module: str, name: str) -> object:
-        """Return the class or the function of this name."""
+        """Return the class or the function with this name.
+
+        Raises:
+            NotPlainError: the name is unknown.
+        """
         if name == "_own":
             return self._nodes.__getitem__
         if name == "_node":
@@ -188,6 +204,7 @@ class _Reader(pickle.Unpickler):
 
 
 def _own(place: int) -> Node:
+    """Stand for a node of the symbol in stored bytes; the reader substitutes a function of its own."""
     raise NotImplementedError(f"node {place} of the reader's symbol")
 
 
@@ -196,6 +213,11 @@ def _node(*fields: object) -> Node:
 
 
 def _op(name: str) -> Op:
+    """Return a registered operator.
+
+    Raises:
+        NotPlainError: there is none of this name.
+    """
     op = registry.find(name)
     if op is None:
         raise NotPlainError(f"operator {name}")
@@ -211,21 +233,27 @@ def _dtype(name: str) -> DType:
 
 
 def _context(device_type: str, device_id: int) -> Context:
+    """Return a device."""
     return Context(device_type, device_id)
 
 
 def _graph(nodes: list[Node], inputs: list[list[int]], controls: list[list[int]], heads: list[int]) -> IndexedGraph:
+    """Return a graph; the operators declare its memory effects again."""
     works, counts = works_of(nodes)
     return IndexedGraph(nodes=nodes, works=works, inputs=inputs, controls=controls, counts=counts, heads=heads)
 
 
 _KNOWN: list[Any] = [*_AS_THEY_ARE, _own, _node, _op, _array, _dtype, _context, _graph]
 _NAMED: dict[str, Any] = {known.__name__: known for known in _KNOWN}
-"""All that the bytes may refer to."""
+"""Classes and functions that stored bytes may refer to, by name."""
 
 
 def _name_of(op: Op) -> str:
-    """Return the name of an operator; NotPlainError unless it is registered under that name."""
+    """Return the name of an operator.
+
+    Raises:
+        NotPlainError: the operator is not registered under its name.
+    """
     if registry.find(op.name) is not op:
         raise NotPlainError(f"operator {op.name}")
     return op.name
@@ -239,7 +267,7 @@ def _dtype_name(dtype: DType) -> str:
 
 
 def _way(op: Op, device: Context, name: str) -> Implementation:
-    """Return the implementation of an operator that is called ``name``; NumPy's where no other is."""
+    """Return the implementation ``name`` of an operator on a device; NumPy's if there is none of this name."""
     way = implementations.provided("host" if device.is_host else device.device_type).get(op.name)
     while way is not None and way.name != name:
         way = way.otherwise

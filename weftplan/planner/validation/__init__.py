@@ -1,4 +1,4 @@
-"""An independent judge of plans, which shares no code with the strategies: see :func:`validate`."""
+"""An independent checker of plans, which shares no code with the strategies: see :func:`validate`."""
 
 from __future__ import annotations
 

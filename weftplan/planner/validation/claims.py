@@ -1,8 +1,7 @@
-"""The claims of a plan, computed again from the graph: order, sizes, kinds, devices, lifetimes, totals.
+"""Static checks of a plan: recompute its order, sizes, kinds, devices, lifetimes and totals from the graph.
 
-The static half of :mod:`weftplan.planner.validation`. Plans that come from a file have no graph: their entries and
-scratch are replayed in the order of their first steps on a model of memory. A write may only meet bytes of dead
-contents, or of the content that it replaces in place.
+A plan from a file has no graph. :func:`check_layout` replays its entries and scratch in the order of their first steps
+on a model of memory. A write may overwrite only dead contents, or the content that it replaces in place.
 """
 
 from __future__ import annotations
@@ -21,7 +20,11 @@ from weftplan.support.tensor_types import Req
 
 
 def check_layout(plan: MemoryPlan) -> None:
-    """Raise PlanError when the layout of ``plan`` contradicts the sizes or lifetimes that it states."""
+    """Check that the layout of a plan agrees with the sizes and lifetimes that it states.
+
+    Raises:
+        PlanError: it contradicts them.
+    """
     _check_bounds(plan)
     _check_sizes(plan)
     _check_clashes(plan)
@@ -31,6 +34,7 @@ def check_layout(plan: MemoryPlan) -> None:
 
 
 def _check_bounds(plan: MemoryPlan) -> None:
+    """Check that every storage is aligned and inside its slab."""
     for storage in range(plan.num_storages):
         slab = int(plan.storage_slab[storage])
         offset, nbytes = int(plan.storage_offset[storage]), int(plan.storage_nbytes[storage])
@@ -48,6 +52,7 @@ def _check_bounds(plan: MemoryPlan) -> None:
 
 
 def _check_sizes(plan: MemoryPlan) -> None:
+    """Check that every entry fits its storage and has a lifetime within the steps."""
     labels, steps = plan.labels, len(plan.labels.steps)
     for eid in range(len(plan.entry_nbytes)):
         nbytes = prod(labels.shapes[eid]) * labels.dtypes[eid].itemsize
@@ -72,7 +77,7 @@ def _check_sizes(plan: MemoryPlan) -> None:
 
 
 def _families(plan: MemoryPlan) -> list[int]:
-    """Return for every entry the first entry of its in-place chain; entries of one family may share live memory."""
+    """Return, for each entry, the first entry of its in-place chain; entries of one chain may share live memory."""
     root = list(range(len(plan.entry_nbytes)))
     for eid, kind in enumerate(plan.entry_kind.tolist()):
         source = plan.labels.source(eid) if kind in (Kind.INPLACE, Kind.ADDTO) else -1
@@ -89,7 +94,13 @@ def _families(plan: MemoryPlan) -> list[int]:
 
 
 def _check_clashes(plan: MemoryPlan) -> None:
-    """Replay: (family, storage) is a content, scratch of node n is family -1 - n."""
+    """Replay all writes in time order and check that none overwrites a live content.
+
+    A content is (family, storage); the scratch of node n has family -1 - n.
+
+    Raises:
+        PlanError: two live contents overlap, or scratch has no storage that is large enough.
+    """
     labels = plan.labels
     family = _families(plan)
     until: dict[int, int] = {}
@@ -129,13 +140,17 @@ def _check_clashes(plan: MemoryPlan) -> None:
 
 
 def _title(plan: MemoryPlan, owner: int, eid: int) -> str:
+    """Return a description of a content for error messages."""
     if owner < 0:
         return f"scratch of {plan.labels.node_names[-1 - owner]!r}"
     return f"entry {plan.labels.name(eid)!r}"
 
 
 class ByteMap:
-    """Which content each byte range of one slab holds: disjoint ascending ranges, no content in unwritten ranges."""
+    """A map from byte ranges of one slab to their contents.
+
+    Invariant: ranges ascend and are disjoint; unwritten bytes are in no range.
+    """
 
     __slots__ = ("contents", "ends", "starts")
 
@@ -145,13 +160,13 @@ class ByteMap:
         self.contents: list[tuple[int, int]] = []
 
     def overlapping(self, start: int, end: int) -> list[tuple[int, int, tuple[int, int]]]:
-        """(start, end, content) of the ranges that meet [start, end), clipped to it."""
+        """Return (start, end, content) of the ranges that overlap [start, end), clipped to it."""
         low, high = bisect_right(self.ends, start), bisect_left(self.starts, end)
         ranges = zip(self.starts[low:high], self.ends[low:high], self.contents[low:high], strict=True)
         return [(max(start, first), min(end, last), content) for first, last, content in ranges]
 
     def write(self, start: int, end: int, content: tuple[int, int]) -> None:
-        """Put ``content`` into [start, end)."""
+        """Set the content of [start, end)."""
         if start >= end:
             return
         low, high = bisect_right(self.ends, start), bisect_left(self.starts, end)
@@ -166,10 +181,9 @@ class ByteMap:
 
 
 class Claims:
-    """A planned graph, and the checks that need no replay.
+    """The checks of a planned graph that need no replay.
 
-    Raises:
-        PlanError: each check raises it if the plan contradicts the graph.
+    Every check raises PlanError if the plan contradicts the graph.
     """
 
     def __init__(self, planned: PlannedSteps) -> None:
@@ -185,7 +199,7 @@ class Claims:
         self.storage_of = self.plan.entry_storage.tolist()
 
     def check_arrays(self) -> None:
-        """The lengths of the plan's arrays."""
+        """Check the lengths of the plan's arrays."""
         plan, graph = self.plan, self.graph
         counts = {"entry": graph.num_entries, "workspace": graph.num_nodes, "storage": plan.num_storages}
         counts |= {"slab": plan.num_slabs, "after": plan.num_storages + 1}
@@ -196,7 +210,7 @@ class Claims:
                     raise PlanError(f"plan field {name} has {len(value)} items, expected {expected}")
 
     def check_order(self) -> None:
-        """Every node runs once, after all that it needs."""
+        """Check that every operator node runs once, after its inputs and control dependencies."""
         graph, order, boundary = self.graph, self.planned.order, self.planned.num_forward_nodes
         position = {nid: step for step, nid in enumerate(order)}
         operators = [n for n in range(graph.num_nodes) if not graph.is_variable[n]]
@@ -216,12 +230,12 @@ class Claims:
                 raise PlanError(f"output {graph.entry_name(eid)!r} is made after the forward part of {boundary} steps")
 
     def reads(self, nid: int) -> list[int]:
-        """Entries whose values a node reads, once per input."""
+        """Return the entries whose values a node reads, one per input."""
         ignored = self.graph.works[nid].ignored
         return [e for i, e in enumerate(self.graph.inputs[nid]) if i not in ignored]
 
     def check_entries(self) -> None:
-        """Sizes, kinds, devices and lifetimes of entries, and the devices of scratch."""
+        """Check sizes, kinds, devices and lifetimes of entries, and the devices of scratch."""
         plan, graph, planned = self.plan, self.graph, self.planned
         heads = set(planned.outputs) | self.gradients
         sizes = planned.nbytes or [
@@ -273,7 +287,10 @@ class Claims:
                 raise PlanError(f"node {name!r} is on {planned.devices[nid]}, its workspace storage {storage} is not")
 
     def check_lower_bound(self) -> None:
-        """Most bytes alive at once, summed over devices, from scratch: runs of overlapping lifetimes per storage."""
+        """Check the lower bound, the sum of the devices' peaks of live bytes.
+
+        Entries of one storage with overlapping lifetimes are one buffer, as large as the largest of them.
+        """
         plan, steps = self.plan, len(self.planned.order)
         in_storage: dict[int, list[tuple[int, int, int]]] = {}
         for eid, storage in enumerate(self.storage_of):

@@ -1,8 +1,8 @@
-"""An independent judge of plans: replays the schedule on a model of memory and watches overwrites.
+"""An independent checker of plans, which replays the schedule on a model of memory and detects overwrites.
 
-It shares no code with the strategies. For every slab it keeps which content each byte range holds; a node's reads must
-find their contents whole, and its writes may hit nothing that it still reads itself. The claims of a plan (sizes,
-lifetimes, devices, alignment, requests, order edges, totals) are recomputed from the graph.
+It shares no code with the strategies. For each slab it tracks the content of each byte range. A node's inputs must be
+intact when it reads them, and its writes must not overlap its own inputs. All other facts that a plan states (sizes,
+lifetimes, devices, alignment, write modes, order edges, totals) are recomputed from the graph.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from weftplan.support.tensor_types import Req
 
 
 def validate(planned: PlannedSteps | MemoryPlan) -> None:
-    """Check a plan from end to end; returns when nothing is wrong.
+    """Check a plan completely.
 
-    A planned graph is replayed node by node. A plan alone (from a file) does not list reads: its layout is
-    checked against the lifetimes that it states.
+    A planned graph is replayed node by node. A plan from a file does not list reads, so its layout is checked against
+    the lifetimes that it states.
 
     Raises:
-        PlanError: the plan is wrong; the message names the entries that clash, their storage and the step.
+        PlanError: the plan is wrong; the message names the conflicting entries, their storage and the step.
     """
     if isinstance(planned, MemoryPlan):
         check_layout(planned)
@@ -32,8 +32,11 @@ def validate(planned: PlannedSteps | MemoryPlan) -> None:
 
 
 class _Replay(Claims):
-    """One validation. A content is (value, storage): ``value`` is the entry whose bytes these are, or -1 - node for
-    scratch; entries that hold the same bytes (identities in place) share a value."""
+    """One replay of a planned graph.
+
+    A content is (value, storage). The value is the number of an entry, or -1 - node for scratch; entries with the same
+    bytes (in-place identities) share a value.
+    """
 
     def __init__(self, planned: PlannedSteps) -> None:
         super().__init__(planned)
@@ -43,6 +46,7 @@ class _Replay(Claims):
         self.sums = {self.graph.inputs[n][1]: n for n in planned.skipped if len(self.graph.inputs[n]) == 2}
 
     def run(self) -> None:
+        """Run all checks; raise PlanError at the first failure."""
         self.check_arrays()
         self.check_order()
         self.check_entries()
@@ -60,14 +64,16 @@ class _Replay(Claims):
         self.check_lower_bound()
 
     def _range(self, storage: int, nbytes: int) -> tuple[int, int, int]:
+        """Return (slab, start, end) of the first ``nbytes`` bytes of a storage."""
         offset = int(self.plan.storage_offset[storage])
         return int(self.plan.storage_slab[storage]), offset, offset + nbytes
 
     def _of_entry(self, eid: int) -> tuple[int, int, int]:
+        """Return (slab, start, end) of an entry."""
         return self._range(self.storage_of[eid], int(self.plan.entry_nbytes[eid]))
 
     def _expect(self, eid: int, step: int, reader: str) -> None:
-        """The bytes of ``eid`` must all be there."""
+        """Check that all bytes of entry ``eid`` are intact."""
         if self.storage_of[eid] < 0:
             return
         slab, start, end = self._of_entry(eid)
@@ -88,9 +94,11 @@ class _Replay(Claims):
             )
 
     def _content_name(self, value: int) -> str:
+        """Return the name of a value for error messages."""
         return repr(self.graph.entry_name(value)) if value >= 0 else f"scratch of {self.graph.names[-1 - value]!r}"
 
     def _run_node(self, step: int, nid: int) -> None:
+        """Check the reads of a node and apply its writes to the model."""
         planned, graph, row = self.planned, self.graph, self.graph.row
         work = graph.works[nid]
         outs = range(row[nid], row[nid + 1])
@@ -115,7 +123,7 @@ class _Replay(Claims):
             if kind is Kind.INPLACE:
                 allowed = self._inplace_source(e, nid, step)
             slab, start, end = self._of_entry(e)
-            # A view writes nothing: its bytes are those of its base, which other inputs may share.
+            # A view writes no bytes: it has those of its base, which other inputs may share.
             view = kind is Kind.INPLACE and any(p.identity and p.output == e - row[nid] for p in work.over)
             if view:
                 continue
@@ -135,7 +143,7 @@ class _Replay(Claims):
                 self._write(step, e)
 
     def _inplace_source(self, eid: int, nid: int, step: int) -> int:
-        """The input entry that an in-place output replaces, after checking that the operator allows it."""
+        """Return the input entry that an in-place output replaces; check that the operator allows it."""
         plan, graph, planned = self.plan, self.graph, self.planned
         work = graph.works[nid]
         index = int(plan.entry_inplace[eid])
@@ -167,7 +175,7 @@ class _Replay(Claims):
         allowed: int | None,
         written: list[tuple[str, int, int, int]],
     ) -> None:
-        """A write may meet neither what the node reads (but the input it replaces) nor what else it writes."""
+        """Check that a write overlaps no other write of the node, and no input except the one that it replaces."""
         slab, start, end = place
         slots = 0
         for e in reads:
@@ -186,6 +194,7 @@ class _Replay(Claims):
                 raise PlanError(f"step {step}: {who} writes {what} and {name!r} to overlapping bytes of slab {slab}")
 
     def _room_for_sums(self, nid: int, outs: range, scratch: int) -> None:
+        """Check that a node can add, and that its scratch has a buffer for each added output."""
         if self.graph.works[nid].only_overwrites and self.planned.requests[outs[0]] == Req.ADD:
             raise PlanError(f"node {self.graph.names[nid]!r} is to add, but a copy between devices overwrites")
         if not self.plan.options.workspaces:
@@ -198,6 +207,7 @@ class _Replay(Claims):
             )
 
     def _write(self, step: int, eid: int) -> None:
+        """Apply the write of an output to the model."""
         storage = self.storage_of[eid]
         slab, start, end = self._of_entry(eid)
         if Kind(int(self.plan.entry_kind[eid])) is Kind.ADDTO:
@@ -209,7 +219,7 @@ class _Replay(Claims):
         self.slabs[slab].write(start, end, (self.value[eid], storage))
 
     def _sum_of(self, term: int, step: int) -> tuple[int, int]:
-        """(partial sum before, after) of the skipped node that would have added ``term``."""
+        """Return (input, output) partial sums of the skipped node whose addition the maker of ``term`` does."""
         nid = self.sums.get(term)
         if nid is None or self.storage_of[self.graph.inputs[nid][0]] != self.storage_of[term]:
             raise PlanError(
@@ -219,6 +229,7 @@ class _Replay(Claims):
         return self.graph.inputs[nid][0], self.graph.row[nid]
 
     def _skip(self, step: int, nid: int) -> None:
+        """Check that a skipped node is a sum whose term was added by its maker."""
         graph = self.graph
         if not graph.works[nid].is_sum:
             raise PlanError(f"step {step}: {graph.names[nid]!r} is skipped, but only _grad_add may be")
@@ -227,7 +238,7 @@ class _Replay(Claims):
             raise PlanError(f"step {step}: {graph.names[nid]!r} is skipped, but nobody added its second input")
 
     def _claim(self, step: int, storage: int) -> None:
-        """The first write to a storage must be ordered after the earlier users of its bytes."""
+        """Check that the first write to a storage is ordered after all earlier users of its bytes."""
         if storage in self.started:
             return
         self.started.add(storage)
@@ -240,10 +251,10 @@ class _Replay(Claims):
                 )
 
     def _ordered(self, earlier: int, later: int) -> bool:
-        """Whether the first writer of ``later``, which is about to run, waits for all users of ``earlier`` so far.
+        """Return whether the first writer of ``later``, the next to run, waits for all previous users of ``earlier``.
 
-        It waits for the users of each storage that it comes after, and through the first writer of that storage for
-        the users that the writer waited for: a storage without a writer passes nothing on.
+        It waits for the users of each storage in ``after(later)``. Waiting is transitive through the first writer of
+        such a storage, provided that it has run.
         """
         stack, seen = [later], {later}
         while stack:
@@ -256,6 +267,7 @@ class _Replay(Claims):
         return False
 
     def _check_outputs(self, step: int) -> None:
+        """Check that all outputs are intact."""
         for eid in self.planned.outputs:
             if eid not in self.external:
                 self._expect(eid, step, "the caller")

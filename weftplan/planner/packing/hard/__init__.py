@@ -1,4 +1,4 @@
-"""Packing of hard instances: greedy packings, and a search with conflict learning by weights.
+"""Packing of hard instances: greedy packings, then a search that weights sections by their refutations.
 
-Ordinary networks never come here.
+Ordinary networks do not need it.
 """

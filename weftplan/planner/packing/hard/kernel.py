@@ -1,19 +1,18 @@
-"""Depth-first search for a placement under a given capacity: the algorithm of every exact or near-exact
-packing.
+"""Depth-first search for a placement under a given capacity.
 
-The question is a decision: do all buffers fit under ``capacity``? Time is cut into *sections*, one per birth. The
+The search decides whether all buffers fit under ``capacity``. Time is divided into *sections*, one per birth. The
 *sky* of a section is the top of its placed buffers; a *valley* is a maximal run of sections at one level with
 higher walls on both sides. In a pushed-down solution exactly one of these holds for the leftmost section of a valley:
 an unplaced buffer that begins there and ends inside the valley sits on its floor, or that floor is wasted up to the
 next possible offset. The same holds for the rightmost section and buffers that end there. The search branches on the
 end with the fewest choices, so it stays local, its branches are disjoint, and most nodes have one or two children.
 
-Pruning: for every section that changed, the buffers still to come are stacked in order of their least possible offsets
-(optimal for one machine with release times); a stack above the capacity refutes the node. A buffer that nothing can
-come under any more is placed at once. When a section has no buffer left it splits the rest into independent parts,
-and a part that fails jumps back over the decisions of the others.
+Pruning: in every changed section, the unplaced buffers are stacked in order of their least possible offsets (optimal
+for one machine with release times); a stack above the capacity refutes the node. A buffer without unplaced conflicts is
+placed immediately. A section without unplaced buffers splits the others into independent parts, and a failure in one
+part backtracks directly over the decisions of the other parts.
 
-The functions keep nothing; the tables that they are given belong to one search. They are lists of integers, which
+The functions keep no state; the tables in their arguments belong to one search. They are lists of integers, which
 Python indexes faster than arrays. The file is long because its functions share the layout of these tables.
 """
 
@@ -38,7 +37,7 @@ FEWEST, FEWEST_LOW, FAILURES, FEWEST_TIGHT = 0, 1, 2, 3
 
 
 def reset(problem: Tables, state: Tables, capacity: int) -> bool:
-    """Empty the placement; False when some section holds more than ``capacity``."""
+    """Reset the state to an empty placement; return False if a section holds more than ``capacity``."""
     _, _, size, cptr, _, sptr, sec, _, _, _, _ = problem
     off, placed, floor, sky, rem, uncovered, conflicts, dirty, _, _, _, _, slack, count = state
     for i in range(len(size)):
@@ -66,12 +65,11 @@ def reset(problem: Tables, state: Tables, capacity: int) -> bool:
 
 
 def lift_row(problem: Tables, state: Tables, pointer: Ints, row: Ints, r: int, level: int) -> None:
-    """The unplaced buffers listed in row ``r`` can start no lower than ``level``; queue the sections that this may
-    matter to.
+    """Raise the floor of the unplaced buffers of row ``r`` to at least ``level``; queue the sections to check again.
 
-    Lifting one buffer by d raises the stack of a section by at most d. A section is looked at again when the sum of
-    such rises since the last look exceeds the slack it had then, or when its lowest buffer was lifted. Slack left
-    over from a deeper node is too small, never too large, because stacks only grow downwards in the tree.
+    Lifting one buffer by d raises the stack of a section by at most d. A section is checked again if the sum of such
+    rises since its last check exceeds the slack that it had then, or if its lowest buffer was lifted. Slack that is
+    left from a deeper node may be too small but never too large, because stacks only grow down the tree.
     """
     lo, hi = problem[0], problem[1]
     placed, floor, dirty, queue = state[1], state[2], state[7], state[8]
@@ -97,7 +95,7 @@ def lift_row(problem: Tables, state: Tables, pointer: Ints, row: Ints, r: int, l
 
 
 def raise_sky(state: Tables, buffers: int, first: int, last: int, level: int) -> None:
-    """Nothing more will lie under ``level`` in sections ``first <= t < last``; queue them."""
+    """Raise the sky of sections ``first <= t < last`` to ``level`` and queue them; no more buffers go below it."""
     sky, dirty, queue, key, value, count = state[3], state[7], state[8], state[9], state[10], state[13]
     for t in range(first, last):
         key[count[TRAIL]] = buffers + t
@@ -117,7 +115,7 @@ def waste(problem: Tables, state: Tables, t: int, level: int) -> None:
 
 
 def place(problem: Tables, state: Tables, i: int) -> None:
-    """Put buffer ``i`` on its floor."""
+    """Place buffer ``i`` on its floor."""
     lo, hi, size, cptr, conf, _, _, _, _, _, _ = problem
     off, placed, floor, _, rem, uncovered, conflicts, dirty, queue, _, _, order, _, count = state
     top = floor[i] + size[i]
@@ -140,7 +138,7 @@ def place(problem: Tables, state: Tables, i: int) -> None:
 
 
 def undo(problem: Tables, state: Tables, placed_before: int, trail_before: int) -> None:
-    """Take back placements and raised levels, last first."""
+    """Undo placements and raised levels in reverse order, back to the given counts."""
     lo, hi, size, cptr, conf, _, _, _, _, _, _ = problem
     _, placed, floor, sky, rem, uncovered, conflicts, _, _, key, value, order, _, count = state
     while count[PLACED] > placed_before:
@@ -165,10 +163,10 @@ def undo(problem: Tables, state: Tables, placed_before: int, trail_before: int) 
 def stack_section(
     start: int, stop: int, sec: Ints, size: Ints, placed: Ints, floor: Ints, count: Ints
 ) -> tuple[int, int]:
-    """Return (least floor, height reached at best) of the unplaced buffers in one section's row ``sec[start:stop]``.
+    """Return (least floor, lower bound of the height) of the unplaced buffers in a section's row ``sec[start:stop]``.
 
-    The row is kept sorted by floor (by offset for placed buffers, which come first), so that the insertion sort has
-    little to move from one visit to the next.
+    The function sorts the row by floor (by offset for placed buffers) and leaves it sorted, so that the insertion sort
+    has little to move at the next visit.
     """
     moved = 0
     for p in range(start, stop):
@@ -195,7 +193,7 @@ def stack_section(
 
 
 def propagate(problem: Tables, state: Tables, weights: Ints, capacity: int) -> bool:
-    """Bound every changed section and place buffers that have no conflict left; False when the node is refuted."""
+    """Check every queued section and place buffers without unplaced conflicts; return False if the node is refuted."""
     size, sptr, sec = problem[2], problem[5], problem[6]
     _, placed, floor, sky, _, uncovered, conflicts, dirty, queue, key, value, _, slack, count = state
     buffers = len(size)
@@ -225,7 +223,7 @@ def propagate(problem: Tables, state: Tables, weights: Ints, capacity: int) -> b
 
 
 def rank(rule: int, options: int, level: int, slack: int, weight: int, capacity: int) -> int:
-    """Score of branching at one end of a valley; the least is taken."""
+    """Return the score of branching at one end of a valley; the lowest score is chosen."""
     if rule == FEWEST_LOW:
         return (options << 20) + level // (capacity // 4096 + 1)
     if rule == FAILURES:
@@ -280,7 +278,8 @@ def list_children(
 ) -> int:
     """Write the children of a node to the child stack from ``first``; return the new end of the stack.
 
-    A child is a buffer (its index), or a section left empty up to a level (``-1 - section``, and the level).
+    A child either places a buffer (stored as its index) or leaves a section empty up to a level (stored as
+    ``-1 - section`` and the level).
     """
     lo, hi, size, cptr, conf, sptr, sec, bptr, beg, eptr, end = problem
     placed, floor, sky, rem = state[1], state[2], state[3], state[4]
@@ -302,7 +301,7 @@ def list_children(
                 twin = True
         if twin:
             continue
-        # The least start and the least top among what may still come under j.
+        # The least start and the least top of unplaced buffers that could go below j.
         start_below = NO_LEVEL
         for r in range(cptr[j], cptr[j + 1]):
             k = conf[r]
@@ -312,7 +311,7 @@ def list_children(
                 if floor[k] + size[k] < upper:
                     upper = floor[k] + size[k]
         if start_below >= y + size[j]:
-            what[first] = j  # nothing can come under j any more: no solution is lost
+            what[first] = j  # no buffer can go below j, so placing j loses no solution
             return first + 1
         q = last
         while q > first and priority[what[q - 1]] < priority[j]:
@@ -334,18 +333,23 @@ def list_children(
 def search(
     problem: Tables, state: Tables, nodes: Tables, priority: Ints, weights: Ints, capacity: int, limit: int, rule: int
 ) -> tuple[int, int]:
-    """Search for offsets under ``capacity``; return (SOLVED | REFUTED | STOPPED, nodes visited).
+    """Search for offsets under ``capacity``; return (SOLVED | REFUTED | STOPPED, number of visited nodes).
 
-    On SOLVED the offsets are in ``state[0]``. ``limit`` bounds the work (about the list cells touched, counted in
-    ``count[WORK]``), so that an allowance means the same time for few and for many buffers; ``priority`` orders the
-    buffers tried in one node, largest first; ``weights`` counts refutations per section and is kept between calls for
-    the FAILURES rule.
+    If the verdict is SOLVED, the offsets are in ``state[0]``.
+
+    Args:
+        problem, state, nodes: the tables, the state and the node stack of the search.
+        priority: value of each buffer; the candidates of a node are tried in descending order of their values.
+        weights: number of refutations per section; the FAILURES rule keeps it between calls.
+        capacity: maximum height in units.
+        limit: maximum work, in touched list cells; so a limit means the same time for few and for many buffers.
+        rule: the rule of `choose_valley`.
     """
     child, position, trail_at, placed_at, part_a, part_b, what, level = nodes
     uncovered, count = state[5], state[13]
     buffers = len(problem[0])
     sections = len(uncovered)
-    # One node adds at most this much to the trail: each placement and each level once per section and buffer.
+    # Reserve the most that one node adds to the trail: each placement and each level once per section and buffer.
     trail_room = len(state[9]) - (len(problem[4]) + 2 * len(problem[6]) + sections)
     depth_room = len(child) - 1
     child_room = len(what) - buffers - 1

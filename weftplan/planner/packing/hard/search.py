@@ -1,8 +1,8 @@
-"""Drives the search kernel: which capacity to ask for, for how long, with which priorities.
+"""Driver of the search kernel: chooses the capacities, the work limits and the priorities of its runs.
 
-Capacities are asked from below: the lower bound first, then part of the way to the best packing known. A packing at the
-lower bound is usually found sooner than the last few percent would be proved impossible from above. Every question is
-asked by several short runs with random priorities and growing limits, because the length of one run is heavy-tailed.
+Capacities are tried from below: the lower bound first, then fractions of the gap to the best known packing. Finding a
+packing at the lower bound is usually faster than refuting the last few percent from above. Each capacity is tried in
+several short runs with random priorities and growing limits, because the length of one run is heavy-tailed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weftplan.planner.packing.reuse import compressed_rows
 
 
 class Placed:
-    """Buffers placed so far, by offset, so that those alive with a new one come out of one mask in stacking order."""
+    """The placed buffers, sorted by offset, so that one mask selects the live ones in stacking order."""
 
     def __init__(self, capacity: int) -> None:
         self._count = 0
@@ -30,7 +30,7 @@ class Placed:
         self._top = np.zeros(capacity, np.int64)
 
     def gap(self, lo: int, hi: int, size: int, *, best: bool) -> int:
-        """Lowest offset where ``size`` units fit during ``lo..hi``; with ``best`` the tightest gap instead."""
+        """Return the lowest offset at which ``size`` units fit during ``lo..hi``; with ``best``, the tightest gap's."""
         n = self._count
         live = ((self._lo[:n] < hi) & (self._hi[:n] > lo)).nonzero()[0]
         if not len(live):
@@ -50,7 +50,7 @@ class Placed:
         return int(reach[k - 1]) if k else 0
 
     def insert(self, lo: int, hi: int, off: int, top: int) -> None:
-        """Add a placed buffer."""
+        """Add a buffer that lives during ``lo..hi`` in units ``off..top``."""
         n = self._count
         at = int(self._off[:n].searchsorted(off, side="right"))
         for column, value in ((self._lo, lo), (self._hi, hi), (self._off, off), (self._top, top)):
@@ -60,7 +60,7 @@ class Placed:
 
 
 def fit(problem: Problem, order: Int64, *, best: bool = False, deadline: Deadline = ENDLESS) -> Int64:
-    """Place buffers one by one in ``order``, each at the lowest (or tightest) gap among those alive with it."""
+    """Place buffers one by one in ``order``, each in the lowest gap (``best``: the tightest); return the offsets."""
     offsets = np.zeros(len(problem), np.int64)
     placed = Placed(len(problem))
     lo, hi, size = (column[order].tolist() for column in (problem.lo, problem.hi, problem.size))
@@ -73,7 +73,7 @@ def fit(problem: Problem, order: Int64, *, best: bool = False, deadline: Deadlin
 
 
 def orders(problem: Problem) -> list[tuple[Int64, bool]]:
-    """(order, best fit?) of the portfolio, the usually best first."""
+    """Return the portfolio of (order, whether to use best fit); the first is usually the best."""
     life = problem.hi - problem.lo
     every = np.arange(len(problem))
     return [
@@ -86,10 +86,10 @@ def orders(problem: Problem) -> list[tuple[Int64, bool]]:
 
 
 def portfolio(problem: Problem, floor: int, *, tries: int, deadline: Deadline = ENDLESS) -> Int64:
-    """The best of the first ``tries`` greedy packings; stops at peak ``floor``.
+    """Return the best of the first ``tries`` greedy packings; stop as soon as a peak is at most ``floor``.
 
     Raises:
-        OutOfTime: before the first was there.
+        OutOfTime: time was over before the first packing was complete.
     """
     packings: list[Int64] = []
     for order, tightest in orders(problem)[:tries]:
@@ -104,34 +104,34 @@ def portfolio(problem: Problem, floor: int, *, tries: int, deadline: Deadline = 
     return min(packings, key=partial(peak_of, problem))
 
 
-# Parts of the gap between lower bound and best packing at which the decision question is put, lowest first.
+# Candidate capacities, as fractions of the gap between the lower bound and the best packing.
 LADDER = (0.0, 0.04, 0.15, 0.4, 0.75)
 RULES = (kernel.FEWEST_TIGHT, kernel.FEWEST_LOW, kernel.FAILURES, kernel.FEWEST)
 
-# Work that stands for the cost of a run outside the kernel, so that many short runs end as well.
+# Work charged for the overhead of one run outside the kernel, so that many short runs also use up the allowance.
 RUN = 500
 
-# Work a second that is expected of the first run, which a time limit cuts short: a slow machine's.
+# Estimated work per second before the first run, for a slow machine; used only with a time limit.
 RATE = 2_000_000.0
 
-# How many pairs of buffers a second enter the tables of the kernel.
+# Estimated number of pairs of buffers per second when the kernel's tables are built.
 PAIRS_PER_SECOND = 20_000_000
 
 
 @dataclass(slots=True)
 class Allowance:
-    """The rest of the means: kernel work (deterministic), and optionally a moment in time (not so)."""
+    """The remaining kernel work, which is deterministic, and an optional deadline, which is not."""
 
     work: int
     deadline: Deadline = ENDLESS
 
     def spent(self) -> bool:
-        """Whether to stop now."""
+        """Return whether the work is used up or the deadline has passed."""
         return self.work <= 0 or self.deadline.over()
 
 
 def tables(problem: Problem) -> tuple[Int64, ...]:
-    """The kernel's read-only tables: bounds, conflicts, and buffers by section, birth and death."""
+    """Return the kernel's read-only tables: bounds, conflicts, and buffers by section, birth and death."""
     lo, hi, n = problem.lo, problem.hi, len(problem)
     live = (lo[:, None] < hi) & (lo < hi[:, None])
     np.fill_diagonal(live, False)
@@ -146,20 +146,21 @@ def tables(problem: Problem) -> tuple[Int64, ...]:
 
 
 class Searcher:
-    """Working memory of the kernel for one problem of a few thousand buffers at most: its table of conflicts is
-    quadratic.
+    """The tables and state of the kernel for one problem.
+
+    The conflict table is quadratic, so the problem should have at most a few thousand buffers.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.runs = 0
-        self._rate = RATE  # work per second seen; only used to keep a deadline
+        self._rate = RATE  # measured work per second; used only to meet a deadline
         self._rng = np.random.default_rng(0)
         arrays = tables(problem)
         n, sections, pairs, cells = len(problem), problem.sections, len(arrays[4]), len(arrays[6])
         trail = 12 * (pairs + 2 * cells) + 4 * (n + sections)
         depth = 4 * (n + sections)
-        # About the work of one straight descent: each buffer is lifted by those it meets, in each of its sections.
+        # Estimated work of a descent without backtracking: each buffer is lifted by its conflicts, in all its sections.
         self._dive = int(np.dot(np.diff(arrays[3]), problem.hi - problem.lo)) + 4 * (cells + sections)
         state = [n, n, n, sections, sections, sections, n, sections, sections, trail, trail, n, sections, 4]
         nodes = [depth] * 6 + [4 * depth + n, 4 * depth + n]
@@ -171,7 +172,10 @@ class Searcher:
         self._log_life = np.log((problem.hi - problem.lo).astype(np.float64))
 
     def _priorities(self) -> Ints:
-        """Larger is tried first: a random power of size times a random power of lifetime, with noise."""
+        """Return the priority of each buffer: the rank of size to a random power times lifetime to another, with noise.
+
+        The kernel tries buffers of higher priority first. The first two runs use fixed powers.
+        """
         if self.runs < 2:
             score = self._log_size + self._log_life * (0.3 if self.runs == 0 else 1.0)
         else:
@@ -185,9 +189,10 @@ class Searcher:
         return ranks
 
     def ask(self, capacity: int, dives: int, *, allowance: Allowance) -> tuple[int, Int64 | None]:
-        """Put the decision question, spending about the work of ``dives`` straight descents.
+        """Decide whether all buffers fit under ``capacity``, with about the work of ``dives`` descents.
 
-        Returns ``(kernel.SOLVED, offsets)``, ``(kernel.REFUTED, None)``, or ``(kernel.STOPPED, None)``.
+        Returns:
+            ``(kernel.SOLVED, offsets)``, ``(kernel.REFUTED, None)``, or ``(kernel.STOPPED, None)``.
         """
         left = min(dives * self._dive, allowance.work)
         attempt = 0
@@ -218,17 +223,21 @@ class Searcher:
 
 
 def improve(problem: Problem, offsets: Int64, *, floor: int, allowance: Allowance, good_enough: float = 1.0) -> Int64:
-    """Search for a packing lower than ``offsets`` until the allowance is spent or its peak is at most ``floor *
-    good_enough``.
+    """Search for a packing lower than ``offsets``; return the best.
 
-    ``floor`` is a peak below which nothing is gained: the lower bound of this part or of the whole.
+    Args:
+        problem: the buffers.
+        offsets: the packing to start from.
+        floor: peak at which the search stops: the lower bound of this part or, if higher, of the whole problem.
+        allowance: work and time to spend.
+        good_enough: stop as soon as the peak is at most ``floor * good_enough``.
     """
     best, peak = offsets, peak_of(problem, offsets)
     enough = int(floor * good_enough)
     if peak <= enough or allowance.spent():
         return best
     if allowance.deadline.moment is not None and len(problem) ** 2 > allowance.deadline.left() * PAIRS_PER_SECOND:
-        return best  # the tables would not be there in time
+        return best  # building the tables would take longer than the remaining time
     searcher = Searcher(problem)
     dives = 2
     refutations = 0
@@ -245,7 +254,7 @@ def improve(problem: Problem, offsets: Int64, *, floor: int, allowance: Allowanc
                 best, peak = solution, peak_of(problem, solution)
                 step = 0
             elif verdict == kernel.REFUTED:
-                # Proved impossible: halve what is left, since one more unit would hardly help.
+                # Refuted: continue from larger fractions of the gap, because one more unit would hardly help.
                 floor = capacity + 1
                 enough = max(enough, floor)
                 refutations += 1

@@ -1,9 +1,9 @@
-"""The passes that a symbol's graph goes through on its way to a plan: one list, in their order.
+"""The pass manager: the ordered list of graph passes that run between a symbol and its plan.
 
-Each is a record (:class:`~weftplan.planner.symbolic.passes.graph_pass.GraphPass`) in a file of its own, which has all
-of it: the pattern, how the graph changes, and for a fusion how it is undone. :func:`run_passes` runs the passes that
-the caller wants, checks that each has what it needs, and in debug mode checks the graph after each. ``weftplan plan
---kernels`` and the page of a plan show what it reports. :func:`unfused` undoes fusions, for readers and for files.
+Each pass is a :class:`~weftplan.planner.symbolic.passes.graph_pass.GraphPass` in its own file, which contains the
+pattern, the rewrite and, for a fusion, its reversal. :func:`run_passes` runs the enabled passes, checks their
+preconditions and, in debug mode, checks the graph after each pass. ``weftplan plan --kernels`` and the HTML page of a
+plan show its reports. :func:`unfused` reverses fusions for readers and files.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ PASSES: list[GraphPass] = [
     fuse_depthwise.REMATERIALIZE,
     fuse_pointwise.PASS,
 ]
-"""All passes in their order."""
+"""All passes in execution order."""
 
 
 def run_passes(
     network: Network, settings: Settings, *, checked: bool = False, seconds: dict[str, float] | None = None
 ) -> Network:
-    """Run the passes that the caller wants.
+    """Run the enabled passes and return the new network.
 
     Args:
         network: the graph of a symbol.
-        settings: the requests of the caller.
-        checked: check the graph after each pass, and that the pass has changed nothing that its record does not list.
-        seconds: gets how long each pass took, by name: seconds of processor time of this thread.
+        settings: the caller's arguments.
+        checked: whether to check the graph after each pass, and that the pass changed only parts that its record lists.
+        seconds: a dictionary that receives the processor time of this thread for each pass, by name.
 
     Raises:
-        PlanError: a pass comes before what it needs, or has made a graph that contradicts itself; or as the passes do.
+        PlanError: a precondition of a pass is not met, a check fails, or the pass itself raises it.
     """
     if checked:
         network.check()
@@ -83,6 +83,11 @@ def run_passes(
 
 
 def _check(one: GraphPass, before: Network, after: Network) -> None:
+    """Check the network after a pass.
+
+    Raises:
+        PlanError: the network is inconsistent, or the pass changed a part that its record does not list.
+    """
     try:
         after.check()
     except PlanError as error:
@@ -93,22 +98,22 @@ def _check(one: GraphPass, before: Network, after: Network) -> None:
 
 
 def notes_of(passes: Iterable[Pass]) -> list[str]:
-    """Return the changes of passes, for readers of a plan's notes."""
+    """Return the changes of passes as notes of a plan."""
     return [f"{one.changed} ({one.switch})" for one in passes if one.changed]
 
 
 def _pass_of(node: Node) -> GraphPass | None:
-    """The fusion that made a node."""
+    """Return the fusion that made a node; None if the node is not fused."""
     return next((one for one in PASSES if any(node.op is op for op in one.fused)), None)
 
 
 def hidden_members(nodes: Iterable[Node]) -> list[str]:
-    """Return the names of nodes that became part of others, which do not make their outputs."""
+    """Return the names of members of fused nodes whose outputs are not made."""
     return [name for node in nodes if (one := _pass_of(node)) is not None for name in one.members(node)]
 
 
 def unfused(graph: IndexedGraph, heads: Sequence[int]) -> list[Entry]:
-    """Return new symbol nodes for everything that these entries of a forward part need, without fused nodes."""
+    """Return the entries ``heads`` of a forward part on new symbol nodes, with all fused nodes unfused."""
     makers, row = graph.entry_node, graph.row
     outputs_of: dict[int, Sequence[Entry]] = {}
 

@@ -1,13 +1,13 @@
-"""Batch the gradients of a weight that many FullyConnected layers share: a few layers at a time become one node.
+"""Batch the gradients of a weight that many FullyConnected layers share.
 
-The gradient of such a weight is a chain of sums with a term for each layer (an unrolled cell has one for each step).
-Several terms that follow one another in a chain are made by one node of :data:`SHARED_GRADIENT`, in the place of the
-last; if all gradients of these layers are computed one after the other, it makes those of the data, too.
+The gradient of such a weight is a chain of sums with one term per layer (in an unrolled cell, one per time step).
+One node of :data:`SHARED_GRADIENT` computes several consecutive terms of the chain, at the position of the last. If
+the gradient nodes of these layers are contiguous, it also computes their gradients with respect to the data.
 
-Layers of few rows are worth it: their products are small, and each has a sum after it.
+Batching pays for layers with few rows, because their products are small and each is followed by a sum.
 
-Why no cycle comes of it: number the nodes in the given order. A new node has the place of the last layer that it stands
-for, all that it reads comes before the layers' own places, and whatever reads it comes after the last of them.
+The rewrite creates no cycle: number the nodes in the original order. A new node has the position of the last layer of
+its batch; all its inputs precede the layers of the batch, and all its readers follow the last of them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FUSION, GRADIE
 from weftplan.symbol.node import NodeParams
 
 ROWS = 256
-"""Rows of the layers of one node, at most the columns of a weight: then the results that wait for the last of these
-layers, and their scratch, are about as large as the weight."""
+"""Target number of rows of one batch, also limited by the columns of the weight. Then the results that stay alive until
+the last layer of the batch, and the scratch, are about as large as the weight."""
 MOST_LAYERS = 32
-"""Layers of one node, however few rows each has."""
+"""Maximum number of layers of one batch."""
 FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
-"""Dtypes whose products need no wider copies."""
+"""Dtypes whose products need no copies in a wider dtype."""
 _LAYER, _SUM = "_backward_FullyConnected", "_grad_add"
 
 
 @dataclass(slots=True)
 class _Chain:
-    """``terms[0] + terms[1] + …``; ``sums[i]`` is the node that adds term ``i + 1``."""
+    """A chain of sums ``terms[0] + terms[1] + …``; node ``sums[i]`` adds term ``i + 1``."""
 
     terms: list[int]
     sums: list[int] = field(default_factory=list)
@@ -47,15 +47,18 @@ class _Chain:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """One shared weight: its layers in the order of its sum, its chain and that of the bias, layers of one node."""
+    """One shared weight."""
 
     layers: Sequence[int]
+    """Gradient nodes of its layers, in the order of the sum."""
     chains: Sequence[_Chain]
+    """Chain of the weight's gradient, and that of the bias if there is one."""
     most: int
+    """Maximum number of layers of one batch."""
 
     @property
     def ends(self) -> list[int]:
-        """The number of layers up to the end of each group."""
+        """Number of layers up to the end of each batch."""
         count = -(-len(self.layers) // self.most)
         return [len(self.layers) * (k + 1) // count for k in range(count)]
 
@@ -71,7 +74,7 @@ def batch_weight_gradients(network: Network, settings: Settings) -> tuple[Networ
 
 
 def _most_layers(network: Network, nid: int) -> int:
-    """How many layers like that of a gradient may become one; less than 2: none."""
+    """Return the maximum number of layers of one batch, if all are like that of gradient ``nid``; below 2: no batch."""
     graph, shapes, dtypes = network.graph, network.shapes, network.dtypes
     layer = graph.controls[nid][0]
     output, (data, weight) = graph.row[layer], graph.inputs[layer][:2]
@@ -83,7 +86,7 @@ def _most_layers(network: Network, nid: int) -> int:
 
 
 def _match(network: Network, a: int, b: int) -> bool:
-    """Whether two gradients may be one."""
+    """Return whether two gradient nodes may be in one batch."""
     graph, devices = network.graph, network.devices
     one, second = graph.nodes[a], graph.nodes[b]
 
@@ -94,6 +97,7 @@ def _match(network: Network, a: int, b: int) -> bool:
 
 
 def _weights(network: Network) -> list[_Weight]:
+    """Return the shared weights whose gradients can be batched."""
     graph, begin = network.graph, network.num_forward
     nodes, makers, row = graph.nodes, graph.entry_node, graph.row
     backward = range(begin, graph.num_nodes)
@@ -103,7 +107,7 @@ def _weights(network: Network) -> list[_Weight]:
     added = {makers[e] for nid in sums for e in graph.inputs[nid]}
     uses = Counter([e for nid in backward for e in graph.inputs[nid] if makers[e] in added])
     uses.update(e for e in graph.outputs if makers[e] in added)
-    chains: dict[int, _Chain] = {}  # by the last sum
+    chains: dict[int, _Chain] = {}  # last sum -> its chain
     for nid in sums:
         left, right = graph.inputs[nid]
         begun = makers[left] in chains and uses[row[makers[left]]] == 1
@@ -137,10 +141,10 @@ def _weights(network: Network) -> list[_Weight]:
 
 
 def _batch(edit: Edit, weight: _Weight) -> int:
-    """Make the nodes of one weight; return the number of layers that they stand for."""
+    """Add the batched nodes of one weight; return the number of layers that they replace."""
     ends, batched = weight.ends, 0
     sums = {nid for chain in weight.chains for nid in chain.sums}
-    params: dict[tuple[int, bool], dict[str, Any]] = {}  # equal groups have one dictionary
+    params: dict[tuple[int, bool], dict[str, Any]] = {}  # equal batches share one dictionary
     for begin, end in zip([0, *ends], ends, strict=False):
         group = weight.layers[begin:end]
         if len(group) > 1:
@@ -150,7 +154,7 @@ def _batch(edit: Edit, weight: _Weight) -> int:
         total = chain.terms[0] if ends[0] == 1 else -1
         for number, nid in enumerate(chain.sums, 1):
             entry = edit.network.graph.row[nid]
-            if number + 1 in ends:  # the sum after a group; those between its terms are not needed any more
+            if number + 1 in ends:  # the sum after a batch stays; the sums between its terms become dead
                 term = chain.terms[number]
                 if total < 0:
                     edit.stand_for(entry, term)
@@ -164,7 +168,7 @@ def _batch(edit: Edit, weight: _Weight) -> int:
 
 
 def _is_run(edit: Edit, group: Sequence[int], sums: set[int]) -> bool:
-    """Whether these layers are computed one after the other, with nothing but their sums between them."""
+    """Return whether only sums lie between the layers in the node order, and no layer reads another or a sum."""
     graph = edit.network.graph
     inside = {*group, *sums}
     reads = (graph.entry_node[e] for nid in group for e in graph.inputs[nid])
@@ -172,7 +176,7 @@ def _is_run(edit: Edit, group: Sequence[int], sums: set[int]) -> bool:
 
 
 def _group(edit: Edit, layers: Sequence[int], *, whole: bool, known: dict[tuple[int, bool], NodeParams]) -> None:
-    """Make the node that stands for these layers; ``whole``: it makes their gradients of the data, too."""
+    """Replace a batch of gradient nodes by one node; with ``whole`` it also computes the gradients of the data."""
     graph, count = edit.network.graph, len(layers)
     first, last = layers[0], layers[-1]
     layer_params, row = graph.nodes[first].params, graph.row

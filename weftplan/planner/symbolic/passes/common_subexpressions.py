@@ -1,9 +1,8 @@
-"""Common-subexpression elimination: nodes that compute the same from the same become one.
+"""Common-subexpression elimination: merge nodes that compute the same values from the same inputs.
 
-Two operator nodes are merged when operator, input entries, control dependencies and attributes (all of them, so also
-the device group) are equal, and running once or twice makes no difference: the operator is not random, mutates no
-input, and is no loss (two equal losses count twice in the gradient). Names do not matter; the first node in depth-first
-order stays.
+Two operator nodes are merged if their operator, input entries, control dependencies and attributes (all of them,
+including parameters and device group) are equal and the operator is pure: it is not random, mutates no input, and is no
+loss (two equal losses count twice in the gradient). Names do not matter; the first node in depth-first order is kept.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from weftplan.planner.symbolic.passes.graph_pass import FORWARD, GraphPass, Sett
 
 
 def merge_equal_nodes(network: Network, settings: Settings) -> tuple[Network, str]:
-    """Merge nodes that compute the same. Two outputs that become one entry stay distinct through a ``_copy`` node."""
+    """Merge equal nodes. If two graph outputs become one entry, a ``_copy`` node keeps them distinct."""
     graph = network.graph
     makers, row = graph.entry_node, graph.row
-    kept: dict[int, int] = {}  # node -> the node that stays
+    kept: dict[int, int] = {}  # merged node -> the node that replaces it
     table: dict[tuple[object, ...], int] = {}
     for nid, node in enumerate(graph.nodes):
         op = node.op
@@ -29,7 +28,7 @@ def merge_equal_nodes(network: Network, settings: Settings) -> tuple[Network, st
             reads = [e if makers[e] not in kept else e - row[makers[e]] + row[kept[makers[e]]] for e in reads]
         key: tuple[object, ...] = (op.name, *reads)
         equal = table.setdefault(key, nid)
-        # Few nodes read the same entries as another node of their kind: only they are asked for the rest.
+        # Few nodes have the operator and inputs of another node; only for these are attributes and controls compared.
         if equal != nid:
             waits = frozenset(kept.get(dep, dep) for dep in graph.controls[nid])
             others = frozenset(kept.get(dep, dep) for dep in graph.controls[equal])
@@ -47,7 +46,7 @@ def merge_equal_nodes(network: Network, settings: Settings) -> tuple[Network, st
     copy = registry.get("_copy")
     for k, entry in enumerate(edit.heads):
         moved = edit.at(entry)
-        # The same entry listed twice was one array before and may stay one; two entries that became one may not.
+        # An entry that was listed twice is one array, also without this pass; two merged entries must be two arrays.
         if owner.setdefault(moved, entry) != entry:
             maker = edit.makers[moved]
             params = registry.parse_params(copy, {})

@@ -1,4 +1,4 @@
-"""Members of a fused elementwise node: which nodes may be, what each reads and computes; and the node itself."""
+"""Candidate members of fused elementwise nodes, and the construction of the fused nodes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from weftplan.symbol.node import Entry, Node
 PLAIN, BIAS, NORM = "plain", "bias", "norm"
 """Kinds of members: a whole node; the bias of a layer; the last step of a batch norm."""
 _BIASED = ("FullyConnected", "Convolution", "Deconvolution")
-"""Layers whose kernels on GPUs all add the bias to the whole product, in a launch of its own."""
+"""Layers whose GPU kernels all add the bias to the complete product in a separate launch."""
 _FORMULAS = frozenset(
     ("add_n", "_copy", "LeakyReLU", "_backward_elemwise_sub", "_backward_elemwise_mul", "_backward_elemwise_div")
 )
-"""Operators that are elementwise for equal shapes although their kernels do not say so."""
+"""Operators that are elementwise for equal shapes although their kernels do not declare it."""
 _FORWARD_BROADCASTS = frozenset(f"broadcast_{name}" for name in ("add", "sub", "mul", "div"))
 
 
 class ElementwiseNodes:
-    """The nodes of a network, as the fusion of elementwise nodes sees them."""
+    """Facts of a network's nodes for the fusion of elementwise nodes: kinds, costs, readers."""
 
     def __init__(self, network: Network, settings: Settings) -> None:
         graph = network.graph
@@ -51,18 +51,18 @@ class ElementwiseNodes:
                 self.waiting.setdefault(dep, []).append(nid)
         self.heads = frozenset(graph.outputs)
         self.work_until = [0, *accumulate(not variable for variable in graph.is_variable)]
-        """Before each node, how many nodes compute something."""
+        """Number of operator nodes before each node."""
         self.mutated = mutated
         self.costs: dict[int, int] = {}
-        """Of each whole node its operations for one element."""
+        """Operations per element of each node of kind `PLAIN`."""
         self._costs: dict[tuple[object, ...], int] = {}
-        # Equal nodes share parameters: equal groups ask operators once, and share a kernel.
+        # Equal groups share one dictionary of parameters, so they query operators once and share a kernel.
         self.group_params: dict[tuple[object, ...], dict[str, Any]] = {}
         self.unbiased_params: dict[int, dict[str, Any]] = {}
         self.kinds = [self._kind(nid) for nid in range(graph.num_nodes)]
 
     def outputs(self, nid: int) -> range:
-        """The entries of a node."""
+        """Return the output entries of a node."""
         return range(self.graph.row[nid], self.graph.row[nid + 1])
 
     def is_read(self, entry: int) -> bool:
@@ -74,21 +74,22 @@ class ElementwiseNodes:
         return TensorSpec(self.network.shapes[entry], self.network.dtypes[entry]).nbytes
 
     def main(self, nid: int) -> int:
-        """The first entry of a node, which has the shape of its group."""
+        """Return the first output entry of a node, which has the shape of its group."""
         return self.graph.row[nid]
 
     def _specs(self, entries: Iterable[int]) -> list[TensorSpec]:
+        """Return the shape and dtype of each entry."""
         return [TensorSpec(self.network.shapes[e], self.network.dtypes[e]) for e in entries]
 
     def _kind(self, nid: int) -> str:
-        """Return how a node may be a member; empty if it may not."""
+        """Return the kind of member that a node can be; empty if it can be none."""
         graph, network = self.graph, self.network
         node = graph.nodes[nid]
         op = node.op
         if op is None or network.devices[nid].device_type != "gpu" or op.loss or not graph.inputs[nid]:
             return ""
         if op.name in ("LeakyReLU", "_backward_LeakyReLU"):
-            if node.params["act_type"] in ("prelu", "rrelu"):  # slopes that are learned or drawn
+            if node.params["act_type"] in ("prelu", "rrelu"):  # learned or random slopes
                 return ""
         elif op.random:
             return ""
@@ -103,7 +104,7 @@ class ElementwiseNodes:
             return "" if node.params["no_bias"] else BIAS
         if op.name == "BatchNorm":
             return NORM if self._splits_norm(nid) else ""
-        unknown = nid < self.num_forward and graph.works[nid].ignored  # what such a node ignores could not be unfused
+        unknown = nid < self.num_forward and graph.works[nid].ignored  # unfuse could not restore an ignored input
         if op.aux or op.name in provided("gpu") or unknown:
             return ""
         if any(network.shapes[e] != shape for e in self.outputs(nid)):
@@ -120,7 +121,7 @@ class ElementwiseNodes:
         return PLAIN if self.costs[nid] else ""
 
     def _cost(self, nid: int) -> int:
-        """The operations of a node for one element; 0 if its formula cannot be generated."""
+        """Return the operations per element of a node; 0 if no kernel can be generated from its formula."""
         graph = self.graph
         node, ignored = graph.nodes[nid], graph.works[nid].ignored
         wanted = tuple(self.is_read(e) for e in self.outputs(nid))
@@ -136,7 +137,7 @@ class ElementwiseNodes:
         return self._costs[key]
 
     def _splits_norm(self, nid: int) -> bool:
-        """Return whether a batch norm may leave out its values, and has the kernel whose last step it is."""
+        """Return whether the last step of a batch norm can be split off from its kernel."""
         node = self.graph.nodes[nid]
         assert node.op is not None
         data, mean = self.graph.inputs[nid][0], self.main(nid) + 1
@@ -147,11 +148,11 @@ class ElementwiseNodes:
         return chosen == "cuda" and self.network.dtypes[mean] == self.network.dtypes[data]
 
     def computed(self, nid: int) -> Sequence[int]:
-        """The entries of a node that its group computes."""
+        """Return the output entries of a node that its group computes."""
         return self.outputs(nid) if self.kinds[nid] == PLAIN else (self.main(nid),)
 
     def kept_alive(self, nid: int) -> list[int]:
-        """The entries that stay alive for a member: of a layer its own product, which the group reads."""
+        """Return the entries that must stay alive until a member runs; for a bias, only the product of its layer."""
         graph = self.graph
         if self.kinds[nid] == BIAS:
             return [self.main(nid)]
@@ -160,23 +161,23 @@ class ElementwiseNodes:
 
 
 MEMBERS = "__members__"
-"""The attribute of a fused node that holds name, attributes and kind of each member, as JSON."""
+"""Attribute of a fused node: name, attributes and kind of each member, as JSON."""
 _BROADCAST_ADD = registry.get("broadcast_add")
 _NO_PARAMS: Params = {}
 _NORM_PARAMS = {fixed: {"fix_gamma": fixed, "relu": False} for fixed in (False, True)}
 
 
 class FusedNode:
-    """Values, members and results of one group."""
+    """The values, members and results of one group, and the rewrite that fuses it."""
 
     def __init__(self, around: ElementwiseNodes, nodes: Sequence[int]) -> None:
         self.around, self.nodes, self.inside = around, nodes, frozenset(nodes)
         graph, network = around.graph, around.network
         self.shape = network.shapes[around.main(self.nodes[-1])]
         self.entries: list[tuple[int, bool]] = []
-        """Inputs: an entry, and whether it is the product of a layer of which the group adds the bias."""
+        """Inputs: (entry, whether it is the product of a layer whose bias the group adds)."""
         self.results: list[int] = []
-        """Entries that another node reads."""
+        """Entries of the group that other nodes or the caller read."""
         self._values: dict[tuple[int, bool], int] = {}
         self._inputs: list[Shape] = []
         calls = [self._call(nid) for nid in nodes]
@@ -208,7 +209,7 @@ class FusedNode:
         self.members = tuple(members)
 
     def _call(self, nid: int) -> tuple[Op, Params, list[tuple[int, bool] | None], list[int | None]]:
-        """A member in entries: operator, parameters, reads and writes."""
+        """Return a member as (operator, parameters, entries that it reads, entries that it writes)."""
         around, graph = self.around, self.around.graph
         node, kind = graph.nodes[nid], around.kinds[nid]
         assert node.op is not None
@@ -226,7 +227,7 @@ class FusedNode:
         return node.op, node.params, reads, [e if around.is_read(e) else None for e in around.outputs(nid)]
 
     def _input_shape(self, entry: int) -> Shape:
-        """The shape of an input with as many axes as the group's."""
+        """Return the shape of an input, padded with 1 to the number of axes of the group."""
         own, shape = self.around.network.shapes[entry], self.shape
         if own == shape:
             return shape
@@ -239,13 +240,13 @@ class FusedNode:
         return (1,) * (len(shape) - len(own)) + own
 
     def group(self) -> Group:
-        """The group."""
+        """Return the group as a parameter of the fused operator."""
         dtype = self.around.network.dtypes[self.around.main(self.nodes[-1])]
         values = tuple(self._values[entry, False] for entry in self.results)
         return Group(self.members, tuple(self._inputs), values, self.shape, dtype)
 
     def replace(self, edit: Edit) -> None:
-        """Let one node stand for the members."""
+        """Replace the members by one fused node."""
         around, graph, nodes = self.around, self.around.graph, self.nodes
         inputs = [self._product(edit, entry) if product else entry for entry, product in self.entries]
         params = around.group_params.setdefault(self.key, {GROUP: self.group()})
@@ -264,7 +265,7 @@ class FusedNode:
             edit.node_stands_for(nid, edit.makers[fused])
 
     def _product(self, edit: Edit, entry: int) -> int:
-        """Add the layer that makes an entry without its bias; return its entry."""
+        """Add a copy without bias of the layer that makes ``entry``; return its output entry."""
         graph = self.around.graph
         nid = graph.entry_node[entry]
         layer = graph.nodes[nid]
@@ -278,7 +279,7 @@ class FusedNode:
 
 
 def _channel_axis(node: Node, kind: str, ndim: int) -> int:
-    """Return the axis of the results along which the vectors of a layer or of a batch norm lie."""
+    """Return the channel axis of a layer or a batch norm: the axis of its bias or statistics."""
     if kind == NORM:
         return int(node.params["axis"]) % ndim
     assert node.op is not None
@@ -286,18 +287,19 @@ def _channel_axis(node: Node, kind: str, ndim: int) -> int:
 
 
 def _described(node: Node) -> list[tuple[str, dict[str, str], str]]:
+    """Return (name, attributes, kind) of each member of a fused node."""
     return [(name, attrs, kind) for name, attrs, kind in json.loads(node.attrs[MEMBERS])]
 
 
 def members(node: Node) -> list[str]:
-    """Return the names of the nodes whose outputs a fused node does not make."""
+    """Return the names of the members whose outputs a fused node does not make."""
     group: Group = node.params[GROUP]
     hidden = [not set(group.results).intersection(member.writes) for member in group.members]
     return [name for (name, _, _), one in zip(_described(node), hidden, strict=True) if one]
 
 
 def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
-    """Return the results of the nodes that a fused one stands for."""
+    """Return the results of a fused node, on new unfused nodes."""
     group: Group = node.params[GROUP]
     values: dict[int, Entry] = dict(enumerate(inputs))
     for member, (name, attrs, kind) in zip(group.members, _described(node), strict=True):

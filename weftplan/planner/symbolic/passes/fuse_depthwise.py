@@ -1,16 +1,15 @@
-"""Fuse a depthwise convolution with the batch norms around it, and the gradients of the three.
+"""Fuse a depthwise convolution with the batch norms around it, and the gradients of the three nodes.
 
-Nothing else may read the values between them. Then the array between the first batch norm and the convolution is never
-made, and no gradient between the three is written. ``ops/fusion/depthwise_block.py`` has the operators. The pass runs
-when sizes are known, and only where a kernel takes the three as one.
+The block is fused if no other node reads the values between its members. Then the array between the first batch norm
+and the convolution, and the gradients between the three, are never written. ``ops/fusion/depthwise_block.py`` defines
+the operators. The pass runs after size inference and only fuses blocks that have a kernel.
 
-Why no cycle comes of it: the forward node makes what the second batch norm made, and besides it only what the gradients
-read, so whatever reads it read one of the three. A gradient reads nothing that another gradient of the three does not
-make but what comes from before all of them, or from the forward graph.
+The rewrite creates no cycle. All readers of the fused forward node read one of its three members before. The fused
+gradient reads only results of the forward part and of nodes that precede all three gradients.
 
-Under recomputation (:attr:`Settings.rematerializes`) the backward part reads the result of a block from a node of its
-own: :data:`NORMALIZE` makes it again, in one sweep, from the result of the convolution and the statistics, which the
-gradient of the block keeps anyway.
+Under recomputation (:attr:`Settings.rematerializes`) the backward part reads a second copy of a block's result, which
+:data:`NORMALIZE` recomputes in one sweep from the result of the convolution and the statistics. The gradient of the
+block keeps these alive anyway.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, FUSIO
 from weftplan.symbol.node import Entry, Node, NodeParams
 
 MEMBERS = "__block__"
-"""The attribute of a node that stands for three: their names and attributes as JSON, in their order."""
+"""Attribute of a fused block: names and attributes of its three forward members in order, as JSON."""
 Readers = dict[int, list[tuple[int, int]]]
-"""By entry: the nodes that read it, and as which input."""
+"""Entry -> list of (reading node, input slot)."""
 HEAD = -1
-"""The place at which an entry is an output of the graph."""
+"""Input slot that stands for an output of the graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The six nodes that two can stand for, in their order."""
+    """The six nodes that two fused nodes can replace, in execution order."""
 
     graph: IndexedGraph
     before: int
@@ -54,45 +53,45 @@ class Block:
 
     @property
     def forward(self) -> tuple[int, int, int]:
-        """The nodes of the forward pass."""
+        """The three forward nodes, in execution order."""
         return self.before, self.layer, self.behind
 
     @property
     def backward(self) -> tuple[int, int, int]:
-        """The nodes of their gradients."""
+        """The three gradient nodes, in execution order."""
         return self.behind_gradient, self.layer_gradient, self.before_gradient
 
     @property
     def has_relu(self) -> bool:
-        """Whether there is a relu after the second batch norm."""
+        """Whether the second batch norm includes a relu."""
         return self.graph.nodes[self.behind].op is norm(True)
 
     @property
     def params(self) -> NodeParams:
-        """Those of the nodes that stand for it."""
+        """Parameters of the fused nodes."""
         before, layer, behind = (self.graph.nodes[nid].params for nid in self.forward)
         return {BEFORE: before, LAYER: layer, BEHIND: behind, RELU: self.has_relu}
 
     def entry(self, nid: int, index: int = 0) -> int:
-        """An output of one of the nodes."""
+        """Return an output entry of one of the nodes."""
         return self.graph.row[nid] + index
 
     @property
     def inputs(self) -> list[int]:
-        """Entries that the fused forward node reads."""
+        """Input entries of the fused forward node."""
         before, layer, behind = (self.graph.inputs[nid] for nid in self.forward)
         return [*before, layer[1], *behind[1:]]
 
     @property
     def outputs(self) -> list[int]:
-        """The entries that it makes."""
+        """Entries that the outputs of the fused forward node replace."""
         before, layer, behind = self.forward
         entry = self.entry
         return [entry(behind), entry(layer), entry(before, 1), entry(before, 2), entry(behind, 1), entry(behind, 2)]
 
     @property
     def gradient_inputs(self) -> list[int]:
-        """Entries that the fused gradient reads."""
+        """Input entries of the fused gradient node."""
         inputs = self.graph.inputs
         before, layer, behind = self.forward
         entries = [inputs[self.behind_gradient][0], self.entry(layer), inputs[before][0], inputs[layer][1]]
@@ -102,19 +101,19 @@ class Block:
 
     @property
     def gradients(self) -> list[int]:
-        """The entries that it makes."""
+        """Entries that the outputs of the fused gradient node replace."""
         last, gradient, first = self.backward
         entry = self.entry
         return [entry(first), entry(first, 1), entry(first, 2), entry(gradient, 1), entry(last, 1), entry(last, 2)]
 
 
 def fuse_depthwise(network: Network, settings: Settings) -> tuple[Network, str]:
-    """Fuse such blocks on a host that have a kernel of their own."""
+    """Fuse all blocks on a host that have a kernel."""
     blocks = [block for block in _blocks(network.graph) if _has_kernel(network, block, settings.options.kernels)]
     if not blocks:
         return network, ""
     edit = Edit(network)
-    known: dict[tuple[object, ...], dict[str, Any]] = {}  # equal blocks have one dictionary
+    known: dict[tuple[object, ...], dict[str, Any]] = {}  # equal blocks share one dictionary
     nodes = network.graph.nodes
     for block in blocks:
         key = (*(id(nodes[nid].params) for nid in block.forward), block.has_relu)
@@ -133,7 +132,7 @@ def fuse_depthwise(network: Network, settings: Settings) -> tuple[Network, str]:
 
 
 def rematerialize(network: Network, settings: Settings) -> tuple[Network, str]:
-    """Let the backward part make the results of fused blocks again."""
+    """Redirect backward readers of fused blocks' results to recomputed copies."""
     graph, edit = network.graph, Edit(network)
     results: dict[int, int] = {}
     known: dict[int, dict[str, Any]] = {}
@@ -158,7 +157,7 @@ def rematerialize(network: Network, settings: Settings) -> tuple[Network, str]:
 
 
 def _has_kernel(network: Network, block: Block, mode: str) -> bool:
-    """Whether a kernel takes the block as one, under ``mode`` (:attr:`PlanOptions.kernels`)."""
+    """Return whether the block has a fused kernel under ``mode`` (:attr:`PlanOptions.kernels`)."""
     devices = {network.devices[nid] for nid in (*block.forward, *block.backward)}
     if len(devices) > 1 or not devices.pop().is_host:
         return False
@@ -169,6 +168,7 @@ def _has_kernel(network: Network, block: Block, mode: str) -> bool:
 
 
 def _blocks(graph: IndexedGraph) -> list[Block]:
+    """Return all blocks of the graph that can be fused."""
     nodes = graph.nodes
     layers = [nid for nid, node in enumerate(nodes) if node.op is not None and node.op.name == "_backward_Convolution"]
     layers = [nid for nid in layers if nodes[nid].params["num_group"] > 1 and nodes[nid].params["no_bias"]]
@@ -192,7 +192,7 @@ def _blocks(graph: IndexedGraph) -> list[Block]:
 
 
 def _around(graph: IndexedGraph, gradient: int, readers: Readers) -> Block | None:
-    """The nodes around ``gradient``, which is that of the convolution; None if they are of other kinds."""
+    """Return the block around ``gradient``, the gradient of a convolution; None if its neighbours do not match."""
     nodes, makers, row = graph.nodes, graph.entry_node, graph.row
     ograd, data, weight = graph.inputs[gradient][:3]
     behind_gradient, before = makers[ograd], makers[data]
@@ -213,10 +213,10 @@ def _around(graph: IndexedGraph, gradient: int, readers: Readers) -> Block | Non
 def _is_closed(block: Block, readers: Readers, waiting: dict[int, list[int]]) -> bool:
     """Return whether the block can be fused.
 
-    1. The gradients are those of the forward nodes.
-    2. No other node reads a value between the nodes, or waits for one of them.
-    3. The gradient of the data is read: another gradient lies in its memory for a while.
-    4. No node of the graph reads what the gradients make besides.
+    1. The gradient nodes belong to the forward nodes.
+    2. No other node reads a value between the nodes or has a control dependency on one of them.
+    3. The gradient of the data has a reader, because the kernel uses its memory for another gradient meanwhile.
+    4. No node reads the other gradients; they may only be outputs of the graph.
     """
     graph = block.graph
     before, layer, behind = block.forward
@@ -240,7 +240,7 @@ def _is_closed(block: Block, readers: Readers, waiting: dict[int, list[int]]) ->
     if any(place == HEAD or nid not in inside for e in passed for nid, place in readers.get(e, ())):
         return False
     if all(
-        place != HEAD and not graph.is_variable[nid] and place in graph.works[nid].ignored  # its shape alone matters
+        place != HEAD and not graph.is_variable[nid] and place in graph.works[nid].ignored  # reads only the shape
         for nid, place in readers.get(entry(first), ())
     ):
         return False
@@ -251,23 +251,24 @@ def _is_closed(block: Block, readers: Readers, waiting: dict[int, list[int]]) ->
 
 
 def _controls(graph: IndexedGraph, nids: Sequence[int]) -> list[int]:
-    """Return the other nodes that these nodes wait for."""
+    """Return the control dependencies of these nodes on other nodes."""
     return [dep for nid in nids for dep in graph.controls[nid] if dep not in nids]
 
 
 def _members(node: Node) -> list[tuple[str, dict[str, str]]]:
+    """Return (name, attributes) of each forward member of a fused block."""
     return [(name, attrs) for name, attrs in json.loads(node.attrs[MEMBERS])]
 
 
 def members(node: Node) -> list[str]:
-    """Return the names of the forward nodes whose outputs a block does not make, those within them included."""
+    """Return the names of the forward members whose outputs a block does not make, and of layers fused into members."""
     forward = _members(node)
     layers = [attrs[fuse_relu.LAYER] for _, attrs in forward if fuse_relu.LAYER in attrs]
     return [*(name for name, _ in forward[:-1]), *layers]
 
 
 def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
-    """Return the result of the last of the nodes that a block stands for."""
+    """Return the result of a fused block, on new unfused nodes."""
     ops = norm(True), registry.get("Convolution"), norm(node.params[RELU])
     result = inputs[0]
     for op, (name, attrs), of, own in zip(

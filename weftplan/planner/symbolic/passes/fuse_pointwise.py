@@ -1,16 +1,16 @@
-"""Fuse trees of elementwise nodes on GPUs, with the bias, the batch norm's scale and the relu before and after them.
+"""Fuse trees of elementwise nodes on GPUs, including biases, the last step of batch norms, and relus.
 
-Each group becomes one node, whose kernel ``ops/cuda/pointwise.py`` generates: it reads every input once, writes every
-result that another node reads, and nothing else. Bits stay as they are, since the operations of an element and their
-order stay. A node joins the group of a node whose result it reads if
+Each group becomes one node, whose kernel ``ops/cuda/pointwise.py`` generates. The kernel reads every input once and
+writes only the results that other nodes read. Results are bitwise equal, because the operations on an element and their
+order do not change. A node joins the group of a node whose result it reads if
 
-1. both compute elements of one shape and one float dtype on one GPU, from formulas that can be recorded, and `alike`
-   says that they are recomputed both or neither, and both belong to the forward part or to the backward part;
-2. every other reader of the group's results runs after the last member, so that the group can run at its place;
-3. no more bytes stay alive until then than the fused results would have taken.
+1. both compute elements of one shape and one float dtype on one GPU, from formulas that can be recorded, both belong to
+   the forward part or both to the backward part, and `alike` holds;
+2. every other reader of the group's results runs after the last member, so that the group can run at its position;
+3. the inputs that stay alive until then have at most the bytes of the results that are no longer stored.
 
-The bias of a layer and the last step of a batch norm (from statistics to values) are split off if the group reads them.
-The pass runs last, when all shapes are known, and only if kernels are generated at all.
+The bias of a layer and the last step of a batch norm (from statistics to values) are split off if a group reads them.
+The pass runs last, when all shapes are known, and only if kernels are generated.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _MOST_MEMBERS = 48
 
 @dataclass
 class _Tree:
-    """Nodes that become one."""
+    """A group of nodes to fuse."""
 
     nodes: list[int]
-    """In ascending order; the group runs in the place of the last."""
+    """Members in ascending order; the group runs at the position of the last."""
 
     def __post_init__(self) -> None:
         self.last, self.members = self.nodes[-1], frozenset(self.nodes)
 
 
 def fuse_pointwise(network: Network, settings: Settings) -> tuple[Network, str]:
-    """Fuse such trees on GPUs."""
+    """Fuse all trees that meet the conditions in this module's docstring."""
     around = ElementwiseNodes(network, settings)
     trees = [tree for tree in _trees(around) if _is_worth_it(around, tree)]
     if not trees:
@@ -57,18 +57,18 @@ def fuse_pointwise(network: Network, settings: Settings) -> tuple[Network, str]:
 
 
 def _trees(around: ElementwiseNodes) -> list[_Tree]:
-    """Grow groups from the first node to the last."""
+    """Return all groups, grown greedily in node order."""
     graph, kinds = around.graph, around.kinds
     tree_of: dict[int, _Tree] = {}
     for nid, kind in enumerate(kinds):
         if not kind:
             continue
         tree = tree_of[nid] = _Tree([nid])
-        if kind != PLAIN:  # these begin a group
+        if kind != PLAIN:  # a bias or a batch norm can only begin a group
             continue
         for entry in dict.fromkeys(graph.inputs[nid]):
             before = tree_of.get(graph.entry_node[entry])
-            # Of a layer or a batch norm the group computes the first output alone.
+            # A group computes only the first output of a layer or a batch norm.
             if before is None or before is tree:
                 continue
             maker = graph.entry_node[entry]
@@ -82,7 +82,7 @@ def _trees(around: ElementwiseNodes) -> list[_Tree]:
 
 
 def _may_join(around: ElementwiseNodes, before: _Tree, tree: _Tree, joined: _Tree) -> bool:
-    """Return whether the conditions hold under which ``before`` may run where ``tree`` runs."""
+    """Return whether ``before`` may join ``tree`` and run at its position; ``joined`` is their union."""
     graph, network = around.graph, around.network
     a, b = before.last, tree.last
     if sum(around.costs.get(nid, 0) for nid in joined.nodes) > generated.MOST_OPERATIONS // 2:
@@ -94,7 +94,7 @@ def _may_join(around: ElementwiseNodes, before: _Tree, tree: _Tree, joined: _Tre
     first, second = around.main(a), around.main(b)
     if network.shapes[first] != network.shapes[second] or network.dtypes[first] != network.dtypes[second]:
         return False
-    # The first part of a layer or of a batch norm stays where it is, for its readers and for what it reads itself.
+    # The first part of a layer or a batch norm keeps its position, so only plain members move.
     moved = {nid for nid in joined.nodes if around.kinds[nid] == PLAIN}
     for nid in joined.nodes:
         later = [reader for entry in around.computed(nid) for reader in around.readers.get(entry, ())]
@@ -106,13 +106,13 @@ def _may_join(around: ElementwiseNodes, before: _Tree, tree: _Tree, joined: _Tre
 
 
 def _keeps_memory(around: ElementwiseNodes, before: _Tree, joined: _Tree) -> bool:
-    """Return whether at most as many bytes stay alive, from where ``before`` runs to the end, as without fusion.
+    """Return whether fusion keeps at most as many bytes alive between ``before`` and the end of ``joined``.
 
-    Without fusion its results stay alive; with it the inputs that no later node reads.
+    Without fusion the results of ``before`` are alive there; with fusion, its inputs that would otherwise be dead.
     """
     graph, last = around.graph, joined.last
     inside = sum(nid > before.last for nid in joined.members)
-    if around.work_until[last + 1] - around.work_until[before.last + 1] == inside:  # nothing else runs in between
+    if around.work_until[last + 1] - around.work_until[before.last + 1] == inside:  # no other node runs in between
         return True
     saved = sum(
         around.nbytes(entry)
@@ -134,7 +134,7 @@ def _keeps_memory(around: ElementwiseNodes, before: _Tree, joined: _Tree) -> boo
 
 
 def _is_worth_it(around: ElementwiseNodes, tree: _Tree) -> bool:
-    """Return whether a group saves a launch, or a pass over its data."""
+    """Return whether a group saves a kernel launch or a pass over its data."""
     plain = [nid for nid in tree.nodes if around.kinds[nid] == PLAIN]
     return bool(plain) and (len(tree.nodes) > 1 or around.costs[plain[0]] > 1)
 

@@ -1,9 +1,9 @@
-"""Fuse a layer and its relu, the gradient of a relu and that of its layer, and a convolution and its batch norm.
+"""Fuse a layer and its relu, the gradients of a relu and its layer, and a convolution and its batch norm.
 
-The last is fused only where no reader wants gradients. The array between two fused nodes is never written, and every
-element is read once less; bits stay as they are. Two nodes are fused when nothing else reads the values between them,
-and when their attributes give both to the same device and recompute both or neither. A fused node has the name of the
-last, whose output it makes. The pass runs on the graph with its gradients, before anything has a size.
+A convolution and a batch norm are fused only if neither has a gradient node. The array between two fused nodes is never
+written and not read again; results are bitwise equal. Two nodes are fused if no other node reads the value between them
+and if their attributes for device and forced recomputation are equal. A fused node has the name of its last member,
+whose output it makes. The pass runs on the graph with gradients.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, FUSIO
 from weftplan.symbol.node import Entry, Node
 
 LAYER = "__layer__"
-"""The attribute of a fused node that is the name of its layer."""
+"""Attribute of a fused node: the name of its layer."""
 NORMALIZED = "__norm__"
-"""The attribute of one with a batch norm in it: the name and the attributes of that, as JSON."""
+"""Attribute of a fused node that contains a batch norm: the name and the attributes of the batch norm, as JSON."""
 FOLLOWERS = frozenset(("BatchNorm", "Activation", "relu", *fused.GRADIENTS))
-"""Operators of nodes that may be fused with the node that they read first."""
+"""Operators of nodes that may be fused with the maker of their first input."""
 
 
 def fuse_relu(network: Network, settings: Settings) -> tuple[Network, str]:
-    """Fuse such pairs."""
+    """Fuse all pairs that meet the conditions in this module's docstring."""
     graph = network.graph
     nodes, makers, row = graph.nodes, graph.entry_node, graph.row
     candidates = [
@@ -42,7 +42,7 @@ def fuse_relu(network: Network, settings: Settings) -> tuple[Network, str]:
     first_of = {nid: makers[graph.inputs[nid][0]] for nid in candidates}
     counted_nodes = {*first_of.values(), *candidates}
     uses = Counter([e for ins in (*graph.inputs, graph.outputs) for e in ins if makers[e] in counted_nodes])
-    after: dict[int, list[int]] = {}  # node -> those that it must precede: its gradients
+    after: dict[int, list[int]] = {}  # node -> nodes with a control dependency on it: its gradients
     for nid, deps in enumerate(graph.controls):
         for dep in deps:
             after.setdefault(dep, []).append(nid)
@@ -67,7 +67,7 @@ def fuse_relu(network: Network, settings: Settings) -> tuple[Network, str]:
             continue
         elif _norm_of(graph, nid, first) is not None:
             inner[nid] = first
-    # The shapes of a gradient are those of its forward node's inputs, so that of a relu needs the relu as it is.
+    # A gradient takes its shapes from its forward node's inputs, so a relu whose gradient remains cannot be fused.
     gone = set(inner.values())
     layers = {layer: relu for layer, relu in layers.items() if gone.issuperset(after.get(relu, ()))}
     count = len(layers) + len(inner) + len(before_norm)
@@ -86,7 +86,7 @@ def fuse_relu(network: Network, settings: Settings) -> tuple[Network, str]:
 def _fuse_norms(edit: Edit, before_norm: dict[int, int], layers: dict[int, int]) -> None:
     """Fuse each convolution with its batch norm, and with the relu after that, if there is one."""
     graph = edit.network.graph
-    params: dict[tuple[int, int], dict[str, object]] = {}  # equal layers share their parameters
+    params: dict[tuple[int, int], dict[str, object]] = {}  # equal layers share one dictionary
     for norm, first in before_norm.items():
         relu = layers.get(norm)
         conv, node, last = graph.nodes[first], graph.nodes[norm], graph.nodes[norm if relu is None else relu]
@@ -105,6 +105,7 @@ def _fuse_norms(edit: Edit, before_norm: dict[int, int], layers: dict[int, int])
 
 
 def _fuse_layer(edit: Edit, layer: int, relu: int) -> None:
+    """Fuse a layer and its relu."""
     graph = edit.network.graph
     node, row = graph.nodes[layer], graph.row
     assert node.op is not None
@@ -123,6 +124,7 @@ def _fuse_layer(edit: Edit, layer: int, relu: int) -> None:
 
 
 def _fuse_gradients(edit: Edit, gradient: int, before: int) -> None:
+    """Fuse the gradient of a batch norm with the gradient ``before`` of the relu after the batch norm."""
     graph = edit.network.graph
     node, row = graph.nodes[gradient], graph.row
     norm = _norm_of(graph, gradient, before)
@@ -143,14 +145,14 @@ def _fuse_gradients(edit: Edit, gradient: int, before: int) -> None:
 
 
 def _norm_of(graph: IndexedGraph, gradient: int, before: int) -> int | None:
-    """The batch norm whose gradient a node is, if ``before`` is that of the relu after it."""
+    """Return the forward node of ``gradient`` if ``before`` is the gradient of the relu that reads it, else None."""
     relu = graph.entry_node[graph.inputs[before][1]]
     norm = graph.entry_node[graph.inputs[relu][0]] if graph.inputs[relu] else None
     return norm if norm in graph.controls[gradient] else None
 
 
 def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
-    """Return the visible outputs of the layer, the batch norm and the relu that a node stands for."""
+    """Return the visible outputs of a fused node, on a new layer, batch norm and relu."""
     assert node.op is not None
     attrs = {key: text for key, text in node.attrs.items() if key not in (LAYER, NORMALIZED)}
     normalized = NORMALIZED in node.attrs
@@ -173,7 +175,7 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
 
 
 def members(node: Node) -> list[str]:
-    """Return the names of the nodes whose outputs a fused node does not make."""
+    """Return the names of the members whose outputs a fused node does not make."""
     assert node.op is not None
     names = [node.attrs[LAYER]]
     if NORMALIZED in node.attrs and node.op.name.endswith(fused.RELU):

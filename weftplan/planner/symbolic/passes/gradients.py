@@ -1,9 +1,9 @@
-"""Reverse mode on graphs: adds the nodes that compute gradients of outputs with respect to variables.
+"""Reverse-mode differentiation: add the nodes that compute gradients of outputs with respect to variables.
 
-Shapes are not needed: zeros are made by operators that take their shape from another entry.
+Shapes are not needed, because operators that make zeros take their shape from another entry.
 
-A gradient that is zero is represented by absence: a rule returns None for it, an entry without a gradient has
-no terms. Zeros are only made if a rule asks for an outgoing gradient that has none, or for a wanted variable.
+A zero gradient has no node: a gradient rule returns None for it, and an entry without a gradient has no terms. Zeros
+are only made if a rule reads the gradient of such an entry, or if an argument that wants a gradient has none.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _INHERITED = frozenset(INHERITED)
 
 
 def add_gradients(network: Network, settings: Settings) -> tuple[Network, str]:
-    """Add the gradients that the caller wants.
+    """Add the gradients of all arguments whose grad_req is not null.
 
     Raises:
-        PlanError: an operator on the way is not differentiable, or a gradient rule returns the wrong number of
-            gradients.
+        PlanError: an operator on a path to such an argument is not differentiable, or a gradient rule returns the wrong
+            number of gradients.
     """
     requests = network.requests
     wanted = tuple(name for name in network.arguments if requests[name] != Req.NULL)
@@ -57,10 +57,13 @@ def add_gradients(network: Network, settings: Settings) -> tuple[Network, str]:
 
 
 class _Pass:
-    """State of one run of the pass; sums of ``sum_cap`` terms or more, or of fewer than ``few``, become a chain, which
-    can run in place.
+    """The state of one run of the pass.
 
-    With ``like_mxnet`` head gradients pass through ``_identity_with_attr_like_rhs``, as in MXNet 1.9.1.
+    Args:
+        edit: the rewrite.
+        sum_cap, few: a gradient sum with at least ``sum_cap`` terms, or with fewer than ``few``, becomes a chain of
+            additions, which can run in place.
+        like_mxnet: whether head gradients pass through ``_identity_with_attr_like_rhs``, as in MXNet 1.9.1.
     """
 
     def __init__(self, edit: Edit, sum_cap: int, few: int, *, like_mxnet: bool) -> None:
@@ -70,18 +73,23 @@ class _Pass:
         self.sum_cap, self.few = max(2, sum_cap), few
         self.like_mxnet = like_mxnet
         self.terms: dict[int, list[int]] = {}
-        """Entry -> entries whose sum is its gradient."""
+        """Entry -> terms of its gradient."""
         self.head_grads: list[int] = []
         self.when: dict[int, int] = {}
-        """Made nodes, and during which visit (0: before the first); see :meth:`_chain`."""
+        """Added node -> number of the visit that added it (0: before the first); see :meth:`_chain`."""
         self.visit = 0
+        """Number of the current visit."""
         self._kinds: dict[tuple[Any, ...], tuple[Op, dict[str, Any], tuple[Work, int]]] = {}
-        """Operator, parsed parameters and the facts that follow from them, shared by nodes with equal parameters."""
+        """Cache of (operator, parsed parameters, memory effects and number of outputs) for nodes with equal ones."""
 
     def run(self, variables: Sequence[int], accumulated: Collection[int]) -> list[int]:
-        """Return the gradient entry of each wanted variable; no two are the same, none is a forward entry.
+        """Add gradients and return the gradient entry of each variable.
 
-        ``accumulated``: variables whose gradient is added to (grad_req add): their entry has no other reader.
+        The entries are distinct, and none is a forward entry.
+
+        Args:
+            variables: variables to differentiate with respect to.
+            accumulated: those of them with grad_req ``add``; their entries have no other reader.
         """
         graph = self.graph
         order = self._order()
@@ -100,11 +108,10 @@ class _Pass:
         return entries
 
     def _order(self) -> Sequence[int]:
-        """Return the reverse of the order of visits.
+        """Return the forward nodes in the reverse of the order in which they are visited.
 
-        Before long sums each node is visited next to its readers. Such sums are accumulated in the order of visits
-        (:meth:`_chain`): terms of nodes that are visited late have to wait, and
-        with them all that they are made of.
+        If the graph has long gradient sums, nodes are visited close to their readers (deepest first). Such sums are
+        accumulated in the order of visits (:meth:`_chain`), so the inputs of a term from a late visit stay alive long.
         """
         graph = self.graph
         makers = graph.entry_node
@@ -118,7 +125,7 @@ class _Pass:
         return deepest_first(everything, before)
 
     def _needed(self, order: Sequence[int], wanted: Sequence[int]) -> bytearray:
-        """1 for every node that some wanted variable feeds: gradients elsewhere would be thrown away."""
+        """Return 1 for each node that depends on a variable of ``wanted``, else 0; only these need gradients."""
         graph = self.graph
         makers, inputs = graph.entry_node, graph.inputs
         needed = bytearray(graph.num_nodes)
@@ -132,6 +139,7 @@ class _Pass:
         return needed
 
     def _head_gradients(self) -> None:
+        """Add a variable ``_head_grad_<i>`` for each output and make it the first term of the output's gradient."""
         edit = self.edit
         for i, output in enumerate(self.outputs):
             entry = edit.add(None, f"_head_grad_{i}", like=[output])
@@ -141,7 +149,11 @@ class _Pass:
             self.terms.setdefault(output, []).append(entry)
 
     def _visit(self, nid: int, op: Op, needed: bytearray) -> None:
-        """Ask the gradient rule of a node and hand its answers to the producers of the inputs."""
+        """Apply the gradient rule of a node and add its results to the terms of the inputs.
+
+        Raises:
+            PlanError: the operator is not differentiable, or the rule returns the wrong number of gradients.
+        """
         terms, graph = self.terms, self.graph
         node, inputs = graph.nodes[nid], graph.inputs[nid]
         if not op.loss and terms.keys().isdisjoint(range(graph.row[nid], graph.row[nid + 1])):
@@ -162,7 +174,7 @@ class _Pass:
         for source, answer in zip(inputs, answers, strict=True):
             if answer is None or not needed[makers[source]]:
                 continue
-            entry: int = answer  # type: ignore[assignment]  # what `make` gave to the rule
+            entry: int = answer  # type: ignore[assignment]  # an entry that `make` returned to the rule
             maker = nodes[makers[entry]].op
             if maker is not None and maker.name in ZERO_OPS:
                 continue
@@ -173,7 +185,7 @@ class _Pass:
                 known.append(entry)
 
     def aggregate(self, nid: int, index: int) -> int | None:
-        """The sum of the terms of one entry, made once; None when there are none."""
+        """Return the sum of the terms of an entry, which is made on first use; None if there are no terms."""
         entry = self.graph.row[nid] + index
         terms = self.terms.get(entry)
         if not terms:
@@ -188,16 +200,16 @@ class _Pass:
         return terms[0]
 
     def _chain(self, name: str, terms: list[int]) -> int:
-        """terms[0] + terms[1] + …, one at a time; each term is computed after the sum of those before it."""
+        """Return a chain of additions terms[0] + terms[1] + …; each term runs after the sum of the terms before it."""
         when, now, makers = self.when, self.visit, self.edit.makers
         total = terms[0]
         latest = when.get(makers[total], -1)
         for i in range(1, len(terms)):
             term = makers[terms[i]]
             moment = when.get(term, -1)
-            # Without this edge all terms could be computed first, and all be alive at once. It closes no cycle: sort
-            # nodes by the visit that made them, a partial sum counting as made with its last term. All other edges
-            # lead to nodes of the same visit or an earlier visit, and this edge to a strictly earlier visit.
+            # Without this edge all terms could run first and be alive at the same time. It closes no cycle: sort nodes
+            # by the visit that added them, a partial sum by the visit of its last term. All other edges lead to nodes
+            # of the same or an earlier visit, and this edge leads to a strictly earlier visit.
             if moment > latest:
                 self.edit.controls[term].append(makers[total])
             latest = max(latest, moment)
@@ -208,30 +220,30 @@ class _Pass:
         return final
 
     def _separate(self, entries: list[int], wanted: Sequence[int], accumulated: Collection[int]) -> None:
-        """Give every gradient an entry of its own, because each is written to an array of its own.
+        """Insert copies so that the gradients are distinct backward entries, because each has its own array.
 
-        A gradient that is added to its array must not be read by other nodes either: they would see old terms.
+        A gradient that is added to its array must also have no other reader, which would read the previous content too.
         """
         edit, forward_nodes = self.edit, self.graph.num_nodes
         used: set[int] = set()
         read: set[int] = set()
         if accumulated:
             read = {e for nid in self.when for e in edit.inputs[nid]}
-            # Two variables with one gradient: the copy for the second would read it.
+            # If two variables share one gradient, the copy for the second one reads it.
             read.update(e for e, n in Counter(entries).items() if n > 1)
         for i, (entry, variable) in enumerate(zip(entries, wanted, strict=True)):
             nid = edit.makers[entry]
             maker = edit.nodes[nid].op
             foreign = maker is None or nid < forward_nodes
             if variable in accumulated and maker is not None and maker.name == "_CrossDeviceCopy":
-                foreign = True  # it overwrites
+                foreign = True  # a copy between devices cannot add
             if foreign or entry in used or (variable in accumulated and entry in read):
                 entries[i] = self.make("_copy", f"{edit.nodes[nid].name}_{i}_copy", [entry], {})[0]
             else:
                 used.add(entry)
 
     def cast(self, gradient: int, name: str, dtype: DType) -> int:
-        """The gradient of argument ``name`` in another dtype."""
+        """Add a cast of the gradient of argument ``name`` to ``dtype``; return its entry."""
         gradient_attrs = self.edit.nodes[self.edit.makers[gradient]].attrs
         entry = self.make("Cast", f"{name}_grad_{dtype.name}", [gradient], {"dtype": dtype.name})[0]
         node = self.edit.nodes[self.edit.makers[entry]]
@@ -248,7 +260,16 @@ class _Pass:
         forward: int | None = None,
         parsed: NodeParams | None = None,
     ) -> Sequence[int]:
-        """A new node; all its outputs."""
+        """Add a node; return its output entries.
+
+        Args:
+            op_name: the operator or its name.
+            name: the node's name.
+            inputs: its input entries.
+            params: parameters as given; their text becomes the attributes.
+            forward: forward node whose device attributes it inherits and which it must follow.
+            parsed: parsed parameters, if the caller has them.
+        """
         kind: tuple[Any, ...] = (op_name if op_name.__class__ is str else id(op_name), id(parsed))
         attrs = {}
         if params:
@@ -275,7 +296,7 @@ class _Pass:
 
 
 class _Builder:
-    """The view that a gradient rule has of one forward node (:class:`weftplan.ops.core.schema.GradientBuilder`)."""
+    """The view of one forward node that a gradient rule gets (:class:`weftplan.ops.core.schema.GradientBuilder`)."""
 
     __slots__ = ("_forward", "_pass", "params")
 
@@ -283,7 +304,7 @@ class _Builder:
         self._pass = owner
         self._forward = forward
         self.params: Params = owner.graph.nodes[forward].params if params is None else params
-        """Those of the forward node, or what they mean to the operator whose rule it has."""
+        """Parameters of the forward node, or parameters that :meth:`showing` put in their place."""
 
     @property
     def num_inputs(self) -> int:
@@ -291,22 +312,22 @@ class _Builder:
         return len(self._pass.graph.inputs[self._forward])
 
     def input(self, index: int) -> EntryRef:
-        """Forward input."""
+        """Return the entry of forward input ``index``."""
         return self._pass.graph.inputs[self._forward][index]
 
     def output(self, index: int) -> EntryRef:
-        """Forward output."""
+        """Return the entry of forward output ``index``."""
         return self._pass.graph.row[self._forward] + index
 
     def ograd(self, index: int = 0) -> EntryRef:
-        """Aggregated gradient of output ``index``; zeros when there is none."""
+        """Return the summed gradient of output ``index``; zeros if it has none."""
         owner, forward = self._pass, self._forward
         entry = owner.aggregate(forward, index)
         if entry is None:
             output = owner.graph.row[forward] + index
             name = f"{owner.graph.names[forward]}_out{index}_zero"
             entry = owner.make("zeros_like", name, [output], {}, forward=forward)[0]
-            # Remembered, so that a second request gets the same node.
+            # Cached, so that a second call returns the same node.
             owner.terms[output] = [entry]
         return entry
 
@@ -318,7 +339,7 @@ class _Builder:
         *,
         suffix: str = "backward",
     ) -> Sequence[EntryRef]:
-        """A new node ``<forward name>_<suffix>``, which comes after its forward node."""
+        """Add a node ``<forward name>_<suffix>`` that follows the forward node; return its output entries."""
         forward, parsed = self._pass.graph.nodes[self._forward], None
         if params is None and self.params is forward.params:
             params, parsed = {}, forward.params
@@ -328,14 +349,14 @@ class _Builder:
         return self._pass.make(
             op,
             f"{forward.name}_{suffix}",
-            inputs,  # type: ignore[arg-type]  # what `make` gave to the rule
+            inputs,  # type: ignore[arg-type]  # entries that `make` returned to the rule
             params,
             forward=self._forward,
             parsed=parsed,
         )
 
     def showing(self, params: Params) -> _Builder:
-        """The same with other parameters."""
+        """Return a builder for the same node with other parameters."""
         return _Builder(self._pass, self._forward, params)
 
 

@@ -1,4 +1,4 @@
-"""The record of a pass over the graph; the list in :mod:`weftplan.planner.symbolic.passes` holds all records."""
+"""The description of a graph pass; :mod:`weftplan.planner.symbolic.passes` lists all passes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from weftplan.planner.symbolic.network import Network
 from weftplan.symbol.node import Entry, Node
 
 FUSION = "MXNET_USE_FUSION"
-"""The variable that switches all fusions off."""
+"""Environment variable that disables all fusions."""
 GRADIENTS, PLACED, SIZES = "gradients", "devices", "sizes"
-"""Facts of a network: it has its gradients, every node is on its device, all shapes and dtypes are known."""
+"""Facts of a network: it has its gradients, every node has its device, all shapes and dtypes are known."""
 FORWARD, BACKWARD = "forward nodes", "backward nodes"
-"""Parts of a network: the nodes of its forward part with their edges, and the other nodes."""
+"""Parts of a network: the nodes of its forward part and of its backward part, with their edges."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The requests of the caller, as :func:`weftplan.planner.symbolic.pipeline.size_symbol` takes it."""
+    """The caller's arguments of :func:`weftplan.planner.symbolic.pipeline.size_symbol`."""
 
     options: PlanOptions
     context: Context
@@ -32,57 +32,56 @@ class Settings:
     group2ctx: Mapping[str, Context] = field(default_factory=dict)
     variable_contexts: Mapping[str, Context] = field(default_factory=dict)
     rematerializes: bool = False
-    """Whether the backward part makes results of fused blocks again from entries that their gradients keep."""
+    """Whether the backward part recomputes the results of fused blocks from entries that their gradients keep alive."""
 
     def fuses(self) -> bool:
-        """Whether nodes may be fused at all."""
+        """Return whether the options allow fusion."""
         return self.options.fusion and self.options.compat == "none"
 
     def fuses_on_gpus(self) -> bool:
-        """Whether they may, a node may be on a GPU, and kernels are generated."""
+        """Return whether fusion is allowed, a node may be on a GPU, and kernels are generated."""
         contexts = (self.context, *self.group2ctx.values(), *self.variable_contexts.values())
         kernels = self.options.kernels != "numpy" and "gpu" in [one.device_type for one in contexts]
         return kernels and self.fuses()
 
     def spreads(self) -> bool:
-        """Whether nodes may be on several devices."""
+        """Return whether nodes may be on several devices."""
         return bool(self.group2ctx or self.variable_contexts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPass:
-    """One pass: a function of a network, with all that the list of passes needs to know of it."""
+    """One graph pass: the function and its declared preconditions and effects."""
 
     name: str
-    """Its effect, as plans show it."""
+    """Description of its effect, shown in plans."""
     switch: str
-    """The variable or argument that turns it off."""
+    """Environment variable or argument that disables it."""
     run: Callable[[Network, Settings], tuple[Network, str]]
-    """Return the network after it, and its changes in words; empty if it found nothing to change."""
+    """Function that returns the new network and a description of the changes; empty if nothing changed."""
     enabled: Callable[[Settings], bool] = lambda settings: True
-    """Whether the caller wants it."""
+    """Predicate: whether the pass runs under these settings."""
     needs: frozenset[str] = frozenset()
-    """Facts that must be known before it runs."""
+    """Facts that must be established before it runs."""
     gives: frozenset[str] = frozenset()
-    """Facts that are known after it."""
+    """Facts that it establishes."""
     changes: frozenset[str] = frozenset()
-    """Parts and facts that it may change besides what it gives; debug mode checks that all others stay."""
+    """Parts and facts that it may change in addition to :attr:`gives`; debug mode checks that all others are equal."""
     shown: bool = True
-    """Whether plans show it; a step that every plan has is not shown."""
+    """Whether plans show it; a pass of every plan is not shown."""
     fused: tuple[Op, ...] = ()
-    """Operators of the nodes that it makes of several forward nodes."""
+    """Operators of the fused forward nodes that it makes."""
     unfuse: Callable[[Node, Sequence[Entry]], list[Entry]] | None = None
-    """Of such a node and the entries that it reads: the entries of the nodes that it stands for, one for each of its
-    outputs that a user sees."""
+    """Function from a fused node and its input entries to the entries of unfused nodes, one per visible output."""
     members: Callable[[Node], list[str]] = lambda node: []
-    """Return the names of the nodes that such a node stands for and whose outputs are never made."""
+    """Function that returns the names of a fused node's members whose outputs are not made."""
 
 
 def changed_by_pass(before: Network, after: Network) -> set[str]:
-    """Return the parts and facts in which a network after a pass differs from the network before it.
+    """Return the parts and facts in which two networks differ.
 
-    Devices and sizes are compared for nodes that both have. The caller's variables and outputs are a part that no
-    record lists.
+    Devices and sizes are compared for nodes that both networks have. Variables and outputs form a part of their own,
+    which no pass may list in its ``changes``.
     """
     old, new = _parts(before), _parts(after)
     changed = {part for part in old if old[part] != new[part]}
@@ -96,6 +95,7 @@ def changed_by_pass(before: Network, after: Network) -> set[str]:
 
 
 def _parts(network: Network) -> dict[str, object]:
+    """Return comparable values of the parts and facts of a network."""
     graph, cut = network.graph, network.num_forward
     variables = {name: nid >= 0 and graph.nodes[nid] for name, nid in (network.arguments | network.states).items()}
     return {
@@ -108,5 +108,6 @@ def _parts(network: Network) -> dict[str, object]:
 
 
 def _sizes(network: Network, nid: int) -> tuple[Sequence[object], Sequence[object]]:
+    """Return the shapes and dtypes of a node's outputs."""
     entries = slice(network.graph.row[nid], network.graph.row[nid + 1])
     return network.shapes[entries], network.dtypes[entries]

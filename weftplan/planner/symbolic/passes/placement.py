@@ -1,13 +1,13 @@
-"""Devices of nodes, and copies where an edge crosses devices.
+"""Device placement: assign a device to every node and insert copies on edges between devices.
 
-Needs the whole graph (forward and gradient); gives a context per node. In this order: a variable is where its array is,
-or where its group says, or on the default device; an operator node is where its group says; a gradient node is where
-its forward node is; any other node is where its first placed input is; what is left is where its first placed consumer
-is, else on the default device.
+The pass runs on the whole graph, with gradients. The first rule that applies decides: a variable is on the device of
+its array, of its group, or the default device; an operator node is on the device of its group; a gradient node is on
+the device of its forward node; any other node is on the device of its first placed input; a node that is still unplaced
+is on the device of a placed reader, else on the default device.
 
-One ``_CrossDeviceCopy`` node named ``<source>_<index>_copy`` is made per entry and destination; a head that has to
-arrive on another device (a gradient, on that of its array) gets a copy of its own, and after it a ``_copy`` if it is
-added to its array: a copy between devices overwrites.
+The pass adds one ``_CrossDeviceCopy`` node ``<source>_<index>_copy`` per entry and destination. An output needed on
+another device (a gradient, on the device of its array) gets a copy of its own. If it is added to its array, a ``_copy``
+follows, because a copy between devices can only overwrite.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def place(network: Network, settings: Settings) -> tuple[Network, str]:
             edit.inputs[nid] = [carried(e, where[nid]) for e in inputs]
     gradient_of = dict(enumerate(network.wanted, network.num_outputs))
     for k, entry in enumerate(graph.outputs):
-        name = gradient_of.get(k, "")  # a gradient lies with the array of its argument
+        name = gradient_of.get(k, "")  # a gradient belongs on the device of its argument's array
         owner = network.arguments[name] if name else graph.entry_node[entry]
         head = carried(entry, where[owner], private=True)
         maker = edit.makers[head]
@@ -66,7 +66,11 @@ def place(network: Network, settings: Settings) -> tuple[Network, str]:
 
 
 def _assign(graph: IndexedGraph, settings: Settings) -> list[Context]:
-    """The device of each node."""
+    """Return the device of each node.
+
+    Raises:
+        BindError: a group has no device.
+    """
     makers, group2ctx = graph.entry_node, settings.group2ctx
     where: list[Context | None] = [None] * graph.num_nodes
     for i, node in enumerate(graph.nodes):
@@ -80,7 +84,7 @@ def _assign(graph: IndexedGraph, settings: Settings) -> list[Context]:
                 )
             where[i] = group2ctx[group]
         elif node.op is None:
-            # Head gradients go to the device of their readers: every other variable has an array somewhere.
+            # A head gradient goes to the device of its readers; every other variable has an array on a device.
             where[i] = None if node.name.startswith("_head_grad_") else settings.context
         elif graph.controls[i]:
             where[i] = where[graph.controls[i][0]]
@@ -96,6 +100,11 @@ def _assign(graph: IndexedGraph, settings: Settings) -> list[Context]:
 
 
 def _check_states(graph: IndexedGraph, nid: int, where: list[Context]) -> None:
+    """Check that the states that a node writes are on its device.
+
+    Raises:
+        BindError: a state is on another device.
+    """
     node = graph.nodes[nid]
     assert node.op is not None
     for i in node.op.mutated(node.params):

@@ -1,7 +1,7 @@
 """Infer the shape and dtype of every entry of the symbol's graph.
 
-The rules live with the operators and are solved by :mod:`weftplan.symbol.inference.solver`; this pass adds what
-planning demands: nothing may stay unknown. Later passes add nodes whose sizes follow from those of their inputs
+Operators define the rules, and :mod:`weftplan.symbol.inference.solver` applies them. This pass also checks that no
+shape or dtype stays unknown. Sizes of nodes that later passes add follow from those of their inputs
 (:class:`~weftplan.planner.symbolic.network.Edit`).
 """
 
@@ -49,7 +49,7 @@ def _check_given(name: str, shape: object) -> None:
     if shape is None:
         return
     dims = None if isinstance(shape, (str, int)) or not hasattr(shape, "__iter__") else tuple(shape)
-    if dims and set(map(type, dims)) == {int} and min(dims) >= 0:  # most
+    if dims and set(map(type, dims)) == {int} and min(dims) >= 0:  # fast path
         return
     if dims is None or any(isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) for dim in dims):
         raise ShapeError(f"shape of {name!r} must be a tuple of integers, got {shape if dims is None else dims!r}")
@@ -58,12 +58,12 @@ def _check_given(name: str, shape: object) -> None:
 
 
 def _is_open(fact: object) -> bool:
-    """Return whether a shape or dtype is unknown, or unknown in part."""
+    """Return whether a shape or dtype is unknown or partly unknown."""
     return fact is None or (isinstance(fact, tuple) and 0 in fact)
 
 
 def _unknown(graph: IndexedGraph, eid: int, facts: Sequence[object], kind: str) -> str:
-    """Return the message that names the variable which lacks a fact, and an operator that needs it."""
+    """Return the error message that names a variable whose shape or dtype is unknown, and an operator that needs it."""
     row = graph.row
     arguments = [nid for nid in graph.variables() if _is_open(facts[row[nid]])]
     if not arguments:
