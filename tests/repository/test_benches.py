@@ -52,7 +52,9 @@ def test_each_row_has_its_command(figures: ModuleType) -> None:
     """Every row of the data file leads to one command, of at most 80 columns; rows of other options to another."""
     for table in figures.TABLES:
         runs = [one for one in figures.load() if table.key in one["figures"]]
-        lines = figures.markdown([{**one, "figures": {table.key: one["figures"][table.key]}} for one in runs]).split("\n")
+        lines = figures.markdown([{**one, "figures": {table.key: one["figures"][table.key]}} for one in runs]).split(
+            "\n"
+        )
         notes = dict(re.findall(r"^\((\d)\) `(.*)`  $", "\n".join(lines), re.MULTILINE))
         for row in {row for one in runs for row in one["figures"][table.key]}:
             number = next(re.findall(r"\((\d)\) \|", line)[0] for line in lines if line.startswith(f"| {row} ("))
