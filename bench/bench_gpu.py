@@ -247,7 +247,7 @@ def copies(args, context, clock, rows):
 
 
 def where_to_host(where, array):
-    """A host copy."""
+    """Return a host copy."""
     out = np.empty(array.shape, array.dtype)
     where.copy(out, array)
     return out
@@ -319,7 +319,7 @@ def spill(args, context, clock, rows):
         executor.forward(is_train=True)
         executor.backward()
         gradients.append([None if g is None else g.asnumpy() for g in executor.grad_arrays])
-        on_device = plan.peak - plan.in_homes
+        on_device = plan.peak - plan.offloaded
         rows.append({"what": f"{name}: planned bytes on the GPU, of all that it needs",
                      "value": round(on_device / whole, 3), "goal": part, "met": on_device <= part * whole})  # fmt: skip
         met = executor.allocated_bytes == plan.peak
@@ -440,7 +440,7 @@ def alone(name, args):
 
 
 def apart(name, args, seconds):
-    """(facts of the machine, what one part has found in a process of its own), whatever becomes of that."""
+    """Return (facts of the machine, what one part has found in a process of its own), whatever becomes of that."""
     standin = ["--standin"] if args.standin or name == "launches" else []
     command = [
         sys.executable,

@@ -21,14 +21,14 @@ from packing_instances import challenges, planted, skewed_trace, training_trace
 
 from weftplan.cli.pack_csv import read_csv
 from weftplan.planner.packing import check_packing, pack
-from weftplan.planner.packing.hard import greedy
+from weftplan.planner.packing.hard import search
 from weftplan.planner.packing.problem import peak_of, sectioned
 
 DATA = Path(__file__).parent / "data"
 
 
 def instances(only, most):
-    """(group, name, buffers) of everything asked for."""
+    """Yield (group, name, buffers) of everything asked for."""
     if only in (None, "hard"):
         for path in sorted((DATA / "minimalloc").glob("*.csv")):
             yield "hard", path.name.split(".")[0], read_csv(path)[1:]
@@ -56,12 +56,12 @@ def baseline(buffers, *, by_birth):
     if len(lower) > 50_000:
         return None
     problem = sectioned(lower, upper, size, np.arange(len(lower)))
-    order = np.lexsort((-size, problem.lo)) if by_birth else greedy.orders(problem)[0][0]
-    return peak_of(problem, greedy.fit(problem, order, best=by_birth)) / problem.lower_bound()
+    order = np.lexsort((-size, problem.lo)) if by_birth else search.orders(problem)[0][0]
+    return peak_of(problem, search.fit(problem, order, best=by_birth)) / problem.lower_bound()
 
 
 def measured(buffers, effort):
-    """(ratio, seconds of processor time) of one `pack`."""
+    """Return (ratio, seconds of processor time) of one `pack`."""
     began = time.process_time()
     packing = pack(*buffers, effort=effort)
     seconds = time.process_time() - began

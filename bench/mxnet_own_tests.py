@@ -40,7 +40,7 @@ IDLE = 5
 
 
 def start(python, path, only, *, tree, scratch, seed, engine, verbose):
-    """A child that runs the tests named ``only``, and the end of the pipe that it reports to."""
+    """Return a child that runs the tests named ``only``, and the end of the pipe that it reports to."""
     reading, writing = os.pipe()
     env = {**os.environ, "MXNET_TEST_SEED": str(seed), "MXNET_MODULE_SEED": str(seed), "OMP_NUM_THREADS": "1"}
     env.pop("OWN_TESTS_TREE", None)
@@ -206,12 +206,12 @@ def on_every_engine(args, files, table, folder):
 
 
 def names_of(text):
-    """The names in a list with commas."""
+    """Return the names in a list with commas."""
     return [one for one in text.split(",") if one]
 
 
 def arguments():
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tree", type=Path, help="MXNet's source tree")
     parser.add_argument("--mxnet-python", help="a Python that has MXNet, NumPy < 1.24 and SciPy")

@@ -31,7 +31,7 @@ def network() -> mx.sym.Symbol:
 
 
 def parameters() -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arguments, states) of the network, the same each time."""
+    """Return (arguments, states) of the network, the same each time."""
     random = np.random.RandomState(3)
     symbol = network()
     shapes, _, states = symbol.infer_shape(data=(1, 3, 8, 8))

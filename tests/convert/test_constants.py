@@ -9,13 +9,13 @@ import pytest
 
 import weftplan as mx
 from weftplan.convert import fold_batch_norm, fold_constants
-from weftplan.symbol.traversal import topological_order
+from weftplan.symbol.node import topological_order
 
 RNG = np.random.default_rng(7)
 
 
 def operators(symbol: Any) -> list[str]:
-    """Names of the operators of a graph."""
+    """Return the names of the operators of a graph."""
     return [node.op.name for node in topological_order(symbol.entries) if node.op is not None]
 
 

@@ -11,23 +11,23 @@ import weftplan as mx
 from tests.contract.devices import place
 from weftplan import device
 from weftplan.device.simulated import CostModel, seconds_of
-from weftplan.executor import branches
-from weftplan.executor.branches import ancestors, chains, parents
+from weftplan.executor import segments as branches
+from weftplan.executor.segments import ancestors, chains, parents
 
 
 def step(number, reads, writes, context="gpu", copies=None):
-    """A step that reads and writes vars."""
+    """Return a step that reads and writes vars."""
     return SimpleNamespace(number=number, reads=reads, writes=writes, context=context, copies=copies)
 
 
 def graph(*needs):
-    """Steps that each read the results of others, by number."""
+    """Return the steps that each read the results of others, by number."""
     results = [object() for _ in needs]
     return [step(k, [results[n] for n in need], [results[k]]) for k, need in enumerate(needs)]
 
 
 def numbers(found):
-    """The steps of chains by number."""
+    """Return the steps of chains by number."""
     return [[one.number for one in chain] for chain in found]
 
 

@@ -9,8 +9,7 @@ import pytest
 import weftplan as mx
 from tests.executor.dynamic_runs import CONTEXTS, deep, run, settled
 from weftplan import device, storage
-from weftplan.executor.collecting import Collector
-from weftplan.executor.dynamic import DynamicExecutor
+from weftplan.executor.dynamic import Collector, DynamicExecutor
 from weftplan.storage import AutoGrowth, RawResource, StatisticsResource
 
 
@@ -36,7 +35,7 @@ def test_same_bits_whatever_is_collected(monkeypatch, ctx, gb, fraction, scope):
 
 
 def held_by(symbol=deep, is_train=True, backward=True):
-    """(peak, at the end) of planned memory in one run on a context of its own."""
+    """Return (peak, at the end) of planned memory in one run on a context of its own."""
     ctx = mx.cpu(46)
     resource = StatisticsResource(RawResource(device.get(ctx)))
     # One after the other: on other engines the peak depends on how operations overlap.

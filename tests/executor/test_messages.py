@@ -11,7 +11,7 @@ from weftplan.errors import BindError, DTypeError, ShapeError
 
 
 def chain(depth):
-    """A chain of fully connected layers: two variables each, and the data."""
+    """Return a chain of fully connected layers: two variables each, and the data."""
     net = mx.sym.Variable("data")
     for i in range(depth):
         net = mx.sym.FullyConnected(net, num_hidden=2, name=f"fc{i}")
@@ -19,7 +19,7 @@ def chain(depth):
 
 
 def held_buffer():
-    """A shared buffer that cannot grow, because the array in it is the caller's own."""
+    """Return a shared buffer that cannot grow, because the array in it is the caller's own."""
     return {"data": mx.nd.zeros((2,))}
 
 
@@ -52,11 +52,11 @@ def test_warnings_point_at_the_callers_line(call):
 
 def test_a_warning_without_a_caller_outside():
     """Where every frame is the package's own, the outermost gets the warning."""
-    from weftplan.symbol import provenance
+    from weftplan.symbol import node
 
-    code = compile("warn('hello')", provenance._PACKAGE + "made_up.py", "exec")
+    code = compile("warn('hello')", node._PACKAGE + "made_up.py", "exec")
     with pytest.warns(UserWarning, match="hello") as caught:
-        exec(code, {"warn": provenance.warn})
+        exec(code, {"warn": node.warn})
     assert caught[0].filename == __file__
 
 

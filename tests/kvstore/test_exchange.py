@@ -30,7 +30,7 @@ NAMES = ["one_step", "ranges", "ring", "chain", "tree", "trees"]
 
 
 def chooser(**settings):
-    """One of a store whose variables have their defaults."""
+    """Return one of a store whose variables have their defaults."""
     return Chooser(**{"peers": True, "trees_only": False, "rule": TreeRule(), "log_trees": False, **settings})
 
 
@@ -83,7 +83,7 @@ def test_every_way_sums_all_and_copies_to_all(count, peers):
 
 
 def run_on_devices(way, links, home, values, seed=None):
-    """(virtual seconds of a push and a pull on simulated devices, the sum), with raw memory and no engine."""
+    """Return (virtual seconds of a push and a pull on simulated devices, the sum), with raw memory and no engine."""
     connect(dataclasses.replace(links))  # with unused wires
     count, elements = len(values), values[0].size
     _, push, pull = planned(way, home, links, 4)

@@ -32,7 +32,7 @@ def few(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> Any:
 
 
 def layer(seed: int) -> Geometry:
-    """A random convolution of one to three axes, in one group or in several, depthwise too."""
+    """Return a random convolution of one to three axes, in one group or in several, depthwise too."""
     rng = random.Random(seed)
     axes = rng.choice((1, 2, 2, 2, 3))
     kernel, dilate, stride, pad = (
@@ -135,7 +135,7 @@ def test_same_bits_with_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def step(kind: str, data: tuple[int, ...], filters: int) -> bytes:
-    """The bytes of the result and the gradients of one layer with 3x3 windows, computed by NumPy."""
+    """Return the bytes of the result and the gradients of one layer with 3x3 windows, computed by NumPy."""
     net = getattr(mx.sym, kind)(
         mx.sym.Variable("data"), kernel=(3, 3), num_filter=filters, pad=(1, 1), no_bias=False, name="c"
     )

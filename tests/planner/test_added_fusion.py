@@ -17,9 +17,8 @@ from weftplan.errors import PlanError
 from weftplan.ops.core import registry
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.symbolic import passes
-from weftplan.planner.symbolic.network import Edit, Network
+from weftplan.planner.symbolic.network import Edit, Network, translated
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, PLACED, SIZES, GraphPass, Settings
-from weftplan.planner.symbolic.translate import translated
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 SHAPE = (2, 3, 8, 9)
@@ -35,7 +34,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     exec(code, names)
     place = [one.name for one in passes.PASSES].index("layers joined") + 1
     monkeypatch.setattr(passes, "PASSES", [*passes.PASSES[:place], names["PASS"], *passes.PASSES[place:]])
-    monkeypatch.setattr("weftplan.planner.symbolic.passes.unfuse.PASSES", passes.PASSES)
+    monkeypatch.setattr("weftplan.planner.symbolic.passes.PASSES", passes.PASSES)
     return names
 
 
@@ -49,7 +48,7 @@ def network(**scale: Any) -> Any:
 
 
 def operators(net: Any, **options: Any) -> list[str]:
-    """The operators of a planned graph."""
+    """Return the operators of a planned graph."""
     planned = plan_symbol(net, {"data": SHAPE}, options=PlanOptions(**options))
     validate(planned)
     return [node.op.name for node in planned.graph.nodes if node.op is not None]
@@ -99,7 +98,7 @@ def settings(**options: Any) -> Settings:
 
 
 def start() -> Network:
-    """The graph before the first pass."""
+    """Return the graph before the first pass."""
     return translated(network(), grad_req="write", context=Context("cpu", 0))
 
 

@@ -13,12 +13,11 @@ from weftplan.errors import PlanError
 from weftplan.planner import PlanOptions, validate
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
-from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.planner.liveness import dependencies, lifetimes
-from weftplan.planner.program import Program
+from weftplan.planner.order import lazy_backward
+from weftplan.planner.program import VARIABLE, Graph, Program, Work
 from weftplan.planner.recompute import Tape, repeat
-from weftplan.planner.recompute.orders import lazy_backward
-from weftplan.planner.recompute.rewrite import repeatable
+from weftplan.planner.rewiring import repeatable
 from weftplan.planner.strategies import assignment, plan_graph
 from weftplan.support.tensor_types import InplacePair
 
@@ -75,7 +74,7 @@ def program_of(
 
 
 def planned(program: Program, options: PlanOptions = PLAIN) -> PlannedSteps:
-    """The plan of a program, judged."""
+    """Return the plan of a program, judged."""
     steps = planned_steps(plan_graph(program, options), program.graph.outputs, gradients={})
     validate(steps)
     return steps
@@ -171,7 +170,7 @@ def test_free_backward_steps_are_placed_lazily() -> None:
 
 
 def random_program(seed: int) -> Program:
-    """A forward and a backward part with views and held results."""
+    """Return a forward and a backward part with views and held results."""
     draw = random.Random(seed)
     names, nodes, size = ["x"], [], {"x": 64}
     count = draw.randint(6, 12)

@@ -13,13 +13,13 @@ from tests.contract.devices import GPUS, place
 from tests.standin_cupy import meter
 from tests.support.pointwise_networks import NETWORKS, feed_forward, groups, planned, residual
 from weftplan.planner import PlanOptions, plan_symbol, validate
-from weftplan.planner.symbolic.passes.unfuse import hidden_members, unfused
+from weftplan.planner.symbolic.passes import hidden_members, unfused
 
 NAME = "elementwise nodes fused"
 
 
 def operators(graph: Any) -> Counter[str]:
-    """How many nodes of each operator a planned graph has."""
+    """Return how many nodes of each operator a planned graph has."""
     return Counter(node.op.name for node in graph.nodes if node.op is not None)
 
 

@@ -17,14 +17,14 @@ from weftplan.cli.inspect import command as inspect_command
 from weftplan.cli.plan.command import command as plan_command
 from weftplan.convert import fold_batch_norm, fold_constants
 from weftplan.planner import MemoryPlan, plan_symbol, validate
-from weftplan.planner.labels import Pass
-from weftplan.symbol.traversal import topological_order
+from weftplan.planner.memory_plan import Pass
+from weftplan.symbol.node import topological_order
 
 SHAPES: Any = {"data": (2, 3, 20, 20)}
 
 
 def network() -> Any:
-    """A layer between batch norms, and a relu; two nodes that compute the same."""
+    """Return a layer between batch norms, and a relu; two nodes that compute the same."""
     net = sym.BatchNorm(sym.Variable("data"), name="scaled")
     net = sym.Convolution(net, kernel=(3, 3), num_filter=64, no_bias=True, name="layer")
     net = sym.Activation(sym.BatchNorm(net, name="norm"), act_type="relu")

@@ -16,7 +16,7 @@ import weftplan as mx
 from weftplan import models
 from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
-from weftplan.planner.labels import USES
+from weftplan.planner.memory_plan import USES
 from weftplan.report import plan_figures
 from weftplan.report import plan_html as module
 
@@ -24,7 +24,7 @@ CHROMIUM = shutil.which("chromium")
 
 
 def page_data(page: str) -> dict[str, Any]:
-    """The data that the page's script reads."""
+    """Return the data that the page's script reads."""
     match = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
     assert match is not None
     data: dict[str, Any] = json.loads(match.group(1))

@@ -145,7 +145,7 @@ class Ufunc:
         return getattr(namespace, function)(array, axis, dtype, out)
 
     def outer(self, a: ndarray, b: ndarray, **kwargs: Any) -> Any:
-        """Every pair."""
+        """Return every pair."""
         return self(a.reshape(a.shape + (1,) * b.ndim), b, **kwargs)
 
     def __repr__(self) -> str:
@@ -159,7 +159,7 @@ def _arrays_in(value: Any) -> list[ndarray]:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """``value`` for NumPy; a NumPy array is refused, as CuPy refuses to mix the two."""
+    """Return ``value`` for NumPy; a NumPy array is refused, as CuPy refuses to mix the two."""
     if isinstance(value, ndarray):
         if meter.dry and value.dtype.kind in "iub":
             return np.zeros_like(value.host)

@@ -1,20 +1,40 @@
-"""Planned memory made real: one engine var per planned storage, typed views per entry, at addresses in a pool."""
+"""Planned memory made real: one engine var per planned storage, typed views per entry, at addresses in a pool.
+
+Calls are bound to that memory, and to the state of one run. The thread that pushes a run fixes that state and workers
+only read it, so a run is the same on every engine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from weftplan import config
 from weftplan.device.context import Context
-from weftplan.device.homes import HomeSpec
+from weftplan.device.offload_targets import OffloadTarget
 from weftplan.executor.pool import Placement, SlabPool
-from weftplan.executor.run import Bind
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph
 from weftplan.planner.buffers import alignment_of
+
+
+@dataclass(slots=True)
+class RunState:
+    """The differences between runs, fixed on the pushing thread."""
+
+    is_train: bool
+    seed: int = 0
+    counter: int = 0
+
+
+Call = Callable[[], Any]
+"""Does the work of one step in one run."""
+Bind = Callable[[RunState], Call]
+"""Makes the call of a run."""
+
 
 _WIDEST = 8
 """Bytes of the widest element."""
@@ -50,20 +70,20 @@ def place(planned: PlannedGraph) -> Placement:
         [*zip(contexts, start, strict=True)],
         (plan.storage_slab, plan.storage_offset, plan.storage_nbytes),
         needs,
-        _homes(planned),
-        at_once=[s for s in plan.entry_storage[planned.outputs].tolist() if s >= 0],
+        _targets(planned),
+        eager=[s for s in plan.entry_storage[planned.outputs].tolist() if s >= 0],
     )
 
 
-def _homes(planned: PlannedGraph) -> dict[Context, HomeSpec]:
+def _targets(planned: PlannedGraph) -> dict[Context, OffloadTarget]:
     """Return the offload targets of the plan's results, by their memory."""
     plan = planned.memory
     if len(plan.contexts) == 1:  # that which computes
         return {}
-    listed = {home.kind: home for home in plan.options.homes}
-    folders = [home for home in plan.options.homes if home.kind == "file"]
-    targets: dict[Context, HomeSpec] = {}
-    if plan.in_homes:
+    listed = {target.kind: target for target in plan.options.targets}
+    folders = [target for target in plan.options.targets if target.kind == "file"]
+    targets: dict[Context, OffloadTarget] = {}
+    if plan.offloaded:
         for ctx, nbytes in plan.peak_by_device.items():
             if nbytes and ctx.device_type == "file" and ctx.device_id < len(folders):
                 targets[ctx] = folders[ctx.device_id]

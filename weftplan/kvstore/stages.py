@@ -117,7 +117,7 @@ class Joint:
         """
         if MAKE_ROOM.value is not None:
             return False
-        return get_engine().write_at_once(partial(_run_ready, self.steps, operands), self.reads, self.writes)
+        return get_engine().write_inline(partial(_run_ready, self.steps, operands), self.reads, self.writes)
 
 
 class Repeated:
@@ -190,7 +190,7 @@ def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> No
         prop = FnProperty.CPU_PRIORITIZED if stages[0].urgent and (priority or written > SMALL) else FnProperty.NORMAL
     push_kernel(
         partial(_run, joint.steps),
-        joint.operands,
+        [*joint.operands],
         joint.reads,
         joint.writes,
         where,

@@ -10,13 +10,13 @@ import pytest
 
 from tests.planner.recompute.walked import walk
 from weftplan import models
+from weftplan.planner.order import stepwise_forward
 from weftplan.planner.recompute import Tape
-from weftplan.planner.recompute.orders import stepwise_forward
 from weftplan.planner.symbolic.cost import node_seconds
 
 
 def same_partition(mine: Any, theirs: Any) -> bool:
-    """Whether two numberings put the same entries together."""
+    """Return whether two numberings put the same entries together."""
     if not np.array_equal(mine < 0, theirs < 0):
         return False
     pairs = {(int(a), int(b)) for a, b in zip(mine, theirs, strict=True) if a >= 0}

@@ -10,7 +10,7 @@ from weftplan.errors import BudgetError
 from weftplan.ops.core.schema import Req
 from weftplan.planner import PlanOptions, validate
 from weftplan.planner.drafts import planned_steps
-from weftplan.planner.spill.rewrite import Spill, spilled
+from weftplan.planner.rewiring import Spill, spilled
 from weftplan.planner.spill.search import SMALLEST
 from weftplan.planner.strategies import plan_graph
 
@@ -79,7 +79,7 @@ def test_a_fetched_term_is_not_added_by_its_copy() -> None:
     program = program_of_steps({"x": 64}, steps, ["f1"], gradients=["g"], forward=2)
     f0 = program.graph.row[1]
     assert program.graph.entry_name(f0) == "f0_output"
-    after = spilled(program, [Spill(f0, out=2, back=3, home=Context("cpu_pinned", 0))])
+    after = spilled(program, [Spill(f0, out=2, back=3, target=Context("cpu_pinned", 0))])
     draft = plan_graph(after, PlanOptions(compat="mxnet"))
     outputs = after.graph.outputs
     planned = planned_steps(draft, outputs[:1], gradients={"g": outputs[1]})

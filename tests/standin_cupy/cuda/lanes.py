@@ -185,7 +185,7 @@ class Lanes:
         return getattr(self, f"_of_{tree[0]}")(tree, act)
 
     def truth(self, tree: Any, act: Any) -> Any:
-        """A boolean for each thread."""
+        """Return a boolean for each thread."""
         return _spread(convert(self.value(tree, act), "bool"), act.shape)
 
     def _of_number(self, tree: Any, act: Any) -> Any:
@@ -248,7 +248,7 @@ class Lanes:
         return actual
 
     def kind(self, tree: Any, act: Any) -> str:
-        """The type of an expression that no thread evaluates."""
+        """Return the type of an expression that no thread evaluates."""
         empty = self.value(tree, act[:0])
         return kind_of(empty)
 

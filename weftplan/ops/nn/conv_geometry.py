@@ -23,6 +23,7 @@ from weftplan.ops.core import tiling
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.products import FEW, MOST, SHARE, ranges
 from weftplan.ops.core.schema import Shape, aligned
+from weftplan.support.array_types import DType
 
 
 def output_extent(extent: int, kernel: int, stride: int, pad: int, dilate: int) -> int:
@@ -220,7 +221,7 @@ def tiled(
     pad: Shape,
     grid: Shape,
     groups: int,
-    dtype: np.dtype[Any],
+    dtype: DType,
     workspace: int,
     tile_bytes: int,
 ) -> Geometry:

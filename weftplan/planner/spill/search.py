@@ -1,72 +1,188 @@
-"""Which forward results wait elsewhere: from none to all that help, one curve per graph.
+"""Search for forward results to offload: a curve of choices from none to all that reduce the peak.
 
-A result may go when the backward part reads it, nothing else in its buffer is read there, and its device has a home.
-It goes to the first home that has room for it next to those that went before. The search starts with nothing away and
-descends a ladder of targets. As long as more is alive than the target, it looks at the fullest moment of the fullest
-device and sends away what is idle then. First comes what is gone by then without anybody waiting, and of that what
-frees most bytes for longest per second of copying; then what costs least waiting per byte. The times of copies
-(:mod:`.links`) are computed every time, because one more copy delays others. Every rung gives a
-point of the curve, with its peak (the lower bound of the plan that the planner would make) and the seconds that copies
-hold the computation up.
+A result can be offloaded if the backward part reads it, no other entry of its buffer is read there, and its device has
+an offload target. It goes to the first target with room. The search starts without offloads and lowers a goal step by
+step. While the peak exceeds the goal, the search takes the step with most live bytes on the fullest device, and
+offloads a result that is idle there. Results whose copy delays no step come first, ordered by the byte-seconds freed
+per second of copying; then results by the least delay per byte. Copy times are recomputed for every candidate, because
+each copy delays others. Every goal gives a point of the curve: its peak (the lower bound of the real plan) and the
+seconds for which copies delay the computation.
 
-The curve does not depend on a budget, so answers taken from it are monotone; the work is bounded by the graph alone.
+:class:`StepTimes` models the links. A device copies in both directions while it computes; each direction runs one copy
+at a time, whatever its target. A copy out starts as soon as its result exists, in the order of results. Copies back
+mirror this in time: each ends just before the first reader, in the order of readers. The computation waits if it needs
+memory before a copy out has ended, or if memory for a copy back becomes free only after the copy should have started.
+
+The curve does not depend on a budget, so a larger budget never gives a slower plan. The graph alone bounds the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
+from weftplan.device.context import Context
+from weftplan.device.offload_targets import Link
 from weftplan.planner.buffers import Buffers, alignment_of
-from weftplan.planner.graph import IntArray
-from weftplan.planner.program import Program
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.program import IntArray, Program
 from weftplan.planner.recompute import Price
-from weftplan.planner.spill.links import PCIE, Idle, Place, StepTimes, places
-from weftplan.planner.spill.rewrite import Spill
+from weftplan.planner.rewiring import Spill
 from weftplan.planner.stopping import asked
 
+PCIE = Link(bandwidth=1.2e10)
+"""Assumed link to the host: 16 lanes of PCIe 3, or half of the data-sheet figure of PCIe 4."""
+FILE = Link(bandwidth=1.0e9, latency=1.0e-4)
+"""Assumed link to a solid-state disk behind the page cache."""
+PEER = Link(bandwidth=2.0e10)
+"""Assumed link to another device on the same switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Memory of an offload target."""
+
+    context: Context
+    """Context of the memory."""
+    link: Link
+    """Link between the device and the target, in both directions."""
+    target: int
+    """Index of the target in the options."""
+    limit: int | None
+    """Free bytes of the target; None without a limit."""
+
+
+def places(context: Context, options: PlanOptions) -> list[Place]:
+    """Return the places for results of ``context``, in order of preference."""
+    known = {target: Link(*how) for device, target, *how in options.links if device == str(context)}
+    assumed = {"host": PCIE, "file": FILE, "peer": PEER}
+    listed: list[Place] = []
+    files = 0
+    for number, target in enumerate(options.targets):
+        taken = options.spill_taken[number] if number < len(options.spill_taken) else 0
+        limit = None if target.nbytes is None else max(target.nbytes - taken, 0)
+        for there in target.contexts(context, files=files, peers=options.peer_contexts):
+            link = assumed[target.kind]
+            # A measured link to host memory says nothing about a disk.
+            listed.append(Place(there, link if target.kind == "file" else known.get(str(there), link), number, limit))
+        files += target.kind == "file"
+    return listed if context.device_type in ("cpu", "gpu", "sim") else []
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A forward result that is idle until the backward part reads it."""
+
+    entry: int
+    group: int
+    """Index of its buffer."""
+    nbytes: int
+    made: int
+    """Step that computes it."""
+    used: int
+    """Last forward step that needs its memory, at least :attr:`made`."""
+    wanted: int
+    """First backward step that reads it."""
+    by: int
+    """Step before which its copy out must end, at most the first backward step."""
+    since: int
+    """Step before which its copy back must not start, at least the first backward step."""
+    place: Place | None = None
+    """Chosen place; None before the choice."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one copy."""
+        assert self.place is not None
+        return self.place.link.seconds(self.nbytes)
+
+
+class StepTimes:
+    """Start time of every step and end time of the last, in seconds, also with time reversed."""
+
+    def __init__(self, seconds: Iterable[float]) -> None:
+        self.starts = [0.0, *accumulate(seconds)]
+        self.end = len(self.starts) - 1
+        self._mirrored = [self.starts[-1] - moment for moment in reversed(self.starts)]
+
+    def leaving(self, idle: Sequence[Idle]) -> tuple[list[int], float]:
+        """Return the step before which each copy out has ended, and the seconds for which the computation waits."""
+        jobs = [(one.made + 1, one.by, one.seconds) for one in idle]
+        return _one_way(jobs, self.starts)
+
+    def returning(self, idle: Sequence[Idle]) -> tuple[list[int], float]:
+        """Return the step before which each copy back starts, and the seconds for which the computation waits."""
+        jobs = [(self.end - one.wanted, self.end - one.since, one.seconds) for one in idle]
+        done, waited = _one_way(jobs, self._mirrored)
+        return [self.end - step for step in done], waited
+
+
+def _one_way(jobs: Sequence[tuple[int, int, float]], times: Sequence[float]) -> tuple[list[int], float]:
+    """Return the step before which each copy has ended, and the seconds of waiting; copies run first come first served.
+
+    A job is (ready, due, seconds). It may start with step ``ready``; the computation waits for it before step ``due``.
+    A wait delays all later steps, which gives later copies more time.
+    """
+    done, ends = [0] * len(jobs), [0.0] * len(jobs)
+    free = delay = 0.0
+    events = [(ready, 1, due, seconds, k) for k, (ready, due, seconds) in enumerate(jobs)]
+    events += [(due, 0, due, seconds, k) for k, (ready, due, seconds) in enumerate(jobs) if due > ready]
+    events.sort()
+    for step, starts, due, seconds, k in events:
+        now = times[step] + delay
+        if starts:
+            free = ends[k] = max(free, now) + seconds
+            # `delay` may still grow before `due`, which makes this step an upper bound.
+            done[k] = min(max(bisect_left(times, free - delay), step), due)
+        if ends[k] > now and step == due:
+            delay += ends[k] - now
+    return done, delay
+
+
 SMALLEST = 4096
-"""Smaller results stay: their copies cost more time than they free memory."""
+"""Minimum size of an offloaded result, in bytes."""
 RUNG = 0.97
-"""Each target is this part of the peak before."""
+"""Ratio of a goal to the previous peak."""
 TRIALS = 4
-"""How many results are tried for one moment in each of the two ways."""
+"""Maximum number of new, and of already offloaded, results that are tried for one step."""
 SENDS = 4
-"""The whole search sends results away, or hurries them, so often per result that may leave."""
+"""Maximum number of changes to the choice, per candidate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice(Price):
-    """Results to send away, and nodes that are repeated besides: the peak leaves out what is in homes."""
+    """Results to offload, and nodes to recompute; the peak excludes offloaded bytes."""
 
     spills: tuple[Spill, ...]
     copied: int
-    """Bytes that leave: of equally fast choices, the choice that copies less is better."""
+    """Bytes offloaded; the tie-break between equally fast choices."""
 
 
 class Search:
-    """A training graph with the seconds of its nodes; the options of ``buffers`` say where its results may wait."""
+    """Search state for one training graph; offload targets come from the options of ``buffers``."""
 
     def __init__(self, buffers: Buffers, seconds: Sequence[float]) -> None:
         program, options = buffers.program, buffers.options
-        homes = [places(context, options) for context in program.contexts]
-        self._room = {place.home: place.limit for row in homes for place in row}
-        """Bytes that each home still takes; None: as many as there are."""
+        targets = [places(context, options) for context in program.contexts]
+        self._room = {place.target: place.limit for row in targets for place in row}
+        """Free bytes of each offload target; None without a limit."""
         self._alignment = options.alignment
         self._num_forward = program.num_forward
         self._times = StepTimes(seconds[nid] for nid in program.order)
         self._live = buffers.live()
-        self._devices = [i for i, row in enumerate(homes) if row]
-        self._homes = [homes[i] for i in self._devices]
+        self._devices = [i for i, row in enumerate(targets) if row]
+        self._targets = [targets[i] for i in self._devices]
         self._counted = [i for i, context in enumerate(program.contexts) if context.device_type != "cpu_pinned"]
-        """Devices whose bytes a budget counts; from those that are no ``_devices`` nothing leaves."""
+        """Devices whose bytes a budget counts, with or without offload targets."""
         self._held = buffers.nbytes.tolist()
         self._idle = [self._candidates(program, buffers, device) for device in self._devices]
 
     def _candidates(self, program: Program, buffers: Buffers, device: int) -> list[Idle]:
-        """Return the results that may leave ``device``, in the order of their steps."""
+        """Return the results that can be offloaded from ``device``, in the order of their steps."""
         turn, order = self._num_forward, program.order
         row = program.graph.row
         group = buffers.entry_group
@@ -98,15 +214,15 @@ class Search:
         return candidates
 
     def choices(self) -> list[Choice]:
-        """The curve, beginning with nothing on the host; peaks fall strictly."""
+        """Return the curve, from no offload on; peaks fall strictly."""
         chosen: list[list[Idle]] = [[] for _ in self._devices]
         choice, live = self._measured(chosen)
         result = [choice]
         left = SENDS * sum(map(len, self._idle))
         while left > 0 and not asked():
-            target = int(result[-1].peak * RUNG)
+            goal = int(result[-1].peak * RUNG)
             sent = 0
-            while sent < left and self._peak(live) > target and self._send(chosen, live, target):
+            while sent < left and self._peak(live) > goal and self._send(chosen, live, goal):
                 sent += 1
             if not sent:
                 break
@@ -130,19 +246,19 @@ class Search:
             stall += late + early
             for one, out, back in zip(idle, outs, backs, strict=True):
                 start = max(one.used + 1, out)
-                if start < back:  # others have delayed it until it would never be away
+                if start < back:  # else other copies delay this copy until the result is read again
                     assert one.place is not None
                     live[device, start:back] -= self._held[one.group]
                     spills.append(Spill(one.entry, out, back, one.place.context))
                     copied += one.nbytes
         return Choice(self._peak(live), stall, (), tuple(spills), copied), live
 
-    def _send(self, chosen: list[list[Idle]], live: IntArray, target: int) -> bool:
-        """Send one more result away from the fullest moment, and bring ``live`` up to date; False: none helps."""
+    def _send(self, chosen: list[list[Idle]], live: IntArray, goal: int) -> bool:
+        """Offload one more result at the step of the peak and update ``live``; return False if none helps."""
         for k in sorted(range(len(self._devices)), key=lambda k: -int(live[self._devices[k]].max(initial=0))):
             row = live[self._devices[k]]
             moment = int(row.argmax())
-            room = target - (self._peak(live) - int(row[moment]))
+            room = goal - (self._peak(live) - int(row[moment]))
             gone = {one.entry: place for place, one in enumerate(chosen[k])}
             idle = [one for one in self._idle[k] if one.used < moment < one.wanted and one.entry not in gone]
             idle.sort(key=lambda one: (-self._worth(one), one.entry))
@@ -153,7 +269,7 @@ class Search:
                     chosen[k].append(one)
                     live[:] = self._measured(chosen)[1]
                     return True
-            # Results on the way already, but not in time, may be waited for too.
+            # A result whose copy is already planned but late may also be waited for.
             one_way = self._times.leaving if moment < self._num_forward else self._times.returning
             steps, waited = one_way(chosen[k])
             slow = [
@@ -180,27 +296,27 @@ class Search:
         return False
 
     def _housed(self, k: int, one: Idle) -> Idle | None:
-        """The same result with the first place that has room for it; None: no place has."""
-        for place in self._homes[k]:
-            room = self._room[place.home]
+        """Return the result with the first place that has room for it; None if there is none."""
+        for place in self._targets[k]:
+            room = self._room[place.target]
             if room is None or self._bytes_in(place, one) <= room:
                 return replace(one, place=place)
         return None
 
     def _settle(self, one: Idle) -> None:
-        """Take the room of ``one`` from its home."""
+        """Subtract ``one`` from the free bytes of its target."""
         assert one.place is not None
-        room = self._room[one.place.home]
+        room = self._room[one.place.target]
         if room is not None:
-            self._room[one.place.home] = room - self._bytes_in(one.place, one)
+            self._room[one.place.target] = room - self._bytes_in(one.place, one)
 
     def _bytes_in(self, place: Place, one: Idle) -> int:
-        """Bytes that ``one`` takes in a home, which holds results one after another."""
+        """Return the bytes of ``one`` in an offload target, with its alignment."""
         unit = self._alignment or alignment_of(place.context)
         return -(-one.nbytes // unit) * unit
 
     def _forced(self, one: Idle, moment: int, row: IntArray, room: int) -> Idle:
-        """The same result, waited for so that it is away as long as more than ``room`` is alive around ``moment``."""
+        """Return the result with waits, offloaded while more than ``room`` bytes live around ``moment``."""
         if moment < self._num_forward:
             low = max(one.used, one.made) + 1
             calm = np.flatnonzero(row[low:moment] <= room)
@@ -209,12 +325,12 @@ class Search:
         return replace(one, since=max(one.since, moment + int(calm[0]) if len(calm) else one.wanted))
 
     def _leaves(self, trial: Sequence[Idle], place: int, moment: int) -> bool:
-        """Whether the result at ``place`` is away at ``moment``, which no use of it has."""
+        """Return whether the result at index ``place`` is offloaded at step ``moment``, which does not use it."""
         if moment < self._num_forward:
             return self._times.leaving(trial)[0][place] <= moment
         return self._times.returning(trial)[0][place] > moment
 
     def _worth(self, one: Idle) -> float:
-        """Byte-seconds freed per second of copying."""
+        """Return the byte-seconds freed per second of copying."""
         gap = self._times.starts[one.wanted] - self._times.starts[one.used + 1]
         return gap * one.nbytes / PCIE.seconds(one.nbytes)
