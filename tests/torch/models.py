@@ -77,9 +77,9 @@ class Convolutions(nn.Module):
 class Patches(nn.Module):
     """A convolution over patches, then perceptrons over tokens and channels, as of a mixer."""
 
-    def __init__(self, width: int = 32, depth: int = 3) -> None:
+    def __init__(self, width: int = 64, depth: int = 4) -> None:
         super().__init__()
-        self.patches, self.head = nn.Conv2d(3, width, 4, 4), nn.Linear(width, 10)
+        self.patches, self.head = nn.Conv2d(3, width, 16, 16), nn.Linear(width, 10)
         self.tokens = nn.ModuleList([nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64))] * depth)
         self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(depth)])
 
@@ -93,7 +93,7 @@ class Patches(nn.Module):
     @staticmethod
     def inputs() -> tuple[torch.Tensor, torch.Tensor]:
         """Images and classes."""
-        return torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,))
+        return torch.randn(4, 3, 128, 128), torch.randint(0, 10, (4,))
 
 
 def step_of(make: Callable[[], Any], wrap: Callable[[Any], Any], *, seed: int = 0) -> tuple[Any, Callable[[], None]]:
