@@ -8,6 +8,7 @@ two ways. Then: 50 microseconds of NumPy in each operation, memory per pending o
 installed is skipped.
 
     python bench/bench_engine.py [--mxnet-python PATH]
+    python bench/bench_engine.py --placement apart       # operations without work, in this placement only
 """
 
 import argparse
@@ -90,6 +91,7 @@ def main():
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
+    parser.add_argument("--placement", choices=PLACEMENTS, help="only: operations without work, threads placed so")
     parser.add_argument("--profiler", action="store_true", help="only: what the profiler costs an operation")
     args = parser.parse_args()
     if args.profiler:
@@ -99,8 +101,10 @@ def main():
     for peer, actual in (("MXNet", args.mxnet_python), ("dask", HAS_DASK)):
         if not actual:
             print(f"{peer} is skipped: {'it is not installed' if peer == 'dask' else 'no --mxnet-python'}")
-    for placement in PLACEMENTS:
+    for placement in (args.placement,) if args.placement else PLACEMENTS:
         no_ops(args, placement)
+    if args.placement:
+        return
     del os.environ["BENCH_PLACEMENT"]
     me = sys.executable
     print("\n### 50 µs of NumPy in each operation, a core for each worker\n")

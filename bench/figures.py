@@ -37,6 +37,13 @@ class Table:
     title: str
     columns: tuple[str, ...]
     command: str
+    """Measures every row, with ``{}`` for the options of a row."""
+    options: tuple[tuple[str, str], ...] = ()
+    """Text within a row's label, and the options that measure this row alone."""
+
+    def command_of(self, row: str) -> str:
+        """Return the command that measures a row."""
+        return self.command.format(next((chosen for text, chosen in self.options if text in row), ""))
 
 
 NETWORKS = {
@@ -52,7 +59,8 @@ TABLES = (
         "engine",
         "engine, an empty Python function, push to done",
         ("independent", "chain", "diamond", "push and wait"),
-        "python bench/bench_engine.py --mxnet-python PATH",
+        "python bench/bench_engine.py{} --mxnet-python PATH",
+        (("apart", " --placement apart"), ("together", " --placement together")),
     ),
     Table(
         "tasks",
@@ -64,7 +72,8 @@ TABLES = (
         "training",
         "training step, weftplan / MXNet 1.9.1",
         tuple(NETWORKS.values()),
-        "python bench/bench_training.py --mxnet-python PATH",
+        "python bench/bench_training.py{} --mxnet-python PATH",
+        (("one thread", " --threads 1"), ("two threads", " --threads 2")),
     ),
     Table(
         "store",
@@ -99,12 +108,13 @@ def filled(text: str) -> str:
 
 
 def markdown(runs: list[Run]) -> str:
-    """Return the tables as the README has them, each with its command."""
+    """Return the tables as the README has them; a number after a row's label leads to its command."""
     return "\n".join(_table(table, runs) for table in TABLES if any(table.key in run["figures"] for run in runs))
 
 
 def _table(table: Table, runs: list[Run]) -> str:
     rows = dict.fromkeys(row for run in runs for row in run["figures"].get(table.key, {}))
+    commands = list(dict.fromkeys(map(table.command_of, rows)))
     lines = [f"| {table.title} | {' | '.join(table.columns)} |", "|---" * (len(table.columns) + 1) + "|"]
     for row in rows:
         cells = []
@@ -115,9 +125,10 @@ def _table(table: Table, runs: list[Run]) -> str:
                 if figure is not None:
                     latest[run["processor"]] = figure
             cells.append(_range(list(latest.values())))
-        lines.append(f"| {row} | {' | '.join(cells)} |")
+        lines.append(f"| {row} ({commands.index(table.command_of(row)) + 1}) | {' | '.join(cells)} |")
     sources = {run["processor"]: run for run in runs if table.key in run["figures"]}
-    return "\n".join([*lines, "", f"`{table.command}`; {'; '.join(map(_source, sources.values()))}.", ""])
+    notes = [f"({number}) `{command}`  " for number, command in enumerate(commands, 1)]
+    return "\n".join([*lines, "", *notes, f"{'; '.join(map(_source, sources.values()))}.", ""])
 
 
 def _source(run: Run) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,10 +41,34 @@ def run(processor: str, date: str, figure: float, load: float = 0.0) -> dict[str
 def test_a_cell_has_the_range_over_processors(figures: ModuleType) -> None:
     """Of two runs on one processor the later one counts; a cell without figures is empty."""
     runs = [run("A", "2026-01-01", 9.0), run("B", "2026-01-02", 2.5), run("A", "2026-01-03", 1.25)]
-    head, _, row, _, source, _ = figures.markdown(runs).split("\n")
+    head, _, row, _, command, source, _ = figures.markdown(runs).split("\n")
     assert head.startswith("| engine")
-    assert row == "| row |  | 1.25 to 2.5 |  |  |"
+    assert row == "| row (1) |  | 1.25 to 2.5 |  |  |"
+    assert command == "(1) `python bench/bench_engine.py --mxnet-python PATH`  "
     assert source.endswith("A, 2026-01-03; B, 2026-01-02.")
+
+
+def test_each_row_has_its_command(figures: ModuleType) -> None:
+    """Every row of the data file leads to one command, of at most 80 columns; rows of other options to another."""
+    for table in figures.TABLES:
+        runs = [one for one in figures.load() if table.key in one["figures"]]
+        lines = figures.markdown([{**one, "figures": {table.key: one["figures"][table.key]}} for one in runs]).split(
+            "\n"
+        )
+        notes = dict(re.findall(r"^\((\d)\) `(.*)`  $", "\n".join(lines), re.MULTILINE))
+        for row in {row for one in runs for row in one["figures"][table.key]}:
+            number = next(re.findall(r"\((\d)\) \|", line)[0] for line in lines if line.startswith(f"| {row} ("))
+            assert notes[number] == table.command_of(row)
+        assert all(len(line) <= 80 for line in lines if line.startswith("("))
+        assert len(notes) == max(1, len(table.options))
+
+
+def test_commands_of_rows_are_options_of_their_scripts(figures: ModuleType) -> None:
+    """Every command of a row is one that its script understands."""
+    for command in {table.command_of(text) for table in figures.TABLES for text, _ in (*table.options, ("", ""))}:
+        _, path, *options = command.split()
+        shown = subprocess.run([sys.executable, path, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=100)
+        assert all(one in shown.stdout for one in options if one.startswith("--")), command
 
 
 def test_a_loaded_machine_is_named(figures: ModuleType) -> None:

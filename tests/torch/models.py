@@ -1,4 +1,4 @@
-"""Two small models of PyTorch with a loss, and the real peak of a step."""
+"""Small models of PyTorch with a loss, and the real peak of a step."""
 
 from __future__ import annotations
 
@@ -72,6 +72,28 @@ class Convolutions(nn.Module):
     def inputs() -> tuple[torch.Tensor, torch.Tensor]:
         """Return the images and classes."""
         return torch.randn(4, 3, 32, 32), torch.randint(0, 10, (4,))
+
+
+class Patches(nn.Module):
+    """A convolution over patches, then perceptrons over tokens and channels, as of a mixer."""
+
+    def __init__(self, width: int = 64, depth: int = 4) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, width, 16, 16), nn.Linear(width, 10)
+        self.tokens = nn.ModuleList([nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64))] * depth)
+        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(depth)])
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss."""
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        for norm, tokens in zip(self.norms, self.tokens, strict=True):
+            x = x + tokens(norm(x).transpose(1, 2)).transpose(1, 2)
+        return F.cross_entropy(self.head(x.mean(1)), target)
+
+    @staticmethod
+    def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+        """Images and classes."""
+        return torch.randn(4, 3, 128, 128), torch.randint(0, 10, (4,))
 
 
 def step_of(make: Callable[[], Any], wrap: Callable[[Any], Any], *, seed: int = 0) -> tuple[Any, Callable[[], None]]:

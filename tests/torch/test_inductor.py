@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'weftplan[torch]'")
 
-from tests.torch.models import Convolutions, Decoder, real_peak  # noqa: E402
+from tests.torch.models import Convolutions, Decoder, Patches, real_peak  # noqa: E402
 from tests.torch.test_budget import fresh  # noqa: E402, F401
 from weftplan.errors import BudgetError  # noqa: E402
 from weftplan.torch import backend, budget  # noqa: E402
@@ -20,14 +20,18 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # PyTorch's own
     pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="inductor needs a C++ compiler"),
 ]
-MODELS: dict[str, Callable[[], Any]] = {"decoder": lambda: Decoder(depth=2, drop=0.3), "convolutions": Convolutions}
+MODELS: dict[str, Callable[[], Any]] = {
+    "decoder": lambda: Decoder(depth=2, drop=0.3),
+    "convolutions": Convolutions,
+    "patches": Patches,
+}
 
 
 class Made:
     """A model that :func:`real_peak` makes, with its inputs."""
 
     def __init__(self, name: str) -> None:
-        self.inputs = (Decoder if name == "decoder" else Convolutions).inputs
+        self.inputs = {"decoder": Decoder, "convolutions": Convolutions, "patches": Patches}[name].inputs
         self.make = MODELS[name]
 
     def __call__(self) -> Any:
@@ -57,6 +61,19 @@ def test_real_peaks_stay_within_the_budget(name: str) -> None:
     assert peak <= wrapped[-1].plans[0].peak <= smallest
     for g, want in zip(gradients, plain, strict=True):
         torch.testing.assert_close(g, want)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_real_peaks_stay_within_plans_without_repetition(name: str) -> None:
+    """With room for everything, the peak of the plan holds for layouts and reused buffers of inductor, too."""
+    wrapped = []
+
+    def wrap(module: Any) -> Any:
+        wrapped.append(budget(module, "1GB", inner="inductor"))
+        return wrapped[-1]
+
+    peak, _ = real_peak(Made(name), wrap, rounds=1)
+    assert peak <= wrapped[-1].plans[0].peak
 
 
 def test_larger_fused_peaks_lead_to_smaller_plans() -> None:

@@ -47,10 +47,7 @@ class _Partitioner(CustomPartitionerFn):  # type: ignore[misc]
 
 
 def inductor_backend(partition: Any) -> Any:
-    """Return a backend that compiles both parts by inductor, for smaller and smaller plans until the fused kernels fit.
-
-    PyTorch's caches are off. They would return a step that was compiled for another budget, or hide its peak.
-    """
+    """Return a backend that compiles both parts by inductor, with ever smaller plans until the fused kernels fit."""
 
     def compile_part(module: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         if options.get("is_inference"):
@@ -60,7 +57,7 @@ def inductor_backend(partition: Any) -> Any:
     def compile_step(module: torch.fx.GraphModule, inputs: Any) -> Any:
         while True:
             with (
-                inductor().config.patch(custom_partitioner_fn=_Partitioner(partition), fx_graph_cache=False),
+                inductor().config.patch(custom_partitioner_fn=_Partitioner(partition), **EXACT),
                 autograd_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
                 fused_peaks(partition.scratch) as peaks,
             ):
@@ -71,5 +68,8 @@ def inductor_backend(partition: Any) -> Any:
     return compile_step
 
 
+EXACT = {"allow_buffer_reuse": False, "fx_graph_cache": False, "layout_optimization": False}
+"""Options of inductor that keep peaks at the plan. A buffer that waits for its reuse is memory, and so is an input that
+is saved in a second layout. PyTorch's caches would return a step of another budget, or hide its peak."""
 INNER = {"eager": eager_backend, "inductor": inductor_backend}
 """Backends by the names of their kernels."""

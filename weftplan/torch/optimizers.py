@@ -28,7 +28,8 @@ def update_of(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
         groups: list[dict[str, Any]] = []
         for group in optimizer.param_groups:
             alone = {name: False for name in ("foreach", "fused") if name in group}
-            groups.append({**group, **alone, "params": [_like(p) for p in group["params"]]})
+            alike = [torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device) for p in group["params"]]
+            groups.append({**group, **alone, "params": list(map(torch.nn.Parameter, alike))})
         for group in groups:
             for p in group["params"]:
                 p.grad = torch.empty_like(p)
@@ -52,10 +53,6 @@ def _at_once(group: dict[str, Any]) -> bool:
     asked = group.get("foreach")
     by_default = asked is None and "foreach" in group and not group.get("fused")
     return bool(asked) or (by_default and any(p.device.type == "cuda" for p in group["params"]))
-
-
-def _like(p: torch.Tensor) -> torch.nn.Parameter:
-    return torch.nn.Parameter(torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device))
 
 
 def check_update(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import product
-from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,9 @@ class _Buffers:
 
     def __init__(self, ctx: Workspace, geo: Geometry) -> None:
         self.geo = geo
-        self.xp = ctx.xp
         self._image = None
         if geo.copies_image:
-            self._image = ctx.take((geo.images_per_tile, geo.channels, geo.channel_size), geo.acc)
+            self._image = ctx.take((geo.images_per_tile, geo.channels, *geo.padded), geo.acc)
         self._columns = ctx.take((geo.taps * geo.columns_per_tile,), geo.acc)
         self._grid = None if geo.direct else ctx.take((geo.filters * geo.columns_per_tile,), geo.acc)
 
@@ -40,40 +38,25 @@ class _Buffers:
         return self._image is not None
 
     def columns(self, images: int, rows: int) -> RawArray:
-        """Return the columns of a tile: (channels, *kernel, images, rows, *rest)."""
+        """Return the columns of a tile, one per window: (channels, *kernel, images, rows, *remaining axes)."""
         geo = self.geo
-        shape = (geo.channels, *geo.kernel, images, rows, *geo.rest)
+        shape = (geo.channels, *geo.kernel, images, rows, *geo.grid[1:])
         return self._columns[: math.prod(shape)].reshape(shape)
 
     def grid(self, images: int, rows: int) -> RawArray:
-        """Return the buffer of a tile's outputs, one per column: (filters, images, rows, *rest)."""
+        """Return the buffer of a tile's outputs, one per column: (filters, images, rows, *remaining axes)."""
         geo = self.geo
-        shape = (geo.filters, images, rows, *geo.rest)
+        shape = (geo.filters, images, rows, *geo.grid[1:])
         assert self._grid is not None
         return self._grid[: math.prod(shape)].reshape(shape)
 
     def image(self, images: int) -> tuple[RawArray, RawArray]:
-        """Return the buffer of the image, flat per channel, and the part of it that is neither padding nor slack."""
+        """Return the buffer of the padded image (images, channels, *padded), and the part of it without padding."""
         geo = self.geo
         assert self._image is not None
-        flat = self._image[:images]
-        steps = [math.prod(geo.padded[axis + 1 :]) for axis in range(len(geo.padded))]
-        offset = sum(pad * step for pad, step in zip(geo.pad, steps, strict=True))
-        item = geo.acc.itemsize
-        inner = self.xp.lib.stride_tricks.as_strided(
-            flat[:, :, offset:],
-            (images, geo.channels, *geo.image),
-            (*flat.strides[:2], *(step * item for step in steps)),
-        )
-        return flat, inner
-
-
-def _windows(geo: Geometry, part: RawArray) -> RawArray:
-    """Return the part of an array (…, rows, *rest) whose columns are windows."""
-    if geo.rest == geo.grid[1:]:
-        return part
-    windows: tuple[EllipsisType | slice, ...] = (..., slice(None), *(slice(size) for size in geo.grid[1:]))
-    return part[windows]
+        whole = self._image[:images]
+        inside = (slice(pad, pad + extent) for pad, extent in zip(geo.pad, geo.image, strict=True))
+        return whole, whole[(slice(None), slice(None), *inside)]
 
 
 def _widened(ctx: Workspace, geo: Geometry, weight: RawArray) -> RawArray:
@@ -100,54 +83,31 @@ def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None]
 
 
 def _fill(buffers: _Buffers, data: RawArray, first: int, last: int, *, padded: bool = False) -> RawArray:
-    """Return the images first…last as :func:`_lay_out` wants them: flat copies per channel, or the data itself.
+    """Return the images first…last with their padding: a copy, or the data itself.
 
     ``padded``: the buffer holds images of an earlier tile, so what is around them is zero already.
     """
     if not buffers.copies:
-        return data[first:last].reshape(last - first, buffers.geo.channels, -1)
-    flat, inner = buffers.image(last - first)
-    if flat.shape[2] != math.prod(buffers.geo.image) and not padded:
-        flat.fill(0)
+        return data[first:last]
+    whole, inner = buffers.image(last - first)
+    if any(buffers.geo.pad) and not padded:
+        whole.fill(0)
     inner[...] = data[first:last]
-    return flat
+    return whole
 
 
-def _lay_out(ctx: Workspace, geo: Geometry, flat: RawArray, first_row: int, columns: RawArray) -> None:
-    """Copy the windows of an image (images, channels, flat) into ``columns``."""
-    images, rows = columns.shape[1 + len(geo.kernel) : 3 + len(geo.kernel)]
-    item = flat.itemsize
-    steps = [math.prod(geo.padded[axis + 1 :]) * item for axis in range(len(geo.padded))]
-    taps = (flat.strides[1], *(step * dilate for step, dilate in zip(steps, geo.dilate, strict=True)), flat.strides[0])
-    begin = flat[:, :, first_row * geo.stride[0] * steps[0] // item :]
-    if geo.wide:
-        columns = columns.reshape(geo.channels, *geo.kernel, images, rows * math.prod(geo.rest))
-        strides: tuple[int, ...] = (*taps, item)
-    else:
-        strides = (*taps, *(step * stride for step, stride in zip(steps, geo.stride, strict=True)))
-    columns[...] = ctx.xp.lib.stride_tricks.as_strided(begin, columns.shape, strides)
+def _lay_out(ctx: Workspace, geo: Geometry, image: RawArray, first_row: int, columns: RawArray) -> None:
+    """Copy the windows of a padded image into ``columns``."""
+    steps = image.strides[2:]
+    taps = (image.strides[1], *(step * dilate for step, dilate in zip(steps, geo.dilate, strict=True)))
+    windows = (image.strides[0], *(step * stride for step, stride in zip(steps, geo.stride, strict=True)))
+    begin = image[:, :, first_row * geo.stride[0] :]
+    columns[...] = ctx.xp.lib.stride_tricks.as_strided(begin, columns.shape, (*taps, *windows))
 
 
 def _add_back(ctx: Workspace, geo: Geometry, columns: RawArray, first_row: int, image: RawArray) -> None:
-    """Add every column to the places it was taken from: the transpose of :func:`_lay_out`.
-
-    ``image`` is flat per channel in the wide layout, (images, channels, *padded) otherwise. Columns that are no window
-    hold zeros.
-    """
-    rows = columns.shape[2 + len(geo.kernel)]
-    if geo.wide:
-        steps = [math.prod(geo.padded[axis + 1 :]) for axis in range(len(geo.padded))]
-        run = rows * steps[0]
-        flat = columns.reshape(geo.channels, *geo.kernel, -1, run)
-        for tap in product(*(range(extent) for extent in geo.kernel)):
-            begin = first_row * steps[0] + sum(
-                index * dilate * step for index, dilate, step in zip(tap, geo.dilate, steps, strict=True)
-            )
-            target = image[:, :, begin : begin + run]
-            at: tuple[slice | int, ...] = (slice(None), *tap)
-            ctx.xp.add(target, flat[at].swapaxes(0, 1), out=target)
-        return
-    counts = (rows, *geo.grid[1:])
+    """Add every column to the places of a padded image that it was taken from: the transpose of :func:`_lay_out`."""
+    counts = (columns.shape[2 + len(geo.kernel)], *geo.grid[1:])
     for tap in product(*(range(extent) for extent in geo.kernel)):
         place = [slice(None), slice(None)]
         for axis, index in enumerate(tap):
@@ -155,7 +115,7 @@ def _add_back(ctx: Workspace, geo: Geometry, columns: RawArray, first_row: int, 
             start = index * geo.dilate[axis] + (first_row * stride if axis == 0 else 0)
             place.append(slice(start, start + stride * (counts[axis] - 1) + 1, stride))
         target = image[tuple(place)]
-        at = (slice(None), *tap)
+        at: tuple[slice | int, ...] = (slice(None), *tap)
         ctx.xp.add(target, columns[at].swapaxes(0, 1), out=target)
 
 
@@ -206,7 +166,7 @@ def _correlate(
             columns.reshape(geo.groups, geo.taps // geo.groups, -1),
             result.reshape(geo.groups, geo.filters // geo.groups, -1),
         )
-        turned = result if geo.direct else _windows(geo, result).swapaxes(0, 1)
+        turned = result if geo.direct else result.swapaxes(0, 1)
         if bias is not None:
             xp.add(turned, _per_filter(geo, bias), out=part, casting="same_kind")
         elif not geo.direct:
@@ -304,15 +264,12 @@ def _multiply(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
 
 
 def _turned(geo: Geometry, buffers: _Buffers, ograd: RawArray, tile: tuple[int, int, int, int]) -> RawArray:
-    """Return the tile of ``ograd`` as (groups, filters, columns), with zeros in the columns that are no window."""
+    """Return the tile of ``ograd`` as (groups, filters, columns)."""
     first, last, top, bottom = tile
     part = ograd[first:last, :, top:bottom]
     if not geo.direct:
         grid = buffers.grid(last - first, bottom - top)
-        windows = _windows(geo, grid)
-        if windows is not grid:
-            grid.fill(0)
-        windows[...] = part.swapaxes(0, 1)
+        grid[...] = part.swapaxes(0, 1)
         part = grid
     return part.reshape(geo.groups, geo.filters // geo.groups, -1)
 
@@ -340,16 +297,11 @@ def _scatter(
     if not buffers.copies:
         if top == 0:
             target.fill(0)
-        if geo.wide:
-            target = target.reshape(last - first, geo.channels, -1)
         _add_back(ctx, geo, columns, top, target)
         return
-    flat, inner = buffers.image(last - first)
-    flat.fill(0)
-    if geo.wide:
-        _add_back(ctx, geo, columns, top, flat)
-    else:
-        _add_back(ctx, geo, columns, top, flat.reshape(last - first, geo.channels, *geo.padded))
+    whole, inner = buffers.image(last - first)
+    whole.fill(0)
+    _add_back(ctx, geo, columns, top, whole)
     if top == 0:
         target[...] = inner
     else:

@@ -4,10 +4,6 @@ A *tile* is some images (whole), or some rows of the first spatial axis of one i
 Its size depends on shapes, parameters and the type of the device only, so results depend neither on the machine nor on
 the number of threads.
 
-A tile's columns have one of two layouts. *Exact*: one column per window. *Wide* (stride 1): one column per position of
-the padded image, row by row, so that a whole tile of one tap is a single contiguous run of the image. Copying and
-adding back then run at the speed of memory; some columns belong to no window, and their results are dropped.
-
 On a host a large convolution is cut into *parts* for idle cores: smaller convolutions with tiles and scratch of their
 own. A part is a range of images, or a range of channels if the weight's gradient is wanted. Each part then sums over
 all images, and no sum runs over parts.
@@ -28,9 +24,6 @@ from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.products import FEW, MOST, SHARE, ranges
 from weftplan.ops.core.schema import Shape, aligned
 from weftplan.support.array_types import DType
-
-WIDE_FILTERS = 192
-"""With more filters per group the products cost more than the copies, and superfluous columns do not pay."""
 
 
 def output_extent(extent: int, kernel: int, stride: int, pad: int, dilate: int) -> int:
@@ -60,11 +53,6 @@ class Geometry:
     acc: np.dtype[Any]
     padded: Shape
     """Spatial extents of an image with its padding."""
-    wide: bool
-    rest: Shape
-    """Extents of a tile's columns on all spatial axes but the first."""
-    slack: int
-    """Elements that the last wide columns reach beyond a channel."""
     images_per_tile: int
     rows_per_tile: int
     workspace: int
@@ -78,7 +66,7 @@ class Geometry:
     @property
     def columns_per_tile(self) -> int:
         """Columns of the matrix of a full tile."""
-        return self.images_per_tile * self.rows_per_tile * math.prod(self.rest)
+        return self.images_per_tile * self.rows_per_tile * math.prod(self.grid[1:])
 
     @property
     def pointwise(self) -> bool:
@@ -88,19 +76,13 @@ class Geometry:
 
     @property
     def copies_image(self) -> bool:
-        """True when a copy of the image is needed: padded, widened or with slack."""
-        return any(self.pad) or self.acc != self.dtype or self.slack > 0
+        """True when a copy of the image is needed: padded or widened."""
+        return any(self.pad) or self.acc != self.dtype
 
     @property
     def direct(self) -> bool:
         """True if a tile is one whole image, column for column, so that the product is written in place."""
-        exact = self.rest == self.grid[1:] and self.acc == self.dtype
-        return exact and self.images_per_tile == 1 and self.rows_per_tile == self.grid[0]
-
-    @property
-    def channel_size(self) -> int:
-        """Elements of one channel in the copy of the image."""
-        return math.prod(self.padded) + self.slack
+        return self.acc == self.dtype and self.images_per_tile == 1 and self.rows_per_tile == self.grid[0]
 
     def tiles(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield the first and last image, first and last row of each tile (half-open)."""
@@ -113,7 +95,7 @@ class Geometry:
 
     def _buffer_nbytes(self) -> int:
         """Return the copy of the image, the columns, and the window side of a tile."""
-        image = self._nbytes(self.images_per_tile * self.channels * self.channel_size) if self.copies_image else 0
+        image = self._nbytes(self.images_per_tile * self.channels * math.prod(self.padded)) if self.copies_image else 0
         grid = 0 if self.direct else self._nbytes(self.filters * self.columns_per_tile)
         return image + self._nbytes(self.taps * self.columns_per_tile) + grid
 
@@ -251,13 +233,7 @@ def tiled(
     acc = accumulator(dtype)
     batch, channels, *extents = image
     padded = tuple(extent + 2 * p for extent, p in zip(extents, pad, strict=True))
-    wide = all(s == 1 for s in stride) and math.prod(kernel) > 1 and filters // groups <= WIDE_FILTERS
-    inner = padded[1:] if wide else grid[1:]
-    slack = 0
-    if wide:
-        steps = [math.prod(padded[axis + 1 :]) for axis in range(len(padded))]
-        slack = sum((k - 1) * d * step for k, d, step in list(zip(kernel, dilate, steps, strict=True))[1:])
-    row = max(1, (channels * math.prod(kernel) + filters) * math.prod(inner) * acc.itemsize)
+    row = max(1, (channels * math.prod(kernel) + filters) * math.prod(grid[1:]) * acc.itemsize)
     rows = max(1, min(workspace << 20, tile_bytes) // row)
     return Geometry(
         batch=batch,
@@ -273,9 +249,6 @@ def tiled(
         dtype=dtype,
         acc=acc,
         padded=padded,
-        wide=wide,
-        rest=inner,
-        slack=slack,
         images_per_tile=max(1, min(batch, rows // max(1, grid[0]))),
         rows_per_tile=max(1, min(rows, grid[0])),
         workspace=workspace,
