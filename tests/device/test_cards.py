@@ -38,7 +38,7 @@ def test_the_command_plans_for_a_card() -> None:
     report = json.loads(CliRunner().invoke(command, asked).stdout)
     assert report["total"] <= card_budget("8GB")[0]
     assert report["card"] == card_budget("8GB")[1]
-    assert "a card of 8.00 GiB" in CliRunner().invoke(command, asked[:-1]).stdout
+    assert "a card of 8GB: 8.00 GiB" in CliRunner().invoke(command, asked[:-1]).stdout
     refused = CliRunner().invoke(command, [*asked, "--budget", "2GB"])
     assert refused.exit_code == 2
     assert "leave out one of --card and --budget" in refused.output

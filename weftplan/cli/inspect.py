@@ -153,7 +153,7 @@ def page(found: Inspection, picture: str) -> str:
         "table{border-collapse:collapse;width:100%}.layers{overflow-x:auto}"
         "td,th{padding:.2rem .6rem;border-bottom:1px solid #ddd;white-space:nowrap;"
         "text-align:left}td:nth-child(n+4),th:nth-child(n+4){text-align:right;font-variant-numeric:tabular-nums}"
-        "dt{font-weight:600}dd{margin:0 0 .4rem 1.5rem}.verdict{background:#eef4fb;padding:.8rem 1rem}"
+        "dt{font-weight:600}dd{margin:0 0 .4rem 1.5rem;overflow-wrap:anywhere}.verdict{background:#eef4fb;padding:.8rem 1rem}"
         "@media(prefers-color-scheme:dark){body{color:#e6eaf0;background:#12161c}.verdict{background:#1b212a}"
         "td,th{border-color:#343d4a}}</style>\n"
         f"<h1>{html.escape(found.name)}</h1>\n<p class=verdict>{html.escape(found.verdict)}</p>\n"
