@@ -25,7 +25,7 @@ def test_a_size_means_powers_of_1024() -> None:
     assert card_budget("8GB")[0] == card_budget("8 gib")[0] == card_budget("RTX 4060")[0]
 
 
-@pytest.mark.parametrize(("card", "message"), [("RTX 470", "RTX 4070"), ("0.5GB", "take 768.00 MiB of it")])
+@pytest.mark.parametrize(("card", "message"), [("RTX 470", "RTX 4070"), ("0.5GB", "alone take 768.00 MiB")])
 def test_a_card_without_a_budget_is_refused(card: str, message: str) -> None:
     """The error names the nearest card, or says what does not fit."""
     with pytest.raises(PlanError, match=message):
