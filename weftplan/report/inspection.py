@@ -142,6 +142,11 @@ def inspect(
         contradiction = "the shapes of the parameters contradict each other"
         warnings.append(f"{contradiction}: {str(error).removeprefix('Error in ')}")
         values = infer.infer_shapes(nodes, explicit)
+    labels = [key for key in fed if is_label(nodes, key) and key not in explicit]
+    if labels and explicit and not contradiction:
+        assumed = _with_labels(nodes, known, labels, [shape for key, shape in explicit.items() if key in fed])
+        if assumed is not None:
+            values = assumed
     rows = infer.entry_rows(nodes)
     first = {node: values[row] for node, row in zip(nodes, rows, strict=False)}
     by_name = {node.name: first[node] for node in nodes if node.op is None}
@@ -325,6 +330,29 @@ def _doubts(nodes: Sequence[Node], args: Arrays, aux: Arrays) -> list[str]:
 
 def _finite(value: NDArray) -> bool:
     return bool(np.isfinite(value.asnumpy()).all())
+
+
+def _with_labels(
+    nodes: Sequence[Node], known: Mapping[str, Shape], labels: Sequence[str], data: Sequence[Shape]
+) -> list[Any] | None:
+    """Return the inferred shapes if labels, which operators change on their way to the loss, have leading axes of data.
+
+    None if all labels follow from the other shapes, or if no leading axes fit.
+    """
+    rows = infer.entry_rows(nodes)
+
+    def open_labels(values: Sequence[Any]) -> bool:
+        shapes = {node.name: values[row] for node, row in zip(nodes, rows, strict=False) if node.op is None}
+        return any(not is_known(shapes[label]) for label in labels)
+
+    if not open_labels(infer.infer_shapes(nodes, known)):
+        return None
+    for shape in (shape[:length] for shape in data for length in range(len(shape), 0, -1)):
+        try:
+            return list(infer.infer_shapes(nodes, {**known, **dict.fromkeys(labels, shape)}))
+        except ShapeError:
+            continue
+    return None
 
 
 def _plans(symbol: Symbol, sizes: Mapping[str, Shape], fed: Sequence[str], warnings: list[str]) -> dict[str, Any]:

@@ -281,7 +281,12 @@ def wait(*arrays: Any, readers: bool = False) -> None:
 def _each(arrays: Iterable[Any]) -> Iterator[Any]:
     """Yield the arrays and tasks in ``arrays`` and in the collections in it."""
     for array in arrays:
-        if type(array) is not Task and not is_array(array) and isinstance(array, Iterable) and not isinstance(array, str):
+        if (
+            type(array) is not Task
+            and not is_array(array)
+            and isinstance(array, Iterable)
+            and not isinstance(array, str)
+        ):
             yield from _each(array)
         else:
             yield array
