@@ -794,10 +794,10 @@ _PROFILER = (
         high=15,
         group="profiler",
         when=When.PROCESS,
-        meaning="What a recording holds, as MXNet's sum of 1 (operations of symbols), 2 (operations of arrays), 4 (calls) "
-        "and 8 (memory).",
-        effect="without 8, live bytes are not sampled unless mx.profiler.set_config(profile_memory=True) asks for them; "
-        "every operation is recorded in any mode",
+        meaning="Contents of a recording, as MXNet's sum of 1 (operations of symbols), 2 (operations of arrays), "
+        "4 (calls) and 8 (memory).",
+        effect="without 8, live bytes are not sampled unless mx.profiler.set_config(profile_memory=True) asks for "
+        "them; every operation is recorded in any mode",
     ),
 )
 

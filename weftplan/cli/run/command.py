@@ -24,8 +24,8 @@ from weftplan.support.progress import watching
     multiple=True,
     required=True,
     metavar="[NAME=]FILE",
-    help="An array (.npy), arrays by name (.npz), a table of numbers (.csv), an image, or a folder of images. Repeat it "
-    "for other inputs.",
+    help="An array (.npy), arrays by name (.npz), a table of numbers (.csv), an image, or a folder of images. Repeat "
+    "it for other inputs.",
 )
 @pixel_options("Resize the image to this size. The images of a folder are resized in any case.")
 @number("--batch", default=32, help="The number of images of a folder in one run.")
@@ -55,8 +55,9 @@ def command(
 ) -> None:
     """Run MODEL, a symbol file or a checkpoint's prefix, with the parameters PARAMS, a file or an epoch, on inputs.
 
-    A table (.csv) has a row of numbers for each sample; a first row of words is skipped. An output with one row for each sample is printed as its largest values, others as their shape and range. With a
-    folder, an image that cannot be read is reported and left out, and the exit code is 1.
+    A table (.csv) has a row of numbers for each sample; a first row of words is skipped. An output with one row for
+    each sample is printed as its largest values, others as their shape and range. With a folder, an image that cannot
+    be read is reported and left out, and the exit code is 1.
     """
     loaded = load_model(model, params)
     if loaded.args is None:

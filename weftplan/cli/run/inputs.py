@@ -153,8 +153,8 @@ def doubts(model: Model, fed: Arrays) -> list[str]:
         limit = form_of(nodes, name, model.stored_shapes).indices
         if limit is not None and value.size and not (value.min() >= 0 and value.max() < limit):
             warnings.append(
-                f"{name} holds indices from {value.min():g} to {value.max():g}, and the network has {limit}; as in MXNet, "
-                f"indices outside are replaced by the nearest one"
+                f"{name} holds indices from {value.min():g} to {value.max():g}, and the network has {limit}; as in "
+                f"MXNet, indices outside are replaced by the nearest one"
             )
     return warnings
 

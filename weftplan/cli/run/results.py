@@ -17,7 +17,6 @@ from weftplan.cli.columns import output_width, paragraph
 from weftplan.errors import FormatError, listed
 from weftplan.support.atomic_files import replacing, write_text
 
-
 MOST_SHOWN = 100
 """Number of samples that a terminal shows; a pipe and a file get all of them."""
 
