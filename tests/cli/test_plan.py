@@ -403,7 +403,7 @@ def test_onnx_file_of_another_batch(tmp_path: Path) -> None:
 
 
 def test_a_budget_that_fits_is_said_to_fit() -> None:
-    """The second line says what is left, and what recomputation costs."""
+    """The second line has the bytes to spare and the price of recomputation."""
     lines = plan("lenet", "--optimizer", "adam", "--budget", "8GB").output.splitlines()
     total = figures("lenet", "--optimizer", "adam")["total"]
     assert lines[1].startswith("fits the budget of 7.45 GiB (8,000,000,000 bytes): ")

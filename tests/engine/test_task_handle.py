@@ -312,6 +312,6 @@ def test_map_shows_how_far_it_is(progress, lines, monkeypatch, capsys):
     ],
 )
 def test_wrong_arguments_of_tasks_are_refused(call, said):
-    """Arguments of the wrong kind raise an error that says what was expected."""
+    """Arguments of the wrong kind raise an error that names the expected kind."""
     with pytest.raises(EngineError, match=said):
         call()

@@ -72,7 +72,7 @@ def answer(plan: MemoryPlan, what: str, *, train: bool) -> str:
 
 
 def verdict(plan: MemoryPlan, limit: int) -> str:
-    """Return one line: the plan fits, how much is left if one device has the budget, and what fitting costs."""
+    """Return one line: the plan fits, how much is left if one device has the budget, and the price."""
     left = f": {amount(limit - plan.counted)} to spare" if len(plan.peak_by_device) == 1 else ""
     price = f", at {100 * plan.more_time:.1f} % more modelled time" if plan.more_time else ""
     return f"fits the budget of {amount(limit)} ({limit:,} bytes){left}{price}"
