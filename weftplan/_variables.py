@@ -787,6 +787,18 @@ _PROFILER = (
         effect="the trace is written to profile.json, or the file that mx.profiler.set_config names, when the process "
         "ends; mx.profiler.dump writes it earlier",
     ),
+    Variable(
+        name="MXNET_PROFILER_MODE",
+        default=15,
+        low=0,
+        high=15,
+        group="profiler",
+        when=When.PROCESS,
+        meaning="Contents of a recording, as MXNet's sum of 1 (operations of symbols), 2 (operations of arrays), "
+        "4 (calls) and 8 (memory).",
+        effect="without 8, live bytes are not sampled unless mx.profiler.set_config(profile_memory=True) asks for "
+        "them; every operation is recorded in any mode",
+    ),
 )
 
 TABLE: tuple[Variable, ...] = (*_ENGINE, *_PLANNER, *_EXECUTOR, *_STORAGE, *_KVSTORE, *_TRAINING, *_PROFILER)
@@ -810,7 +822,6 @@ _WORDS = {
     "mx.profiler records operations": """
         MXNET_ENGINE_INFO FLAGS_pe_profile_fname FLAGS_tracer_profile_fname FLAGS_multiple_of_cupti_buffer_size
         FLAGS_enable_rpc_profiler FLAGS_benchmark FLAGS_call_stack_level FLAGS_enable_host_event_recorder_hook""",
-    "every operation is recorded in any mode": "MXNET_PROFILER_MODE",
     "MXNET_GPU_WORKER_NTHREADS is also the number of streams": "MXNET_GPU_WORKER_NSTREAMS",
     "nothing is downloaded": "MXNET_HOME MXNET_GLUON_REPO",
     "nothing here is a C library": """

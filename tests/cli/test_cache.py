@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,22 @@ def test_clear(caches: Path):
     assert not (caches / "weftplan" / "plans").exists()
     assert "removed 0 files" in run("--clear")
     assert user_cache.keep(user_cache.folder("plans"), "01", b"again")
+
+
+def test_clear_while_another_process_stores(caches: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file that appears in a folder being removed is removed, too."""
+    place, rmdir, stored = user_cache.folder("plans"), os.rmdir, []
+    assert place is not None
+
+    def late(path: object, *args: object, **options: object) -> None:
+        if str(path).endswith("plans") and not stored:
+            stored.append(user_cache.keep(place, "01", b"late"))
+        rmdir(path, *args, **options)
+
+    monkeypatch.setattr(os, "rmdir", late)
+    assert "removed 3 files" in run("--clear")
+    assert stored == [True]
+    assert not place.exists()
 
 
 def test_a_folder_that_is_refused(caches: Path):

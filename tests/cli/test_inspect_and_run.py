@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 import weftplan as mx
 from weftplan.cli import main
+from weftplan.cli.run import results as run_results
 from weftplan.report.inspection import inspect
 from weftplan.training.fit.parameter_files import save_checkpoint
 
@@ -313,7 +314,7 @@ def test_run_says_what_is_missing(prefix: Path, tmp_path: Path) -> None:
         ("four.npy", "conv_weight has shape (4, 3, 3, 3), the inputs ask for (4, 4, 3, 3)"),
         ("objects.npy", "it holds objects of Python, which are not read"),
         ("none.npy", "data has shape (0, 3, 8, 8): there is nothing to compute"),
-        ("x.txt", "neither an array (.npy, .npz) nor an image"),
+        ("x.txt", "neither an array (.npy, .npz), a table (.csv) nor an image"),
         ("lfs.png", "a pointer of Git LFS"),
         ("four.npy", "data was given shape (1, 4, 8, 8), the network takes (N, C, H, W), such as (1, 3, 224, 224)"),
         ("flat.npy", "data was given shape (2, 192), the network takes (N, C, H, W)"),
@@ -352,3 +353,77 @@ def test_label_that_passes_a_reshape(tmp_path: Path) -> None:
         result = call("convert", tmp_path / "lstm", 3, tmp_path / "l.onnx", "--shape", "data=2,6", *more)
         assert result.exit_code == 0, result.output
         assert "checked with onnxruntime" in result.output
+
+
+def embedding(tmp_path: Path) -> Path:
+    """Return the prefix of a network that reads 6 indices of 5 rows; its label passes a Reshape."""
+    rows = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=5, output_dim=3, name="embed")
+    flat = mx.sym.FullyConnected(mx.sym.Reshape(rows, shape=(-1, 3)), num_hidden=4, name="fc")
+    label = mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
+    symbol = mx.sym.SoftmaxOutput(flat, label, name="softmax")
+    random = np.random.RandomState(0)
+    shapes = {"embed_weight": (5, 3), "fc_weight": (4, 3), "fc_bias": (4,)}
+    args = {name: mx.nd.array(random.uniform(-1, 1, shape)) for name, shape in shapes.items()}
+    save_checkpoint(tmp_path / "words", 1, symbol, args, {})
+    return tmp_path / "words"
+
+
+def test_inspect_gives_sizes_if_a_label_passes_a_reshape(tmp_path: Path) -> None:
+    """The label gets the leading axes of data, so that all sizes are known from the shape of data alone."""
+    result = call("inspect", embedding(tmp_path), 1, "--shape", "data=2,3", "--json")
+    found = json.loads(result.output)
+    assert {one["name"]: one["shape"] for one in found["inputs"]} == {"data": [2, 3], "softmax_label": [2, 3]}
+    assert found["inference_bytes"] > 0
+    assert found["training_bytes"] > found["inference_bytes"]
+
+
+def test_run_warns_about_indices_outside_and_nan(tmp_path: Path, prefix: Path) -> None:
+    """Both run, as in MXNet, and the values are said to be odd."""
+    words_prefix = embedding(tmp_path)
+    outputs = []
+    for name, indices in (("inside", [[0, 4, 4]]), ("outside", [[-3, 4, 9]])):
+        np.save(tmp_path / "indices.npy", np.array(indices))
+        result = call("run", words_prefix, 1, "--input", tmp_path / "indices.npy", "-o", tmp_path / f"{name}.npz")
+        assert result.exit_code == 0
+        assert ("indices from -3 to 9, and the network has 5" in result.output) == (name == "outside")
+        outputs.append(np.load(tmp_path / f"{name}.npz")["softmax_output"])
+    assert np.array_equal(*outputs)
+    pixels = np.zeros((1, 3, 8, 8), np.float32)
+    for value in (0, np.nan):
+        pixels[0, 0, 0, 0] = value
+        np.save(tmp_path / "pixels.npy", pixels)
+        said = call("run", prefix, 7, "--input", tmp_path / "pixels.npy").output
+        assert ("data holds NaN" in said) == bool(np.isnan(value))
+
+
+@pytest.mark.parametrize("head", ["", "left,right\n", "\ufeff"])
+def test_run_on_a_table(tmp_path: Path, head: str) -> None:
+    """A row is a sample; a first row of words, and a byte order mark, are skipped."""
+    symbol = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
+    args = {"fc_weight": mx.nd.array([[1, 0], [0, 1], [1e-9, 0]]), "fc_bias": mx.nd.zeros((3,))}
+    save_checkpoint(tmp_path / "net", 0, symbol, args, {})
+    path = tmp_path / "rows.csv"
+    path.write_text(head + "1,2\n3,4.5\n", encoding="utf-8")
+    result = call("run", tmp_path / "net", 0, "--input", path, "-o", tmp_path / "out.npz")
+    assert result.exit_code == 0, result.output
+    assert "  0:      1e-09      2" in result.output  # a small value is not shown as 0
+    assert np.load(tmp_path / "out.npz")["fc_output"][:, :2].tolist() == [[1, 2], [3, 4.5]]
+    for text, said in (("a,b\n1,x\n", "no table of numbers"), ("a,b\n", "no row of numbers"), ("", "no row of")):
+        path.write_text(text)
+        result = call("run", tmp_path / "net", 0, "--input", path)
+        assert result.exit_code == 1
+        assert said in result.output
+
+
+def test_a_terminal_shows_the_first_samples(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe gets all samples; a terminal the first hundred, and how to get the others."""
+    values, names = np.ones((102, 2), np.float32), [str(k) for k in range(102)]
+    run_results.show("out", values, 1, None, names)
+    assert len(capsys.readouterr().out.splitlines()) == 103
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    run_results.show("out", values, 1, None, names)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 102
+    assert lines[-1] == "  and 2 more samples: -o FILE.csv writes all of them"

@@ -173,3 +173,47 @@ def test_interrupted_run_goes_on(tmp_path: Path) -> None:
     parts = run(*command, "--epochs", 2, "--checkpoint", tmp_path / "b", "--resume")
     digests = [json.loads(one.output.splitlines()[-1])["weights_sha256"] for one in (whole, parts)]
     assert digests[0] == digests[1]
+
+
+def test_train_names_all_unreadable_images(tmp_path: Path) -> None:
+    """Training ends with one message that names every damaged image."""
+    images = photos(tmp_path / "images")
+    broken = [images / "hell" / "bild 0.png", images / "dünkel" / "bild 1.jpg"]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:100])
+    result = run("train", "--data", images, "--network", "lenet", "--epochs", 1, "--batch-size", 4, "--devices", 1)
+    assert result.exit_code == 1
+    assert "2 images cannot be read; remove or replace" in result.output
+    assert all(path.name in result.output for path in broken)
+
+
+def test_report_records_epochs_of_unequal_length(tmp_path: Path) -> None:
+    """The last epoch is recorded when its predecessor has fewer batches than the first; without a prefix, a hint."""
+    images = photos(tmp_path / "images", each=9)  # 14 images in batches of 4: 4, 3 and 4 batches
+    result = run(
+        "train", "--data", images, "--network", "lenet", "--epochs", 3, "--batch-size", 4, "--devices", 1,
+        "--report", tmp_path / "report",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "--checkpoint PREFIX saves it" in result.output
+    lanes = (tmp_path / "report" / "lanes.html").read_text(encoding="utf-8")
+    assert "Nothing was recorded" not in lanes
+    assert "conv1_backward" in lanes
+
+
+@pytest.mark.parametrize("size", ["20", "2"])
+def test_another_size_than_the_checkpoint_takes(trained: tuple[Path, Path, str], size: str) -> None:
+    """The message names the option, the size that fits, and the parameter."""
+    images, prefix, _ = trained
+    result = run("train", "--data", images, "--from", prefix, 6, "--resize", size, "--epochs", 1)
+    assert result.exit_code == 1
+    assert f"--resize {size}x{size} does not fit; the checkpoint takes 28x28 pixels" in result.output
+
+
+@pytest.mark.parametrize(("numbers", "said"), [("0", "no number may be 0"), ("1,0,1", "may be 0"), ("nan", "finite")])
+def test_std_that_divides_by_nothing(numbers: str, said: str, tmp_path: Path) -> None:
+    """Refused before any work, by training and by running."""
+    for command in (["train", "--data", tmp_path], ["run", "net", "1", "--input", tmp_path]):
+        result = run(*command, "--std", numbers)
+        assert result.exit_code == 2
+        assert said in result.output

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 import weftplan as mx
 from weftplan import models
 from weftplan.cli import main
+from weftplan.device.amounts import amount
 from weftplan.errors import BudgetError
 from weftplan.planner import MemoryPlan, validate
 from weftplan.planner.batch import largest_batch
@@ -399,3 +400,43 @@ def test_onnx_file_of_another_batch(tmp_path: Path) -> None:
         result.output.split()
     )
     assert "--shape" not in result.output
+
+
+def test_a_budget_that_fits_is_said_to_fit() -> None:
+    """The second line has the bytes to spare and the price of recomputation."""
+    lines = plan("lenet", "--optimizer", "adam", "--budget", "8GB").output.splitlines()
+    total = figures("lenet", "--optimizer", "adam")["total"]
+    assert lines[1].startswith("fits the budget of 7.45 GiB (8,000,000,000 bytes): ")
+    assert lines[1].endswith(f"{amount(8_000_000_000 - total)} to spare")
+    small = ("resnet", "--batch", 4)
+    tight = plan(*small, "--budget", figures(*small)["total"] * 19 // 20)
+    assert " more modelled time" in " ".join(tight.output.splitlines()[1:3])
+
+
+@pytest.mark.parametrize(("batch", "helps"), [(64, True), (1, False)])
+def test_advice_on_a_smaller_batch_only_if_it_helps(batch: int, helps: bool) -> None:
+    """If parameters, gradients and states alone exceed the budget, no batch is suggested."""
+    budget = 9_000_000 if helps else 2_000_000
+    refused = plan("lenet", "--optimizer", "adam", "--batch", batch, "--budget", budget)
+    assert refused.exit_code == 1
+    words = " ".join(refused.output.split())
+    assert ("--batch-max" in words) == helps
+    assert ("smaller batch" in words) == helps
+    assert ("no batch fits" in words) != helps
+
+
+@pytest.mark.parametrize(
+    "options", [("--batch", 4), ("--optimizer", "adam"), ("--device", "gpu0"), ("--recompute", "sqrt"), ("--compare",)]
+)
+def test_options_that_a_torch_step_decides(options: tuple[object, ...]) -> None:
+    """They are refused instead of ignored, before any module is imported."""
+    refused = plan("--torch", "nowhere:step", *options)
+    assert refused.exit_code == 2
+    assert f"{options[0]} does not go with --torch" in refused.output
+
+
+def test_a_card_without_a_unit() -> None:
+    """A bare number is bytes; the message says how to write gigabytes."""
+    refused = plan("mlp", "--card", "8")
+    assert refused.exit_code == 2
+    assert "such as 8GB" in " ".join(refused.output.split())

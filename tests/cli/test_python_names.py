@@ -31,6 +31,10 @@ def fails():
     raise ValueError("no such layer")
 def leaves():
     raise SystemExit(3)
+def imports():
+    import torch_of_old
+def step():
+    return net.infer_shape, (1,)
 five = 5
 """
 
@@ -39,6 +43,7 @@ five = 5
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program next to a module that it imports, in the working folder."""
     (tmp_path / "sizes.py").write_text("HIDDEN = 3\n")
+    (tmp_path / "lacking.py").write_text("import torch_of_old\n")
     path = tmp_path / "mynet.py"
     path.write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
@@ -76,7 +81,12 @@ def test_inspect_takes_the_name_too(program: Path) -> None:
         ("mynet.py:fails", "mynet.py:fails: ValueError: no such layer, "),
         ("mynet.py:leaves", "mynet.py:leaves: SystemExit: the program ends with status 3"),
         ("nowhere.py:net", "there is no file 'nowhere.py'"),
-        ("nowhere:net", "nowhere: No module named 'nowhere'"),
+        ("nowhere:net", "there is no module 'nowhere'"),
+        ("nowhere.inside:net", "there is no module 'nowhere'"),
+        ("lacking.py:net", "lacking.py: ModuleNotFoundError: No module named 'torch_of_old', "),
+        ("lacking:net", "lacking: ModuleNotFoundError: No module named 'torch_of_old', "),
+        ("mynet.py:imports", "mynet.py:imports: ModuleNotFoundError: No module named 'torch_of_old', "),
+        ("mynet.py:step", "got tuple; add --torch if mynet.py:step makes a step of PyTorch"),
     ],
 )
 def test_names_that_are_no_networks(program: Path, name: str, words: str) -> None:

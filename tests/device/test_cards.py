@@ -25,7 +25,7 @@ def test_a_size_means_powers_of_1024() -> None:
     assert card_budget("8GB")[0] == card_budget("8 gib")[0] == card_budget("RTX 4060")[0]
 
 
-@pytest.mark.parametrize(("card", "message"), [("RTX 470", "RTX 4070"), ("0.5GB", "take 768.00 MiB of it")])
+@pytest.mark.parametrize(("card", "message"), [("RTX 470", "RTX 4070"), ("0.5GB", "alone take 768.00 MiB")])
 def test_a_card_without_a_budget_is_refused(card: str, message: str) -> None:
     """The error names the nearest card, or says what does not fit."""
     with pytest.raises(PlanError, match=message):
@@ -38,7 +38,7 @@ def test_the_command_plans_for_a_card() -> None:
     report = json.loads(CliRunner().invoke(command, asked).stdout)
     assert report["total"] <= card_budget("8GB")[0]
     assert report["card"] == card_budget("8GB")[1]
-    assert "a card of 8.00 GiB" in CliRunner().invoke(command, asked[:-1]).stdout
+    assert "a card of 8GB: 8.00 GiB" in CliRunner().invoke(command, asked[:-1]).stdout
     refused = CliRunner().invoke(command, [*asked, "--budget", "2GB"])
     assert refused.exit_code == 2
     assert "leave out one of --card and --budget" in refused.output

@@ -114,6 +114,40 @@ def test_ctrl_c_during_exit(kind):
     assert "still busy" in err
 
 
+@pytest.mark.parametrize("wait", ["engine.wait(tasks)", "list(engine.as_completed(tasks))", "threading.Event().wait()"])
+def test_ctrl_c_drops_tasks_not_begun(kind, wait):
+    """An uncaught Ctrl-C ends the process after the running tasks; a caught one still lets all of them run."""
+    text = f"""
+        import os, signal, threading, time
+        from weftplan import engine
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        submitted = threading.Event()
+
+        def step(number):
+            submitted.wait()
+            if number == 2:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.05)
+            os.write(1, b"ran\\n")
+
+        tasks = [engine.submit(step, number) for number in range(40)]
+        try:
+            submitted.set()
+            {wait}
+        except KeyboardInterrupt:
+            if os.environ.get("CAUGHT") is None:
+                raise
+    """
+    code, out, err = script(text, MXNET_ENGINE_TYPE=kind)
+    assert code == -signal.SIGINT, err
+    assert "KeyboardInterrupt" in err
+    assert len(out.split()) < 20
+    code, out, err = script(text, MXNET_ENGINE_TYPE=kind, CAUGHT="1")
+    assert (code, len(out.split()), err) == (0, 40, "")
+
+
 def test_silent_exit_without_failures(kind):
     """Awaited work, and failures raised by a wait or a future: no message."""
     code, out, err = script(

@@ -294,3 +294,24 @@ def test_map_shows_how_far_it_is(progress, lines, monkeypatch, capsys):
     next(begun)
     begun.close()  # cancels the others
     engine.get().wait_for_all()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: engine.wait("a"), "expected a NumPy"),
+        (lambda: engine.submit(np.add, 1, 2, reads=3), r"reads=\[array\] for one, got 3"),
+        (lambda: engine.submit(np.add, 1, 2, writes="a"), r"writes=\[array\] for one, got 'a'"),
+        (lambda: engine.submit(divmod, 7, 2, nout=0), "integer >= 1, got 0"),
+        (lambda: engine.submit(divmod, 7, 2, nout="2"), "integer >= 1, got '2'"),
+        (lambda: engine.submit(divmod, 7, 2, nout=3)[0].result(), "nout=3, but its result, a tuple, has 2"),
+        (lambda: engine.submit(abs, 7, nout=2)[0].result(), "nout=2, but its result is a single int"),
+        (lambda: engine.as_completed(3), "a list of tasks, got 3"),
+        (lambda: engine.as_completed(engine.submit(abs, 7)), r"write as_completed\(\[task\]\)"),
+        (lambda: engine.as_completed([np.ones(2)]), "got ndarray"),
+    ],
+)
+def test_wrong_arguments_of_tasks_are_refused(call, said):
+    """Arguments of the wrong kind raise an error that names the expected kind."""
+    with pytest.raises(EngineError, match=said):
+        call()

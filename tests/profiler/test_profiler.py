@@ -379,3 +379,21 @@ def test_the_profiler_starts_with_the_import(value: str, written: bool, tmp_path
     if written:
         events = json.loads((tmp_path / "profile.json").read_text())["traceEvents"]
         assert any("plus_scalar" in event["name"] for event in events)
+
+
+@pytest.mark.parametrize(
+    ("mode", "config", "sampled"),
+    [("15", "", True), ("8", "", True), ("1", "", False), ("0", "", False), ("7", "profile_memory=True", True)],
+)
+@pytest.mark.shows("MXNET_PROFILER_MODE")
+def test_the_mode_decides_about_memory(mode: str, config: str, sampled: bool, tmp_path: Path):
+    """Without its bit live bytes are not sampled, unless the program asks; operations are recorded in any mode."""
+    code = (
+        f"import weftplan as mx; mx.profiler.set_config(filename='t.json', {config}); mx.profiler.set_state('run'); "
+        "(mx.nd.ones((2, 2)) + 1).wait_to_read(); mx.profiler.dump()"
+    )
+    variables = {**os.environ, "MXNET_PROFILER_MODE": mode}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60, env=variables)
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert any("plus_scalar" in event["name"] for event in events)
+    assert any("live bytes" in event["name"] for event in events) == sampled

@@ -59,8 +59,8 @@ def test_the_live_line_fits(columns: int, monkeypatch: pytest.MonkeyPatch) -> No
     live = [piece.removeprefix("\x1b[K") for piece in stream.getvalue().split("\r")]
     assert len(live) == 4
     assert all(len(piece) < columns for piece in live)
-    assert live[3].startswith("epoch 1/3 [####################] 4/4")
-    assert ("accuracy 0.5000" in live[3]) == (columns == 80)
+    assert live[3].startswith(f"epoch 1/3 [{'#' * (20 if columns == 80 else 6)}] 4/4")
+    assert "accuracy 0.5000" in live[3]
     shown.epoch_end(0, pairs, seconds=1.0)
     assert stream.getvalue().endswith("  1.0 s\n")
     assert shown.samples == 32
@@ -116,3 +116,18 @@ def test_a_warning_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     shown = stream.getvalue()
     where = shown.index("epoch 1, batch 2: a label is 10")
     assert shown[:where].endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(("columns", "bar"), [(80, 20), (44, 4), (38, 0), (24, 0)])
+def test_the_bar_yields_to_numbers(columns: int, bar: int) -> None:
+    """On a narrow terminal the count of batches and the first metric are whole, and the bar is shorter or absent."""
+    shown = Display(10, 1000, stream=Terminal())
+    line = shown._line(1, 500, [("accuracy", 0.5)], 1.0, columns)
+    assert len(line) <= columns
+    assert "500/1000" in line
+    if columns >= 38:
+        assert "accuracy 0.5000" in line
+    if bar == 20:
+        assert f"[{'#' * 10}{'.' * 10}]" in line
+    elif bar == 0:
+        assert "[" not in line

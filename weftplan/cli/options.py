@@ -5,6 +5,7 @@ Completions are computed when a shell asks for them, not when a command is impor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,6 +80,10 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
         raise click.BadParameter(f"expected numbers with commas between, got {value!r}") from None
     if len(numbers) not in (1, 3):
         raise click.BadParameter(f"takes 1 or 3 numbers, got {len(numbers)}")
+    if not all(map(math.isfinite, numbers)):
+        raise click.BadParameter(f"expected finite numbers, got {value!r}")
+    if parameter.name == "std" and 0 in numbers:
+        raise click.BadParameter(f"divides the pixels, so no number may be 0; got {value!r}")
     return numbers
 
 

@@ -62,10 +62,13 @@ def card_budget(card: str, devices: int = 1) -> tuple[int, str]:
             raise PlanError(
                 f"no card {card!r} is known; {hint}give its memory, such as 8GB, or one of {', '.join(CARDS)}"
             ) from None
-        name = f"a card of {amount(memory)}"
+        name = f"a card of {card.strip()}"
     reserve = CONTEXT + LIBRARIES + (EXCHANGE if devices > 1 else 0)
     left = memory - reserve
     if left <= 0:
-        raise PlanError(f"{name} has {amount(memory)}; the CUDA context and libraries take {amount(reserve)} of it")
+        raise PlanError(
+            f"{name} has {amount(memory)}, and the CUDA context and libraries alone take {amount(reserve)}; give the "
+            f"memory of the card with its unit, such as 8GB"
+        )
     exchange = ", libraries and NCCL" if devices > 1 else " and libraries"
     return left, (f"{name}: {amount(memory)}, less {amount(reserve)} for the CUDA context{exchange}: {amount(left)}")

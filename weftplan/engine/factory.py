@@ -25,10 +25,12 @@ from weftplan.engine.simulator import Simulator
 from weftplan.engine.types import ThreadCounts
 from weftplan.errors import ConfigError, EngineError, did_you_mean
 from weftplan.locks import Lock, free_in_children, members
-from weftplan.support import blas_threads, slots
+from weftplan.support import blas_threads, program_end, slots
 
 EXIT_PATIENCE_S = 30.0
 """How long exit waits for running operations before it names and abandons them."""
+INTERRUPTED_PATIENCE_S = 1.0
+"""The same after Ctrl-C has ended the program."""
 
 MOST_KINDS = 5
 """Number of kinds of failures listed at exit."""
@@ -197,9 +199,10 @@ def _at_exit() -> None:
         # Pending operations may still push to nested engines.
         if engine not in _inner:
             _close(engine)
-    patience = EXIT_PATIENCE_S
+    interrupted = program_end.interrupted()
+    patience = INTERRUPTED_PATIENCE_S if interrupted else EXIT_PATIENCE_S
     try:
-        for engine in engines:
+        for engine in () if interrupted else engines:
             _finish(engine)
     except KeyboardInterrupt:  # the user does not want to wait
         patience = 0.0

@@ -21,7 +21,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from weftplan import engine
+from weftplan import config, engine
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.profiler import aggregate
 from weftplan.profiler.objects import Counter, Domain, Event, Frame, Marker, Task
@@ -50,12 +50,14 @@ __all__ = [
     "to_html",
 ]
 
+_MEMORY = 8
+"""Bit of ``MXNET_PROFILER_MODE`` for samples of live bytes."""
 _KNOWN = {
     "filename": "profile.json",
     "profile_all": False,
     "profile_symbolic": True,
     "profile_imperative": True,
-    "profile_memory": True,
+    "profile_memory": bool(config.process("MXNET_PROFILER_MODE") & _MEMORY),
     "profile_api": False,
     "profile_process": "worker",
     "aggregate_stats": False,
@@ -84,7 +86,8 @@ def set_config(**kwargs: object) -> None:
     Args:
         filename: path of the trace, written by :func:`dump`. A path set here is also written at process exit
             if there are records that have not been dumped.
-        profile_memory, profile_all: sample live bytes (``profile_all`` enables everything).
+        profile_memory, profile_all: sample live bytes (``profile_all`` enables everything); the default of
+            ``profile_memory`` is bit 8 of ``MXNET_PROFILER_MODE``.
         aggregate_stats: accepted for :func:`dumps`, which works regardless.
         profile_symbolic, profile_imperative, profile_api, continuous_dump, dump_period, profile_process: accepted;
             every engine operation is recorded in any case, and :func:`dump` writes the file.

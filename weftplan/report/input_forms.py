@@ -36,6 +36,8 @@ class Form:
     """The shape, with 0 for an open size; None if no weights determine a size."""
     words: str = ""
     """The form in words."""
+    indices: int | None = None
+    """Number of rows of the table that the input's values index; None if they are no indices."""
 
     def sizes(self, side: int) -> Shape:
         """Return an example shape with this image side; empty if an axis needs an unknown size."""
@@ -79,7 +81,8 @@ def form_of(nodes: Sequence[Node], name: str, stored: Mapping[str, Shape] | None
             features = (0, weight[1]) if weight is not None and len(weight) == 2 else None
             return Form(("N", "FEATURES"), features, words)
         if op == "Embedding":
-            return Form(("N", "T"), None, f"indices below {node.params['input_dim']}")
+            limit = node.params["input_dim"]
+            return Form(("N", "T"), None, f"indices below {limit}", indices=limit)
         if op == "RNN":
             return Form(("T", "N", "FEATURES"), None, "steps first")
         if op in _ELEMENTWISE or op.endswith(_SCALARS):

@@ -142,9 +142,12 @@ def inspect(
         contradiction = "the shapes of the parameters contradict each other"
         warnings.append(f"{contradiction}: {str(error).removeprefix('Error in ')}")
         values = infer.infer_shapes(nodes, explicit)
-    rows = infer.entry_rows(nodes)
-    first = {node: values[row] for node, row in zip(nodes, rows, strict=False)}
-    by_name = {node.name: first[node] for node in nodes if node.op is None}
+    by_name = _variable_shapes(nodes, values)
+    # Operators may change a label on its way to the loss; its shape then does not follow from the others.
+    labels = [key for key in fed if is_label(nodes, key) and not is_known(by_name.get(key))]
+    if labels and explicit and not contradiction:
+        values = _with_labels(nodes, known, labels, [explicit[key] for key in fed if key in explicit]) or values
+        by_name = _variable_shapes(nodes, values)
     inputs = []
     for key in fed:
         shape = by_name.get(key)
@@ -155,7 +158,7 @@ def inspect(
         "version": version,
         "inputs": inputs,
         "outputs": symbol.list_outputs(),
-        "layers": _layers(nodes, rows, values, set(fed)),
+        "layers": _layers(nodes, infer.entry_rows(nodes), values, set(fed)),
         "operators": _counts(nodes),
         "missing_operators": missing_operators,
         "warnings": warnings,
@@ -325,6 +328,24 @@ def _doubts(nodes: Sequence[Node], args: Arrays, aux: Arrays) -> list[str]:
 
 def _finite(value: NDArray) -> bool:
     return bool(np.isfinite(value.asnumpy()).all())
+
+
+def _variable_shapes(nodes: Sequence[Node], values: Sequence[Any]) -> dict[str, Shape | None]:
+    """Return the inferred shape of each variable by name."""
+    rows = infer.entry_rows(nodes)
+    return {node.name: values[row] for node, row in zip(nodes, rows, strict=False) if node.op is None}
+
+
+def _with_labels(
+    nodes: Sequence[Node], known: Mapping[str, Shape], labels: Sequence[str], data: Sequence[Shape]
+) -> list[Any] | None:
+    """Return the inferred shapes if ``labels`` have leading axes of the shapes ``data``; None if no such axes fit."""
+    for leading in (shape[:length] for shape in data for length in range(len(shape), 0, -1)):
+        try:
+            return list(infer.infer_shapes(nodes, {**known, **dict.fromkeys(labels, leading)}))
+        except ShapeError:
+            continue
+    return None
 
 
 def _plans(symbol: Symbol, sizes: Mapping[str, Shape], fed: Sequence[str], warnings: list[str]) -> dict[str, Any]:

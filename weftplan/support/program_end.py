@@ -56,12 +56,26 @@ def failure() -> str | None:
     """
     if _noted:
         return _noted[0].why or None
-    error: BaseException | None = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    error = _uncaught()
     if error is None:
         error = sys.exc_info()[1]
         if isinstance(error, StopIteration):
             return None
     return End.of(error).why or None
+
+
+def interrupted() -> bool:
+    """Return whether Ctrl-C ended the main program: a ``KeyboardInterrupt`` that no code has caught.
+
+    An interactive session goes on after Ctrl-C, so it never counts.
+    """
+    return not hasattr(sys, "ps1") and issubclass(type(_uncaught()), KeyboardInterrupt)
+
+
+def _uncaught() -> BaseException | None:
+    """Return the exception that ended the main program; None while it runs and after success."""
+    error: BaseException | None = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return error
 
 
 def _line(text: str) -> str:

@@ -11,6 +11,7 @@ Any process and thread may load and store at any time: a file appears whole, and
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -193,6 +194,10 @@ def keep(place: Path | None, name: str, content: bytes) -> bool:
     return True
 
 
+TRIES = 20
+"""How often :func:`clear` removes a folder in which other processes store files meanwhile."""
+
+
 def usage(place: Path) -> tuple[int, int]:
     """Return (files, bytes) in the folder of a kind."""
     sizes = [size for folder, _, _ in os.walk(place) for _, size, _ in _files(folder)]
@@ -205,8 +210,14 @@ def clear(place: Path) -> None:
     Raises:
         OSError: it, or a file in it, cannot be removed.
     """
-    if os.path.lexists(place):
-        shutil.rmtree(place)
+    for attempt in range(TRIES):
+        try:
+            if os.path.lexists(place):
+                shutil.rmtree(place)
+            return
+        except OSError as error:  # another process stored a file in a folder that was being removed, or removed one
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or attempt == TRIES - 1:
+                raise
 
 
 def _make(place: Path) -> None:

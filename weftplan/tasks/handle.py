@@ -13,7 +13,7 @@ import operator
 import queue
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import CancelledError, Future
 from contextvars import Context, copy_context
 from types import CoroutineType
@@ -288,7 +288,15 @@ class Task(Generic[T]):
 
 
 def _item(task: Task[Any], index: object) -> object:
-    return operator.getitem(task._value, index)
+    """Return an item of the result; raise EngineError if ``nout`` is not the number of items."""
+    value, nout = task._value, task._nout
+    if nout is not None:
+        count = len(value) if isinstance(value, Sized) else None
+        if count != nout:
+            kind = type(value).__name__
+            came = f"its result is a single {kind}" if count is None else f"its result, a {kind}, has {count}"
+            raise EngineError(f"task {task.name!r} was submitted with nout={nout}, but {came}")
+    return operator.getitem(value, index)
 
 
 def _cancelled() -> None:
@@ -318,11 +326,14 @@ def as_completed(tasks: Iterable[Task[T]], timeout: float | None = None) -> Iter
     >>> sorted(task.result() for task in engine.as_completed(tasks))
     [1, 2, 4]
     """
-    waiting = dict.fromkeys(tasks)
-    ended: queue.SimpleQueue[Task[T]] = queue.SimpleQueue()
-    for task in waiting:
+    if type(tasks) is Task or not isinstance(tasks, Iterable):
+        raise EngineError(f"as_completed: expected a list of tasks, got {tasks!r}; write as_completed([task]) for one")
+    tasks = list(tasks)
+    for task in tasks:
         if type(task) is not Task:
             raise EngineError(f"as_completed: expected what engine.submit() returned, got {type(task).__name__}")
+    waiting = dict.fromkeys(tasks)
+    ended: queue.SimpleQueue[Task[T]] = queue.SimpleQueue()
     for engine in dict.fromkeys(task.var.engine for task in waiting):
         engine._forbid_wait("as_completed")
         if engine._bulking:

@@ -94,8 +94,9 @@ def submit(
     """
     if type(reads) is not tuple or type(writes) is not tuple:
         for which, several in (("reads", reads), ("writes", writes)):
-            if is_array(several):
-                raise EngineError(f"submit: {which} is a sequence of arrays; write {which}=[array] for one")
+            if is_array(several) or isinstance(several, str) or not isinstance(several, Iterable):
+                said = "" if is_array(several) else f", got {several!r}"
+                raise EngineError(f"submit: {which} is a sequence of arrays; write {which}=[array] for one{said}")
     targets = [a for a in out if a is not None] if isinstance(out, (tuple, list)) else [] if out is None else [out]
     if kwargs:
         twice = sorted(set(kwargs) & set(options))
@@ -280,7 +281,12 @@ def wait(*arrays: object, readers: bool = False) -> None:
 def _each(arrays: Iterable[object]) -> Iterator[object]:
     """Yield the arrays and tasks in ``arrays`` and in the collections in it."""
     for array in arrays:
-        if type(array) is not Task and not is_array(array) and isinstance(array, Iterable):
+        if (
+            type(array) is not Task
+            and not is_array(array)
+            and isinstance(array, Iterable)
+            and not isinstance(array, str)
+        ):
             yield from _each(array)
         else:
             yield array
@@ -339,6 +345,8 @@ def _schedule(
         raise EngineError(f"expected a function, got {type(fn).__name__}{hint}")
     engine = get()
     label = label_of(fn, name)
+    if nout is not None and (type(nout) is not int or nout < 1):
+        raise EngineError(f"task {label!r}: nout must be the number of results, an integer >= 1, got {nout!r}")
     overwritten: Sequence[Any] | None = None
     if type(fn) is np.ufunc:
         if len(args) > fn.nin:  # outputs by position

@@ -176,8 +176,7 @@ def command(
     then names the smallest budget that works. After Ctrl-C it is 130.
     """
     if torch_step:
-        if card is not None:
-            raise click.UsageError("--card does not go with --torch: give --budget BYTES")
+        _check_torch_options()
         laid_out = plan_step(model, budget=budget, as_json=as_json, want_curve=want_curve)
         _write(laid_out, model, html_path, picture, save, to_stderr=as_json)
         return
@@ -229,7 +228,13 @@ def command(
     facts: dict[str, Any] = {"model": network.name, "train": train, **({"card": card_text} if card_text else {})}
     width = output_width()
     doing = f"fitting {network.name} (Ctrl-C: the best so far)" if as_needed else f"planning {network.name}"
-    advice = _advice(network, shapes, None if batch_max else budget)
+    advice = _advice(
+        network,
+        shapes,
+        None if batch_max else budget,
+        limit,
+        lambda: _outside(plan(network.symbol, network.shapes(explicit, 1), **chosen)),
+    )
     with Progress(doing, watch=True) as progress, advice, _best_so_far(as_needed) as stopped:
         if batch_max:
             assert limit is not None
@@ -253,6 +258,8 @@ def command(
     what = f"{'training' if train else 'inference'} {described}"
     lines = paragraph(plan_output.answer(chosen_plan, what, train=train), width)
     lines += paragraph(card_text, width) if card_text else []
+    if limit is not None:
+        lines += paragraph(plan_output.verdict(chosen_plan, limit), width)
     if "batch_max" in facts:
         hint = "; give --batch, too, to learn in how many micro-batches a larger one is trained" if train else ""
         lines += paragraph(f"batch {facts['batch_max']} is the largest that fits {limit:,} bytes{hint}", width)
@@ -288,6 +295,10 @@ def command(
     if interrupted:
         click.echo("interrupted: what was found until then is printed above", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
+
+
+_WITH_TORCH = frozenset({"model", "torch_step", "budget", "as_json", "want_curve", "html_path", "picture", "save"})
+"""Parameters of the command that a step of PyTorch takes, too."""
 
 
 def _by_sizes(model: str, shape_texts: tuple[str, ...], as_json: bool) -> MemoryPlan:
@@ -338,19 +349,46 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _advice(network: Network, shapes: Mapping[str, Shape], budget: str | None) -> Iterator[None]:
-    """Return advice on the command to type if a shape is missing or the budget is too small."""
+def _advice(
+    network: Network, shapes: Mapping[str, Shape], budget: str | None, limit: int | None, outside: Callable[[], int]
+) -> Iterator[None]:
+    """Return advice on the command to type if a shape is missing or the budget is too small.
+
+    Args:
+        limit: the bytes of ``budget``.
+        outside: returns the bytes outside the planned peak that every batch needs.
+    """
     try:
         with shape_advice(network, shapes):
             yield
     except BudgetError as error:
-        if error.smallest is None or budget is None:
+        if error.smallest is None or budget is None or limit is None:
             raise
-        raise BudgetError(
-            f"{error} (type --budget {error.smallest}, or --budget {budget} "
-            f"--batch-max, which finds the largest batch that fits)",
-            smallest=error.smallest,
-        ) from None
+        text, other = str(error), f", or --budget {budget} --batch-max, which finds the largest batch that fits"
+        if outside() >= limit:
+            text = text.replace(", or use a smaller batch", "")
+            other = "; no batch fits, because arguments, gradients and states alone take more with batch 1"
+        raise BudgetError(f"{text} (type --budget {error.smallest}{other})", smallest=error.smallest) from None
+
+
+def _outside(plan: MemoryPlan) -> int:
+    """Return the bytes of a plan outside its planned peak that a budget counts."""
+    return plan.counted - plan.peak
+
+
+def _check_torch_options() -> None:
+    """Raise click.UsageError for options that a step of PyTorch decides itself."""
+    context = click.get_current_context()
+    given = [
+        option.opts[-1]
+        for option in context.command.params
+        if option.name not in _WITH_TORCH
+        and context.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if "--card" in given:
+        raise click.UsageError("--card does not go with --torch: give --budget BYTES")
+    if given:
+        raise click.UsageError(f"{given[0]} does not go with --torch: the function decides it, as it makes the step")
 
 
 def _of_card(card: str | None, budget: str | None, devices: int) -> tuple[str | None, str]:

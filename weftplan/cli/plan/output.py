@@ -71,6 +71,13 @@ def answer(plan: MemoryPlan, what: str, *, train: bool) -> str:
     return f"{what}: {amount(plan.total)} in all ({made_of}{missing})"
 
 
+def verdict(plan: MemoryPlan, limit: int) -> str:
+    """Return one line: the plan fits, how much is left if one device has the budget, and the price."""
+    left = f": {amount(limit - plan.counted)} to spare" if len(plan.peak_by_device) == 1 else ""
+    price = f", at {100 * plan.more_time:.1f} % more modelled time" if plan.more_time else ""
+    return f"fits the budget of {amount(limit)} ({limit:,} bytes){left}{price}"
+
+
 def figures(plan: MemoryPlan, width: int | None) -> list[str]:
     """Return the figures, the properties of the plan, and its notes."""
     rows = facts(plan)

@@ -75,12 +75,15 @@ def load_symbol(text: str) -> Symbol:
     value = load_object(text)
     if callable(value) and not isinstance(value, Symbol):
         value = call(value, text)
+    made = value
     if isinstance(value, tuple) and value:
         value = value[0]
     symbol = value if isinstance(value, Symbol) else getattr(value, "symbol", None)
     if not isinstance(symbol, Symbol):
+        hint = f"; add --torch if {text} makes a step of PyTorch" if made is not value and callable(value) else ""
+        kind = type(made).__name__
         raise click.BadParameter(
-            f"{text} must be a symbol or a function without arguments that returns one, got {type(value).__name__}",
+            f"{text} must be a symbol or a function without arguments that returns one, got {kind}{hint}",
             param_hint="MODEL",
         )
     return symbol
@@ -96,8 +99,12 @@ def _run(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent.resolve()))
     sys.modules[path.stem] = module  # as an import does: dataclasses and pickle look modules up there
-    with _reported(str(path)):
-        spec.loader.exec_module(module)
+    try:
+        with _reported(str(path)):
+            spec.loader.exec_module(module)
+    except click.ClickException:
+        del sys.modules[path.stem]
+        raise
     return module
 
 
@@ -107,8 +114,11 @@ def _import(name: str) -> ModuleType:
     try:
         with _reported(name):
             return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise click.BadParameter(f"{name}: {error}", param_hint="MODEL") from None
+    except click.ClickException as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
+            raise click.BadParameter(f"there is no module {cause.name!r}", param_hint="MODEL") from None
+        raise
 
 
 @contextmanager
@@ -116,14 +126,19 @@ def _reported(text: str) -> Iterator[None]:
     """Turn an error of the user's program into a message with its line."""
     try:
         yield
-    except (click.ClickException, ModuleNotFoundError):
+    except click.ClickException:
         raise
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, "<frozen"))]
         line = f", {own[-1].filename}:{own[-1].lineno}" if own else ""
         reason = f"the program ends with status {error.code}" if isinstance(error, SystemExit) else f"{error}"
-        raise click.ClickException(f"{text}: {type(error).__name__}: {reason}{line}") from error
+        hint = "; install it: pip install 'weftplan[torch]'" if _misses_torch(error) else ""
+        raise click.ClickException(f"{text}: {type(error).__name__}: {reason}{line}{hint}") from error
+
+
+def _misses_torch(error: BaseException) -> bool:
+    return isinstance(error, ModuleNotFoundError) and error.name == "torch"
 
 
 def _symbols(module: ModuleType) -> list[str]:

@@ -10,7 +10,7 @@ from weftplan.cli.model_files import class_names, load_model
 from weftplan.cli.options import FILE, model_argument, number, pixel_options
 from weftplan.cli.run import results as run_results
 from weftplan.cli.run.folder import predict_folder
-from weftplan.cli.run.inputs import Pixels, feeds
+from weftplan.cli.run.inputs import Pixels, doubts, feeds
 from weftplan.cli.run.prediction import predict
 from weftplan.support.progress import watching
 
@@ -24,7 +24,8 @@ from weftplan.support.progress import watching
     multiple=True,
     required=True,
     metavar="[NAME=]FILE",
-    help="An array (.npy), arrays by name (.npz), an image, or a folder of images. Repeat it for other inputs.",
+    help="An array (.npy), arrays by name (.npz), a table of numbers (.csv), an image, or a folder of images. Repeat "
+    "it for other inputs.",
 )
 @pixel_options("Resize the image to this size. The images of a folder are resized in any case.")
 @number("--batch", default=32, help="The number of images of a folder in one run.")
@@ -54,8 +55,9 @@ def command(
 ) -> None:
     """Run MODEL, a symbol file or a checkpoint's prefix, with the parameters PARAMS, a file or an epoch, on inputs.
 
-    An output with one row for each sample is printed as its largest values, others as their shape and range. With a
-    folder, an image that cannot be read is reported and left out, and the exit code is 1.
+    A table (.csv) has a row of numbers for each sample; a first row of words is skipped. An output with one row for
+    each sample is printed as its largest values, others as their shape and range. With a folder, an image that cannot
+    be read is reported and left out, and the exit code is 1.
     """
     loaded = load_model(model, params)
     if loaded.args is None:
@@ -67,6 +69,8 @@ def command(
         samples, results, errors = predict_folder(loaded, Path(inputs[0]), batch, pixels)
     else:
         fed = feeds(loaded, inputs, pixels)
+        for text in doubts(loaded, fed):
+            click.echo(f"warning: {text}", err=True)
         with watching(f"running {loaded.name}"):
             results = predict(loaded, fed)
         samples = [str(k) for k in range(max((len(value) for value in results.values() if value.ndim), default=0))]

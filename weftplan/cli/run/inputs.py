@@ -95,7 +95,9 @@ def read(path: Path, pixels: Pixels = Pixels()) -> Arrays | RawArray:
     if not start.startswith((b"\x93NUMPY", b"PK\x03\x04")):
         if path.suffix.lower() not in (".npy", ".npz") and path.suffix.lower() in image_suffixes():
             return image(path, pixels)
-        what = other_kind(start) or "neither an array (.npy, .npz) nor an image by its name and its first bytes"
+        if path.suffix.lower() == ".csv":
+            return table(path)
+        what = other_kind(start) or "neither an array (.npy, .npz), a table (.csv) nor an image by name and first bytes"
         raise FormatError(f"{path}: {what}")
     try:
         # Mapped first, because mapping checks the shape against the file's size before memory is allocated for it.
@@ -112,6 +114,50 @@ def read(path: Path, pixels: Pixels = Pixels()) -> Arrays | RawArray:
         if array.dtype.kind not in "biuf":
             raise FormatError(f"{path}: {key or 'the array'} holds no numbers but {array.dtype}")
     return held if hasattr(value, "files") else _plain(value)
+
+
+def table(path: Path) -> RawArray:
+    """Return a table of numbers with commas between as float32, a row for each sample; a first row of words is skipped.
+
+    Raises:
+        FormatError: it is no such table.
+    """
+    try:
+        with open_to_read(path) as file:
+            lines = [line for line in file.read().decode("utf-8-sig").splitlines() if line.strip()]
+        if lines and not _is_row(lines[0]):
+            del lines[0]
+        if not lines:
+            raise FormatError(f"{path}: the table has no row of numbers")
+        return np.loadtxt(lines, delimiter=",", ndmin=2, dtype=np.float32)
+    except ValueError as error:
+        raise FormatError(f"{path}: no table of numbers with commas between: {error}") from error
+
+
+def _is_row(line: str) -> bool:
+    """Return whether a line of a table holds numbers."""
+    try:
+        np.loadtxt([line], delimiter=",")
+    except ValueError:
+        return False
+    return True
+
+
+def doubts(model: Model, fed: Arrays) -> list[str]:
+    """Return warnings about inputs that a network takes, but hardly as they are meant."""
+    nodes = topological_order(model.symbol.entries)
+    warnings = []
+    for name, value in fed.items():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            warnings.append(f"{name} holds NaN or infinity")
+            continue
+        limit = form_of(nodes, name, model.stored_shapes).indices
+        if limit is not None and value.size and not (value.min() >= 0 and value.max() < limit):
+            warnings.append(
+                f"{name} holds indices from {value.min():g} to {value.max():g}, and the network has {limit}; as in "
+                f"MXNet, indices outside are replaced by the nearest one"
+            )
+    return warnings
 
 
 def _plain(value: RawArray) -> RawArray:

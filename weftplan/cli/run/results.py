@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from weftplan.errors import FormatError, listed
 from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import replacing, write_text
 
+MOST_SHOWN = 100
+"""Number of samples that a terminal shows; a pipe and a file get all of them."""
+
 
 def show(name: str, value: RawArray, top: int, labels: Sequence[str] | None, samples: Sequence[str]) -> None:
     """Print an output: its largest values if it has one row of classes for each sample, else shape and range."""
@@ -24,8 +28,12 @@ def show(name: str, value: RawArray, top: int, labels: Sequence[str] | None, sam
     click.echo("\n".join(paragraph(said, output_width(), indent="  ")))
     if not _has_classes(value):
         return
-    for sample, _, place, word, number in _largest(value, top, labels, samples):
-        click.echo(f"  {sample}: {number:10.6f}  {place:5} {word}".rstrip())
+    shown = samples if not sys.stdout.isatty() else samples[:MOST_SHOWN]
+    for sample, _, place, word, number in _largest(value, top, labels, shown):
+        text = f"{number:10.6f}" if number == 0 or 1e-4 <= abs(number) < 1e6 else f"{number:10.4g}"
+        click.echo(f"  {sample}: {text}  {place:5} {word}".rstrip())
+    if len(shown) < len(value):
+        click.echo(f"  and {len(value) - len(shown):,} more samples: -o FILE.csv writes all of them")
 
 
 def write(

@@ -31,12 +31,12 @@ from weftplan.cli.options import (
     writable_prefix,
 )
 from weftplan.cli.train import tasks as train_tasks
-from weftplan.cli.train.photos import photos
+from weftplan.cli.train.photos import explain_images, photos
 from weftplan.cli.train.report import write_report
 from weftplan.cli.train.result import print_result, result_rows, weights_sha256
 from weftplan.device.context import Context
 from weftplan.engine.registry import registered
-from weftplan.errors import MXNetError
+from weftplan.errors import FormatError, MXNetError
 from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore import create as create_store
 from weftplan.ndarray import random
@@ -236,7 +236,8 @@ def command(
                 )
             result = _run(network, task, devices, store, wishes, console, as_json=as_json and first)
         except MXNetError as error:
-            raise click.ClickException(str(error).replace("resume=True", "--resume")) from error
+            text = explain_images(data) if data is not None and isinstance(error, FormatError) else ""
+            raise click.ClickException(text or str(error).replace("resume=True", "--resume")) from error
         finally:
             engine.get().wait_for_all()
     if kind is not None:
@@ -307,7 +308,7 @@ def _run(
     events = None if report is None else Events(report, page=False)
     if report is not None and epochs == 1:
         profiler.set_state("run")
-    following = [] if report is None else [_Recording(epochs, task.batches)]
+    following = [] if report is None else [_Recording(epochs)]
     with stop:
         # A reader of this line may interrupt: from here on Ctrl-C waits for the end of a batch.
         console.print(
@@ -325,6 +326,7 @@ def _run(
                 optimizer_params=task.optimizer_params,
                 progress=display,
                 batch_end_callback=[stop, *following],
+                epoch_end_callback=[recording.end_epoch for recording in following] or None,
                 initializer=Xavier(magnitude=2.24),
                 arg_params=None if task.values is None else task.values[0],
                 aux_params=None if task.values is None else task.values[1],
@@ -398,8 +400,9 @@ def _save(
         prefix = wishes.checkpoint or Path(task.prefix)
         if isinstance(module, Module):
             path = module.save_checkpoint(prefix, epoch, save_optimizer_states=module.optimizer_initialized)
+            shell = f"weftplan train --data FOLDER --from {prefix} {epoch}, or " if "classes" in task.facts else ""
             console.print(
-                f"interrupted: saved {path}; continue with mx.mod.Module.load({str(prefix)!r}, {epoch}, "
+                f"interrupted: saved {path}; continue with {shell}mx.mod.Module.load({str(prefix)!r}, {epoch}, "
                 f"load_optimizer_states={module.optimizer_initialized})"
             )
         else:
@@ -410,16 +413,24 @@ def _save(
         if "classes" in task.facts:
             write_text(class_names_path(wishes.checkpoint), "".join(f"{name}\n" for name in task.facts["classes"]))
             console.print(f"use it: weftplan run {wishes.checkpoint} {epoch} --input FOLDER {task.usage}")
+    elif "classes" in task.facts:
+        console.print("the network was not saved: --checkpoint PREFIX saves it")
 
 
 class _Recording:
     """Recorder of the operations from the start of the last epoch on."""
 
-    def __init__(self, epochs: int, batches: int) -> None:
-        self._epochs, self._batches = epochs, batches
+    def __init__(self, epochs: int) -> None:
+        self._epochs = epochs
 
     def __call__(self, param: BatchEndParam) -> None:
-        if param.epoch == self._epochs - 2 and param.nbatch == self._batches - 1:
+        """Start after a batch of the last epoch: a resumed run may begin there."""
+        if param.epoch == self._epochs - 1 and profiler.state() == "stop":
+            profiler.set_state("run")
+
+    def end_epoch(self, epoch: int, *_: object) -> None:
+        """Start after the last epoch but one; epochs may differ in their number of batches."""
+        if epoch == self._epochs - 2:
             profiler.set_state("run")
 
 

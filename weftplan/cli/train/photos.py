@@ -13,22 +13,31 @@ from weftplan import models
 from weftplan.cli.model_files import load_model
 from weftplan.cli.train.tasks import Task
 from weftplan.convert import with_classes
-from weftplan.errors import FormatError, MXNetError
+from weftplan.device.amounts import counted
+from weftplan.errors import FormatError, MXNetError, ShapeError
 from weftplan.ndarray import NDArray
+from weftplan.ops.core.rules import is_known
 from weftplan.report.input_forms import form_of, is_label, usual_shape
 from weftplan.report.inspection import input_names
+from weftplan.support.atomic_files import open_to_read
+from weftplan.support.progress import Progress
 from weftplan.symbol import Symbol, topological_order
-from weftplan.training.data.images.folder import ImageFolder
+from weftplan.training.data.image_files import decode
+from weftplan.training.data.images.folder import ImageFolder, image_files
 from weftplan.training.data.ndarray_iter import DataIter
 from weftplan.training.data.worker_share import PartOfBatchIter
 from weftplan.training.module.module import Module
 
+Params = dict[str, NDArray]
+Size = tuple[int, ...]
 VALIDATION = ("val", "valid", "validation", "test")
 """Names of the sub-folder of images that are not trained on, next to ``train``."""
 HELD_OUT = 0.2
 """Share of each class that is not trained on, if the folder has no sub-folders for training and validation."""
 BATCH = 32
 """Default batch size, if there are as many images."""
+MOST_NAMED = 10
+"""Number of unreadable images that a message names."""
 MARGIN = 256 / 224
 """Shorter side of an image before it is cropped, as a multiple of the side that the network takes."""
 
@@ -61,8 +70,8 @@ def photos(
         MXNetError: the network is not one for classification of images.
     """
     training, testing = _folders(folder)
-    counted = ImageFolder(training, batch_size=1, preprocess_threads=1)
-    classes = counted.classes
+    scanned = ImageFolder(training, batch_size=1, preprocess_threads=1)
+    classes = scanned.classes
     if len(classes) < 2:
         raise FormatError(f"{training}: training needs two classes or more, there is only {classes[0]!r}")
     symbol, args, aux, shape, name = _network(network, start, len(classes), resize)
@@ -73,9 +82,9 @@ def photos(
         **_normalization(mean, std),
     }
     if testing is None:
-        kept, held_out = _split(counted, seed)
+        kept, held_out = _split(scanned, seed)
     else:
-        kept, held_out = counted.files, None
+        kept, held_out = scanned.files, None
     batch_size = batch_size or min(BATCH, len(kept))
     if len(kept) < batch_size:
         raise FormatError(f"{training}: {len(kept)} images are fewer than a batch of {batch_size}")
@@ -143,9 +152,44 @@ def _network(
         raise MXNetError(f"{loaded.name}: the network does not take images (N, C, H, W)")
     shape = (usual[1], *(resize or usual[2:]))
     symbol = with_classes(loaded.symbol, classes)
+    if resize not in (None, usual[2:]):
+        _check_size(symbol, loaded.args, shape, usual, loaded.name)
     names = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
     args, aux = ({key: value for key, value in table.items() if key in names} for table in (loaded.args, loaded.aux))
     return symbol, args, aux, shape, loaded.name
+
+
+def _check_size(symbol: Symbol, args: Params, shape: Size, usual: Size, name: str) -> None:
+    """Raise MXNetError if the checkpoint does not fit images of this size."""
+    said = f"{name}: --resize {shape[1]}x{shape[2]} does not fit; the checkpoint takes {usual[2]}x{usual[3]} pixels"
+    try:
+        inferred = symbol.infer_shape_partial(data=(1, *shape))[0]
+    except ShapeError as error:
+        raise MXNetError(f"{said}: {error}") from None
+    for key, needed in zip(symbol.list_arguments(), inferred, strict=True):
+        if key in args and is_known(needed) and needed != args[key].shape:
+            raise MXNetError(f"{said}: {key} has shape {args[key].shape} and would need {needed}")
+
+
+def explain_images(folder: Path) -> str:
+    """Return a message with the errors of the images of a folder that cannot be read; empty if all can be read.
+
+    Training ends at the first such image. This decodes every image, so that one message names them all.
+    """
+    errors: list[str] = []
+    paths = [part / file for part in dict.fromkeys(_folders(folder)) if part is not None for file in image_files(part)]
+    with Progress("checking the images", len(paths), unit="images") as progress:
+        for path in paths:
+            try:
+                with open_to_read(path) as file:
+                    decode(file.read(), 1, str(path))
+            except (FormatError, OSError) as error:
+                errors.append(str(error))
+            progress.step()
+    if not errors:
+        return ""
+    shown = [*errors[:MOST_NAMED], *([f"and {len(errors) - MOST_NAMED:,} more"] if len(errors) > MOST_NAMED else [])]
+    return f"{counted(len(errors), 'image')} cannot be read; remove or replace before training: {'; '.join(shown)}"
 
 
 def _label(symbol: Symbol) -> str:

@@ -18,6 +18,8 @@ from weftplan.support.progress import PATIENCE, LiveLine
 Pairs = Sequence[tuple[str, float]]
 BAR = 20
 """Characters of the bar."""
+LEAST_BAR = 4
+"""On a narrow terminal the bar is shorter, and with fewer characters left it is omitted: numbers matter more."""
 
 
 class Display:
@@ -97,13 +99,16 @@ class Display:
 
     def _line(self, epoch: int, done: int, pairs: Pairs, now: float, width: int) -> str:
         """Build the live line from as many parts as fit the width, most important first."""
+        parts = [f"{name} {value:.4f}" for name, value in pairs]
         head = f"epoch {epoch + 1}/{self.epochs}"
         if self.batches:
-            filled = min(BAR, BAR * done // self.batches)
-            head += f" [{'#' * filled}{'.' * (BAR - filled)}] {done}/{self.batches}"
+            count = f" {done}/{self.batches}"
+            room = width - len(head) - len(count) - len(" []") - (2 + len(parts[0]) if parts else 0)
+            bar = min(BAR, room)
+            filled = min(bar, bar * done // self.batches)
+            head += (f" [{'#' * filled}{'.' * (bar - filled)}]" if bar >= LEAST_BAR else "") + count
         else:
             head += f" batch {done}"
-        parts = [f"{name} {value:.4f}" for name, value in pairs]
         parts.append(f"{self._speed(now):,.0f} samples/s")
         if self._memory is not None:
             parts.append(f"live {amount(self._memory())}")
