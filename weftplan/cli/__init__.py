@@ -10,8 +10,11 @@ from __future__ import annotations
 import errno
 import importlib
 import importlib.util
+import io
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from textwrap import wrap
 from typing import Any
 
@@ -36,7 +39,10 @@ _COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand on first use; errors of weftplan end a command with exit code 1."""
+    """A group that imports a subcommand on first use.
+
+    Errors of weftplan and of the system end a command with exit code 1, Ctrl-C with 130.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the subcommands whose module exists, in the order of use."""
@@ -73,24 +79,48 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run as click does; characters that the output's encoding lacks become question marks."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="replace")
+        return super().main(*args, **extra)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the arguments, which also prints the help and the version."""
+        with _reported():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run; print deliberate errors of weftplan and errors of the system as messages, without a traceback."""
-        try:
+        """Run the subcommand."""
+        with _reported():
             return super().invoke(ctx)
-        except click.ClickException as error:
-            raise _fitted(error) from error.__cause__
-        except MXNetError as error:
-            raise _fitted(click.ClickException(str(error))) from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise  # the reader has closed the pipe: click exits quietly
-            reason = error.strerror or error
-            text = str(error) if error.filename is not None else f"cannot write the output: {reason}"
-            if error.errno in _WRITING and error.filename is not None:
-                text = f"cannot write {error.filename}: {reason}"
-            raise _fitted(click.ClickException(text)) from error
 
 
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Turn errors of weftplan and of the system into messages without a traceback, and Ctrl-C into an exit code."""
+    try:
+        yield
+    except click.ClickException as error:
+        raise _fitted(error) from error.__cause__
+    except MXNetError as error:
+        raise _fitted(click.ClickException(str(error))) from error
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # the reader has closed the pipe: click exits quietly
+        reason = error.strerror or error
+        text = str(error) if error.filename is not None else f"cannot write the output: {reason}"
+        if error.errno in _WRITING and error.filename is not None:
+            text = f"cannot write {error.filename}: {reason}"
+        raise _fitted(click.ClickException(text)) from error
+
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 _UNIT = re.compile(r"unexpected extra argument \(([kmgt]?i?b|%)\)", re.IGNORECASE)
 _FEW_BYTES = re.compile(r"the budget is (\d{1,4}) bytes")
 _MEANT = {

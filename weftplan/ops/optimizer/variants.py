@@ -5,18 +5,15 @@ Formulas are those of MXNet 1.9.1, with decay rates as float32 numbers, so 1 - 0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import ModuleType
 
 import numpy as np
 
-from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.kernels import block_bytes, block_workspace, blocks
-from weftplan.ops.core.params import p_bool, p_float, p_int
+from weftplan.ops.core.kernels import block_workspace
+from weftplan.ops.core.params import p_float, p_int
 from weftplan.ops.core.registry import register
-from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, merge_shape, same_dtype, same_shape
-from weftplan.ops.core.schema import Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.core.rules import UNARY_INPLACE, same_dtype, same_shape
+from weftplan.ops.core.schema import Op, Param, Params
 from weftplan.ops.optimizer.sgd_adam import COMMON, LR, rescaled, step_kernel
 from weftplan.support.array_types import RawArray
 

@@ -85,8 +85,12 @@ def decode(content: bytes, flag: int = COLOUR, what: str = "these bytes") -> Hos
 
 
 def encode(pixels: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
-    """Encode pixels as a JPEG file (quality from 1 to 100) or a PNG file (``quality`` is its compression; 9 and above, the
-    default included, is the strongest).
+    """Encode pixels as a JPEG or PNG file.
+
+    Args:
+        pixels: uint8 of shape (height, width[, 1, 3 or 4]).
+        quality: of JPEG from 1 to 100; for PNG the compression from 0 to 9, and 9 for anything above.
+        img_fmt: ``.jpg`` or ``.png``.
 
     Raises:
         ParameterError: another format or quality, or no pixels.
