@@ -12,8 +12,9 @@ import importlib
 import importlib.util
 import io
 import re
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
 from typing import Any
@@ -38,11 +39,33 @@ _COMMANDS = {
 }
 
 
+class NarrowFormatter(click.HelpFormatter):
+    """Click's formatter of help texts, for terminals of fewer than 52 columns too: there click writes 50 regardless."""
+
+    def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
+        columns = shutil.get_terminal_size().columns
+        if width is None and columns < 52:
+            width = max(columns - 2, 20)
+        super().__init__(indent_increment, width, max_width)
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write a table of names and texts; the names take half of a narrow terminal at most."""
+        super().write_dl(rows, min(col_max, self.width // 2 - col_spacing), col_spacing)
+
+
+class HelpContext(click.Context):
+    """A context whose help texts fit narrow terminals."""
+
+    formatter_class = NarrowFormatter
+
+
 class LazyGroup(click.Group):
     """A group that imports a subcommand on first use.
 
     Errors of weftplan and of the system end a command with exit code 1, Ctrl-C with 130.
     """
+
+    context_class = HelpContext
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the subcommands whose module exists, in the order of use."""
@@ -59,6 +82,7 @@ class LazyGroup(click.Group):
         except ImportError as error:
             return _unavailable(cmd_name, error)
         command: click.Command = getattr(module, "command", None) or getattr(module, cmd_name)
+        command.context_class = HelpContext
         if not any(option.name == "quiet" for option in command.params):  # imported once, requested often
             command.params += verbosity_options()
         return command
