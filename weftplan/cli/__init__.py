@@ -14,7 +14,7 @@ import io
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import wrap
 from typing import Any
@@ -48,9 +48,9 @@ class NarrowFormatter(click.HelpFormatter):
             width = max(columns - 2, 20)
         super().__init__(indent_increment, width, max_width)
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         """Write a table of names and texts; the names take half of a narrow terminal at most."""
-        super().write_dl(rows, min(col_max, self.width // 2 - col_spacing), col_spacing)
+        super().write_dl(list(rows), min(col_max, self.width // 2 - col_spacing), col_spacing)
 
 
 class HelpContext(click.Context):

@@ -135,7 +135,8 @@ _STEP = (
 def _trusted_rate(ctx: Workspace, p: Params, r1: RawArray, r2: RawArray) -> RawArray:
     """Return lr · r1 / r2 with r1 between its bounds, or lr if either norm is 0: an array of one element."""
     xp = ctx.xp
-    rate, spare = ctx.take((1,), r1.dtype), ctx.take((1,), r1.dtype)
+    rate: RawArray = ctx.take((1,), r1.dtype)
+    spare = ctx.take((1,), r1.dtype)
     xp.copyto(rate, r1)
     if p["lower_bound"] >= 0:
         xp.maximum(rate, p["lower_bound"], out=rate)

@@ -130,7 +130,8 @@ def signed_bytes(pixels: Host, to: Augmentation, mean: Host | None) -> Host:
     """The pixels minus the mean, which is rounded, as int8; what does not fit becomes -128 or 127."""
     mean = _mean(to, len(pixels), mean)
     rounded = np.trunc(mean + np.copysign(0.5, mean))  # halves away from 0, as in MXNet 1.9.1
-    return np.clip(pixels - rounded, -128, 127).astype(np.int8)
+    signed: Host = np.clip(pixels - rounded, -128, 127).astype(np.int8)
+    return signed
 
 
 def _mean(to: Augmentation, channels: int, mean: Host | None) -> Host:
