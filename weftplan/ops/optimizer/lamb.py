@@ -7,7 +7,6 @@ weight. Decay rates are float32 numbers, so 1 - 0.999 has MXNet 1.9.1's rounding
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from weftplan.ops.core.schema import InplacePair, Op, Param, Params, TensorSpec,
 from weftplan.ops.optimizer.mixed_precision import mixed_dtype
 from weftplan.ops.optimizer.sgd_adam import COMMON, LR, rescaled, step_kernel
 from weftplan.ops.optimizer.variants import T, decay_average, decay_square_average, single
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _WIDE = np.dtype(np.float32)
 
@@ -47,7 +46,7 @@ _DIRECTION = (
 
 
 def _direction(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     w: RawArray,
     g: RawArray,
