@@ -18,7 +18,7 @@ from weftplan.ndarray.array import OPERATOR_METHODS, NDArray
 from weftplan.ndarray.operators import EXTRA, NAMESPACES
 from weftplan.ops.core import registry
 from weftplan.ops.core.signatures import stub, written
-from weftplan.symbol.api import namespaces
+from weftplan.symbol.api import functions
 from weftplan.symbol.api.functions import FUNCTIONS
 from weftplan.symbol.symbol import Symbol
 
@@ -91,7 +91,7 @@ def stubs() -> dict[Path, str]:
     for name, package, kind, extra, methods, spaces in (
         (
             "mx.sym", symbol, Symbol, OF_SYMBOLS, [n for n in sorted(registry.names()) if n not in own],
-            {name: (getattr(namespaces, name)._prefixes, drawn * (name == "random"))
+            {name: (getattr(functions, name)._prefixes, drawn * (name == "random"))
              for name in ("contrib", "image", "linalg", "random")},
         ),
         (
