@@ -103,17 +103,18 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
 
-    def main(self, *args: Any, **extra: Any) -> Any:
-        """Run as click does; characters that the output's encoding lacks become question marks."""
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: object
+    ) -> click.Context:
+        """Parse the arguments, which also prints help and version.
+
+        From then on characters that the output's encoding lacks become question marks.
+        """
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 stream.reconfigure(errors="replace")
-        return super().main(*args, **extra)
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Parse the arguments, which also prints the help and the version."""
         with _reported():
-            return super().make_context(*args, **extra)
+            return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand."""
