@@ -114,8 +114,10 @@ def build(site: Path) -> None:
         source = Path(scratch) / "pages"
         stage(source)
         command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-j", "auto", "-b", "html"]
-        command += ["-c", str(ROOT / "docs" / "sphinx"), "-d", str(Path(scratch) / "trees"), str(source), str(site)]
+        html = Path(scratch) / "html"  # notebooks are run in a folder next to it
+        command += ["-c", str(ROOT / "docs" / "sphinx"), "-d", str(Path(scratch) / "trees"), str(source), str(html)]
         subprocess.run(command, check=True)
+        shutil.copytree(html, site, dirs_exist_ok=True)
     print(f"built {site}")
 
 

@@ -21,7 +21,7 @@ for batch in batches:
     module.update()
 mx.profiler.set_state("stop")
 
-print(mx.profiler.dumps(sort_by="total").splitlines()[0])
+print(mx.profiler.dumps(sort_by="total"))
 page = Path("lanes.html")
 page.write_text(mx.profiler.to_html(title="four training steps"), encoding="utf-8")
 print(f"{page}: open it in a browser; a lane is a worker, a colour is a kind of work, and gaps are waits")

@@ -52,6 +52,18 @@ def test_help_fits_80_columns(name: str) -> None:
     assert max(map(len, done.output.splitlines())) <= 80, done.output
 
 
+def test_help_fits_40_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prose and tables are wrapped to a narrow terminal; only verbatim blocks and choices in brackets are wider."""
+    monkeypatch.setenv("COLUMNS", "40")
+    wide = []
+    for name in ("", *COMMANDS):
+        done = CliRunner().invoke(main, [*([name] if name else []), "--help"])
+        assert done.exit_code == 0
+        wide += [line for line in done.output.splitlines() if len(line) > 40]
+    verbatim = re.compile(r"  x[.-]|      |  --[a-z]+ \[")
+    assert [line for line in wide if not verbatim.match(line)] == []
+
+
 @pytest.mark.parametrize("text", ["Of all offsets.", "Subtracted from the pixels.", "Number of processes.", "of it."])
 def test_a_telegram_is_found(text: str) -> None:
     """Phrases of earlier help texts are refused."""

@@ -1,4 +1,4 @@
-"""Available memory: of the machine, and of control groups of both versions, made up as folders."""
+"""Available memory and CPUs: of the machine, and of control groups of both versions, made up as folders."""
 
 import os
 
@@ -7,6 +7,7 @@ import pytest
 
 from weftplan import device
 from weftplan.device import host_memory
+from weftplan.support import blas_threads, control_groups
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -15,8 +16,9 @@ MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 def system(tmp_path, monkeypatch):
     """Folders in place of /proc and /sys/fs/cgroup; ``write(path, text)`` puts a file there."""
     monkeypatch.setattr(host_memory, "_limited", (0.0, []))
-    monkeypatch.setattr(host_memory, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(control_groups, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(control_groups, "ROOT", tmp_path / "cgroup")
+    control_groups.cpu_quota.cache_clear()
 
     def write(path, text):
         target = tmp_path / path
@@ -24,7 +26,8 @@ def system(tmp_path, monkeypatch):
         target.write_text(text)
 
     write("proc/meminfo", f"MemTotal: 1 kB\nMemAvailable:   {MACHINE // 2048} kB\n")
-    return write
+    yield write
+    control_groups.cpu_quota.cache_clear()
 
 
 def group(write, folder, limit, used, cache, *, old=False):
@@ -44,7 +47,7 @@ def test_the_machine_alone(system):
 def test_without_proc(tmp_path, monkeypatch):
     """Elsewhere the system's own count of free pages does."""
     monkeypatch.setattr(host_memory, "_limited", (0.0, []))
-    monkeypatch.setattr(host_memory, "_PROC", tmp_path)
+    monkeypatch.setattr(control_groups, "PROC", tmp_path)
     free, total = host_memory.memory_info()
     assert 0 < free <= total == MACHINE
 
@@ -117,5 +120,34 @@ def test_the_process_grows_by_what_it_touches():
 
 def test_without_proc_the_most_there_ever_were(monkeypatch, tmp_path):
     """Without such a file the process's own peak counts."""
-    monkeypatch.setattr(host_memory, "_PROC", tmp_path)
+    monkeypatch.setattr(control_groups, "PROC", tmp_path)
     assert host_memory.resident() > 1 << 20
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["version 2", "version 1"])
+@pytest.mark.parametrize(
+    ("inner", "outer", "expected"),
+    [("max", "max", 64), (150_000, "max", 2), ("max", 800_000, 8), (800_000, 400_000, 4), (1_000, "max", 1)],
+)
+def test_cpus_of_a_container(system, monkeypatch, inner, outer, expected, old):
+    """Of 64 CPUs as many are usable as the tightest quota of group and parents pays for, rounded up."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    system("proc/self/cgroup", "7:cpu,cpuacct:/outer/inner\n5:memory:/\n" if old else "0::/outer/inner\n")
+    for folder, quota in (("outer/inner", inner), ("outer", outer)):
+        if old:
+            system(f"cgroup/cpu/{folder}/cpu.cfs_quota_us", f"{-1 if quota == 'max' else quota}\n")
+            system(f"cgroup/cpu/{folder}/cpu.cfs_period_us", "100000\n")
+        else:
+            system(f"cgroup/{folder}/cpu.max", f"{quota} 100000\n")
+    assert blas_threads.usable_cpus() == expected
+
+
+def test_no_cpu_quota(system, monkeypatch):
+    """Without control groups, or with files that are no quota, all CPUs of the affinity mask are usable."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    assert blas_threads.usable_cpus() == 64
+    system("proc/self/cgroup", "0::/box\n")
+    for text in ("", "100 0\n", "many 100000\n"):
+        system("cgroup/box/cpu.max", text)
+        control_groups.cpu_quota.cache_clear()
+        assert blas_threads.usable_cpus() == 64

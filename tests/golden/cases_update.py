@@ -10,8 +10,8 @@ def _add(op, *inputs, dtypes=("float32", "float64"), **params):
     for dtype in dtypes:
         arguments = [x if "dtype" in x else {**x, "dtype": dtype} for x in inputs]
         CASES.append({"op": op, "inputs": arguments, "params": params, "imperative": True})
-        if op == "lamb_update_phase2":
-            CASES[-1]["name"] = f"{op} {[x['value'] for x in arguments[2:]]} {sorted(params.items())} {dtype}"
+        if op.endswith("lamb_update_phase2"):
+            CASES[-1]["name"] = f"{op} {[x['value'] for x in arguments[2:4]]} {sorted(params.items())} {dtype}"
         if dtype == "float16":
             CASES[-1].update(rtol=2e-3, atol=2e-3)  # rounded once here, at each operation there
 
@@ -37,14 +37,23 @@ for _extra in ({}, {"wd": 0.1, "rescale_grad": 0.5}, {"wd": 0.2, "rescale_grad":
     for _t, _correct in product((1, 5), (True, False)):
         _phase = {"wd": 0.1, **_extra, "t": _t, "bias_correction": _correct}
         _add("lamb_update_phase1", W, W, W, POSITIVE, **_phase)
+        _add("mp_lamb_update_phase1", W, W, WIDE, {**POSITIVE, "dtype": "float32"}, WIDE, dtypes=("float16",), **_phase)
     _half = ("float16", "float32")
     _add("mp_sgd_update", W, W, WIDE, dtypes=_half, **_lr)
     _add("mp_sgd_mom_update", W, W, WIDE, WIDE, dtypes=_half, momentum=0.9, **_lr)
     _add("mp_nag_mom_update", W, W, WIDE, WIDE, dtypes=_half, momentum=0.9, **_lr)
+
+
+def _wide_norms(*norms):
+    return [{"value": [norm], "dtype": "float32"} for norm in norms]
+
+
 for _bounds in ({}, {"lower_bound": 3.0}, {"upper_bound": 1.5}, {"lower_bound": 0.5, "upper_bound": 1.0}):
     _add("lamb_update_phase2", W, W, {"value": [2.0]}, {"value": [3.0]}, lr=0.1, **_bounds)
-_add("lamb_update_phase2", W, W, {"value": [0.0]}, {"value": [3.0]}, lr=0.1)
-_add("lamb_update_phase2", W, W, {"value": [2.0]}, {"value": [0.0]}, lr=0.1)
+    _add("mp_lamb_update_phase2", W, WIDE, *_wide_norms(2.0, 3.0), WIDE, dtypes=("float16",), lr=0.1, **_bounds)
+for _norms in ((0.0, 3.0), (2.0, 0.0)):
+    _add("lamb_update_phase2", W, W, *({"value": [x]} for x in _norms), lr=0.1)
+    _add("mp_lamb_update_phase2", W, WIDE, *_wide_norms(*_norms), WIDE, dtypes=("float16",), lr=0.1)
 
 V = {"shape": (5,)}
 for _extra in ({}, {"rescale_grad": 0.5, "clip_gradient": 0.2}):

@@ -37,9 +37,19 @@ MIXED = [
     ("mp_sgd_update", [W, G, W.astype("float32")], COMMON),
     ("mp_sgd_mom_update", [W, G, S.astype("float32"), W.astype("float32")], {**COMMON, "momentum": 0.9}),
     ("mp_nag_mom_update", [W, G, S.astype("float32"), W.astype("float32")], {**COMMON, "momentum": 0.9}),
+    (
+        "mp_lamb_update_phase1",
+        [W, G, S.astype("float32"), P.astype("float32"), W.astype("float32")],
+        {"wd": 0.05, "t": 3, "rescale_grad": 0.5, "clip_gradient": 0.3},
+    ),
     ("_adamw_update", [W, G, S, P, FACTOR], ADAMW),
     ("_mp_adamw_update", [W, G, S.astype("float32"), P.astype("float32"), W.astype("float32"), FACTOR], ADAMW),
 ]
+MIXED_STEP = (  # its second input is a direction, not a gradient
+    "mp_lamb_update_phase2",
+    [W, G.astype("float32"), np.array([2.0], "float32"), np.array([3.0], "float32"), W.astype("float32")],
+    {"lr": 0.1},
+)
 RATES = {"lrs": (0.1, 0.2), "wds": (0.0, 0.1)}
 LOADED = [np.array(one, np.float32) for one in RATES.values()]
 W32, S32, P32 = (x.astype("float32") for x in (W, S, P))
@@ -65,7 +75,7 @@ MANY = [
     ("multi_sum_sq", [W, S[0]], {"num_arrays": 2}),
     ("multi_lars", [P[0], Q[0], P[1], Q[1]], {"eta": 0.01, "eps": 1e-5, "rescale_grad": 0.5}),
 ]
-CASES = [*SAME, *MIXED, *MANY]
+CASES = [*SAME, *MIXED, MIXED_STEP, *MANY]
 
 
 def narrowed(case, dtype):
@@ -149,6 +159,23 @@ def test_a_mixed_step_is_the_plain_step_of_the_copy():
     actual = run(op, arrays, params)[0]
     np.testing.assert_allclose(arrays[3], expected, rtol=1e-6)
     np.testing.assert_array_equal(actual, arrays[3].astype(np.float16))
+
+
+def test_mixed_lamb_moves_its_copy():
+    """Both phases compute on the float32 copy as LAMB does on a float32 weight, and phase 2 moves the copy."""
+    op, arrays, params = narrowed(next(case for case in MIXED if case[0] == "mp_lamb_update_phase1"), "float16")
+    weight, gradient, mean, var, copy = arrays
+    plain = [copy.copy(), gradient.astype(np.float32), mean.copy(), var.copy()]
+    expected = run("lamb_update_phase1", plain, params)[0]
+    direction = run(op, arrays, params)[0]
+    assert direction.dtype == np.float32
+    for ours, theirs in zip([direction, mean, var], [expected, *plain[2:]], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    norms = [np.array([2.0], np.float32), np.array([3.0], np.float32)]
+    moved = run("lamb_update_phase2", [plain[0], direction, *norms], {"lr": 0.1})[0]
+    narrow = run("mp_lamb_update_phase2", [weight, direction, *norms, copy], {"lr": 0.1})[0]
+    np.testing.assert_array_equal(copy, moved)
+    np.testing.assert_array_equal(narrow, moved.astype(np.float16))
 
 
 @pytest.mark.parametrize("case", GROUPS, ids=lambda case: case[0])

@@ -26,3 +26,15 @@ def test_the_same_plan_gives_the_same_file(ending: str, tmp_path: Path) -> None:
     second = tmp_path / f"other.{ending}"
     mx.models.get("mlp").plan({"data": (9, 784)}).plot(second)
     assert second.read_bytes() != files[0]
+
+
+def test_every_line_is_named() -> None:
+    """No two lines look alike, and the legend, which is no wider than the picture, names each."""
+    plan = mx.models.get("lenet").plan(mx.models.input_shapes("lenet", 4))
+    figure = plan.plot()
+    (axes,) = figure.axes
+    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == len(axes.lines) == 4
+    named = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {line.get_label() for line in axes.lines} <= named
+    assert figure.legends[0].get_window_extent().width < figure.bbox.width

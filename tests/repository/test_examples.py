@@ -23,7 +23,7 @@ SAYS = {
     "overnight.py": "ended with the same weights, bit for bit",
     "planner_in_100_lines.py": "this planner 3,156,480 bytes; weftplan's match_range 3,156,480",
     "predict_workers.py": "4,096    100.18        25.97      99.8%       46  within+halving",
-    "read_a_trace.py": "lanes.html: open it in a browser",
+    "read_a_trace.py": "KVStoreReduce",
     "stencil_with_tasks.py": "both gave the same bits",
     "two_devices.py": "gave the same weights, bit for bit",
 }

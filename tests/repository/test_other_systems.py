@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from weftplan.device import host_memory, windows_memory
-from weftplan.support import user_cache
+from weftplan.support import control_groups, user_cache
 
 BARE = """
 import asyncio, ctypes, multiprocessing.connection, os, pkgutil, signal, subprocess, sys, tempfile, numpy, threadpoolctl
@@ -124,7 +124,7 @@ def test_the_structures_are_those_of_windows():
 def test_free_pages_that_nobody_counts(tmp_path: Path, monkeypatch):
     """On macOS, all that this process does not have counts as available."""
     monkeypatch.setattr(host_memory, "_limits", host_memory._Limits())
-    monkeypatch.setattr(host_memory, "_PROC", tmp_path)
+    monkeypatch.setattr(control_groups, "PROC", tmp_path)
     names = {name: number for name, number in os.sysconf_names.items() if name != "SC_AVPHYS_PAGES"}
     monkeypatch.setattr(os, "sysconf_names", names)
     available, total = host_memory.memory_info()

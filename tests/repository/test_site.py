@@ -75,10 +75,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built with warnings as errors: about a minute."""
     if importlib.util.find_spec("pydata_sphinx_theme") is None or importlib.util.find_spec("myst_nb") is None:
         pytest.skip("the extra docs is not installed: pip install 'weftplan[docs]'")
-    folder = tmp_path_factory.mktemp("site")
+    folder = tmp_path_factory.mktemp("build") / "site"
     command = [sys.executable, str(ROOT / "docs" / "build_site.py"), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
+    assert [path.name for path in folder.parent.iterdir()] == ["site"], "something is left next to the site"
     return folder
 
 

@@ -286,6 +286,35 @@ def test_record_iter_has_the_labels_it_is_told(tmp_path: Path) -> None:
     assert mx.io.ImageRecordIter(path, (1, 12, 12), 2).next().data[0].shape == (2, 1, 12, 12)
 
 
+SIGNED_BYTES: list[tuple[dict[str, Any], list[list[int]]]] = [
+    ({}, [[127, 127, 78], [10, 47, 127], [127, 33, 127]]),
+    ({"scale": 0.5, "std_r": 2.0}, [[127, 127, 78], [10, 47, 127], [127, 33, 127]]),
+    (
+        {"mean_r": 100.4, "mean_g": 100.6, "mean_b": 210.0, "scale": 0.5},
+        [[72, 116, -22], [-91, -54, 50], [-83, -128, 41]],
+    ),
+    ({"mean_r": 0.5, "mean_g": 1.5, "mean_b": 2.5}, [[127, 127, 77], [8, 45, 127], [124, 30, 127]]),
+]
+"""Settings, and the bytes that MXNet 1.9.1 makes of the pixels below."""
+
+
+@pytest.mark.parametrize(("settings", "expected"), SIGNED_BYTES)
+def test_signed_bytes_are_limited(tmp_path: Path, settings: dict[str, Any], expected: list[list[int]]) -> None:
+    """int8 takes pixels minus the rounded mean, limited; scale and standard deviation have no effect."""
+    pixels = np.array([[172, 216, 78], [10, 47, 151], [127, 33, 251]], np.uint8).T[None]
+    path = tmp_path / "a.rec"
+    file = mx.recordio.MXRecordIO(path, "w")
+    file.write(mx.recordio.pack_img((0, 1.0, 0, 0), pixels[:, :, ::-1], img_fmt=".png"))
+    file.close()
+    for iterator in (
+        mx.io.ImageRecordInt8Iter,
+        lambda *args, **named: mx.io.ImageRecordIter(*args, dtype="int8", **named),
+    ):
+        data = iterator(path, (3, 1, 3), 1, **settings).next().data[0]
+        assert data.dtype == np.int8
+        np.testing.assert_array_equal(data.asnumpy()[0, :, 0], expected)
+
+
 def test_the_mean_image_is_computed_once(tmp_path: Path) -> None:
     """If the file is missing, it is written with the mean of each pixel; the next iterator reads it."""
     path, mean = records(tmp_path / "a.rec"), tmp_path / "mean.bin"

@@ -10,8 +10,12 @@ from __future__ import annotations
 import errno
 import importlib
 import importlib.util
+import io
 import re
+import shutil
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from textwrap import wrap
 
 import click
@@ -34,8 +38,33 @@ _COMMANDS = {
 }
 
 
+class NarrowFormatter(click.HelpFormatter):
+    """Click's formatter of help texts, for terminals of fewer than 52 columns too: there click writes 50 regardless."""
+
+    def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
+        columns = shutil.get_terminal_size().columns
+        if width is None and columns < 52:
+            width = max(columns - 2, 20)
+        super().__init__(indent_increment, width, max_width)
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write a table of names and texts; the names take half of a narrow terminal at most."""
+        super().write_dl(list(rows), min(col_max, self.width // 2 - col_spacing), col_spacing)
+
+
+class HelpContext(click.Context):
+    """A context whose help texts fit narrow terminals."""
+
+    formatter_class = NarrowFormatter
+
+
 class LazyGroup(click.Group):
-    """A group that imports a subcommand on first use; errors of weftplan end a command with exit code 1."""
+    """A group that imports a subcommand on first use.
+
+    Errors of weftplan and of the system end a command with exit code 1, Ctrl-C with 130.
+    """
+
+    context_class = HelpContext
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the subcommands whose module exists, in the order of use."""
@@ -52,6 +81,7 @@ class LazyGroup(click.Group):
         except ImportError as error:
             return _unavailable(cmd_name, error)
         command: click.Command = getattr(module, "command", None) or getattr(module, cmd_name)
+        command.context_class = HelpContext
         if not any(option.name == "quiet" for option in command.params):  # imported once, requested often
             command.params += verbosity_options()
         return command
@@ -72,24 +102,49 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: object
+    ) -> click.Context:
+        """Parse the arguments, which also prints help and version.
+
+        From then on characters that the output's encoding lacks become question marks.
+        """
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="replace")
+        with _reported():
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> object:
-        """Run; print deliberate errors of weftplan and errors of the system as messages, without a traceback."""
-        try:
+        """Run the subcommand."""
+        with _reported():
             return super().invoke(ctx)
-        except click.ClickException as error:
-            raise _fitted(error) from error.__cause__
-        except MXNetError as error:
-            raise _fitted(click.ClickException(str(error))) from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise  # the reader has closed the pipe: click exits quietly
-            reason = error.strerror or error
-            text = str(error) if error.filename is not None else f"cannot write the output: {reason}"
-            if error.errno in _WRITING and error.filename is not None:
-                text = f"cannot write {error.filename}: {reason}"
-            raise _fitted(click.ClickException(text)) from error
 
 
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Turn errors of weftplan and of the system into messages without a traceback, and Ctrl-C into an exit code."""
+    try:
+        yield
+    except click.ClickException as error:
+        raise _fitted(error) from error.__cause__
+    except MXNetError as error:
+        raise _fitted(click.ClickException(str(error))) from error
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # the reader has closed the pipe: click exits quietly
+        reason = error.strerror or error
+        text = str(error) if error.filename is not None else f"cannot write the output: {reason}"
+        if error.errno in _WRITING and error.filename is not None:
+            text = f"cannot write {error.filename}: {reason}"
+        raise _fitted(click.ClickException(text)) from error
+
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 _UNIT = re.compile(r"unexpected extra argument \(([kmgt]?i?b|%)\)", re.IGNORECASE)
 _FEW_BYTES = re.compile(r"the budget is (\d{1,4}) bytes")
 _MEANT = {

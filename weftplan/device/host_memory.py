@@ -6,12 +6,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from weftplan.device import windows_memory
+from weftplan.support import control_groups
 
-_PROC = Path("/proc")
-_CGROUP = Path("/sys/fs/cgroup")
+Group = tuple[Path, tuple[str, str], str]
+"""A control group's folder, the files of its limit and its usage, and the field of its page cache."""
 _UNLIMITED = 1 << 62
 _KNOWN_S = 5.0
 
@@ -20,7 +21,7 @@ class _Limits:
     """The control groups that have a limit: pools ask before many an allocation, and most groups have none."""
 
     def __init__(self) -> None:
-        self.known: tuple[float, list[tuple[Path, tuple[str, str], str]]] = (0.0, [])
+        self.known: tuple[float, list[Group]] = (0.0, [])
         """(until when it holds, the groups), replaced as a whole: any thread may ask."""
 
 
@@ -47,7 +48,7 @@ def resident() -> int:
     if not hasattr(os, "sysconf"):
         return windows_memory.resident()
     try:
-        with open(_PROC / "self" / "statm", "rb") as file:
+        with open(control_groups.PROC / "self" / "statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         import resource  # Windows has no such module
@@ -56,7 +57,7 @@ def resident() -> int:
         return int(most) if sys.platform == "darwin" else int(most) * 1024
 
 
-def _groups_with_limits() -> list[tuple[Path, tuple[str, str], str]]:
+def _groups_with_limits() -> list[Group]:
     until, groups = _limits.known
     now = time.monotonic()
     if now >= until:
@@ -71,7 +72,7 @@ def _machine() -> tuple[int, int]:
     page = os.sysconf("SC_PAGE_SIZE")
     total = os.sysconf("SC_PHYS_PAGES") * page
     try:
-        with open(_PROC / "meminfo", "rb") as file:
+        with open(control_groups.PROC / "meminfo", "rb") as file:
             for line in file:
                 if line.startswith(b"MemAvailable:"):
                     return int(line.split()[1]) * 1024, total
@@ -82,24 +83,13 @@ def _machine() -> tuple[int, int]:
     return total - resident(), total
 
 
-def _groups() -> Iterator[tuple[Path, tuple[str, str], str]]:
+def _groups() -> Iterator[Group]:
     """Each control group of this process and its parents, with the names of its figures."""
-    try:
-        lines = (_PROC / "self" / "cgroup").read_text().splitlines()
-    except OSError:  # not Linux, or not to be seen
-        return
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            root, files, cache = _CGROUP, ("memory.max", "memory.current"), "inactive_file"
-        elif "memory" in controllers.split(","):
-            root, cache = _CGROUP / "memory", "total_inactive_file"
-            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for folder, version_2 in control_groups.folders("memory"):
+        if version_2:
+            yield folder, ("memory.max", "memory.current"), "inactive_file"
         else:
-            continue
-        # Inside a container the path may be the machine's, and only the root be there.
-        for folder in (PurePosixPath(path), *PurePosixPath(path).parents):
-            yield root / str(folder).lstrip("/"), files, cache
+            yield folder, ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"
 
 
 def _figures(folder: Path, files: tuple[str, str], cache: str) -> tuple[int, int] | None:

@@ -34,6 +34,7 @@ import weftplan.ops.linalg.solve
 import weftplan.ops.nn
 import weftplan.ops.numpy
 import weftplan.ops.optimizer.adamw
+import weftplan.ops.optimizer.lamb
 import weftplan.ops.optimizer.mixed_precision
 import weftplan.ops.optimizer.multi_lars
 import weftplan.ops.optimizer.multi_sgd

@@ -85,7 +85,7 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
     axes.set_xlim(0, max(steps, 1))
     axes.set_ylim(0, first * 1.15 + 1e-9)
     if plan.num_forward is not None and plan.num_forward < steps:
-        axes.axvline(plan.num_forward, color="grey", lw=0.8, ls=":")
+        axes.axvline(plan.num_forward, color="#9a6fb0", lw=1.2, label="backward begins")
     axes.set_xlabel("step (forward, then backward)")
     axes.set_ylabel(f"memory, {name}")
     axes.set_title(
@@ -94,8 +94,8 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
     )
     used = {bar.use for bar in bars}
     patches = [Patch(facecolor=colour, label=LEGEND[use]) for use, colour in COLOURS.items() if use in used]
-    handles = [*patches, *axes.lines[: 2 if several else 3]]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    handles = [*patches, *axes.lines]  # each line has its own colour and dashes, and its name in the legend
+    figure.legend(handles=handles, loc="outside lower center", ncols=(len(handles) + 1) // 2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.yaxis.grid(True, color="#e6eaf0", zorder=0)
     axes.set_axisbelow(True)

@@ -24,6 +24,7 @@ from threadpoolctl import ThreadpoolController
 
 from weftplan import config
 from weftplan.locks import Lock, free_in_children
+from weftplan.support import control_groups
 
 VARIABLE = "WEFTPLAN_BLAS_NTHREADS"
 NATIVE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -48,10 +49,9 @@ _rule = _Rule()
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs in this process's affinity mask, which may be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of CPUs in this process's affinity mask, or of its control groups' quota if that is lower."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(there, control_groups.cpu_quota() or there)
 
 
 def planned() -> tuple[int | None, str]:

@@ -10,13 +10,12 @@ from typing import Any
 
 import click
 
+from weftplan.cli import INTERRUPTED
 from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
 from weftplan.planner.batch import largest_fitting
 from weftplan.support.progress import Progress
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 Make = Callable[..., MemoryPlan]
 """Planner of the network; keywords are those of :func:`weftplan.planner.plan`, ``batch`` changes the batch size."""
 

@@ -15,11 +15,12 @@ from typing import Any
 import click
 
 from weftplan import models
+from weftplan.cli import INTERRUPTED
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.doctor.devices import parse_devices
 from weftplan.cli.options import FILE, budget_option, json_option, model_argument, number, shape_option, starting
 from weftplan.cli.plan import output as plan_output
-from weftplan.cli.plan.batches import INTERRUPTED, Make, largest, micro_batches, what_to_type
+from weftplan.cli.plan.batches import Make, largest, micro_batches, what_to_type
 from weftplan.cli.plan.compare import Row, compare, curve
 from weftplan.cli.plan.inputs import Network, load_network, parse_dtypes, parse_shapes, shape_advice
 from weftplan.cli.plan.torch_step import plan_step

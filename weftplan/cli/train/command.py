@@ -19,6 +19,7 @@ from rich.console import Console
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import engine, models, profiler, storage
+from weftplan.cli import INTERRUPTED
 from weftplan.cli.doctor.devices import parse_devices
 from weftplan.cli.model_files import class_names_path
 from weftplan.cli.options import (
@@ -51,8 +52,6 @@ from weftplan.training.module.module import Module
 
 BATCH = 64
 """Default batch size for digits and text."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 
 
 def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Context]:

@@ -1,21 +1,17 @@
-"""More optimizer steps: signSGD, Signum, NAG, RMSProp, FTRL, FTML, LAMB.
+"""More optimizer steps: signSGD, Signum, NAG, RMSProp, FTRL, FTML.
 
 Formulas are those of MXNet 1.9.1, with decay rates as float32 numbers, so 1 - 0.999 has the same rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import workspace_kernel
-from weftplan.ops.core.kernels import block_bytes, block_workspace, blocks
-from weftplan.ops.core.params import p_bool, p_float, p_int
+from weftplan.ops.core.kernels import block_workspace
+from weftplan.ops.core.params import p_float, p_int
 from weftplan.ops.core.registry import register
-from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, merge_shape, same_dtype, same_shape
-from weftplan.ops.core.schema import Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.core.rules import UNARY_INPLACE, same_dtype, same_shape
+from weftplan.ops.core.schema import Op, Param, Params
 from weftplan.ops.optimizer.sgd_adam import COMMON, LR, rescaled, step_kernel
 from weftplan.support.array_types import ArrayModule, RawArray
 
@@ -28,7 +24,7 @@ def single(value: float) -> float:
     return float(np.float32(value))
 
 
-def _decay(xp: ArrayModule, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
+def decay_average(xp: ArrayModule, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
     """``average`` = rate · average + (1 - rate) · news."""
     rate = single(rate)
     xp.multiply(average, rate, out=average)
@@ -36,8 +32,8 @@ def _decay(xp: ArrayModule, average: RawArray, rate: float, news: RawArray, spar
     xp.add(average, spare, out=average)
 
 
-def _decay_square(xp: ArrayModule, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
-    """The same of the square of ``news``."""
+def decay_square_average(xp: ArrayModule, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
+    """``average`` = rate · average + (1 - rate) · news²."""
     rate = single(rate)
     xp.multiply(average, rate, out=average)
     xp.multiply(news, news, out=spare)
@@ -92,7 +88,7 @@ def _rmsprop(
 ) -> None:
     xp.multiply(w, p["wd"], out=u)
     rescaled(xp, p, g, t, u)
-    _decay_square(xp, n, p["gamma1"], t, u)
+    decay_square_average(xp, n, p["gamma1"], t, u)
     xp.add(n, p["epsilon"], out=u)
     xp.sqrt(u, out=u)
     xp.divide(t, u, out=t)
@@ -115,8 +111,8 @@ def _rmspropalex(
 ) -> None:
     xp.multiply(w, p["wd"], out=u)
     rescaled(xp, p, g, t, u)
-    _decay_square(xp, n, p["gamma1"], t, u)
-    _decay(xp, mean, p["gamma1"], t, u)
+    decay_square_average(xp, n, p["gamma1"], t, u)
+    decay_average(xp, mean, p["gamma1"], t, u)
     xp.multiply(mean, mean, out=u)
     xp.subtract(n, u, out=u)
     xp.add(u, p["epsilon"], out=u)
@@ -179,8 +175,8 @@ def _ftml(
     xp.multiply(g, p["rescale_grad"], out=t)
     xp.add(t, u, out=t)
     _limit(xp, p["clip_grad"], t)
-    _decay_square(xp, v, beta2, t, u)
-    _decay(xp, z, beta1, t, u)
+    decay_square_average(xp, v, beta2, t, u)
+    decay_average(xp, z, beta1, t, u)
     xp.divide(v, 1.0 - beta2 ** p["t"], out=u)
     xp.sqrt(u, out=u)
     xp.add(u, p["epsilon"], out=u)
@@ -194,41 +190,12 @@ def _ftml(
     xp.negative(t, out=out)
 
 
-def _lamb1(
-    xp: ArrayModule,
-    p: Params,
-    w: RawArray,
-    g: RawArray,
-    mean: RawArray,
-    var: RawArray,
-    out: RawArray,
-    t: RawArray,
-    u: RawArray,
-) -> None:
-    rescaled(xp, p, g, t)
-    _decay(xp, mean, p["beta1"], t, u)
-    _decay_square(xp, var, p["beta2"], t, u)
-    correct = p["bias_correction"]
-    xp.divide(var, 1.0 - single(p["beta2"]) ** p["t"] if correct else 1.0, out=u)
-    xp.sqrt(u, out=u)
-    xp.add(u, p["epsilon"], out=u)
-    xp.divide(mean, 1.0 - single(p["beta1"]) ** p["t"] if correct else 1.0, out=t)
-    xp.divide(t, u, out=t)
-    xp.multiply(w, p["wd"], out=u)
-    xp.add(t, u, out=out)
-
-
 _RMS = (
     Param("gamma1", p_float, 0.95, "decay of the averages"),
     Param("epsilon", p_float, 1e-8, "added before the root"),
 )
 _CLIP_WEIGHTS = Param("clip_weights", p_float, -1.0, "limit of the new weight's absolute values; negative: none")
-_BETAS = (
-    Param("beta1", p_float, 0.9, "decay of the mean"),
-    Param("beta2", p_float, 0.999, "decay of the mean of squares"),
-)
-_T = Param("t", p_int, doc="number of this update, counted from 1")
-_WD = Param("wd", p_float, doc="weight decay")
+T = Param("t", p_int, doc="number of this update, counted from 1")
 for _name, _step, _states, _params, _doc in (
     ("signsgd_update", _signsgd, (), (LR, *_SHARED), "weight · (1 - lr · wd) - lr · sign(gradient)."),
     (
@@ -274,25 +241,11 @@ for _name, _step, _states, _params, _doc in (
             Param("beta1", p_float, 0.6, "decay of z and d"),
             Param("beta2", p_float, 0.999, "decay of v"),
             Param("epsilon", p_float, 1e-8, "added to the root of v"),
-            _T,
+            T,
             *_SHARED[:2],
             Param("clip_grad", p_float, -1.0, "limit of the decayed gradient's absolute values; negative: none"),
         ),
         "Follow the moving leader (Zheng and Kwok 2017).",
-    ),
-    (
-        "lamb_update_phase1",
-        _lamb1,
-        ("mean", "var"),
-        (
-            *_BETAS,
-            Param("epsilon", p_float, 1e-6, "added to the root of var"),
-            _T,
-            Param("bias_correction", p_bool, True, "divide the averages by 1 - beta to the power t"),
-            _WD,
-            *_SHARED[1:],
-        ),
-        "The direction of LAMB (You et al. 2020): Adam's, and wd · weight.",
     ),
 ):
     register(
@@ -309,58 +262,3 @@ for _name, _step, _states, _params, _doc in (
             doc=_doc,
         )
     )
-
-
-# --------------------------------------------------------------------------------------------------- LAMB, second phase
-
-
-def _lamb2_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    weight = merge_shape(merge_shape(ins[0], ins[1], "lamb_update_phase2: weight and g"), outs[0], "output")
-    norms = merge_shape(
-        (1,), merge_shape(ins[2], ins[3], "lamb_update_phase2: r1 and r2"), "norms of lamb_update_phase2"
-    )
-    if weight == ():
-        raise ShapeError("lamb_update_phase2 expects at least 1 dimension, got shape ()")
-    return [weight, weight, norms, norms], [weight]
-
-
-@workspace_kernel
-def _lamb2(ctx: Workspace, p: Params, weight: RawArray, g: RawArray, r1: RawArray, r2: RawArray, out: RawArray) -> None:
-    xp = ctx.xp
-    ratio, spare = ctx.take((1,), out.dtype), ctx.take((1,), out.dtype)
-    xp.copyto(ratio, r1)
-    if p["lower_bound"] >= 0:
-        xp.maximum(ratio, p["lower_bound"], out=ratio)
-    if p["upper_bound"] >= 0:
-        xp.minimum(ratio, p["upper_bound"], out=ratio)
-    xp.multiply(ratio, r2, out=spare)
-    xp.divide(ratio, r2, out=ratio)
-    xp.copyto(ratio, 1, where=spare == 0)
-    xp.multiply(ratio, p["lr"], out=ratio)
-    for w, step, target, moved in blocks(ctx, (weight, g, out), (out.dtype,)):
-        xp.multiply(step, ratio, out=moved)
-        xp.subtract(w, moved, out=target)
-
-
-def _lamb2_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    shape, dtype = outputs[0]
-    return 2 * block_bytes(1, [dtype]) + block_bytes(int(np.prod(shape)), [dtype])
-
-
-register(
-    Op(
-        name="lamb_update_phase2",
-        forward=_lamb2,
-        infer_shape=_lamb2_shape,
-        infer_dtype=same_dtype,
-        params=(
-            LR,
-            Param("lower_bound", p_float, -1.0, "least r1; negative: none"),
-            Param("upper_bound", p_float, -1.0, "greatest r1; negative: none"),
-        ),
-        inputs=("weight", "g", "r1", "r2"),
-        inplace=UNARY_INPLACE,
-        workspace=_lamb2_workspace,
-        doc="weight - lr · r1 / r2 · g, where r1 and r2 are the norms of weight and direction (1 if either is 0).",
-    )
-)

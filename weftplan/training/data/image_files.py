@@ -88,7 +88,12 @@ def decode(content: bytes, flag: int = COLOUR, what: str = "these bytes") -> Hos
 
 
 def encode(pixels: ArrayLike, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
-    """Encode pixels as a JPEG file (quality from 1 to 100) or a PNG file (``quality`` is its compression, 0 to 9).
+    """Encode pixels as a JPEG or PNG file.
+
+    Args:
+        pixels: uint8 of shape (height, width[, 1, 3 or 4]).
+        quality: of JPEG from 1 to 100; for PNG the compression from 0 to 9, and 9 for anything above.
+        img_fmt: ``.jpg`` or ``.png``.
 
     Raises:
         ParameterError: another format or quality, or no pixels.
@@ -101,12 +106,13 @@ def encode(pixels: ArrayLike, quality: int = 95, img_fmt: str = ".jpg") -> bytes
         pixels = pixels[:, :, 0]
     if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))):
         raise ParameterError(f"expected uint8 pixels of (height, width, 1 or 3), got {pixels.dtype} {pixels.shape}")
-    if not (1 <= quality <= 100 if kind == "JPEG" else 0 <= quality <= 9):
-        raise ParameterError(f"quality of {kind} must be {'1 to 100' if kind == 'JPEG' else '0 to 9'}, got {quality}")
+    least = 1 if kind == "JPEG" else 0
+    if not least <= quality <= 100:
+        raise ParameterError(f"quality of {kind} must be {least} to 100, got {quality}")
     held = io.BytesIO()
     picture = pillow().fromarray(np.ascontiguousarray(pixels))
     if kind == "JPEG":
         picture.convert("RGB" if pixels.ndim == 3 else "L").save(held, kind, quality=quality)
     else:
-        picture.save(held, kind, compress_level=quality)
+        picture.save(held, kind, compress_level=min(quality, 9))
     return held.getvalue()

@@ -7,7 +7,7 @@ This file owns only the names. The classes are in ``ndarray_iter.py``, ``file_it
 from weftplan.training.data.file_iterators import CSVIter, MNISTIter, ResizeIter
 from weftplan.training.data.images.detection_records import ImageDetRecordIter
 from weftplan.training.data.images.folder import ImageFolder
-from weftplan.training.data.images.records import ImageRecordIter, ImageRecordUInt8Iter
+from weftplan.training.data.images.records import ImageRecordInt8Iter, ImageRecordIter, ImageRecordUInt8Iter
 from weftplan.training.data.input.dataset_iter import DatasetIter
 from weftplan.training.data.input.seeding import sample_rng
 from weftplan.training.data.libsvm import LibSVMIter
@@ -22,6 +22,7 @@ __all__ = [
     "DatasetIter",
     "ImageDetRecordIter",
     "ImageFolder",
+    "ImageRecordInt8Iter",
     "ImageRecordIter",
     "ImageRecordIter_v1",
     "ImageRecordUInt8Iter",

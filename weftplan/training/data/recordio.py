@@ -350,7 +350,7 @@ def pack_img(header: IRHeader | Sequence[Any], img: ArrayLike, quality: int = 95
 
     Args:
         img: pixels, uint8 of shape (height, width[, 1 or 3]), in BGR order like OpenCV.
-        quality: of JPEG from 1 to 100; for PNG the compression from 0 to 9.
+        quality: of JPEG from 1 to 100; for PNG the compression from 0 to 9, and 9 for anything above.
     """
     return pack(header, encode(_other_way_round(np.asarray(img)), quality, img_fmt))
 

@@ -113,11 +113,9 @@ def augment(pixels: Host, to: Augmentation, shape: tuple[int, ...], draw: np.ran
 
 def normalized(pixels: Host, to: Augmentation, mean: Host | None, draw: np.random.Generator) -> Host:
     """The pixels as float32: minus the mean (of each pixel, or each channel's setting), scaled, divided."""
-    channels = len(pixels)
-    means = [to.mean_r, to.mean_g, to.mean_b, to.mean_a][:channels]
-    stds = [to.std_r, to.std_g, to.std_b, to.std_a][:channels]
+    stds = [to.std_r, to.std_g, to.std_b, to.std_a][: len(pixels)]
     values = pixels.astype(np.float32)
-    values -= np.array(means, np.float32)[:, None, None] if mean is None else mean
+    values -= _mean(to, len(pixels), mean)
     if to.max_random_contrast or to.max_random_illumination:
         values *= np.float32(1 + draw.uniform(-to.max_random_contrast, to.max_random_contrast))
         values += np.float32(draw.uniform(-to.max_random_illumination, to.max_random_illumination))
@@ -126,6 +124,21 @@ def normalized(pixels: Host, to: Augmentation, mean: Host | None, draw: np.rando
     if any(std != 1 for std in stds):
         values /= np.array(stds, np.float32)[:, None, None]
     return values
+
+
+def signed_bytes(pixels: Host, to: Augmentation, mean: Host | None) -> Host:
+    """The pixels minus the mean, which is rounded, as int8; what does not fit becomes -128 or 127."""
+    mean = _mean(to, len(pixels), mean)
+    rounded = np.trunc(mean + np.copysign(0.5, mean))  # halves away from 0, as in MXNet 1.9.1
+    signed: Host = np.clip(pixels - rounded, -128, 127).astype(np.int8)
+    return signed
+
+
+def _mean(to: Augmentation, channels: int, mean: Host | None) -> Host:
+    """The mean of each pixel, if there is a file of them, or each channel's setting."""
+    if mean is not None:
+        return mean
+    return np.array([to.mean_r, to.mean_g, to.mean_b, to.mean_a][:channels], np.float32)[:, None, None]
 
 
 def resized(pixels: Host, size: tuple[int, int], to: Augmentation, draw: np.random.Generator) -> Host:

@@ -31,7 +31,8 @@ class ImageRecordIter(ThreadedImageIter):
             them.
         preprocess_threads: decoding threads; prefetch_buffer: batches to prefetch.
         mean_img: a file with the mean of each pixel; if missing, it is computed from all images and written.
-        dtype: of the data.
+        dtype: of the data. int8 takes the pixels minus the rounded mean, limited to -128 and 127; other integers
+            take the pixels as they are.
         augmentation: fields of :class:`~weftplan.training.data.images.record_augment.Augmentation`. An
             unknown setting causes a warning and is ignored, as in MXNet.
 
@@ -101,3 +102,9 @@ class ImageRecordUInt8Iter(ImageRecordIter):
     """ImageRecordIter without mean, scale and standard deviation: pixels as uint8."""
 
     _dtype = np.uint8
+
+
+class ImageRecordInt8Iter(ImageRecordIter):
+    """ImageRecordIter with the pixels minus the rounded mean as int8, limited to -128 and 127."""
+
+    _dtype = np.int8

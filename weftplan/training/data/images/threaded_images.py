@@ -24,7 +24,7 @@ from weftplan.errors import FormatError, ParameterError, ShapeError, did_you_mea
 from weftplan.ndarray import NDArray
 from weftplan.support.array_types import DTypeLike
 from weftplan.training.data.image_files import decode
-from weftplan.training.data.images.record_augment import Augmentation, augment, normalized
+from weftplan.training.data.images.record_augment import Augmentation, augment, normalized, signed_bytes
 from weftplan.training.data.iterator_state import State, make_state, read_state, whole_in
 from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, HoldingIter, Host, generator
 
@@ -188,7 +188,10 @@ class ThreadedImageIter(HoldingIter):
     def _sample(self, place: int, epoch: int) -> tuple[Host, Host]:
         """(data, label) of a sample, made by a thread of the pool."""
         pixels, label, draw = self._pixels(place, epoch)
-        if np.dtype(self.provide_data[0].dtype).kind in "iu":
+        dtype = np.dtype(self.provide_data[0].dtype)
+        if dtype == np.int8:
+            return signed_bytes(pixels, self._augmentation, self._mean), label
+        if dtype.kind in "iu":
             return pixels, label
         return self._values(pixels, draw), label
 

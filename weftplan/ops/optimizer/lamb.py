@@ -1,0 +1,229 @@
+"""The two phases of LAMB (You et al. 2020), for float weights and for narrow weights with a float32 copy.
+
+Phase 1 computes a direction. Between the phases the caller takes the norms of weight and direction. Phase 2 moves the
+weight. Decay rates are float32 numbers, so 1 - 0.999 has MXNet 1.9.1's rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weftplan.errors import ShapeError
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.kernels import block_bytes, block_workspace, blocks
+from weftplan.ops.core.params import p_bool, p_float
+from weftplan.ops.core.registry import register
+from weftplan.ops.core.rules import (
+    UNARY_INPLACE,
+    DTypes,
+    Shapes,
+    merge_dtype,
+    merge_shape,
+    same_dtype,
+    same_shape,
+)
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.optimizer.mixed_precision import mixed_dtype
+from weftplan.ops.optimizer.sgd_adam import COMMON, LR, rescaled, step_kernel
+from weftplan.ops.optimizer.variants import T, decay_average, decay_square_average, single
+from weftplan.support.array_types import ArrayModule, RawArray
+
+_WIDE = np.dtype(np.float32)
+
+# ----------------------------------------------------------------------------------------------- phase 1: the direction
+
+_DIRECTION = (
+    Param("beta1", p_float, 0.9, "decay of the mean"),
+    Param("beta2", p_float, 0.999, "decay of the mean of squares"),
+    Param("epsilon", p_float, 1e-6, "added to the root of var"),
+    T,
+    Param("bias_correction", p_bool, True, "divide the averages by 1 - beta to the power t"),
+    Param("wd", p_float, doc="weight decay"),
+    *COMMON[1:3],
+)
+
+
+def _direction(
+    xp: ArrayModule,
+    p: Params,
+    w: RawArray,
+    g: RawArray,
+    mean: RawArray,
+    var: RawArray,
+    out: RawArray,
+    t: RawArray,
+    u: RawArray,
+) -> None:
+    rescaled(xp, p, g, t)
+    decay_average(xp, mean, p["beta1"], t, u)
+    decay_square_average(xp, var, p["beta2"], t, u)
+    correct = p["bias_correction"]
+    xp.divide(var, 1.0 - single(p["beta2"]) ** p["t"] if correct else 1.0, out=u)
+    xp.sqrt(u, out=u)
+    xp.add(u, p["epsilon"], out=u)
+    xp.divide(mean, 1.0 - single(p["beta1"]) ** p["t"] if correct else 1.0, out=t)
+    xp.divide(t, u, out=t)
+    xp.multiply(w, p["wd"], out=u)
+    xp.add(t, u, out=out)
+
+
+@workspace_kernel
+def _mixed_direction(
+    ctx: Workspace,
+    p: Params,
+    weight: RawArray,
+    grad: RawArray,
+    mean: RawArray,
+    var: RawArray,
+    weight32: RawArray,
+    out: RawArray | None,
+) -> None:
+    if out is None:  # without the direction the averages stay unchanged
+        return
+    for g, m, v, w, target, wide, t, u in blocks(ctx, (grad, mean, var, weight32, out), (_WIDE, _WIDE, _WIDE)):
+        ctx.xp.copyto(wide, g)
+        _direction(ctx.xp, p, w, wide, m, v, target, t, u)
+
+
+def _mixed_direction_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    """Weight and gradient share a float dtype; everything else is float32, the direction included."""
+    inputs, _ = mixed_dtype(params, ins, [None])
+    return inputs, [merge_dtype(_WIDE, outs[0], "direction of mp_lamb_update_phase1")]
+
+
+register(
+    Op(
+        name="lamb_update_phase1",
+        forward=step_kernel(_direction),
+        infer_shape=same_shape,
+        infer_dtype=same_dtype,
+        params=_DIRECTION,
+        inputs=("weight", "grad", "mean", "var"),
+        aux=(2, 3),
+        inplace=UNARY_INPLACE,
+        workspace=block_workspace(None, None),
+        doc="The direction of LAMB (You et al. 2020): Adam's, and wd · weight.",
+    )
+)
+register(
+    Op(
+        name="mp_lamb_update_phase1",
+        forward=_mixed_direction,
+        infer_shape=same_shape,
+        infer_dtype=_mixed_direction_dtype,
+        params=_DIRECTION,
+        inputs=("weight", "grad", "mean", "var", "weight32"),
+        aux=(2, 3),
+        ignored_inputs=(0,),
+        workspace=block_workspace(_WIDE, _WIDE, _WIDE),
+        doc="lamb_update_phase1 of a float32 copy of the weight; the direction is float32.",
+    )
+)
+
+# ---------------------------------------------------------------------------------------------------- phase 2: the step
+
+_STEP = (
+    LR,
+    Param("lower_bound", p_float, -1.0, "least r1; negative: none"),
+    Param("upper_bound", p_float, -1.0, "greatest r1; negative: none"),
+)
+
+
+def _trusted_rate(ctx: Workspace, p: Params, r1: RawArray, r2: RawArray) -> RawArray:
+    """Return lr · r1 / r2 with r1 between its bounds, or lr if either norm is 0: an array of one element."""
+    xp = ctx.xp
+    rate: RawArray = ctx.take((1,), r1.dtype)
+    spare = ctx.take((1,), r1.dtype)
+    xp.copyto(rate, r1)
+    if p["lower_bound"] >= 0:
+        xp.maximum(rate, p["lower_bound"], out=rate)
+    if p["upper_bound"] >= 0:
+        xp.minimum(rate, p["upper_bound"], out=rate)
+    xp.multiply(rate, r2, out=spare)
+    xp.divide(rate, r2, out=rate)
+    xp.copyto(rate, 1, where=spare == 0)
+    xp.multiply(rate, p["lr"], out=rate)
+    return rate
+
+
+@workspace_kernel
+def _step(ctx: Workspace, p: Params, weight: RawArray, g: RawArray, r1: RawArray, r2: RawArray, out: RawArray) -> None:
+    rate = _trusted_rate(ctx, p, r1, r2)
+    for w, direction, target, moved in blocks(ctx, (weight, g, out), (out.dtype,)):
+        ctx.xp.multiply(direction, rate, out=moved)
+        ctx.xp.subtract(w, moved, out=target)
+
+
+@workspace_kernel
+def _mixed_step(
+    ctx: Workspace,
+    p: Params,
+    weight: RawArray,
+    g: RawArray,
+    r1: RawArray,
+    r2: RawArray,
+    weight32: RawArray,
+    out: RawArray | None,
+) -> None:
+    if out is None:  # without the new weight its copy stays unchanged
+        return
+    rate = _trusted_rate(ctx, p, r1, r2)
+    for w, direction, target, moved in blocks(ctx, (weight32, g, out), (_WIDE,)):
+        ctx.xp.multiply(direction, rate, out=moved)
+        ctx.xp.subtract(w, moved, out=w)
+        ctx.xp.copyto(target, w, casting="same_kind")
+
+
+def _step_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """Weight, direction, copy and output share a shape; the norms have one element."""
+    weight = merge_shape(merge_shape(ins[0], ins[1], "weight and g of LAMB's phase 2"), outs[0], "output")
+    for copy in ins[4:]:
+        weight = merge_shape(weight, copy, "weight and weight32 of LAMB's phase 2")
+    norms = merge_shape((1,), merge_shape(ins[2], ins[3], "r1 and r2 of LAMB's phase 2"), "norms of LAMB's phase 2")
+    if weight == ():
+        raise ShapeError("LAMB's phase 2 expects at least 1 dimension, got shape ()")
+    return [weight, weight, norms, norms, *[weight for _ in ins[4:]]], [weight]
+
+
+def _mixed_step_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    """Weight and output share a float dtype; everything else is float32."""
+    (weight, _, *wide), out = mixed_dtype(params, [ins[0], None, *ins[1:]], outs)
+    return [weight, *wide], out
+
+
+def _step_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape, dtype = inputs[1]
+    return 2 * block_bytes(1, [dtype]) + block_bytes(int(np.prod(shape)), [dtype])
+
+
+_FORMULA = "weight - lr · r1 / r2 · g, where r1 and r2 are the norms of weight and direction (1 if either is 0)."
+register(
+    Op(
+        name="lamb_update_phase2",
+        forward=_step,
+        infer_shape=_step_shape,
+        infer_dtype=same_dtype,
+        params=_STEP,
+        inputs=("weight", "g", "r1", "r2"),
+        inplace=UNARY_INPLACE,
+        workspace=_step_workspace,
+        doc=_FORMULA,
+    )
+)
+register(
+    Op(
+        name="mp_lamb_update_phase2",
+        forward=_mixed_step,
+        infer_shape=_step_shape,
+        infer_dtype=_mixed_step_dtype,
+        params=_STEP,
+        inputs=("weight", "g", "r1", "r2", "weight32"),
+        aux=(4,),
+        inplace=(InplacePair(0, 0),),
+        ignored_inputs=(0,),
+        workspace=_step_workspace,
+        doc=f"lamb_update_phase2 of a float32 copy of the weight: {_FORMULA}",
+    )
+)
