@@ -161,7 +161,7 @@ class Failing(mx.optimizer.SGD):
             raise ValueError("a mistake of mine")
         super().update(index, weight, grad, state)
 
-    update.one_operator = True  # type: ignore[attr-defined]
+    update.one_step = True  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("fused", [True, False])
