@@ -61,7 +61,14 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         if layout.pulled:
             self._sequencer.hurry()
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether this process is the whole job, so that its own sums are the result."""
+        return self.num_workers == 1 and self._dist_compression is None
+
     def _lay_apart(self, layout: Layout) -> Layout:
+        if self._is_alone:
+            return super()._lay_apart(layout)
         # The same buckets on every process, whatever has failed on one.
         buckets = []
         for bucket in layout.buckets:
@@ -75,9 +82,11 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         return super()._cut(items)
 
     def _still_to_do(self, item: Item, *, fuses: bool) -> Item:
-        return super()._still_to_do(item._replace(arrays=()), fuses=fuses)
+        return super()._still_to_do(item if self._is_alone else item._replace(arrays=()), fuses=fuses)
 
     def _sum_over_processes(self, items: Sequence[Item], priority: int) -> None:
+        if self._is_alone:
+            return
         straight = all(len(i.arrays) == 1 and _on_host(i.arrays[0]) and _on_host(i.total) for i in items)
         if not straight:
             for lot in self._by_way([i._replace(stored=i.total, outs=()) for i in items], updates=False):
@@ -165,6 +174,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         """
         with self._turn:
             root = int(self._sequencer.call(Group.regroup, repairs=True))
+            self._version += 1  # a survivor that is alone sums as one
             for key, stored in self._stored.items():
                 _heal(stored)
                 self._from(root, "recover", key, stored)
