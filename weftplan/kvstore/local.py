@@ -100,7 +100,7 @@ class KVStoreLocal(UpdatingStore):
         self._rule = BucketRule.from_environment()
         self._pushes: dict[Key, Repeated] = {}
         self._pulls: dict[Key, Repeated] = {}
-        """The last push and the last pull of each key, if they ran inline."""
+        """The last push and the last pull of each key."""
         self._version = 0
         """Counts changes after which a layout no longer holds: of stored arrays, of ways of summing, of the updater."""
 
@@ -156,13 +156,23 @@ class KVStoreLocal(UpdatingStore):
         self._exchange([], groups, priority)
 
     def _repeat(self, calls: Mapping[Key, Repeated], key: object, arrays: object) -> bool:
-        """Run a call of one key inline if it has the arrays of the last call; return False if nothing was done."""
+        """Run a call of one key if it has the arrays of the last call; return False if nothing was done."""
         if key.__class__ is list and len(key) == 1 and arrays.__class__ is list and len(arrays) == 1:
             key, arrays = key[0], arrays[0]
         if key.__class__ is not str and key.__class__ is not int:
             return False
         call = calls.get(key)
-        return call is not None and call.version == self._version and call.run(arrays)
+        if call is None or call.version != self._version:
+            return False
+        current = arrays if arrays.__class__ is list or arrays.__class__ is tuple else (arrays,)
+        if not call.accepts(current):
+            return False
+        if calls is self._pulls or self._updater is None:
+            return call.run(current, None)
+        with self._turn:
+            if call.version != self._version:
+                return False
+            return call.run(current, lambda: self._steps([key], [self._merged[key]], [self._stored[key]], []))
 
     def row_sparse_pull(self, key: object, out: object = None, priority: int = 0, row_ids: object = None) -> None:
         """Copy rows of the stored value of each key into arrays of storage type ``row_sparse``; other rows become 0.
@@ -356,7 +366,7 @@ class KVStoreLocal(UpdatingStore):
                 return
             layout = self._lay(pushed, pulled, priority)
             self._run(layout, priority)
-            if len(pushed) == 1 and not pulled and self._updater is None and layout.buckets:
+            if len(pushed) == 1 and not pulled and (self._updater is None or layout.fuses) and layout.buckets:
                 self._keep(self._pushes, layout.buckets[0].lots[0], pushed[0])
 
     def _run(self, layout: Layout, priority: int) -> None:
@@ -370,7 +380,7 @@ class KVStoreLocal(UpdatingStore):
             for lot in bucket.lots:
                 steps: Sequence[Stage] = ()
                 if fuses and self._updater is not None:
-                    steps = self._steps(lot, updated)
+                    steps = self._steps(lot.keys, lot.totals, lot.stored, updated)
                 self._launch(lot, steps, priority)
         if not fuses:
             self._update_each(layout.items)
@@ -468,15 +478,17 @@ class KVStoreLocal(UpdatingStore):
             else:
                 copy_to_all(item.stored, item.outs, priority)
 
-    def _steps(self, lot: Lot, updated: list[Key]) -> Sequence[Stage]:
+    def _steps(
+        self, keys: Sequence[Key], totals: Sequence[NDArray], stored: Sequence[NDArray], updated: list[Key]
+    ) -> Sequence[Stage]:
         """Return the optimizer's fused steps on the keys of a bucket; ``updated``: those of earlier buckets."""
         assert isinstance(self._updater, Updater)
         try:
-            steps = self._updater.steps(lot.keys, lot.totals, lot.stored)
+            steps = self._updater.steps(keys, totals, stored)
         except Exception as error:
-            error.add_note(f"{self!r} had updated {updated}; it did not update {lot.keys} or any key after them")
+            error.add_note(f"{self!r} had updated {updated}; it did not update {keys} or any key after them")
             raise
-        updated += lot.keys
+        updated += keys
         return steps
 
     def _update_each(self, items: Sequence[Item]) -> None:
@@ -505,15 +517,12 @@ class KVStoreLocal(UpdatingStore):
                     self._keep(self._pulls, lot, pulled[0])
 
     def _keep(self, calls: dict[Key, Repeated], lot: Lot, group: tuple[Key, list[NDArray]]) -> None:
-        """Keep a call of one key whose stages are small and always the same."""
+        """Keep a call of one key whose stages are always the same, but for the optimizer's."""
         key, arrays = group
-        if lot.fixed and not lot.later and all(array.__class__ is NDArray for array in arrays):
-            stages = lot.stages((), 0)
-            call = Repeated(stages, arrays, self._version) if stages else None
-            if call is not None and call.small:
-                calls[key] = call
-                return
-        calls.pop(key, None)
+        if lot.fixed is not None and any(lot.fixed) and all(array.__class__ is NDArray for array in arrays):
+            calls[key] = Repeated(*lot.fixed, arrays, self._version, self._inline)
+        else:
+            calls.pop(key, None)
 
     def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
         """Return whether the sum of ``arrays`` can be made in the stored value itself."""
