@@ -1,10 +1,11 @@
 """The single-process store ``local``, and the base of every store.
 
-A call lays its keys into buckets, the last key first, since backward computes the last layers' gradients first. For
-each bucket a way of summing (``summing.py``) names the stages: the sum into merge buffers, one fused optimizer step,
-the copies to the caller. They are pushed as one engine operation, and the vars of the arrays order it; nothing here
-waits. ``push`` and ``pull`` are calls without outs and without values. Pushes of several threads alternate: two of one
-key share the merge buffer, and an updater need not be safe for threads.
+A call lays its keys into buckets, in the order in which their gradients become ready if the caller knows it, else the
+last key first, since backward computes the last layers' gradients first. For each bucket a way of summing
+(``summing.py``) names the stages: the sum into merge buffers, one fused optimizer step, the copies to the caller. They
+are pushed as one engine operation, and the vars of the arrays order it; nothing here waits. ``push`` and ``pull`` are
+calls without outs and without values. Pushes of several threads alternate: two of one key share the merge buffer, and
+an updater need not be safe for threads.
 
 The stored value never aliases a pushed array (MXNet lets it): what a user does to a gradient after the push cannot
 change what is pulled.
@@ -13,7 +14,7 @@ change what is pulled.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from weftplan import config
 from weftplan.device.context import Context, cpu
@@ -34,6 +35,7 @@ from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.support.slots import MAKE_ROOM
 
+T = TypeVar("T")
 Groups = list[tuple[Key, list[NDArray]]]
 
 
@@ -224,10 +226,15 @@ class KVStoreLocal(UpdatingStore):
                 check_fits(key, [value], self._stored[key], "replace")
                 copy(value, self._stored[key], 0)
 
-    def buckets(self, keys: Sequence[K]) -> list[Sequence[K]]:
-        """Return the keys of one call in the groups that are exchanged as one, the last key first."""
-        order = sorted(keys, key=self._keys.number, reverse=True)
+    def buckets(self, keys: Sequence[K], ready: Sequence[K] | None = None) -> list[Sequence[K]]:
+        """Return the keys of one call in the groups that are exchanged as one: in the order in which they are ready, or
+        the last key first."""
+        order = self._in_order({key: key for key in sorted(keys, key=self._keys.number)}, ready)
         return [*self._rule.cut([(key, self._stored[key].nbytes, self._stored[key].dtype) for key in order])]
+
+    def _in_order(self, values: Mapping[Key, T], ready: Sequence[Key] | None) -> list[T]:
+        """Return the values of keys in the order of exchange; without ``ready`` the last one first."""
+        return [*reversed(values.values())] if ready is None else [values[key] for key in ready]
 
     def set_updater(self, updater: UpdaterFunction | None) -> None:
         """As of every store with an updater."""
@@ -335,7 +342,7 @@ class KVStoreLocal(UpdatingStore):
             check_fits(k, arrays, stored, verb)
         return groups
 
-    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> Layout:
         """Lay the keys of a call into buckets; the layout holds until :attr:`_version` is another number."""
         updater = self._updater
         items = [self._item(key, arrays, priority) for key, arrays in pushed]
@@ -347,7 +354,7 @@ class KVStoreLocal(UpdatingStore):
         left = [self._still_to_do(item._replace(outs=rows.get(item.key, ())), fuses=fuses) for item in items]
         after = {item.key: item for item in left}
         buckets = []
-        for bucket in self._cut(items):
+        for bucket in self._cut(self._in_order({item.key: item for item in items}, ready)):
             lots = self._by_way([after[item.key] for item in bucket], updates=fuses and updater is not None)
             buckets.append(Bucket(bucket, lots))
         return Layout(pushed, pulled, items, buckets, fuses, self._version)
@@ -395,10 +402,16 @@ class KVStoreLocal(UpdatingStore):
                 buckets.append(Bucket([item], self._by_way([left], updates=False)))
         return layout._replace(buckets=buckets)
 
-    def prepare(self, key: object, value: object, out: object = None) -> Callable[[], None]:
+    def prepare(
+        self, key: object, value: object, out: object = None, ready: Sequence[Key] | None = None
+    ) -> Callable[[], None]:
         """Return a function that does :meth:`pushpull` of these very arrays, without the checks and layout of a call.
 
         It keeps the arrays alive.
+
+        Args:
+            key, value, out: as for :meth:`pushpull`.
+            ready: all keys in the order in which their values will be there; None: the last key first.
         """
         pushed = self._checked(key, value, "value", "pushpull")
         pulled = pushed if out is None else self._checked(key, out, "out", "pushpull")
@@ -407,7 +420,7 @@ class KVStoreLocal(UpdatingStore):
         def run() -> None:
             with self._turn:
                 if not layouts or layouts[0].version != self._version:
-                    layouts[:] = [self._lay(pushed, pulled, 0)]
+                    layouts[:] = [self._lay(pushed, pulled, 0, ready)]
                 self._run(layouts[0], 0)
 
         return run
@@ -443,8 +456,8 @@ class KVStoreLocal(UpdatingStore):
         return total
 
     def _cut(self, items: Sequence[Item]) -> list[list[Item]]:
-        """Cut keys into buckets, the last key first."""
-        return self._rule.cut([(item, item.stored.nbytes, item.stored.dtype) for item in reversed(items)])
+        """Cut keys in the order of exchange into buckets."""
+        return self._rule.cut([(item, item.stored.nbytes, item.stored.dtype) for item in items])
 
     def _way(self, item: Item) -> Way:
         """Choose the way of summing a key and of copying it out."""
@@ -507,7 +520,7 @@ class KVStoreLocal(UpdatingStore):
         """Copy stored values to arrays of the caller, the first key first."""
         items = [Item(key, (), self._stored[key], self._stored[key], outs) for key, outs in pulled]
         apart = apart or not _are_separate([], pulled)
-        for bucket in [[item] for item in items] if apart else self._cut(items[::-1]):
+        for bucket in [[item] for item in items] if apart else self._cut(items):
             if apart and has_failed([bucket[0].stored, *bucket[0].outs]):
                 copy_to_all(bucket[0].stored, bucket[0].outs, priority)  # one that has failed shares its fate with none
                 continue

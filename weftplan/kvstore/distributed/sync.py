@@ -27,7 +27,7 @@ from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import Bucket, Groups, Layout
+from weftplan.kvstore.local import Bucket, Groups, Layout, T
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import HOST
@@ -50,10 +50,10 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
 
     # -- data -----------------------------------------------------------------------------------------------------
 
-    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> Layout:
         if not self._group.whole:
             self._lay_out([key for key, _ in pushed])
-        return super()._lay(pushed, pulled, priority)
+        return super()._lay(pushed, pulled, priority, ready)
 
     def _run(self, layout: Layout, priority: int) -> None:
         self._sequencer.check()
@@ -78,8 +78,12 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
 
     def _cut(self, items: Sequence[Item]) -> list[list[Item]]:
         if self._dist_compression is not None and items and items[0].arrays:
-            return [[item] for item in reversed(items)]
+            return [[item] for item in items]
         return super()._cut(items)
+
+    def _in_order(self, values: Mapping[Key, T], ready: Sequence[Key] | None) -> list[T]:
+        # Every process needs the same buckets, and plans of other batch sizes may have another order.
+        return super()._in_order(values, ready if self._is_alone else None)
 
     def _still_to_do(self, item: Item, *, fuses: bool) -> Item:
         return super()._still_to_do(item if self._is_alone else item._replace(arrays=()), fuses=fuses)
