@@ -14,7 +14,8 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.exchange.between import Between
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import Groups, KVStoreLocal, Layout
+from weftplan.kvstore.layout import Groups, Layout
+from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.reduce import BlockSum, sum_sequential_block
 from weftplan.kvstore.stages import HOST, Stage, launch, on_device
 from weftplan.kvstore.summing import Item, Near, Way, reads

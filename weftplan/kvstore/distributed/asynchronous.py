@@ -33,7 +33,7 @@ from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, place
 from weftplan.kvstore.distributed.server_states import ServerStates
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import Groups, Layout
+from weftplan.kvstore.layout import Groups, Layout
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import copy_to_all
 from weftplan.kvstore.summing import Item

@@ -27,7 +27,7 @@ from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import Bucket, Groups, Layout, T
+from weftplan.kvstore.layout import Bucket, Groups, Layout, T
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import HOST
