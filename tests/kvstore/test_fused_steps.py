@@ -11,6 +11,7 @@ import weftplan as mx
 from tests import standin_cupy
 from tests.kvstore.ranks import run_ranks
 from tests.standin_cupy.meter import meter
+from tests.standin_cupy.nccl import nccl
 from tests.support.optimizer_runs import FUSED, KEYS, OPTIMIZERS, PLAIN, SET, arrays, trained
 from weftplan import engine
 
@@ -51,9 +52,11 @@ def test_fused_steps_have_the_bits_of_single_ones(name, own, monkeypatch, four_c
 
 @pytest.mark.parametrize(("name", "own"), OPTIMIZERS)
 def test_fused_steps_on_gpus(name, own, monkeypatch):
-    """On the stand-in for CuPy: the bits of single steps, and on each GPU one launch for all keys of a bucket."""
-    with standin_cupy.installed("NaiveEngine"):
+    """On the stand-in for CuPy and for NCCL: the bits of single steps, and one launch on each GPU for all its keys."""
+    with standin_cupy.installed("NaiveEngine"), nccl():
         contexts = [mx.gpu(0), mx.gpu(1)]
+        fused, single = both(monkeypatch, "nccl", contexts, "float32", name, {**SET, **own})
+        assert fused == single
         for dtype, mixed in FORMS:
             fused, single = both(monkeypatch, "device", contexts, dtype, name, {**SET, **own, "multi_precision": mixed})
             assert fused == single, (dtype, mixed)

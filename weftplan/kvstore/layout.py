@@ -120,7 +120,7 @@ class ExchangingStore(UpdatingStore):
 
     def _in_order(self, values: Mapping[Key, T], ready: Sequence[Key] | None) -> list[T]:
         """Return the values of keys in the order of exchange; without ``ready`` the last one first."""
-        return [*reversed(values.values())] if ready is None else [values[key] for key in ready]
+        return [*values.values()][::-1] if ready is None else [values[key] for key in ready]
 
     def _cut(self, items: Sequence[Item]) -> list[list[Item]]:
         """Cut keys in the order of exchange into buckets."""

@@ -78,8 +78,8 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
                 self._versions[k] = [0] * len(self._ranges(k))
             self._meet("begin with these keys")
 
-    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
-        del priority
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> Layout:
+        del priority, ready
         return Layout(pushed, pulled, (), (), False, self._version)  # servers update each key by itself
 
     def _run(self, layout: Layout, priority: int) -> None:
