@@ -54,7 +54,7 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, Host], metadata: Ma
             file.write(values.astype(values.dtype.newbyteorder("<"), copy=False).data.cast("B") if values.size else b"")
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, Any]]:
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, object]]:
     """Read (arrays by name, metadata) from a file.
 
     Raises:
@@ -86,7 +86,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, Any]]
     return arrays, metadata if isinstance(metadata, dict) else {}
 
 
-def _array(data: memoryview, name: str, entry: Any, where: str) -> Any:
+def _array(data: memoryview, name: str, entry: object, where: str) -> Host:
     what = f"{where}: damaged: {name!r}"
     if not isinstance(entry, dict):
         raise FormatError(f"{what} is described by {entry!r}")

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from weftplan.ops.core.cuda_source import THREADS, floats, launch
 from weftplan.ops.core.implementations import Implementation, Specs, provide
-from weftplan.ops.core.schema import Arrays, OpContext, Params
+from weftplan.ops.core.schema import Arrays, Kernel, OpContext, Params
 from weftplan.ops.cuda.pointwise import lines_of, reachable
 from weftplan.ops.elementwise.formulas import Formula, Recorded
 from weftplan.ops.optimizer.fused_update import formula_of
+from weftplan.support.array_types import ArrayModule, RawArray
 
 GROUP = 24
 """Weights of one launch at most, which bounds the time of the compiler."""
@@ -33,9 +34,9 @@ class Row(NamedTuple):
     """
 
     recorded: Recorded
-    arrays: Sequence[Any]
-    out: Any
-    narrow: Any = None
+    arrays: Sequence[RawArray]
+    out: RawArray
+    narrow: RawArray | None = None
 
 
 @lru_cache(maxsize=256)
@@ -80,7 +81,7 @@ extern "C" __global__ void optimizer_step({", ".join(parameters)}) {{
 """
 
 
-def step(xp: Any, rows: Sequence[Row]) -> None:
+def step(xp: ArrayModule, rows: Sequence[Row]) -> None:
     """Launch the steps of some weights of one dtype: as few launches as there are formulas, if their arguments fit."""
     for formula in dict.fromkeys([row.recorded.formula for row in rows]):
         for group in _groups([row for row in rows if row.recorded.formula == formula]):
@@ -95,9 +96,9 @@ def _groups(rows: list[Row]) -> Iterator[list[Row]]:
         yield rows[first : first + most]
 
 
-def _launch(xp: Any, formula: Formula, rows: list[Row]) -> None:
+def _launch(xp: ArrayModule, formula: Formula, rows: list[Row]) -> None:
     dtype, narrow = rows[0].arrays[0].dtype, rows[0].narrow is not None
-    args: list[Any] = []
+    args: list[object] = []
     end = 0
     for recorded, (weight, gradient, *states), out, rounded in rows:
         end += -(-weight.size // THREADS)
@@ -107,13 +108,13 @@ def _launch(xp: Any, formula: Formula, rows: list[Row]) -> None:
     launch(xp, source(formula, len(rows), narrow=narrow), "optimizer_step", end, THREADS, args, **types)
 
 
-def _row(name: str, params: Params, arrays: Sequence[Any], out: Any) -> Row:
+def _row(name: str, params: Params, arrays: Sequence[RawArray], out: RawArray) -> Row:
     found = formula_of(name, params, len(arrays), arrays[0].dtype)
     assert found is not None  # of the operators below
     return Row(found, arrays, out)
 
 
-def _single(name: str) -> Any:
+def _single(name: str) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         if outputs[0] is not None:
             step(ctx.xp, [_row(name, params, inputs, outputs[0])])

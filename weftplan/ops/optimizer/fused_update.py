@@ -29,7 +29,7 @@ BORDER = elementwise.BORDER
 Rule = str | Expression
 """The name of an elementwise operator of (weight, gradient, states…) whose output is the new weight, or an
 expression."""
-Numbers = tuple[tuple[str, Any], ...]
+Numbers = tuple[tuple[str, object], ...]
 """(name, value) pairs of the parameters of a rule, not parsed."""
 Steps = Callable[[Sequence[Any], Any], None]
 """``steps(raws, scratch)``: raws are the arrays of each weight in turn: weight, gradient, states."""
@@ -82,7 +82,7 @@ def work(
     arrays += narrow
     room = max(nbytes for _, nbytes in ranges.values())
 
-    def run(raws: Sequence[Any], scratch: Any) -> None:
+    def run(raws: Sequence[RawArray], scratch: Any) -> None:
         flat = [raw.reshape(-1) for raw in raws]
 
         def part(number: int, place: int) -> None:
