@@ -131,7 +131,7 @@ class Joint:
         else:
             prop = FnProperty.CPU_PRIORITIZED if self._urgent and (priority or written > SMALL) else FnProperty.NORMAL
         push_kernel(
-            partial(_run, self._steps), operands, self._reads, self._writes, self._context, prop=prop,
+            partial(_run, self._steps), [*operands], self._reads, self._writes, self._context, prop=prop,
             priority=priority, name=self._name, enqueues=True,
         )  # fmt: skip
 
