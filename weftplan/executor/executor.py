@@ -347,8 +347,8 @@ class Executor:
         return by_name(self.arg_names, self.grad_arrays)
 
     def gradient_order(self) -> list[str]:
-        """Return the names of arguments with gradients in the order in which the plan's backward steps complete them;
-        of those that one step completes the last comes first."""
+        """Return the names of arguments with gradients in the order in which the plan's backward steps complete them.
+        The last argument comes first if a step completes several."""
         self._prepare_once()
         completed = {id(var): place for place, step in enumerate(self._backward_steps) for var in step.writes}
         arrays = {name: array for name, array in self.grad_dict.items() if array is not None}
