@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -193,3 +194,54 @@ def test_several_threads_pull_one_key(kv):
         thread.join()
     assert not wrong
     assert np.array(pulled(kv, arrays(1, (500,)), "v")).max() == 59
+
+
+@pytest.mark.parametrize("size", [3, 300_000])
+@pytest.mark.parametrize("optimizer", [None, "sgd", "adam"])
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_a_call_that_repeats_has_a_cached_layout(kind, optimizer, size):
+    """Small and large, with an optimizer and without: few Python calls, and the values of calls with new arrays."""
+    results = []
+    with engine.using(own := engine.create("ThreadedEnginePerDevice")):
+        for repeats in (True, False):
+            kv = mx.kv.create(kind)
+            kv.init("w", mx.nd.ones((size,)))
+            if optimizer:
+                kv.set_optimizer(mx.optimizer.create(optimizer, learning_rate=0.1))
+            values, outs = arrays(2, (size,)), arrays(2, (size,))
+            for step in range(4):
+                if not repeats:
+                    values, outs = arrays(2, (size,)), arrays(2, (size,))
+                for value in values:
+                    value[:] = step + 1
+                own.wait_for_all()
+                calls = [0]
+                sys.setprofile(
+                    lambda frame, event, given, calls=calls: calls.__setitem__(0, calls[0] + (event == "call"))
+                )
+                kv.push("w", values)
+                kv.pull("w", outs)
+                sys.setprofile(None)
+            own.wait_for_all()
+            results.append([out.asnumpy().tobytes() for out in outs])
+            assert not repeats or calls[0] <= (160 if optimizer else 85), calls
+    own.stop()
+    assert results[0] == results[1]
+
+
+def test_a_repeated_call_with_a_failed_array(eng):
+    """A large pull that repeats while one of its arrays has failed fills the others, and that one as well."""
+    kv = mx.kv.create("device")
+    kv.init("w", mx.nd.ones((300_000,)))
+    outs = arrays(2, (300_000,))
+    pulled(kv, outs)
+
+    def fail() -> None:
+        raise ValueError("no bytes")
+
+    eng.push(fail, (), (outs[0].var,))
+    with pytest.raises(ValueError, match="no bytes"):
+        eng.wait_for_var(outs[0].var)
+    kv.push("w", mx.nd.full((300_000,), 3.0))
+    kv.pull("w", outs)
+    assert [out.asnumpy()[-1] for out in outs] == [3.0, 3.0]

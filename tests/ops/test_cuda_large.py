@@ -13,6 +13,7 @@ import pytest
 from tests.cuda_on_host import build
 from tests.cuda_on_host.kernels import CELL, Host, zeros
 from tests.standin_cupy.cuda.syntax import CompileException, functions
+from tests.support import ops_cuda_sources as cuda
 from weftplan.ops.core.implementations import provided
 from weftplan.ops.core.registry import get, parse_params
 from weftplan.ops.cuda import batch_norm, columns, dropout, pooling, segments, softmax, updates
@@ -153,10 +154,9 @@ def _windows():
 
 
 def _steps():
-    inputs = {"rescale_grad": 1.0, "clip_gradient": -1.0, "momentum": 0.9, "beta1": 0.9, "beta2": 0.9, "epsilon": 1e-8}
-    for rule, states in updates._STATES.items():
-        arrays = [Far(MOST) for _ in range(3 + len(states))]
-        updates.step(XP, rule, inputs, [(*arrays[:3], tuple(arrays[3:]), 0.1, 0.0)])
+    for name, states in cuda.STEPS.items():
+        arrays = [Far(MOST) for _ in range(2 + states)]
+        updates.step(XP, [updates.Row(cuda.step_formula(name, np.float32), arrays, arrays[0])])
 
 
 @pytest.mark.parametrize(

@@ -201,43 +201,47 @@ def draw(where):
 
 def step_all(where, dtype):
     """Steps of one weight, and of a full launch of weights of many sizes, against the formulas in NumPy."""
-    params = {"rescale_grad": 0.5, "clip_gradient": 0.4, "momentum": 0.9, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8}
-    for rule, states in updates._STATES.items():
+    for (name, states), narrow in itertools.product(cuda.STEPS.items(), (False, True)):
         for count in (1, updates.GROUP):
-            rows = [
-                [numbers(1 + 97 * k, seed=k + s).astype(dtype) for s in range(3 + len(states))] for k in range(count)
-            ]
-            rows = [[abs(x) if s == 4 else x for s, x in enumerate(row)] for row in rows]
-            want = [_step(rule, params, [x.astype(np.float64) for x in row]) for row in rows]
+            rows = [[numbers(1 + 97 * k, seed=k + s).astype(dtype) for s in range(2 + states)] for k in range(count)]
+            rows = [[abs(x) if s == 3 else x for s, x in enumerate(row)] for row in rows]
+            if narrow:
+                rows = [[w, g.astype(np.float16), *some] for w, g, *some in rows]
+            want = [_step(name, [x.astype(np.float64) for x in row]) for row in rows]
             found = []
 
-            def run(rule=rule, rows=rows, found=found):
+            def run(name=name, rows=rows, found=found, narrow=narrow):
                 xp = where.xp
                 inputs = [[xp.asarray(x) for x in row] for row in rows]
-                updates.step(
-                    xp, rule, params, [(w, g, y, tuple(remaining), 0.1, 0.01) for w, g, y, *remaining in inputs]
-                )
+                outs = [xp.zeros(row[0].shape, np.float16) if narrow else None for row in rows]
+                steps = [
+                    updates.Row(cuda.step_formula(name, dtype), row, row[0], out)
+                    for row, out in zip(inputs, outs, strict=True)
+                ]
+                updates.step(xp, steps)
                 found.extend([x.get() for x in row] for row in inputs)
+                for row, out in zip(inputs, outs, strict=True):
+                    assert out is None or (out.get() == row[0].get().astype(np.float16)).all()
 
             where.launch(run)
             for mine, theirs in zip(found, want, strict=True):
-                for x, y in zip(mine[2:], theirs[2:], strict=True):
+                for x, y in zip(mine, theirs, strict=True):
                     np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
-def _step(rule, params, row):
-    w, g, _, *remaining = row
-    limit, lr, wd = params["clip_gradient"], 0.1, 0.01
-    if rule == "adam":
+def _step(name, row):
+    w, g, *remaining = row
+    limit, lr, wd = 0.4, 0.1, 0.01
+    if name == "adam_update":
         t = np.clip(g * 0.5 + wd * w, -limit, limit)
         m = 0.9 * remaining[0] + (1 - 0.9) * t
         v = 0.99 * remaining[1] + (1 - 0.99) * t * t
-        return [w, g, w - lr * m / (np.sqrt(v) + 1e-8), m, v]
+        return [w - lr * m / (np.sqrt(v) + 1e-8), g, m, v]
     t = np.clip(g * 0.5, -limit, limit)
-    if rule == "sgd":
-        return [w, g, (1 - lr * wd) * w - lr * t]
+    if name == "sgd_update":
+        return [(1 - lr * wd) * w - lr * t, g]
     m = 0.9 * remaining[0] - lr * (t + wd * w)
-    return [w, g, w + m, m]
+    return [w + m, g, m]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -19,14 +19,17 @@ import weftplan.ops.cuda
 from tests.support.pointwise_networks import NETWORKS, groups, planned
 from weftplan.ops.core.cuda_source import OPTIONS, THREADS, WIDE, text_of
 from weftplan.ops.cuda import philox, pointwise, pooling, updates
+from weftplan.ops.optimizer.fused_update import formula_of
 
 FLOATS = ("float32", "float16", "float64")
 INDICES = (*FLOATS, "int32", "int64", "uint8", "int8")
-LETTERS = {"T": FLOATS, "L": INDICES, "I": INDICES}
+LETTERS = {"T": FLOATS, "L": INDICES, "I": INDICES, "H": ("float16",)}
 """Dtypes for the letters of a source; ``A`` follows ``T``."""
 ONLY = {"philox": (*FLOATS, "int64"), "roi_pooling": ("float32", "float64"), "updates": ("float32", "float64"),
         "pointwise": ("float32", "float64")}  # fmt: skip
 """Dtypes of ``T`` in files that refuse some floats, or also support integers."""
+STEPS = {"sgd_update": 0, "sgd_mom_update": 1, "adam_update": 2}
+"""Steps of optimizers, with the number of their states."""
 _FOUND = re.compile(r"Compiling entry function '(\w+)__(\d+)'[\s\S]*?(\d+) bytes stack frame, (\d+) bytes spill "
                     r"stores[\s\S]*?Used (\d+) registers[^\n]*")  # fmt: skip
 
@@ -43,10 +46,18 @@ def codes():
     for (size, stride, pad), kind in itertools.product(((2, 2, 0), (3, 2, 1)), (0, 1)):
         windows = (1, size, size, 1, stride, stride, 0, pad, pad)
         yield f"pooling.{size}x{size}.{kind}", pooling.source(windows, kind=kind, padded=1, flat=True)
-    for rule in updates._STEPS:
-        yield f"updates.{rule}", updates.source(rule, updates.GROUP)
+    for name, narrow in itertools.product(STEPS, (False, True)):
+        formula = step_formula(name, np.float32).formula
+        yield f"updates.{name}{' narrow' * narrow}", updates.source(formula, updates.GROUP, narrow=narrow)
     for k, code in enumerate(generated()):
         yield f"pointwise.{k}", code
+
+
+def step_formula(name, dtype, lr=0.1):
+    """Return the formula of one of :data:`STEPS`, with decay and clipping."""
+    numbers = {"lr": lr, "wd": 0.01, "rescale_grad": 0.5, "clip_gradient": 0.4}
+    numbers |= {"sgd_mom_update": {"momentum": 0.9}, "adam_update": {"beta1": 0.9, "beta2": 0.99}}.get(name, {})
+    return formula_of(name, numbers, 2 + STEPS[name], np.dtype(dtype))
 
 
 @functools.cache

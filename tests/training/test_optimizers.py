@@ -127,6 +127,7 @@ KINDS = [
     ("nag", {}),
     ("nag", {"momentum": 0.9}),
     ("adam", {"lazy_update": False}),
+    ("adamw", {}),
     ("adagrad", {}),
     ("rmsprop", {}),
     ("rmsprop", {"centered": True}),

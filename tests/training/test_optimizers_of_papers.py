@@ -40,6 +40,14 @@ def lamb(w, g, s, t, lr, wd, p):
     return w - lr * length / np.linalg.norm(step) * step
 
 
+def adamw(w, g, s, t, lr, wd, p):
+    """Loshchilov and Hutter, 2019, algorithm 2; epsilon is added before the correction, as Adam's is here."""
+    s["m"] = p["beta1"] * s["m"] + (1 - p["beta1"]) * g
+    s["v"] = p["beta2"] * s["v"] + (1 - p["beta2"]) * g * g
+    fix = math.sqrt(1 - p["beta2"] ** t) / (1 - p["beta1"] ** t) if p["correct_bias"] else 1.0
+    return w - lr * (fix * s["m"] / (np.sqrt(s["v"]) + p["epsilon"]) + wd * w)
+
+
 def adamax(w, g, s, t, lr, wd, p):
     """Kingma and Ba, 2015, algorithm 2; weight decay in the gradient."""
     g = g + wd * w
@@ -93,6 +101,8 @@ CASES = [
                     "lower_bound": None, "upper_bound": None}),
     ("lamb", lamb, {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-6, "bias_correction": False,
                     "lower_bound": 5.0, "upper_bound": 10.0}),
+    ("adamw", adamw, {"learning_rate": 0.1, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6, "correct_bias": True}),
+    ("adamw", adamw, {"learning_rate": 0.1, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6, "correct_bias": False}),
     ("adamax", adamax, {"learning_rate": 0.1, "beta1": 0.8, "beta2": 0.99}),
     ("nadam", nadam, {"learning_rate": 0.1, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-8, "schedule_decay": 0.01}),
     ("signum", signum, {"learning_rate": 0.1, "momentum": 0.7, "wd_lh": 0.2}),

@@ -172,10 +172,10 @@ def test_a_step_that_decides_by_its_rate_is_not_recorded():
     def computing(ctx, params, inputs, outputs):
         ctx.xp.multiply(inputs[0], 1.0 - params["lr"] * 0.5, out=outputs[0])
 
-    arguments = {"lr": formulas.Number()}
+    arguments = {"lr": formulas.Number("lr")}
     single = np.dtype("float32")
     assert formulas.recorded([(deciding, arguments, [0], [1])], 2, single, given=[0]) is None
     actual = formulas.recorded([(computing, arguments, [0], [1])], 2, single, given=[0])
     assert actual is not None
-    assert actual.at(0.25).constants == (0.875,)
-    assert actual.at(0.5).constants == (0.75,)
+    assert actual.at({"lr": 0.25}).constants == (0.875,)
+    assert actual.at({"lr": 0.5}).constants == (0.75,)

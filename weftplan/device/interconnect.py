@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from weftplan.device.context import Context
 from weftplan.device.links import HOST, Interconnect, connected, matrix, ports
@@ -40,13 +41,14 @@ def interconnect(contexts: Sequence[Context]) -> Interconnect | None:
     kinds = {context.device_type for context in contexts}
     places = [context.device_id for context in contexts]
     if kinds == {"sim"}:
+        costs = [place.cost for context in contexts if isinstance(place := get(context), SimDevice)]
+        launch = max(cost.launch for cost in costs)
         links = connected()
-        if links is None or max(places) >= links.count:
-            place = get(contexts[0])
-            assert isinstance(place, SimDevice)
-            cost, row = place.cost, [place.cost.bandwidth] * len(places)
-            return matrix([row] * len(places), cost.latency, host_bandwidth=row[0], host_latency=cost.latency)
-        return links.only(places)
+        if links is not None and max(places) < links.count:
+            return replace(links.only(places), launch=launch)
+        row = [costs[0].bandwidth] * len(places)
+        made = matrix([row] * len(places), costs[0].latency, host_bandwidth=row[0], host_latency=costs[0].latency)
+        return replace(made, launch=launch)
     if kinds == {"gpu"}:
         told = _declared[0] if _declared and max(places) < _declared[0].count else None
         links = ports(len(places), _PORT, _PORT_LATENCY) if told is None else told.only(places)
@@ -55,7 +57,7 @@ def interconnect(contexts: Sequence[Context]) -> Interconnect | None:
             for (a, b), route in links.routes.items()
             if HOST in (a, b) or places[a] == places[b] or way(contexts[a], contexts[b]) == PEER
         }
-        return Interconnect(links.count, links.wires, routes)
+        return replace(links, routes=routes)
     return None
 
 

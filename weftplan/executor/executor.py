@@ -347,6 +347,15 @@ class Executor:
         """Gradients by argument name (None where not wanted)."""
         return by_name(self.arg_names, self.grad_arrays)
 
+    def gradient_order(self) -> list[str]:
+        """Return the names of arguments with gradients in the order in which the plan's backward steps complete them.
+        The last argument comes first if a step completes several."""
+        self._prepare_once()
+        completed = {id(var): place for place, step in enumerate(self._backward_steps) for var in step.writes}
+        arrays = {name: array for name, array in self.grad_dict.items() if array is not None}
+        arrays = dict(reversed(arrays.items()))
+        return sorted(arrays, key=lambda name: completed.get(id(arrays[name].var), -1))
+
     @cached_property
     def aux_dict(self) -> dict[str, NDArray]:
         """Auxiliary states by name."""

@@ -81,18 +81,26 @@ class KVStoreBase:
         """
         raise NotImplementedError
 
-    def prepare(self, key: Keys, value: Values, out: Values | None = None) -> Callable[[], None]:
+    def prepare(
+        self, key: Keys, value: Values, out: Values | None = None, ready: Sequence[int | str] | None = None
+    ) -> Callable[[], None]:
         """Return a function that does :meth:`pushpull` of these very arrays, as often as it is called.
 
         Args:
             key: a key, or a list of keys.
             value: arrays to push, as for :meth:`push`.
             out: arrays to write, as for :meth:`pull`; None: the pushed arrays.
+            ready: the keys in the order in which their values will be there; None: the last key first.
         """
         return partial(self.pushpull, key, value, out)
 
-    def buckets(self, keys: Sequence[K]) -> list[Sequence[K]]:
-        """Return the keys of one call in the groups that are exchanged as one, in the order of exchange."""
+    def buckets(self, keys: Sequence[K], ready: Sequence[K] | None = None) -> list[Sequence[K]]:
+        """Return the keys of one call in the groups that are exchanged as one, in the order of exchange.
+
+        Args:
+            keys: of the call.
+            ready: as for :meth:`prepare`.
+        """
         return [keys]
 
     def set_optimizer(self, optimizer: object) -> None:

@@ -1,67 +1,27 @@
-"""The single-process store ``local``, and the base of every store.
+"""The single-process store ``local``, and the base of every store: what a user calls.
 
-A call lays its keys into buckets, the last key first, since backward computes the last layers' gradients first. For
-each bucket a way of summing (``summing.py``) names the stages: the sum into merge buffers, one fused optimizer step,
-the copies to the caller. They are pushed as one engine operation, and the vars of the arrays order it; nothing here
-waits. ``push`` and ``pull`` are calls without outs and without values. Pushes of several threads alternate: two of one
-key share the merge buffer, and an updater need not be safe for threads.
-
-The stored value never aliases a pushed array (MXNet lets it): what a user does to a gradient after the push cannot
-change what is pulled.
+A call is checked here; ``layout.py`` lays it into buckets and pushes them. ``push`` and ``pull`` are calls without
+outs and without values. The stored value never aliases a pushed array (MXNet lets it): what a user does to a gradient
+after the push cannot change what is pulled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-from weftplan import config
 from weftplan.device.context import Context, cpu
-from weftplan.engine import debug_enabled
-from weftplan.engine import get as get_engine
-from weftplan.engine.var import Var
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.base import K
-from weftplan.kvstore.buckets import BucketRule
-from weftplan.kvstore.keys import Key, KeyTable, check_fits, group_pairs
-from weftplan.kvstore.reduce import BlockSum, Sharing, sum_grouped_block
+from weftplan.kvstore.keys import Key, check_fits, group_pairs
+from weftplan.kvstore.layout import ExchangingStore, Layout
 from weftplan.kvstore.rows import copy_rows, with_rows, without_rows
-from weftplan.kvstore.stages import HOST, Repeated, Stage, copy, copy_to_all, has_failed, launch
-from weftplan.kvstore.summing import Item, Lot, Near, Way, reads
-from weftplan.kvstore.updater import Updater
-from weftplan.kvstore.updating import UpdaterFunction, UpdatingStore
-from weftplan.locks import ReentrantLock, free_in_children
-from weftplan.ndarray import NDArray, empty, zeros
-from weftplan.support.slots import MAKE_ROOM
-
-Groups = list[tuple[Key, list[NDArray]]]
+from weftplan.kvstore.stages import HOST, copy
+from weftplan.kvstore.summing import reads
+from weftplan.kvstore.updating import UpdaterFunction
+from weftplan.ndarray import NDArray, empty
 
 
-class Bucket(NamedTuple):
-    """Keys that are exchanged as one, and the ways of summing them."""
-
-    items: Sequence[Item]
-    lots: Sequence[Lot]
-
-
-class Layout(NamedTuple):
-    """A call's keys, laid into buckets.
-
-    Attributes:
-        items: all keys, in the order of keys.
-        fuses: sum, update and copies of a bucket are one operation.
-        version: of the store.
-    """
-
-    pushed: Groups
-    pulled: Groups
-    items: Sequence[Item]
-    buckets: Sequence[Bucket]
-    fuses: bool
-    version: int
-
-
-class KVStoreLocal(UpdatingStore):
+class KVStoreLocal(ExchangingStore):
     """Sums on the CPU in MXNet's ``local`` order; the stored value stays on ``cpu(0)``.
 
     >>> import weftplan as mx
@@ -74,37 +34,11 @@ class KVStoreLocal(UpdatingStore):
     [2.0, 2.0]
     """
 
-    _block_sum: BlockSum = staticmethod(sum_grouped_block)
-    _inline = 0
-    """Bytes up to which the thread that finds an operation ready runs it, as one that has waited for its arrays may."""
-
     def __init__(self, name: str = "local") -> None:
         super().__init__()
         self._name = name
-        self._keys = KeyTable()
-        self._stored: dict[Key, NDArray] = {}
-        self._merged: dict[Key, NDArray] = {}
-        self._staging: dict[tuple[Key, int], NDArray] = {}
-        self._load: dict[Context, int] = {}
-        """Bytes that are summed at each place."""
-        self._turn = free_in_children(ReentrantLock())
-        """Held to change the fields above; re-entrant because an updater may use the store."""
-        self._bound = int(config.get("MXNET_KVSTORE_BIGARRAY_BOUND"))
-        self._sharing: Sharing = {
-            "threads": int(config.get("MXNET_KVSTORE_REDUCTION_NTHREADS")),
-            "bound": self._bound,
-            "compiled": config.get("WEFTPLAN_KERNELS") != "numpy",
-        }
-        self._ways: dict[Context, Way] = {}
-        """The way of summing on each device."""
-        self._rule = BucketRule.from_environment()
-        self._pushes: dict[Key, Repeated] = {}
-        self._pulls: dict[Key, Repeated] = {}
-        """The last push and the last pull of each key, if they ran inline."""
-        self._version = 0
-        """Counts changes after which a layout no longer holds: of stored arrays, of ways of summing, of the updater."""
 
-    # -- data -----------------------------------------------------------------------------------------------------
+    # -- data ---------------------------------------------------------------------------------------------------------
 
     def init(self, key: object, value: object) -> None:
         """Store a copy of each value under its key, once.
@@ -154,15 +88,6 @@ class KVStoreLocal(UpdatingStore):
         if ignore_sparse:
             groups = [(k, dense) for k, arrays in groups if (dense := without_rows(arrays))]
         self._exchange([], groups, priority)
-
-    def _repeat(self, calls: Mapping[Key, Repeated], key: object, arrays: object) -> bool:
-        """Run a call of one key inline if it has the arrays of the last call; return False if nothing was done."""
-        if key.__class__ is list and len(key) == 1 and arrays.__class__ is list and len(arrays) == 1:
-            key, arrays = key[0], arrays[0]
-        if key.__class__ is not str and key.__class__ is not int:
-            return False
-        call = calls.get(key)
-        return call is not None and call.version == self._version and call.run(arrays)
 
     def row_sparse_pull(self, key: object, out: object = None, priority: int = 0, row_ids: object = None) -> None:
         """Copy rows of the stored value of each key into arrays of storage type ``row_sparse``; other rows become 0.
@@ -214,9 +139,10 @@ class KVStoreLocal(UpdatingStore):
                 check_fits(key, [value], self._stored[key], "replace")
                 copy(value, self._stored[key], 0)
 
-    def buckets(self, keys: Sequence[K]) -> list[Sequence[K]]:
-        """Return the keys of one call in the groups that are exchanged as one, the last key first."""
-        order = sorted(keys, key=self._keys.number, reverse=True)
+    def buckets(self, keys: Sequence[K], ready: Sequence[K] | None = None) -> list[Sequence[K]]:
+        """Return the keys of one call in the groups that are exchanged as one: in the order in which they are ready, or
+        the last key first."""
+        order = self._in_order({key: key for key in sorted(keys, key=self._keys.number)}, ready)
         return [*self._rule.cut([(key, self._stored[key].nbytes, self._stored[key].dtype) for key in order])]
 
     def set_updater(self, updater: UpdaterFunction | None) -> None:
@@ -227,7 +153,7 @@ class KVStoreLocal(UpdatingStore):
 
     _set_updater = set_updater
 
-    # -- facts ----------------------------------------------------------------------------------------------------
+    # -- facts --------------------------------------------------------------------------------------------------------
 
     @property
     def type(self) -> str:
@@ -277,32 +203,15 @@ class KVStoreLocal(UpdatingStore):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name!r}: {len(self._stored)} keys{self._described_updater()}>"
 
-    # -- how ------------------------------------------------------------------------------------------------------
+    # -- how ----------------------------------------------------------------------------------------------------------
 
     def _home(self, value: NDArray) -> Context:
         """Return the context of a new key's stored value."""
         del value
         return cpu(0)
 
-    def _least_loaded(self, contexts: Sequence[Context], load: dict[Context, int], nbytes: int) -> Context:
-        """Return the context for the sum of a key of ``nbytes``; ``load`` counts the bytes of each context so far."""
-        del contexts, load, nbytes
-        return cpu(0)
-
     def _weights(self) -> dict[Key, NDArray]:
         return dict(self._stored)
-
-    def _stored_near(self, key: Key, merged: NDArray, priority: int, *, kept: bool = True) -> NDArray:
-        """Return the stored value, moved permanently to the device of the sum; unless it is ``kept``, it is about to be
-        replaced."""
-        stored = self._stored[key]
-        if stored.context != merged.context:
-            moved = empty(stored.shape, ctx=merged.context, dtype=stored.dtype)
-            if kept:
-                copy(stored, moved, priority)
-            stored = self._stored[key] = moved
-            self._version += 1
-        return stored
 
     def _new_values(self, key: object, value: object) -> list[tuple[Key, NDArray]]:
         """(key, its value) of a call that makes keys."""
@@ -325,70 +234,16 @@ class KVStoreLocal(UpdatingStore):
             check_fits(k, arrays, stored, verb)
         return groups
 
-    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
-        """Lay the keys of a call into buckets; the layout holds until :attr:`_version` is another number."""
-        updater = self._updater
-        items = [self._item(key, arrays, priority) for key, arrays in pushed]
-        fuses = _are_separate(pushed, pulled)
-        if updater is not None:
-            places = {item.total.chunk.context for item in items}
-            fuses = fuses and isinstance(updater, Updater) and updater.fuses_on(places)
-        rows = dict(pulled) if fuses else {}
-        left = [self._still_to_do(item._replace(outs=rows.get(item.key, ())), fuses=fuses) for item in items]
-        after = {item.key: item for item in left}
-        buckets = []
-        for bucket in self._cut(items):
-            lots = self._by_way([after[item.key] for item in bucket], updates=fuses and updater is not None)
-            buckets.append(Bucket(bucket, lots))
-        return Layout(pushed, pulled, items, buckets, fuses, self._version)
-
-    def _still_to_do(self, item: Item, *, fuses: bool) -> Item:
-        """Return what is left of a key for the operation of its bucket."""
-        if fuses or self._updater is None:
-            return item
-        return item._replace(stored=item.total)  # the updater comes later
-
-    def _exchange(self, pushed: Groups, pulled: Groups, priority: int) -> None:
-        """Sum, update and copy out: for each bucket one operation, unless its keys need operations of their own."""
-        with self._turn:
-            if not pushed:
-                self._copy_out(pulled, priority, apart=self._apart(pushed, pulled))
-                return
-            layout = self._lay(pushed, pulled, priority)
-            self._run(layout, priority)
-            if len(pushed) == 1 and not pulled and self._updater is None and layout.buckets:
-                self._keep(self._pushes, layout.buckets[0].lots[0], pushed[0])
-
-    def _run(self, layout: Layout, priority: int) -> None:
-        apart = self._apart(layout.pushed, layout.pulled)
-        fuses = layout.fuses
-        if apart and (fuses or len(layout.items) > 1):
-            layout, fuses = self._lay_apart(layout), False
-        updated: list[Key] = []
-        for bucket in layout.buckets:
-            self._sum_over_processes(bucket.items, priority)
-            for lot in bucket.lots:
-                steps: Sequence[Stage] = ()
-                if fuses and self._updater is not None:
-                    steps = self._steps(lot, updated)
-                self._launch(lot, steps, priority)
-        if not fuses:
-            self._update_each(layout.items)
-            self._copy_out(layout.pulled, priority, apart=apart)
-
-    def _lay_apart(self, layout: Layout) -> Layout:
-        """Return a layout with an operation for each key, because an operation's arrays share its fate."""
-        buckets = []
-        for bucket in layout.buckets:
-            for item in bucket.items:
-                left = self._still_to_do(item._replace(outs=()), fuses=False)
-                buckets.append(Bucket([item], self._by_way([left], updates=False)))
-        return layout._replace(buckets=buckets)
-
-    def prepare(self, key: object, value: object, out: object = None) -> Callable[[], None]:
+    def prepare(
+        self, key: object, value: object, out: object = None, ready: Sequence[Key] | None = None
+    ) -> Callable[[], None]:
         """Return a function that does :meth:`pushpull` of these very arrays, without the checks and layout of a call.
 
         It keeps the arrays alive.
+
+        Args:
+            key, value, out: as for :meth:`pushpull`.
+            ready: all keys in the order in which their values will be there; None: the last key first.
         """
         pushed = self._checked(key, value, "value", "pushpull")
         pulled = pushed if out is None else self._checked(key, out, "out", "pushpull")
@@ -397,159 +252,11 @@ class KVStoreLocal(UpdatingStore):
         def run() -> None:
             with self._turn:
                 if not layouts or layouts[0].version != self._version:
-                    layouts[:] = [self._lay(pushed, pulled, 0)]
+                    layouts[:] = [self._lay(pushed, pulled, 0, ready)]
                 self._run(layouts[0], 0)
 
         return run
 
-    def _sum_over_processes(self, items: Sequence[Item], priority: int) -> None:
-        """Nothing: the operation of the bucket sums over this process's devices."""
-
-    def _apart(self, pushed: Groups, pulled: Groups) -> bool:
-        """Return whether each key needs an operation of its own: an array has failed, arrays may be offloaded, or each
-        kernel is watched."""
-        if MAKE_ROOM.value is not None or debug_enabled():
-            return True
-        if not get_engine().has_failed:
-            return False
-        groups = [*pushed, *pulled]
-        held = [array for key, _ in groups for array in (self._stored[key], self._merged.get(key)) if array is not None]
-        return has_failed([*held, *(array for _, arrays in groups for array in arrays)])
-
-    def _item(self, key: Key, arrays: list[NDArray], priority: int) -> Item:
-        stored = self._stored[key]
-        if self._updater is None and self._sums_straight(arrays, stored):
-            return Item(key, arrays, stored, stored, ())
-        total = self._merge_buffer(key, arrays)
-        stored = self._stored_near(key, total, priority, kept=self._updater is not None)
-        return Item(key, arrays, total, stored, ())
-
-    def _merge_buffer(self, key: Key, arrays: Sequence[NDArray]) -> NDArray:
-        """Return the array for the sum of a key, which the next push of this key reuses."""
-        total = self._merged.get(key)
-        if total is None:
-            where = self._least_loaded([array.context for array in arrays], self._load, arrays[0].nbytes)
-            total = self._merged[key] = zeros(arrays[0].shape, ctx=where, dtype=arrays[0].dtype)
-        return total
-
-    def _cut(self, items: Sequence[Item]) -> list[list[Item]]:
-        """Cut keys into buckets, the last key first."""
-        return self._rule.cut([(item, item.stored.nbytes, item.stored.dtype) for item in reversed(items)])
-
-    def _way(self, item: Item) -> Way:
-        """Choose the way of summing a key and of copying it out."""
-        where = item.total.context
-        way = self._ways.get(where)
-        if way is None:
-            place = cpu(0) if where.device_type in HOST else where
-            way = self._ways.get(place) or self._make_way(place)
-            self._ways[place] = self._ways[where] = way
-        return way
-
-    def _make_way(self, where: Context) -> Near:
-        """Return the way of summing on a device, or on the host."""
-        return Near(where, self._block_sum, self._sharing, self._near)
-
-    def _by_way(self, items: Sequence[Item], *, updates: bool) -> list[Lot]:
-        lots: dict[Way, list[Item]] = {}
-        for item in items:
-            lots.setdefault(self._way(item), []).append(item)
-        return [Lot(way, some, updates=updates) for way, some in lots.items()]
-
-    def _launch(self, lot: Lot, steps: Sequence[Stage], priority: int) -> None:
-        """Push what one way does for a bucket; arrays that it cannot reach are copied afterwards."""
-        stages = lot.stages(steps, priority)
-        if stages:
-            launch(stages, priority, inline=self._inline)
-        for item in lot.later:
-            way = self._way(item)
-            if all(way.reaches(item.stored, out) for out in item.outs):
-                launch(way.stages([item], (), priority), priority, inline=self._inline)
-            else:
-                copy_to_all(item.stored, item.outs, priority)
-
-    def _steps(self, lot: Lot, updated: list[Key]) -> Sequence[Stage]:
-        """Return the optimizer's fused steps on the keys of a bucket; ``updated``: those of earlier buckets."""
-        assert isinstance(self._updater, Updater)
-        try:
-            steps = self._updater.steps(lot.keys, lot.totals, lot.stored)
-        except Exception as error:
-            error.add_note(f"{self!r} had updated {updated}; it did not update {lot.keys} or any key after them")
-            raise
-        updated += lot.keys
-        return steps
-
-    def _update_each(self, items: Sequence[Item]) -> None:
-        """Call the updater for each key, in the order of keys."""
-        if self._updater is None:
-            return
-        for place, item in enumerate(items):
-            try:
-                self._updater(item.key, item.total, item.stored)
-            except Exception as error:
-                before, later = [i.key for i in items[:place]], [i.key for i in items[place + 1 :]]
-                error.add_note(f"the updater failed at key {item.key!r} after {before}; not updated: {later}")
-                raise
-
-    def _copy_out(self, pulled: Groups, priority: int, *, apart: bool) -> None:
-        """Copy stored values to arrays of the caller, the first key first."""
-        items = [Item(key, (), self._stored[key], self._stored[key], outs) for key, outs in pulled]
-        apart = apart or not _are_separate([], pulled)
-        for bucket in [[item] for item in items] if apart else self._cut(items[::-1]):
-            if apart and has_failed([bucket[0].stored, *bucket[0].outs]):
-                copy_to_all(bucket[0].stored, bucket[0].outs, priority)  # one that has failed shares its fate with none
-                continue
-            for lot in self._by_way(bucket, updates=False):
-                self._launch(lot, (), priority)
-                if len(pulled) == 1:
-                    self._keep(self._pulls, lot, pulled[0])
-
-    def _keep(self, calls: dict[Key, Repeated], lot: Lot, group: tuple[Key, list[NDArray]]) -> None:
-        """Keep a call of one key whose stages are small and always the same."""
-        key, arrays = group
-        if lot.fixed and not lot.later and all(array.__class__ is NDArray for array in arrays):
-            stages = lot.stages((), 0)
-            call = Repeated(stages, arrays, self._version) if stages else None
-            if call is not None and call.small:
-                calls[key] = call
-                return
-        calls.pop(key, None)
-
-    def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
-        """Return whether the sum of ``arrays`` can be made in the stored value itself."""
-        own = stored.chunk.var
-        for array in arrays:
-            chunk = array.chunk
-            if chunk.context.device_type not in HOST or chunk.var is own:
-                return False
-        return stored.chunk.context.device_type in HOST
-
     def _stores_straight(self, contexts: Sequence[Context]) -> bool:
         """Whether sums of arrays there need no merge buffer, without an updater."""
         return all(context.device_type in HOST for context in contexts)
-
-    def _near(self, key: Key, index: int, array: NDArray, where: Context, priority: int) -> NDArray:
-        """Return a staging copy of ``array`` at ``where``."""
-        staging = self._staging.get((key, index))
-        if staging is None:
-            staging = self._staging[key, index] = empty(array.shape, ctx=where, dtype=array.dtype)
-        copy(array, staging, priority)
-        return staging
-
-
-def _are_separate(pushed: Groups, pulled: Groups) -> bool:
-    """Return whether buckets may be copied out one by one: no out comes twice, or is a gradient of another key."""
-    outs: dict[Var, Key] = {}
-    for key, arrays in pulled:
-        for array in arrays:
-            var = array.chunk.var
-            if var in outs:
-                return False
-            outs[var] = key
-    if pushed is pulled:
-        return True
-    for key, arrays in pushed:
-        for array in arrays:
-            if outs.get(array.chunk.var, key) != key:
-                return False
-    return True

@@ -53,6 +53,8 @@ Call = Callable[[Communicator, int, int], None]
 """Called with a communicator, its place, and the address of its stream."""
 Copy = tuple[int, Any, Any]
 """(place, target, source) of a copy on one GPU."""
+Step = tuple[int, Callable[[], object]]
+"""(place, function that enqueues an optimizer's step on the current stream)."""
 _INSTALL = "`pip install nvidia-nccl-cu12` (or -cu13, as CuPy's wheel), or use mx.kv.create('device')"
 
 
@@ -87,7 +89,9 @@ class _Clique:
         self._streams: list[Any] = [place.new_stream() for place in self._devices]
         self._members = nccl.NcclCommunicator.initAll([context.device_id for context in contexts])
 
-    def run(self, reduces: Sequence[Call], copies: Sequence[Copy], broadcasts: Sequence[Call]) -> None:
+    def run(
+        self, reduces: Sequence[Call], copies: Sequence[Copy], steps: Sequence[Step], broadcasts: Sequence[Call]
+    ) -> None:
         """Enqueue the calls, each kind as one group, after the current stream's work and before its later work."""
         current = device.current_stream()
         main = self._devices[0].new_stream() if current is None else current
@@ -98,6 +102,9 @@ class _Clique:
         for home, target, source in copies:
             with self._streams[home]:
                 self._devices[home].copy(target, source)
+        for home, work in steps:
+            with self._streams[home]:
+                work()
         self._group(broadcasts)
         for stream in self._streams:
             main.wait(stream.record())
@@ -145,9 +152,8 @@ class ByNccl:
         return not any(out.chunk.var is item.stored.chunk.var for out in item.outs)
 
     def stages(self, items: Sequence[Item], steps: Sequence[Stage], priority: int) -> list[Stage]:
-        """Return one stage: updates on GPUs are operations of their own, so there are no ``steps``."""
+        """Return one stage: reductions, ``steps`` at the homes, broadcasts."""
         del priority
-        assert not steps, "steps are not fused on GPUs"
         contexts = tuple([array.context for array in items[0].arrays or items[0].outs])
         reads: list[NDArray] = []
         writes: list[NDArray] = []
@@ -161,11 +167,18 @@ class ByNccl:
             if item.total is not item.stored:
                 writes.append(item.stored)
             writes += item.outs
-        run = partial(self._run, contexts, items, [*reads, *writes])
+        for stage in steps:
+            writes += stage.operands
+        run = partial(self._run, contexts, items, steps, [*reads, *writes])
         return [Stage("KVStoreNccl", run, reads, writes, contexts[0], repeatable=False)]
 
     def _run(
-        self, contexts: tuple[Context, ...], items: Sequence[Item], arrays: Sequence[NDArray], raws: Sequence[RawArray]
+        self,
+        contexts: tuple[Context, ...],
+        items: Sequence[Item],
+        steps: Sequence[Stage],
+        arrays: Sequence[NDArray],
+        raws: Sequence[RawArray],
     ) -> None:
         raw_of: dict[int, Any] = {id(array): raw for array, raw in zip(arrays, raws, strict=True)}
         reduces, copies, broadcasts = [], [], []
@@ -176,16 +189,20 @@ class ByNccl:
                 reduces.append(
                     self._reduction([raw_of[id(a)] for a in item.arrays], raw_of[id(item.total)], home, kind)
                 )
-                if item.total is not item.stored:
+                if item.total is not item.stored and not steps:
                     copies.append((home, raw_of[id(item.stored)], raw_of[id(item.total)]))
             if item.outs:
                 home = contexts.index(item.stored.context)
                 broadcasts.append(self._spread(raw_of[id(item.stored)], [raw_of[id(a)] for a in item.outs], home, kind))
+        local = [
+            (contexts.index(stage.context), partial(stage.run, [raw_of[id(array)] for array in stage.operands]))
+            for stage in steps
+        ]
         with self._order:
             clique = self._cliques.get(contexts)
             if clique is None:
                 clique = self._cliques[contexts] = _Clique(self._nccl, contexts)
-            clique.run(reduces, copies, broadcasts)
+            clique.run(reduces, copies, local, broadcasts)
 
     def _reduction(self, sources: Sequence[GpuArray], total: GpuArray, home: int, kind: int) -> Call:
         summed = self._nccl.NCCL_SUM

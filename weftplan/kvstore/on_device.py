@@ -14,7 +14,8 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.exchange.between import Between
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import Groups, KVStoreLocal, Layout
+from weftplan.kvstore.layout import Groups, Layout
+from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.reduce import BlockSum, sum_sequential_block
 from weftplan.kvstore.stages import HOST, Stage, launch, on_device
 from weftplan.kvstore.summing import Item, Near, Way, reads
@@ -138,14 +139,14 @@ class KVStoreDevice(KVStoreLocal):
         load[where] = load.get(where, 0) + nbytes
         return where
 
-    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> Layout:
         if self._compression is not None:
             for k, arrays in pushed:
                 if arrays[0].dtype != DTYPE:
                     raise KVStoreError(
                         f"push: key {k!r} holds {arrays[0].dtype}; a store with gradient compression takes {DTYPE} only"
                     )
-        return super()._lay(pushed, pulled, priority)
+        return super()._lay(pushed, pulled, priority, ready)
 
     def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
         return self._compression is None and super()._sums_straight(arrays, stored)

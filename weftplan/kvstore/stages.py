@@ -7,15 +7,17 @@ run inline: waking a worker takes longer than they do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy as copy_of
 from functools import partial
 from itertools import repeat
 from operator import is_
+from typing import Any
 from weakref import ref
 
 from weftplan import device
 from weftplan.device.context import HOST_MEMORY, Context
-from weftplan.engine import FnProperty
+from weftplan.engine import FnProperty, debug_enabled
 from weftplan.engine import get as get_engine
 from weftplan.engine.var import Var
 from weftplan.errors import KVStoreError
@@ -64,88 +66,143 @@ class Stage:
     ) -> None:
         self.urgent = urgent
         self.name, self.run, self.context, self.repeatable = name, run, context, repeatable
-        self.operands = [*reads, *writes]
+        self.operands: list[Any] = [*reads, *writes]
         self.read_vars = dict.fromkeys([array.chunk.var for array in reads])
         self.write_vars = dict.fromkeys([array.chunk.var for array in writes])
         self.nbytes = sum([array.chunk.nbytes for array in writes])
 
+    def without(self, places: Mapping[int, int]) -> Stage:
+        """Return the stage with numbers as operands for the arrays with these ids."""
+        stage = copy_of(self)
+        stage.operands = [places.get(id(array), array) for array in self.operands]
+        return stage
+
 
 class Joint:
-    """Stages as one operation.
+    """Stages as one operation."""
 
-    Attributes:
-        repeatable: running all of them twice gives the same result.
-    """
-
-    __slots__ = ("nbytes", "operands", "reads", "repeatable", "steps", "writes")
+    __slots__ = (
+        "_context",
+        "_host",
+        "_name",
+        "_nbytes",
+        "_reads",
+        "_repeatable",
+        "_small",
+        "_steps",
+        "_urgent",
+        "_writes",
+    )
 
     def __init__(self, stages: Sequence[Stage]) -> None:
-        self.operands: list[NDArray] = []
-        self.nbytes, self.repeatable = 0, True
+        self._nbytes, self._repeatable = 0, True
         reads: dict[Var, None] = {}
         writes: dict[Var, None] = {}
         for stage in stages:
-            self.operands += stage.operands
-            self.nbytes += stage.nbytes
+            self._nbytes += stage.nbytes
             reads |= stage.read_vars
-            self.repeatable = self.repeatable and stage.repeatable and reads.keys().isdisjoint(stage.write_vars)
+            self._repeatable = self._repeatable and stage.repeatable and reads.keys().isdisjoint(stage.write_vars)
             writes |= stage.write_vars
         if not reads.keys().isdisjoint(writes):
             reads = {var: None for var in reads if var not in writes}
-        self.steps = [(stage.run, len(stage.operands)) for stage in stages]
-        self.reads, self.writes = tuple(reads), tuple(writes)
+        self._steps = [(stage.run, len(stage.operands)) for stage in stages]
+        self._reads, self._writes = tuple(reads), tuple(writes)
+        first = stages[0]
+        self._name, self._context, self._urgent = first.name, first.context, first.urgent
+        self._host = first.context.device_type in HOST
+        self._small = False
+        """Whether the arrays were small when they had bytes."""
 
-    def is_small(self) -> bool:
-        """Return whether this is a few microseconds of work on the host that may run twice."""
-        if not self.repeatable:
-            return False
-        size = 0
-        for array in self.operands:
-            raw = array.ready
-            if raw is None or array.chunk.context.device_type not in HOST:
-                return False
-            size += raw.nbytes
-            if size > INLINE:
-                return False
-        return True
-
-    def run_inline(self, operands: Sequence[NDArray]) -> bool:
-        """Run small stages on this thread if no operation uses their arrays; False: nothing is done.
+    def start(self, operands: list[NDArray], priority: int = 0, inline: int = 0) -> None:
+        """Push the operation, or run it inline.
 
         Args:
-            operands: the arrays, in the order of :attr:`operands`.
+            operands: the arrays of all stages.
+            priority: of the operation.
+            inline: bytes up to which the thread that finds the operation ready runs it, in no queue.
         """
+        if not priority and self.run_inline(operands):
+            return
+        written = self._nbytes
+        if not self._host:
+            prop = FnProperty.GPU_PRIORITIZED
+        elif written <= inline:
+            prop = FnProperty.ASYNC
+        else:
+            prop = FnProperty.CPU_PRIORITIZED if self._urgent and (priority or written > SMALL) else FnProperty.NORMAL
+        push_kernel(
+            partial(_run, self._steps), [*operands], self._reads, self._writes, self._context, prop=prop,
+            priority=priority, name=self._name, enqueues=True,
+        )  # fmt: skip
+
+    def run_inline(self, operands: Sequence[NDArray]) -> bool:
+        """Run the operation if it is small and no operation uses its arrays; False: nothing is done."""
+        if not self._small and not (self._repeatable and self._host and _are_small(operands)):
+            return False
+        self._small = True
         if MAKE_ROOM.value is not None:
             return False
-        return get_engine().write_inline(partial(_run_ready, self.steps, operands), self.reads, self.writes)
+        return get_engine().write_inline(partial(_run_ready, self._steps, operands), self._reads, self._writes)
+
+
+def _are_small(operands: Sequence[NDArray]) -> bool:
+    """Return whether arrays of the host have a few microseconds of work on them."""
+    size = 0
+    for array in operands:
+        raw = array.ready
+        if raw is None:
+            return False
+        size += raw.nbytes
+        if size > INLINE:
+            return False
+    return True
 
 
 class Repeated:
-    """A call whose stages have run inline. It runs them again with the same arrays, and keeps none of them alive."""
+    """The stages of a call, for calls with the same arrays. It keeps none of them alive.
 
-    __slots__ = ("_joint", "_own", "_places", "_refs", "small", "version")
+    Args:
+        before, after: stages before and after the optimizer's steps.
+        arrays: of the caller.
+        version: of the store.
+        inline: see :meth:`Joint.start`.
+    """
 
-    def __init__(self, stages: Sequence[Stage], arrays: Sequence[NDArray], version: int) -> None:
+    __slots__ = ("_after", "_before", "_inline", "_joint", "_operands", "_refs", "version")
+
+    def __init__(
+        self, before: Sequence[Stage], after: Sequence[Stage], arrays: Sequence[NDArray], version: int, inline: int
+    ) -> None:
         places = {id(array): place for place, array in enumerate(arrays)}
-        self._joint, self.version = Joint(stages), version
-        self.small = self._joint.is_small()
-        self._own = [None if id(array) in places else array for array in self._joint.operands]
-        self._places = [places.get(id(array), 0) for array in self._joint.operands]
-        self._joint.operands = []
+        self._before, self._after = ([stage.without(places) for stage in some] for some in (before, after))
+        self._joint = Joint([*before, *after])
+        self._operands = [one for stage in (*self._before, *self._after) for one in stage.operands]
         self._refs = [ref(array) for array in arrays]
+        self._inline, self.version = inline, version
 
-    def run(self, arrays: object) -> bool:
-        """Run the stages if these, of a user, are its arrays; False: nothing is done."""
-        if arrays.__class__ is not list and arrays.__class__ is not tuple:
-            arrays = (arrays,)
-        current: Sequence[NDArray] = arrays
-        if len(current) != len(self._refs):
+    def accepts(self, arrays: Sequence[NDArray]) -> bool:
+        """Return whether these are the arrays of the call."""
+        return len(arrays) == len(self._refs) and all(map(is_, [one() for one in self._refs], arrays))
+
+    def run(self, arrays: Sequence[NDArray], steps: Callable[[], Sequence[Stage]] | None) -> bool:
+        """Run the stages with the arrays of a call; False: nothing is done, each array needs an operation of its own.
+
+        Args:
+            steps: makes the optimizer's stages; None without an optimizer.
+        """
+        if steps is None:
+            operands = [arrays[one] if one.__class__ is int else one for one in self._operands]
+            if self._joint.run_inline(operands):
+                return True
+        if MAKE_ROOM.value is not None or debug_enabled() or get_engine().has_failed:
             return False
-        for one, array in zip(self._refs, current, strict=True):
-            if one() is not array:
-                return False
-        operands = [current[place] if own is None else own for own, place in zip(self._own, self._places, strict=True)]
-        return self._joint.run_inline(operands)
+        if steps is None:
+            self._joint.start(operands, 0, self._inline)
+        else:
+            stages = [*self._before, *steps(), *self._after]
+            operands = [arrays[one] if one.__class__ is int else one for stage in stages for one in stage.operands]
+            Joint(stages).start(operands, 0, self._inline)
+        return True
 
 
 def on_device(context: Context, kernel: Work) -> Work:
@@ -177,28 +234,7 @@ def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> No
         for stage in stages:
             launch([stage], priority, inline=inline)
         return
-    joint = Joint(stages)
-    where, host = stages[0].context, stages[0].context.device_type in HOST
-    if host and not priority and joint.is_small() and joint.run_inline(joint.operands):
-        return
-    written = joint.nbytes
-    if not host:
-        prop = FnProperty.GPU_PRIORITIZED
-    elif written <= inline:
-        prop = FnProperty.ASYNC
-    else:
-        prop = FnProperty.CPU_PRIORITIZED if stages[0].urgent and (priority or written > SMALL) else FnProperty.NORMAL
-    push_kernel(
-        partial(_run, joint.steps),
-        [*joint.operands],
-        joint.reads,
-        joint.writes,
-        where,
-        prop=prop,
-        priority=priority,
-        name=stages[0].name,
-        enqueues=True,
-    )
+    Joint(stages).start([array for stage in stages for array in stage.operands], priority, inline)
 
 
 def copy(source: NDArray, target: NDArray, priority: int) -> None:
@@ -231,6 +267,9 @@ def _run_ready(steps: Sequence[tuple[Work, int]], operands: Sequence[NDArray]) -
 
 
 def _run(steps: Sequence[tuple[Work, int]], *raws: RawArray) -> None:
+    if len(steps) == 1:
+        steps[0][0](raws)
+        return
     end = 0
     for run, count in steps:
         begin, end = end, end + count

@@ -74,9 +74,9 @@ class Lot:
         self._fixed = way.fixed(items, updates=updates) if isinstance(way, Near) else None
 
     @property
-    def fixed(self) -> bool:
-        """Whether the stages are the same for every call, but for the optimizer's."""
-        return self._fixed is not None
+    def fixed(self) -> tuple[Sequence[Stage], Sequence[Stage]] | None:
+        """The stages before and after the optimizer's if they are the same for every call; else None."""
+        return None if self.later else self._fixed
 
     def stages(self, steps: Sequence[Stage], priority: int) -> Sequence[Stage]:
         """Return the stages of these keys; ``steps``: the optimizer's."""

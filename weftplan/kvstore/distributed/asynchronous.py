@@ -33,7 +33,7 @@ from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, place
 from weftplan.kvstore.distributed.server_states import ServerStates
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import Groups, Layout
+from weftplan.kvstore.layout import Groups, Layout
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import copy_to_all
 from weftplan.kvstore.summing import Item
@@ -78,8 +78,8 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
                 self._versions[k] = [0] * len(self._ranges(k))
             self._meet("begin with these keys")
 
-    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
-        del priority
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> Layout:
+        del priority, ready
         return Layout(pushed, pulled, (), (), False, self._version)  # servers update each key by itself
 
     def _run(self, layout: Layout, priority: int) -> None:

@@ -27,7 +27,7 @@ from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import Bucket, Groups, Layout
+from weftplan.kvstore.layout import Bucket, Groups, Layout, T
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import HOST
@@ -50,10 +50,10 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
 
     # -- data -----------------------------------------------------------------------------------------------------
 
-    def _lay(self, pushed: Groups, pulled: Groups, priority: int) -> Layout:
+    def _lay(self, pushed: Groups, pulled: Groups, priority: int, ready: Sequence[Key] | None = None) -> Layout:
         if not self._group.whole:
             self._lay_out([key for key, _ in pushed])
-        return super()._lay(pushed, pulled, priority)
+        return super()._lay(pushed, pulled, priority, ready)
 
     def _run(self, layout: Layout, priority: int) -> None:
         self._sequencer.check()
@@ -61,7 +61,14 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         if layout.pulled:
             self._sequencer.hurry()
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether this process is the whole job, so that its own sums are the result."""
+        return self.num_workers == 1 and self._dist_compression is None
+
     def _lay_apart(self, layout: Layout) -> Layout:
+        if self._is_alone:
+            return super()._lay_apart(layout)
         # The same buckets on every process, whatever has failed on one.
         buckets = []
         for bucket in layout.buckets:
@@ -71,13 +78,19 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
 
     def _cut(self, items: Sequence[Item]) -> list[list[Item]]:
         if self._dist_compression is not None and items and items[0].arrays:
-            return [[item] for item in reversed(items)]
+            return [[item] for item in items]
         return super()._cut(items)
 
+    def _in_order(self, values: Mapping[Key, T], ready: Sequence[Key] | None) -> list[T]:
+        # Every process needs the same buckets, and plans of other batch sizes may have another order.
+        return super()._in_order(values, ready if self._is_alone else None)
+
     def _still_to_do(self, item: Item, *, fuses: bool) -> Item:
-        return super()._still_to_do(item._replace(arrays=()), fuses=fuses)
+        return super()._still_to_do(item if self._is_alone else item._replace(arrays=()), fuses=fuses)
 
     def _sum_over_processes(self, items: Sequence[Item], priority: int) -> None:
+        if self._is_alone:
+            return
         straight = all(len(i.arrays) == 1 and _on_host(i.arrays[0]) and _on_host(i.total) for i in items)
         if not straight:
             for lot in self._by_way([i._replace(stored=i.total, outs=()) for i in items], updates=False):
@@ -165,6 +178,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         """
         with self._turn:
             root = int(self._sequencer.call(Group.regroup, repairs=True))
+            self._version += 1  # a survivor that is alone sums as one
             for key, stored in self._stored.items():
                 _heal(stored)
                 self._from(root, "recover", key, stored)

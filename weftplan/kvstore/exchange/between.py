@@ -191,15 +191,18 @@ def _run(
     """Enqueue the programs; ``raws`` are those of ``arrays``."""
     raw_of = {id(array): raw for array, raw in zip(arrays, raws, strict=True)}
     with runner.lanes() as lanes:
-        programs = {id(push.whole): lanes.program(push.program, _lookup(push, raw_of)) for push in pushes}
+        programs = {
+            id(push.whole): lanes.program(push.program, _lookup(push, raw_of), number=number)
+            for number, push in enumerate(pushes)
+        }
         for stage in local:
             before = [event for array in stage.operands for event in programs.get(id(array), ())]
             some = [raw_of[id(array)] for array in stage.operands]
             event = lanes.launch(stage.context, partial(stage.run, some), before)
             for array in stage.operands:
                 programs[id(array)] = [event]
-        for pull in pulls:
-            lanes.program(pull.program, _lookup(pull, raw_of), programs.get(id(pull.whole), ()))
+        for number, pull in enumerate(pulls):
+            lanes.program(pull.program, _lookup(pull, raw_of), programs.get(id(pull.whole), ()), number=number)
 
 
 def _lookup(exchange: Exchange, raw_of: Mapping[int, RawArray]) -> Callable[[Piece], RawArray]:

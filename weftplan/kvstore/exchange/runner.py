@@ -26,6 +26,10 @@ Lookup = Callable[[Piece], RawArray]
 """The elements of a piece, as a flat raw array."""
 Passed = tuple[Stream, Event]
 """A point in a stream."""
+Lane = tuple[int, int, int]
+"""The places of a step's source and target, and one of :data:`SERIES` for additions."""
+SERIES = 4
+"""Streams for the additions of one place, which the keys of a bucket share: a short sum waits for no long one."""
 
 
 class Runner:
@@ -34,7 +38,7 @@ class Runner:
     def __init__(self, contexts: Sequence[Context]) -> None:
         self._contexts = list(contexts)
         self._devices = [device.get(context) for context in contexts]
-        self._streams: dict[tuple[Stream | None, tuple[int, int]], Stream] = {}
+        self._streams: dict[tuple[Stream | None, Lane], Stream] = {}
         self._lock = free_in_children(Lock())
         """Held while an operation is enqueued."""
 
@@ -54,16 +58,16 @@ class Runner:
         """Return the place of a device."""
         return self._contexts.index(context)
 
-    def stream(self, main: Stream | None, lane: tuple[int, int]) -> Stream:
+    def stream(self, main: Stream | None, lane: Lane) -> Stream:
         """Return the stream of a lane for operations on ``main``."""
         stream = self._streams.get((main, lane))
         if stream is None:
-            stream = self._streams[main, lane] = self.device(lane).new_stream()
+            stream = self._streams[main, lane] = self.device(*lane[:2]).new_stream()
         return stream
 
-    def device(self, lane: tuple[int, int]) -> Device:
-        """Return the device that owns a lane."""
-        return self._devices[_owner(lane)]
+    def device(self, source: int, target: int) -> Device:
+        """Return the device whose streams a step uses: the target, unless that is the host."""
+        return self._devices[source if target == HOST else target]
 
 
 class Lanes:
@@ -72,18 +76,25 @@ class Lanes:
     def __init__(self, runner: Runner, main: Stream, *, keep: Stream | None) -> None:
         self._runner, self._main, self._keep = runner, main, keep
         self._begin = main.record()
-        self._used: dict[tuple[int, int], Stream] = {}
+        self._used: dict[Lane, Stream] = {}
 
-    def program(self, program: Program, lookup: Lookup, before: Sequence[Passed] = ()) -> list[Passed]:
-        """Enqueue all steps after the events ``before``; return the event after each step."""
+    def program(
+        self, program: Program, lookup: Lookup, before: Sequence[Passed] = (), *, number: int = 0
+    ) -> list[Passed]:
+        """Enqueue all steps after the events ``before``; return the event after each step.
+
+        Args:
+            number: of the program within its bucket.
+        """
         passed: list[Passed] = []
         for step in program.steps:
-            stream = self._stream(step.lane)
+            source, goal = step.lane
+            stream = self._stream((source, goal, number % SERIES if source == goal else 0))
             for other, event in [passed[number] for number in step.after] or before:
                 if other is not stream:
                     stream.wait(event)
             target, sources = lookup(step.target), [lookup(source) for source in step.sources]
-            place = self._runner.device(step.lane)
+            place = self._runner.device(source, goal)
             with stream:
                 if len(sources) == 1:
                     place.copy(target, sources[0])
@@ -95,7 +106,7 @@ class Lanes:
     def launch(self, context: Context, work: Callable[[], object], before: Sequence[Passed]) -> Passed:
         """Enqueue work on a device after the events ``before``; return the event after it."""
         place = self._runner.place(context)
-        stream = self._stream((place, place))
+        stream = self._stream((place, place, 0))
         for other, event in before:
             if other is not stream:
                 stream.wait(event)
@@ -108,14 +119,9 @@ class Lanes:
         for stream in self._used.values():
             self._main.wait(stream.record())
 
-    def _stream(self, lane: tuple[int, int]) -> Stream:
+    def _stream(self, lane: Lane) -> Stream:
         stream = self._used.get(lane)
         if stream is None:
             stream = self._used[lane] = self._runner.stream(self._keep, lane)
             stream.wait(self._begin)
         return stream
-
-
-def _owner(lane: tuple[int, int]) -> int:
-    """Whose stream a lane is: the target's, unless that is the host."""
-    return lane[0] if lane[1] == HOST else lane[1]

@@ -34,6 +34,7 @@ _TEXTS = {
     "less_equal": "{} <= {}", "greater": "{} > {}", "greater_equal": "{} >= {}", "number": "(T){}",
     "at_least": "{0} < {1} ? {1} : {0}", "at_most": "{0} > {1} ? {1} : {0}",
     "maximum": "isnan({0}) ? {0} : fmax({0}, {1})", "minimum": "isnan({0}) ? {0} : fmin({0}, {1})",
+    "sign": "{0} > (T)0 ? (T)1 : ({0} < (T)0 ? (T)-1 : ({0} == (T)0 ? (T)0 : {0}))",
     "isnan": "isnan({})", "logical_and": "{} && {}", "logical_or": "{} || {}", "logical_not": "!{}",
     "select": "{} ? {} : {}",
     **{name: f"{name}({', '.join(['{}'] * count)})" for name, count in FUNCTIONS.items()},
@@ -146,7 +147,7 @@ def _source(formula: Formula, inputs: tuple[tuple[int, bool, int], ...], outputs
         lanes: elements of a thread. Those of a whole vector are loaded and stored together: the pointers are said to be
             aligned, so the compiler merges the accesses.
     """
-    values = _reachable(formula)
+    values = reachable(formula)
     heads = [f"const T* x{k}" for k in range(len(inputs))] + [f"T* y{k}" for k in range(outputs)]
     heads += [f"T c{one.operands[0]}" for one in formula.operations if one.name == "constant"]
     for k, (kind, _, like) in enumerate(inputs):
@@ -172,7 +173,7 @@ def _source(formula: Formula, inputs: tuple[tuple[int, bool, int], ...], outputs
                     indexed.add(like)
                     loads.append(f"unsigned int t{like}{end} = {_index(kind, like, place)};")
                 loads.append(f"T {names[k]} = x{k}[t{like}{end}];")
-        lines = _operations(formula, values, names, end)
+        lines = lines_of(formula, values, names, end)
         for k, (_, value) in enumerate(formula.results):
             stores.append(f"{'y' if lane is None else 'b'}{k}[{place}] = {names[value]};")
         return loads, lines, stores
@@ -209,7 +210,7 @@ extern "C" __global__ void pointwise({", ".join([*heads, "long long count"])}) {
 """
 
 
-def _operations(formula: Formula, values: set[int], names: dict[int, str], end: str) -> list[str]:
+def lines_of(formula: Formula, values: set[int], names: dict[int, str], end: str) -> list[str]:
     """Write the operations of one element that are needed; add the names of their values, which ``end`` so."""
     lines = []
     truths: set[int] = set()
@@ -227,7 +228,7 @@ def _operations(formula: Formula, values: set[int], names: dict[int, str], end: 
     return lines
 
 
-def _reachable(formula: Formula) -> set[int]:
+def reachable(formula: Formula) -> set[int]:
     """Return the values that the results need."""
     values = {value for _, value in formula.results}
     for number in reversed(range(len(formula.operations))):

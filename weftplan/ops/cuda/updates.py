@@ -1,81 +1,79 @@
 """Steps of optimizers: one launch for one weight, and one for all weights of a group.
 
-The formulas round as those of :mod:`weftplan.ops.optimizer.sgd_adam` do, one operation after the other.
+A step's formula is recorded (:mod:`weftplan.ops.optimizer.fused_update`) and written as CUDA C, one operation after the
+other, so it rounds as on a CPU. Constants are arguments; those that all weights share are passed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
+from typing import NamedTuple
 
 from weftplan.ops.core.cuda_source import THREADS, floats, launch
 from weftplan.ops.core.implementations import Implementation, Specs, provide
-from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.schema import Arrays, Kernel, OpContext, Params
+from weftplan.ops.cuda.pointwise import lines_of, reachable
+from weftplan.ops.elementwise.formulas import Formula, Recorded
+from weftplan.ops.optimizer.fused_update import formula_of
 from weftplan.support.array_types import ArrayModule, RawArray
 
 GROUP = 24
-"""Weights of one launch: parameters of a kernel take at most 4 KiB."""
+"""Weights of one launch at most, which bounds the time of the compiler."""
+WORDS = 500
+"""Arguments of one launch at most: parameters of a kernel take at most 4 KiB."""
 
-_STEPS = {
-    "sgd": """
-        A t = limited((A)g[i] * rescale, limit);
-        y[i] = (T)((A)w[i] * keep + t * -lr);""",
-    "mom": """
-        A t = limited((A)g[i] * rescale, limit);
-        if (wd != (A)0) t = t + (A)w[i] * wd;
-        A m = (A)s[i] * momentum - t * lr;
-        s[i] = (T)m;
-        y[i] = (T)((A)w[i] + m);""",
-    "adam": """
-        A t = limited((A)g[i] * rescale + (A)w[i] * wd, limit);
-        A m = (A)s[i] * beta1 + t * rest1;
-        A v = (A)r[i] * beta2 + t * t * rest2;
-        s[i] = (T)m;
-        r[i] = (T)v;
-        y[i] = (T)((A)w[i] - m / (sqrt(v) + epsilon) * lr);""",
-}
-_STATES = {"sgd": "", "mom": "s", "adam": "sr"}
-_NUMBERS = {
-    "sgd": ("keep", "lr"),
-    "mom": ("wd", "lr", "momentum"),
-    "adam": ("wd", "lr", "beta1", "rest1", "beta2", "rest2", "epsilon"),
-}
-_LIMITED = """
-__device__ A limited(A x, A limit) {
-    if (limit < (A)0) return x;
-    return x < -limit ? -limit : (x > limit ? limit : x);
-}
-"""
+
+class Row(NamedTuple):
+    """A step of one weight.
+
+    Attributes:
+        arrays: the weight, its gradient and its states.
+        out: receives the new weight; may be the weight.
+        narrow: a weight in half precision, which receives the rounded new weight; the gradient is in half precision.
+    """
+
+    recorded: Recorded
+    arrays: Sequence[RawArray]
+    out: RawArray
+    narrow: RawArray | None = None
 
 
 @lru_cache(maxsize=256)
-def source(rule: str, count: int) -> str:
-    """Return the source for the step of ``count`` weights; each weight has a range of blocks."""
-    pointers, bodies = [], []
+def source(formula: Formula, count: int, *, narrow: bool) -> str:
+    """Return the source for the step of ``count`` weights; each weight has a range of blocks.
+
+    Args:
+        narrow: see :class:`Row`; ``H`` is the dtype of narrow weights and of gradients.
+    """
+    arrays = ["w", "g", *(f"s{k}" for k in range(2, formula.arrays))]
+    heads = ["const T* w", f"const {'H' if narrow else 'T'}* g", "T* y", *["H* h"] * narrow]
+    heads += [f"T* {name}" for name in arrays[2:]]
+    heads += [f"T c{one.operands[0]}" for one in formula.operations if one.name == "constant"]
+    heads.append("long long n")
+    parameters, bodies = [], []
     for k in range(count):
-        states = [f"T* {name}{k}" for name in _STATES[rule]]
-        numbers = [f"A {name}{k}" for name in _NUMBERS[rule]]
-        names = ["w", "g", "y", *_STATES[rule], *_NUMBERS[rule], "n", "end"]
-        pointers += [f"const T* w{k}", f"const T* g{k}", f"T* y{k}", *states, *numbers, f"long long n{k}",
-                     f"long long end{k}"]  # fmt: skip
-        given = ", ".join(f"{name}{k}" for name in names)
-        bodies.append(
-            f"if (block < end{k}) {{ step({given}, block - first, rescale, limit); return; }} first = end{k};"
-        )
-    head = ["const T* w", "const T* g", "T* y", *(f"T* {name}" for name in _STATES[rule]),
-            *(f"A {name}" for name in _NUMBERS[rule]), "long long n", "long long end"]  # fmt: skip
-    return f"""{_LIMITED}
-__device__ void step({", ".join(head)}, long long block, A rescale, A limit) {{
+        parameters += [*(f"{head}_{k}" for head in heads), f"long long end_{k}"]
+        given = ", ".join(f"{head.split()[-1]}_{k}" for head in heads)
+        bodies.append(f"if (block < end_{k}) {{ step({given}, block - first); return; }} first = end_{k};")
+    needed = reachable(formula)
+    names = {k: f"v{k}" for k in range(formula.arrays)}
+    lines = [f"T v{k} = (T){array}[i];" for k, array in enumerate(arrays) if k in needed]
+    lines += lines_of(formula, needed, names, "")
+    for array, value in formula.results:
+        lines.append(f"{arrays[array] if array else 'y'}[i] = {names[value]};")
+        if narrow and not array:
+            lines.append(f"h[i] = (H){names[value]};")
+    body = "\n        ".join(lines)
+    return f"""
+__device__ void step({", ".join(heads)}, long long block) {{
     long long i = block * blockDim.x + threadIdx.x;
-    if (i < n) {{{_STEPS[rule]}
+    if (i < n) {{
+        {body}
     }}
 }}
 
-extern "C" __global__ void step_{rule}({", ".join(pointers)}, A rescale, A limit) {{
+extern "C" __global__ void optimizer_step({", ".join(parameters)}) {{
     long long block = blockIdx.x;
     long long first = 0;
     {" ".join(bodies)}
@@ -83,50 +81,57 @@ extern "C" __global__ void step_{rule}({", ".join(pointers)}, A rescale, A limit
 """
 
 
-def _numbers(rule: str, params: Params, lr: float, wd: float, kind: Callable[[float], np.generic]) -> list[np.generic]:
-    values = {
-        "keep": 1.0 - lr * wd, "lr": lr, "wd": wd, "momentum": params.get("momentum", 0.0),
-        "beta1": params.get("beta1", 0.0), "rest1": 1.0 - params.get("beta1", 0.0),
-        "beta2": params.get("beta2", 0.0), "rest2": 1.0 - params.get("beta2", 0.0),
-        "epsilon": params.get("epsilon", 0.0),
-    }  # fmt: skip
-    return [kind(values[name]) for name in _NUMBERS[rule]]
+def step(xp: ArrayModule, rows: Sequence[Row]) -> None:
+    """Launch the steps of some weights of one dtype: as few launches as there are formulas, if their arguments fit."""
+    for formula in dict.fromkeys([row.recorded.formula for row in rows]):
+        for group in _groups([row for row in rows if row.recorded.formula == formula]):
+            _launch(xp, formula, group)
 
 
-Row = tuple[RawArray, RawArray, RawArray, Sequence[RawArray], float, float]
-"""Weight, gradient, new weight, states, learning rate and weight decay."""
+def _groups(rows: list[Row]) -> Iterator[list[Row]]:
+    """Yield rows of one formula, as many as a launch takes."""
+    words = len(rows[0].arrays) + len(rows[0].recorded.constants) + 4
+    most = max(1, min(GROUP, WORDS // words))
+    for first in range(0, len(rows), most):
+        yield rows[first : first + most]
 
 
-def step(xp: ArrayModule, rule: str, params: Params, weights: Sequence[Row]) -> None:
-    """One launch for at most :data:`GROUP` weights: (weight, gradient, result, states, lr, wd) of each."""
-    dtype = weights[0][0].dtype
-    kind = accumulator(dtype).type
-    args: list[Any] = []
+def _launch(xp: ArrayModule, formula: Formula, rows: list[Row]) -> None:
+    dtype, narrow = rows[0].arrays[0].dtype, rows[0].narrow is not None
+    args: list[object] = []
     end = 0
-    for weight, gradient, out, states, lr, wd in weights:
+    for recorded, (weight, gradient, *states), out, rounded in rows:
         end += -(-weight.size // THREADS)
-        args += [weight, gradient, out, *states, *_numbers(rule, params, lr, wd, kind), weight.size, end]
-    args += [kind(params["rescale_grad"]), kind(params["clip_gradient"])]
-    launch(xp, source(rule, len(weights)), f"step_{rule}", end, THREADS, args, T=dtype)
+        args += [weight, gradient, out, *([rounded] if narrow else []), *states]
+        args += [*map(dtype.type, recorded.constants), weight.size, end]
+    types = {"T": dtype, "H": rows[0].arrays[1].dtype} if narrow else {"T": dtype}
+    launch(xp, source(formula, len(rows), narrow=narrow), "optimizer_step", end, THREADS, args, **types)
 
 
-def _single(rule: str) -> Kernel:
+def _row(name: str, params: Params, arrays: Sequence[RawArray], out: RawArray) -> Row:
+    found = formula_of(name, params, len(arrays), arrays[0].dtype)
+    assert found is not None  # of the operators below
+    return Row(found, arrays, out)
+
+
+def _single(name: str) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         if outputs[0] is not None:
-            row = (inputs[0], inputs[1], outputs[0], inputs[2:], params["lr"], params["wd"])
-            step(ctx.xp, rule, params, [row])
+            step(ctx.xp, [_row(name, params, inputs, outputs[0])])
 
     return kernel
 
 
 def _several(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    common = {name: params[name] for name in ("rescale_grad", "clip_gradient")}
+    rates = zip(params["lrs"], params["wds"], strict=True)
     rows = [
-        (inputs[2 * k], inputs[2 * k + 1], out, (), params["lrs"][k], params["wds"][k])
-        for k, out in enumerate(outputs)
+        _row("sgd_update", {"lr": lr, "wd": wd, **common}, inputs[2 * k : 2 * k + 2], out)
+        for k, (out, (lr, wd)) in enumerate(zip(outputs, rates, strict=True))
         if out is not None
     ]
-    for first in range(0, len(rows), GROUP):
-        step(ctx.xp, "sgd", params, rows[first : first + GROUP])
+    if rows:
+        step(ctx.xp, rows)
 
 
 def _alike(params: Params, inputs: Specs, outputs: Specs) -> str:
@@ -142,9 +147,9 @@ def _nothing(params: Params, inputs: Specs, outputs: Specs) -> int:
 
 
 for _name, _kernel in (
-    ("sgd_update", _single("sgd")),
-    ("sgd_mom_update", _single("mom")),
-    ("adam_update", _single("adam")),
+    ("sgd_update", _single("sgd_update")),
+    ("sgd_mom_update", _single("sgd_mom_update")),
+    ("adam_update", _single("adam_update")),
     ("multi_sgd_update", _several),
 ):
     provide(_name, Implementation(name="cuda", kernel=_kernel, workspace=_nothing, refusal=_alike), on="gpu")

@@ -11,8 +11,9 @@ The module keeps no state; any thread may call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,27 +59,30 @@ class _CannotRecord(Exception):
 class Number:
     """A parameter whose value only the run knows; a kernel may compute with it, but not branch on it.
 
-    >>> (1.0 - Number() * 0.5).at(0.25)
+    >>> (1.0 - Number("lr") * 0.5).at({"lr": 0.25})
     0.875
     """
 
     __slots__ = ("at",)
 
-    def __init__(self, at: Callable[[float], float] = float) -> None:
-        self.at = at
-        """Return the expression's result for a value of the parameter."""
+    def __init__(self, name: str = "", at: Callable[[Mapping[str, float]], float] | None = None) -> None:
+        self.at = at or itemgetter(name)
+        """Return the expression's result for values of the parameters."""
 
     def __neg__(self) -> Number:
-        return Number(lambda value: -self.at(value))
+        return Number(at=lambda values: -self.at(values))
 
     def __mul__(self, other: float) -> Number:
-        return Number(lambda value: self.at(value) * other)
+        return Number(at=lambda values: self.at(values) * other)
 
     def __rmul__(self, other: float) -> Number:
-        return Number(lambda value: other * self.at(value))
+        return Number(at=lambda values: other * self.at(values))
 
     def __rsub__(self, other: float) -> Number:
-        return Number(lambda value: other - self.at(value))
+        return Number(at=lambda values: other - self.at(values))
+
+    def __rtruediv__(self, other: float) -> Number:
+        return Number(at=lambda values: other / self.at(values))
 
     def __bool__(self) -> bool:
         raise _CannotRecord("a decision by a parameter that changes")
@@ -91,10 +95,43 @@ class Recorded:
     formula: Formula
     constants: tuple[float | Number, ...]
 
-    def at(self, value: float) -> Recorded:
-        """Return the same where every :class:`Number` is that of ``value``."""
-        numbers = [one.at(value) if isinstance(one, Number) else one for one in self.constants]
+    def at(self, values: Mapping[str, float]) -> Recorded:
+        """Return the same formula with the values of all parameters."""
+        numbers = [one.at(values) if isinstance(one, Number) else one for one in self.constants]
         return Recorded(self.formula, tuple(numbers))
+
+
+class Value:
+    """A value of a formula that is written as an expression; its methods are those of an NDArray."""
+
+    __slots__ = ("_tape", "number")
+
+    def __init__(self, tape: _Tape, number: int) -> None:
+        self._tape, self.number = tape, number
+
+    def __add__(self, other: Value | float | Number) -> Value:
+        return self._tape.expression("add", self, other)
+
+    def __sub__(self, other: Value | float | Number) -> Value:
+        return self._tape.expression("subtract", self, other)
+
+    def __mul__(self, other: Value | float | Number) -> Value:
+        return self._tape.expression("multiply", self, other)
+
+    def __truediv__(self, other: Value | float | Number) -> Value:
+        return self._tape.expression("divide", self, other)
+
+    def square(self) -> Value:
+        """Return the square."""
+        return self * self
+
+    def sqrt(self) -> Value:
+        """Return the root."""
+        return self._tape.expression("sqrt", self)
+
+    def clip(self, low: float, high: float) -> Value:
+        """Return the value within these limits."""
+        return self._tape.expression("at_most", self._tape.expression("at_least", self, low), high)
 
 
 class _Array:
@@ -197,7 +234,13 @@ class _Tape:
         value = self._value(operand)
         return self._add("number", (value,)) if self._is_truth(operand) else value
 
+    def expression(self, name: str, *operands: Value | float | Number) -> Value:
+        """Record an operation of an expression."""
+        return Value(self, self._add(name, tuple(map(self._value, operands))))
+
     def _value(self, operand: Any) -> int:
+        if isinstance(operand, Value):
+            return operand.number
         if isinstance(operand, _Array):
             if operand.value is None:
                 raise _CannotRecord("an array is read before it is written")
@@ -277,3 +320,24 @@ def recorded(
         (i, name.value) for i, name in enumerate(names) if i in kept and name.value is not None and name.value != i
     )
     return Recorded(Formula(arrays, tuple(tape.operations), written), tuple(tape.constants))
+
+
+def expressed(expression: Expression, arrays: int, dtype: DType, numbers: Mapping[str, object]) -> Recorded:
+    """Record an expression, whose results replace a weight and its states. The weight is written last.
+
+    Args:
+        expression: see :data:`Expression`.
+        arrays: a weight, its gradient, and its states.
+        dtype: of all arrays.
+        numbers: parameters: numbers, None, or a :class:`Number` for each that may change.
+    """
+    tape = _Tape(dtype, arrays, functions=False)
+    results = expression(*(Value(tape, number) for number in range(arrays)), **numbers)
+    new, *states = results
+    written = (*((array, value.number) for array, value in enumerate(states, 2)), (0, new.number))
+    return Recorded(Formula(arrays, tuple(tape.operations), written), tuple(tape.constants))
+
+
+Expression = Callable[..., tuple[Any, ...]]
+"""``expression(weight, gradient, *states, **numbers)`` returns the new weight and the new states, written with ``+``,
+``-``, ``*``, ``/`` of arrays and numbers and the methods of :class:`Value`. It runs on NDArrays, too."""

@@ -30,8 +30,9 @@ class UpdateStep:
         buckets: Sequence[Sequence[str]] = [names]
         if store is not None and names:
             grads, weights = [trained[name][0] for name in names], [trained[name][1] for name in names]
-            self._exchange = store.prepare(names, grads, weights if on_store else grads)
-            buckets = store.buckets(names)
+            first = [name for name in group.executors[0].gradient_order() if name in trained]
+            self._exchange = store.prepare(names, grads, weights if on_store else grads, first)
+            buckets = store.buckets(names, first)
         self._buckets = [] if on_store else [self._bucket(some, trained) for some in buckets if some]
 
     def _bucket(
@@ -47,7 +48,8 @@ class UpdateStep:
         )
 
     def run(self, updater: Updater | None) -> None:
-        """Exchange all gradients, the last layers' first; update each bucket here when its gradients arrive."""
+        """Exchange all gradients in the order in which backward completes them, and update each bucket here when its
+        gradients arrive."""
         if self._exchange is not None:
             self._exchange()
         if updater is not None:

@@ -1,4 +1,4 @@
-"""Adaptive optimizers with a rate per weight element: Ftrl, FTML, LAMB, Adamax, Nadam."""
+"""Adaptive optimizers with a rate per weight element: Ftrl, FTML, AdamW, LAMB, Adamax, Nadam."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 from weftplan import ndarray as nd
 from weftplan.ndarray import NDArray
 from weftplan.training.keyword_checks import number
-from weftplan.training.optimizers.base import Optimizer, State, one_operator
-from weftplan.training.optimizers.composed import clipped, zeros_as
+from weftplan.training.optimizers.base import Optimizer, State, one_step
+from weftplan.training.optimizers.composed import clipped, rescaled, zeros_as
+from weftplan.training.optimizers.operator_chain import Call
 
 
 @Optimizer.register
@@ -33,7 +34,7 @@ class Ftrl(Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> State:
         return zeros_as(weight), zeros_as(weight)
 
-    @one_operator
+    @one_step
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
@@ -57,14 +58,15 @@ class FTML(Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> State:
         return zeros_as(weight), zeros_as(weight), zeros_as(weight)
 
+    @one_step
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         count = self._update_count(index)
         lr, wd = self._rates(index)
-        nd.ftml_update(
+        self.apply(
+            "ftml_update",
             weight,
             grad,
             *state,
-            out=weight,
             lr=lr,
             wd=wd,
             t=count,
@@ -77,6 +79,59 @@ class FTML(Optimizer):
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return 3 * weight_nbytes
+
+
+def adamw(
+    weight: Any, grad: Any, mean: Any, square: Any, *, lr: Any, wd: Any, beta1: Any, beta2: Any, epsilon: Any,
+    correction: Any, rescale_grad: Any, clip_gradient: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the new weight and means; ``correction`` is the factor of the direction."""
+    g = rescaled(grad, rescale_grad, clip_gradient)
+    mean = mean * beta1 + g * (1.0 - beta1)
+    square = square * beta2 + g.square() * (1.0 - beta2)
+    return weight - (mean * correction / (square.sqrt() + epsilon) + weight * wd) * lr, mean, square
+
+
+@Optimizer.register
+class AdamW(Optimizer):
+    """Adam whose weight decay is no part of the gradient (Loshchilov and Hutter, 2019).
+
+    ``w -= lr * (c * mean / (sqrt(square) + epsilon) + wd * w)``, where ``c`` corrects both running means.
+
+    Args:
+        correct_bias: whether the running means are corrected for their beginning at 0.
+    """
+
+    default_rate: ClassVar[float] = 0.001
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        correct_bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta1 = number(beta1, "AdamW: beta1", low=0, below=1)
+        self.beta2 = number(beta2, "AdamW: beta2", low=0, below=1)
+        self.epsilon = number(epsilon, "AdamW: epsilon", low=0)
+        self.correct_bias = bool(correct_bias)
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        return zeros_as(weight), zeros_as(weight)
+
+    @one_step
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        count = self._update_count(index)
+        lr, wd = self._rates(index)
+        correction = math.sqrt(1.0 - self.beta2**count) / (1.0 - self.beta1**count) if self.correct_bias else 1.0
+        own = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, "correction": correction}
+        self.apply(adamw, weight, grad, *state, lr=lr, wd=wd, **own, **self._common())
+
+    def state_bytes(self, weight_nbytes: int) -> int:
+        return 2 * weight_nbytes
 
 
 @Optimizer.register
@@ -112,23 +167,25 @@ class LAMB(Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> State:
         return zeros_as(weight), zeros_as(weight)
 
+    @one_step
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         count = self._update_count(index)
         lr, wd = self._rates(index)
-        direction = nd.lamb_update_phase1(
-            weight,
-            grad,
-            *state,
-            wd=wd,
-            t=count,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            epsilon=self.epsilon,
-            bias_correction=self.bias_correction,
-            **self._common(),
-        )
+        own = {
+            "beta1": self.beta1,
+            "beta2": self.beta2,
+            "epsilon": self.epsilon,
+            "bias_correction": self.bias_correction,
+        }
         bounds = {"lower_bound": self.lower_bound or -1.0, "upper_bound": self.upper_bound or -1.0}
-        nd.lamb_update_phase2(weight, direction, nd.norm(weight), nd.norm(direction), out=weight, lr=lr, **bounds)
+        direction, of_weight, of_direction = 4, 5, 6
+        chain = (
+            Call("lamb_update_phase1", (0, 1, 2, 3), {"wd": wd, "t": count, **own, **self._common()}),
+            Call("norm", (0,), {}),
+            Call("norm", (direction,), {}),
+            Call("lamb_update_phase2", (0, direction, of_weight, of_direction), {"lr": lr, **bounds}, in_place=True),
+        )
+        self.apply(chain, weight, grad, *state)
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return 2 * weight_nbytes
@@ -166,6 +223,18 @@ class Adamax(Optimizer):
         return 2 * weight_nbytes
 
 
+def nadam(
+    weight: Any, grad: Any, mean: Any, square: Any, *, lr: Any, wd: Any, beta1: Any, beta2: Any, epsilon: Any,
+    of_grad: Any, of_mean: Any, of_root: Any, rescale_grad: Any, clip_gradient: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the new weight and means; ``of_grad``, ``of_mean`` and ``of_root`` are factors of the step's terms."""
+    g = clipped(grad * rescale_grad + weight * wd, clip_gradient)
+    mean = mean * beta1 + g * (1.0 - beta1)
+    square = square * beta2 + g.square() * (1.0 - beta2)
+    ahead = g * of_grad + mean * of_mean
+    return weight - ahead * lr / (square.sqrt() * of_root + epsilon), mean, square
+
+
 @Optimizer.register
 class Nadam(Optimizer):
     """Adam with Nesterov's momentum (Dozat, 2016).
@@ -198,18 +267,18 @@ class Nadam(Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> State:
         return zeros_as(weight), zeros_as(weight)
 
-    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:  # in the order of keys
         count = self._update_count(index)
         lr, wd = self._rates(index)
-        g = clipped(grad * self.rescale_grad + weight * wd, self.clip_gradient)
         now, following = (self.beta1 * (1.0 - 0.5 * 0.96 ** (n * self.schedule_decay)) for n in (count, count + 1))
         self.m_schedule *= now
-        mean, square = state
-        mean[:] = mean * self.beta1 + g * (1.0 - self.beta1)
-        square[:] = square * self.beta2 + nd.square(g) * (1.0 - self.beta2)
-        ahead = g * ((1.0 - now) / (1.0 - self.m_schedule)) + mean * (following / (1.0 - self.m_schedule * following))
-        root = nd.sqrt(square) * (1.0 / math.sqrt(1.0 - self.beta2**count))
-        weight[:] = weight - ahead * lr / (root + self.epsilon)
+        factors = {
+            "of_grad": (1.0 - now) / (1.0 - self.m_schedule),
+            "of_mean": following / (1.0 - self.m_schedule * following),
+            "of_root": 1.0 / math.sqrt(1.0 - self.beta2**count),
+        }
+        own = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+        self.apply(nadam, weight, grad, *state, lr=lr, wd=wd, **own, **factors, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return 2 * weight_nbytes

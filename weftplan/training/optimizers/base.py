@@ -18,20 +18,22 @@ from weftplan.kvstore.stages import Stage
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_half
 from weftplan.ops.core.schema import DType, Shape
+from weftplan.ops.optimizer.fused_update import Rule
 from weftplan.support.keyword_errors import Constructed, changed_settings, shown
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
 from weftplan.training.optimizers.fused_step import Step, can_fuse_on, push_together, stages_of
 from weftplan.training.optimizers.lr_scheduler import LRScheduler
+from weftplan.training.optimizers.operator_chain import Call
 
 State = Any
 Update = TypeVar("Update", bound=Callable[..., None])
 
 
-def one_operator(update: Update) -> Update:
+def one_step(update: Update) -> Update:
     """Mark an ``update`` that consists of a single :meth:`Optimizer.apply`, so that updates of many weights can be
     fused into a single operation."""
-    update.one_operator = True  # type: ignore[attr-defined]
+    update.one_step = True  # type: ignore[attr-defined]
     return update
 
 
@@ -227,7 +229,7 @@ class Optimizer(Constructed):
         self, indices: Sequence[Any], weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]
     ) -> None:
         """Update several weights like :meth:`update_multi_precision`. The updates are fused into a single operation if
-        each is a single operator on separate arrays.
+        each is a single :meth:`apply` on separate arrays.
 
         :meta private:
         """
@@ -239,10 +241,10 @@ class Optimizer(Constructed):
 
     @property
     def fuses(self) -> bool:
-        """Whether an update is a single operator, so that the updates of many weights can be fused."""
+        """Whether an update is a single :meth:`apply`, so that the updates of many weights can be fused."""
         me = type(self)
         simple = me.update_multi_precision is Optimizer.update_multi_precision
-        return simple and bool(getattr(me.update, "one_operator", False))
+        return simple and bool(getattr(me.update, "one_step", False))
 
     def fuses_on(self, context: Context) -> bool:
         """Return whether :meth:`fused_steps` may be called with weights on a device."""
@@ -275,14 +277,23 @@ class Optimizer(Constructed):
             self._gathered = None
         return steps
 
-    def apply(self, name: str, weight: NDArray, grad: NDArray, *states: NDArray, **params: Any) -> None:
-        """Push ``nd.<name>(weight, grad, *states, out=weight, **params)`` now, or queue it for a fused operation.
+    def apply(
+        self, rule: Rule | tuple[Call, ...], weight: NDArray, grad: NDArray, *states: NDArray, **params: Any
+    ) -> None:
+        """Push the step of a weight now, or queue it for a fused operation.
+
+        Args:
+            rule: the name of an elementwise operator ``nd.<rule>(weight, grad, *states, out=weight, **params)``; a
+                function ``rule(weight, grad, *states, **params)`` that returns the new weight and the new states, of
+                ``+``, ``-``, ``*``, ``/``, ``sqrt``, ``square`` and ``clip`` of arrays and numbers; or calls of
+                operators, without params.
+            weight, grad, states: the arrays.
 
         :meta private:
         """
-        step = Step(name, (weight, grad, *states), params)
+        step = Step(rule, (weight, grad, *states), params)
         if self._gathered is None:
-            step.push()
+            push_together([step])
         else:
             self._gathered.append(step)
 

@@ -1,7 +1,6 @@
 """Optimizers composed of array operations: NAG, AdaGrad, GroupAdaGrad, RMSProp, AdaDelta.
 
-A step takes several operations, while SGD and Adam need a single fused operation. All of them are pushed without
-waiting.
+A step of one weight takes several operations; the steps of many weights are fused into one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.schema import DType, Shape
 from weftplan.training.keyword_checks import number
-from weftplan.training.optimizers.base import Optimizer, State
+from weftplan.training.optimizers.base import Optimizer, State, one_step
 
 
 def zeros_as(weight: NDArray) -> NDArray:
@@ -24,7 +23,21 @@ def zeros_as(weight: NDArray) -> NDArray:
 
 def clipped(array: Any, limit: float | None) -> Any:
     """Within [-limit, limit]; None, 0 and negative numbers are no limit."""
-    return nd.clip(array, -limit, limit) if limit is not None and limit > 0 else array
+    return array.clip(-limit, limit) if limit is not None and limit > 0 else array
+
+
+def rescaled(grad: Any, rescale_grad: Any, clip_gradient: float | None) -> Any:
+    """``grad * rescale_grad``, clipped."""
+    return clipped(grad * rescale_grad, clip_gradient)
+
+
+def nag(
+    weight: Any, grad: Any, momenta: Any, *, lr: Any, wd: Any, momentum: Any, rescale_grad: Any, clip_gradient: Any
+) -> tuple[Any, ...]:
+    """Return the new weight and velocity of Nesterov's descent."""
+    step = (rescaled(grad, rescale_grad, clip_gradient) + weight * wd) * lr
+    velocity = momenta * momentum - step
+    return weight + velocity * momentum - step, velocity
 
 
 @Optimizer.register
@@ -43,18 +56,26 @@ class NAG(Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> State:
         return zeros_as(weight) if self.momentum else None
 
+    @one_step
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
         if state is None:
-            nd.sgd_update(weight, grad, out=weight, lr=lr, wd=wd, **self._common())
-            return
-        step = (clipped(grad * self.rescale_grad, self.clip_gradient) + weight * wd) * lr
-        state[:] = state * self.momentum - step
-        weight[:] = weight + state * self.momentum - step
+            self.apply("sgd_update", weight, grad, lr=lr, wd=wd, **self._common())
+        else:
+            self.apply(nag, weight, grad, state, lr=lr, wd=wd, momentum=self.momentum, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes if self.momentum else 0
+
+
+def adagrad(
+    weight: Any, grad: Any, squares: Any, *, lr: Any, wd: Any, eps: Any, rescale_grad: Any, clip_gradient: Any
+) -> tuple[Any, ...]:
+    """Return the new weight and the new sum of squares."""
+    g = rescaled(grad, rescale_grad, clip_gradient)
+    total = squares + g.square()
+    return weight - (g / (total + eps).sqrt() + weight * wd) * lr, total
 
 
 @Optimizer.register
@@ -71,12 +92,11 @@ class AdaGrad(Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> State:
         return zeros_as(weight)
 
+    @one_step
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
-        g = clipped(grad * self.rescale_grad, self.clip_gradient)
-        state[:] = state + nd.square(g)
-        weight[:] = weight - (g / nd.sqrt(state + self.float_stable_eps) + weight * wd) * lr
+        self.apply(adagrad, weight, grad, state, lr=lr, wd=wd, eps=self.float_stable_eps, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes
@@ -109,6 +129,31 @@ class GroupAdaGrad(Optimizer):
         g = clipped(grad * self.rescale_grad, self.clip_gradient)
         state[:] = state + nd.mean(nd.square(g), axis=1, keepdims=True)
         weight[:] = weight - g * lr / nd.sqrt(state + self.float_stable_eps)
+
+
+def rmsprop(
+    weight: Any,
+    grad: Any,
+    square: Any,
+    *centered: Any,
+    lr: Any,
+    wd: Any,
+    gamma1: Any,
+    gamma2: Any,
+    epsilon: Any,
+    clip_weights: Any,
+    rescale_grad: Any,
+    clip_gradient: Any,
+) -> tuple[Any, ...]:
+    """Return the new weight and means; of the centered form also the new step."""
+    g = clipped(grad * rescale_grad + weight * wd, clip_gradient)
+    square = square * gamma1 + g.square() * (1.0 - gamma1)
+    if not centered:
+        return clipped(weight - g * lr / (square + epsilon).sqrt(), clip_weights), square
+    mean, delta = centered
+    mean = mean * gamma1 + g * (1.0 - gamma1)
+    delta = delta * gamma2 - g * lr / (square - mean.square() + epsilon).sqrt()
+    return clipped(weight + delta, clip_weights), square, mean, delta
 
 
 @Optimizer.register
@@ -145,23 +190,26 @@ class RMSProp(Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> State:
         return tuple(zeros_as(weight) for _ in range(3 if self.centered else 1))
 
+    @one_step
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
-        g = clipped(grad * self.rescale_grad + weight * wd, self.clip_gradient)
-        square = state[0]
-        square[:] = square * self.gamma1 + nd.square(g) * (1.0 - self.gamma1)
-        if self.centered:
-            _, mean, delta = state
-            mean[:] = mean * self.gamma1 + g * (1.0 - self.gamma1)
-            delta[:] = delta * self.gamma2 - g * lr / nd.sqrt(square - nd.square(mean) + self.epsilon)
-            moved = weight + delta
-        else:
-            moved = weight - g * lr / nd.sqrt(square + self.epsilon)
-        weight[:] = clipped(moved, self.clip_weights)
+        own = {"gamma1": self.gamma1, "gamma2": self.gamma2, "epsilon": self.epsilon, "clip_weights": self.clip_weights}
+        self.apply(rmsprop, weight, grad, *state, lr=lr, wd=wd, **own, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes * (3 if self.centered else 1)
+
+
+def adadelta(
+    weight: Any, grad: Any, gradients: Any, steps: Any, *, wd: Any, rho: Any, epsilon: Any, rescale_grad: Any,
+    clip_gradient: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the new weight and the new mean squares of gradients and of steps."""
+    g = rescaled(grad, rescale_grad, clip_gradient)
+    gradients = gradients * rho + g.square() * (1.0 - rho)
+    step = g * (steps + epsilon).sqrt() / (gradients + epsilon).sqrt()
+    return weight - step - weight * wd, gradients, steps * rho + step.square() * (1.0 - rho)
 
 
 @Optimizer.register
@@ -181,15 +229,11 @@ class AdaDelta(Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> State:
         return zeros_as(weight), zeros_as(weight)
 
+    @one_step
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         _, wd = self._rates(index)
-        g = clipped(grad * self.rescale_grad, self.clip_gradient)
-        of_gradients, of_steps = state
-        of_gradients[:] = of_gradients * self.rho + nd.square(g) * (1.0 - self.rho)
-        step = g * nd.sqrt(of_steps + self.epsilon) / nd.sqrt(of_gradients + self.epsilon)
-        of_steps[:] = of_steps * self.rho + nd.square(step) * (1.0 - self.rho)
-        weight[:] = weight - step - weight * wd
+        self.apply(adadelta, weight, grad, *state, wd=wd, rho=self.rho, epsilon=self.epsilon, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return 2 * weight_nbytes

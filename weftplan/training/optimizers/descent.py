@@ -15,8 +15,8 @@ from weftplan import ndarray as nd
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray, random
 from weftplan.training.keyword_checks import number
-from weftplan.training.optimizers.base import Optimizer, State, one_operator
-from weftplan.training.optimizers.composed import clipped, zeros_as
+from weftplan.training.optimizers.base import Optimizer, State, one_step
+from weftplan.training.optimizers.composed import clipped, rescaled, zeros_as
 
 
 @Optimizer.register
@@ -38,7 +38,7 @@ class Signum(Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> State:
         return zeros_as(weight) if self.momentum else None
 
-    @one_operator
+    @one_step
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
@@ -64,6 +64,19 @@ class SGLD(Optimizer):
         weight[:] = weight - (g + weight * wd) * (lr / 2) + noise
 
 
+def dcasgd(
+    weight: Any, grad: Any, *states: Any, lr: Any, wd: Any, momentum: Any, lamda: Any, rescale_grad: Any,
+    clip_gradient: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the new weight, the new velocity if there is one, and the weight before."""
+    g = rescaled(grad, rescale_grad, clip_gradient)
+    step = (g + weight * wd + g.square() * (weight - states[-1]) * lamda) * lr
+    if len(states) == 1:
+        return weight - step, weight
+    velocity = states[0] * momentum - step
+    return weight + velocity, velocity, weight
+
+
 @Optimizer.register
 class DCASGD(Optimizer):
     """Descent that makes up for gradients of older weights (Zheng et al., 2017).
@@ -81,18 +94,13 @@ class DCASGD(Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> State:
         return (zeros_as(weight) if self.momentum else None), weight.copy()
 
+    @one_step
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
-        g = clipped(grad * self.rescale_grad, self.clip_gradient)
-        velocity, before = state
-        step = (g + weight * wd + nd.square(g) * (weight - before) * self.lamda) * lr
-        before[:] = weight
-        if velocity is None:
-            weight[:] = weight - step
-        else:
-            velocity[:] = velocity * self.momentum - step
-            weight[:] = weight + velocity
+        own = {"momentum": self.momentum, "lamda": self.lamda}
+        arrays = [array for array in state if array is not None]
+        self.apply(dcasgd, weight, grad, *arrays, lr=lr, wd=wd, **own, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes * (2 if self.momentum else 1)

@@ -1,9 +1,9 @@
 """Fused optimizer steps: the updates of many weights as a single stage of an operation.
 
-Each update is an operator call on its own weight. The stage reads all gradients and writes all weights and states, so
-its variables order it exactly like the single calls, and its results are bit-identical to theirs. On the host it runs
-in parts on idle cores; on a simulated device it is one launch. The functions are stateless; one thread at a time uses
-an optimizer.
+Each update is an operator call on its own weight, or an expression of arrays. The stage reads all gradients and writes
+all weights and states, so its variables order it exactly like the single updates, and its results are bit-identical to
+theirs. On the host it runs in parts on idle cores; on a GPU or a simulated device it is one launch. The functions are
+stateless; one thread at a time uses an optimizer.
 """
 
 from __future__ import annotations
@@ -12,27 +12,39 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from weftplan import config, engine
+import numpy as np
+
+from weftplan import config, device, engine
 from weftplan import ndarray as nd
 from weftplan.device.context import Context
 from weftplan.kvstore.stages import HOST, Stage, launch, on_device
 from weftplan.ndarray import NDArray
+from weftplan.ndarray.array import fresh
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.memory.chunk import take
+from weftplan.ops.cuda import updates
+from weftplan.ops.elementwise.formulas import DTYPES
 from weftplan.ops.optimizer import fused_update
+from weftplan.ops.optimizer.fused_update import Rule
 from weftplan.support.array_types import RawArray
 from weftplan.support.slots import MAKE_ROOM
+from weftplan.training.optimizers.operator_chain import Call, chain_work, push_chain
+
+Work = Callable[[Sequence[Any], Any], None]
+"""``work(raws, scratch)``: raws are the arrays of each step in turn, a narrow weight last."""
 
 
 class Step(NamedTuple):
-    """``nd.<op>(weight, gradient, *states, out=weight, **params)``.
+    """The update of a weight.
 
     Attributes:
+        rule: the name of an elementwise operator, an expression, or a chain of operator calls.
         arrays: the weight, the gradient and the states. If there is a ``narrow`` weight, the first is its float32 copy.
+        params: parameters of the operator or the expression.
         narrow: a weight in half precision, which becomes the rounded float32 copy; its gradient is in half precision.
     """
 
-    op: str
+    rule: Rule | tuple[Call, ...]
     arrays: tuple[NDArray, ...]
     params: dict[str, Any]
     narrow: NDArray | None = None
@@ -42,24 +54,40 @@ class Step(NamedTuple):
         weight, gradient, *states = self.arrays
         if self.narrow is not None:
             gradient = gradient.astype(weight.dtype)
-        getattr(nd, self.op)(weight, gradient, *states, out=weight, **self.params)
+        if isinstance(self.rule, str):
+            getattr(nd, self.rule)(weight, gradient, *states, out=weight, **self.params)
+        elif isinstance(self.rule, tuple):
+            push_chain(self.rule, [weight, gradient, *states])
+        else:
+            new, *values = self.rule(weight, gradient, *states, **self.params)
+            for state, value in zip(states, values, strict=True):
+                state[:] = value
+            weight[:] = new
         if self.narrow is not None:
             self.narrow[:] = weight
 
+    @property
+    def name(self) -> str:
+        """Name of the operation that begins with this step."""
+        if isinstance(self.rule, str):
+            return self.rule
+        return self.rule[0].op if isinstance(self.rule, tuple) else f"{self.rule.__name__}_update"
+
 
 def stages_of(steps: Sequence[Step]) -> list[Stage]:
-    """Return a stage for each operator, dtype and device of these steps, which share no array."""
+    """Return a stage for each rule, dtype and device of these steps, which share no array."""
     groups: dict[Any, list[Step]] = {}
     for step in steps:
         weight, narrow = step.arrays[0], step.narrow
         kind = None if narrow is None else narrow.dtype
-        groups.setdefault((step.op, len(step.arrays), weight.dtype, kind, weight.context), []).append(step)
+        rule = "" if isinstance(step.rule, tuple) else step.rule
+        groups.setdefault((rule, len(step.arrays), weight.dtype, kind, weight.context), []).append(step)
     return [_stage(group) for group in groups.values()]
 
 
 def push_together(steps: Sequence[Step]) -> None:
-    """Push independent steps: fused if possible."""
-    if len(steps) > 1 and _can_fuse(steps):
+    """Push independent steps: fused if possible. A single operator is called as such."""
+    if (len(steps) > 1 or not isinstance(steps[0].rule, str)) and _can_fuse(steps):
         for stage in stages_of(steps):
             launch([stage])
         return
@@ -69,7 +97,7 @@ def push_together(steps: Sequence[Step]) -> None:
 
 def can_fuse_on(context: Context) -> bool:
     """Return whether steps on a device can be fused."""
-    return context.device_type in HOST or context.device_type == "sim"
+    return context.device_type in HOST or context.device_type in ("sim", "gpu")
 
 
 def _can_fuse(steps: Sequence[Step]) -> bool:
@@ -94,17 +122,8 @@ def _can_fuse(steps: Sequence[Step]) -> bool:
 
 def _stage(steps: Sequence[Step]) -> Stage:
     first = steps[0]
-    count, context, dtype = len(first.arrays), first.arrays[0].context, first.arrays[0].dtype
-    narrow = None if first.narrow is None else first.narrow.dtype
-    work = fused_update.work(
-        first.op,
-        tuple([tuple(step.params.items()) for step in steps]),
-        count,
-        tuple([step.arrays[0].size for step in steps]),
-        dtype,
-        compiled=config.get("WEFTPLAN_KERNELS") != "numpy",
-        narrow=narrow is not None,
-    )
+    context, narrow = first.arrays[0].context, first.narrow is not None
+    work, scratch = _work(steps, context, narrow=narrow)
     grads = [step.arrays[1] for step in steps]
     writes: list[NDArray] = []
     for step in steps:
@@ -112,29 +131,62 @@ def _stage(steps: Sequence[Step]) -> Stage:
         writes += step.arrays[2:]
         if step.narrow is not None:
             writes.append(step.narrow)
-    run = partial(_run, work, context, len(steps), count - 1 + (narrow is not None))
-    return Stage(first.op, on_device(context, run), grads, writes, context, repeatable=False)
+    if scratch and context.device_type == "gpu":  # in a chunk, which is freed only after the device has finished
+        writes.append(fresh(context, (scratch,), np.dtype(np.uint8), "optimizer step workspace"))
+        scratch = 0
+    run = partial(_run, work, scratch, context, len(steps), len(first.arrays) - 1 + narrow)
+    return Stage(first.name, on_device(context, run), grads, writes, context, repeatable=False)
 
 
-def _run(
-    work: tuple[Callable[[Sequence[Any], Any], None], int],
-    context: Context,
-    steps: int,
-    each: int,
-    raws: Sequence[RawArray],
-) -> None:
-    """Run the steps on raw arrays: all gradients, then ``each`` other array of each step."""
-    run, scratch = work
+def _work(steps: Sequence[Step], context: Context, *, narrow: bool) -> tuple[Work, int]:
+    """Return the work of steps of one kind, and its scratch bytes."""
+    rule, arrays, dtype = steps[0].rule, len(steps[0].arrays), steps[0].arrays[0].dtype
+    if isinstance(rule, tuple):
+        return chain_work([step.rule for step in steps], [step.arrays for step in steps], narrow=narrow)  # type: ignore[misc]
+    compiled = config.get("WEFTPLAN_KERNELS") != "numpy"
+    xp = np
+    if context.device_type == "gpu":
+        formulas = []
+        if compiled and dtype in DTYPES:
+            formulas = [fused_update.formula_of(rule, step.params, arrays, dtype) for step in steps]
+        xp = device.get(context).xp
+        if formulas and None not in formulas:
+            return partial(_on_gpu, xp, formulas, arrays, narrow), 0
+    return fused_update.work(
+        rule,
+        tuple([tuple(step.params.items()) for step in steps]),
+        arrays,
+        tuple([step.arrays[0].size for step in steps]),
+        dtype,
+        compiled=compiled,
+        narrow=narrow,
+        xp=xp,
+    )
+
+
+def _on_gpu(xp: Any, formulas: Sequence[Any], arrays: int, narrow: bool, raws: Sequence[Any], scratch: Any) -> None:
+    del scratch
+    rows = []
+    for place, formula in enumerate(formulas):
+        begin = place * (arrays + narrow)
+        own = raws[begin : begin + arrays]
+        rows.append(updates.Row(formula, own, own[0], raws[begin + arrays] if narrow else None))
+    updates.step(xp, rows)
+
+
+def _run(work: Work, scratch: int, context: Context, steps: int, each: int, raws: Sequence[RawArray]) -> None:
+    """Run the steps on raw arrays: all gradients, ``each`` other array of each step, and scratch if there is any."""
     ordered: list[RawArray] = []
     for step in range(steps):
         begin = steps + step * each
         ordered += (raws[begin], raws[step], *raws[begin + 1 : begin + each])
+    own = raws[steps + steps * each] if len(raws) > steps + steps * each else None
     if not scratch:
-        quietly(run, ordered, None)
+        quietly(work, ordered, own)
         return
     where = context if context.device_type in HOST else Context("cpu", 0)  # kernels of simulated devices run later
     resource, borrowed = take(where, scratch, "optimizer step workspace")
     try:
-        quietly(run, ordered, borrowed.raw)
+        quietly(work, ordered, borrowed.raw)
     finally:
         resource.free(borrowed)

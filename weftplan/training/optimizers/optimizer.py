@@ -18,8 +18,8 @@ from weftplan.errors import ParameterError, did_you_mean
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
 from weftplan.training.keyword_checks import construct, number
-from weftplan.training.optimizers.adaptive import FTML, LAMB, Adamax, Ftrl, Nadam
-from weftplan.training.optimizers.base import Optimizer, State, one_operator
+from weftplan.training.optimizers.adaptive import FTML, LAMB, Adamax, AdamW, Ftrl, Nadam
+from weftplan.training.optimizers.base import Optimizer, State, one_step
 from weftplan.training.optimizers.composed import NAG, AdaDelta, AdaGrad, GroupAdaGrad, RMSProp
 from weftplan.training.optimizers.descent import DCASGD, LARS, LBSGD, SGLD, Signum
 
@@ -37,6 +37,7 @@ __all__ = [
     "AdaDelta",
     "AdaGrad",
     "Adam",
+    "AdamW",
     "Adamax",
     "Ftrl",
     "GroupAdaGrad",
@@ -75,7 +76,7 @@ class SGD(Optimizer):
             return None
         return nd.zeros(weight.shape, ctx=weight.context, dtype=weight.dtype)
 
-    @one_operator
+    @one_step
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
@@ -122,7 +123,7 @@ class Adam(Optimizer):
             nd.zeros(weight.shape, ctx=weight.context, dtype=weight.dtype),
         )
 
-    @one_operator
+    @one_step
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         count = self._update_count(index)
         lr, wd = self._rates(index)
