@@ -19,6 +19,8 @@ from weftplan.kvstore.distributed.exchange.tickets import Part, Ticket
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport import mpi
+from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob
+from weftplan.kvstore.distributed.transport.formation import Formation
 from weftplan.kvstore.distributed.transport.shutdown import note_loss
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
@@ -44,12 +46,11 @@ class KVStoreDist(KVStoreLocal):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        library = mpi.start()
+        job = ElasticJob.of_this_process()
+        self._formation = None if job is None else Formation(job)
         self._sharing["threads"] = min(self._sharing["threads"], mpi.cores_of_this_process())
-        self._mpi = library
         self._group = Group(
-            library,
-            mpi.communicator(library),
+            mpi.connect(mpi.start()) if self._formation is None else self._formation.first(),
             stall_s=float(config.get("WEFTPLAN_KVSTORE_STALL")),
             timeout_s=float(config.get("WEFTPLAN_KVSTORE_TIMEOUT")),
             mover=Mover(**self._sharing),
@@ -171,7 +172,7 @@ class KVStoreDist(KVStoreLocal):
     @property
     def num_workers(self) -> int:
         """How many processes share the store now."""
-        return len(self._group.members)
+        return self._group.size
 
     def barrier(self) -> None:
         """Wait until every process is here and all that was pushed before has been exchanged.
