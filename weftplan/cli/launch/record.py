@@ -74,7 +74,7 @@ class Record:
             if line["rank"] == rank and (line["status"] or not code):
                 return End(line["status"], line["why"])
         if code < 0:
-            return End(128 - code, signal.strsignal(-code) or f"signal {-code}")
+            return End(128 - code, f"the signal {signal.Signals(-code).name}")
         return End(code or 1, f"os._exit({code})")
 
     def trained_alone(self, workers: int) -> bool:

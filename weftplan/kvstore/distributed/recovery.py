@@ -105,7 +105,6 @@ class RecoveringStore(KVStoreDist):
 
         def form(group: Group) -> Steps[int]:
             while True:
-                group.stop_listening()
                 connection = yield from formation.again()
                 try:
                     flags = yield from group.begin_again(connection, np.array([has_state], np.uint8))

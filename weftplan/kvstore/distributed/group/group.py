@@ -34,6 +34,7 @@ class Group(DataMembers):
 
     def begin_again(self, connection: Connection, array: Array) -> Steps[list[Array]]:
         """Become a member of a new connection, and :meth:`gather` a small array; every member calls this."""
+        self.stop_listening()
         self._join(connection)
         yield from self.share_memory()
         return (yield from self.gather(array, "begin again after a loss"))
