@@ -67,6 +67,7 @@ class Supervisor:
         """Return the status of the job; None if all processes are to start again."""
         for rank in range(self._workers):
             self._start(job, folder, rank, replaces=False)
+        one_is_done = False
         while self._processes:
             time.sleep(_LOOK_S)
             if self._signal:
@@ -74,13 +75,14 @@ class Supervisor:
                 return 128 + self._signal
             for rank, end in self._ended():
                 if not end.status:
+                    one_is_done = True
                     continue
                 self._tell(f"rank {rank} ended by {end.why}")
                 if not self._left:
                     return end.status
                 self._left -= 1
                 count = f"restart {self._restarts - self._left} of {self._restarts}"
-                if is_consequence(end) or not job.joinable or len(self._processes) + 1 < self._workers:
+                if is_consequence(end) or one_is_done or not job.joinable:
                     self._tell(f"no process can join the others now, so all start again; {count}")
                     self._stop(signal.SIGTERM)
                     return None
@@ -102,14 +104,14 @@ class Supervisor:
         )
 
     def _ended(self) -> list[tuple[int, End]]:
-        """Return processes that have ended since the last look, causes before consequences."""
+        """Return processes that have ended since the last look: good ends, causes, consequences."""
         ends = []
         for rank, process in list(self._processes.items()):
             code = process.poll()
             if code is not None:
                 del self._processes[rank]
                 ends.append((rank, Record(self._records[rank]).end(rank, code)))
-        return sorted(ends, key=lambda end: is_consequence(end[1]))
+        return sorted(ends, key=lambda end: (bool(end[1].status), is_consequence(end[1])))
 
     def _stop(self, number: int) -> None:
         """End all processes."""

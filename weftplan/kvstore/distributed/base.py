@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -77,8 +78,18 @@ class KVStoreDist(KVStoreLocal):
                 self._from(0, "init", k, self._stored[k])
 
     def _checked(self, key: object, value: object, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
-        try:
+        with self._naming_this_rank():
             return super()._checked(key, value, what, verb)
+
+    def _new_values(self, key: object, value: object) -> list[tuple[Key, NDArray]]:
+        with self._naming_this_rank():
+            return super()._new_values(key, value)
+
+    @contextlib.contextmanager
+    def _naming_this_rank(self) -> Iterator[None]:
+        """Name this rank in the error of a call that other ranks may make rightly."""
+        try:
+            yield
         except KVStoreError as error:
             raise KVStoreError(f"rank {self.rank}: {error}") from None
 
