@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +61,14 @@ def end(param):
         sys.exit(3)
     if kind == "os._exit":
         os._exit(4)
+    if kind == "fork" and not os.fork():
+        os.setsid()  # out of reach of the launcher
+        os.close(1)
+        os.close(2)
+        until = time.monotonic() + 90
+        while time.monotonic() < until and not os.path.exists(os.path.join(folder, "over")):
+            time.sleep(0.1)
+        os._exit(0)
     if kind == "later":
         threading.Timer(random.Random(place).random() * 0.01, kill).start()
         return
@@ -70,6 +77,7 @@ def end(param):
 module = mx.mod.Module(net)
 module.fit(part, kvstore=kv, num_epoch=settings["epochs"], batch_end_callback=end, optimizer=settings["optimizer"],
            optimizer_params={"learning_rate": 0.01}, **settings["fit"])
+open(os.path.join(folder, "over"), "w").close()
 args, _ = module.get_params()
 states = module._states_holder().states
 digest = hashlib.sha256(b"".join(args[key].asnumpy().tobytes() for key in sorted(args)))
@@ -112,7 +120,6 @@ def run_job(
     hidden: int = 32,
     optimizer: str = "adam",
     fit: dict[str, object] | None = None,
-    launch: Sequence[str] = (),
     **variables: str,
 ) -> Job:
     """Run the program in a new folder, elastic if it has restarts; ``ends`` maps ``RANK EPOCH BATCH`` to a kind."""
@@ -125,7 +132,7 @@ def run_job(
         "fit": fit or {},
     }  # fmt: skip
     elastic = ["--elastic", "--restarts", str(restarts)] if restarts else []
-    arguments = ["-n", str(ranks), *elastic, *launch, str(script), str(folder), json.dumps(settings)]
+    arguments = ["-n", str(ranks), *elastic, str(script), str(folder), json.dumps(settings)]
     child = subprocess.Popen(
         [sys.executable, "-m", "weftplan", "launch", *arguments],
         cwd=folder,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.test_launch_ends import is_running
 from tests.kvstore.elastic_jobs import BATCHES, EPOCHS, Job, run_job
-from tests.kvstore.test_failed_ranks import launched
+from tests.kvstore.ranks import need_mpi
+from tests.kvstore.test_failed_ranks import ROOT, launched
 
 RANKS = 3
 
@@ -179,3 +186,46 @@ sys.stdout.write("refused\\n")
     done = launched(tmp_path, "-n", "2", "--elastic", "--restarts", "1", str(script))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("refused") == 2, done.stdout + done.stderr
+
+
+SLEEPERS = """
+import os, subprocess, sys, time
+import weftplan as mx
+kv = mx.kv.create("dist_sync")
+child = os.fork() if kv.rank == 1 else 0
+if child or kv.rank == 0:
+    sys.stdout.write(f"rank {os.getpid()} {os.getppid()}\\n")
+time.sleep(100)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_the_job(tmp_path: Path, number: signal.Signals):
+    """A signal to the launcher ends all ranks and their children; SIGKILL ends all ranks."""
+    need_mpi()
+    script = tmp_path / "script.py"
+    script.write_text(SLEEPERS)
+    with subprocess.Popen(
+        [sys.executable, "-m", "weftplan", "launch", "-n", "2", "--elastic", "--restarts", "1", str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as job:
+        assert job.stdout is not None
+        ranks = [job.stdout.readline().split() for _ in range(2)]
+        assert {int(line[2]) for line in ranks} == {job.pid}
+        job.send_signal(number)
+        assert job.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
+        until = time.monotonic() + 30
+        while any(is_running(int(line[1])) for line in ranks):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+def test_a_rank_whose_children_live_on_is_lost(tmp_path: Path, unbroken: str):
+    """A forked child holds no connection of its parent, so the others notice the parent's end."""
+    done = run_job(tmp_path / "job", RANKS, {"1 1 1": "fork"}, restarts=1)
+    assert joined(done, 1) == unbroken

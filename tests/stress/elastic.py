@@ -25,10 +25,10 @@ from tests.kvstore.elastic_jobs import BATCHES, EPOCHS, KINDS, run_job
 
 
 @lru_cache
-def unbroken(ranks: int) -> str:
-    """Return the weights of a job of mpiexec without a loss."""
+def unbroken(ranks: int, on_store: int) -> str:
+    """Return the weights of a job of mpiexec without a loss; ``on_store``: the store updates them."""
     with tempfile.TemporaryDirectory() as folder:
-        done = run_job(Path(folder) / "job", ranks, {})
+        done = run_job(Path(folder) / "job", ranks, {}, MXNET_UPDATE_ON_KVSTORE=str(on_store))
     assert done.status == 0, done.errors
     assert len(done.weights) == ranks
     (weights,) = set(done.weights.values())
@@ -56,6 +56,7 @@ def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter
         ranks = chance.choice((3, 4))
         ends = random_ends(chance, ranks, min(each, count - kinds.total()))
         fit: dict[str, Any] = {}
+        on_store = int(chance.random() < 0.7)
         with tempfile.TemporaryDirectory() as folder:
             if chance.random() < 0.5:
                 fit = {"checkpoint": f"{folder}/run", "every": chance.choice((None, 2, 5))}
@@ -68,6 +69,7 @@ def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter
                     timeout=400,
                     store=chance.choice(("dist_sync", "dist_device_sync")),
                     fit=fit,
+                    MXNET_UPDATE_ON_KVSTORE=str(on_store),
                     WEFTPLAN_KVSTORE_SHARED_MEMORY=str(chance.randrange(2)),
                 )
             except pytest.fail.Exception as error:
@@ -77,7 +79,7 @@ def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter
                 continue
         kinds.update(ends.values())
         right = done.status == 0 and done.starts == ranks + done.ends and done.ends == len(ends)
-        right = right and list(done.weights.values()) == [unbroken(ranks)] * ranks
+        right = right and list(done.weights.values()) == [unbroken(ranks, on_store)] * ranks
         if not right:
             wrong += 1
             print(f"job {jobs}, {ranks} ranks, {ends}: WRONG\n{done.output}\n{done.errors[-6000:]}", flush=True)

@@ -110,6 +110,8 @@ class Supervisor:
             code = process.poll()
             if code is not None:
                 del self._processes[rank]
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)  # its own children
                 ends.append((rank, Record(self._records[rank]).end(rank, code)))
         return sorted(ends, key=lambda end: (bool(end[1].status), is_consequence(end[1])))
 

@@ -130,8 +130,7 @@ class Fitting(ResumableRun):
             raise
         finally:
             self._display.clear()
-            if self._checkpoints is not None:
-                self._checkpoints.wait()
+            self.finish_writes()
             if self._events is not None:
                 self._events.end({"step": self.step, "why": why})
 
@@ -140,6 +139,7 @@ class Fitting(ResumableRun):
             start = time.perf_counter()
             self._train_epoch()
             self._end_epoch(start)
+            self._keep()
 
     def begin_events(self, *, resumed: bool) -> None:
         """Report the start or the resumption of the run to the events."""
@@ -277,7 +277,6 @@ class Fitting(ResumableRun):
         better = self._stopping is not None and self._stopping.epoch_end(epoch, checked or trained)
         self.start_over()
         self.epoch, self.batches = epoch + 1, 0
-        self._keep()
         checkpoints = self._checkpoints
         if checkpoints is None or not checkpoints.writes:
             return

@@ -62,12 +62,15 @@ class Rejoining:
         return cls(run, store) if getattr(store, "is_elastic", False) else None
 
     def keep(self) -> None:
-        """Take the state of now, for a later :meth:`return_to`; waits for all that was pushed.
+        """Keep the state of now for :meth:`return_to`, when it is whole on every rank, and its checkpoint on disk.
 
         Raises:
             WorkerLostError: a rank was lost meanwhile; the earlier state stays.
         """
-        self._state = encode_snapshot(self._run.snapshot())
+        state = encode_snapshot(self._run.snapshot())
+        self._run.finish_writes()
+        self._store.agree(f"keep the state of training run {self._number} after {self._run.step} updates")
+        self._state = state
 
     def train(self, train: Callable[[], None]) -> None:
         """Call ``train`` until it comes to its end without the loss of a rank.
@@ -82,7 +85,6 @@ class Rejoining:
             try:
                 if self._state is None:
                     self.keep()
-                    store.agree(f"begin training run {self._number}")
                     store.set_joinable(True)
                 train()
                 store.agree(f"end training run {self._number}")
@@ -90,7 +92,7 @@ class Rejoining:
                 return
             except WorkerLostError as error:
                 lost = error
-            self._run.module.logger.warning("%s", lost)
+            self._run.module.logger.info("%s", lost)
             del lost
             self.return_to()
 
@@ -105,6 +107,8 @@ class Rejoining:
                 break
         self._run.go_on_from(decode_snapshot(state, _NAME))
         self._state = state
-        self._run.module.logger.warning(
-            "all ranks train on from epoch %d, %d batches of it", self._run.epoch, self._run.batches
-        )
+        if self._store.rank == 0:
+            self._run.module.logger.warning(
+                "a lost rank was replaced; all ranks train on from epoch %d, %d batches of it",
+                *(self._run.epoch, self._run.batches),
+            )

@@ -99,6 +99,11 @@ class ResumableRun:
         }
         return Snapshot(args, aux, packer.arrays, facts)
 
+    def finish_writes(self) -> None:
+        """Wait until the checkpoints that were begun are on disk."""
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+
     def settings(self) -> dict[str, Any]:
         """Return the settings that a resumed run must share, as of the start of this run."""
         if self._settings is None:

@@ -10,14 +10,17 @@ waits. Data moves when a request is looked at.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from types import ModuleType
 
 from weftplan.errors import KVStoreError
+from weftplan.locks import members
 
 _HEADER = struct.Struct("<qQ")
 """Tag and number of bytes of a message."""
@@ -207,6 +210,9 @@ class _Peer:
         self.posted.clear()
 
 
+_all: weakref.WeakSet[Mesh] = weakref.WeakSet()
+
+
 class Mesh:
     """The connections of a process to all others of a generation.
 
@@ -229,6 +235,7 @@ class Mesh:
             connection.setblocking(False)
             peer = self._peers[other] = self._by_file[connection.fileno()] = _Peer(connection)
             self._poll.register(peer.connection, select.POLLIN)
+        _all.add(self)
 
     def Issend(self, buf: Sequence[object], dest: int, tag: int) -> Request:
         """Send ``buf[0]``, which must not change before the request has ended."""
@@ -288,6 +295,16 @@ class Mesh:
             if not peer.is_closed:
                 peer.close()
         self._by_file.clear()
+
+
+def _forked() -> None:
+    """Close the parent's connections in a forked child, which would hide the parent's end from the others."""
+    for mesh in members(_all):
+        mesh.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _bytes_of(buffer: object) -> memoryview:
