@@ -68,6 +68,7 @@ def end(param):
         until = time.monotonic() + 90
         while time.monotonic() < until and not os.path.exists(os.path.join(folder, "over")):
             time.sleep(0.1)
+        open(os.path.join(folder, "waited" if time.monotonic() >= until else "heard"), "w").close()
         os._exit(0)
     if kind == "later":
         threading.Timer(random.Random(place).random() * 0.01, kill).start()

@@ -227,5 +227,6 @@ def test_a_signal_ends_the_job(tmp_path: Path, number: signal.Signals):
 
 def test_a_rank_whose_children_live_on_is_lost(tmp_path: Path, unbroken: str):
     """A forked child holds no connection of its parent, so the others notice the parent's end."""
-    done = run_job(tmp_path / "job", RANKS, {"1 1 1": "fork"}, restarts=1)
+    done = run_job(tmp_path / "job", RANKS, {"1 1 1": "fork"}, restarts=1, WEFTPLAN_KVSTORE_TIMEOUT="600")
     assert joined(done, 1) == unbroken
+    assert not (tmp_path / "job" / "waited").exists()
