@@ -42,7 +42,7 @@ def lstm(units, steps, batch):
 
 
 def peer(name):
-    """A network of bench_training.py."""
+    """Return a network of bench_training.py."""
     batch, shape = training_networks.SIZES[name]
     return training_networks.with_loss(mx.sym, name), (batch, *shape)
 
@@ -66,7 +66,7 @@ def choose(cut, count):
 
 
 def bound(symbol, shape):
-    """An executor full of small random numbers."""
+    """Return an executor full of small random numbers."""
     step = symbol.simple_bind(mx.cpu(), data=shape)
     random = np.random.RandomState(0)
     for array in step.arg_arrays:

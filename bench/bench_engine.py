@@ -32,7 +32,7 @@ SHAPES = ("independent", "chain", "diamond", "wavefront", "random")
 
 
 def call(python, script, *args):
-    """The JSON that a peer prints."""
+    """Return the JSON that a peer prints."""
     run = subprocess.run(
         [python, os.path.join(PEERS, script), *map(str, args)], capture_output=True, text=True, timeout=900, check=False
     )

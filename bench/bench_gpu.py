@@ -247,7 +247,7 @@ def copies(args, context, clock, rows):
 
 
 def where_to_host(where, array):
-    """A host copy."""
+    """Return a host copy."""
     out = np.empty(array.shape, array.dtype)
     where.copy(out, array)
     return out
@@ -319,7 +319,7 @@ def spill(args, context, clock, rows):
         executor.forward(is_train=True)
         executor.backward()
         gradients.append([None if g is None else g.asnumpy() for g in executor.grad_arrays])
-        on_device = plan.peak - plan.in_homes
+        on_device = plan.peak - plan.offloaded
         rows.append({"what": f"{name}: planned bytes on the GPU, of all that it needs",
                      "value": round(on_device / whole, 3), "goal": part, "met": on_device <= part * whole})  # fmt: skip
         met = executor.allocated_bytes == plan.peak
@@ -370,15 +370,15 @@ PARTS = {name: globals()[name] for name in SHARES}
 
 def machine(args, context):
     """Describe the machine of the figures."""
-    by_name = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "weftplan": mx.__version__,
+    facts = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "weftplan": mx.__version__,
              "numpy": np.__version__}  # fmt: skip
     xp = device.get(context(0)).xp
     if args.standin:
-        return {**by_name, "card": f"none: the stand-in for CuPy {xp.__version__}"}
+        return {**facts, "card": f"none: the stand-in for CuPy {xp.__version__}"}
     runtime = xp.cuda.runtime
     name = runtime.getDeviceProperties(0)["name"].decode()
     driver = pathlib.Path("/sys/module/nvidia/version")
-    return {**by_name, "card": name, "driver": driver.read_text().strip() if driver.exists() else "unknown",
+    return {**facts, "card": name, "driver": driver.read_text().strip() if driver.exists() else "unknown",
             "cuda of the driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(),
             "cupy": xp.__version__}  # fmt: skip
 
@@ -440,7 +440,7 @@ def alone(name, args):
 
 
 def apart(name, args, seconds):
-    """(facts of the machine, what one part has found in a process of its own), whatever becomes of that."""
+    """Return (facts of the machine, what one part has found in a process of its own), whatever becomes of that."""
     standin = ["--standin"] if args.standin or name == "launches" else []
     command = [
         sys.executable,

@@ -42,7 +42,8 @@ PASSES = ("forward", "data", "weight")
 
 
 def resnet18(batch, extent, stem):
-    """(count, batch, channels, extent, filters, kernel, stride, pad, groups, whether the data has a gradient) each."""
+    """Return (count, batch, channels, extent, filters, kernel, stride, pad, groups, whether the data has a gradient)
+    each."""
     rows = [(1, batch, 3, extent, 64, *stem, 1, False)]
     extent = extent if stem[0] == 3 else extent // 4
     rows.append((4, batch, 64, extent, 64, 3, 1, 1, 1, True))
@@ -106,7 +107,7 @@ def least(calls, repetitions):
 
 
 def memory(shape, dtype=np.float32):
-    """An array at an address like those of storage: from others a wide vector's loads would cross lines."""
+    """Return an array at an address like those of storage: from others a wide vector's loads would cross lines."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     room = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
@@ -114,7 +115,7 @@ def memory(shape, dtype=np.float32):
 
 
 def kernel_call(op_name, params, inputs, outputs, shapes, mode):
-    """One kernel on arrays, ready to be called."""
+    """Return one kernel on arrays, ready to be called."""
     op = registry.get(op_name)
     specs = [TensorSpec(a.shape, a.dtype) for a in inputs]
     chosen = choose(op, params, specs, shapes, mode).implementation
@@ -280,7 +281,7 @@ def compiling():
 
 
 def is_convolution(node):
-    """Whether a node of a graph is a convolution, its gradient, or something with one in it."""
+    """Return whether a node of a graph is a convolution, its gradient, or something with one in it."""
     return node.op is not None and ("Convolution" in node.op.name or "depthwise" in node.op.name)
 
 

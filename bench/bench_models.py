@@ -44,7 +44,7 @@ CHAINS = {"chain of 2,000 nodes": 2_000, "chain of 20,000 nodes": 20_000}
 
 
 def in_format(text, version):
-    """The JSON of a symbol as a release of MXNet wrote it."""
+    """Return the JSON of a symbol as a release of MXNet wrote it."""
     if version == "1.9":
         return text
     data = json.loads(text)
@@ -87,7 +87,7 @@ def _drop(data, gone):
 
 
 def network(name):
-    """(symbol, shapes at a batch)."""
+    """Return (symbol, shapes at a batch)."""
     if name in CHAINS:
         x = mx.sym.Variable("data")
         for k in range(CHAINS[name] // 4):  # two variables and two operators
@@ -97,7 +97,7 @@ def network(name):
 
 
 def write(folder, name, version):
-    """The pair of files of a network; its shapes."""
+    """Return the pair of files of a network; its shapes."""
     symbol, shapes = network(name)
     known = shapes(1)
     of_args, _, of_states = symbol.infer_shape(**known)
@@ -143,8 +143,8 @@ class Peer:
 
 
 def compare(ours, theirs, rounds, key, job, *, before=None, **more):
-    """(our median, their median, median ratio) of a job; an error in place of a failed figure. ``before``: files to
-    open before each, not counted."""
+    """Return (our median, their median, median ratio) of a job; an error in place of a failed figure. ``before``: files
+    to open before each, not counted."""
     pairs = []
     for _ in range(rounds):
         for peer in (ours, theirs):
@@ -162,7 +162,7 @@ def compare(ours, theirs, rounds, key, job, *, before=None, **more):
 
 
 def shown(found):
-    """A cell: milliseconds, MXNet's, and the ratio."""
+    """Return a cell: milliseconds, MXNet's, and the ratio."""
     if isinstance(found, str):
         return found.replace("|", "/")
     mine, theirs, ratio = found

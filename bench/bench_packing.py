@@ -28,7 +28,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def instances(only, most):
-    """(group, name, buffers) of everything asked for."""
+    """Yield (group, name, buffers) of everything asked for."""
     if only in (None, "hard"):
         for path in sorted((DATA / "minimalloc").glob("*.csv")):
             yield "hard", path.name.split(".")[0], read_csv(path)[1:]
@@ -61,7 +61,7 @@ def baseline(buffers, *, by_birth):
 
 
 def measured(buffers, effort):
-    """(ratio, seconds of processor time) of one `pack`."""
+    """Return (ratio, seconds of processor time) of one `pack`."""
     began = time.process_time()
     packing = pack(*buffers, effort=effort)
     seconds = time.process_time() - began

@@ -72,7 +72,7 @@ def table(*columns):
 
 
 def timed(function, *args, **named):
-    """(seconds, result) of one call."""
+    """Return (seconds, result) of one call."""
     start = time.perf_counter()
     result = function(*args, **named)
     return time.perf_counter() - start, result
@@ -235,12 +235,12 @@ def deep(args, measured):
 
 
 def per_root(nbytes, depth):
-    """Bytes over the square root of the depth."""
+    """Return the bytes over the square root of the depth."""
     return f"{nbytes / math.sqrt(depth):,.0f}"
 
 
 def more_share(plan):
-    """The part of a step's modelled time that recomputation adds, from the planner's note."""
+    """Return the part of a step's modelled time that recomputation adds, from the planner's note."""
     words = more_time(plan).split()
     return float(words[0]) / 100 if words[0] != "nothing" else 0.0
 
@@ -291,7 +291,7 @@ def reality(args, measured):
 
 
 def handed_out(symbol, shapes, options):
-    """(bytes planned, handed out by storage for a bind, the same after two steps)."""
+    """Return (bytes planned, handed out by storage for a bind, the same after two steps)."""
     # Arrays of the case before are freed at the next push after their finalizers.
     gc.collect()
     args, grads, states = args_of(symbol, shapes)

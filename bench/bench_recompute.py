@@ -60,7 +60,7 @@ def dense_blocks():
 
 
 def bound(symbol, shapes, policy):
-    """An executor with seeded parameters."""
+    """Return an executor with seeded parameters."""
     options = planner.PlanOptions.from_environment(recompute=policy)
     req = {n: "null" if n in shapes or n.endswith("label") else "write" for n in symbol.list_arguments()}
     executor = symbol.simple_bind(mx.cpu(), grad_req=req, plan_options=options, **shapes)
@@ -72,7 +72,8 @@ def bound(symbol, shapes, policy):
 
 
 def step(executor):
-    """(seconds, CPU seconds of all threads) of one forward and backward; the second bears other programs better."""
+    """Return (seconds, CPU seconds of all threads) of one forward and backward; the second bears other programs
+    better."""
     start, used = time.perf_counter(), time.process_time()
     executor.forward(is_train=True)
     executor.backward()
@@ -81,7 +82,7 @@ def step(executor):
 
 
 def best(executor, steps):
-    """The smallest of both over some steps."""
+    """Return the smallest of both over some steps."""
     return tuple(map(min, zip(*(step(executor) for _ in range(steps)), strict=True)))
 
 

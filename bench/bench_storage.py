@@ -40,7 +40,7 @@ from weftplan.storage import (
     NaivePool,
     StatisticsResource,
 )
-from weftplan.storage.homes import traffic
+from weftplan.storage.offload import traffic
 
 PYTHONS = {}
 """Interpreters of other libraries, by the library."""
@@ -136,7 +136,7 @@ def pairs_of_arrays(sizes, rounds):
 
 
 def bound(name, batch, ctx):
-    """A network bound for training, with random arguments."""
+    """Return a network bound for training, with random arguments."""
     executor = mx.models.get(name).simple_bind(ctx, **mx.models.input_shapes(name, batch))
     rng = np.random.RandomState(0)
     for key, array in executor.arg_dict.items():
@@ -258,7 +258,7 @@ def recording(rounds):
 
 
 def trained(ctx, pool, rounds):
-    """(seconds of each step, the parameters' bytes) of a ResNet-18 on arrays that may move."""
+    """Return (seconds of each step, the parameters' bytes) of a ResNet-18 on arrays that may move."""
     with storage.using(pool):
         executor, spent = bound("resnet18", 4, ctx), []
         for _ in range(rounds + 1):
@@ -279,17 +279,17 @@ def trained(ctx, pool, rounds):
 def spill(rounds):
     """Ratios of wall time: copies to a file are none of the process's CPU time."""
     print("\n### Training in half the memory: ResNet-18, batch 4, WEFTPLAN_EXECUTOR_STRATEGY=dynamic\n")
-    print("| device | home | peak with room enough | limit | step | step in half | ratio | bits | MiB sent a step |")
+    print("| device | target | peak with room enough | limit | step | step in half | ratio | bits | MiB sent a step |")
     print("|---|---|---|---|---|---|---|---|---|")
     os.environ["WEFTPLAN_EXECUTOR_STRATEGY"] = "dynamic"
     with tempfile.TemporaryDirectory() as folder:
         file = f"file:{folder}"
-        for number, (kind, home) in enumerate((("cpu", file), ("sim", "host"), ("sim", file))):
+        for number, (kind, target) in enumerate((("cpu", file), ("sim", "host"), ("sim", file))):
             place = {"cpu": mx.cpu, "sim": mx.sim}[kind]
             pool = StatisticsResource(AutoGrowth(device.get(place(20 + number))))
             plain, bits = trained(place(20 + number), pool, rounds)
             peak, before = pool.statistics().peak_requested_bytes, traffic.out_bytes
-            with mx.nd.spilling.using(home):
+            with mx.nd.spilling.using(target):
                 limited = LimitResource(AutoGrowth(device.get(place(30 + number))), peak // 2)
                 halved, same = trained(place(30 + number), limited, rounds)
             moved = (traffic.out_bytes - before) / (rounds + 1) / 2**20
@@ -300,7 +300,7 @@ def spill(rounds):
                 f"{min(halved):.3f} s",
             ]
             cells += [f"{min(halved) / min(plain):.2f}", "equal" if same == bits else "DIFFER", f"{moved:.0f}"]
-            print(f"| {kind} | {home.partition(':')[0]} | " + " | ".join(cells) + " |")
+            print(f"| {kind} | {target.partition(':')[0]} | " + " | ".join(cells) + " |")
     del os.environ["WEFTPLAN_EXECUTOR_STRATEGY"]
 
 

@@ -81,7 +81,7 @@ def step(module: Any, optimizer: Any, x: Any, y: Any, *, none: bool = True, amp:
 
 
 def most_of(prepare: Callable[[], Callable[[], Any]], repeats: int = 3) -> int:
-    """The most of several measured peaks of the function that ``prepare`` returns."""
+    """Return the most of several measured peaks of the function that ``prepare`` returns."""
     peaks = []
     for _ in range(repeats):
         gc.collect()
@@ -143,7 +143,7 @@ class Trial:
         torch._dynamo.reset()
 
     def prepare(self) -> Callable[[], Any]:
-        """A function that runs one pass, after the first."""
+        """Return a function that runs one pass, after the first."""
         torch.manual_seed(0)
         module = checkpointed(self.make()) if self.full else self.make()
         x, y = self.inputs()
@@ -165,7 +165,7 @@ class Trial:
         return run
 
     def measure(self, repeats: int = 3) -> tuple[int, list[Any]]:
-        """The real peak and the gradients.
+        """Return the real peak and the gradients.
 
         Gradients are gone before a profile begins, so that nothing older than it dies within the step, and what is
         alive before is known.
@@ -183,7 +183,7 @@ class Trial:
 
 
 def plainly(loss: Any) -> Any:
-    """The loss without a budget: eager, or compiled by inductor."""
+    """Return the loss without a budget: eager, or compiled by inductor."""
     return loss if inner == "eager" else torch.compile(loss, dynamic=False)
 
 
@@ -251,7 +251,7 @@ def bench_budgets(names: list[str]) -> None:
 
 
 def smallest_budget(name: str) -> int:
-    """The smallest budget that works, as the error for a smaller one names it."""
+    """Return the smallest budget that works, as the error for a smaller one names it."""
     try:
         Trial(name, lambda loss: budget(loss, 1, inner=inner)).prepare()
     except BudgetError as error:

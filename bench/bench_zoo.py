@@ -35,7 +35,7 @@ PEER = Path(__file__).parent / "peers" / "zoo.py"
 
 
 def peer(python, *args):
-    """The lines that the peer prints."""
+    """Return the lines that the peer prints."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MXNET_SUBGRAPH_VERBOSE": "0"}
     done = subprocess.run([python, str(PEER), *map(str, args)], capture_output=True, text=True, env=env, check=False)
     ended = [f"the process ended with {done.returncode}: {done.stderr[-200:]}"] if done.returncode else []
@@ -50,7 +50,7 @@ def said(lines, who):
 
 
 def difference(mine, theirs):
-    """The largest difference in relation to the largest value."""
+    """Return the largest difference in relation to the largest value."""
     if mine.shape != theirs.shape:
         return float("inf")
     largest = np.abs(theirs).max(initial=0.0)
@@ -58,14 +58,14 @@ def difference(mine, theirs):
 
 
 def interface(symbol, shapes):
-    """Names and inferred shapes of arguments, auxiliary states and outputs, as JSON keeps them."""
+    """Return the names and inferred shapes of arguments, auxiliary states and outputs, as JSON keeps them."""
     names = (symbol.list_arguments(), symbol.list_auxiliary_states(), symbol.list_outputs())
     inferred = symbol.infer_shape(**shapes)
     return json.loads(json.dumps([names, [inferred[0], inferred[2], inferred[1]]]))
 
 
 def still(path):
-    """The symbol in a file with dropout switched off."""
+    """Return the symbol in a file with dropout switched off."""
     graph = json.loads(path.read_text())
     for node in graph["nodes"]:
         if node["op"] == "Dropout":
@@ -74,7 +74,7 @@ def still(path):
 
 
 def judged(folder, name):
-    """The cells of a network."""
+    """Return the cells of a network."""
     wanted = np.load(folder / f"{name}.npz")
     symbol, args, aux = mx.model.load_checkpoint(str(folder / name), 0)
     inputs = {key[6:]: wanted[key] for key in wanted.files if key.startswith("input:")}

@@ -20,7 +20,7 @@ PACKAGE = os.path.dirname(mx.__file__) + os.sep
 
 
 def network(prefix):
-    """A symbol whose names begin with ``prefix``."""
+    """Return a symbol whose names begin with ``prefix``."""
     net = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=8, name=f"{prefix}_conv")
     net = mx.sym.Activation(mx.sym.BatchNorm(net, name=f"{prefix}_norm"), act_type="relu", name=f"{prefix}_relu")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=10, name=f"{prefix}_fc"), name=f"{prefix}_loss")

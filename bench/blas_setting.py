@@ -16,7 +16,8 @@ taken = {name: os.environ.pop(name) for name in PINS if name in os.environ}
 
 
 def describe():
-    """One line: which BLAS NumPy has, as which processor it runs, and the variables taken out of the environment."""
+    """Return one line: which BLAS NumPy has, as which processor it runs, and the variables taken out of the
+    environment."""
     import numpy  # noqa: F401 - loads the library that is asked below
     from threadpoolctl import threadpool_info
 

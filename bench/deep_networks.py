@@ -18,7 +18,7 @@ def residual(layers, batch=32, side=32):
 
 
 def sliced_lstm(steps, batch=32, hidden=256, width=64):
-    """One LSTM layer written out, its inputs slices of one array that wants a gradient.
+    """Return one LSTM layer written out, its inputs slices of one array that wants a gradient.
 
     The slices and their gradients grow with the number of steps whatever is recomputed.
     """
@@ -28,7 +28,7 @@ def sliced_lstm(steps, batch=32, hidden=256, width=64):
 
 
 def lstm(steps, batch=32, hidden=256, width=64):
-    """One LSTM layer written out, every input an array of its own without a gradient."""
+    """Return one LSTM layer written out, every input an array of its own without a gradient."""
     symbol = _unrolled([mx.sym.Variable(f"x{t}") for t in range(steps)], hidden)
     shapes = {"h": (batch, hidden), "c": (batch, hidden), **{f"x{t}": (batch, width) for t in range(steps)}}
     return (

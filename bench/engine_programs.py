@@ -57,7 +57,7 @@ def chain(count):
 
 
 def diamond(count):
-    """One source, four readers, one sink, again and again."""
+    """Return one source, four readers, one sink, again and again."""
     program = []
     for _ in range(count // 6):
         program.append(((), (0,)))
@@ -67,7 +67,7 @@ def diamond(count):
 
 
 def wavefront(count):
-    """A two-dimensional stencil: each cell reads its upper and left neighbours."""
+    """Return a two-dimensional stencil: each cell reads its upper and left neighbours."""
     side = int(count**0.5)
     program = []
     for i in range(side):
@@ -125,7 +125,7 @@ def ideal_span(program, workers, seconds):
 
 
 def dependencies(program):
-    """(users of each operation, how many it waits for) under the read/write rule; each pair once."""
+    """Return (users of each operation, how many it waits for) under the read/write rule; each pair once."""
     last_write, readers = {}, {}
     users, missing = [[] for _ in program], [0] * len(program)
     for i, (reads, writes) in enumerate(program):

@@ -16,7 +16,7 @@ def chain():
 
 
 def bound(name, batch, ctx, **how):
-    """An executor, and its data inputs' names."""
+    """Return an executor, and its data inputs' names."""
     if name == "chain":
         network, shapes = chain(), {"data": (batch, 64), "softmax_label": (batch,)}
     else:
@@ -43,7 +43,7 @@ def fill(executor, inputs, classes, words):
 
 
 def step_of(executor, inputs, rate=1e-4):
-    """One training step: forward, backward, SGD on every weight."""
+    """Return one training step: forward, backward, SGD on every weight."""
     pairs = [(w, executor.grad_dict[n]) for n, w in executor.arg_dict.items() if n not in inputs]
     weights = [array for pair in pairs for array in pair]
     settings = {"num_weights": len(pairs), "lrs": (rate,) * len(pairs), "wds": (0.0,) * len(pairs)}
@@ -73,7 +73,7 @@ class Twin:
         self.head = network.entries[0].node
 
     def run(self):
-        """(logits, labels) of the loss, which is the last node."""
+        """Return (logits, labels) of the loss, which is the last node."""
         values = {}
         for node in self.nodes:
             if node.op is None:
@@ -87,7 +87,7 @@ class Twin:
         raise AssertionError("the network ends in no SoftmaxOutput")
 
     def outputs(self):
-        """The softmax, on the host."""
+        """Return the softmax, on the host."""
         with self.torch.no_grad():
             return self.torch.softmax(self.run()[0], 1).cpu().numpy()
 

@@ -9,12 +9,12 @@ SYMBOLS = Path(__file__).parent / "data" / "symbols"
 
 
 def batch_of(name):
-    """The batch at which MXNet's plans were measured."""
+    """Return the batch at which MXNet's plans were measured."""
     return 64 if name in ("mlp", "lenet") else 32
 
 
 def symbol_file(name):
-    """The symbol file that MXNet wrote."""
+    """Return the symbol file that MXNet wrote."""
     return next(path for path in (SYMBOLS / f"{name}.json", SYMBOLS / f"{name}.json.gz") if path.exists())
 
 

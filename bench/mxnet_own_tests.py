@@ -40,7 +40,7 @@ IDLE = 5
 
 
 def start(python, path, only, *, tree, scratch, seed, engine, verbose):
-    """A child that runs the tests named ``only``, and the end of the pipe that it reports to."""
+    """Return a child that runs the tests named ``only``, and the end of the pipe that it reports to."""
     reading, writing = os.pipe()
     env = {**os.environ, "MXNET_TEST_SEED": str(seed), "MXNET_MODULE_SEED": str(seed), "OMP_NUM_THREADS": "1"}
     env.pop("OWN_TESTS_TREE", None)
@@ -206,12 +206,12 @@ def on_every_engine(args, files, table, folder):
 
 
 def names_of(text):
-    """The names in a list with commas."""
+    """Return the names in a list with commas."""
     return [one for one in text.split(",") if one]
 
 
 def arguments():
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tree", type=Path, help="MXNet's source tree")
     parser.add_argument("--mxnet-python", help="a Python that has MXNet, NumPy < 1.24 and SciPy")
@@ -246,23 +246,23 @@ def main():
     for name in files:
         path = folder / f"{name}.py"
         common = {"limit": args.limit, "seed": args.seeds[0], "wanted": args.tests, "verbose": args.verbose}
-        by_name = {} if args.only_mxnet else run_file(sys.executable, path, tree=args.tree.resolve(), **common)
-        by_name = judged(by_name, table["out_of_scope"].get(name, {}))
+        results = {} if args.only_mxnet else run_file(sys.executable, path, tree=args.tree.resolve(), **common)
+        results = judged(results, table["out_of_scope"].get(name, {}))
         own = earlier.get(name, {}).get("mxnet", {})
         if not own and args.mxnet_python:
             own = run_file(args.mxnet_python, path, tree=None, **common)
-        counts = counted(by_name)
+        counts = counted(results)
         for kind, number in counts.items():
             total[kind] += number
         passed = counted(own)["pass"]
         own_total = [own_total[0] + passed, own_total[1] + len(own)]
         row = f"{name:24} " + " ".join(f"{counts[kind]:5}" for kind in KINDS)
         print(row + (f"  {passed} of {len(own)}" if beside else ""), flush=True)
-        for test, (result, why) in by_name.items():
+        for test, (result, why) in results.items():
             if result == "fail":
                 also = f"  [MXNet: {own[test][0]}]" if own.get(test, ("pass",))[0] != "pass" else ""
                 print(f"    {test}: {why}{also}", flush=True)
-        everything[name] = {"weftplan": by_name, "mxnet": own}
+        everything[name] = {"weftplan": results, "mxnet": own}
         if args.json:
             args.json.write_text(json.dumps(everything, indent=1))
     row = f"{'all':24} " + " ".join(f"{total[kind]:5}" for kind in KINDS)

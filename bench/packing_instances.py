@@ -65,7 +65,7 @@ def challenge(family: str, n: int, seed: int = 0) -> Buffers:
 
 
 def challenges(seeds: int, counts: tuple[int, ...] = (150, 250, 350, 450)) -> Iterator[tuple[str, Buffers]]:
-    """(name, buffers) of every family, size and seed."""
+    """Yield (name, buffers) of every family, size and seed."""
     for family in FAMILIES:
         for n in counts:
             for seed in range(seeds):
@@ -134,7 +134,7 @@ def _halves(
 
 
 def _kept(table: Int64, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Which buffers live at a random moment, and so must stay as they are."""
+    """Return which buffers live at a random moment, and so must stay as they are."""
     moment = int(rng.integers(table[:, 1].max()))
     return (table[:, 0] <= moment) & (table[:, 1] > moment)
 
@@ -153,7 +153,7 @@ def _thinned(table: Int64, part: float, rng: np.random.Generator) -> Int64:
 
 
 def _shaved(table: Int64, rng: np.random.Generator) -> Int64:
-    """Every third buffer up to a tenth shorter and smaller, by at least a cell if it has two."""
+    """Return the table with every third buffer up to 10 % shorter and smaller, at least by one unit."""
     kept = _kept(table, rng)
     shaved = table.copy()
     for k in range(0, len(table), 3):

@@ -44,7 +44,7 @@ class Pass(NamedTuple):
 
 
 def draw(passes, peak, bandwidth, title):
-    """The SVG as text; ``peak`` in operations, ``bandwidth`` in bytes per second."""
+    """Return the SVG as text; ``peak`` in operations, ``bandwidth`` in bytes per second."""
     low_x, high_x = _decades([one.intensity for one in passes] + [peak / bandwidth])
     low_y, high_y = _decades([one.rate for one in passes] + [peak])
 
@@ -106,7 +106,7 @@ def table(passes, peak, bandwidth):
 
 
 def _decades(values):
-    """(exponent of the decade below all, of the decade above)."""
+    """Return (exponent of the decade below all, of the decade above)."""
     return math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 1e-9)
 
 

@@ -67,7 +67,7 @@ def batches():
 
 
 def lstm():
-    """An imperative LSTM: gates, cells and states of 60 steps, 20 sequences of other lengths and batches."""
+    """Yield an imperative LSTM: gates, cells and states of 60 steps, 20 sequences of other lengths and batches."""
     rng, name = random.Random(1), 0
     for _ in range(20):
         batch, hidden, kept = rng.choice((16, 24, 32, 40)), 512, []
@@ -85,7 +85,7 @@ def lstm():
 
 
 def planned(lower, upper, sizes):
-    """The buffers of a plan, taken when they begin and given back when they end."""
+    """Yield the buffers of a plan, taken when they begin and given back when they end."""
     events = [(int(at), 1, k, int(n)) for k, (at, n) in enumerate(zip(lower, sizes, strict=True))]
     events += [(int(at), 0, k, None) for k, at in enumerate(upper)]
     for _, _, name, nbytes in sorted(events, key=lambda event: event[:3]):
@@ -119,7 +119,7 @@ def traces(rounds):
 
 
 def packing_traces():
-    """(name, lower, upper, sizes) of a few instances of the planner's; sizes of one unit are taken as KiB."""
+    """Return (name, lower, upper, sizes) of a few instances of the planner's; sizes of one unit are taken as KiB."""
     results = []
     for name, buffers in (
         ("ResNet-50 (SOMAS)", read_csv(DATA / "somas_resnet50.csv")[1:]),

@@ -24,12 +24,13 @@ Graph = Mapping[str, frozenset[str]]
 
 
 def syntax(path: Path) -> Iterable[ast.AST]:
-    """Every node of a module's syntax tree."""
+    """Return every node of a module's syntax tree."""
     return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
 
 
 def read_imports(package: Path, nodes: Callable[[Path], Iterable[ast.AST]] = syntax) -> Graph:
-    """The imports between the modules of ``package``, wherever in a module they stand, those for types included."""
+    """Return the imports between the modules of ``package``, wherever in a module they stand, those for types
+    included."""
     files = {}
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
@@ -50,7 +51,8 @@ def _imported(nodes: Iterable[ast.AST], files: Mapping[str, Path]) -> set[str]:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """The groups of modules that import each other, directly or through others; empty where imports only go down.
+    """Return the groups of modules that import each other, directly or through others; empty where imports only go
+    down.
 
     Tarjan's algorithm, with a stack of its own.
     """
@@ -103,7 +105,7 @@ def rooms(text: str) -> dict[str, str]:
 
 
 def arrows(graph: Graph, names: Mapping[str, str]) -> Counter[tuple[str, str]]:
-    """(importing room, imported room) -> how many modules of the first import from the second."""
+    """Return (importing room, imported room) -> how many modules of the first import from the second."""
     found: Counter[tuple[str, str]] = Counter()
     for name, imported in graph.items():
         room = _room(name)

@@ -36,7 +36,7 @@ SPILLED = "no plan, half of that memory, the rest in a file"
 
 
 def measured(number: int, settings: dict[str, str], limit: int = 1 << 50) -> list[int]:
-    """Bytes in use after each operation of the second training step."""
+    """Return the bytes in use after each operation of the second training step."""
     ctx, found = mx.cpu(number), []
     settings = {**settings, "MXNET_EXEC_BULK_EXEC_TRAIN": "0"}
     os.environ.update(settings)
@@ -67,7 +67,7 @@ def measured(number: int, settings: dict[str, str], limit: int = 1 << 50) -> lis
 
 
 def lines() -> dict[str, list[int]]:
-    """Every strategy's bytes."""
+    """Return every strategy's bytes."""
     found = {}
     with engine.using(engine.create("NaiveEngine")), tempfile.TemporaryDirectory() as folder:
         for number, (label, settings) in enumerate(PLANS.items()):

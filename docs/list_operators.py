@@ -28,7 +28,7 @@ for _name in ("convert.onnx_in", "convert.onnx_out"):
 
 
 def gradient(op: Op) -> str:
-    """Whether an operator can be differentiated."""
+    """Return whether an operator can be differentiated."""
     if op.gradient is None:
         return "-"
     return "a loss" if op.loss else "yes"
@@ -68,7 +68,7 @@ def missing() -> list[str]:
 
 
 def page() -> str:
-    """The page."""
+    """Return the page."""
     rows = []
     for name, (op, others) in ours().items():
         also = ", ".join(f"`{other}`" for other in others)

@@ -56,7 +56,7 @@ PAGES = {
 
 
 def shown(folder: Path) -> Iterator[tuple[str, str]]:
-    """(pattern of a setting's name, ``file::test``) of every mark ``shows`` below ``folder``."""
+    """Yield (pattern of a setting's name, ``file::test``) of every mark ``shows`` below ``folder``."""
     for path in sorted(folder.rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
         if "mark.shows(" not in text:
@@ -71,7 +71,7 @@ def shown(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def rows() -> list[tuple[str, str, str, str, tuple[str, ...]]]:
-    """(page, name, default, effect, tests) of every setting of the list."""
+    """Return (page, name, default, effect, tests) of every setting of the list."""
     variables = {variable.name: variable for variable in table()}
     found = list(shown(ROOT / "tests"))
     chosen = [(page, name) for page, names in PAGES.items() for name in names]
@@ -90,7 +90,7 @@ def rows() -> list[tuple[str, str, str, str, tuple[str, ...]]]:
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     lines = [
         "# Flags and variables",
         "",

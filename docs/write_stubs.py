@@ -41,7 +41,7 @@ HANDED_ON = {"exponential": ("lam",), "randn": ("data",)}
 
 
 def _class(name: str, lines: Iterable[str], *, static: bool) -> list[str]:
-    """A class with these functions; ``static`` makes it a namespace."""
+    """Return a class with these functions; ``static`` makes it a namespace."""
     before = ["    @staticmethod"] if static else []
     return ["", f"class {name}:", *([] if static else ["    __slots__ = ()"])] + [
         line for text in lines for line in (*before, f"    {text}")
@@ -62,14 +62,14 @@ def _operators(prefixes: Iterable[str], without: Iterable[str] = ()) -> dict[str
 def _namespace(
     name: str, prefixes: Iterable[str], array: str, extra: tuple[str, ...], more: Iterable[str]
 ) -> list[str]:
-    """A class of static functions, and the name that stands for it."""
+    """Return a class of static functions, and the name that stands for it."""
     operators = _operators(prefixes, without=FUNCTIONS if more else ())
     lines = [*more, *(stub(short, registry.get(full), array, extra) for short, full in operators.items())]
     return [*_class(f"_{name.capitalize()}", lines, static=True), f"{name}: _{name.capitalize()}"]
 
 
 def _drawn(function: Callable[..., Symbol]) -> inspect.Signature:
-    """The signature of a distribution, with the keywords that it hands on to its operator by their names."""
+    """Return the signature of a distribution, with the keywords that it hands on to its operator by their names."""
     found = inspect.signature(function)
     own = list(found.parameters.values())[:-1]
     more = [
@@ -84,7 +84,7 @@ def _drawn(function: Callable[..., Symbol]) -> inspect.Signature:
 
 
 def stubs() -> dict[Path, str]:
-    """The text of every stub file."""
+    """Return the text of every stub file."""
     found = {}
     own = {*dir(object), *(name for kind in Symbol.__mro__ for name in vars(kind))}
     drawn = [written(name, _drawn(function)).replace("'", "") for name, function in FUNCTIONS.items()]

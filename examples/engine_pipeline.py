@@ -45,7 +45,7 @@ def compute(images, weights, score):
 
 
 def pipeline(paths, weights):
-    """The score of each file."""
+    """Return the score of each file."""
     packed = [np.empty((IMAGES, PIXELS), np.uint8) for _ in range(SLOTS)]
     images = [np.empty((IMAGES, PIXELS), np.float32) for _ in range(SLOTS)]
     scores = [np.zeros(1) for _ in paths]
@@ -83,7 +83,7 @@ def timed(kind, paths, weights):
 
 
 def picture(trace):
-    """The trace as SVG: a row per lane, a bar per task, time to the right; bars of one file have one colour."""
+    """Return the trace as SVG: a row per lane, a bar per task, time to the right; bars of one file have one colour."""
     events = json.loads(trace)["traceEvents"]
     lanes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     bars = [e for e in events if e["ph"] == "X" and e["cat"] == "operation" and e["name"] != "WaitForVar"]

@@ -57,14 +57,14 @@ PRESETS = {
 
 
 def parse_topology(text):
-    """A topology from ``100gbe``, ``8xnvlink4+100gbe``, or with numbers, ``4x(5us,12GB/s)+(20us,1.1GB/s)``."""
+    """Return a topology from ``100gbe``, ``8xnvlink4+100gbe``, or with numbers, ``4x(5us,12GB/s)+(20us,1.1GB/s)``."""
     count, inner, outer = re.fullmatch(r"(?:(\d+)x([^+]+)\+)?([^+]+)", text.strip()).groups()
     outer = parse_link(outer)
     return Topology(outer, outer) if count is None else Topology(parse_link(inner), outer, int(count))
 
 
 def parse_link(text):
-    """A link by its name or by its numbers."""
+    """Return a link by its name or by its numbers."""
     numbers = re.fullmatch(r"\(\s*([\d.]+)\s*us\s*,\s*([\d.]+)\s*GB/s\s*\)", text)
     if numbers is not None:
         return Link(float(numbers[1]) / 1e6, float(numbers[2]) * 1e9)
@@ -131,7 +131,7 @@ def seconds(algorithm, nbytes, workers, topology):
 
 
 def cheapest(nbytes, workers, topology):
-    """(seconds, name) of the fastest algorithm; of equally fast algorithms the first."""
+    """Return (seconds, name) of the fastest algorithm; of equally fast algorithms the first."""
     names = list(ALGORITHMS)
     if 1 < topology.per_machine < workers:
         names += [f"within+{name}" for name in ALGORITHMS]
@@ -152,7 +152,8 @@ class Step:
 
 
 def step(gradients, computation, workers, topology, bucket):
-    """One step with buckets of at least ``bucket`` bytes; ``gradients`` are (bytes, second at which backward ends)."""
+    """Return one step with buckets of at least ``bucket`` bytes; ``gradients`` are (bytes, second at which backward
+    ends)."""
     free = exchanging = filled = largest = 0.0
     algorithm, count = "none", 0
     for index, (nbytes, ready) in enumerate(gradients):
@@ -168,7 +169,8 @@ def step(gradients, computation, workers, topology, bucket):
 
 
 def best_step(gradients, computation, workers, topology):
-    """The step with the size of buckets that makes it shortest; of equal sizes the size with the fewest exchanges."""
+    """Return the step with the size of buckets that makes it shortest; of equal sizes the size with the fewest
+    exchanges."""
     steps = [step(gradients, computation, workers, topology, bucket) for bucket in BUCKETS]
     return min(steps, key=lambda found: (found.seconds, found.buckets))
 
@@ -177,7 +179,7 @@ def best_step(gradients, computation, workers, topology):
 
 
 def gradients_of(network, batch, computation):
-    """(bytes, second at which it is ready) of each parameter's gradient, in float32."""
+    """Return (bytes, second at which it is ready) of each parameter's gradient, in float32."""
     symbol, given = mx.models.get(network), mx.models.input_shapes(network, batch)
     shapes, _, _ = symbol.infer_shape(**given)
     sizes = [

@@ -42,7 +42,7 @@ def plain(old, new, bands, steps):
 
 
 def tasks(old, new, bands, steps):
-    """The same as tasks: the loop only submits them."""
+    """Return the same as tasks: the loop only submits them."""
     for _ in range(steps):
         for first, last in bands:
             engine.submit(smooth, old[first - 1 : last + 1], out=new[first:last])

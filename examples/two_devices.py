@@ -16,7 +16,7 @@ data = (rng.standard_normal((4, 1, 8, 8))[labels] + 0.3 * rng.standard_normal((2
 
 
 def train(contexts):
-    """The trained module."""
+    """Return the trained module."""
     mx.random.seed(3)
     module = mx.mod.Module(mx.models.digits("mlp"), context=contexts)
     batches = mx.io.NDArrayIter(data, labels, batch_size=64)

@@ -555,7 +555,7 @@ _STORAGE = (
     _storage(
         name="WEFTPLAN_SPILL",
         default="true",
-        form="true, false, or homes such as host:8GB,file:/tmp:50GB,peer",
+        form="true, false, or offload targets such as host:8GB,file:/tmp:50GB,peer",
         aliases=("WEFTPLAN_PLANNER_SPILL",),
         meaning="Offload targets when device memory runs out: host, file:FOLDER, peer, each with :SIZE; true: host.",
         effect="results of a plan with a budget are offloaded there, those of gpu(i) and sim(i) with true (read at "

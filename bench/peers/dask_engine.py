@@ -23,7 +23,7 @@ def nothing(*_):
 
 
 def graph_of(program):
-    """A dask graph with the program's dependencies (write after read included); returns (graph, last keys)."""
+    """Return a dask graph with the program's dependencies (write after read included); returns (graph, last keys)."""
     graph, last_write, readers = {}, {}, {}
     for i, (reads, writes) in enumerate(program):
         needs = {last_write[v] for v in (*reads, *writes) if v in last_write}

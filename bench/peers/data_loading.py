@@ -14,7 +14,7 @@ from data_samples import DATASETS
 
 
 def weftplan_epochs(source, batch, workers):
-    """A function that reads one epoch, and one that gives the numbers of the workers."""
+    """Return a function that reads one epoch, and one that gives the numbers of the workers."""
     import weftplan as mx
 
     it = mx.io.DatasetIter(source, batch, shuffle=True, num_workers=workers)
@@ -27,7 +27,7 @@ def weftplan_epochs(source, batch, workers):
 
 
 def torch_epochs(source, batch, workers):
-    """A function that reads one epoch, and one that gives the numbers of the workers."""
+    """Return a function that reads one epoch, and one that gives the numbers of the workers."""
     from torch.utils.data import DataLoader
 
     loader = DataLoader(source, batch, shuffle=True, num_workers=workers, persistent_workers=workers > 0)

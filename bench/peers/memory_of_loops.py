@@ -17,7 +17,7 @@ elements = mib * 2**18
 
 
 def status():
-    """(resident bytes now, most so far)."""
+    """Return (resident bytes now, most so far)."""
     with open("/proc/self/status") as file:
         actual = dict(line.split(":", 1) for line in file)
     return tuple(int(actual[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))

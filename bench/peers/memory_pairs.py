@@ -13,7 +13,7 @@ BATCHES = 1500
 
 
 def make(nbytes):
-    """An array of this number of bytes, not initialized."""
+    """Return an array of this number of bytes, not initialized."""
     if sys.argv[1] == "torch":
         return library.empty(nbytes, dtype=library.uint8)
     return library.nd.empty((nbytes,), dtype="uint8")

@@ -35,7 +35,7 @@ def load(job):
 
 
 def bind(job):
-    """An executor for these shapes; the memory that it plans."""
+    """Return an executor for these shapes; the memory that it plans."""
     held.pop("executor", None)
     shapes = {name: tuple(shape) for name, shape in job["shapes"].items()}
     reqs = "null" if job["mode"] == "inference" else {
@@ -47,7 +47,8 @@ def bind(job):
 
 
 def bind_and_fill(job):
-    """A bind, and the work that it leaves to threads: both frameworks return while they fill arrays with zeros."""
+    """Return a bind, and the work that it leaves to threads: both frameworks return while they fill arrays with
+    zeros."""
     bind(job)
     mx.nd.waitall()
     return {}
@@ -90,7 +91,7 @@ def run(job):
 
 
 def runs(job):
-    """The median of as many runs as fit into some seconds, three at least; one before them is not counted."""
+    """Return the median of as many runs as fit into some seconds, three at least; one before them is not counted."""
     run(job)
     wall, used = [], []
     end = time.perf_counter() + job["seconds"]
@@ -103,7 +104,7 @@ def runs(job):
 
 
 def outputs(job):
-    """The largest and the mean absolute value of the first output."""
+    """Return the largest and the mean absolute value of the first output."""
     value = held["executor"].outputs[0].asnumpy()
     return {"largest": float(np.abs(value).max()), "mean": float(np.abs(value).mean())}
 

@@ -47,7 +47,7 @@ def lenet():
 
 
 def lstm(steps=35, layers=2, hidden=200, vocabulary=10_000):
-    """An unrolled LSTM language model."""
+    """Return an unrolled LSTM language model."""
     cells = mx.rnn.SequentialRNNCell()
     for i in range(layers):
         cells.add(mx.rnn.LSTMCell(hidden, prefix=f"lstm_l{i}_"))
@@ -62,7 +62,7 @@ def lstm(steps=35, layers=2, hidden=200, vocabulary=10_000):
 
 
 def zoo(name):
-    """A network of ``mxnet.gluon.model_zoo.vision``."""
+    """Return a network of ``mxnet.gluon.model_zoo.vision``."""
     block = mx.gluon.model_zoo.vision.get_model(name, prefix=f"{name.replace('.', '_')}_")
     return mx.sym.SoftmaxOutput(block(mx.sym.Variable("data")), name="softmax")
 

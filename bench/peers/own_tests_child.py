@@ -232,7 +232,7 @@ def take_the_name():
 
 
 def collect(module):
-    """(name, callable) of every test, in the order of the file."""
+    """Yield (name, callable) of every test, in the order of the file."""
     for name, value in list(vars(module).items()):
         if isinstance(value, Absent) and name.startswith("test"):
             yield name, value
@@ -245,7 +245,7 @@ def collect(module):
 
 
 def case_runner(case, name):
-    """A function that runs one method of a TestCase, raising what it raises."""
+    """Return a function that runs one method of a TestCase, raising what it raises."""
 
     def run():
         one = case(name)

@@ -26,7 +26,7 @@ class Rule(ChunkPool):
         return False
 
     def segment(self, size):
-        """Bytes by which the pool grows for a request."""
+        """Return the bytes by which the pool grows for a request."""
         return size
 
     def _take(self, nbytes):

@@ -36,13 +36,13 @@ def measure(layer, repetitions):
         return torch.ops.aten.convolution_backward(dy, x, w, *settings, [*mask, False])
 
     with torch.no_grad():
-        by_name = {
+        seconds = {
             "forward": least(lambda: torch.nn.functional.conv2d(x, w, None, stride, pad, 1, groups), repetitions),
             "weight": least(lambda: backward(False, True), repetitions),
         }
         if has_data:
-            by_name["data"] = least(lambda: backward(True, False), repetitions)
-    return by_name
+            seconds["data"] = least(lambda: backward(True, False), repetitions)
+    return seconds
 
 
 print(json.dumps([measure(layer, int(sys.argv[2])) for layer in json.loads(sys.argv[1])]))

@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 def conv(before, filters, stride, kernel, groups=1):
-    """A convolution with batch norm and relu."""
+    """Return a convolution with batch norm and relu."""
     one = nn.Conv2d(before, filters, kernel, stride, kernel // 2, groups=groups, bias=False)
     return [one, nn.BatchNorm2d(filters), nn.ReLU()]
 
@@ -87,7 +87,7 @@ class Lstm(nn.Module):
         self.last = nn.Linear(hidden, words)
 
     def forward(self, x):
-        """A row of numbers for each word of each sample."""
+        """Return a row of numbers for each word of each sample."""
         return self.last(self.lstm(self.embedding(x))[0].flatten(0, 1))
 
 

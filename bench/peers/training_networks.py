@@ -18,7 +18,7 @@ WORDS = 10_000
 
 
 def batch(network):
-    """A random batch: (data, labels); of the LSTM words, and the words that follow."""
+    """Return a random batch: (data, labels); of the LSTM words, and the words that follow."""
     size, shape = SIZES[network]
     rng = np.random.RandomState(0)
     if network == "lstm":
@@ -28,7 +28,7 @@ def batch(network):
 
 
 def with_loss(sym, network):
-    """A network and its loss; of the LSTM at every step."""
+    """Return a network and its loss; of the LSTM at every step."""
     label = sym.Variable("softmax_label")
     if network == "lstm":
         label = sym.Reshape(label, shape=(-1,))
@@ -57,7 +57,7 @@ def lenet(sym):
 
 
 def _layers(sym):
-    """A function that adds a convolution with batch norm and relu, numbered."""
+    """Return a function that adds a convolution with batch norm and relu, numbered."""
     count = [0]
 
     def conv(x, filters, stride=1, kernel=3, act=True, groups=1):
@@ -84,12 +84,13 @@ def mobilenet(sym):
 
 
 def resnet18_224(sym):
-    """The 18 layers for 224x224 images: 7x7 stem of stride 2 and max pooling."""
+    """Return the 18 layers for 224x224 images: 7x7 stem of stride 2 and max pooling."""
     return resnet18(sym, large=True)
 
 
 def resnet18(sym, large=False):
-    """The 18 layers for 32x32 images: 3x3 stem, stages of 64, 128, 256, 512 filters with two basic blocks each."""
+    """Return the 18 layers for 32x32 images: 3x3 stem, stages of 64, 128, 256, 512 filters with two basic blocks
+    each."""
     conv = _layers(sym)
     net, before = conv(sym.Variable("data"), 64, 2 if large else 1, 7 if large else 3), 64
     if large:
@@ -105,7 +106,7 @@ def resnet18(sym, large=False):
 
 
 def lstm(sym):
-    """Words embedded in 200 numbers, two layers of 200 cells over 35 steps, and a layer over all words."""
+    """Return the words embedded in 200 numbers, two layers of 200 cells over 35 steps, and a layer over all words."""
     rnn = importlib.import_module(sym.__name__.partition(".")[0]).rnn
     net = sym.Embedding(sym.Variable("data"), input_dim=WORDS, output_dim=200, name="embedding")
     cells = rnn.SequentialRNNCell()

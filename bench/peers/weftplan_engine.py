@@ -168,7 +168,7 @@ def resident():
 
 
 def memory(count, workers):
-    """Bytes per pending operation, and bytes still held after they ran."""
+    """Return the bytes per pending operation, and bytes still held after they ran."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
     gate = threading.Event()
     var = eng.new_variable()

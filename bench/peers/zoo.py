@@ -133,7 +133,7 @@ OTHERS = {
 
 
 def _made(name):
-    """(network, input)."""
+    """Return (network, input)."""
     random = np.random.RandomState(3)
     if name in OTHERS:
         make, shape = OTHERS[name]
@@ -197,7 +197,7 @@ def _given(folder, name, shapes):
 
 
 def _still(path):
-    """The symbol in ``path`` with dropout switched off."""
+    """Return the symbol in ``path`` with dropout switched off."""
     graph = json.loads(path.read_text())
     for node in graph["nodes"]:
         if node["op"] == "Dropout":
@@ -206,7 +206,7 @@ def _still(path):
 
 
 def _slopes(path):
-    """Names of the slopes of PReLU."""
+    """Return the names of the slopes of PReLU."""
     nodes = json.loads(path.read_text())["nodes"]
     return {
         nodes[node["inputs"][1][0]]["name"] for node in nodes if node["op"] == "LeakyReLU" and len(node["inputs"]) > 1
@@ -242,7 +242,7 @@ def _arrays(inputs, dtype="float32"):
 
 
 def _planned(symbol, shapes):
-    """Bytes a sample: MXNet says whole mebibytes, so at a batch at which these are exact to a thousandth."""
+    """Return the bytes a sample: MXNet says whole mebibytes, so at a batch at which these are exact to a thousandth."""
     for batch in (16, 64, 256, 1024, 4096):
         sizes = {key: (batch * shape[0], *shape[1:]) for key, shape in shapes.items()}
         executor = symbol.simple_bind(mx.cpu(), grad_req="null", **sizes)

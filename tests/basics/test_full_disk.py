@@ -55,7 +55,7 @@ def plan() -> MemoryPlan:
 
 
 def trained() -> mx.mod.Module:
-    """A module with parameters and momenta larger than the disk."""
+    """Return a module with parameters and momenta larger than the disk."""
     module = mx.mod.Module(network())
     data = mx.io.NDArrayIter(np.zeros((4, 200), np.float32), np.zeros(4), 4)
     module.fit(data, num_epoch=1, optimizer_params={"learning_rate": 0.1, "momentum": 0.9})

@@ -15,7 +15,7 @@ from weftplan.symbol import json_io
 
 
 def chain(length):
-    """A chain of operators."""
+    """Return a chain of operators."""
     x = mx.sym.Variable("data")
     for k in range(length):
         x = mx.sym.Activation(x, act_type="tanh", name=f"a{k}")

@@ -106,28 +106,28 @@ def filled(onnx: Any) -> tuple[list[Any], list[Any]]:
 
 
 def ranged(onnx: Any) -> tuple[list[Any], list[Any]]:
-    """A range of a great many numbers."""
+    """Return a range of a great many numbers."""
     ends = [onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [], [value]) for name, value in
             (("a", 0), ("b", MUCH), ("c", 1))]  # fmt: skip
     return [onnx.helper.make_node("Range", ["a", "b", "c"], ["r"])], ends
 
 
 def outer(onnx: Any) -> tuple[list[Any], list[Any]]:
-    """The sum of a row and a column."""
+    """Return the sum of a row and a column."""
     ends = [onnx.numpy_helper.from_array(np.zeros(shape, "f4"), name) for name, shape in
             (("a", (9000, 1)), ("b", (1, 9000)))]  # fmt: skip
     return [onnx.helper.make_node("Add", ["a", "b"], ["c"])], ends
 
 
 def gathered(onnx: Any) -> tuple[list[Any], list[Any]]:
-    """One long row taken many times."""
+    """Return one long row taken many times."""
     inputs = [onnx.numpy_helper.from_array(values, name) for name, values in
               (("a", np.zeros((1, 9000), "f4")), ("i", np.zeros(9000, "i8")))]  # fmt: skip
     return [onnx.helper.make_node("Gather", ["a", "i"], ["c"])], inputs
 
 
 def doubled(onnx: Any) -> tuple[list[Any], list[Any]]:
-    """An array concatenated with itself repeatedly."""
+    """Return an array concatenated with itself repeatedly."""
     names = ["a", *(f"c{k}" for k in range(20))]
     joins = [onnx.helper.make_node("Concat", [one, one], [two], axis=0)
              for one, two in itertools.pairwise(names)]  # fmt: skip
@@ -202,7 +202,7 @@ def test_compressible_data_is_read(tmp_path: Path):
 
 
 def record_file(path: Path) -> Path:
-    """A record file with one record."""
+    """Return a record file with one record."""
     record = mx.recordio.MXRecordIO(path, "w")
     record.write(b"one")
     record.close()

@@ -167,7 +167,7 @@ def batches() -> mx.io.NDArrayIter:
 
 
 def module() -> mx.mod.Module:
-    """A bound module with one layer."""
+    """Return a bound module with one layer."""
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
     bound_module = mx.mod.Module(net)
     bound_module.bind([("data", (4, 3))], [("softmax_label", (4,))])

@@ -15,7 +15,7 @@ AVX512 = {**AVX2, "AVX512F": True, "AVX512VL": True, "AVX512BW": True, "AVX512DQ
 
 
 def pool(architecture: str | None, api: str = "openblas"):
-    """One library as threadpoolctl describes it."""
+    """Return one library as threadpoolctl describes it."""
     return {"user_api": "blas", "internal_api": api, "version": "0.3.31", "architecture": architecture}
 
 

@@ -69,11 +69,11 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, li
     folder = tmp_path_factory.mktemp("model")
     leftover(folder)
     text = on_a_terminal(CHILD, folder, json.dumps([line.split() for line in TYPED]))
-    by_name = {}
+    screens = {}
     for typed, screen in zip(TYPED, text.split("@\n")[1:], strict=True):
         *lines, end = screen.rstrip().split("\n")
-        by_name[typed] = int(end.removeprefix("exit ")), [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
-    return by_name
+        screens[typed] = int(end.removeprefix("exit ")), [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    return screens
 
 
 def leftover(folder: Path) -> None:

@@ -22,7 +22,7 @@ help defines a thing, or states its effect on the command."""
 
 
 def sentences() -> list[tuple[str, str]]:
-    """Every option of every command with its help, and the first lines of commands."""
+    """Return every option of every command with its help, and the first lines of commands."""
     results = []
     for name in COMMANDS:
         command = main.get_command(click.Context(main), name)

@@ -31,7 +31,7 @@ def network() -> mx.sym.Symbol:
 
 
 def parameters() -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arguments, states) of the network, the same each time."""
+    """Return (arguments, states) of the network, the same each time."""
     random = np.random.RandomState(3)
     symbol = network()
     shapes, _, states = symbol.infer_shape(data=(1, 3, 8, 8))
@@ -154,9 +154,9 @@ def test_misspelt_inputs_are_refused(prefix: Path, tmp_path: Path, command: str)
 def test_features_tell_it_all() -> None:
     """If the first layer takes vectors, only the batch size is unknown."""
     symbol = mx.sym.FullyConnected(mx.sym.Variable("data") * 2, num_hidden=3, name="fc")
-    by_name = inspect(symbol, args={"fc_weight": mx.nd.ones((3, 6)), "fc_bias": mx.nd.ones((3,))}, aux={})
-    assert by_name.inputs[0].shape == (0, 6)
-    assert by_name.inputs[0].known == "6 features in a sample"
+    report = inspect(symbol, args={"fc_weight": mx.nd.ones((3, 6)), "fc_bias": mx.nd.ones((3,))}, aux={})
+    assert report.inputs[0].shape == (0, 6)
+    assert report.inputs[0].known == "6 features in a sample"
 
 
 def test_what_is_strange_about_a_checkpoint() -> None:
@@ -183,20 +183,20 @@ def test_parameters_of_another_network_with_the_same_names() -> None:
     """Stored shapes that cannot be the network's are listed, and so are those that contradict each other."""
     args, aux = parameters()
     args["fc_weight"] = mx.nd.ones((7, 4))
-    by_name = inspect(network(), args=args, aux=aux)
-    assert by_name.wrong == ["fc_weight: stored (7, 4), the network needs (5, ?)"]
-    assert "but 1 parameter is of another shape; it has" in by_name.verdict
+    report = inspect(network(), args=args, aux=aux)
+    assert report.wrong == ["fc_weight: stored (7, 4), the network needs (5, ?)"]
+    assert "but 1 parameter is of another shape; it has" in report.verdict
     args["fc_weight"], args["conv_weight"] = mx.nd.ones((5, 4)), mx.nd.ones((4, 3, 3, 3))
     args["bn_gamma"] = mx.nd.ones((9,))
-    by_name = inspect(network(), args=args, aux=aux)
-    assert "BatchNorm" in by_name.warnings[-1]
-    assert "contradict each other" in by_name.verdict
+    report = inspect(network(), args=args, aux=aux)
+    assert "BatchNorm" in report.warnings[-1]
+    assert "contradict each other" in report.verdict
     deep = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="a")
     deep = mx.sym.FullyConnected(deep, num_hidden=2, name="b")
     shapes = {"a_weight": (3, 6), "a_bias": (3,), "b_weight": (2, 5), "b_bias": (2,)}
-    by_name = inspect(deep, args={name: mx.nd.ones(shape) for name, shape in shapes.items()}, aux={})
-    assert "(2, 5)" in " ".join([*by_name.wrong, *by_name.warnings])
-    assert "cannot be run with them" in by_name.verdict or "another shape" in by_name.verdict
+    report = inspect(deep, args={name: mx.nd.ones(shape) for name, shape in shapes.items()}, aux={})
+    assert "(2, 5)" in " ".join([*report.wrong, *report.warnings])
+    assert "cannot be run with them" in report.verdict or "another shape" in report.verdict
 
 
 def test_unknown_operators_are_listed(prefix: Path) -> None:

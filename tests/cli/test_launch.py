@@ -88,7 +88,7 @@ def test_a_pipe_gets_plain_lines_and_a_store_of_one_process_a_warning():
 
 
 def here(*arguments: str) -> dict[str, object]:
-    """The JSON that a command prints, without a process of its own."""
+    """Return the JSON that a command prints, without a process of its own."""
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)

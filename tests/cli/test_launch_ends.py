@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc"
 
 
 def is_running(process: int) -> bool:
-    """Whether a process is there, and no zombie."""
+    """Return whether a process is there, and no zombie."""
     try:
         return ") Z " not in Path(f"/proc/{process}/stat").read_text()
     except OSError:

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals of POS
 
 
 def launched(stdin: int = subprocess.DEVNULL, first: str = "") -> subprocess.Popen[str]:
-    """The command in a session of its own, with the stand-in, which may be started three times."""
+    """Return the command in a session of its own, with the stand-in, which may be started three times."""
     return subprocess.Popen(
         [sys.executable, "-c", first + COMMAND, MPIEXEC],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

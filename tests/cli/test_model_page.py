@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "mxnet-models.md"
 
 
 def shown(text: str) -> list[tuple[str, list[str]]]:
-    """(arguments, lines) of each command in the blocks marked ``console``."""
+    """Return (arguments, lines) of each command in the blocks marked ``console``."""
     blocks = re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     commands = [part for block in blocks for part in re.split(r"^\$ weftplan ", block, flags=re.MULTILINE)[1:]]
     return [(lines[0], lines[1:]) for lines in (part.splitlines() for part in commands)]
@@ -30,7 +30,7 @@ def plain(line: str) -> str:
 
 
 def unlike(expected: list[str], printed: list[str]) -> str | None:
-    """The first line of the page that was not printed in its place; ``…`` stands for any lines."""
+    """Return the first line of the page that was not printed in its place; ``…`` stands for any lines."""
     left: Iterator[str] = iter([plain(line) for line in printed if line.strip()])
     skips = False
     for line in expected:

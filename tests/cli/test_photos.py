@@ -19,7 +19,7 @@ PIXELS = ["--mean", "127.5", "--std", "127.5"]
 
 
 def photos(folder: Path, classes: tuple[str, ...] = ("hell", "dünkel"), each: int = 10) -> Path:
-    """A folder of bright and dark images."""
+    """Return a folder of bright and dark images."""
     random = np.random.RandomState(0)
     for number, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
@@ -30,7 +30,7 @@ def photos(folder: Path, classes: tuple[str, ...] = ("hell", "dünkel"), each: i
 
 
 def run(*args: Any) -> Result:
-    """The result of a command."""
+    """Return the result of a command."""
     return CliRunner().invoke(main, [str(one) for one in args])
 
 

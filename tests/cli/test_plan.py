@@ -26,7 +26,7 @@ def plan(*args: object) -> Result:
 
 
 def figures(*args: object) -> dict[str, Any]:
-    """The command's JSON."""
+    """Return the command's JSON."""
     result = plan(*args, "--json")
     assert result.exit_code == 0, result.output
     report: dict[str, Any] = json.loads(result.stdout)

@@ -19,7 +19,7 @@ MLP = ("--network", "mlp", "--devices", "1")
 
 
 def train(*args):
-    """The command's result object."""
+    """Return the command's result object."""
     result = CliRunner().invoke(main, ["train", "--json", *args], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)

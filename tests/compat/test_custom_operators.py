@@ -61,7 +61,7 @@ class SoftmaxProp(mx.operator.CustomOpProp):
         return ["data", "label"]
 
     def infer_shape(self, in_shape):
-        """A label for each row."""
+        """Return a label for each row."""
         return [in_shape[0], (in_shape[0][0],)], [in_shape[0]]
 
     def declare_backward_dependency(self, out_grad, in_data, out_data):
@@ -69,7 +69,7 @@ class SoftmaxProp(mx.operator.CustomOpProp):
         return [in_data[1], out_data[0]]
 
     def create_operator(self, ctx, shapes, dtypes):
-        """One object for each node."""
+        """Return one object for each node."""
         return SoftmaxOp()
 
 
@@ -92,17 +92,17 @@ class SoftmaxOp(mx.operator.CustomOp):
 
 
 def two_layers(loss):
-    """A layer and a loss."""
+    """Return a layer and a loss."""
     return loss(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"))
 
 
 def custom_loss(scores):
-    """The loss in Python."""
+    """Return the loss in Python."""
     return mx.sym.Custom(scores, name="softmax", op_type="softmax_numpy")
 
 
 def trained(net):
-    """Parameters after two epochs."""
+    """Return the parameters after two epochs."""
     rng = np.random.default_rng(3)
     data = mx.io.NDArrayIter(rng.random((24, 5)), rng.integers(0, 3, 24), batch_size=6)
     module = mx.mod.Module(net, context=[mx.cpu(0), mx.cpu(1)])

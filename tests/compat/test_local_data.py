@@ -15,7 +15,7 @@ from weftplan.errors import MXNetError, ParameterError
 
 
 def idx(values: np.ndarray) -> bytes:
-    """A file of MNIST."""
+    """Return a file of MNIST."""
     return struct.pack(f">{values.ndim + 1}I", 0x800 | values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
 
 

@@ -19,7 +19,7 @@ class Scale(mx.operator.NumpyOp):
         return ["a", "b"]
 
     def infer_shape(self, in_shape):
-        """One shape for all."""
+        """Return one shape for all."""
         return [in_shape[0], in_shape[0]], [in_shape[0]]
 
     def forward(self, in_data, out_data):

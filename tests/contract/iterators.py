@@ -24,14 +24,14 @@ def arrays(**settings: Any) -> mx.io.DataIter:
 
 
 def table(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """The rows from a text file."""
+    """Return the rows from a text file."""
     path = folder / "rows.csv"
     np.savetxt(path, ROWS, delimiter=",")
     return mx.io.CSVIter(path, (2,), batch_size=4, **settings)
 
 
 def few_features(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """The rows from a file in LIBSVM format."""
+    """Return the rows from a file in LIBSVM format."""
     path = folder / "rows.t"
     path.write_text("".join(f"{k} 0:{a} 1:{b}\n" for k, (a, b) in enumerate(ROWS)))
     return mx.io.LibSVMIter(path, (2,), batch_size=4, **settings)
@@ -97,7 +97,7 @@ def shaken(sample: Any) -> Any:
 
 
 def stream(folder: Path, **settings: Any) -> mx.io.DataIter:
-    """The rows in order."""
+    """Return the rows in order."""
     return mx.io.DatasetIter(dict(enumerate(ROWS)).values(), 4, label_names=(), **settings)
 
 

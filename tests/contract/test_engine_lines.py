@@ -21,7 +21,7 @@ def here(further=0):
 
 
 def bulk(eng, var):
-    """A bulk with one member."""
+    """Return a bulk with one member."""
     with eng.bulk(5):
         line = here(1)
         eng.push(boom, (), [var], name="culprit")
@@ -29,7 +29,7 @@ def bulk(eng, var):
 
 
 def operator(eng, var):
-    """The line of the push counts, not that of the creation."""
+    """Return the line of the push counts, not that of the creation."""
     stored = eng.new_operator(boom, (), [var], name="culprit")
     line = here(1)
     eng.push(stored)
@@ -37,7 +37,7 @@ def operator(eng, var):
 
 
 def several_lines(eng, var):
-    """The first line of the call counts."""
+    """Return the first line of the call counts."""
     line = here(1)
     eng.push(
         boom,

@@ -56,5 +56,5 @@ def written(
 
 
 def node(op: str, inputs: str, outputs: str, **attrs: Any) -> Any:
-    """An ONNX node; names with blanks between."""
+    """Return an ONNX node; names with blanks between."""
     return onnx.helper.make_node(op, inputs.split(), outputs.split(), **attrs)

@@ -15,7 +15,7 @@ RNG = np.random.default_rng(7)
 
 
 def operators(symbol: Any) -> list[str]:
-    """Names of the operators of a graph."""
+    """Return the names of the operators of a graph."""
     return [node.op.name for node in topological_order(symbol.entries) if node.op is not None]
 
 

@@ -37,7 +37,7 @@ def outputs(symbol: Any, args: dict[str, Any], aux: dict[str, Any], data: dict[s
 
 
 def operators(symbol: Any) -> list[str]:
-    """Names of the operators of a graph."""
+    """Return the names of the operators of a graph."""
     return [node.op.name for node in topological_order(symbol.entries) if node.op is not None]
 
 

@@ -21,7 +21,7 @@ X = mx.sym.Variable("data")
 
 
 def conv(data: Any, **params: Any) -> Any:
-    """A convolution of four filters."""
+    """Return a convolution of four filters."""
     return mx.sym.Convolution(data, **{"kernel": (3, 3), "num_filter": 4, **params})
 
 

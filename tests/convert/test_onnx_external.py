@@ -23,7 +23,7 @@ W = np.arange(600, dtype=np.float32).reshape(20, 30)
 
 
 def model_of(nodes: list[Any], values: dict[str, Any], shape: Any = (2, 20), domain: str = "") -> Any:
-    """A model of these nodes from x to y."""
+    """Return a model of these nodes from x to y."""
     helper = onnx.helper
     graph = helper.make_graph(
         nodes,

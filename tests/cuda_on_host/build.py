@@ -63,7 +63,7 @@ def _folder() -> pathlib.Path:
 
 
 def kernels_of(text: str) -> list[str]:
-    """The kernels of a source, by name.
+    """Return the kernels of a source, by name.
 
     >>> kernels_of('extern "C" __global__ void f(int* x) {}')
     ['f']
@@ -72,7 +72,7 @@ def kernels_of(text: str) -> list[str]:
 
 
 def translated(text: str) -> str:
-    """A source for the host's compiler.
+    """Return a source for the host's compiler.
 
     >>> print(translated("__shared__ float s[8];\\nconst int* p = x; y[(long long)z] = 1;"))
     static host::shared<float, 8> s("shared memory s");

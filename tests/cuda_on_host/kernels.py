@@ -149,7 +149,7 @@ def _key(array: Any) -> tuple[int, int, str]:
 
 
 def expanded(kernel: Any, kind: str) -> str:
-    """The source that CuPy makes of an ElementwiseKernel of contiguous arrays of one type.
+    """Return the source that CuPy makes of an ElementwiseKernel of contiguous arrays of one type.
 
     Where CuPy passes arrays as ``CArray`` and the extent as ``CIndexer``, here are pointers and a number.
     """

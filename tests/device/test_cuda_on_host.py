@@ -56,7 +56,7 @@ HEAD = 'extern "C" __global__ void k(int* out, const int* a) { int i = blockIdx.
 
 
 def source(body):
-    """A kernel with a whole number for each of 64 threads."""
+    """Return a kernel with a whole number for each of 64 threads."""
     return f"{HEAD}{body} }}"
 
 

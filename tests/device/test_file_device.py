@@ -1,4 +1,4 @@
-"""Files as a device, and the text that lists homes."""
+"""Files as a device, and the text that lists targets."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ import pytest
 from weftplan import device
 from weftplan.device.amounts import bytes_of
 from weftplan.device.file_device import FileDevice
-from weftplan.device.homes import HomeSpec, parse
+from weftplan.device.offload_targets import OffloadTarget, parse
 from weftplan.errors import ConfigError, DeviceError, OutOfMemoryError
 
 FILE = device.Context("file", 0)
@@ -21,35 +21,35 @@ GIB = 1 << 30
 def test_homes_are_read_in_every_spelling():
     """Sizes in units, folders with and without one, what stands for host memory, and for none."""
     assert parse("host:8GB, file:/a/b:50GiB ,peer") == (
-        HomeSpec("host", 8 * 10**9),
-        HomeSpec("file", 50 * GIB, "/a/b"),
-        HomeSpec("peer"),
+        OffloadTarget("host", 8 * 10**9),
+        OffloadTarget("file", 50 * GIB, "/a/b"),
+        OffloadTarget("peer"),
     )
-    assert parse("file:/a:b") == (HomeSpec("file", None, "/a:b"),)
-    assert parse("file:/a:512kb") == (HomeSpec("file", 512_000, "/a"),)
-    assert parse("true") == parse("1") == (HomeSpec("host"),)
+    assert parse("file:/a:b") == (OffloadTarget("file", None, "/a:b"),)
+    assert parse("file:/a:512kb") == (OffloadTarget("file", 512_000, "/a"),)
+    assert parse("true") == parse("1") == (OffloadTarget("host"),)
     assert parse("false") == parse("0") == parse("") == ()
 
 
 @pytest.mark.parametrize("size", ["1GB", "1GiB", "1.5 MB", "64KiB", "4096B", "2tb"])
 def test_a_size_means_the_same_in_every_setting(size):
-    """A home's limit, and a budget are read by one rule: GB is 10^9, GiB is 2^30."""
-    assert parse(f"host:{size}") == (HomeSpec("host", bytes_of(size)),)
-    assert parse(f"file:/a:{size}") == (HomeSpec("file", bytes_of(size), "/a"),)
+    """An offload target's limit, and a budget are read by one rule: GB is 10^9, GiB is 2^30."""
+    assert parse(f"host:{size}") == (OffloadTarget("host", bytes_of(size)),)
+    assert parse(f"file:/a:{size}") == (OffloadTarget("file", bytes_of(size), "/a"),)
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("disk", "'disk' in 'disk' is no home: expected .*host:8GB"),
+        ("disk", "'disk' in 'disk' is no offload target: expected .*host:8GB"),
         ("host:much", "the size 'much' of 'host:much'"),
         ("host:-1GB", "the size '-1GB'"),
         ("host:8", "the size '8'"),
-        ("peer:0GB", "is 0: leave the home out"),
+        ("peer:0GB", "is 0: leave the offload target out"),
         ("host:1.2.3GB", "the size '1.2.3GB'"),
         ("file", "names no folder: write file:FOLDER"),
         ("file::5GB", "names no folder"),
-        ("host,,peer", "'' in 'host,,peer' is no home"),
+        ("host,,peer", "'' in 'host,,peer' is no offload target"),
     ],
 )
 def test_a_bad_list_of_homes_says_which_part_is_wrong(text, why):

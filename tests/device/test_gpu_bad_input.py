@@ -18,7 +18,7 @@ def add_one(context):
 
 
 def dropped(context):
-    """A step of Dropout on gpu(0)."""
+    """Return a step of Dropout on gpu(0)."""
     executor = mx.sym.Dropout(mx.sym.Variable("x"), p=0.5).simple_bind(context(0), x=(4,))
     executor.forward(is_train=True)
     return executor.outputs[0].asnumpy()

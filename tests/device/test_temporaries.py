@@ -19,7 +19,7 @@ def place():
 
 
 def held():
-    """Bytes of temporaries that storage has given out."""
+    """Return the bytes of temporaries that storage has given out."""
     return sum(a.nbytes for a in storage.get(mx.gpu(0)).holders() if a.name == NAME)
 
 

@@ -46,7 +46,7 @@ def one_inside(state: dict[str, Any]) -> str | None:
 
 
 def requests_model(threads: int, each: int, change: str = "", most: int = 9) -> Found:
-    """Threads that append requests and serve them if no other thread does."""
+    """Explore threads that append requests, and serve all requests if they get the token."""
 
     def handle(_: Any) -> Steps:
         yield "add", "inside", 1

@@ -50,7 +50,7 @@ def function(parcel):
 
 
 def starter(parcel):
-    """The same for push_async: it completes when it returns."""
+    """Return a function for push_async that completes the operation before it returns."""
     log = parcel.log
 
     def start(on_complete):
@@ -62,7 +62,7 @@ def starter(parcel):
 
 
 def keeper(parcel, kept):
-    """The same, but it completes when the caller calls the callback in ``kept``."""
+    """Return the same, but it completes when the caller calls the callback in ``kept``."""
 
     def start(on_complete):
         parcel.open()

@@ -31,7 +31,7 @@ class Slotted:
     value: object
 
     def total(self):
-        """A method written in Python."""
+        """Return a method written in Python."""
         return np.sum(self.value)
 
 

@@ -97,7 +97,7 @@ def test_unused_parts_are_merged():
 
 
 def two_workers():
-    """An engine on which two tasks can meet."""
+    """Return an engine on which two tasks can meet."""
     return engine.create("ThreadedEnginePerDevice", task_workers=2)
 
 

@@ -58,14 +58,14 @@ class Queue:
         return not (yield "get", "waking") and not (yield "get", "looking")
 
     def push(self, operations: tuple[int, ...]) -> Steps:
-        """A pushing thread."""
+        """Return a pushing thread."""
         for _, more in enumerate(operations):  # the number is part of the state, which an iterator would hide
             yield "append", "requests", ("admit", more)
             if (yield "get", "token"):
                 yield from apply(self.handle)
 
     def complete(self, more: int) -> Steps:
-        """The completion of an operation."""
+        """Return the completion of an operation."""
         yield "append", "requests", ("complete", more)
         if (yield "get", "token"):
             yield from apply(self.handle)
@@ -154,7 +154,7 @@ class Queue:
             yield from self.complete(more)
 
     def stay(self, back: bool) -> Steps:
-        """The last check before sleep."""
+        """Check the queue a last time before sleep."""
         if not (yield "get", "items"):
             return False
         return not (back and not (yield "get", "seat"))

@@ -7,14 +7,14 @@ from weftplan import planner, storage
 
 
 def chain(size, ctx, shared=None, **options):
-    """An executor of ``sqrt(exp(data)) ** 2``: planned arrays of ``size`` floats."""
+    """Return an executor of ``sqrt(exp(data)) ** 2``: planned arrays of ``size`` floats."""
     net = mx.sym.square(mx.sym.sqrt(mx.sym.exp(mx.sym.Variable("data"))))
     chosen = planner.PlanOptions.from_environment(strategy="none", enable_inplace=False, **options)
     return net.simple_bind(ctx, data=(size,), grad_req="null", shared_exec=shared, plan_options=chosen)
 
 
 def held_bytes(ctx):
-    """Bytes that storage has given out on ``ctx``, once everything dead has been handed back."""
+    """Return the bytes that storage has given out on ``ctx``, once everything dead has been handed back."""
     # Cycles are collected before memory is said to have run out, so they must not count either. And without a GIL
     # what a worker made and another thread dropped last would go when that worker next wakes.
     gc.collect()

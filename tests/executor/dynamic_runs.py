@@ -27,7 +27,7 @@ def network():
 
 
 def deep():
-    """A long chain: most results are dead soon in a run without a backward part."""
+    """Return a long chain: most results are dead soon in a run without a backward part."""
     net = mx.sym.Variable("data")
     for k in range(20):
         net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=50, name=f"fc{k}"), act_type="tanh")

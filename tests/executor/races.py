@@ -66,7 +66,7 @@ def races(executor: Any, runs: int = 2, *, pushed: bool = False) -> list[str]:
 
 
 def _touched(executor: Any, step: Step) -> tuple[list[Range], list[Range]]:
-    """(bytes that a step may read, bytes that it may write)."""
+    """Return (bytes that a step may read, bytes that it may write)."""
     op = step.node.op
     assert op is not None
     reads = [_range(array.raw()) for array in step.inputs if array is not None]

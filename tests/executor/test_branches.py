@@ -16,18 +16,18 @@ from weftplan.executor.branches import ancestors, chains, parents
 
 
 def step(number, reads, writes, context="gpu", copies=None):
-    """A step that reads and writes vars."""
+    """Return a step that reads and writes vars."""
     return SimpleNamespace(number=number, reads=reads, writes=writes, context=context, copies=copies)
 
 
 def graph(*needs):
-    """Steps that each read the results of others, by number."""
+    """Return the steps that each read the results of others, by number."""
     results = [object() for _ in needs]
     return [step(k, [results[n] for n in need], [results[k]]) for k, need in enumerate(needs)]
 
 
 def numbers(found):
-    """The steps of chains by number."""
+    """Return the steps of chains by number."""
     return [[one.number for one in chain] for chain in found]
 
 

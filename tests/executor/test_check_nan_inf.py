@@ -10,7 +10,7 @@ from weftplan.errors import MXNetError
 
 
 def network() -> mx.sym.Symbol:
-    """A logarithm between two products."""
+    """Return a logarithm between two products."""
     return mx.sym.log(mx.sym.Variable("x") * 2, name="logarithm") * 3
 
 

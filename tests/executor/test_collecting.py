@@ -36,7 +36,7 @@ def test_same_bits_whatever_is_collected(monkeypatch, ctx, gb, fraction, scope):
 
 
 def held_by(symbol=deep, is_train=True, backward=True):
-    """(peak, at the end) of planned memory in one run on a context of its own."""
+    """Return (peak, at the end) of planned memory in one run on a context of its own."""
     ctx = mx.cpu(46)
     resource = StatisticsResource(RawResource(device.get(ctx)))
     # One after the other: on other engines the peak depends on how operations overlap.

@@ -13,7 +13,7 @@ from weftplan.device import capture_gate
 
 
 def network(extra=lambda x: x):
-    """A small network with a chain, a branch and a loss."""
+    """Return a small network with a chain, a branch and a loss."""
     sym = mx.sym
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="a")
     x = extra(sym.Activation(x, act_type="tanh") * 0.5 + x)
@@ -21,7 +21,7 @@ def network(extra=lambda x: x):
 
 
 def trained(ctx, net, steps=5):
-    """(weights, executor) after some steps, each with data of its own."""
+    """Return (weights, executor) after some steps, each with data of its own."""
     executor = net.simple_bind(ctx, data=(4, 5), softmax_label=(4,))
     rng = np.random.default_rng(1)
     for name, array in executor.arg_dict.items():
@@ -248,7 +248,7 @@ def test_a_module_with_graphs_has_the_weights_of_one_without(monkeypatch, where)
 
 
 def fitted(context):
-    """The weights of four branches of six layers after three epochs."""
+    """Return the weights of four branches of six layers after three epochs."""
     mx.random.seed(7)
     x, sym = mx.sym.Variable("data"), mx.sym
     branches = []

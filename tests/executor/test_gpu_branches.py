@@ -36,7 +36,7 @@ def four_branches():
 
 
 def expected():
-    """The same in NumPy."""
+    """Return the same in NumPy."""
     total = np.zeros_like(DATA)
     for branch in range(BRANCHES):
         x = DATA * np.float32(branch + 1.0)
@@ -47,7 +47,7 @@ def expected():
 
 
 def bound(context, monkeypatch):
-    """An executor that pushes an operation for each node, and whose branches have memory of their own."""
+    """Return an executor that pushes an operation for each node, and whose branches have memory of their own."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", "0")
     monkeypatch.setenv("MXNET_USE_FUSION", "0")  # or one kernel computes all branches
     monkeypatch.setenv("MXNET_EXEC_NUM_TEMP", str(BRANCHES))  # branches do not share memory, which would order them
@@ -116,7 +116,7 @@ class Work(NamedTuple):
 
 
 def beside(a, b):
-    """Whether nothing orders two pieces of work, so that a GPU may run both at once."""
+    """Return whether nothing orders two pieces of work, so that a GPU may run both at once."""
     return a.stream != b.stream and a.behind.get(b.stream, 0) < b.place and b.behind.get(a.stream, 0) < a.place
 
 

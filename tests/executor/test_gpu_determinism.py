@@ -31,7 +31,7 @@ def layers():
 
 
 def words():
-    """A recurrent network, and a product over all its steps."""
+    """Return a recurrent network, and a product over all its steps."""
     sym = mx.sym
     x = sym.Embedding(sym.Variable("data"), input_dim=5, output_dim=3, name="e")
     x = sym.RNN(x, sym.Variable("r"), sym.Variable("h"), sym.Variable("c"), state_size=4, num_layers=1, mode="lstm")
@@ -43,7 +43,7 @@ NETWORKS = {"small": small, "layers": layers, "words": words}
 
 
 def trained(network, context):
-    """(every weight and output after some steps, states of the segments)."""
+    """Return (every weight and output after some steps, states of the segments)."""
     symbol, shapes = network()
     requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
     executor = symbol.simple_bind(context, grad_req=requests, **shapes)

@@ -9,7 +9,7 @@ from weftplan.kvstore.distributed.arrays.contiguous import side_by_side
 
 
 def bound(**settings: object) -> mx.executor.Executor:
-    """A bound network of three layers, whose biases have odd sizes."""
+    """Return a bound network of three layers, whose biases have odd sizes."""
     net = mx.sym.Variable("data")
     for index, width in enumerate((7, 13, 5)):
         net = mx.sym.FullyConnected(net, num_hidden=width, name=f"layer{index}")

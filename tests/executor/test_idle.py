@@ -17,11 +17,11 @@ from weftplan.executor import idle, waits
 from weftplan.ndarray.pushing import push_kernel
 from weftplan.ndarray.spill import spill_ahead, spilling
 from weftplan.storage import LimitResource, NaivePool, relief
-from weftplan.storage.homes import traffic, waiting_bytes
+from weftplan.storage.offload import traffic, waiting_bytes
 
 
 def network():
-    """A chain whose results backward needs."""
+    """Return a chain whose results backward needs."""
     net = mx.sym.Variable("data")
     for k in range(4):
         net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=32, name=f"fc{k}"), act_type="tanh")
@@ -38,7 +38,7 @@ def bound(ctx):
 
 
 def step(executor):
-    """Bytes of outputs and gradients of one step."""
+    """Return the bytes of outputs and gradients of one step."""
     executor.forward(is_train=True)
     executor.backward()
     return [array.asnumpy().tobytes() for array in (*executor.outputs, *executor.grad_arrays)]
@@ -53,7 +53,7 @@ def settled():
 
 @pytest.fixture(params=["cpu", "sim"])
 def room(request, folder):
-    """(context, pool that holds one executor of two, homes are listed)."""
+    """(context, pool that holds one executor of two, offload targets are listed)."""
     make = getattr(mx, request.param)
     with storage.using(LimitResource(NaivePool(device.get(make(9400))), 1 << 40)) as pool:
         executor = bound(make(9400))
@@ -62,8 +62,8 @@ def room(request, folder):
         del executor
         settled()
     ctx = make(9401)
-    homes = f"file:{folder}:32MB" if request.param == "cpu" else "host:32MB"
-    with spilling.using(homes), storage.using(LimitResource(NaivePool(device.get(ctx)), peak + slab // 2)) as pool:
+    targets = f"file:{folder}:32MB" if request.param == "cpu" else "host:32MB"
+    with spilling.using(targets), storage.using(LimitResource(NaivePool(device.get(ctx)), peak + slab // 2)) as pool:
         yield ctx, pool, want
         end = time.monotonic() + 60  # what a worker drops last goes a moment later
         while pool.statistics().requested_bytes and time.monotonic() < end:
@@ -135,7 +135,7 @@ def test_an_operation_that_is_pending_keeps_the_slab(room):
 
 
 def test_an_executor_that_dies_away_leaves_nothing(room):
-    """Its bytes in the home go with it."""
+    """Its bytes in the offload target go with it."""
     ctx, _, want = room
     first, second = bound(ctx), bound(ctx)
     step(second)
@@ -180,7 +180,7 @@ def test_who_lacks_memory_waits_for_a_run_that_is_being_pushed(room):
         def run(entered=entered):
             with first.pool.idleness:
                 entered.set()
-                until(lambda: relief.lacked([ctx]))
+                until(lambda: relief.other_thread_starves([ctx]))
 
         finish = in_thread(run)
         entered.wait(60)
@@ -198,7 +198,7 @@ def test_who_lacks_memory_waits_for_a_reader(room):
     def read():
         view = first.outputs[0].raw()
         looks.set()
-        until(lambda: relief.lacked([ctx]))
+        until(lambda: relief.other_thread_starves([ctx]))
         return len(view)
 
     finish = in_thread(read)
@@ -208,7 +208,7 @@ def test_who_lacks_memory_waits_for_a_reader(room):
 
 
 def test_an_operation_that_lacks_memory_waits_for_a_run_that_is_being_pushed(room):
-    """An output is read, whose bytes wait in a home, while another thread pushes a run in the memory they need."""
+    """An output at an offload target is read while another thread pushes a run into the memory that the read needs."""
     ctx, _, want = room
     first, second = bound(ctx), bound(ctx)
     first.forward(is_train=True)
@@ -218,7 +218,7 @@ def test_an_operation_that_lacks_memory_waits_for_a_run_that_is_being_pushed(roo
     assert first.pool.idleness.away
     with second.pool.idleness:
         finish = in_thread(lambda: output.asnumpy().tobytes())
-        until(lambda: relief.lacked([ctx]))
+        until(lambda: relief.other_thread_starves([ctx]))
     assert finish() == want[0]
 
 
@@ -299,7 +299,7 @@ def test_of_two_who_wait_for_each_other_one_gives_up(room):
     refused = False
     with first.pool.idleness:
         finish = in_thread(other)
-        until(lambda: relief.lacked([ctx]))
+        until(lambda: relief.other_thread_starves([ctx]))
         try:
             bound(ctx)
         except OutOfMemoryError:

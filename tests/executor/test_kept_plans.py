@@ -16,7 +16,7 @@ from weftplan.executor import plan_cache
 
 
 def network() -> Any:
-    """A classifier with moving statistics."""
+    """Return a classifier with moving statistics."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="a")
     x = mx.sym.BatchNorm(x, name="norm")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4, name="b"), name="softmax")

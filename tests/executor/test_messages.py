@@ -11,7 +11,7 @@ from weftplan.errors import BindError, DTypeError, ShapeError
 
 
 def chain(depth):
-    """A chain of fully connected layers: two variables each, and the data."""
+    """Return a chain of fully connected layers: two variables each, and the data."""
     net = mx.sym.Variable("data")
     for i in range(depth):
         net = mx.sym.FullyConnected(net, num_hidden=2, name=f"fc{i}")
@@ -19,7 +19,7 @@ def chain(depth):
 
 
 def held_buffer():
-    """A shared buffer that cannot grow, because the array in it is the caller's own."""
+    """Return a shared buffer that cannot grow, because the array in it is the caller's own."""
     return {"data": mx.nd.zeros((2,))}
 
 

@@ -16,14 +16,14 @@ SIZES = (BELOW, ABOVE, LARGE, ABOVE, BELOW, ABOVE, LARGE)
 
 
 def bound(context: mx.Context, **more: object) -> mx.executor.Executor:
-    """An executor with arguments of all sizes, each with its gradient."""
+    """Return an executor with arguments of all sizes, each with its gradient."""
     variables = [mx.sym.Variable(f"x{k}") for k in range(len(SIZES))]
     shapes = {f"x{k}": (size,) for k, size in enumerate(SIZES)}
     return mx.sym.Group([2 * variable for variable in variables]).simple_bind(context, **shapes, **more)
 
 
 def all_zero(executor: mx.executor.Executor) -> bool:
-    """Whether every argument and gradient is."""
+    """Return whether all elements of arguments and gradients are zero."""
     return not any(array.asnumpy().any() for array in (*executor.arg_arrays, *executor.grad_arrays))
 
 

@@ -25,14 +25,14 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="the cache folder nee
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of plans, empty; the other tests keep none."""
-    home = tmp_path.resolve()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    target = tmp_path.resolve()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(target))
     monkeypatch.setattr(plan_cache, "_CODE", plan_cache._state_of_code())
-    return home / "weftplan" / "plans"
+    return target / "weftplan" / "plans"
 
 
 def network(hidden: int = 8) -> Any:
-    """A classifier with moving statistics."""
+    """Return a classifier with moving statistics."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=hidden, name="a")
     x = mx.sym.BatchNorm(x, name="norm")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4, name="b"), name="softmax")
@@ -64,7 +64,7 @@ def deep(count: int = 12) -> Any:
 
 
 def of(name: str) -> Callable[[], Any]:
-    """A built-in network."""
+    """Return a built-in network."""
     return lambda: mx.models.get(name)
 
 

@@ -90,7 +90,7 @@ def test_an_executor_that_moves_before_its_first_run_runs_where_it_is_then():
 
 
 def values(executor):
-    """The outputs and gradients."""
+    """Return the outputs and gradients."""
     return [array.asnumpy() for array in (*executor.outputs, *executor.grad_arrays) if array is not None]
 
 

@@ -29,13 +29,13 @@ def chain():
 
 
 def loss_net():
-    """One layer and a softmax loss."""
+    """Return one layer and a softmax loss."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
     return mx.sym.SoftmaxOutput(net, name="softmax")
 
 
 def live_bytes():
-    """Bytes that storage has given out on cpu(0), once everything that is dead has been handed back."""
+    """Return the bytes that storage has given out on cpu(0), once everything that is dead has been handed back."""
     for _ in range(4):  # a part's release may let go of its slab, whose release comes a drain later
         mx.nd.zeros((1,)).wait_to_read()
         mx.nd.waitall()

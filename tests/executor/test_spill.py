@@ -7,7 +7,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import device, engine, planner, storage, sym
-from weftplan.device.homes import Link
+from weftplan.device.offload_targets import Link
 from weftplan.device.simulated import CostModel, configure
 from weftplan.errors import OutOfMemoryError
 from weftplan.storage.adaptors import PoisonResource
@@ -39,7 +39,7 @@ def requests(net):
 
 
 def bound(net, ctx, share=None, shared=None, shapes=None, **options):
-    """An executor under a budget of ``share`` of its plain plan, with fixed contents."""
+    """Return an executor under a budget of ``share`` of its plain plan, with fixed contents."""
     shapes = SHAPES if shapes is None else shapes
     reqs = requests(net)
     if share is not None:
@@ -61,7 +61,7 @@ def fill(executor):
 
 
 def trained(executor, runs=2):
-    """Bytes of outputs, gradients and states after some runs."""
+    """Return the bytes of outputs, gradients and states after some runs."""
     mx.random.seed(7)
     for _ in range(runs):
         executor.forward(is_train=True)
@@ -174,7 +174,7 @@ def test_nothing_is_copied_in_a_run_without_backward():
 
 
 def seconds_of_a_run(share, bandwidth):
-    """(virtual seconds of a run on a device with slow kernels, seconds of its copies)."""
+    """Return (virtual seconds of a run on a device with slow kernels, seconds of its copies)."""
     ctx = mx.sim(next(DEVICES))
     place = configure(ctx.device_id, cost=CostModel(launch=1e-3, latency=1e-5, bandwidth=bandwidth))
     with engine.using(engine.create("ThreadedEnginePerDevice", gpu_workers=1)):

@@ -106,7 +106,7 @@ def test_memory_behind_a_stream_orders_its_next_user(place, pool):
 @pytest.mark.parametrize("pool", [NaivePool, lambda where: AutoGrowth(where, chunk=4096)])
 @pytest.mark.parametrize("emptied", [False, True])
 def test_a_pool_prefers_the_blocks_of_the_own_stream(place, pool, emptied):
-    """Of free blocks of one size a stream gets those that it need not wait for, from shelves and from the cache: no
+    """Of free blocks of one size a stream gets those that it need not wait for, from free lists and from the cache: no
     stream waits for another as long as it has a block of its own."""
     resource, streams, ran = pool(place), [place.new_stream() for _ in range(3)], []
     held = [resource.allocate(512) for _ in range(12)]

@@ -41,14 +41,14 @@ def branches():
 
 
 def fan(readers):
-    """A wide layer that several layers read: its gradient is a sum of as many terms."""
+    """Return a wide layer that several layers read: its gradient is a sum of as many terms."""
     wide = sym.FullyConnected(mx.sym.Variable("data"), num_hidden=500, name="wide")
     ends = [sym.FullyConnected(wide, num_hidden=1, name=f"end{k}") for k in range(readers)]
     return sym.MakeLoss(sym.add_n(*ends))
 
 
 def twice():
-    """The same wide expression written twice."""
+    """Return the same wide expression written twice."""
     wide = sym.FullyConnected(mx.sym.Variable("data"), num_hidden=500, name="wide")
     first, second = (sym.FullyConnected(sym.tanh(wide), num_hidden=9, name=f"fc{k}") for k in range(2))
     return sym.MakeLoss(first * second)
@@ -65,7 +65,7 @@ def deep(activations=6):
 
 
 def bound(net, training):
-    """An executor with fixed contents."""
+    """Return an executor with fixed contents."""
     executor = net.simple_bind(mx.cpu(), data=(32, 20), grad_req="write" if training else "null")
     seeded = np.random.default_rng(5)
     for name in sorted(executor.arg_dict):
@@ -75,7 +75,7 @@ def bound(net, training):
 
 
 def results(executor, training):
-    """Bytes of outputs and gradients."""
+    """Return the bytes of outputs and gradients."""
     executor.forward(is_train=training)
     if training:
         executor.backward()

@@ -81,7 +81,7 @@ SHAPES = {"data": (4, 5), "fc_weight": (3, 5), "fc_bias": (3,)}
 
 
 def layer():
-    """A symbol and an array for each of its arguments."""
+    """Return a symbol and an array for each of its arguments."""
     return (
         mx.sym.FullyConnected(X, num_hidden=3, name="fc"),
         {name: mx.nd.ones(shape) for name, shape in SHAPES.items()},

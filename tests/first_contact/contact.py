@@ -67,7 +67,7 @@ class Contact:
         device.get(self.context(0)).synchronize()
 
     def answers(self) -> bool:
-        """Whether CUDA still answers: after some errors every call repeats them."""
+        """Return whether CUDA still answers: after some errors every call repeats them."""
         try:
             for index in range(self.count):
                 place = device.get(self.context(index))
@@ -138,7 +138,7 @@ class Report:
         self.path.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
 
     def markdown(self) -> str:
-        """One page."""
+        """Return one page."""
         seconds = sum(one.seconds for one in self.results)
         lines = ["## First contact", ""]
         lines += [f"* {name}: {value}" for name, value in self.machine.items()]

@@ -10,7 +10,7 @@ def _add(op, *inputs, **more):
 
 
 def _boxes(seed, count, classes=3, score=True, side=0.5, ends=0):
-    """Rows (class, score, left, top, right, bottom); the last ``ends`` are -1."""
+    """Return the rows (class, score, left, top, right, bottom); the last ``ends`` are -1."""
     pick = random.Random(seed)
     rows = []
     for k in range(count):

@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 
 def operator_of(mx, name):
-    """The symbol function of an operator, public or internal."""
+    """Return the symbol function of an operator, public or internal."""
     places = [(mx.sym, ""), (mx.symbol._internal, "")]
     places += [(getattr(mx.sym, short), f"_{short}_") for short in ("linalg", "contrib", "image")]
     for module, prefix in places:

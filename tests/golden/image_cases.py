@@ -52,7 +52,7 @@ def images(mx):
 
 
 def png(pixels):
-    """A PNG file of colours."""
+    """Return a PNG file of colours."""
 
     def chunk(kind, content):
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -64,7 +64,7 @@ def png(pixels):
 
 
 def write_records(mx, folder):
-    """A file of seven PNG images of different sizes."""
+    """Return a file of seven PNG images of different sizes."""
     path = os.path.join(str(folder), "images.rec")
     random = np.random.RandomState(3)
     file = mx.recordio.MXRecordIO(path, "w")

@@ -31,7 +31,7 @@ def load_cases():
 
 
 def case_name(case):
-    """The case's own name, or one made of operator, parameters, shapes and mode."""
+    """Return the case's own name, or one made of operator, parameters, shapes and mode."""
     if "name" in case:
         return case["name"]
     params = ",".join(f"{key}={value}" for key, value in sorted(case.get("params", {}).items()))
@@ -52,7 +52,7 @@ def case_text(case):
 
 
 def make_input(spec, seed):
-    """The array of one input.
+    """Return the array of one input.
 
     ``spec`` is a shape (float32, uniform in [-1, 1)), or a dictionary with either ``value`` (nested list) or ``shape``,
     and optionally ``dtype``, ``low``, ``high``, ``distinct`` (no two elements closer than the range over the size).
@@ -78,7 +78,7 @@ def _seed(text):
 
 
 def case_inputs(case):
-    """All input arrays of a case."""
+    """Return all input arrays of a case."""
     name = case_name(case)
     return [make_input(spec, _seed(f"{name}#{k}")) for k, spec in enumerate(case.get("inputs", ()))]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def values(name, shape):
-    """The array called ``name``: drawn from a seed made of the name.
+    """Return the array called ``name``: drawn from a seed made of the name.
 
     Weights are centred and scaled to their fan-in, so that signals neither die nor saturate; everything else is
     positive, so that every operator is defined.
@@ -22,7 +22,7 @@ def values(name, shape):
 
 
 def arithmetic(mx):
-    """Every Python operator with a symbol and with a number on either side."""
+    """Return every Python operator with a symbol and with a number on either side."""
     sym = mx.sym
     a, b = sym.Variable("a"), sym.Variable("b")
     x = (a + b) * 2 - (1 - a) / (b + 3)
@@ -89,7 +89,7 @@ def recurrent(mx):
 
 
 def layers(mx):
-    """A bidirectional lstm over gru over relu, their parameters joined of pieces and scaled, with states."""
+    """Return a bidirectional lstm over gru over relu, their parameters joined of pieces and scaled, with states."""
     sym = mx.sym
     x = sym.Variable("data")
     pieces = [sym.Reshape(sym.Variable(name, shape=shape), shape=(-1,)) for name, shape in

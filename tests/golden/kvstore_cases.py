@@ -19,7 +19,7 @@ def exchanged(mx, kv, values):
 
 
 def sums(mx):
-    """Each store's order of additions, for 1 to 10 sources of values of very different size."""
+    """Yield each store's order of additions, for 1 to 10 sources of values of very different size."""
     rng = np.random.RandomState(5)
     for kind in ("local", "device"):
         for dtype in DTYPES:
@@ -46,5 +46,5 @@ def compressed(mx):
 
 
 def run(mx):
-    """All of it."""
+    """Return all recorded values by name."""
     return {**dict(sums(mx)), **dict(compressed(mx))}

@@ -46,11 +46,11 @@ class Maker:
         self.pick = random.Random(seed)
 
     def dim(self):
-        """One dimension."""
+        """Return one dimension."""
         return self.pick.choice(DIMS)
 
     def shape(self, low=1, high=4, most=600):
-        """A shape of ``low`` to ``high`` dimensions and at most ``most`` elements."""
+        """Return a shape of ``low`` to ``high`` dimensions and at most ``most`` elements."""
         while True:
             shape = tuple(self.dim() for _ in range(self.pick.randint(low, high)))
             size = 1
@@ -68,15 +68,15 @@ class Maker:
         return self.pick.randrange(-rank, rank)
 
     def floats(self, shape, span=(-1.0, 1.0), dtype=None, **more):
-        """The description of an input of floats."""
+        """Return the description of an input of floats."""
         return {"shape": shape, "low": span[0], "high": span[1], "dtype": dtype or self.dtype, **more}
 
     def ints(self, shape, low, high, dtype="int32"):
-        """The description of an input of integers."""
+        """Return the description of an input of integers."""
         return {"shape": shape, "low": low, "high": high, "dtype": dtype}
 
     def case(self):
-        """The case."""
+        """Return the case."""
         self.dtype = self.pick.choice(FLOATS)
         family = self.pick.choice(FAMILIES)
         result = family(self)
@@ -343,7 +343,7 @@ def _dense(m):
 
 
 def _window(m, rank):
-    """(kernel, stride, pad, dilate, size) of each spatial axis; at least one window fits."""
+    """Return (kernel, stride, pad, dilate, size) of each spatial axis; at least one window fits."""
     sides = []
     for _ in range(rank):
         kernel, stride, dilate = m.pick.choice((1, 2, 3, 4)), m.pick.choice((1, 1, 2, 3)), m.pick.choice((1, 1, 2))

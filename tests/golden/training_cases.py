@@ -37,7 +37,7 @@ def convolution(mx):
 
 
 def start_values(mx, symbol, rows):
-    """The same parameters on both sides."""
+    """Return the same parameters on both sides."""
     rng = np.random.RandomState(3)
     shapes, _, aux_shapes = symbol.infer_shape(data=(rows, FEATURES))
     args = {
@@ -139,7 +139,7 @@ def steps(mx):
 
 
 def schedules(mx):
-    """Every schedule's rate at updates 1 to 60."""
+    """Return every schedule's rate at updates 1 to 60."""
     make = mx.lr_scheduler
     every = {
         "factor": make.FactorScheduler(step=7, factor=0.6, base_lr=0.5, stop_factor_lr=0.05),

@@ -136,8 +136,10 @@ class Job:
         self._done: tuple[Path, subprocess.CompletedProcess[str]] | None = None
 
     def runs(self, body: str, **variables: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        """The test passes where ``body`` passes on every rank, and then what the test says itself; its ``folder`` is
-        that of the job, which a body finds as ``FOLDER``."""
+        """Return a decorator for a test that first checks that ``body`` passed on every rank of the job.
+
+        The test receives the job's folder as ``folder``; the body finds it as ``FOLDER``.
+        """
 
         def decorate(function: Callable[..., None]) -> Callable[..., None]:
             name = function.__name__
@@ -159,7 +161,7 @@ class Job:
         return decorate
 
     def done(self, factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-        """The folder of the job, and the job."""
+        """Return the folder of the job, and the job."""
         if self._done is None:
             folder = factory.mktemp("job")
             (folder / "bodies.json").write_text(json.dumps(self.bodies))

@@ -23,10 +23,10 @@ KEYS, EACH = 6, 4
 def where(request, folder):
     """Return a context with room for nine arrays; an operation needs at most six, and the others are offloaded."""
     ctx = getattr(mx, request.param)(9240)
-    homes = f"file:{folder}:64MB" if request.param == "cpu" else "host:64MB"
+    targets = f"file:{folder}:64MB" if request.param == "cpu" else "host:64MB"
     with (
         engine.using(engine.create("ThreadedEnginePerDevice", cpu_workers=4)) as current,
-        spilling.using(homes),
+        spilling.using(targets),
         storage.using(LimitResource(NaivePool(device.get(ctx)), 9 * SIZE)) as pool,
     ):
         yield ctx

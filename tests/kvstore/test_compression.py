@@ -33,7 +33,7 @@ def pushed(kv: mx.kv.KVStore, gradients: list[np.ndarray], contexts: list[mx.Con
 
 
 def store(shape: tuple[int, ...], threshold: float, kind: str = "device") -> mx.kv.KVStore:
-    """A store with one key and compression."""
+    """Return a store with one key and compression."""
     kv = mx.kv.create(kind)
     kv.set_gradient_compression({"type": "2bit", "threshold": threshold})
     kv.init("w", mx.nd.zeros(shape))

@@ -12,7 +12,7 @@ from weftplan.support import core_sharing
 
 
 def operations(eng, call):
-    """How many operations ``call()`` pushed."""
+    """Return how many operations ``call()`` pushed."""
     before = eng.statistics().pushed
     call()
     return eng.statistics().pushed - before

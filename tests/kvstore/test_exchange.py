@@ -30,7 +30,7 @@ NAMES = ["one_step", "ranges", "ring", "chain", "tree", "trees"]
 
 
 def chooser(**settings):
-    """One of a store whose variables have their defaults."""
+    """Return one of a store whose variables have their defaults."""
     return Chooser(**{"peers": True, "trees_only": False, "rule": TreeRule(), "log_trees": False, **settings})
 
 
@@ -83,7 +83,7 @@ def test_every_way_sums_all_and_copies_to_all(count, peers):
 
 
 def run_on_devices(way, links, home, values, seed=None):
-    """(virtual seconds of a push and a pull on simulated devices, the sum), with raw memory and no engine."""
+    """Return (virtual seconds of a push and a pull on simulated devices, the sum), with raw memory and no engine."""
     connect(dataclasses.replace(links))  # with unused wires
     count, elements = len(values), values[0].size
     _, push, pull = planned(way, home, links, 4)
@@ -151,12 +151,12 @@ def test_devices_take_the_time_of_the_model_and_the_fastest_is_taken(name, eleme
 
 def test_no_way_is_the_best_for_all():
     """Small arrays on a mesh take a tree, on a switch one step; large arrays ranges or a chain."""
-    by_name = {
+    ways = {
         (name, elements): chooser()._choose(LINKS[name], 2, elements, 4).way.name
         for name in LINKS
         for elements in (100, 1_000_000)
     }
-    assert by_name == {
+    assert ways == {
         ("nvlink mesh", 100): "tree",
         ("nvlink mesh", 1_000_000): "chain",
         ("pcie tree", 100): "one_step",

@@ -177,7 +177,7 @@ def launched(folder: Path, *arguments: str, **variables: str) -> subprocess.Comp
 
 
 def trained(folder: Path, statement: str, restarts: int) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """The job of :data:`TRAINING` whose rank 1 runs ``statement`` once, and the weights at its ends."""
+    """Return the job of :data:`TRAINING` whose rank 1 runs ``statement`` once, and the weights at its ends."""
     folder.mkdir()
     script = folder / "script.py"
     script.write_text(TRAINING.replace("STATEMENT", statement))

@@ -108,6 +108,6 @@ def test_a_plan_in_a_job_is_that_of_its_process(monkeypatch):
 
 
 def can_share_with(setting: str, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether processes can share memory here once the setting allows it."""
+    """Return whether processes can share memory here once the setting allows it."""
     monkeypatch.setenv("WEFTPLAN_KVSTORE_SHARED_MEMORY", setting)
     return can_share()

@@ -11,7 +11,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def load_cases():
-    """The module that both packages run."""
+    """Return the module that both packages run."""
     spec = importlib.util.spec_from_file_location("kvstore_cases", GOLDEN / "kvstore_cases.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -25,7 +25,7 @@ def made(seed: int, contexts: list[mx.Context], dtype: str = "float32") -> list[
 
 
 def store(kind: str, contexts: list[mx.Context], dtype: str = "float32") -> mx.kv.KVStoreBase:
-    """A store with all keys."""
+    """Return a store with all keys."""
     kv = mx.kv.create(kind)
     kv.init(KEYS, [row[0] for row in made(0, contexts, dtype)])
     return kv
@@ -38,7 +38,7 @@ def pushed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     own = engine.create("ThreadedEnginePerDevice")
     push = own.push
     with engine.using(own):
-        monkeypatch.setattr(own, "write_at_once", lambda *args: False)
+        monkeypatch.setattr(own, "write_inline", lambda *args: False)
         monkeypatch.setattr(own, "push", lambda *args, **given: (names.append(given["name"]), push(*args, **given))[1])
         yield names
         own.wait_for_all()
@@ -222,7 +222,7 @@ def test_a_prepared_exchange_follows_the_store() -> None:
 
 
 def trained(kind: str | None) -> mx.mod.Module:
-    """A Module of six parameters on two devices, after some steps."""
+    """Return a Module of six parameters on two devices, after some steps."""
     data = mx.sym.Variable("data")
     for width in (32, 32):
         data = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=width), act_type="relu")

@@ -17,7 +17,8 @@ def made(rng: np.random.Generator, dtype: str) -> list[np.ndarray]:
 
 
 def moved(mover: Mover, dtype: str) -> list[np.ndarray]:
-    """All that a sum of three processes writes: a row that is shown, a range that is added, and two rows of results."""
+    """Return all that a sum of three processes writes: a row that is shown, a range that is added, and two rows of
+    results."""
     rng = np.random.default_rng(3)
     shares, totals, also = made(rng, dtype), made(rng, dtype), made(rng, dtype)
     size, kind = sum(SIZES), np.dtype(dtype)

@@ -43,7 +43,7 @@ MOMENTUM = [[0.009187357500195503, -0.0094408318400383, -0.02357497438788414],
 
 
 def read(text):
-    """The states of a constant above."""
+    """Return the states of a constant above."""
     return read_mxnet_states(base64.b64decode(text))
 
 

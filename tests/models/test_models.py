@@ -33,7 +33,7 @@ NEUTRAL = {"dilate": (1, 1), "stride": (1, 1), "pad": (0, 0)}
 
 
 def stored(name: str) -> str:
-    """The symbol file that MXNet wrote."""
+    """Return the symbol file that MXNet wrote."""
     path = SYMBOLS / f"{name}.json"
     if path.exists():
         return path.read_text()
@@ -41,7 +41,7 @@ def stored(name: str) -> str:
 
 
 def essence(symbol: Symbol) -> list[tuple[Any, ...]]:
-    """Every node without its name: operator, what its parameters mean, where its inputs come from."""
+    """Return every node without its name: operator, what its parameters mean, where its inputs come from."""
     nodes = sym.topological_order(symbol.entries)
     number = {node: i for i, node in enumerate(nodes)}
     return [
@@ -55,7 +55,8 @@ def essence(symbol: Symbol) -> list[tuple[Any, ...]]:
 
 
 def meaning(node: Node) -> dict[str, Any]:
-    """Parameters without those that say nothing (a layout that is the default, a convention of global pooling)."""
+    """Return the parameters without those that say nothing (a layout that is the default, a convention of global
+    pooling)."""
     params = {key: value for key, value in node.params.items() if key != "layout"}
     if node.op is not None and node.op.name in ("Convolution", "Pooling"):
         params.update({key: value for key, value in NEUTRAL.items() if key in params and params[key] in ((), None)})
@@ -67,7 +68,7 @@ def meaning(node: Node) -> dict[str, Any]:
 
 
 def nbytes(shapes: list[tuple[int, ...]]) -> int:
-    """Bytes of float32 arrays."""
+    """Return the bytes of float32 arrays."""
     return 4 * sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes)
 
 

@@ -122,7 +122,7 @@ def test_error_leaves_old_values():
         out[:] = 5
         raise ValueError
 
-    assert not inline_calls.write_at_once(kernel, (a,), (a,))
+    assert not inline_calls.write_inline(kernel, (a,), (a,))
     np.testing.assert_array_equal(a.asnumpy(), 1)
 
 
@@ -131,18 +131,18 @@ def test_spillable_or_duplicate_arrays_are_pushed(monkeypatch):
     with engine.using(engine.create("ThreadedEngine")):
         a = nd.array(np.ones((4, 4)))
         a.wait_to_read()
-        assert not inline_calls.write_at_once(lambda x, out: None, (a,), (a, a[0:2]), (0,))
-        assert inline_calls.copy_at_once(pushing.Value(2.0), a)
+        assert not inline_calls.write_inline(lambda x, out: None, (a,), (a, a[0:2]), (0,))
+        assert inline_calls.copy_inline(pushing.Value(2.0), a)
         monkeypatch.setattr(MAKE_ROOM, "value", lambda context, arrays: ())
-        assert not inline_calls.copy_at_once(pushing.Value(2.0), a)
+        assert not inline_calls.copy_inline(pushing.Value(2.0), a)
 
 
-@pytest.mark.parametrize(("values", "at_once"), [(1 << 17, True), ((1 << 17) + 1, False)])
-def test_small_copies_run_inline(values, at_once):
+@pytest.mark.parametrize(("values", "inline"), [(1 << 17, True), ((1 << 17) + 1, False)])
+def test_small_copies_run_inline(values, inline):
     """A copy that takes no longer than waking a worker is inline; a copy by key has the limit of all small work."""
     with engine.using(engine.create("ThreadedEngine")):
         source, target = (nd.array(np.full((values, 1), value)) for value in (1.0, 2.0))
         nd.waitall()
-        assert inline_calls.copy_at_once(target, source, slice(0, values)) is False
-        assert inline_calls.copy_at_once(source, target) is at_once
-        np.testing.assert_array_equal(target.asnumpy(), 1 if at_once else 2)
+        assert inline_calls.copy_inline(target, source, slice(0, values)) is False
+        assert inline_calls.copy_inline(source, target) is inline
+        np.testing.assert_array_equal(target.asnumpy(), 1 if inline else 2)

@@ -12,7 +12,7 @@ from weftplan.ops.nn.conv_geometry import Geometry
 
 
 def taps(geo: Geometry) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Each place in the window, and which elements of a padded image it meets."""
+    """Yield each place in the window, and which elements of a padded image it meets."""
     for tap in product(*map(range, geo.kernel)):
         yield (
             tap,

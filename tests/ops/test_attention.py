@@ -14,7 +14,7 @@ F16, F32, F64, I32 = (np.dtype(name) for name in ("float16", "float32", "float64
 
 
 def infer(op, ins, outs, params):
-    """Shapes that an operator infers."""
+    """Return the shapes that an operator infers."""
     actual = registry.get(op)
     return actual.infer_shape(registry.parse_params(actual, params), list(ins), list(outs))
 

@@ -131,7 +131,7 @@ def test_regions_are_replaced(region):
 
 
 def centres(corners):
-    """(…, 4) corners as centre and size."""
+    """Return (…, 4) corners as centre and size."""
     low, high = corners[..., :2], corners[..., 2:]
     return np.concatenate([(low + high) / 2, high - low], axis=-1)
 
@@ -235,7 +235,7 @@ RATES = {"lr": 0.5, "wd": 0.1, "eta": 0.3, "beta1": 0.75, "beta2": 0.875, "clip_
 
 
 def adamw(w, g, mean, var):
-    """One step in float64, the gradient already rescaled."""
+    """Return one step in float64, the gradient already rescaled."""
     g = np.clip(g, -2, 2)
     mean, var = 0.75 * mean + 0.25 * g, 0.875 * var + 0.125 * g * g
     return w - 0.3 * (0.5 * mean / (np.sqrt(var) + 1e-8) + 0.1 * w), mean, var

@@ -32,7 +32,7 @@ def few(monkeypatch: pytest.MonkeyPatch, four_cores: None) -> Any:
 
 
 def layer(seed: int) -> Geometry:
-    """A random convolution of one to three axes, in one group or in several, depthwise too."""
+    """Return a random convolution of one to three axes, in one group or in several, depthwise too."""
     rng = random.Random(seed)
     axes = rng.choice((1, 2, 2, 2, 3))
     kernel, dilate, stride, pad = (
@@ -107,11 +107,11 @@ def test_parts_are_right(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 
 def test_random_layers_are_cut_and_not_cut() -> None:
     """The seeds above cover one to four parts, of images, channels and groups."""
-    by_name = {(weight, geo.groups > 1, len(parts(geo, weight=weight)))
+    cuts_seen = {(weight, geo.groups > 1, len(parts(geo, weight=weight)))
              for geo in map(layer, range(40)) for weight in (False, True)}  # fmt: skip
     for weight in (False, True):
-        assert {(weight, False, count) for count in (1, 2, 4)} <= by_name
-        assert {(weight, True, count) for count in (2, 4)} <= by_name
+        assert {(weight, False, count) for count in (1, 2, 4)} <= cuts_seen
+        assert {(weight, True, count) for count in (2, 4)} <= cuts_seen
 
 
 def test_same_bits_with_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_same_bits_with_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def step(kind: str, data: tuple[int, ...], filters: int) -> bytes:
-    """The bytes of the result and the gradients of one layer with 3x3 windows, computed by NumPy."""
+    """Return the bytes of the result and the gradients of one layer with 3x3 windows, computed by NumPy."""
     net = getattr(mx.sym, kind)(
         mx.sym.Variable("data"), kernel=(3, 3), num_filter=filters, pad=(1, 1), no_bias=False, name="c"
     )

@@ -77,18 +77,18 @@ BOUND_BY_MEMORY = ("piece_sums", "piece_squares", "piece_products", "normalize",
 def test_kernels_bound_by_memory_divide_no_long_numbers(tmp_path):
     """A division of 64 bits by a number that the compiler does not know takes some hundred instructions; a loop over
     elements has none of 32 bits, either. One call of Philox serves eight elements of Dropout."""
-    by_name = {}
+    kernels = {}
     for label, text in cuda.texts(every=False).items():
         if label.startswith(("batch_norm", "pooling", "softmax._ROWS", "dropout")):
-            by_name |= cuda.ptx(text, tmp_path)
+            kernels |= cuda.ptx(text, tmp_path)
     for name in BOUND_BY_MEMORY:
-        body = by_name[name]
+        body = kernels[name]
         assert not re.search(r"\b(div|rem)\.[su]64", body), name
         assert len(re.findall(r"\b(?:div|rem)\.[su]32", body)) <= 9, name
         for loop in cuda.loops(body):
             assert not re.search(r"\b(div|rem)\.[su]32", loop), f"{name} divides in a loop"
-    assert len(re.findall(r"mul\.hi\.u64", by_name["drop"])) <= 8 * 2.5
-    assert "st.shared" in by_name["drop"]
+    assert len(re.findall(r"mul\.hi\.u64", kernels["drop"])) <= 8 * 2.5
+    assert "st.shared" in kernels["drop"]
 
 
 @pytest.mark.skipif(cuda.NVCC is None or cuda.CUOBJDUMP is None, reason="nvcc or cuobjdump is not installed")

@@ -34,7 +34,7 @@ class Far:
         self.nbytes = self.host.nbytes
 
     def reshape(self, *shape):
-        """The same memory."""
+        """Return the same memory."""
         result = object.__new__(Far)
         result.host = self.host.reshape(*shape)
         result.shape, result.size, result.ndim, result.dtype = (
@@ -80,7 +80,7 @@ MOST = 2**31 - 1
 
 
 def params(name, **given):
-    """Parameters of an operator, as text."""
+    """Return the parameters of an operator, as text."""
     return parse_params(get(name), {k: str(v) for k, v in given.items()})
 
 

@@ -24,7 +24,7 @@ HEAD = re.compile(r"int t = threadIdx.x;\s*$")
 
 
 def mutants(text):
-    """The source without one of its barriers or bounds."""
+    """Yield the source without one of its barriers or bounds."""
     for matches in MISTAKE.finditer(text):
         if not HEAD.search(text[: matches.start()]):
             yield text[: matches.start()] + text[matches.end() :]

@@ -291,7 +291,7 @@ def test_every_kernel_has_run(host, request):
 
 
 def unreachable(label):
-    """Whether no call makes this source: lengths are floats, and whole numbers are drawn as doubles."""
+    """Return whether no call makes this source: lengths are floats, and whole numbers are drawn as doubles."""
     where, *kinds = label.split()
     if where.startswith("sequence"):
         return kinds[0] not in cuda.FLOATS

@@ -30,7 +30,7 @@ SHAPES = {
 
 
 def network(name, params):
-    """One layer whose sum is the loss."""
+    """Return one layer whose sum is the loss."""
     return getattr(mx.sym, name)(mx.sym.Variable("data"), name="c", **params)
 
 
@@ -86,7 +86,7 @@ def test_values_are_those_of_the_host(case, name, dtype, where):
 
 
 def bound(context, **params):
-    """A layer bound for training; (bytes of scratch that its plan counts, the algorithms that run)."""
+    """Return a layer bound for training; (bytes of scratch that its plan counts, the algorithms that run)."""
     net = network("Convolution", {"kernel": (3, 3), "num_filter": 4, "no_bias": True, **params})
     executor = net.simple_bind(context(0), grad_req="null", data=(2, 4, 8, 8))
     executor.forward(is_train=False)

@@ -42,7 +42,7 @@ def tensors(*, groups=1, modulated=False, bias=True, seed=0):
 
 
 def by_loops(data, offset, mask, weight, *, groups, modulated):
-    """The definition, element by element."""
+    """Return the definition, element by element."""
     out = np.zeros((2, 4, 3, 6))
     each, filters = 4 // groups, 4 // groups
 

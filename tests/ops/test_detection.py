@@ -52,7 +52,7 @@ def test_every_operator_has_a_case():
 
 
 def boxes(seed, count, *more):
-    """Rows of random corners."""
+    """Return the rows of random corners."""
     rng = np.random.RandomState(seed)
     low = rng.uniform(0, 0.6, (*more, count, 2))
     return np.concatenate([low, low + rng.uniform(0.05, 0.4, (*more, count, 2))], axis=-1)

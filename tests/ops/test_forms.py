@@ -53,7 +53,7 @@ def test_a_kernel_has_a_parameter_for_every_array(op):
 
 
 def functions():
-    """(place, definition) of every function in the operators' files but those of compilers."""
+    """Yield (place, definition) of every function in the operators' files but those of compilers."""
     for path in sorted(ROOT.rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         if not name.startswith(("compiled/", "cuda/")):
@@ -90,7 +90,7 @@ def scaled_cube(xp, p, x, out, square, factor):
 
 
 def operator(forward):
-    """An operator of one array."""
+    """Return an operator of one array."""
     return Op(name="cube", forward=forward, infer_shape=same_shape, infer_dtype=same_dtype)
 
 

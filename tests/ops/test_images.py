@@ -31,7 +31,7 @@ def test_contract_and_gradient(op, shape, params):
 
 
 def infer(op, data, out, params):
-    """(shape of data, shape of output) that an operator infers."""
+    """Return (shape of data, shape of output) that an operator infers."""
     actual = registry.get(op)
     new = actual.infer_shape(registry.parse_params(actual, params), [data], [out])
     return new[0][0], new[1][0]

@@ -62,7 +62,7 @@ CASES = [
 
 
 def ident(case):
-    """The name of a case."""
+    """Return the name of a case."""
     return f"{case[0]}{[x.shape for x in case[1]]}{case[2]}"
 
 

@@ -10,7 +10,7 @@ F32 = np.float32
 
 
 def batch_norm(is_train=True, recompute=False, **params):
-    """(call after it ran, pristine inputs)"""
+    """Return (call after it ran, pristine inputs)"""
     arrays = [uniform(4, 3, 2, 2), *(uniform(3, seed=k) for k in range(3)), uniform(3, low=0.5, high=2.0)]
     call = prepare(
         "BatchNorm", [x.copy() for x in arrays], {"momentum": 0.7, **params}, is_train=is_train, recompute=recompute

@@ -15,13 +15,13 @@ def kept(op, arrays, params):
     call = prepare(op, arrays, params)
     call()
     _, builder = differentiate(call, [np.ones(s.shape, s.dtype) for s in call.out_specs])
-    by_name = set()
+    kept_names = set()
     for result in builder.calls:
         ignored = result.op.ignored(result.params)
         used = [x for k, x in enumerate(result.inputs) if k not in ignored]
-        by_name |= {f"x{k}" for k, x in enumerate(call.inputs) if any(x is one for one in used)}
-        by_name |= {f"y{k}" for k, y in enumerate(call.outputs) if any(y is one for one in used)}
-    return " ".join(sorted(by_name))
+        kept_names |= {f"x{k}" for k, x in enumerate(call.inputs) if any(x is one for one in used)}
+        kept_names |= {f"y{k}" for k, y in enumerate(call.outputs) if any(y is one for one in used)}
+    return " ".join(sorted(kept_names))
 
 
 X = uniform(2, 3, 4, 4)

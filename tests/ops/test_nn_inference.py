@@ -12,7 +12,7 @@ F16, F32, F64 = (np.dtype(f"float{bits}") for bits in (16, 32, 64))
 
 
 def parsed(op, params):
-    """The operator and its parameters, by way of text."""
+    """Return the operator and its parameters, by way of text."""
     actual = registry.get(op)
     return actual, registry.parse_params(actual, {k: format_value(v) for k, v in params.items()})
 

@@ -13,7 +13,7 @@ F32 = np.float32
 
 
 def cross_entropy(labels, axis, *, weight=1.0, alpha=0.0, counted=None):
-    """The loss of SoftmaxOutput as an objective for check_gradient."""
+    """Return the loss of SoftmaxOutput as an objective for check_gradient."""
 
     def objective(outputs):
         p = np.moveaxis(outputs[0], axis, -1)

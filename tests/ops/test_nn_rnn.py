@@ -21,7 +21,7 @@ MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 
 
 def called(mode, layers=1, both=False, **how):
-    """(arrays, params) of a call that gives states."""
+    """Return (arrays, params) of a call that gives states."""
     _, arrays, params = _rnn(mode, layers, both, steps=5, batch=3, inputs=2, size=3, state_outputs=True, **how)
     return arrays, params
 

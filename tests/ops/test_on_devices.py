@@ -45,7 +45,7 @@ def refuse(nbytes):
 
 
 def put(where, array):
-    """A copy of a host array on a device."""
+    """Return a copy of a host array on a device."""
     raw = where.allocate(max(array.nbytes, 1))
     result = raw[: array.nbytes].view(array.dtype).reshape(array.shape)
     where.copy(result, np.ascontiguousarray(array).reshape(array.shape))
@@ -53,7 +53,7 @@ def put(where, array):
 
 
 def fetch(where, array):
-    """A host copy of an array on a device."""
+    """Return a host copy of an array on a device."""
     out = np.empty(array.shape, array.dtype)
     where.copy(out, array)
     return out

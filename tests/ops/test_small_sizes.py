@@ -41,7 +41,7 @@ def resized(arrays: list[Any], old: int, new: int) -> list[Any]:
 
 
 def variants(arrays: list[Any]) -> Iterator[list[Any]]:
-    """The inputs of a case with one dimension of another size."""
+    """Yield the inputs of a case with one dimension of another size."""
     for old in sorted({dim for array in arrays for dim in np.asarray(array).shape}):
         for new in (1, 2, 3):
             if new != old:

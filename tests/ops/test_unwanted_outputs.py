@@ -34,7 +34,7 @@ MOST_CALLS = 6
 
 
 def matters(op: Op) -> bool:
-    """Whether an operator runs although an output is unwanted: it may have others, or it changes a state."""
+    """Return whether an operator runs although an output is unwanted: it may have others, or it changes a state."""
     return callable(op.outputs) or len(op.outputs) > 1 or bool(op.aux)
 
 
@@ -44,7 +44,7 @@ def random(*shape: int, low: float = -1.0, seed: int = 0) -> Any:
 
 
 def made(op: Op, params: dict[str, Any], arrays: list[Any], outputs: list[tuple[int, ...]]) -> Call:
-    """A call of an operator that only the planner makes nodes of."""
+    """Return a call of an operator that only the planner makes nodes of."""
     return Call(op, params, arrays, [TensorSpec(shape, arrays[0].dtype) for shape in outputs])
 
 

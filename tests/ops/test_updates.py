@@ -69,7 +69,7 @@ CASES = [*SAME, *MIXED, *MANY]
 
 
 def narrowed(case, dtype):
-    """The case with its float64 arrays in ``dtype``."""
+    """Return the case with its float64 arrays in ``dtype``."""
     op, arrays, params = case
     return op, [x.astype(dtype) if x.dtype == np.float64 else x.copy() for x in arrays], params
 

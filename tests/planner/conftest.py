@@ -117,7 +117,8 @@ def _results(planned: PlannedGraph, grads: dict[str, Any], arrays: dict[int, Any
 
 
 def random_symbol(seed: int, size: int) -> Any:
-    """A random graph of square matrices: chains, diamonds, several outputs, views, ignored inputs, shared weights."""
+    """Return a random graph of square matrices: chains, diamonds, several outputs, views, ignored inputs, shared
+    weights."""
     rng = random.Random(seed)
     pool = [sym.Variable(f"x{i}") for i in range(1 + rng.randrange(3))]
 

@@ -49,7 +49,7 @@ def network(**scale: Any) -> Any:
 
 
 def operators(net: Any, **options: Any) -> list[str]:
-    """The operators of a planned graph."""
+    """Return the operators of a planned graph."""
     planned = plan_symbol(net, {"data": SHAPE}, options=PlanOptions(**options))
     validate(planned)
     return [node.op.name for node in planned.graph.nodes if node.op is not None]
@@ -99,7 +99,7 @@ def settings(**options: Any) -> Settings:
 
 
 def start() -> Network:
-    """The graph before the first pass."""
+    """Return the graph before the first pass."""
     return translated(network(), grad_req="write", context=Context("cpu", 0))
 
 

@@ -301,4 +301,4 @@ def test_options_that_change_nothing() -> None:
     with pytest.raises(PlanError, match="match_range must be an integer"):
         options.replace(match_range=True)
     with pytest.raises(PlanError, match="unknown plan option"):
-        options.replace(homes=options.homes)
+        options.replace(targets=options.targets)

@@ -75,7 +75,7 @@ def program_of(
 
 
 def planned(program: Program, options: PlanOptions = PLAIN) -> PlannedSteps:
-    """The plan of a program, judged."""
+    """Return the plan of a program, judged."""
     steps = planned_steps(plan_graph(program, options), program.graph.outputs, gradients={})
     validate(steps)
     return steps
@@ -171,7 +171,7 @@ def test_free_backward_steps_are_placed_lazily() -> None:
 
 
 def random_program(seed: int) -> Program:
-    """A forward and a backward part with views and held results."""
+    """Return a forward and a backward part with views and held results."""
     draw = random.Random(seed)
     names, nodes, size = ["x"], [], {"x": 64}
     count = draw.randint(6, 12)

@@ -28,13 +28,13 @@ def norm(data: Any, name: str, relu: bool = True, **more: Any) -> Any:
 
 
 def depthwise(data: Any, name: str = "dw", **more: Any) -> Any:
-    """A depthwise convolution of six channels."""
+    """Return a depthwise convolution of six channels."""
     usual = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 6, "num_group": 6, "no_bias": True}
     return mx.sym.Convolution(data, name=name, **{**usual, **more})
 
 
 def pointwise(data: Any, name: str) -> Any:
-    """A 1x1 convolution of six filters."""
+    """Return a 1x1 convolution of six filters."""
     return mx.sym.Convolution(data, kernel=(1, 1), num_filter=6, no_bias=True, name=name)
 
 
@@ -46,7 +46,7 @@ def network(stride: int = 1, relu: bool = True, first: Any = None, **more: Any) 
 
 
 def operators(net: Any, grad_req: Any = "write", **options: Any) -> list[str]:
-    """The operators of a planned graph."""
+    """Return the operators of a planned graph."""
     planned = plan_symbol(net, {"data": SHAPE}, grad_req=grad_req, options=PlanOptions(**options))
     validate(planned)
     return [node.op.name for node in planned.graph.nodes if node.op is not None]
@@ -88,7 +88,7 @@ def test_what_is_not_joined() -> None:
 
 
 def ends(data: Any) -> Any:
-    """A block on ``data`` itself."""
+    """Return a block on ``data`` itself."""
     net = norm(depthwise(norm(data, "n1")), "n2")
     return mx.sym.LinearRegressionOutput(mx.sym.sum(net, axis=(2, 3)), mx.sym.Variable("label"))
 
@@ -241,7 +241,7 @@ def test_recomputing_takes_the_smaller_of_both_plans(recompute: str) -> None:
 
 
 def mobilenet(batch: int = 2, **options: Any) -> Any:
-    """A planned training step."""
+    """Return a planned training step."""
     from weftplan import models
 
     symbol, shapes = models.get("mobilenet"), models.input_shapes("mobilenet", batch)

@@ -19,7 +19,7 @@ NAME = "elementwise nodes fused"
 
 
 def operators(graph: Any) -> Counter[str]:
-    """How many nodes of each operator a planned graph has."""
+    """Return how many nodes of each operator a planned graph has."""
     return Counter(node.op.name for node in graph.nodes if node.op is not None)
 
 
@@ -54,12 +54,12 @@ def run(symbol: Any, shape: Any, context: Any, *, dtype: str = "float32", grad_r
     launches = sum(meter.launches.values())
     validate(executor.planned)
     assert executor.allocated_bytes == executor.memory_plan.peak
-    by_name = {
+    arrays = {
         **{f"output {k}": one for k, one in enumerate(executor.outputs)},
         **executor.grad_dict,
         **executor.aux_dict,
     }
-    values = {name: array.asnumpy() for name, array in by_name.items() if array is not None}
+    values = {name: array.asnumpy() for name, array in arrays.items() if array is not None}
     values["inference"] = executor.forward(is_train=False)[0].asnumpy()
     return values, launches, executor
 

@@ -17,7 +17,7 @@ BATCH, WIDTH, HIDDEN, STEPS = 4, 24, 12, 14
 
 
 def recurrent(steps: int = STEPS, *, hidden: int = HIDDEN, no_bias: bool = False) -> tuple[Any, dict[str, Any]]:
-    """An unrolled layer over slices of one array, the weights of all steps the same, and shapes."""
+    """Return an unrolled layer over slices of one array, the weights of all steps the same, and shapes."""
     kinds = ("weight",) if no_bias else ("weight", "bias")
     x_weights, h_weights = ([mx.sym.Variable(f"{name}_{kind}") for kind in kinds] for name in "xh")
     h = mx.sym.Variable("begin")

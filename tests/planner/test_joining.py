@@ -15,7 +15,7 @@ from weftplan.planner import PlanOptions, plan_symbol
 
 
 def operators(net: Any, grad_req: str = "null", **options: Any) -> list[str]:
-    """The operators of a planned graph, variables left out."""
+    """Return the operators of a planned graph, variables left out."""
     planned = plan_symbol(net, {"x": (2, 3, 6, 6)}, grad_req=grad_req, options=PlanOptions(**options))
     return [node.op.name for node in planned.graph.nodes if node.op is not None]
 
@@ -28,7 +28,7 @@ def layers(relu: Any) -> Any:
 
 
 def activation(data: Any, name: str) -> Any:
-    """A relu as Activation."""
+    """Return a relu as Activation."""
     return mx.sym.Activation(data, act_type="relu", name=name)
 
 

@@ -39,7 +39,7 @@ def test_merging_compares_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch)
 
 
 def parts(whole: Problem) -> Iterator[Problem]:
-    """The independent parts: no buffer of one lives together with a buffer of another."""
+    """Yield the independent parts: no buffer of one lives together with a buffer of another."""
     cuts = [t for t in range(1, whole.sections) if not np.any((whole.lo < t) & (whole.hi > t))]
     part = np.searchsorted(cuts, whole.lo, side="right")
     for number in np.unique(part):

@@ -59,12 +59,12 @@ def kept_by(text: str) -> set[str]:
 
 def test_modules_of_the_planner_keep_nothing() -> None:
     """Any thread may call any function: no module has state that passes from call to call."""
-    by_name = {
+    state = {
         f"{path.relative_to(PLANNER).as_posix()}: {name}"
         for path in PLANNER.rglob("*.py")
         for name in kept_by(path.read_text())
     }
-    assert by_name == KEPT
+    assert state == KEPT
 
 
 def test_what_is_kept_is_seen() -> None:

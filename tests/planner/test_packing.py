@@ -28,7 +28,7 @@ buffers = st.lists(
 
 
 def columns(rows: list[tuple[int, int, int]]) -> tuple[list[int], list[int], list[int]]:
-    """Rows to lower, upper, size."""
+    """Return the rows to lower, upper, size."""
     return [r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows]
 
 
@@ -79,7 +79,7 @@ def test_tiny_problems_reach_the_optimum(rows: list[tuple[int, int, int]]) -> No
 
 
 def fits(rows: list[tuple[int, int, int]], capacity: int) -> bool:
-    """Whether any whole offsets under ``capacity`` do, by trying them all."""
+    """Return whether any whole offsets under ``capacity`` do, by trying them all."""
     placed: list[tuple[int, int, int, int]] = []
 
     def try_from(k: int) -> bool:

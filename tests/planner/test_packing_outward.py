@@ -25,7 +25,7 @@ buffers = st.lists(
 
 
 def problem_of(rows: list[tuple[int, int, int]]) -> Problem:
-    """Rows (lower, upper, size) as a problem."""
+    """Return the rows (lower, upper, size) as a problem."""
     lower, upper, size = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     return sectioned(lower, upper, size, np.arange(len(rows)))
 

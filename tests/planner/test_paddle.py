@@ -45,7 +45,7 @@ def kind(graph: PlannedGraph, name: str) -> Kind:
 
 
 def steps(graph: PlannedGraph) -> list[str]:
-    """Names in execution order."""
+    """Return the names in execution order."""
     return [graph.graph.nodes[n].name for n in graph.order]
 
 

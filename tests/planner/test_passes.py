@@ -24,7 +24,7 @@ SHAPES: Any = {"data": (2, 3, 20, 20)}
 
 
 def network() -> Any:
-    """A layer between batch norms, and a relu; two nodes that compute the same."""
+    """Return a layer between batch norms, and a relu; two nodes that compute the same."""
     net = sym.BatchNorm(sym.Variable("data"), name="scaled")
     net = sym.Convolution(net, kernel=(3, 3), num_filter=64, no_bias=True, name="layer")
     net = sym.Activation(sym.BatchNorm(net, name="norm"), act_type="relu")

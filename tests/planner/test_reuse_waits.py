@@ -20,7 +20,7 @@ ARENA = PlanOptions(strategy="arena", kernels="numpy")
 
 
 def planned(name: str, grad_req: str) -> PlannedGraph:
-    """A built-in network in one arena."""
+    """Return a built-in network in one arena."""
     return plan_symbol(models.get(name), models.input_shapes(name, 8), grad_req=grad_req, options=ARENA)
 
 
@@ -66,7 +66,7 @@ def test_the_count_is_that_of_the_graph(name: str, grad_req: str) -> None:
 
 
 def without_preference(monkeypatch: pytest.MonkeyPatch, name: str, grad_req: str) -> PlannedGraph:
-    """The plan of a packing that knows of no order."""
+    """Return the plan of a packing that knows of no order."""
     with monkeypatch.context() as patch:
         patch.setattr(buffers_module.Buffers, "order", lambda self: None)
         return planned(name, grad_req)

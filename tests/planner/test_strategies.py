@@ -30,7 +30,7 @@ def stacked() -> Iterator[str]:
 
 
 def lenet(strategy: str) -> Any:
-    """The training plan of LeNet."""
+    """Return the training plan of LeNet."""
     options = PlanOptions(strategy=strategy)
     return plan_symbol(models.get("lenet"), models.input_shapes("lenet", 4), grad_req="write", options=options)
 

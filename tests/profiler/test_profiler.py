@@ -21,7 +21,7 @@ from weftplan.profiler.recorder import recorder
 
 
 def events(tmp_path: Path) -> list[dict]:
-    """The events of the dumped trace."""
+    """Return the events of the dumped trace."""
     profiler.dump()
     document = json.loads((tmp_path / "trace.json").read_text())
     assert document["displayTimeUnit"] == "ms"

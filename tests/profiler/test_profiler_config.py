@@ -44,7 +44,7 @@ def threaded(tmp_path: Path):
 
 
 def dumped(tmp_path: Path) -> list[dict]:
-    """The events of the trace."""
+    """Return the events of the trace."""
     profiler.dump()
     return json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 

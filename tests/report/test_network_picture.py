@@ -19,7 +19,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def rectangles(svg: str) -> list[tuple[float, float, float, float]]:
-    """(left, top, right, bottom) of each box of a picture; it is well-formed XML."""
+    """Return (left, top, right, bottom) of each box of a picture; it is well-formed XML."""
     results = []
     for one in ElementTree.fromstring(svg).iter(f"{SVG}rect"):
         x, y, width, height = (float(one.attrib[key]) for key in ("x", "y", "width", "height"))
@@ -28,7 +28,7 @@ def rectangles(svg: str) -> list[tuple[float, float, float, float]]:
 
 
 def random_network(seed: int, size: int) -> mx.sym.Symbol:
-    """A graph in which each node adds one to four nodes before it, near or far."""
+    """Return a graph in which each node adds one to four nodes before it, near or far."""
     draw_from = random.Random(seed)
     nodes = [mx.sym.Variable("data"), mx.sym.Variable("other")]
     for k in range(size):

@@ -24,7 +24,7 @@ CHROMIUM = shutil.which("chromium")
 
 
 def page_data(page: str) -> dict[str, Any]:
-    """The data that the page's script reads."""
+    """Return the data that the page's script reads."""
     match = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
     assert match is not None
     data: dict[str, Any] = json.loads(match.group(1))

@@ -7,7 +7,7 @@ from weftplan.report.training_html import MOST_POINTS, story, training_html
 
 
 def step(number, **facts):
-    """An event as fit writes it."""
+    """Return an event as fit writes it."""
     return {
         "event": "step",
         "step": number,
@@ -29,7 +29,7 @@ def step(number, **facts):
 
 
 def drawn(events, **settings):
-    """The data in the page."""
+    """Return the data in the page."""
     page = training_html(events, **settings)
     text = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1]
     return json.loads(text.replace("<\\/", "</")), page

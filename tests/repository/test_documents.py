@@ -29,7 +29,7 @@ def examples(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors of a document's headings, as GitHub makes them."""
+    """Return the anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -48,7 +48,8 @@ def dead_links(path: Path) -> list[str]:
 
 
 def lost_names(page: Path) -> list[str]:
-    """Names of code in the answers of a treasure hunt that no file to which the same answer links has any more."""
+    """Return the names of code in the answers of a treasure hunt that no file to which the same answer links has any
+    more."""
     hunt = page.read_text().partition("## A treasure hunt")[2].partition("\n## ")[0]
     lost = []
     for answer in re.findall(r"^\|[^|]*\|(.*)\|$", hunt, re.MULTILINE):

@@ -23,7 +23,7 @@ COMPARED = ("weftplan plan", "weftplan inspect")
 
 
 def quoted(page: Path) -> list[tuple[str, list[str]]]:
-    """The compared commands of a page, each with the lines that the page quotes."""
+    """Return the compared commands of a page, each with the lines that the page quotes."""
     results: list[tuple[str, list[str]]] = []
     for block in re.findall(r"^```console\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
@@ -35,7 +35,7 @@ def quoted(page: Path) -> list[tuple[str, list[str]]]:
 
 
 def first_missing(lines: list[str], output: str) -> str | None:
-    """The first quoted line that does not follow in the output; spaces between columns do not count."""
+    """Return the first quoted line that does not follow in the output; spaces between columns do not count."""
     printed = [" ".join(line.split()) for line in output.splitlines()]
     place = 0
     for line in lines:

@@ -60,17 +60,18 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
 def modules() -> list[Path]:
-    """Every module but the root's ``__init__`` (imports everything lazily) and ``__main__`` (runs the cli)."""
+    """Return every module but the root's ``__init__`` (imports everything lazily) and ``__main__`` (runs the cli)."""
     return sorted(p for p in PACKAGE.rglob("*.py") if p not in (PACKAGE / "__init__.py", PACKAGE / "__main__.py"))
 
 
 def part_of(path: Path) -> str:
-    """The layer of a module: its folder below the package, or its own name."""
+    """Return the layer of a module: its folder below the package, or its own name."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, part) for each import of weftplan in a module, wherever it stands; the whole package's part is empty."""
+    """Yield (line, part) for each import of weftplan in a module, wherever it stands; the whole package's part is
+    empty."""
     for node in sources.found(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -141,13 +142,13 @@ def test_layers_are_those_of_the_architecture():
 
 
 def drawing() -> ModuleType:
-    """The script that draws the layers; it reads the imports for the tests below, too."""
+    """Return the script that draws the layers; it reads the imports for the tests below, too."""
     return script("draw_layers")
 
 
 @functools.cache
 def today() -> dict[str, frozenset[str]]:
-    """Which modules each module of the package imports."""
+    """Return which modules each module of the package imports."""
     return dict(drawing().read_imports(PACKAGE, sources.found))
 
 
@@ -158,7 +159,7 @@ def test_no_circles():
 
 
 def condensed(graph: Graph, package: str) -> Graph:
-    """The modules and folders directly in ``package``, each folder as one node, and which imports which."""
+    """Return the modules and folders directly in ``package``, each folder as one node, and which imports which."""
     nodes: dict[str, set[str]] = {}
 
     def node(module: str) -> str:
@@ -242,5 +243,5 @@ def test_slots_are_declared_as_they_are_used():
 
 
 def room(module: str) -> str:
-    """The layer of a module."""
+    """Return the layer of a module."""
     return module.split(".")[1]

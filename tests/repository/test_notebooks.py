@@ -15,7 +15,7 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 def cells(path: Path) -> list[dict[str, Any]]:
-    """The cells of code of a notebook."""
+    """Return the cells of code of a notebook."""
     content = json.loads(path.read_text(encoding="utf-8"))
     return [cell for cell in content["cells"] if cell["cell_type"] == "code"]
 

@@ -32,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sources() -> set[str]:
-    """The files of the package in the working tree, as the wheel names them."""
+    """Return the files of the package in the working tree, as the wheel names them."""
     return {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "weftplan").rglob("*")

@@ -25,7 +25,7 @@ Round = list[tuple[int, int, float]]
 
 
 def rounds(algorithm: str, workers: int, nbytes: float) -> Iterator[Round]:
-    """The messages of an algorithm."""
+    """Yield the messages of an algorithm."""
     every = range(workers)
     part = nbytes / workers
     if algorithm == "one_step":

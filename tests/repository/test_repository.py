@@ -19,7 +19,7 @@ PACKAGE = ROOT / "weftplan"
 
 
 def written_as_text(link: Path, target: str) -> bool:
-    """Whether git has written a link as a file that holds its target: then ``core.symlinks`` is false."""
+    """Return whether git has written a link as a file that holds its target: then ``core.symlinks`` is false."""
     if link.is_symlink() or not link.is_file() or link.read_text() != target:
         return False
     asked = subprocess.run(["git", "config", "core.symlinks"], cwd=link.parent, capture_output=True, text=True)
@@ -243,7 +243,7 @@ FORBIDDEN = {
 
 
 def texts() -> Iterator[Path]:
-    """The text files of the repository: no links, caches or environments."""
+    """Yield the text files of the repository: no links, caches or environments."""
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [
             name

@@ -22,7 +22,7 @@ UNTESTED = {"torch", "test_utils"}
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Every function and method on the pages of the API reference, once."""
+    """Yield every function and method on the pages of the API reference, once."""
     pages, seen = script("api_pages"), set()
     for name in (name for names in pages.SECTIONS.values() for name in names if name not in UNTESTED):
         functions, classes = pages.members(name)
@@ -91,7 +91,7 @@ def test_the_site_is_built(site: Path) -> None:
     assert names[:4] == ["submit", "task", "map", "wait"]
     members = (site / "api" / "engine" / "Engine.html").read_text(encoding="utf-8")
     assert 'id="weftplan.engine.Engine.push"' in members
-    assert "write_at_once" not in members
+    assert "write_inline" not in members
     plan = (site / "api" / "planner" / "MemoryPlan.html").read_text(encoding="utf-8")
     for name in ("peak", "lower_bound", "unshared_bytes", "total", "notes"):
         assert f'id="weftplan.planner.MemoryPlan.{name}"' in plan
@@ -122,7 +122,7 @@ def test_the_search_finds(site: Path, words: str, page: str) -> None:
 
 
 def script_stemmer() -> Callable[[str], str]:
-    """The stemmer of the search, which Sphinx applies to English words."""
+    """Return the stemmer of the search, which Sphinx applies to English words."""
     from sphinx.search.en import SearchEnglish
 
     stem: Callable[[str], str] = SearchEnglish({}).stem

@@ -13,7 +13,7 @@ LENGTH, BATCH, INPUT, HIDDEN = 4, 3, 5, 2
 
 
 def sigmoid(x):
-    """The logistic function."""
+    """Return the logistic function."""
     return 1 / (1 + np.exp(-x))
 
 
@@ -27,13 +27,13 @@ def values_of(symbol, seed=0, **shapes):
 
 
 def plain(x, state, w):
-    """One step of the plain cell."""
+    """Return one step of the plain cell."""
     h = np.tanh(x @ w["i2h_weight"].T + w["i2h_bias"] + state[0] @ w["h2h_weight"].T + w["h2h_bias"])
     return h, [h]
 
 
 def lstm(x, state, w):
-    """One step of Hochreiter and Schmidhuber's cell."""
+    """Return one step of Hochreiter and Schmidhuber's cell."""
     gates = x @ w["i2h_weight"].T + w["i2h_bias"] + state[0] @ w["h2h_weight"].T + w["h2h_bias"]
     i, f, c, o = np.split(gates, 4, axis=1)
     cell = sigmoid(f) * state[1] + sigmoid(i) * np.tanh(c)
@@ -42,7 +42,7 @@ def lstm(x, state, w):
 
 
 def gru(x, state, w):
-    """One step of Cho's unit as cuDNN has it."""
+    """Return one step of Cho's unit as cuDNN has it."""
     a, b = x @ w["i2h_weight"].T + w["i2h_bias"], state[0] @ w["h2h_weight"].T + w["h2h_bias"]
     (ar, az, ao), (br, bz, bo) = np.split(a, 3, axis=1), np.split(b, 3, axis=1)
     update = sigmoid(az + bz)

@@ -97,7 +97,7 @@ class Graph:
         self._sized: set[int] = set()
 
     def tensor(self, dim: list[int], stride: list[int] | None = None, data_type: Any = None, name: str = "") -> Tensor:
-        """An input."""
+        """Return an input."""
         assert stride is not None, "the stand-in wants strides"
         result = Tensor(dim, stride, data_type, name)
         self._inputs.append(result)
@@ -106,7 +106,7 @@ class Graph:
     def conv_fprop(
         self, image: Tensor, weight: Tensor, padding: list[int], stride: list[int], dilation: list[int]
     ) -> Tensor:
-        """The windows."""
+        """Return the windows."""
         result = Tensor([], [], None, "Y")
         self._node = ("fprop", padding, stride, dilation, image, weight, result)
         return result
@@ -114,7 +114,7 @@ class Graph:
     def conv_dgrad(
         self, loss: Tensor, filter: Tensor, padding: list[int], stride: list[int], dilation: list[int]
     ) -> Tensor:
-        """The gradient of the image."""
+        """Return the gradient of the image."""
         result = Tensor([], [], None, "DX")
         self._node = ("dgrad", padding, stride, dilation, result, filter, loss)
         return result
@@ -122,7 +122,7 @@ class Graph:
     def conv_wgrad(
         self, image: Tensor, loss: Tensor, padding: list[int], stride: list[int], dilation: list[int]
     ) -> Tensor:
-        """The gradient of the weight."""
+        """Return the gradient of the weight."""
         result = Tensor([], [], None, "DW")
         self._node = ("wgrad", padding, stride, dilation, image, result, loss)
         return result
@@ -203,7 +203,7 @@ class Graph:
         return self._bytes(self._built)
 
     def get_execution_plan_count(self) -> int:
-        """All of them, those that were left out included."""
+        """Return all of them, those that were left out included."""
         assert self._step >= STEPS.index("planned")
         return len(recommended)
 
@@ -295,7 +295,7 @@ def _array(address: int, dim: list[int], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def convolve(kind: str, image: Any, weight: Any, grid: Any, pad: Any, stride: Any, dilate: Any) -> np.ndarray:
-    """The result of one kind in float64, tap by tap."""
+    """Return the result of one kind in float64, tap by tap."""
     groups = image.shape[1] // weight.shape[1]
     wide = np.pad(image.astype(np.float64), [(0, 0), (0, 0), *((p, p) for p in pad)])
     shaped = wide.reshape(wide.shape[0], groups, -1, *wide.shape[2:])

@@ -119,7 +119,7 @@ def _module() -> types.ModuleType:
 
 
 def _held() -> bool:
-    """Whether arrays still hold memory of devices."""
+    """Return whether arrays still hold memory of devices."""
     ours = [resource for ctx, resource in registry._resources.items() if ctx.device_type in _OURS]
     return any(resource.statistics().requested_bytes for resource in ours)
 

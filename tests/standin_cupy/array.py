@@ -127,7 +127,7 @@ class ndarray:
         raise NotImplementedError("the stand-in hands arrays over in cupy.from_dlpack alone")
 
     def span(self) -> Range:
-        """The bytes from the first to the last element."""
+        """Return the bytes from the first to the last element."""
         memory, start = memory_of(self.data), offset_of(self.data)
         if not self.size:
             return memory, start, start
@@ -191,11 +191,11 @@ class ndarray:
         return operator.index(self._read_by_host("index").item())
 
     def item(self) -> Any:
-        """The only element."""
+        """Return the only element."""
         return self._read_by_host("item").item()
 
     def tolist(self) -> Any:
-        """All elements."""
+        """Return all elements."""
         return self._read_by_host("tolist").tolist()
 
     def get(self, stream: Stream | None = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
@@ -243,11 +243,11 @@ class ndarray:
     # -- views --------------------------------------------------------------------------------------------------------
 
     def view(self, dtype: Any = None) -> ndarray:
-        """The same bytes."""
+        """Return the same bytes."""
         return ndarray._view(self.host.view() if dtype is None else self.host.view(dtype), self)
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> ndarray:
-        """A view where possible, else a copy."""
+        """Return a view where possible, else a copy."""
         wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         seen = self.host.reshape(wanted)
         if seen.size and not np.shares_memory(seen, self.host):
@@ -255,24 +255,24 @@ class ndarray:
         return ndarray._view(seen, self)
 
     def ravel(self, order: str = "C") -> ndarray:
-        """One dimension."""
+        """Return one dimension."""
         return self.reshape(-1)
 
     def flatten(self, order: str = "C") -> ndarray:
-        """A flat copy."""
+        """Return a flat copy."""
         return computed("flatten", self.host.reshape(-1), [self])
 
     def swapaxes(self, axis1: int, axis2: int) -> ndarray:
-        """A view."""
+        """Return a view."""
         return ndarray._view(self.host.swapaxes(axis1, axis2), self)
 
     def transpose(self, *axes: Any) -> ndarray:
-        """A view."""
+        """Return a view."""
         wanted = (axes[0] if axes[0] is None or isinstance(axes[0], (tuple, list)) else axes) if axes else None
         return ndarray._view(self.host.transpose(wanted), self)
 
     def squeeze(self, axis: Any = None) -> ndarray:
-        """A view."""
+        """Return a view."""
         return ndarray._view(self.host.squeeze(axis), self)
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ndarray:
@@ -287,14 +287,14 @@ class ndarray:
     def astype(
         self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True
     ) -> ndarray:
-        """A copy of another dtype."""
+        """Return a copy of another dtype."""
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         with np.errstate(all="ignore"):
             return computed("astype", self.host.astype(dtype), [self])
 
     def copy(self, order: str = "C") -> ndarray:
-        """A copy."""
+        """Return a copy."""
         return computed("copy", self.host, [self])
 
     @capturable
@@ -315,7 +315,7 @@ class ndarray:
     # -- indexing -----------------------------------------------------------------------------------------------------
 
     def _key(self, key: Any) -> tuple[Any, list[ndarray], bool]:
-        """The key for NumPy, arrays that the kernel reads, and whether a boolean mask is among the indices."""
+        """Return the key for NumPy, arrays that the kernel reads, and whether a boolean mask is among the indices."""
         arrays: list[ndarray] = []
         mask = False
 
@@ -427,7 +427,7 @@ def run(name: str, reads: list[ndarray], writes: list[ndarray], *, count: int = 
 
 
 def computed(name: str, values: np.ndarray, reads: list[ndarray]) -> ndarray:
-    """A new array with ``values``, made by one kernel from ``reads``: a temporary."""
+    """Return a new array with ``values``, made by one kernel from ``reads``: a temporary."""
     result = ndarray(values.shape, values.dtype)
     run(name, reads, [result])
     if not meter.dry:

@@ -132,20 +132,20 @@ class Ufunc:
 
     def reduce(self, array: ndarray, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
         """Of sums and products only."""
-        by_name = {"add": "sum", "multiply": "prod"}.get(self.__name__)
-        if by_name is None:
+        function = {"add": "sum", "multiply": "prod"}.get(self.__name__)
+        if function is None:
             raise NotImplementedError(f"`cupy_{self.__name__}.reduce` is not supported yet")
-        return getattr(namespace, by_name)(array, axis, dtype, out, keepdims)
+        return getattr(namespace, function)(array, axis, dtype, out, keepdims)
 
     def accumulate(self, array: ndarray, axis: Any = 0, dtype: Any = None, out: Any = None) -> Any:
         """Of sums and products only."""
-        by_name = {"add": "cumsum", "multiply": "cumprod"}.get(self.__name__)
-        if by_name is None:
+        function = {"add": "cumsum", "multiply": "cumprod"}.get(self.__name__)
+        if function is None:
             raise NotImplementedError(f"`cupy_{self.__name__}.accumulate` is not supported yet")
-        return getattr(namespace, by_name)(array, axis, dtype, out)
+        return getattr(namespace, function)(array, axis, dtype, out)
 
     def outer(self, a: ndarray, b: ndarray, **kwargs: Any) -> Any:
-        """Every pair."""
+        """Return every pair."""
         return self(a.reshape(a.shape + (1,) * b.ndim), b, **kwargs)
 
     def __repr__(self) -> str:
@@ -159,7 +159,7 @@ def _arrays_in(value: Any) -> list[ndarray]:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """``value`` for NumPy; a NumPy array is refused, as CuPy refuses to mix the two."""
+    """Return ``value`` for NumPy; a NumPy array is refused, as CuPy refuses to mix the two."""
     if isinstance(value, ndarray):
         if meter.dry and value.dtype.kind in "iub":
             return np.zeros_like(value.host)

@@ -146,7 +146,7 @@ class UnownedMemory:
 
 
 def memory_of(pointer: MemoryPointer) -> Memory:
-    """The allocation under a pointer."""
+    """Return the allocation under a pointer."""
     actual = pointer.mem
     while not isinstance(actual, Memory):
         data = getattr(actual, "owner", None)
@@ -156,7 +156,7 @@ def memory_of(pointer: MemoryPointer) -> Memory:
 
 
 def offset_of(pointer: MemoryPointer) -> int:
-    """Where a pointer is in the allocation under it."""
+    """Return where a pointer is in the allocation under it."""
     return pointer.ptr - memory_of(pointer).ptr
 
 

@@ -84,7 +84,8 @@ def check(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def loop(path: str, dtypes: tuple[np.dtype[Any], ...]) -> tuple[list[np.dtype[Any]], list[np.dtype[Any]]] | None:
-    """Dtypes of inputs and outputs of the loop that CuPy takes: the first to which all inputs cast safely."""
+    """Return the dtypes of inputs and outputs of the loop that CuPy takes: the first to which all inputs cast
+    safely."""
     for text in TABLE[path].types:
         inputs, outputs = text.split("->")
         if all(np.can_cast(arguments, wanted) for arguments, wanted in zip(dtypes, inputs, strict=True)):

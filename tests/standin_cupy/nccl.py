@@ -45,7 +45,7 @@ class NcclCommunicator:
 
     @staticmethod
     def initAll(devices: Any) -> list[NcclCommunicator]:
-        """One for each device."""
+        """Return one for each device."""
         listed = list(range(devices)) if isinstance(devices, int) else list(devices)
         if len(set(listed)) != len(listed):
             raise RuntimeError("NCCL_ERROR_INVALID_USAGE: a device is listed twice")

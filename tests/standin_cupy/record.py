@@ -21,7 +21,7 @@ MODULES = ["", "linalg", "random", "random.Generator", "lib.stride_tricks", "cud
 
 
 def parameters(function: Any) -> str:
-    """The parameters of a function on one line."""
+    """Return the parameters of a function on one line."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -43,7 +43,7 @@ def parameters(function: Any) -> str:
 
 
 def lines(cupy: Any) -> Iterator[str]:
-    """The table of one CuPy."""
+    """Yield the table of one CuPy."""
     yield f"# CuPy {cupy.__version__}"
     for module in MODULES:
         place = cupy

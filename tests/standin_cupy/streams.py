@@ -169,7 +169,7 @@ class Stream:
         thread.capturing = self
 
     def is_capturing(self) -> bool:
-        """Whether work is kept instead of run."""
+        """Return whether work is kept instead of run."""
         return self.captured is not None
 
     def end_capture(self) -> Graph:
@@ -228,7 +228,7 @@ def not_while_capturing(what: str, stream: Stream | None = None) -> None:
 
 
 def capturable(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call that enqueues work: while its stream is captured it is checked, and kept with its arguments."""
+    """Return a call that enqueues work: while its stream is captured it is checked, and kept with its arguments."""
 
     @functools.wraps(call)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -89,7 +89,7 @@ class ChunkMachine(RuleBasedStateMachine):
 
     held = Bundle("held")
     settled = True
-    """Drain after each call, so that no shelf affects best fit."""
+    """Drain after each call, so that no free list affects best fit."""
 
     def build(self):
         raise NotImplementedError

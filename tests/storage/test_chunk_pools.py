@@ -227,7 +227,7 @@ def test_free_then_allocate_reuses_the_memory():
 
 
 @pytest.mark.parametrize("kind", [AutoGrowth, NaiveBestFit])
-def test_shelved_memory_merges_before_growth(kind):
+def test_freed_memory_merges_before_growth(kind):
     """Many freed blocks of one size merge to serve a request of the whole chunk."""
     pool = kind(Room(), **({"chunk": MIB} if kind is AutoGrowth else {"first": MIB}))
     for _ in range(2):

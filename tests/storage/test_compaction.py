@@ -17,7 +17,7 @@ SIZE = 1 << 14
 
 
 def limited(ctx, arrays):
-    """A device with room for a given number of arrays of SIZE bytes."""
+    """Return a device with room for a given number of arrays of SIZE bytes."""
     return LimitedDevice(device.get(ctx), arrays * SIZE, "the test")
 
 

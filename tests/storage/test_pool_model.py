@@ -23,7 +23,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(target=held, nbytes=st.one_of(st.integers(0, 9000), st.sampled_from([4096, 2 << 20, (2 << 20) + 1])))
     def allocate(self, nbytes):
-        """A new block overlaps no live block."""
+        """Check that a new block overlaps no live block."""
         allocation = self.pool.allocate(nbytes)
         begin = allocation.raw.__array_interface__["data"][0]
         for second, (low, high, _) in self.live.items():

@@ -267,8 +267,8 @@ def test_the_smallest_legal_options(kind, options):
     assert pool.rounded(33) == 64
 
 
-def test_cached_requests_leave_other_shelves_filled():
-    """A request that the cache serves leaves shelves of other sizes filled, so a step with many sizes reuses each.
+def test_cached_requests_leave_other_free_lists_filled():
+    """A request that the cache serves leaves free lists of other sizes filled, so a step with many sizes reuses each.
 
     A request that nothing serves may drain all of them.
     """
@@ -290,8 +290,8 @@ def test_cached_requests_leave_other_shelves_filled():
     assert pool.statistics().system_allocations == 2 * len(sizes)
 
 
-def test_peaks_are_exact_with_filled_shelves():
-    """Shelved memory is not live: it counts in a peak only when it is allocated."""
+def test_peaks_are_exact_with_filled_free_lists():
+    """Listed memory is not live: it counts in a peak only when it is allocated."""
     pool = NaivePool(device.get(device.cpu(9181)))
     one, second = pool.allocate(10_000), pool.allocate(500_000)
     pool.free(one)

@@ -46,7 +46,7 @@ def test_pool_survives_the_end_of_recording(make, monkeypatch):
 
 
 def test_pushes_survive_the_end_of_recording(monkeypatch):
-    """Arithmetic, a call by name, a copy to another context, and small arrays from a shelf."""
+    """Arithmetic, a call by name, a copy to another context, and small arrays from a free_list."""
     lying = Ending("value", lambda context, operands: (), MAKE_ROOM)
     for module in ("arithmetic", "copying", "calls.invoke"):
         monkeypatch.setattr(sys.modules[f"weftplan.ndarray.{module}"], "MAKE_ROOM", lying)

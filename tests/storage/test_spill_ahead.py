@@ -12,7 +12,7 @@ from weftplan import device, engine, storage
 from weftplan.device.simulated_device import CostModel
 from weftplan.ndarray.spill import spill_ahead, spilling
 from weftplan.storage import LimitResource, NaivePool
-from weftplan.storage.homes import traffic
+from weftplan.storage.offload import traffic
 
 SIZE = 1 << 16
 """Bytes of an array in these tests."""
@@ -20,12 +20,12 @@ COPY, KERNEL = 0.8e-3, 1e-3
 """Virtual seconds of a copy, of a kernel."""
 
 
-def virtual_seconds(number, homes, room):
+def virtual_seconds(number, targets, room):
     """Measure a round over 16 arrays, each changed once, with room for some; return copies and values, too."""
     ctx = mx.sim(number)
     place = device.get(ctx)
     place.configure(cost=CostModel(launch=KERNEL, latency=0, bandwidth=SIZE / COPY))
-    with spilling.using(homes), storage.using(LimitResource(NaivePool(place), room * SIZE)):
+    with spilling.using(targets), storage.using(LimitResource(NaivePool(place), room * SIZE)):
         arrays = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(16)]
         for array in arrays:  # creates the model
             array += 1

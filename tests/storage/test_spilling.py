@@ -12,7 +12,7 @@ from weftplan.device.file_device import FileDevice
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.ndarray.spill import spilling
 from weftplan.storage import LimitResource, NaivePool
-from weftplan.storage.homes import traffic, waiting_bytes
+from weftplan.storage.offload import traffic, waiting_bytes
 from weftplan.support import slots
 
 KIB = 1 << 10
@@ -26,7 +26,7 @@ def many(ctx, count):
 
 
 @pytest.mark.parametrize(
-    ("ctx", "homes"),
+    ("ctx", "targets"),
     [
         (mx.cpu(9160), "file:/any:32MB"),
         (mx.sim(60), "host:32MB"),
@@ -36,13 +36,13 @@ def many(ctx, count):
     ],
     ids=str,
 )
-def test_four_times_the_memory_keeps_values(ctx, homes, folder):
+def test_four_times_the_memory_keeps_values(ctx, targets, folder):
     """Arrays of four times the limit, and sums of them, are right; the limit holds, and nothing stays offloaded."""
-    if homes == "peer":
+    if targets == "peer":
         storage.get(mx.sim(64))
-    homes = homes.replace("/any", str(folder))
+    targets = targets.replace("/any", str(folder))
     before, began = waiting_bytes(), traffic.outs
-    with spilling.using(homes), storage.using(LimitResource(NaivePool(device.get(ctx)), 8 * SIZE)) as pool:
+    with spilling.using(targets), storage.using(LimitResource(NaivePool(device.get(ctx)), 8 * SIZE)) as pool:
         xs = many(ctx, 32)
         ys = [x + 1 for x in xs]
         for value, (x, y) in enumerate(zip(xs, ys, strict=True)):
@@ -204,7 +204,7 @@ def test_training_in_half_memory_keeps_bits(kind, folder, monkeypatch):
 def test_variable_enables_spilling(monkeypatch, folder):
     """With a list of targets arrays are spilled when memory runs out; ``true`` leaves them in place."""
     ctx = mx.cpu(9172)
-    before = spilling._homes
+    before = spilling._targets
     for text, away in (("true", False), (f"file:{folder}:1MB", True)):
         config._reset_for_tests()
         monkeypatch.setenv("WEFTPLAN_SPILL", text)
@@ -228,6 +228,6 @@ def test_bad_setting_raises_at_the_first_array(monkeypatch):
     monkeypatch.setenv("WEFTPLAN_SPILL", "disc:5GB")
     config._reset_for_tests()
     monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)
-    with pytest.raises(MXNetError, match="'disc:5GB' in 'disc:5GB' is no home"):
+    with pytest.raises(MXNetError, match="'disc:5GB' in 'disc:5GB' is no offload target"):
         mx.nd.zeros((2,))
     config._reset_for_tests()

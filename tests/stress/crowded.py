@@ -27,7 +27,7 @@ from weftplan.engine.simulator import Simulator
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.spill import spilling
-from weftplan.storage import AutoGrowth, LimitResource, NaivePool, homes
+from weftplan.storage import AutoGrowth, LimitResource, NaivePool, offload
 
 ELEMENTS = 2048
 SIZE = 4 * ELEMENTS
@@ -153,21 +153,21 @@ def trial(seed: str) -> bool:
     listed = [file, f"file:{folder()}"] if ctx.device_type == "cpu" else [file, "host", f"host:{3 * SIZE}B,{file}"]
     faults = rng.random() < 0.3
     chance = random.Random(f"{seed}, faults")
-    keep = homes.keep
+    keep = offload.offload
 
     def sometimes(*args: Any, **how: Any) -> Any:
         if chance.random() < 0.05:
-            raise OutOfMemoryError("the home is full for a moment")
+            raise OutOfMemoryError("the offload target is full for a moment")
         return keep(*args, **how)
 
-    waiting, result = homes.waiting_bytes(), on(kind, rng.randrange(1 << 20))
+    waiting, result = offload.waiting_bytes(), on(kind, rng.randrange(1 << 20))
     pool = LimitResource(rng.choice((NaivePool, AutoGrowth))(device.get(ctx)), room * SIZE)
     with ExitStack() as stack:
         stack.enter_context(engine.using(result))
         stack.enter_context(spilling.using(rng.choice(listed)))
         stack.enter_context(storage.using(pool))
         if faults:
-            stack.enter_context(mock.patch.object(homes, "keep", sometimes))
+            stack.enter_context(mock.patch.object(offload, "offload", sometimes))
         programs = [Program(f"{seed}/{n}", ctx, count, rng.randint(10, 60), faults) for n in range(threads)]
         running = [threading.Thread(target=program.run, daemon=True) for program in programs]
         for thread in running:
@@ -187,6 +187,6 @@ def trial(seed: str) -> bool:
         assert not joint_allocation._looks, "a look has not ended"
         held = pool.statistics().requested_bytes
         assert held == 0, f"{held} bytes are held at the end"
-    assert homes.waiting_bytes() == waiting, "bytes wait in a home for nobody"
+    assert offload.waiting_bytes() == waiting, "bytes wait in an offload target for nobody"
     result.stop()
     return True

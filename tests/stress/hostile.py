@@ -239,7 +239,7 @@ def _use_safetensors(content: bytes, path: Path) -> None:
 
 
 def safetensors_kind() -> Kind:
-    """Parameters written by us as safetensors."""
+    """Return the parameters written by us as safetensors."""
     from weftplan.convert.safetensors import save_safetensors
 
     contents = []

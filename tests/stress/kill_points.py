@@ -47,7 +47,7 @@ class Own(mx.io.DataIter):
 
 
 def network() -> Any:
-    """A network with moving statistics, and random numbers in every step."""
+    """Return a network with moving statistics, and random numbers in every step."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=16, name="fc1")
     net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn")
     net = mx.sym.Dropout(mx.sym.Activation(net, act_type="relu", name="act"), p=0.3, name="drop")

@@ -35,7 +35,7 @@ from tests.stress import array_calls, convolutions, crowded, exchanges, folding
 from tests.stress.random_graphs import Maker, option_sets, without_sharing
 from tests.stress.random_images import ImageMaker, SliceMaker
 from weftplan import engine, planner
-from weftplan.device.homes import Link
+from weftplan.device.offload_targets import Link
 from weftplan.engine.simulator import Simulator
 from weftplan.errors import BudgetError, MXNetError
 from weftplan.planner import PlanOptions
@@ -191,12 +191,12 @@ def spill_trial(seed: str) -> bool:
         for name, value in (("place.FILE", fast), ("place.PEER", fast), ("place.PCIE", fast), ("search.SMALLEST", 64)):
             stack.enter_context(mock.patch(f"weftplan.planner.spill.{name}", value))
         file = f"file:{crowded.folder()}"
-        homes: tuple[Any, ...] = (file, "host", f"host:2KB,{file}")
+        targets: tuple[Any, ...] = (file, "host", f"host:2KB,{file}")
         kind = rng.choice((Maker, Maker, Maker, ImageMaker))
         if rng.random() < 0.5:
-            return budget_trial(seed, kind, mx.cpu(), PlanOptions(spill=rng.choice(homes)))
-        homes += (True, "peer", f"peer:1KB,host:2KB,{file}")
-        return budget_trial(seed, kind, mx.sim(0), PlanOptions(spill=rng.choice(homes), peers=("sim(1)",)))
+            return budget_trial(seed, kind, mx.cpu(), PlanOptions(spill=rng.choice(targets)))
+        targets += (True, "peer", f"peer:1KB,host:2KB,{file}")
+        return budget_trial(seed, kind, mx.sim(0), PlanOptions(spill=rng.choice(targets), peers=("sim(1)",)))
 
 
 def budget_trial(
@@ -230,8 +230,8 @@ def budget_trial(
         planner.validate(executor.planned)
         plan = executor.memory_plan
         assert plan.counted <= budget, "the plan exceeds the budget"
-        spilled["bytes in homes"] += plan.in_homes
-        spilled["networks"] += bool(plan.in_homes)
+        spilled["bytes in offload targets"] += plan.offloaded
+        spilled["networks"] += bool(plan.offloaded)
         conflicts = races(executor)
         assert not conflicts, f"races: {conflicts[:3]}"
         got = results(executor)

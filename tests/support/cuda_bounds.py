@@ -75,7 +75,7 @@ class Row(NamedTuple):
 
 
 def loops_of(code: Sequence[tuple[int, str]]) -> list[Loop]:
-    """The outermost loops of a kernel, by the branches that go back."""
+    """Return the outermost loops of a kernel, by the branches that go back."""
     place = {address: k for k, (address, _) in enumerate(code)}
     ends: dict[int, int] = {}
     for k, (address, text) in enumerate(code):
@@ -96,7 +96,8 @@ def loops_of(code: Sequence[tuple[int, str]]) -> list[Loop]:
 
 
 def body_of(code: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """A kernel without its padding and without the subroutines of rare cases, such as divisions of denormal numbers."""
+    """Return a kernel without its padding and without the subroutines of rare cases, such as divisions of denormal
+    numbers."""
     calls = [int(match[1], 16) for _, text in code if (match := re.search(r"\bCALL\S* .*?0x([0-9a-f]+)", text))]
     end = min([*calls, code[-1][0] + 16])
     body = [(address, text) for address, text in code if address < end]
@@ -131,7 +132,7 @@ def bounds(count: float, nbytes: float) -> dict[str, float]:
 
 
 def compiled(texts: dict[str, str]) -> dict[tuple[str, str], list[tuple[int, str]]]:
-    """The machine code of the kernels of sources, by source and name: addresses and instructions."""
+    """Return the machine code of the kernels of sources, by source and name: addresses and instructions."""
     by_name = {}
     with tempfile.TemporaryDirectory() as folder:
         for label, text in texts.items():
@@ -217,7 +218,7 @@ def measured() -> dict[str, list[tuple[Row, float]]]:
 
 
 def table(found: dict[str, list[tuple[Row, float]]]) -> str:
-    """The bounds in Markdown; of fused nodes the one of each network with the largest ratio."""
+    """Return the bounds in Markdown; of fused nodes the one of each network with the largest ratio."""
     lines = ["| kernel | call | instructions | bytes | H100 | H200 |", "|---|---|---|---|---|---|"]
     for rows in found.values():
         worst: dict[tuple[str, str], tuple[Row, float]] = {}

@@ -51,7 +51,7 @@ def codes():
 
 @functools.cache
 def generated():
-    """The sources of the fused elementwise nodes of a few networks, of vectors and of single elements."""
+    """Return the sources of the fused elementwise nodes of a few networks, of vectors and of single elements."""
     every = [group for make, shape in NETWORKS.values() for group in groups(planned(make(), shape).graph)]
     kernels = [
         pointwise.kernel_of(group, (True,) * len(group.results), lanes)
@@ -119,7 +119,7 @@ def ptx(text, folder, arch="sm_90"):
 
 
 def sass(text, folder, arch="sm_90", options=OPTIONS):
-    """The instructions of each kernel of a source as the GPU runs them, by name: addresses and words."""
+    """Return the instructions of each kernel of a source as the GPU runs them, by name: addresses and words."""
     path = pathlib.Path(folder, "kernel.cu")
     path.write_text(text)
     cubin = path.with_suffix(".cubin")
@@ -165,7 +165,7 @@ def nvrtc(text, arch="sm_90"):
 
 
 def _cuobjdump():
-    """The tool of the toolkit, or of the wheel nvidia-cuda-cuobjdump."""
+    """Return the tool of the toolkit, or of the wheel nvidia-cuda-cuobjdump."""
     wheels = [pathlib.Path(folder, "nvidia") for folder in sys.path if folder]
     actual = (path for wheel in wheels if wheel.is_dir() for path in sorted(wheel.glob("*/bin/cuobjdump")))
     return shutil.which("cuobjdump") or next(map(str, actual), None)

@@ -59,10 +59,10 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
 
 
 def planned(symbol: Any, shape: tuple[int, ...], *, grad_req: str = "write", **options: Any) -> Any:
-    """The plan on a GPU, which needs none."""
+    """Return the plan on a GPU, which needs none."""
     return plan_symbol(symbol, {"data": shape}, grad_req=grad_req, context=mx.gpu(0), options=PlanOptions(**options))
 
 
 def groups(graph: Any) -> list[Any]:
-    """The groups of the fused nodes of a planned graph."""
+    """Return the groups of the fused nodes of a planned graph."""
     return [node.params["group"] for node in graph.nodes if node.op is not None and node.op.name == "pointwise"]

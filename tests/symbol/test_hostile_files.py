@@ -37,7 +37,7 @@ COUNTS = [
 
 
 def file_of(op: str, attrs: dict[str, object], inputs: int = 1) -> str:
-    """A symbol file of one operator on ``inputs`` variables."""
+    """Return a symbol file of one operator on ``inputs`` variables."""
     nodes = [{"op": "null", "name": f"x{k}", "inputs": []} for k in range(inputs)]
     texts = {key: str(value) for key, value in attrs.items()}
     nodes.append({"op": op, "name": "y", "attrs": texts, "inputs": [[k, 0, 0] for k in range(inputs)]})
@@ -52,7 +52,7 @@ def file_of(op: str, attrs: dict[str, object], inputs: int = 1) -> str:
 
 
 def limited(*arguments: str, seconds: int, megabytes: int) -> str:
-    """The output of this file as a program under a limit of time and of memory beyond what the imports take."""
+    """Return the output of this file as a program under a limit of time and of memory beyond what the imports take."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.stress.hostile", str(megabytes), *arguments],
         capture_output=True,

@@ -21,8 +21,8 @@ Interpreter = Callable[..., list[np.ndarray]]
 
 
 def without_rows(text: str) -> dict[str, Any]:
-    """The file without ``node_row_ptr``: MXNet built with oneDNN counts a hidden output of max pooling there, and here
-    RNN has hidden outputs that it lacks there."""
+    """Return the file without ``node_row_ptr``: MXNet built with oneDNN counts a hidden output of max pooling there,
+    and here RNN has hidden outputs that it lacks there."""
     data: dict[str, Any] = json.loads(text)
     del data["node_row_ptr"]
     return data

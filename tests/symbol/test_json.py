@@ -14,7 +14,7 @@ from weftplan.errors import FormatError, MXNetError, ParameterError, UnknownOper
 
 
 def network() -> sym.Symbol:
-    """A bit of everything: hidden outputs, auxiliary states, attributes."""
+    """Return a bit of everything: hidden outputs, auxiliary states, attributes."""
     with sym.AttrScope(ctx_group="dev1"):
         x = sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc1")
         x = sym.BatchNorm(x, name="bn")
@@ -22,7 +22,7 @@ def network() -> sym.Symbol:
 
 
 def edited(change: Any) -> str:
-    """The JSON of :func:`network` after ``change(data)``."""
+    """Return the JSON of :func:`network` after ``change(data)``."""
     data = json.loads(network().tojson())
     change(data)
     return json.dumps(data)

@@ -42,7 +42,7 @@ class Decoder(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss."""
+        """Return the loss."""
         x = self.embedding(ids)
         for block in self.blocks:
             x = block(x)
@@ -50,7 +50,7 @@ class Decoder(nn.Module):
 
     @staticmethod
     def inputs() -> tuple[torch.Tensor, torch.Tensor]:
-        """Words and their successors."""
+        """Return the words and their successors."""
         return torch.randint(0, 64, (4, 48)), torch.randint(0, 64, (4, 48))
 
 
@@ -65,17 +65,17 @@ class Convolutions(nn.Module):
         self.body, self.head = nn.Sequential(*layers), nn.Linear(width, 10)
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss."""
+        """Return the loss."""
         return F.cross_entropy(self.head(self.body(x).mean((2, 3))), target)
 
     @staticmethod
     def inputs() -> tuple[torch.Tensor, torch.Tensor]:
-        """Images and classes."""
+        """Return the images and classes."""
         return torch.randn(4, 3, 32, 32), torch.randint(0, 10, (4,))
 
 
 def step_of(make: Callable[[], Any], wrap: Callable[[Any], Any], *, seed: int = 0) -> tuple[Any, Callable[[], None]]:
-    """A module and a function that runs a forward and a backward pass of it."""
+    """Return a module and a function that runs a forward and a backward pass of it."""
     torch.manual_seed(seed)
     module, args = make(), make().inputs()
     call = wrap(module)

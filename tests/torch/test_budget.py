@@ -113,7 +113,7 @@ def test_the_update_alone_can_exceed_a_budget() -> None:
 
 
 def broken(x: Any) -> Any:
-    """A function whose control flow depends on data."""
+    """Return a function whose control flow depends on data."""
     y = (x * x).sin()
     if y.sum() > 0:
         return (y * 2).exp().sum()

@@ -78,7 +78,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(*args: str) -> Any:
-    """The command's result."""
+    """Return the command's result."""
     return CliRunner().invoke(main, ["plan", "--torch", *args])
 
 

@@ -42,7 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def measured(make: Any, how: str, options: dict[str, Any]) -> int:
-    """The real peak of the second step, of three measurements the most."""
+    """Return the real peak of the second step, of three measurements the most."""
     peaks = []
     for _ in range(3):
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:

@@ -88,7 +88,7 @@ class Growing:
 
 
 def threads_of_blas(sample: Any) -> Any:
-    """How many threads a product may use in this process."""
+    """Return how many threads a product may use in this process."""
     from threadpoolctl import ThreadpoolController
 
     actual = [library["num_threads"] for library in ThreadpoolController().info() if library["user_api"] == "blas"]
@@ -124,5 +124,5 @@ def rows(batch: Any) -> list[Any]:
 
 
 def labels(batch: Any) -> Any:
-    """The numbers of the samples."""
+    """Return the numbers of the samples."""
     return batch.label[0].tolist()

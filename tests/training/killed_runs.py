@@ -60,7 +60,7 @@ SETTINGS = {
 
 
 def run(prefix=None, *, stop=None, seed=3, make=data, devices=1, optimizer="sgd", metric=("acc", "ce"), **settings):
-    """(weights, metrics of the last batch, numbers drawn afterwards) of a run, or None if it was stopped after a
+    """Return (weights, metrics of the last batch, numbers drawn afterwards) of a run, or None if it was stopped after a
     batch: its number from the beginning."""
     mx.random.seed(seed)
     python_random.seed(seed)

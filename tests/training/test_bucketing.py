@@ -61,7 +61,7 @@ class Sentences(mx.io.DataIter):
 
 
 def ready(contexts=1, **settings):
-    """A module with parameters and an optimizer with momentum."""
+    """Return a module with parameters and an optimizer with momentum."""
     module = mx.mod.BucketingModule(network, max(LENGTHS), context=[mx.cpu(i) for i in range(contexts)], **settings)
     module.bind(Sentences().provide_data, Sentences().provide_label)
     mx.random.seed(1)

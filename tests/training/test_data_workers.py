@@ -64,7 +64,7 @@ def tidy():
 
 
 def labels(batch):
-    """The numbers of the samples."""
+    """Return the numbers of the samples."""
     return batch.label[0].asnumpy().tolist()
 
 

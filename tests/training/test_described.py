@@ -11,7 +11,7 @@ import weftplan as mx
 
 
 def network() -> mx.sym.Symbol:
-    """A layer and a softmax."""
+    """Return a layer and a softmax."""
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3), name="softmax")
 
 

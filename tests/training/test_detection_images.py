@@ -18,7 +18,7 @@ BOX = np.array([[3, 0.25, 0.3, 0.6, 0.7]], np.float32)
 
 
 def marked(height: int = 60, width: int = 80) -> Any:
-    """An image, black but for a white rectangle where :data:`BOX` is."""
+    """Return an image, black but for a white rectangle where :data:`BOX` is."""
     pixels = np.zeros((height, width, 3), np.uint8)
     left, top, right, bottom = (BOX[0, 1:] * [width, height, width, height]).round().astype(int)
     pixels[top:bottom, left:right] = 255

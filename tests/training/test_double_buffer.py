@@ -28,7 +28,7 @@ def batches(contexts, depth=2, **settings):
 
 
 def trained(contexts, it):
-    """The weights after two epochs, as bytes."""
+    """Return the weights after two epochs, as bytes."""
     mx.random.seed(2)
     module = mx.mod.Module(mx.models.digits("mlp"), context=contexts)
     module.fit(it, num_epoch=2, kvstore="device", optimizer_params={"learning_rate": 0.1})

@@ -19,7 +19,7 @@ LABEL = (DATA.sum(axis=1) > 3).astype(np.float32)
 
 
 def net() -> Any:
-    """One layer and a softmax."""
+    """Return one layer and a softmax."""
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc"), name="softmax")
 
 

@@ -11,7 +11,7 @@ from weftplan.errors import FormatError, ParameterError, ShapeError
 
 
 def epoch(it):
-    """(data, label, pad) of every batch."""
+    """Return (data, label, pad) of every batch."""
     actual = [(b.data[0].asnumpy().tolist(), b.label[0].asnumpy().tolist(), b.pad) for b in it]
     it.reset()
     return actual

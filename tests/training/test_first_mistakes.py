@@ -15,7 +15,7 @@ from weftplan.errors import BindError, ParameterError, PlanError
 
 
 def network() -> mx.sym.Symbol:
-    """One layer."""
+    """Return one layer."""
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
 
 

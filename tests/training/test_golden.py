@@ -12,7 +12,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def load_cases():
-    """The module that both packages run."""
+    """Return the module that both packages run."""
     spec = importlib.util.spec_from_file_location("training_cases", GOLDEN / "training_cases.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -30,7 +30,7 @@ def stored():
 
 
 def group(stored, prefix):
-    """The stored arrays under a prefix."""
+    """Return the stored arrays under a prefix."""
     by_name = {key.removeprefix(prefix): value for key, value in stored.items() if key.startswith(prefix)}
     assert by_name, prefix
     return by_name

@@ -26,7 +26,7 @@ def batches():
 
 
 def trained():
-    """A module after an epoch."""
+    """Return a module after an epoch."""
     module = mx.mod.Module(network())
     module.fit(batches(), num_epoch=1, initializer=mx.init.Xavier())
     return module

@@ -15,7 +15,7 @@ CLASSES = {"Äpfel": 0, "blau — see": 80, "zebra": 160}
 
 
 def photos(folder: Path, each: int = 5) -> Path:
-    """A folder of small images in several formats, whose pixels tell class and number."""
+    """Return a folder of small images in several formats, whose pixels tell class and number."""
     for name, value in CLASSES.items():
         for k in range(each):
             path = folder / name / ("tief" if k == 3 else "") / f"bild {k}ß{('.png', '.jpg', '.bmp', '.webp')[k % 4]}"
@@ -25,7 +25,7 @@ def photos(folder: Path, each: int = 5) -> Path:
 
 
 def rows(iterator: mx.io.DataIter) -> list[int]:
-    """The images of an epoch, as the iterator numbers them, without padding."""
+    """Return the images of an epoch, as the iterator numbers them, without padding."""
     results: list[int] = []
     for batch in iterator:
         results += batch.index[: len(batch.index) - batch.pad].tolist()

@@ -167,7 +167,7 @@ def folder_of_images(tmp_path: Path, count: int = 16) -> list[list[Any]]:
 
 
 def numbers(batches: Any) -> list[list[int]]:
-    """The images of each batch, checked against their labels."""
+    """Return the images of each batch, checked against their labels."""
     results = []
     for batch in batches:
         data, label = batch.data[0].asnumpy(), batch.label[0].asnumpy()
@@ -218,7 +218,7 @@ def test_image_iter_names_the_image_that_is_none(tmp_path: Path) -> None:
 
 
 def records(path: Path, count: int = 10, *, labels: int = 1, index: bool = False) -> Path:
-    """A file of images whose first pixel tells their number."""
+    """Return a file of images whose first pixel tells their number."""
     file: Any
     if index:
         file = mx.recordio.MXIndexedRecordIO(path.with_suffix(".idx"), path, "w")

@@ -21,7 +21,7 @@ def network():
 
 
 def bound():
-    """A module without parameters yet."""
+    """Return a module without parameters yet."""
     module = mx.mod.Module(network())
     module.bind([("data", (2, 5))], [("softmax_label", (2,))])
     return module

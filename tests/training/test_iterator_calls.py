@@ -38,7 +38,7 @@ class Recording(mx.io.DataIter):
 
 
 def network() -> mx.sym.Symbol:
-    """One layer."""
+    """Return one layer."""
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
 
 

@@ -12,14 +12,14 @@ LABELS = [1, -2, -3, 4, 5]
 
 
 def made(folder, text=TEXT, **settings):
-    """An iterator over a file of that text."""
+    """Return an iterator over a file of that text."""
     path = folder / "d.t"
     path.write_text(text)
     return mx.io.LibSVMIter(path, **{"data_shape": (3,), "batch_size": 3, **settings})
 
 
 def epoch(it):
-    """(rows, labels, pad) of every batch; then a reset."""
+    """Return (rows, labels, pad) of every batch; then a reset."""
     actual = [(b.data[0].asnumpy(), b.label[0].asnumpy().tolist(), b.pad) for b in it]
     it.reset()
     return actual

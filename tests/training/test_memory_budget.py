@@ -22,14 +22,14 @@ def batches() -> mx.io.NDArrayIter:
 
 
 def flat(state: Any) -> list[mx.nd.NDArray]:
-    """The arrays of a state of an optimizer."""
+    """Return the arrays of a state of an optimizer."""
     if isinstance(state, tuple):
         return [array for part in state for array in flat(part)]
     return [] if state is None else [state]
 
 
 def held(module: Any) -> int:
-    """Bytes of everything that a trained Module holds, counted array by array."""
+    """Return the bytes of everything that a trained Module holds, counted array by array."""
     executors = module.group.executors
     arrays = [a for e in executors for a in (*e.arg_arrays, *e.grad_arrays, *e.aux_arrays) if a is not None]
     arrays += [*module._arg_params.values(), *module._aux_params.values()]

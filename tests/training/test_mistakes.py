@@ -11,7 +11,7 @@ LABELS = np.arange(20) % 3
 
 
 def network(name="softmax"):
-    """One layer and a loss, whose label is called ``<name>_label``."""
+    """Return one layer and a loss, whose label is called ``<name>_label``."""
     layer = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
     return mx.sym.SoftmaxOutput(layer, name=name)
 
@@ -22,7 +22,7 @@ def batches(**settings):
 
 
 def fit(module=None, data=None, **settings):
-    """One epoch unless told otherwise."""
+    """Return one epoch unless told otherwise."""
     module = mx.mod.Module(network()) if module is None else module
     module.fit(batches() if data is None else data, **{"num_epoch": 1, **settings})
     return module

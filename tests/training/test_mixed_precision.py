@@ -28,7 +28,7 @@ def data(scale=1.0):
 
 
 def fit(dtype="float16", *, module=None, make=data, contexts=None, **settings):
-    """A few epochs."""
+    """Return a few epochs."""
     mx.random.seed(3)
     module = mx.mod.Module(network(), context=contexts or mx.cpu()) if module is None else module
     module.fit(
@@ -59,7 +59,7 @@ def test_what_runs_in_which_dtype():
 
 
 def first_batch():
-    """An epoch of one step."""
+    """Return an epoch of one step."""
     batches = data()
     one = next(batches)
     return mx.io.NDArrayIter(one.data[0], one.label[0], batch_size=8)

@@ -11,7 +11,7 @@ from weftplan.training.module.module import Module
 
 
 def two_layers(dropout=0.0):
-    """A small classifier: 5 inputs, 3 classes."""
+    """Return a small classifier: 5 inputs, 3 classes."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=16, name="fc1")
     net = mx.sym.Activation(net, act_type="relu")
     if dropout:
@@ -30,7 +30,7 @@ def blobs(n=120):
 
 
 def fit(contexts, *, epochs=5, kvstore="device", dropout=0.0, seed=1, **kwargs):
-    """A trained module."""
+    """Return a trained module."""
     mx.random.seed(seed)
     data, labels = blobs()
     it = NDArrayIter(data, labels, batch_size=30, shuffle=True)

@@ -28,14 +28,14 @@ def body(prefix: str = "") -> Any:
 
 
 def head() -> Any:
-    """A softmax on features."""
+    """Return a softmax on features."""
     return mx.sym.SoftmaxOutput(
         mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="two"), name="softmax"
     )
 
 
 def chain() -> Any:
-    """Both in a row."""
+    """Return both in a row."""
     return (
         mx.mod.SequentialModule()
         .add(mx.mod.Module(body(), label_names=None))
@@ -44,7 +44,7 @@ def chain() -> Any:
 
 
 def parameters() -> dict[str, Any]:
-    """The same values for every network."""
+    """Return the same values for every network."""
     random = np.random.RandomState(3)
     shapes = {"one_weight": (5, 6), "one_bias": (5,), "two_weight": (2, 5), "two_bias": (2,)}
     return {name: mx.nd.array(random.uniform(-0.5, 0.5, shape)) for name, shape in shapes.items()}

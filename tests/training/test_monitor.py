@@ -10,7 +10,7 @@ from weftplan.errors import MXNetError, ParameterError
 
 
 def ready(contexts=1):
-    """A bound module of two layers, all weights 0.5."""
+    """Return a bound module of two layers, all weights 0.5."""
     net = mx.sym.Activation(
         mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc1"), "relu", name="act"
     )

@@ -26,7 +26,7 @@ def batches() -> mx.io.NDArrayIter:
 
 
 def trained(contexts: list[mx.Context], kvstore: str | None, **more: Any) -> tuple[str, mx.mod.Module]:
-    """(a digest of parameters and predictions, the module)."""
+    """Return (a digest of parameters and predictions, the module)."""
     mx.random.seed(0)
     module = mx.mod.Module(network(), context=contexts)
     module.fit(batches(), num_epoch=2, kvstore=kvstore, initializer=mx.init.Xavier(),

@@ -12,12 +12,12 @@ from weftplan.errors import BindError, FormatError, KVStoreError, MXNetError
 
 
 def network():
-    """One layer and a loss."""
+    """Return one layer and a loss."""
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
 
 
 def ready(optimizer="sgd", contexts=1, kvstore="local", **settings):
-    """A module with parameters and an optimizer."""
+    """Return a module with parameters and an optimizer."""
     module = mx.mod.Module(network(), context=[mx.cpu(i) for i in range(contexts)])
     module.bind([("data", (4, 5))], [("softmax_label", (4,))])
     mx.random.seed(3)

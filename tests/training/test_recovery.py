@@ -22,7 +22,7 @@ def batches():
 
 
 def ready(contexts=CONTEXTS):
-    """A bound module with parameters and an optimizer with momentum on a device store."""
+    """Return a bound module with parameters and an optimizer with momentum on a device store."""
     mx.random.seed(4)
     module = mx.mod.Module(network(), context=contexts)
     data = batches()

@@ -27,19 +27,19 @@ def own_engine():
 
 
 def arrays(dtype="float32", seed=0):
-    """Weights or gradients."""
+    """Return the weights or gradients."""
     rng = np.random.default_rng(seed)
     return [mx.nd.array(rng.standard_normal(shape), dtype=dtype) for shape in SHAPES]
 
 
-def trained(name, settings, *, at_once, dtype="float32", count=3):
-    """Weights and states after some steps with gradients that differ."""
+def trained(name, settings, *, fused, dtype="float32", count=3):
+    """Return the weights and states after some steps with gradients that differ."""
     optimizer = mx.optimizer.create(name, learning_rate=0.1, param_idx2name={0: "a_weight", 1: "a_bias"}, **settings)
     updater = mx.optimizer.get_updater(optimizer)
     weights = arrays(dtype)
     for number in range(count):
         grads = arrays(dtype, number + 1)
-        if at_once:
+        if fused:
             updater(list(range(len(weights))), grads, weights)
         else:
             for i, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
@@ -48,7 +48,7 @@ def trained(name, settings, *, at_once, dtype="float32", count=3):
 
 
 def pushed(monkeypatch):
-    """Names of the joint operations that are pushed from now on."""
+    """Return the names of the joint operations that are pushed from now on."""
     names = []
     launch = fused_step.launch
     monkeypatch.setattr(fused_step, "launch", lambda stages: (names.append(stages[0].name), launch(stages))[1])
@@ -60,9 +60,9 @@ def pushed(monkeypatch):
 def test_all_at_once_has_the_bits_of_one_by_one(name, settings, kernels, monkeypatch, four_cores):
     """Weights, states and counts, with compiled formulas and without, in parts on several cores."""
     monkeypatch.setenv("WEFTPLAN_KERNELS", kernels)
-    alone, states = trained(name, settings, at_once=False)
+    alone, states = trained(name, settings, fused=False)
     names = pushed(monkeypatch)
-    both, all_states = trained(name, settings, at_once=True)
+    both, all_states = trained(name, settings, fused=True)
     assert len(names) == 3
     for a, b in zip(alone, both, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -149,8 +149,8 @@ def test_single_ones_where_arrays_may_not_be_together(reason, monkeypatch):
         monkeypatch.setattr(engine, "debug_enabled", lambda: True)
     else:
         monkeypatch.setattr(MAKE_ROOM, "value", lambda context, operands: ())
-    alone, _ = trained("sgd", {"momentum": 0.9}, at_once=False, count=1)
-    both, _ = trained("sgd", {"momentum": 0.9}, at_once=True, count=1)
+    alone, _ = trained("sgd", {"momentum": 0.9}, fused=False, count=1)
+    both, _ = trained("sgd", {"momentum": 0.9}, fused=True, count=1)
     assert names == []
     for a, b in zip(alone, both, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -159,7 +159,7 @@ def test_single_ones_where_arrays_may_not_be_together(reason, monkeypatch):
 def test_a_rate_that_changes_records_nothing_anew():
     """Adam's rate differs at every step: its formula is recorded at the first step, once per kind of weight decay."""
     before = fused_update._formula.cache_info().misses
-    trained("adam", {"wd": 0.0625, "beta1": 0.875}, at_once=True, count=4)
+    trained("adam", {"wd": 0.0625, "beta1": 0.875}, fused=True, count=4)
     assert fused_update._formula.cache_info().misses - before <= 2
 
 

@@ -50,7 +50,7 @@ def network() -> mx.sym.Symbol:
 
 
 def trained(update_freq: int, context: Any = None, **settings: Any) -> tuple[SVRGModule, Counted]:
-    """A module after four epochs on 42 samples in batches of ten."""
+    """Return a module after four epochs on 42 samples in batches of ten."""
     random = np.random.RandomState(0)
     data = random.randn(42, 6).astype("f")
     batches = Counted(data, (data @ random.randn(6, 1)).astype("f"), 10, label_name="lin_reg_label")

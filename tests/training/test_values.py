@@ -9,7 +9,7 @@ from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError
 
 
 def network():
-    """A layer, a normalisation and a loss."""
+    """Return a layer, a normalisation and a loss."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
     return mx.sym.SoftmaxOutput(mx.sym.BatchNorm(net, name="bn"), name="softmax")
 
@@ -21,7 +21,7 @@ def batches():
 
 
 def trained(**settings):
-    """A module after two epochs."""
+    """Return a module after two epochs."""
     module = mx.mod.Module(network(), **settings)
     module.fit(batches(), num_epoch=2, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.3})
     return module
@@ -52,7 +52,7 @@ def test_missing_parameters_of_a_module_that_has_none():
 
 
 def headed(classes, head):
-    """The network with a layer more, whose name and size differ from checkpoint to network."""
+    """Return the network with a layer more, whose name and size differ from checkpoint to network."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
     net = mx.sym.FullyConnected(mx.sym.BatchNorm(net, name="bn"), num_hidden=classes, name=head)
     return mx.sym.SoftmaxOutput(net, name="softmax")

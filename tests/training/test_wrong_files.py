@@ -90,7 +90,7 @@ def test_files_that_are_something_else(saved: Path, read: Callable[[str], Any], 
 
 
 def bound(saved: Path) -> tuple[Any, Any, dict[str, Any]]:
-    """An executor and a module of the network, and its parameters."""
+    """Return an executor and a module of the network, and its parameters."""
     network, args, _ = mx.model.load_checkpoint(saved, 3)
     shapes = models.input_shapes("mlp", 1)
     module = mx.mod.Module(network)

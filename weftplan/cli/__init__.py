@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from weftplan import __version__
-from weftplan.cli.chatter import chatter_options
+from weftplan.cli.verbosity import verbosity_options
 from weftplan.errors import MXNetError, did_you_mean
 from weftplan.support.progress import width_of
 
@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
             return _unavailable(cmd_name, error)
         command: click.Command = getattr(module, "command", None) or getattr(module, cmd_name)
         if not any(option.name == "quiet" for option in command.params):  # imported once, requested often
-            command.params += chatter_options()
+            command.params += verbosity_options()
         return command
 
     def resolve_command(

@@ -190,8 +190,8 @@ class CupyDevice:
         thread, into the graph."""
         self.temporaries = Temporaries(context, self.xp, self.synchronize)
         self.peers = Peers(self)
-        self.home_links: dict[Context, Any] = {}
-        """What :mod:`weftplan.device.home_links` has measured."""
+        self.offload_links: dict[Context, Any] = {}
+        """What :mod:`weftplan.device.offload_links` has measured."""
         _known[self.index] = self
 
     def allocate(self, nbytes: int) -> Any:

@@ -1,4 +1,4 @@
-"""Files as a device: ``file(i)`` is memory that the system keeps in a file, for bytes that wait there (``homes.py``).
+"""Files as a device: ``file(i)`` is memory that the system keeps in a file, for offloaded bytes.
 
 Raw memory is a mapping of a file without a name: the file is unlinked, or never linked, as soon as it is open. So it
 goes when its last mapping does, whatever ends the process, and a folder that vanishes takes nothing with it that is in

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from weftplan.device.base import Device
 from weftplan.device.context import Context
-from weftplan.device.homes import HomeSpec
+from weftplan.device.offload_targets import OffloadTarget
 from weftplan.errors import DeviceError
 from weftplan.locks import Lock, whole_in_children
 
 _devices: dict[Context, Device] = {}
-_folders: dict[int, HomeSpec] = {}
+_folders: dict[int, OffloadTarget] = {}
 """Folders of file contexts that were named before their first use."""
 _lock = whole_in_children(Lock())
 
@@ -58,12 +58,12 @@ def _file(context: Context) -> Device:
     """The folder that :func:`name_folders` or ``WEFTPLAN_SPILL`` names at this place among its folders."""
     from weftplan import config
     from weftplan.device.file_device import FileDevice
-    from weftplan.device.homes import parse
+    from weftplan.device.offload_targets import parse
 
     named = _folders.get(context.device_id)
     if named is not None:
         return FileDevice(context, named.folder, named.nbytes)
-    folders = [home for home in parse(config.process("WEFTPLAN_SPILL")) if home.kind == "file"]
+    folders = [target for target in parse(config.process("WEFTPLAN_SPILL")) if target.kind == "file"]
     if context.device_id >= len(folders):
         raise DeviceError(
             f"{context} has no folder: WEFTPLAN_SPILL lists {len(folders)} of them; set it, such as file:/tmp:50GB"
@@ -71,21 +71,21 @@ def _file(context: Context) -> Device:
     return FileDevice(context, folders[context.device_id].folder, folders[context.device_id].nbytes)
 
 
-def name_folders(homes: Iterable[HomeSpec]) -> None:
-    """Let the k-th folder of a list of homes be that of ``file(k)``.
+def name_folders(targets: Iterable[OffloadTarget]) -> None:
+    """Let the k-th folder of a list of offload targets be that of ``file(k)``.
 
     Raises:
         DeviceError: ``file(k)`` is in use, with another folder.
     """
-    for index, home in enumerate(home for home in homes if home.kind == "file"):
+    for index, target in enumerate(target for target in targets if target.kind == "file"):
         with _lock:
             known = getattr(_devices.get(Context("file", index)), "folder", None)
-            if known is not None and os.path.realpath(known) != os.path.realpath(home.folder):
+            if known is not None and os.path.realpath(known) != os.path.realpath(target.folder):
                 raise DeviceError(
-                    f"file({index}) is the folder {known!r} in this process, and cannot become {home.folder!r}: name "
+                    f"file({index}) is the folder {known!r} in this process, and cannot become {target.folder!r}: name "
                     f"folders in the same order each time"
                 )
-            _folders[index] = home
+            _folders[index] = target
 
 
 def peers(context: Context) -> list[Context]:

@@ -297,10 +297,10 @@ class Engine(Waiting):
         detailed.own = own
         self._submit(detailed)
 
-    def at_once(self, reads: Sequence[Var], work: Callable[..., R], *args: object) -> R | None:
+    def run_inline(self, reads: Sequence[Var], work: Callable[..., R], *args: object) -> R | None:
         """Run small work inline on this thread if that cannot change the observable order.
 
-        The work may write only memory that no other code has seen yet. See ``edges/at_once.py``. Engines without
+        The work may write only memory that no other code has seen yet. See ``edges/inline.py``. Engines without
         workers run everything in their own way.
 
         Returns:
@@ -318,10 +318,10 @@ class Engine(Waiting):
         :meta private:
         """
 
-    def write_at_once(self, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
+    def write_inline(self, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
         """Run small work of the package inline if all its vars are idle. Return False if the caller must push it.
 
-        See ``edges/at_once.py``.
+        See ``edges/inline.py``.
 
         :meta private:
         """
@@ -330,7 +330,7 @@ class Engine(Waiting):
     def begin(
         self, fn: Callable[..., object], reads: Sequence[Var], writes: Collection[Var], name: str, inner: int = 0
     ) -> Callable[..., None] | None:
-        """Start an asynchronous package operation inline if all its vars are idle. See ``edges/at_once.py``.
+        """Start an asynchronous package operation inline if all its vars are idle. See ``edges/inline.py``.
 
         Returns:
             The completion callback; None if the caller must push the operation instead.

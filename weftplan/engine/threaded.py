@@ -12,8 +12,8 @@ from typing import Any
 from weftplan import config
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
-from weftplan.engine.edges.at_once import at_once, begin, write_at_once
 from weftplan.engine.edges.helping import help_all, help_var, run_next
+from weftplan.engine.edges.inline import begin, run_inline, write_inline
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Outcome
 from weftplan.engine.inspection import QueueStatistics
@@ -38,8 +38,8 @@ class ThreadedBase(Engine):
     A subclass implements :meth:`queue_key` and :meth:`make_queue` and calls :meth:`enlist` at the end of ``__init__``.
     """
 
-    at_once = at_once
-    write_at_once = write_at_once
+    run_inline = run_inline
+    write_inline = write_inline
     begin = begin
     _alone = False
     """Whether the user asked for one worker; operations are then not split over idle cores."""

@@ -273,7 +273,7 @@ class Waiting(Execution):
             raise EngineError(message)
 
         verbs = ("wait_for_var", "wait_until_written", "wait_for_all", "future")
-        for verb in ("push", "push_async", "at_once", "write_at_once", "begin", "delete_variable", *verbs):
+        for verb in ("push", "push_async", "run_inline", "write_inline", "begin", "delete_variable", *verbs):
             setattr(self, verb, refuse)
 
     def _flush_bulk(self) -> None:

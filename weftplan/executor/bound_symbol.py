@@ -10,7 +10,7 @@ import numpy as np
 
 from weftplan import config, device, planner
 from weftplan.device.context import Context
-from weftplan.device.home_links import speed
+from weftplan.device.offload_links import speed
 from weftplan.errors import BindError, ShapeError, did_you_mean, listed
 from weftplan.executor.bind_arguments import as_shape
 from weftplan.executor.dynamic import DynamicExecutor
@@ -20,7 +20,7 @@ from weftplan.executor.plan_cache import planned_once
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.planner.spill.links import places
-from weftplan.storage import homes
+from weftplan.storage import offload
 from weftplan.support.gc_pause import resting
 from weftplan.symbol import Symbol
 from weftplan.symbol.traversal import Order
@@ -84,7 +84,7 @@ class Binding:
         }
         planned = planned_once(self.symbol, self.options, facts, (self.ctx, budget), plan, order=order)
         if any(context.device_type == "file" for context in planned.memory.contexts):
-            device.name_folders(planned.memory.options.homes)
+            device.name_folders(planned.memory.options.targets)
         return planned
 
     def executor(
@@ -174,15 +174,15 @@ _OF_COLLECTOR = (
 def strategy_of(requested: PlanOptions | None, ctx: Context, *, budget: bool) -> tuple[PlanOptions, type[Executor]]:
     """Return how to plan, and the class that runs the plan."""
     options = PlanOptions.from_environment() if requested is None else requested
-    if not options.peers and any(home.kind == "peer" for home in options.homes):
-        options = options.replace(peers=tuple(map(str, homes.peers(ctx))))
-    if any(home.nbytes is not None for home in options.homes):
-        options = options.replace(spill_taken=tuple(map(homes.taken, options.homes)))
+    if not options.peers and any(target.kind == "peer" for target in options.targets):
+        options = options.replace(peers=tuple(map(str, offload.peers(ctx))))
+    if any(target.nbytes is not None for target in options.targets):
+        options = options.replace(spill_taken=tuple(map(offload.reserved_bytes, options.targets)))
     budget = budget or options.budget is not None
     if (
         budget
         and ctx.device_type == "gpu"
-        and options.homes
+        and options.targets
         and not options.links
         and config.get("WEFTPLAN_MEASURE_LINKS")
     ):
@@ -196,7 +196,7 @@ def strategy_of(requested: PlanOptions | None, ctx: Context, *, budget: bool) ->
 
 
 def _links(options: PlanOptions, ctx: Context) -> tuple[tuple[str, str, float, float], ...]:
-    """How fast the ways from a device to its homes are, as far as that is known."""
+    """How fast the ways from a device to its offload targets are, as far as that is known."""
     links = []
     for place in places(ctx, options):
         known = speed(ctx, place.context)

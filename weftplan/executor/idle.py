@@ -32,7 +32,7 @@ from weftplan.executor.pool_memory import PoolMemory
 from weftplan.locks import Lock, ReentrantLock, free_in_children, members
 from weftplan.ndarray.memory.release import PATIENCE_S
 from weftplan.ndarray.spill import spill_ahead, spilling
-from weftplan.storage import homes, relief
+from weftplan.storage import offload, relief
 
 _pools: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -104,12 +104,12 @@ class Idleness:
         self._lock = Lock()
         self._users: list[int] = []
         """Threads that push a run, or bring all bytes back for one. Guarded by ``_lock``, as is the next."""
-        self._kept: dict[Context, tuple[homes.Kept, int]] = {}
+        self._kept: dict[Context, tuple[offload.Offloaded, int]] = {}
         _pools.add(pool)
 
     @property
     def away(self) -> dict[Context, int]:
-        """Bytes in homes, per device."""
+        """Bytes in offload targets, per device."""
         return {ctx: nbytes for ctx, (_, nbytes) in self._kept.items()}
 
     def __enter__(self) -> None:
@@ -178,7 +178,7 @@ class Idleness:
     def _lacked(self) -> bool:
         """Return whether other threads lack memory of a device and this pool has some of it."""
         pool = self._pool()
-        return pool is not None and relief.lacked([*pool._blocks, *self._kept])
+        return pool is not None and relief.other_thread_starves([*pool._blocks, *self._kept])
 
     def _leave_users(self, me: int) -> None:
         with self._lock:
@@ -259,7 +259,7 @@ class Idleness:
         """Offload the block on ``ctx``; return its bytes, 0 if it is in use.
 
         Raises:
-            OutOfMemoryError: no home has room. The bytes have not moved.
+            OutOfMemoryError: no offload target has room. The bytes have not moved.
         """
         # A thread that begins a run, or finds no bytes under an array of the pool, waits for this lock.
         if not self._lock.acquire(blocking=False):
@@ -294,7 +294,7 @@ class Idleness:
                         chunk.forget_views()
                     # A reader after a wait is no operation: its view refers to the bytes.
                     if all(_references(raw) == _BLOCK for raw in raws):
-                        kept = homes.keep(block.raw, ctx, where, "planned")
+                        kept = offload.offload(block.raw, ctx, where, "planned")
             finally:
                 if kept is None:
                     for chunk, raw in zip(chunks, raws, strict=True):

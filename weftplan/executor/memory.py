@@ -9,7 +9,7 @@ import numpy as np
 
 from weftplan import config
 from weftplan.device.context import Context
-from weftplan.device.homes import HomeSpec
+from weftplan.device.offload_targets import OffloadTarget
 from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.run import Bind
 from weftplan.ndarray import NDArray
@@ -50,20 +50,20 @@ def place(planned: PlannedGraph) -> Placement:
         [*zip(contexts, start, strict=True)],
         (plan.storage_slab, plan.storage_offset, plan.storage_nbytes),
         needs,
-        _homes(planned),
-        at_once=[s for s in plan.entry_storage[planned.outputs].tolist() if s >= 0],
+        _targets(planned),
+        eager=[s for s in plan.entry_storage[planned.outputs].tolist() if s >= 0],
     )
 
 
-def _homes(planned: PlannedGraph) -> dict[Context, HomeSpec]:
+def _targets(planned: PlannedGraph) -> dict[Context, OffloadTarget]:
     """Return the offload targets of the plan's results, by their memory."""
     plan = planned.memory
     if len(plan.contexts) == 1:  # that which computes
         return {}
-    listed = {home.kind: home for home in plan.options.homes}
-    folders = [home for home in plan.options.homes if home.kind == "file"]
-    targets: dict[Context, HomeSpec] = {}
-    if plan.in_homes:
+    listed = {target.kind: target for target in plan.options.targets}
+    folders = [target for target in plan.options.targets if target.kind == "file"]
+    targets: dict[Context, OffloadTarget] = {}
+    if plan.offloaded:
         for ctx, nbytes in plan.peak_by_device.items():
             if nbytes and ctx.device_type == "file" and ctx.device_id < len(folders):
                 targets[ctx] = folders[ctx.device_id]

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from weftplan import engine
 from weftplan.device.context import Context
-from weftplan.device.homes import HomeSpec
+from weftplan.device.offload_targets import OffloadTarget
 from weftplan.errors import BindError, EngineError, OutOfMemoryError
 from weftplan.executor.idle import Idleness, in_turn
 from weftplan.executor.pool_memory import PoolMemory, copy_bytes, finish_deletes, settle
 from weftplan.ndarray.memory.chunk import MovableChunk, lost
-from weftplan.storage import homes
+from weftplan.storage import offload
 
 
 class Placement:
@@ -40,32 +40,32 @@ class Placement:
     Attributes:
         chunks: by storage, its bytes and its var; at first only of those that are looked at before the first run.
         needs: bytes from the start of the block, per device.
-        homes: which of these are homes, where results wait.
+        targets: those contexts that are offload targets.
     """
 
-    __slots__ = ("__weakref__", "_at_once", "_slabs", "_storages", "chunks", "homes", "needs")
+    __slots__ = ("__weakref__", "_eager", "_slabs", "_storages", "chunks", "needs", "targets")
 
     def __init__(
         self,
         slabs: Sequence[tuple[Context, int]],
         storages: Sequence[NDArray[Any]],
         needs: Mapping[Context, int],
-        homes: Mapping[Context, HomeSpec] | None = None,
+        targets: Mapping[Context, OffloadTarget] | None = None,
         *,
-        at_once: Iterable[int] = (),
+        eager: Iterable[int] = (),
     ) -> None:
         """Nothing is looked at yet but what is needed.
 
         Args:
             slabs: device of each slab, and its offset in the block.
             storages: three arrays: the slab of each storage, its offset there, its bytes.
-            at_once: storages that have a chunk from the start.
+            eager: storages that have a chunk from the start.
         """
         self._slabs = slabs
         self._storages = storages
-        self._at_once = list(at_once)
+        self._eager = list(eager)
         self.needs = dict(needs)
-        self.homes = dict(homes or {})
+        self.targets = dict(targets or {})
         self.chunks: dict[int, MovableChunk] = {}
 
     def _where(self, storages: list[int]) -> list[tuple[Context, int, int]]:
@@ -79,7 +79,7 @@ class Placement:
     def put(self, blocks: Mapping[Context, PoolMemory]) -> None:
         """Point the chunks at the blocks of these devices; the first time some are made, which takes all blocks."""
         if not self.chunks:
-            self.make(self._at_once, blocks)
+            self.make(self._eager, blocks)
             return
         for chunk, (ctx, at, size) in zip(self.chunks.values(), self._where([*self.chunks]), strict=True):
             block = blocks.get(ctx)
@@ -120,14 +120,14 @@ class SlabPool:
         self._members: list[weakref.ref[Placement]] = []
         self.idleness = Idleness(self)
         """Whether the blocks may wait elsewhere; a ``with`` block of it keeps them here."""
-        self._room = homes.Room()
+        self._room = offload.Reservation()
         weakref.finalize(self, _close, self.idleness, self._room).atexit = False
         self._owner: Placement | None = None
         """Whose values are in memory: that of the last run. Held, since its arrays may be read when it is gone."""
 
     @property
     def nbytes(self) -> dict[Context, int]:
-        """Bytes held, per device, here or in a home."""
+        """Bytes held, per device, here or in a target."""
         return {**{ctx: block.nbytes for ctx, block in self._blocks.items()}, **self.idleness.away}
 
     def idle(self, variables: list[Any]) -> bool:
@@ -177,8 +177,8 @@ class SlabPool:
             for ctx, nbytes in placement.needs.items()
             if nbytes > before.get(ctx, -1)
         }
-        for ctx, home in placement.homes.items():
-            self._room.hold(ctx, home, placement.needs[ctx])
+        for ctx, target in placement.targets.items():
+            self._room.hold(ctx, target, placement.needs[ctx])
         if not before.keys().isdisjoint(short):
             self._settle()
         for ctx, nbytes in short.items():
@@ -288,7 +288,7 @@ class SlabPool:
         return held
 
 
-def _close(idleness: Idleness, room: homes.Room) -> None:
+def _close(idleness: Idleness, room: offload.Reservation) -> None:
     """Free the offloaded blocks of a pool that is gone."""
     idleness.close()
     room.free()

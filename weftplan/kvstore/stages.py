@@ -117,7 +117,7 @@ class Joint:
         """
         if MAKE_ROOM.value is not None:
             return False
-        return get_engine().write_at_once(partial(_run_ready, self.steps, operands), self.reads, self.writes)
+        return get_engine().write_inline(partial(_run_ready, self.steps, operands), self.reads, self.writes)
 
 
 class Repeated:

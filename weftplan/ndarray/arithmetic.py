@@ -21,7 +21,7 @@ from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray.base import Array, pending
 from weftplan.ndarray.copying import from_host
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, at_once, write_at_once
+from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, run_inline, write_inline
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import dead, sweep
 from weftplan.ndarray.pushing import Value, keep_failures, push_kernel, work
@@ -157,7 +157,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
                 reads = (converted.chunk.var,)
         else:
             operand = Value(converted)
-    if not write_at_once(_bare(op, kind, np), (lhs, operand), (lhs,)):
+    if not write_inline(_bare(op, kind, np), (lhs, operand), (lhs,)):
         _push(op, op.scalar if operand.__class__ is Value else op.arrays, kind, [lhs, operand, lhs], reads, chunk)
     return lhs
 
@@ -192,7 +192,7 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     form = op.name, name, kind, shape, dtype
     small = _small[form] if form in _small else _small_work(op, form)
     if small is not None and context.device_type == "cpu":
-        out = at_once(small, operands, lhs.__class__, context, reads)
+        out = run_inline(small, operands, lhs.__class__, context, reads)
         if out is not None:
             return out
     result_chunk = ARRAY_CHUNK.get()(

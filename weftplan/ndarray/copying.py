@@ -19,7 +19,7 @@ from weftplan.device.peers import PEER
 from weftplan.engine import FnProperty
 from weftplan.errors import ShapeError
 from weftplan.ndarray.base import Array, NDArrayBase, pending
-from weftplan.ndarray.inline_calls import copy_at_once
+from weftplan.ndarray.inline_calls import copy_inline
 from weftplan.ndarray.pushing import Value, computing, push_kernel
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
@@ -35,7 +35,7 @@ def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, na
     same_start = source.chunk is target.chunk and source.offset == target.offset
     if source.size == 0 or (same_start and source.dtype == target.dtype):
         return
-    if not priority and source.chunk is not target.chunk and copy_at_once(source, target):
+    if not priority and source.chunk is not target.chunk and copy_inline(source, target):
         return
     prop, context = route(source.context, target.context, same_dtype=source.dtype == target.dtype)
     reads: tuple[Any, ...] = () if source.var is target.var else (source.var,)

@@ -18,7 +18,7 @@ from weftplan.ndarray import arithmetic
 from weftplan.ndarray.array import NDArray, fresh, from_host
 from weftplan.ndarray.base import check_context, check_dtype
 from weftplan.ndarray.calls.invoke import invoke
-from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, at_once
+from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, run_inline
 from weftplan.ndarray.memory.release import drain
 from weftplan.ndarray.pushing import Value, push_kernel
 from weftplan.ops.core.floats import is_float, is_number
@@ -107,7 +107,7 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
         if number and context.device_type == "cpu":
             small = _small_fill(dims, kind)
             value = Value(arithmetic.scalar_as(kind, val))
-            filled = None if small is None else at_once(small, [value], NDArray, context, ())
+            filled = None if small is None else run_inline(small, [value], NDArray, context, ())
             if filled is not None:
                 return filled
         target = fresh(context, dims, kind, None)

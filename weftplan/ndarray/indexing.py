@@ -22,7 +22,7 @@ from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray.arithmetic import scalar_as
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.copying import copy_into, on_context, route
-from weftplan.ndarray.inline_calls import copy_at_once
+from weftplan.ndarray.inline_calls import copy_inline
 from weftplan.ndarray.pushing import Value, computing, push, push_kernel
 from weftplan.ops.core.floats import is_number
 
@@ -135,7 +135,7 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
     if not advanced:
         alone = operand.__class__ is Value or operand.chunk is not array.chunk
         source = operand.ready if operand.__class__ is Value else operand
-        if alone and len(getattr(source, "shape", ())) <= ndim and copy_at_once(operand, array, basic):
+        if alone and len(getattr(source, "shape", ())) <= ndim and copy_inline(operand, array, basic):
             return
 
     def scatter(target: Any, source: Any, *index_arrays: Any) -> None:

@@ -1,12 +1,12 @@
 """Inline execution of small operations on host arrays, with reuse of dead arrays' memory.
 
 For a few hundred elements, dispatch costs more than arithmetic. So a repeated operation (a call by name in
-``calls/call_cache.py``, an operator between arrays in ``arithmetic.py``) keeps a :class:`SmallWork`. :func:`at_once`
-runs it on the calling thread, in memory from the free list of dead arrays of the same kind (``release.Shelf``), if the
-engine sees that this changes no order (``engine/edges/at_once.py``). An engine under observation refuses, and nothing
-is run inline while arrays may be offloaded.
+``calls/call_cache.py``, an operator between arrays in ``arithmetic.py``) keeps a :class:`SmallWork`. :func:`run_inline`
+runs it on the calling thread, in memory from the free list of dead arrays of the same kind (``release.FreeList``), if
+the engine sees that this changes no order (``engine/edges/inline.py``). An engine under observation refuses, and
+nothing is run inline while arrays may be offloaded.
 
-Operations that write existing arrays run inside the engine's region (:func:`write_at_once`), in which no other
+Operations that write existing arrays run inside the engine's region (:func:`write_inline`), in which no other
 operation can begin to use the arrays. Only elementwise operations and copies qualify, since they take no longer than a
 few calls of the engine in that region.
 
@@ -28,7 +28,7 @@ from weftplan.engine.var import Var
 from weftplan.ndarray.base import Array
 from weftplan.ndarray.errstate import QUIET
 from weftplan.ndarray.memory.chunk import Chunk
-from weftplan.ndarray.memory.release import CLOSED, Shelf, dead, shelf_for, sweep
+from weftplan.ndarray.memory.release import CLOSED, FreeList, dead, free_list_for, sweep
 from weftplan.ndarray.pushing import Value
 from weftplan.storage import recording, registry
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
@@ -54,7 +54,7 @@ class SmallWork:
         workspace: bytes.
     """
 
-    __slots__ = ("dtype", "kernel", "name", "nbytes", "scratch", "shape", "shelf", "workspace")
+    __slots__ = ("dtype", "free_list", "kernel", "name", "nbytes", "scratch", "shape", "workspace")
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class SmallWork:
         self.dtype = dtype
         self.nbytes = nbytes
         self.workspace = workspace
-        self.shelf = self.scratch = CLOSED
+        self.free_list = self.scratch = CLOSED
 
 
-def at_once(
+def run_inline(
     work: SmallWork, operands: Sequence[Any], kind: type[Array], context: Context, reads: Sequence[Var]
 ) -> Array | None:
     """Return the result of ``work`` as a new array; None if it must be pushed.
@@ -90,11 +90,11 @@ def at_once(
     if dead.due:
         sweep()
     current = engine.get()
-    result: Array | None = current.at_once(reads, _compute, work, operands, kind, context, current)
+    result: Array | None = current.run_inline(reads, _compute, work, operands, kind, context, current)
     return result
 
 
-def write_at_once(
+def write_inline(
     kernel: Callable[..., object],
     operands: Sequence[Any],
     written: Sequence[Any],
@@ -113,7 +113,7 @@ def write_at_once(
     return _within(Computed(kernel, operands, written, states, workspace), operands, written)
 
 
-def copy_at_once(source: Any, target: Any, key: Any = ...) -> bool:
+def copy_inline(source: Any, target: Any, key: Any = ...) -> bool:
     """Run ``target[key] = source`` inline, with NumPy's casts; return False, with nothing done, if it must be pushed.
 
     Args:
@@ -156,7 +156,7 @@ def _within(
         var = operand.chunk.var
         if var not in writes and var not in reads:
             reads.append(var)
-    return nbytes <= most and engine.get().write_at_once(work, reads, writes)
+    return nbytes <= most and engine.get().write_inline(work, reads, writes)
 
 
 class Computed:
@@ -200,13 +200,13 @@ def _compute(work: SmallWork, operands: Sequence[Any], kind: type[Array], contex
     for operand in operands:
         raw = operand.ready
         raws.append(operand.raw() if raw is None else raw)
-    shelf, name = work.shelf, work.name
-    if shelf.engine is not current or shelf.changes != registry.changes or shelf.context is not context:
-        shelf = work.shelf = shelf_for(context, work.shape, work.dtype)
-    if shelf.entries and recording.recorder is None:
-        var, release, raw, view = shelf.entries.pop()  # raises if another thread was faster: then it is pushed
+    free_list, name = work.free_list, work.name
+    if free_list.engine is not current or free_list.changes != registry.changes or free_list.context is not context:
+        free_list = work.free_list = free_list_for(context, work.shape, work.dtype)
+    if free_list.entries and recording.recorder is None:
+        var, release, raw, view = free_list.entries.pop()  # raises if another thread was faster: then it is pushed
     else:
-        var, release, raw, view = _entry(shelf, work.shape, work.dtype, work.nbytes, name)
+        var, release, raw, view = _entry(free_list, work.shape, work.dtype, work.nbytes, name)
     if var.name is not name:
         var.name = release.args[0].name = name
     var.version = 1
@@ -214,7 +214,7 @@ def _compute(work: SmallWork, operands: Sequence[Any], kind: type[Array], contex
     chunk.context = context
     chunk.nbytes = work.nbytes
     chunk.name = name
-    chunk._shelf = shelf
+    chunk._free_list = free_list
     chunk._release = release
     chunk._raw = raw
     chunk._view = view
@@ -233,30 +233,30 @@ def _compute(work: SmallWork, operands: Sequence[Any], kind: type[Array], contex
     return out
 
 
-def _entry(shelf: Shelf, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, name: str) -> Any:
+def _entry(free_list: FreeList, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, name: str) -> Any:
     """Take an entry from the free list, or make a new entry."""
-    if shelf.entries:
-        entry = shelf.entries.pop()
+    if free_list.entries:
+        entry = free_list.entries.pop()
         if (recorder := recording.recorder) is not None:
             recorder.handed_over(entry[1].args[0], name)
         return entry
-    resource: Any = shelf.resource
+    resource: Any = free_list.resource
     allocation = resource.allocate(nbytes, name=name)
     raw = allocation.raw
-    return Var(shelf.engine, name), partial(resource.free, allocation), raw, np.ndarray(shape, dtype, raw)
+    return Var(free_list.engine, name), partial(resource.free, allocation), raw, np.ndarray(shape, dtype, raw)
 
 
 def _with_scratch(work: SmallWork, raws: list[Any], view: Any, context: Context) -> None:
     """Run the kernel with a workspace from a free list."""
-    shelf = work.scratch
-    own = work.shelf
-    if shelf.engine is not own.engine or shelf.changes != own.changes or shelf.context is not context:
-        shelf = work.scratch = shelf_for(context, (work.workspace,), _UINT8)
-    entry = _entry(shelf, (work.workspace,), _UINT8, work.workspace, "scratch of a small call")
+    free_list = work.scratch
+    own = work.free_list
+    if free_list.engine is not own.engine or free_list.changes != own.changes or free_list.context is not context:
+        free_list = work.scratch = free_list_for(context, (work.workspace,), _UINT8)
+    entry = _entry(free_list, (work.workspace,), _UINT8, work.workspace, "scratch of a small call")
     try:
         QUIET.copy().run(work.kernel, *raws, view, entry[3])
     finally:
-        if len(shelf.entries) < shelf.room:
-            shelf.entries.append(entry)
+        if len(free_list.entries) < free_list.room:
+            free_list.entries.append(entry)
         else:
             entry[1]()

@@ -1,6 +1,6 @@
-"""The largest batch that fits a number of bytes: found by straight lines through plans that are known, then by halving.
+"""Search for the largest batch that fits a budget, by linear interpolation between plans and by bisection.
 
-Bytes are taken to grow with the batch.
+The search assumes that bytes grow with the batch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from weftplan.support.tensor_types import Shape
 Shapes = Mapping[str, Shape]
 
 LARGEST = 1 << 24
-"""Batches are not searched beyond this."""
+"""Maximum batch of the search."""
 
 
 def batch_size(shapes: Shapes) -> int:
-    """The first dimension of the first shape that has one.
+    """Return the first dimension of the first shape that has one.
 
     Raises:
-        PlanError: there is none.
+        PlanError: no shape has a dimension.
     """
     for shape in shapes.values():
         if len(shape):
@@ -31,7 +31,7 @@ def batch_size(shapes: Shapes) -> int:
 
 
 def with_batch(shapes: Shapes, batch: int) -> dict[str, tuple[int, ...]]:
-    """The shapes with another batch size: the first dimension of the first shape, wherever a shape begins with it.
+    """Return the shapes with another batch size, in every shape that starts with the batch size of the first.
 
     >>> with_batch({"data": (32, 3, 8, 8), "label": (32,), "table": (7, 2)}, 4)
     {'data': (4, 3, 8, 8), 'label': (4,), 'table': (7, 2)}
@@ -46,18 +46,18 @@ def with_batch(shapes: Shapes, batch: int) -> dict[str, tuple[int, ...]]:
 
 
 def largest_batch(total: Callable[[int], int], budget: int) -> tuple[int, int]:
-    """The largest batch whose total fits, and that total.
+    """Return the largest batch whose total fits, and that total.
 
     Args:
         total: bytes that a batch needs; expected to rise with the batch.
-        budget: bytes that there are.
+        budget: available bytes.
 
-    Bytes are nearly linear in the batch, so that the straight line through the two batches between which the answer
-    lies is nearly right, and five to seven plans are enough. Where two such guesses together do not halve what is
-    open, the next is the middle, so that the search ends after some 75 plans whatever the curve.
+    Bytes are nearly linear in the batch, so interpolation between the bounds is nearly exact, and five to seven plans
+    are enough. If two interpolations together do not halve the interval, the next guess is its middle; so about 75
+    plans are enough for any curve.
 
     Raises:
-        BudgetError: not even one sample fits; its ``smallest`` is the need of one sample.
+        BudgetError: a batch of 1 does not fit; ``smallest`` of the error is its number of bytes.
 
     >>> largest_batch(lambda batch: 100 + 7 * batch, 1000)
     (128, 996)
@@ -73,7 +73,7 @@ def largest_batch(total: Callable[[int], int], budget: int) -> tuple[int, int]:
     fits, fails = 1, LARGEST + 1
     widths: list[int] = []
     while fails - fits > 1:
-        if fails > LARGEST:  # nothing has failed yet: do not jump to the middle of nowhere
+        if fails > LARGEST:  # no upper bound yet: extrapolate, at most by a factor of 64
             guess = min(_line(known, before, fits, budget) + 1, 64 * fits) if before else 3
         elif len(widths) >= 2 and 2 * (fails - fits) > widths[-2]:
             guess = (fits + fails) // 2
@@ -92,7 +92,7 @@ def largest_batch(total: Callable[[int], int], budget: int) -> tuple[int, int]:
 
 
 def _line(known: dict[int, int], first: int, second: int, budget: int) -> int:
-    """Return the batch at which the line through two known batches meets the budget."""
+    """Return the batch at which the line through two measured batches meets the budget."""
     slope = (known[second] - known[first]) / (second - first)
     return LARGEST if slope <= 0 else first + int((budget - known[first]) / slope)
 
@@ -104,21 +104,21 @@ def largest_fitting(
     recompute: bool,
     tried: Callable[[int, int], object] = lambda batch, nbytes: None,
 ) -> tuple[int, Any]:
-    """The largest batch whose plan fits, and that plan.
+    """Return the largest batch whose plan fits, and that plan.
 
     Args:
-        make_plan: plans with the ``batch`` and the ``budget`` that it is given.
-        budget: most bytes.
-        recompute: forward results may be computed again to fit.
-        tried: told every batch and the fewest bytes that it needs, as soon as they are known.
+        make_plan: plans for the keyword arguments ``batch`` and ``budget``.
+        budget: available bytes.
+        recompute: whether plans may recompute forward results to fit.
+        tried: called with every batch of the search and the fewest bytes that it needs.
 
     Raises:
-        BudgetError: not even one sample fits.
+        BudgetError: a batch of 1 does not fit.
     """
     plans: dict[int, Any] = {}
 
     def need(batch: int) -> int:
-        """Bytes that a batch needs at least."""
+        """Return the fewest bytes that a batch needs."""
         try:
             plans[batch] = make_plan(batch=batch, budget=1 if recompute else None)
             nbytes = int(plans[batch].counted)

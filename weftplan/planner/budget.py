@@ -1,7 +1,7 @@
-"""Fit everything into a number of bytes: the caller's arrays and planned memory.
+"""Plans whose total, planned memory and the caller's arrays, fits a number of bytes.
 
-``PlanOptions.budget`` limits the planned peak alone, because recomputation can change nothing else. A user has a device
-with a number of bytes, which arguments, gradients and states share; the difference is worked out here.
+``PlanOptions.budget`` limits the planned peak alone, because recomputation cannot change the rest. A user has a device
+with a number of bytes, which arguments, gradients and states share. This file converts between the two.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ def plan_within(
     budget: int,
     besides: Callable[[Planned], int] = lambda planned: 0,
 ) -> Planned:
-    """The plan of least modelled time whose total, less what waits elsewhere, is at most ``budget`` bytes.
+    """Return the plan of least modelled time whose total, without offloaded bytes, is at most ``budget``.
 
     Args:
-        make: plans the graph under given options.
-        options: the options; their ``recompute`` and ``budget`` are set here.
-        budget: most bytes of all devices together: planned peak (less what waits in homes),
-            arguments, gradients, states.
+        make: plans the graph under the options that it is called with.
+        options: the options; this function overrides ``recompute`` and ``budget``.
+        budget: bytes for all devices together: planned peak without offloaded bytes, arguments, gradients, states.
         besides: further bytes that the budget has to cover.
 
     Raises:
-        BudgetError: nothing fits; names the smallest budget that works, also as its attribute ``smallest``.
+        BudgetError: no plan fits; the message and ``smallest`` give the smallest budget that works.
     """
     plain = make(options.replace(recompute="off", budget=None))
     outside = sum(plain.memory.external_bytes.values()) + besides(plain)
@@ -47,7 +46,7 @@ def plan_within(
     else:
         if budget >= outside:
             return tight
-        peak = tight.memory.peak - tight.memory.in_homes  # nothing is planned at all, or all of it is elsewhere
+        peak = tight.memory.peak - tight.memory.offloaded  # 0: no memory is planned, or all of it is offloaded
     raise BudgetError(
         f"the budget is {budget:,} bytes, but {outside:,} bytes of arguments, gradients and states and a planned peak "
         f"of {peak:,} bytes (of {plain.memory.peak:,} without recomputation) are needed; the smallest budget found "

@@ -11,6 +11,7 @@ reuse memory, which an executor has to honour:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -138,23 +139,34 @@ class MemoryPlan:
 
     @property
     def on_host(self) -> int:
-        """Bytes of :attr:`in_homes` that lie in page-locked host memory."""
+        """Bytes of :attr:`offloaded` that lie in page-locked host memory."""
         if not any(context.device_type in ("gpu", "sim") for context in self.contexts):
             return 0
         return sum(n for context, n in self.peak_by_device.items() if context.device_type == "cpu_pinned")
 
     @property
-    def in_homes(self) -> int:
-        """Bytes of :attr:`peak` that lie where results wait: in page-locked host memory, in files, on other devices
-        (see :mod:`weftplan.planner.spill`); a budget does not count them."""
+    def offloaded(self) -> int:
+        """Bytes of :attr:`peak` at offload targets: page-locked host memory, files, other devices.
+
+        A budget does not count them. See :mod:`weftplan.planner.spill`.
+        """
         peers = self.options.peer_contexts
         others = (n for ctx, n in self.peak_by_device.items() if ctx.device_type == "file" or ctx in peers)
         return self.on_host + sum(others)
 
     @property
+    def in_homes(self) -> int:
+        """Former name of :attr:`offloaded`.
+
+        :meta private:
+        """
+        warnings.warn("MemoryPlan.in_homes is MemoryPlan.offloaded since 0.3", DeprecationWarning, stacklevel=2)
+        return self.offloaded
+
+    @property
     def counted(self) -> int:
-        """Bytes that a budget counts: :attr:`total` without :attr:`in_homes` and :attr:`elsewhere`."""
-        return self.total - self.in_homes - self.elsewhere
+        """Bytes that a budget counts: :attr:`total` without :attr:`offloaded` and :attr:`elsewhere`."""
+        return self.total - self.offloaded - self.elsewhere
 
     @property
     def num_storages(self) -> int:

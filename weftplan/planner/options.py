@@ -9,8 +9,8 @@ from typing import Any
 
 from weftplan import config
 from weftplan.device.context import Context
-from weftplan.device.homes import HomeSpec
-from weftplan.device.homes import parse as parse_homes
+from weftplan.device.offload_targets import OffloadTarget
+from weftplan.device.offload_targets import parse as parse_targets
 from weftplan.errors import MXNetError, PlanError, did_you_mean
 from weftplan.support.keyword_errors import known_keywords
 
@@ -87,8 +87,8 @@ class PlanOptions:
     attribute ``__force_mirroring__``), ``mxnet`` (by operator, as MXNET_BACKWARD_DO_MIRROR), ``echo`` (as
     MXNET_MEMORY_OPT), ``sqrt`` (all between cuts), ``cheap`` (the smallest peak for at most 5 % more modelled time)."""
     budget: int | None = None
-    """Most bytes that ``MemoryPlan.peak`` may have (less those in homes, ``MemoryPlan.in_homes``, see :attr:`spill`);
-    recomputed results are chosen for the least time that fits, whatever :attr:`recompute` says."""
+    """Maximum of ``MemoryPlan.peak`` less ``MemoryPlan.offloaded`` (see :attr:`spill`), in bytes. The planner then
+    recomputes the results that cost the least time, whatever :attr:`recompute` says."""
     kernels: str = "auto"
     """The kernels: ``auto`` (compiled kernels if they are expected to be faster), ``native`` (whenever they can) or
     ``numpy``; on a GPU kernels in CUDA C stand for the compiled ones. Scratch of a chosen kernel is counted;
@@ -98,19 +98,19 @@ class PlanOptions:
     the fastest; 1 the fastest of those whose scratch a convolution's ``workspace`` allows. What was measured is kept in
     the user's cache folder, so later choices are the same. ``cudnn_tune`` of a node comes first."""
     spill: bool | str = True
-    """Under a budget, results may wait elsewhere instead of being computed again, if that is faster: in the homes
-    that a text lists as ``WEFTPLAN_SPILL`` does, each up to its limit, the first with room. True: those of a GPU or a
-    simulated device in page-locked host memory; False: nowhere. Bytes in homes do not count against the budget."""
+    """Offload targets under a budget, as a text in the form of ``WEFTPLAN_SPILL``. A result is offloaded if that is
+    faster than recomputing it, to the first target with room. True: results of a GPU or a simulated device may go to
+    page-locked host memory; False: none are offloaded. Offloaded bytes do not count against the budget."""
     peers: tuple[str, ...] = ()
-    """Devices of the same kind, such as ``gpu(1)``, that the home ``peer`` may use and nothing else of the graph does.
-    ``simple_bind`` names those from which memory has been taken, the device with most room first."""
+    """Devices of the same kind, such as ``gpu(1)``, that the offload target ``peer`` may use; the graph must not
+    compute on them. ``simple_bind`` lists the devices in use by the process, most free memory first."""
     spill_taken: tuple[int, ...] = ()
-    """Bytes that others have of each home that :attr:`spill` lists, so that a plan may not have them; homes beyond the
-    last are all there. ``bind`` and ``simple_bind`` look."""
+    """Bytes in use by others of each offload target in :attr:`spill`, which the plan cannot have; 0 for targets beyond
+    the end of this tuple. ``bind`` and ``simple_bind`` fill it in."""
     links: tuple[tuple[str, str, float, float], ...] = ()
-    """Speeds of copies to homes, as far as known: device, home, bytes a second, seconds before the first byte,
-    such as ``("gpu(0)", "cpu_pinned(0)", 2.5e10, 1e-5)``; others are assumed. Under a budget ``bind`` and
-    ``simple_bind`` look."""
+    """Measured links to offload targets: (device, offload target, bytes per second, seconds before the first byte),
+    such as ``("gpu(0)", "cpu_pinned(0)", 2.5e10, 1e-5)``. The planner assumes a speed for other links. Under a budget
+    ``bind`` and ``simple_bind`` fill it in."""
 
     def __post_init__(self) -> None:
         """Refuse values that no field documents."""
@@ -120,13 +120,13 @@ class PlanOptions:
         fine = not isinstance(names, str) and all(isinstance(name, str) for name in names)
         self._expect("inplace_blacklist", "a tuple of names of operators", fine)
         object.__setattr__(self, "inplace_blacklist", tuple(names))  # a list in files
-        self._expect("spill", "True, False or a list of homes as text", isinstance(self.spill, bool | str))
+        self._expect("spill", "True, False or a list of offload targets as text", isinstance(self.spill, bool | str))
         self._expect("peers", "a tuple of devices such as 'gpu(1)'", not isinstance(self.peers, str))
         object.__setattr__(self, "peers", tuple(str(peer) for peer in self.peers))
         self._expect("spill_taken", "a tuple of bytes >= 0", all(_is_integer(n, 0) for n in self.spill_taken))
         object.__setattr__(self, "spill_taken", tuple(self.spill_taken))
         try:
-            _ = self.homes, self.peer_contexts
+            _ = self.targets, self.peer_contexts
         except MXNetError as error:
             raise PlanError(f"plan options spill and peers: {error}") from error
         try:
@@ -134,7 +134,7 @@ class PlanOptions:
         except (TypeError, ValueError):
             links = (("", "", 0.0, 0.0),)
         fine = all(speed > 0 and latency >= 0 for *_, speed, latency in links)
-        self._expect("links", "a tuple of (device, home, bytes a second > 0, seconds >= 0)", fine)
+        self._expect("links", "a tuple of (device, offload target, bytes a second > 0, seconds >= 0)", fine)
         object.__setattr__(self, "links", links)
         self._expect("autotune", "0, 1 or 2", _is_integer(self.autotune, 0) and self.autotune <= 2)
         for name, least in (
@@ -155,7 +155,7 @@ class PlanOptions:
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> PlanOptions:
-        """Options as the environment has them now, with keyword overrides.
+        """Return the options that the environment variables specify now, with keyword overrides.
 
         Raises:
             ConfigError: a variable has an illegal value.
@@ -165,9 +165,9 @@ class PlanOptions:
         return read.replace(**overrides)  # itself if there are none
 
     @property
-    def homes(self) -> tuple[HomeSpec, ...]:
-        """What :attr:`spill` lists."""
-        return parse_homes(str(self.spill))
+    def targets(self) -> tuple[OffloadTarget, ...]:
+        """Offload targets in :attr:`spill`."""
+        return parse_targets(str(self.spill))
 
     @property
     def peer_contexts(self) -> tuple[Context, ...]:
@@ -175,7 +175,7 @@ class PlanOptions:
         return tuple(map(Context.parse, self.peers))
 
     def replace(self, **overrides: Any) -> PlanOptions:
-        """A copy with some fields changed, or the same object where none does.
+        """Return a copy with some fields changed, or this object if none changes.
 
         Raises:
             PlanError: a field does not exist, or a value is illegal.
@@ -208,7 +208,7 @@ def _switch(text: str) -> bool | str:
 
 @lru_cache(maxsize=16)
 def _read(variables: tuple[tuple[str, str], ...]) -> PlanOptions:
-    """Options as the environment has them while these are its variables; a bind asks each time."""
+    """Return the options for these values of the environment variables; cached, because every bind calls it."""
     return PlanOptions(
         strategy=config.get("WEFTPLAN_PLANNER_STRATEGY"),
         match_range=config.get("MXNET_EXEC_MATCH_RANGE"),

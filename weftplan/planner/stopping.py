@@ -1,8 +1,7 @@
-"""Ending a search early, with the best that it has found.
+"""Early end of searches, which then return their best result.
 
-Searches ask :func:`asked` between two prices. A caller with a reason to end them, such as a signal handler of the
-command line, calls :func:`stop`; any thread may. Nothing else in the planner depends on time: without a call of
-``stop`` equal questions get equal plans.
+A search calls :func:`asked` between two prices. A caller ends it by :func:`stop`, from any thread, for example in a
+signal handler. Nothing else in the planner depends on time: without a call of ``stop`` equal input gives equal plans.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ _asked: list[bool] = []
 
 
 def stop() -> None:
-    """Let the searches of this process end with their best results; outside of :func:`stoppable` nothing happens."""
+    """End the searches of this process with their best results; no effect outside of :func:`stoppable`."""
     _asked[:] = [True] * len(_asked)
 
 
 def asked() -> bool:
-    """Whether a search is to end now."""
+    """Return whether a search has to end now."""
     return True in _asked
 
 

@@ -74,30 +74,30 @@ class PoisonResource(Adaptor):
 
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         allocation = self.upstream.allocate(nbytes, name=name)
-        self._fill(allocation.raw, at_once=current_stream() is None)
+        self._fill(allocation.raw, immediate=current_stream() is None)
         self._live[id(allocation)] = allocation
         return allocation
 
     def free(self, allocation: Allocation) -> None:
-        self._spoil(allocation, at_once=True)
+        self._spoil(allocation, immediate=True)
         self.upstream.free(allocation)
 
     def free_behind(self, allocation: Allocation) -> None:
         if self.context.has_streams:
-            self._spoil(allocation, at_once=False)
+            self._spoil(allocation, immediate=False)
             self.upstream.free_behind(allocation)
         else:  # no stream can fill host memory
             super(Adaptor, self).free_behind(allocation)
 
-    def _spoil(self, allocation: Allocation, *, at_once: bool) -> None:
+    def _spoil(self, allocation: Allocation, *, immediate: bool) -> None:
         """Fill memory that is about to be freed; afterwards its bytes may have another owner."""
         # Check first: a caller that must not free it must not overwrite it.
         if self._live.pop(id(allocation), None) is None:
             raise wrong_free(allocation, self)
-        self._fill(allocation.raw, at_once=at_once)
+        self._fill(allocation.raw, immediate=immediate)
 
-    def _fill(self, raw: RawArray, *, at_once: bool) -> None:
-        if self.context.is_host and (at_once or not self.context.has_streams):
+    def _fill(self, raw: RawArray, *, immediate: bool) -> None:
+        if self.context.is_host and (immediate or not self.context.has_streams):
             raw.fill(self.byte)
         else:  # fill on the GPU's current stream; without a stream, wait for the fill
             place = device.get(self.context)

@@ -22,9 +22,9 @@ from weftplan.errors import OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.storage import recording, relief
 from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
+from weftplan.storage.free_lists import MOST_ON_ONE, Entry, FreeList, FreeLists, by_order
 from weftplan.storage.recording import address_of
 from weftplan.storage.report import report
-from weftplan.storage.shelves import MOST_ON_ONE, Entry, Shelf, Shelves, by_order
 from weftplan.storage.stream_order import StreamOrder, free_after
 from weftplan.support.array_types import RawArray
 
@@ -35,17 +35,18 @@ class Ledger(Resource):
     A subclass implements ``take_block``, ``give_block`` and ``segments_of``, which run under the lock. They call
     ``count_taken`` and ``count_given`` for each block from and to the system, and count cache ``_hits``.
 
-    Freed memory goes to a shelf (the free list of its requested size) until a request of that size takes it. A free and
-    an allocation of one size, the most frequent pair, therefore take no lock and change no count: shelved memory still
-    counts as live, so no peak is missed. A request that neither a shelf nor the cache serves first drains all shelves.
-    A request that the cache serves leaves the shelves filled and only writes off their bytes.
+    Freed memory stays on the free list of its requested size until a request of that size takes it. A free and an
+    allocation of one size, the most frequent pair, therefore take no lock and change no count: listed memory still
+    counts as live, so no peak is missed. A request that neither a free list nor the cache serves first drains all free
+    lists.
+    A request that the cache serves leaves the free lists filled and only writes off their bytes.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.context = device.context
         self._lock = whole_in_children(ReentrantLock())
-        self._shelves = Shelves()
+        self._free_lists = FreeLists()
         self._returned: deque[Entry] = deque()
         self._aside: deque[Allocation] = deque()
         """Allocations made during a change of this thread, not yet counted. Their frees come later in ``_returned``."""
@@ -56,7 +57,7 @@ class Ledger(Resource):
         self._peak_requested = self._peak_allocated = self._peak_reserved = 0
         self._allocations = self._hits = self._system_allocations = self._system_frees = self._failures = 0
         self._order = count().__next__
-        self._shelf_hits = count().__next__
+        self._free_list_hits = count().__next__
         """An atomic counter on every interpreter. :meth:`_drain` reads it, which increments it."""
         self._readings = 0
         self._nothing: RawArray | None = None
@@ -83,7 +84,7 @@ class Ledger(Resource):
         """Return the segments, under the lock; ``live`` are the allocations by the id of their block."""
 
     def keeps(self, nbytes: int) -> bool:
-        """Return whether freed memory of ``nbytes`` requested bytes stays here, so that a shelf may hold it."""
+        """Return whether freed memory of ``nbytes`` requested bytes stays here, so that a free list may hold it."""
         return True
 
     def _largest_cached(self) -> int:
@@ -92,37 +93,37 @@ class Ledger(Resource):
 
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         if nbytes.__class__ is int:
-            shelf = self._shelves.get(nbytes)
+            free_list = self._free_lists.get(nbytes)
             # No lock: taking an entry is one list operation, and the entry already counts as live.
-            if shelf:
+            if free_list:
                 try:
-                    entry = shelf.pop() if self._streams is None else self._pop(shelf, self._streams)
+                    entry = free_list.pop() if self._streams is None else self._pop(free_list, self._streams)
                 except IndexError:  # another thread took the last entry
                     pass
                 else:
                     order, _, raw, block, size = entry
                     if order < 0:
-                        allocation = self._allocate_written_off(entry, shelf, name)
+                        allocation = self._allocate_written_off(entry, free_list, name)
                         return allocation if self._streams is None else self._ordered(allocation, self._streams)
                     allocation = Allocation(raw, nbytes, self.context, name, block, size)
                     self._live[id(allocation)] = allocation
                     # A counter instead of `+=`, which is not atomic; `_drain` adds it to the hits.
-                    self._shelf_hits()
+                    self._free_list_hits()
                     if (recorder := recording.recorder) is not None:
                         recorder.allocated(allocation)
                     return allocation if self._streams is None else self._ordered(allocation, self._streams)
         allocation = self._allocate(nbytes, name)
         return allocation if self._streams is None else self._ordered(allocation, self._streams)
 
-    def _pop(self, shelf: Shelf, streams: StreamOrder) -> Entry:
-        """Take memory from a shelf, if possible some that the current stream need not wait for.
+    def _pop(self, free_list: FreeList, streams: StreamOrder) -> Entry:
+        """Take memory from a free list, if possible some that the current stream need not wait for.
 
         Another thread may take some meanwhile; any other entry serves as well.
         """
         if not streams:
-            return shelf.pop()
-        newest_first = ((address_of(entry[2]), entry[1]) for entry in reversed(shelf))
-        return shelf.pop(-1 - streams.choose(newest_first))
+            return free_list.pop()
+        newest_first = ((address_of(entry[2]), entry[1]) for entry in reversed(free_list))
+        return free_list.pop(-1 - streams.choose(newest_first))
 
     def _ordered(self, allocation: Allocation, streams: StreamOrder) -> Allocation:
         """Order later use of an allocation's bytes after pending stream work on them, and return it."""
@@ -130,11 +131,11 @@ class Ledger(Resource):
             streams.order(address_of(allocation.raw), allocation.nbytes)
         return allocation
 
-    def _allocate_written_off(self, entry: Entry, shelf: Shelf, name: object) -> Allocation:
-        """Allocate from a shelf whose memory no longer counts as live."""
+    def _allocate_written_off(self, entry: Entry, free_list: FreeList, name: object) -> Allocation:
+        """Allocate from a free list whose memory no longer counts as live."""
         _, nbytes, raw, block, size = entry
         if self._lock.owned():  # called during a change of the ledger
-            shelf.append(entry)
+            free_list.append(entry)
             return self._allocate_aside(nbytes, name)
         with self._lock:
             self._write_off()  # otherwise memory freed earlier would also count in the peak
@@ -147,7 +148,7 @@ class Ledger(Resource):
             return allocation
 
     def _allocate(self, nbytes: int, name: object) -> Allocation:
-        """Allocate when no shelf can serve."""
+        """Allocate when no free list can serve."""
         if nbytes.__class__ is not int or nbytes < 0:
             nbytes = checked_size(nbytes, self.context)
         if self._lock.owned():
@@ -173,9 +174,9 @@ class Ledger(Resource):
     def _allocate_now(self, nbytes: int, name: object) -> Allocation:
         """Allocate once, without the relief ladder."""
         with self._lock:
-            # Drain only if nothing cached fits: requests of several sizes would otherwise empty each other's shelves.
-            if self._shelves or self._returned or self._aside:
-                self._drain(shelves=False)
+            # Drain only if nothing cached fits: else requests of several sizes would empty each other's free lists.
+            if self._free_lists or self._returned or self._aside:
+                self._drain(free_lists=False)
                 if nbytes and self._cache_serves(nbytes):
                     self._write_off()
                 else:
@@ -195,7 +196,7 @@ class Ledger(Resource):
             return allocation
 
     def _cache_serves(self, nbytes: int) -> bool:
-        """Return whether the cache can serve ``nbytes`` > 0 without draining the shelves of other sizes."""
+        """Return whether the cache can serve ``nbytes`` > 0 without draining the free lists of other sizes."""
         return False
 
     def _room(self) -> int:
@@ -254,15 +255,15 @@ class Ledger(Resource):
         if (recorder := recording.recorder) is not None:
             recorder.freed(allocation, raw)
         nbytes = allocation.nbytes
-        shelf = self._shelves.get(nbytes)
-        if shelf is None or len(shelf) >= MOST_ON_ONE:
+        free_list = self._free_lists.get(nbytes)
+        if free_list is None or len(free_list) >= MOST_ON_ONE:
             self._take_back((self._order(), nbytes, raw, allocation.block, allocation.size))
             return
-        shelf.append((self._order(), nbytes, raw, allocation.block, allocation.size))
-        if not shelf.listed:
-            # A drain clears `listed` first and empties the shelf then, so this entry is seen now or later.
-            shelf.listed = True
-            self._shelves.touched.append(shelf)
+        free_list.append((self._order(), nbytes, raw, allocation.block, allocation.size))
+        if not free_list.listed:
+            # A drain clears `listed` first and empties the free list then, so this entry is seen now or later.
+            free_list.listed = True
+            self._free_lists.touched.append(free_list)
 
     def free_behind(self, allocation: Allocation) -> None:
         stream = current_stream()
@@ -282,24 +283,24 @@ class Ledger(Resource):
         self.free(allocation)
 
     def _take_back(self, entry: Entry) -> None:
-        """Free an allocation when its shelf is missing or full."""
+        """Free an allocation when its free list is missing or full."""
         self._returned.append(entry)
         nbytes = entry[1]
         if self.keeps(nbytes):
-            self._shelves.add(nbytes)
+            self._free_lists.add(nbytes)
         if not self._lock.owned() and self._lock.acquire(blocking=False):
             # not during a change of this thread, so draining is safe
             try:
-                self._drain(shelves=False)
+                self._drain(free_lists=False)
             finally:
                 self._lock.release()
 
-    def _drain(self, *, shelves: bool = True, size: int | None = None) -> bool:
+    def _drain(self, *, free_lists: bool = True, size: int | None = None) -> bool:
         """Count allocations made aside and take back freed memory in its order, under the lock.
 
         Args:
-            shelves: take memory back from shelves, too.
-            size: only from shelves whose entries occupy this number of bytes; None: from all.
+            free lists: take memory back from free lists, too.
+            size: only from free lists whose entries occupy this number of bytes; None: from all.
 
         Returns:
             Whether there was any freed memory.
@@ -311,7 +312,7 @@ class Ledger(Resource):
                 self._count(allocation.nbytes, allocation.size)
                 if allocation.size:
                     self.count_taken(allocation.block)
-            entries = self._freed(shelves, size)
+            entries = self._freed(free_lists, size)
             if not entries:
                 break
             any_returned = True
@@ -327,27 +328,27 @@ class Ledger(Resource):
             except BaseException:  # Ctrl-C: keep the remaining entries
                 self._returned.extend(entries)
                 raise
-        hits = self._shelf_hits() - self._readings
+        hits = self._free_list_hits() - self._readings
         self._readings += 1 + hits
         self._hits += hits
         self._allocations += hits
         return any_returned
 
-    def _freed(self, shelves: bool, size: int | None) -> list[Entry]:
-        """Return all freed entries, oldest last; from shelves as :meth:`_drain` specifies."""
+    def _freed(self, free_lists: bool, size: int | None) -> list[Entry]:
+        """Return all freed entries, oldest last; from free lists as :meth:`_drain` specifies."""
         entries: list[Entry] = []
         while self._returned:
             entries.append(self._returned.popleft())
-        if shelves:
-            entries += self._shelves.emptied(size)
+        if free_lists:
+            entries += self._free_lists.emptied(size)
         entries.sort(key=by_order, reverse=True)
         return entries
 
     def _write_off(self) -> None:
-        """Stop counting shelved memory as live but leave it in place, under the lock."""
-        # Taking an entry counts it again, so peaks are exact although not every request drains the shelves.
-        for _ in range(len(self._shelves.touched)):
-            requested, allocated = self._shelves.write_off()
+        """Stop counting listed memory as live but leave it in place, under the lock."""
+        # Taking an entry counts it again, so peaks are exact although not every request drains the free lists.
+        for _ in range(len(self._free_lists.touched)):
+            requested, allocated = self._free_lists.write_off()
             self._requested -= requested
             self._allocated -= allocated
 
@@ -381,8 +382,10 @@ class Ledger(Resource):
         if self._lock.owned():  # called during a change of the ledger: report the intermediate state
             return self._figures()
         with self._lock:
-            self._drain(shelves=False)  # shelves stay filled, so that reading statistics does not slow down allocations
-            return self._figures(*self._shelves.counted())
+            self._drain(
+                free_lists=False
+            )  # free lists stay filled, so that reading statistics does not slow down allocations
+            return self._figures(*self._free_lists.counted())
 
     def reset_peaks(self) -> None:
         with self._lock:
@@ -391,7 +394,7 @@ class Ledger(Resource):
             self._peak_reserved = self._reserved
 
     def _figures(self, requested: int = 0, allocated: int = 0) -> Statistics:
-        """Return the figures, less the bytes on shelves."""
+        """Return the figures, less the bytes on free_lists."""
         return Statistics(
             requested_bytes=self._requested - requested,
             allocated_bytes=self._allocated - allocated,

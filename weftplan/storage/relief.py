@@ -8,7 +8,8 @@ memory the pool retries.
 Rungs run on the allocating thread without the pool's lock. A rung that allocates gets no ladder of its own.
 
 A thread that has climbed in vain is *starved* until it has memory or gives up. Runs that have not begun then release
-their memory (:func:`lacked`). Layers that know of memory that will soon be free register a wait (:func:`add_wait`).
+their memory (:func:`other_thread_starves`). Layers that know of memory that will soon be free register a wait
+(:func:`add_wait`).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def again(attempt: Callable[[], T], chances: Iterable[object]) -> T:
     return attempt()
 
 
-class Lacking:
+class Starved:
     """Context manager that marks this thread as starved while it retries an allocation on ``context``."""
 
     __slots__ = ("_context",)
@@ -108,7 +109,7 @@ class Lacking:
     __del__ = __exit__  # an interrupt may come between `__enter__` and the block
 
 
-def lacked(contexts: Iterable[Context]) -> bool:
+def other_thread_starves(contexts: Iterable[Context]) -> bool:
     """Return whether another thread is starved on one of ``contexts``."""
     if not _starved:
         return False
@@ -116,7 +117,7 @@ def lacked(contexts: Iterable[Context]) -> bool:
     return any(context in wanted and thread != here for thread, context in list(_starved.values()))
 
 
-def lacking() -> set[int]:
+def starved_threads() -> set[int]:
     """Return the starved threads."""
     return {thread for thread, _ in list(_starved.values())}
 

@@ -21,7 +21,7 @@ def ramp(dtype: str) -> np.ndarray:
 
 
 def record(version: int, array: np.ndarray, code: int) -> bytes:
-    """One array of on-disk version 0 or 1."""
+    """Return one array of on-disk version 0 or 1."""
     dims = array.shape
     head = struct.pack(f"<I{len(dims)}I", len(dims), *dims)
     if version == 1:
@@ -30,7 +30,7 @@ def record(version: int, array: np.ndarray, code: int) -> bytes:
 
 
 def listed(records: list, names: list) -> bytes:
-    """A file of records and names."""
+    """Return a file of records and names."""
     named = b"".join(struct.pack("<Q", len(name)) + name.encode() for name in names)
     return struct.pack("<QQQ", 0x112, 0, len(records)) + b"".join(records) + struct.pack("<Q", len(names)) + named
 

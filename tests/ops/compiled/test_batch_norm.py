@@ -40,7 +40,7 @@ def native(name: str, params: dict[str, Any], inputs: list[Any], outputs: list[A
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Shape and parameters of one call."""
+    """Return the shape and parameters of one call."""
     shape = tuple(draw(st.lists(st.integers(1, 9), min_size=2, max_size=5)))
     axis = draw(st.integers(0, len(shape) - 1))
     assume(prod(shape[axis + 1 :]) > 1)  # NumPy's otherwise
@@ -58,7 +58,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """A training call with all outputs."""
+    """Return a training call with all outputs."""
     return {
         "shape": (4, 5, 13, 11), "axis": 1, "dtype": np.float32, "fix_gamma": False, "use_global_stats": False,
         "is_train": True, "wanted": (True, True, True), "inplace": False, "seed": 0, **changes,

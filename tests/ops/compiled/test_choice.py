@@ -39,7 +39,7 @@ def network(**more: Any) -> mx.sym.Symbol:
 
 
 def trained(kernels: str, steps: int = 3) -> list[Any]:
-    """Parameters after some steps of gradient descent."""
+    """Return the parameters after some steps of gradient descent."""
     symbol = network()
     executor = symbol.simple_bind(mx.cpu(), data=(5, 3, 14, 14), plan_options=PlanOptions(kernels=kernels))
     validate(executor.planned)

@@ -41,7 +41,7 @@ OTHER = (
 
 
 def place(array: Any, shift: int) -> Any:
-    """A copy that begins ``shift`` elements into its memory, so that vectors are not aligned."""
+    """Return a copy that begins ``shift`` elements into its memory, so that vectors are not aligned."""
     room = np.empty(array.size + shift, array.dtype)
     room[shift:] = array.reshape(-1)
     return room[shift:].reshape(array.shape)
@@ -93,7 +93,7 @@ def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = 
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """One convolution of one to three axes."""
+    """Return one convolution of one to three axes."""
     rank = draw(st.sampled_from((1, 2, 2, 2, 3)))
     most = {1: 40, 2: 14, 3: 6}[rank]
     kernel, stride, dilate, pad, image = [], [], [], [], []
@@ -122,7 +122,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def geometry_of(case: dict[str, Any]) -> Geometry:
-    """The sizes of a case."""
+    """Return the sizes of a case."""
     grid = tuple(
         output_extent(e, k, s, p, d)
         for e, k, s, p, d in zip(*(case[n] for n in ("image", "kernel", "stride", "pad", "dilate")), strict=True)
@@ -147,7 +147,7 @@ def arrays(case: dict[str, Any], geo: Geometry) -> tuple[Any, Any, Any, Any]:
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """A plain 3x3 convolution with some changes."""
+    """Return a plain 3x3 convolution with some changes."""
     return {
         "batch": 2, "groups": 1, "channels": 4, "filters": 16, "image": (8, 8), "kernel": (3, 3), "stride": (1, 1),
         "dilate": (1, 1), "pad": (1, 1), "dtype": np.float32, "shift": 1, "seed": 0, **changes,

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kern
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """One depthwise convolution of one or two axes."""
+    """Return one depthwise convolution of one or two axes."""
     rank = draw(st.sampled_from((1, 2, 2)))
     kernel = tuple(draw(st.integers(1, 5)) for _ in range(rank))
     dilate = tuple(draw(st.integers(1, 3)) for _ in range(rank))
@@ -39,7 +39,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """A plain 3x3 one with some changes."""
+    """Return a plain 3x3 one with some changes."""
     return {
         "batch": 2, "channels": 3, "image": (14, 14), "kernel": (3, 3), "stride": (1, 1), "dilate": (1, 1),
         "pad": (1, 1), "dtype": np.float32, "seed": 0, **changes,
@@ -47,7 +47,7 @@ def case(**changes: Any) -> dict[str, Any]:
 
 
 def geometry_of(one: dict[str, Any], dtype: Any) -> Geometry:
-    """The sizes of a case, of elements of ``dtype``."""
+    """Return the sizes of a case, of elements of ``dtype``."""
     names = ("image", "kernel", "stride", "pad", "dilate")
     grid = tuple(output_extent(e, k, s, p, d) for e, k, s, p, d in zip(*(one[n] for n in names), strict=True))
     channels = one["channels"]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kern
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """A block on 2 images of 3 channels."""
+    """Return a block on 2 images of 3 channels."""
     usual = {"batch": 2, "channels": 3, "image": (9, 20), "stride": 1, "relu": True, "fixed": (False, False),
              "given": (False, False), "train": True, "dtype": np.float32, "weighs": True, "seed": 0}  # fmt: skip
     return usual | changes
@@ -55,7 +55,7 @@ def spec(array: Any) -> TensorSpec:
 
 
 def params_of(given_case: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of the block."""
+    """Return the parameters of the block."""
     norms = [
         registry.parse_params(registry.get("BatchNorm"), {"fix_gamma": fixed, "use_global_stats": known, "eps": 1e-3})
         for fixed, known in zip(given_case["fixed"], given_case["given"], strict=True)

@@ -29,7 +29,7 @@ REFUSED = ("exp", "tanh", "_power_scalar", "floor", "broadcast_maximum", "_backw
 
 
 def parts_of(name: str) -> tuple[Any, dict[str, Any], int]:
-    """An operator, settings for it, and how many inputs it has."""
+    """Return an operator, settings for it, and how many inputs it has."""
     op = registry.get(name)
     params = registry.parse_params(op, {one.name: SETTINGS[one.name] for one in op.params if one.name in SETTINGS})
     return op, params, len(op.input_names(params))

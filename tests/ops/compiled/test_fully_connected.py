@@ -25,7 +25,7 @@ OP, BACK = registry.get("FullyConnected"), registry.get("_backward_FullyConnecte
 
 
 def arrays(case: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-    """(data, weight, bias, gradient of the output) of a case."""
+    """Return (data, weight, bias, gradient of the output) of a case."""
     rng = np.random.default_rng(case["seed"])
     rows, columns, hidden, dtype = (case[name] for name in ("rows", "columns", "hidden", "dtype"))
     shapes = (rows, columns), (hidden, columns), (hidden,), (rows, hidden)
@@ -61,13 +61,13 @@ def layer(case: dict[str, Any], mode: str = "native") -> list[Any]:
 
 
 def case_of(**changes: Any) -> dict[str, Any]:
-    """A layer with some changes."""
+    """Return a layer with some changes."""
     return {"rows": 9, "columns": 20, "hidden": 17, "no_bias": False, "dtype": np.float32, "seed": 0, **changes}
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """A layer of any size."""
+    """Return a layer of any size."""
     return case_of(
         rows=draw(st.integers(1, 70)),
         columns=draw(st.integers(1, 600)),

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.skipif(
 
 @st.composite
 def layers(draw: st.DrawFn) -> tuple[Any, dict[str, Any], tuple[int, ...]]:
-    """A convolution or deconvolution of one to three axes, some with several chains of sums, and the data's shape."""
+    """Return a convolution or deconvolution of one to three axes, some with several chains of sums, and the data's
+    shape."""
     rank = draw(st.integers(1, 3))
     groups = draw(st.sampled_from((1, 1, 1, 2)))
 

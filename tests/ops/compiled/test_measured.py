@@ -45,7 +45,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 def choice(tune: int, **settings: Any) -> Choice:
-    """The choice for one convolution."""
+    """Return the choice for one convolution."""
     op = registry.get("Convolution")
     inputs = {"kernel": (3, 3), "num_filter": 4, "no_bias": True, **settings}
     params = registry.parse_params(op, inputs)

@@ -62,7 +62,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def convolution(rng: random.Random) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Parameters of a convolution or deconvolution of one to three axes, and the shape of its data."""
+    """Return the parameters of a convolution or deconvolution of one to three axes, and the shape of its data."""
     axes = rng.choice((1, 2, 2, 2, 3))
     most = {1: 40, 2: 14, 3: 6}[axes]
     kernel = tuple(rng.randint(1, 4) for _ in range(axes))
@@ -82,7 +82,7 @@ def convolution(rng: random.Random) -> tuple[dict[str, Any], tuple[int, ...]]:
 
 
 def network(seed: int) -> tuple[Any, tuple[int, ...], str]:
-    """One layer, the shape and the dtype of its data."""
+    """Return one layer, the shape and the dtype of its data."""
     rng = random.Random(seed)
     dtype = rng.choice(("float32", "float32", "float64"))
     x = mx.sym.Variable("data", dtype=dtype)
@@ -103,7 +103,8 @@ def network(seed: int) -> tuple[Any, tuple[int, ...], str]:
 
 
 def step(seed: int) -> bytes:
-    """The bytes of output, gradients and moving statistics of a training step; allocated memory is as planned."""
+    """Return the bytes of output, gradients and moving statistics of a training step; allocated memory is as
+    planned."""
     net, shape, dtype = network(seed)
     executor = net.simple_bind(mx.cpu(), plan_options=PlanOptions(kernels="native"), data=shape,
                                type_dict={"data": dtype})  # fmt: skip
@@ -145,7 +146,7 @@ def test_same_bits_in_parts(monkeypatch: pytest.MonkeyPatch, cuts: list[int], fi
 
 
 def sizes(batch: int, channels: int, filters: int, side: int) -> Sizes:
-    """A 3x3 convolution."""
+    """Return a 3x3 convolution."""
     return Sizes(
         batch=batch, groups=1, channels=channels, filters=filters, image=(1, side, side), grid=(1, side, side),
         kernel=(1, 3, 3), stride=(1, 1, 1), dilate=(1, 1, 1), pad=(0, 1, 1), itemsize=4,

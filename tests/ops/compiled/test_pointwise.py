@@ -27,7 +27,7 @@ F32 = np.dtype(np.float32)
 
 
 def plain(**changes: Any) -> dict[str, Any]:
-    """A 1x1 convolution with some changes."""
+    """Return a 1x1 convolution with some changes."""
     return case(**{"kernel": (1, 1), "pad": (0, 0), **changes})
 
 

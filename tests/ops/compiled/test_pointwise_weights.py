@@ -31,7 +31,7 @@ def pass_of(geo: Geometry) -> Pass:
 
 
 def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
-    """The gradient of the weight."""
+    """Return the gradient of the weight."""
     there = pass_of(geo)
     held = np.full(w.size + 64, np.nan, x.dtype)
     out = held[32:-32].reshape(w.shape)

@@ -54,7 +54,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """A call of ordinary size."""
+    """Return a call of ordinary size."""
     return {
         "image": (19, 23), "kernel": (3, 3), "stride": (2, 2), "pad": (1, 1), "pooling_convention": "valid",
         "dtype": np.float32, "values": "ties", "seed": 0, **changes,

@@ -20,7 +20,7 @@ MODULES: tuple[Any, ...] = (convolution, batch_norm, pooling)
 
 
 def network() -> Any:
-    """One layer of every kind of compiled kernel."""
+    """Return one layer of every kind of compiled kernel."""
     net = mx.sym.Variable("data")
     net = mx.sym.Convolution(net, kernel=(3, 3), pad=(1, 1), num_filter=8, name="dense")
     net = mx.sym.Convolution(net, kernel=(3, 3), pad=(1, 1), num_filter=8, num_group=8, no_bias=True, name="single")
@@ -31,7 +31,7 @@ def network() -> Any:
 
 
 def bound() -> Any:
-    """An executor full of random numbers."""
+    """Return an executor full of random numbers."""
     executor = network().simple_bind(mx.cpu(), data=(3, 4, 10, 10), plan_options=PlanOptions(kernels="native"))
     rng = np.random.default_rng(5)
     for array in (*executor.arg_arrays, *executor.aux_arrays):

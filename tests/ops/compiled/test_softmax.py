@@ -26,7 +26,7 @@ def numbers(rows: int, classes: int, scale: float = 3) -> Any:
 
 
 def computed(x: Any, target: Target | None = None) -> Any:
-    """The softmax of rows, with guards around it."""
+    """Return the softmax of rows, with guards around it."""
     held = np.full(x.size + 64, np.nan, F32)
     out = held[32:-32].reshape(x.shape)
     softmax.call(x, out, *x.shape, target)()

@@ -26,7 +26,7 @@ def arrays(count: int, size: int, dtype: str) -> list[np.ndarray]:
 
 
 def added(xs: list[np.ndarray], *, grouped: bool) -> np.ndarray:
-    """The same by NumPy."""
+    """Return the same by NumPy."""
     total = xs[0].copy()
     step = 4 if grouped else 1
     for first in range(1, len(xs), step):

@@ -62,7 +62,7 @@ def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = 
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """A 3x3 convolution of any size, with any padding that is taken."""
+    """Return a 3x3 convolution of any size, with any padding that is taken."""
     pad = draw(st.integers(0, 2)), draw(st.integers(0, 2))
     return case(
         batch=draw(st.integers(1, 6)),

@@ -35,7 +35,7 @@ NETWORKS = {
 
 
 def load(name):
-    """The symbol as MXNet wrote it."""
+    """Return the symbol as MXNet wrote it."""
     path = os.path.join(SYMBOLS, name + ".json")
     if os.path.exists(path):
         return mx.sym.load(path)
@@ -44,7 +44,7 @@ def load(name):
 
 
 def run(symbol, shape):
-    """(debug text, [(output name, shape)] in execution order, shapes of variables) of one training step."""
+    """Return (debug text, [(output name, shape)] in execution order, shapes of variables) of one training step."""
     executor = symbol.simple_bind(mx.cpu(), grad_req="write", data=shape)
     seen = []
 
@@ -62,7 +62,7 @@ def run(symbol, shape):
 
 
 def parse(text):
-    """(nodes, heads) of a debug text; a name used twice means the node written last before the reference."""
+    """Return (nodes, heads) of a debug text; a name used twice means the node written last before the reference."""
     nodes, last, heads, current = [], {}, [], None
 
     def finish():

@@ -67,7 +67,7 @@ def conv_net(layers: int = 4, *, dropout: float = 0.3, filters: int = 8) -> Any:
 
 
 def residual_net(layers: int, filters: int = 8) -> Any:
-    """A residual chain: every layer adds convolution, batch norm and relu of its input to it."""
+    """Return a residual chain: every layer adds convolution, batch norm and relu of its input to it."""
     x = sym.Convolution(sym.Variable("data"), num_filter=filters, kernel=(3, 3), pad=(1, 1), name="stem")
     for i in range(layers):
         y = sym.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1), name=f"conv{i}")
@@ -93,7 +93,7 @@ def unrolled_lstm(steps: int, hidden: int = 16) -> Any:
 
 
 def two_device_net(layers: int = 3) -> tuple[Any, dict[str, mx.Context]]:
-    """(``layers`` on one device, as many and a softmax on another; the device of each group)."""
+    """Return (``layers`` on one device, as many and a softmax on another; the device of each group)."""
     with mx.AttrScope(ctx_group="low"):
         x = sym.Variable("data")
         for i in range(layers):

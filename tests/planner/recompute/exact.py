@@ -15,7 +15,7 @@ from weftplan.planner.recompute import Tape
 
 
 def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: float = 60.0) -> int | None:
-    """The least sum of ``ticks`` (integers per node) that fits ``budget``; None when nothing fits.
+    """Return the least sum of ``ticks`` (integers per node) that fits ``budget``; None when nothing fits.
 
     Raises RuntimeError when the solver can prove neither within the time.
     """

@@ -38,7 +38,7 @@ def exact() -> ModuleType:
 
 
 def random_chain(size: int, seed: int) -> Any:
-    """A chain with skips: products of random widths, sines, sums with earlier results, concatenations."""
+    """Return a chain with skips: products of random widths, sines, sums with earlier results, concatenations."""
     rng = random.Random(seed)
     pool = [sym.Variable("data")]
     for i in range(size):
@@ -56,7 +56,7 @@ def random_chain(size: int, seed: int) -> Any:
 
 
 def whole_costs(made: Any, seed: int) -> list[int]:
-    """A random cost of 1 to 29 for every operator node, whatever its size."""
+    """Return a random cost of 1 to 29 for every operator node, whatever its size."""
     rng = random.Random(seed)
     return [0 if node.op is None else rng.randrange(1, 30) for node in made.program.graph.nodes]
 

@@ -42,7 +42,7 @@ def planned(symbol: Any, shapes: dict[str, Any], **options: Any) -> Any:
 
 
 def twins(plan: Any) -> list[str]:
-    """Names of the repeated nodes."""
+    """Return the names of the repeated nodes."""
     return [n.mirror_of.name for nid in plan.order if (n := plan.graph.nodes[nid]).mirror_of is not None]
 
 

@@ -23,7 +23,7 @@ QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 def real_bound(program: Program, options: PlanOptions) -> int:
-    """The lower bound as the planner itself computes it, without additions into partial sums."""
+    """Return the lower bound as the planner itself computes it, without additions into partial sums."""
     pool = BlockPool(program.nbytes, 0)
     actual = assign(program, pool, enable_inplace=options.enable_inplace)
     return Buffers(program, actual, options=options).lower_bound

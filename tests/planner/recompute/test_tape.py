@@ -16,7 +16,7 @@ from weftplan.planner.symbolic.cost import node_seconds
 
 
 def same_partition(mine: Any, theirs: Any) -> bool:
-    """Whether two numberings put the same entries together."""
+    """Return whether two numberings put the same entries together."""
     if not np.array_equal(mine < 0, theirs < 0):
         return False
     pairs = {(int(a), int(b)) for a, b in zip(mine, theirs, strict=True) if a >= 0}

@@ -13,7 +13,7 @@ from weftplan.planner.recompute.tape import Trace, pressure
 
 
 def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:
-    """The price, what each step asks of its peak, and when every entry is alive."""
+    """Return the price, what each step asks of its peak, and when every entry is alive."""
     program, makers, place, count = tape.program, tape.makers, tape.place, tape.num_entries
     reads_of, outside = program.reads, tape.outside
     inputs, row = program.graph.inputs, program.graph.row

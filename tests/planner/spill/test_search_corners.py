@@ -79,7 +79,7 @@ def test_a_fetched_term_is_not_added_by_its_copy() -> None:
     program = program_of_steps({"x": 64}, steps, ["f1"], gradients=["g"], forward=2)
     f0 = program.graph.row[1]
     assert program.graph.entry_name(f0) == "f0_output"
-    after = spilled(program, [Spill(f0, out=2, back=3, home=Context("cpu_pinned", 0))])
+    after = spilled(program, [Spill(f0, out=2, back=3, target=Context("cpu_pinned", 0))])
     draft = plan_graph(after, PlanOptions(compat="mxnet"))
     outputs = after.graph.outputs
     planned = planned_steps(draft, outputs[:1], gradients={"g": outputs[1]})

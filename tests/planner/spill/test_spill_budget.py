@@ -9,7 +9,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import models
-from weftplan.device.homes import Link
+from weftplan.device.offload_targets import Link
 from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions, plan_symbol, validate
 
@@ -22,7 +22,7 @@ def resnet() -> tuple[Any, dict[str, Any]]:
 
 
 def three_layers() -> tuple[Any, dict[str, Any]]:
-    """A residual chain, small enough to search it for the smallest budget of all."""
+    """Return a residual chain, small enough to search it for the smallest budget of all."""
     x = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=8, kernel=(3, 3), pad=(1, 1), name="stem")
     for k in range(3):
         y = mx.sym.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1), name=f"conv{k}")
@@ -33,7 +33,7 @@ def three_layers() -> tuple[Any, dict[str, Any]]:
 
 
 def planned(share: float, context: mx.Context, network: Any = resnet, **options: Any) -> Any:
-    """A network under a budget of ``share`` of its plain plan."""
+    """Return a network under a budget of ``share`` of its plain plan."""
     net, shapes = network()
     requests = {n: "null" if n in ("data", "softmax_label") else "write" for n in net.list_arguments()}
     plain = plan_symbol(net, shapes, grad_req=requests, context=context)
@@ -42,7 +42,7 @@ def planned(share: float, context: mx.Context, network: Any = resnet, **options:
 
 
 def near(plan: Any) -> int:
-    """Bytes that count against a budget."""
+    """Return the bytes that count against a budget."""
     return int(plan.peak - plan.on_host)
 
 

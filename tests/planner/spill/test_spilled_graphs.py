@@ -27,7 +27,7 @@ HOST = mx.Context("cpu_pinned", 0)
 
 
 def searched(start: Draft) -> search.Search:
-    """The search over a graph."""
+    """Return the search over a graph."""
     buffers = Buffers(start.program, start.assignment, options=start.memory.options)
     return search.Search(buffers, node_seconds(start.program))
 

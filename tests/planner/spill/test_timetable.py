@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.together import together
 from weftplan.device.context import Context
-from weftplan.device.homes import Link
+from weftplan.device.offload_targets import Link
 from weftplan.planner.spill.links import Idle, Place, StepTimes
 
 UNIT = Place(Context("cpu_pinned", 0), Link(bandwidth=1.0, latency=0.0), 0, None)
@@ -29,7 +29,8 @@ def idle(entry, nbytes, made, wanted, turn=5, used=None, by=None, since=None):
 
 
 def timetable(results, times):
-    """(steps before which copies out are over, steps before which copies back are placed, seconds of waiting)."""
+    """Return (steps before which copies out are over, steps before which copies back are placed, seconds of
+    waiting)."""
     out, late = times.leaving(results)
     back, early = times.returning(results)
     return out, back, late + early
@@ -69,7 +70,8 @@ def test_who_is_hurried_is_waited_for():
 
 
 def simulated(jobs, seconds):
-    """(waiting, end of each copy, start of each step) when steps and copies out really run one after the other."""
+    """Return (waiting, end of each copy, start of each step) when steps and copies out really run one after the
+    other."""
     starts, ends = [], {}
     now = free = waited = 0.0
     for step in range(len(seconds) + 1):

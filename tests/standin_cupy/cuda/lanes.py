@@ -80,11 +80,11 @@ class Lanes:
 
     @staticmethod
     def _places(extents: Sequence[int], flat: Any) -> dict[str, Any]:
-        by_name = {}
+        places = {}
         for name, size in zip("xyz", extents, strict=False):
-            by_name[name] = (flat % size).astype("uint32")
+            places[name] = (flat % size).astype("uint32")
             flat = flat // size
-        return by_name
+        return places
 
     def run(self, kernel: Function, given: Sequence[Any]) -> None:
         """The kernel, from its first statement to its last."""
@@ -185,7 +185,7 @@ class Lanes:
         return getattr(self, f"_of_{tree[0]}")(tree, act)
 
     def truth(self, tree: Any, act: Any) -> Any:
-        """A boolean for each thread."""
+        """Return a boolean for each thread."""
         return _spread(convert(self.value(tree, act), "bool"), act.shape)
 
     def _of_number(self, tree: Any, act: Any) -> Any:
@@ -248,7 +248,7 @@ class Lanes:
         return actual
 
     def kind(self, tree: Any, act: Any) -> str:
-        """The type of an expression that no thread evaluates."""
+        """Return the type of an expression that no thread evaluates."""
         empty = self.value(tree, act[:0])
         return kind_of(empty)
 

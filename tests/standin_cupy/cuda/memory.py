@@ -56,7 +56,7 @@ class Cells:
             raise KernelError(f"race on {self.what}: thread {int(lanes[k])} {text} {whom}")
 
     def load(self, where: Lanes, lanes: Lanes, epoch: Lanes, threads: int) -> Lanes:
-        """The elements at ``where``, read by the threads ``lanes``."""
+        """Return the elements at ``where``, read by the threads ``lanes``."""
         self._check(where, "reads")
         if self.tracked:
             if self.writer is not None:
@@ -122,7 +122,7 @@ class Pointer:
         self.const = const
 
     def aligned(self, nbytes: int) -> Pointer:
-        """The same place, of which the kernel says that its address is a multiple of ``nbytes``."""
+        """Return the same place, of which the kernel says that its address is a multiple of ``nbytes``."""
         values = self.cells.values
         if ((values.ctypes.data + self.offset * values.itemsize) % nbytes).any():
             raise KernelError(f"{self.cells.what} is not aligned to {nbytes} bytes, as the kernel says")

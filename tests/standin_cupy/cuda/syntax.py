@@ -72,7 +72,7 @@ class Function:
 
 
 def functions(source: str) -> dict[str, Function]:
-    """All functions of a source text, by name."""
+    """Return all functions of a source text, by name."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL)
     text = re.sub(r"^\s*#\s*(include\s*<cuda_fp16\.h>|pragma unroll)[^\n]*$", "", text, flags=re.MULTILINE)
     return _Reader(_tokens(_ALIGNED.sub(r"\1", text))).all()
@@ -135,7 +135,7 @@ class _Reader:
         return self.next in _WORDS or self.next in _QUALIFIERS
 
     def type(self) -> tuple[str, bool, bool]:
-        """(dtype, whether const, whether a pointer)."""
+        """Return (dtype, whether const, whether a pointer)."""
         words, const, pointer = [], False, False
         while self.is_type() or self.next == "*":
             word = self.take()

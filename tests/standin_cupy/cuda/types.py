@@ -20,7 +20,7 @@ _name = cache(str)
 
 
 def kind_of(value: Any) -> str:
-    """The name of a value's type."""
+    """Return the name of a value's type."""
     return _name(value.dtype)
 
 
@@ -35,7 +35,7 @@ def meeting(a: str, b: str) -> str:
 
 
 def convert(value: Any, kind: str) -> Any:
-    """``value`` as C converts it; floats that do not fit a whole number end at its bounds, as on a GPU.
+    """Return ``value`` as C converts it; floats that do not fit a whole number end at its bounds, as on a GPU.
 
     NaN converts as PTX's ``cvt`` does: to the lowest value for 64 bits, and for 32 bits from a double, otherwise to 0.
     """
@@ -56,7 +56,7 @@ def convert(value: Any, kind: str) -> Any:
 
 
 def number(text: str) -> Any:
-    """A literal: 1, 1u, 1ll, 0x1ull are whole; 1.0 is double, 1.0f is float."""
+    """Return a literal: 1, 1u, 1ll, 0x1ull are whole; 1.0 is double, 1.0f is float."""
     actual = _number(text)
     actual.flags.writeable = False
     return actual
@@ -122,7 +122,7 @@ def shifted(sign: str, a: Any, b: Any) -> Any:
 
 
 def _high(a: Any, b: Any) -> Any:
-    """The upper 64 bits of a product of 64-bit numbers."""
+    """Return the upper 64 bits of a product of 64-bit numbers."""
     a, b = convert(a, "uint64"), convert(b, "uint64")
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     a1, a0, b1, b0 = a >> half, a & low, b >> half, b & low

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from weftplan.device.context import Context, gpu
-from weftplan.device.home_links import speed
 from weftplan.device.interconnect import way
+from weftplan.device.offload_links import speed
 
 
 def _cudnn() -> Any:

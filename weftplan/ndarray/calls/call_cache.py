@@ -2,7 +2,7 @@
 
 The classes and values of a call's arguments, with the shapes and dtypes of its arrays, determine everything except the
 numbers. So the outcome of the first such call is cached under them, separately for every function, and a repeated call
-only makes the result. Small operations run on the calling thread if that changes no order (``engine.at_once``). All
+only makes the result. Small operations run on the calling thread if that changes no order (``engine.run_inline``). All
 others are pushed, and so are calls that write an existing array: ``out=``, the state of an optimizer. Only the common
 case is cached: NumPy arrays in, one array out, no random numbers.
 
@@ -18,7 +18,7 @@ from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.calls.call_arguments import understood
 from weftplan.ndarray.calls.invoke import call_settled, invoke, push_call, push_into
 from weftplan.ndarray.calls.resolved_call import SettledCall, may_share, settled
-from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, at_once
+from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, run_inline
 from weftplan.ops.core import registry
 from weftplan.ops.core.node_call import bare_call
 from weftplan.ops.core.schema import Op, TensorSpec
@@ -120,7 +120,7 @@ def call(cache: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwar
             return target
         return call_settled(name, args, kwargs)
     if known.small is not None:
-        result = at_once(known.small, arrays, NDArray, context, reads)
+        result = run_inline(known.small, arrays, NDArray, context, reads)
         if result is not None:
             return result
     nbytes, shape, dtype = known.plan.outputs[0]

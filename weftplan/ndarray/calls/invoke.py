@@ -21,7 +21,7 @@ from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.calls.call_arguments import understood
 from weftplan.ndarray.calls.resolved_call import SettledCall, may_share, settled
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.inline_calls import SmallWork, write_at_once
+from weftplan.ndarray.inline_calls import SmallWork, write_inline
 from weftplan.ndarray.memory.chunk import take
 from weftplan.ndarray.pushing import compute, computing, push_kernel
 from weftplan.ndarray.randomness.seeds import next_key
@@ -188,7 +188,7 @@ def push_into(
     if (
         small is not None
         and getattr(plan.kernel, "elementwise", False)
-        and write_at_once(small.kernel, read, written, states, plan.workspace)
+        and write_inline(small.kernel, read, written, states, plan.workspace)
     ):
         return
     work: Callable[..., object]

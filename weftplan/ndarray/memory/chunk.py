@@ -22,7 +22,7 @@ from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.origin import origin_of
-from weftplan.ndarray.memory.release import CLOSED, FEW, SMALL, Shelf, dead, drain, sweep
+from weftplan.ndarray.memory.release import CLOSED, FEW, SMALL, FreeList, dead, drain, sweep
 from weftplan.storage import Allocation, Resource, relief
 from weftplan.support.slots import ARRAY_CHUNK
 
@@ -49,11 +49,11 @@ class Chunk:
 
     __slots__ = (
         "__weakref__",
+        "_free_list",
         "_origin",
         "_raw",
         "_release",
         "_resource",
-        "_shelf",
         "_view",
         "context",
         "engine",
@@ -67,7 +67,7 @@ class Chunk:
     _release: Callable[[], object] | None
     _resource: Resource | None
     """The resource for a delayed allocation: the resource in force when the chunk was made."""
-    _shelf: Shelf | None
+    _free_list: FreeList | None
     """The free list for its var and memory; None if other objects own the memory, whose total size is unknown."""
     _view: Any
     """If its free list has room: all its bytes as an array of the free list's shape and dtype."""
@@ -84,7 +84,7 @@ class Chunk:
         self.context = ctx
         self.nbytes = nbytes
         self.name = name
-        self._shelf = CLOSED
+        self._free_list = CLOSED
         self._origin = origin_of(name, nbytes)
         if delay_alloc and nbytes:  # zero bytes are allocated now: a delay gains nothing
             self._release = self._raw = None
@@ -188,7 +188,7 @@ class Chunk:
         for raw in parts:
             chunk = cls.__new__(cls)
             # The reference to the owner lives in the release, so it ends only after the var's last operation.
-            chunk._release, chunk._raw, chunk._shelf = partial(_let_go, owner), raw, None
+            chunk._release, chunk._raw, chunk._free_list = partial(_let_go, owner), raw, None
             chunk.context, chunk.nbytes, chunk.name = ctx, int(raw.nbytes), name
             chunk.engine, chunk.var = current, current.new_variable(name)
             chunks.append(chunk)
@@ -197,19 +197,19 @@ class Chunk:
     def __del__(self) -> None:
         # Only append: this may run inside any lock.
         try:
-            shelf, var = self._shelf, self.var
+            free_list, var = self._free_list, self.var
             if (
-                shelf is not None
-                and len(shelf.entries) < shelf.room
+                free_list is not None
+                and len(free_list.entries) < free_list.room
                 and getrefcount(var) == _ALONE
                 and getrefcount(self._view) <= _VIEWED
                 and var.failure is None
                 and var.events is None
             ):
-                shelf.entries.append((var, self._release, self._raw, self._view))
+                free_list.entries.append((var, self._release, self._raw, self._view))
                 return
             dead.queue.append((self.engine, var, self.context, self._release or nothing))
-            if shelf is None or self.nbytes > SMALL or len(dead.queue) > FEW:
+            if free_list is None or self.nbytes > SMALL or len(dead.queue) > FEW:
                 dead.due.append(self.nbytes)
         except (AttributeError, TypeError):  # its construction failed, or the interpreter has cleared this module
             return
@@ -336,7 +336,7 @@ def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = 
     except OutOfMemoryError:  # storage's ladder has already tried dead chunks and pending frees
         if joint_allocation.refused(ctx):
             raise
-    with relief.Lacking(ctx):
+    with relief.Starved(ctx):
         return resource, joint_allocation.patiently(partial(_after_others, resource, nbytes, origin), ctx)
 
 

@@ -108,7 +108,7 @@ def _all_of(get: Callable[[], list[Any]], look: Look) -> list[Any]:
     if held is not None:
         return held
     assert attempt.context is not None
-    with relief.Lacking(attempt.context):
+    with relief.Starved(attempt.context):
         for _ in chances(attempt.context):
             drain(everything=True)
             held = _tried(get, look, attempt)
@@ -240,5 +240,5 @@ def _looks_of_others() -> dict[int, int]:
 
 def _others() -> dict[int, int]:
     """Return the looks of other threads that are not starved, which therefore end without further help."""
-    lacking = relief.lacking()
+    lacking = relief.starved_threads()
     return {key: thread for key, thread in _looks_of_others().items() if thread not in lacking}

@@ -46,7 +46,7 @@ _ALONE = _next(deque([(None, object(), cpu(), int)]))[4] if getattr(sys, "_is_gi
 """The count without other references; 0, which no count equals, without a GIL, since counts may be inexact then."""
 
 
-class Shelf:
+class FreeList:
     """A free list of dead arrays of one kind: var, memory, and a typed view of it.
 
     Only small host arrays are added, and only if no other object has their var, since no operation can be pending then.
@@ -84,9 +84,9 @@ class Shelf:
                 dead.queue.append((self.engine, var, self.context, release))
 
 
-CLOSED = Shelf(cpu(), None, None, 0, 0)
+CLOSED = FreeList(cpu(), None, None, 0, 0)
 """The free list of arrays that are never reused."""
-_MOST_SHELVES, _ROOM, _ROOM_BYTES = 64, 16, 64 << 10
+_MOST_FREE_LISTS, _ROOM, _ROOM_BYTES = 64, 16, 64 << 10
 """Free lists, entries per list, and bytes per list: together at most 4 MiB."""
 
 
@@ -101,49 +101,49 @@ class DeadChunks:
             Successive pushes on small arrays check only this: by the time that it fills, the operations on most chunks
             are over, so that the chunks are freed without an engine operation.
         coming: one element per chunk that the engine will free when the pending operations on its var are over.
-        shelves: the free list of each context, shape and dtype.
+        free lists: the free list of each context, shape and dtype.
     """
 
-    __slots__ = ("_threshold", "coming", "due", "queue", "shelves")
+    __slots__ = ("_threshold", "coming", "due", "free_lists", "queue")
 
     def __init__(self) -> None:
         self.queue: deque[tuple[Engine, Var, Context, Callable[[], object]]] = deque()
         self.due: deque[int] = deque()
         self.coming: deque[None] = deque()
-        self.shelves: dict[tuple[Context, tuple[int, ...], DType], Shelf] = {}
+        self.free_lists: dict[tuple[Context, tuple[int, ...], DType], FreeList] = {}
         self._threshold: float | None = None  # bytes of FLAGS_eager_delete_tensor_gb; None: not read yet
 
-    def shelf_for(self, context: Context, shape: tuple[int, ...], dtype: DType) -> Shelf:
+    def free_list_for(self, context: Context, shape: tuple[int, ...], dtype: DType) -> FreeList:
         """Return the free list of arrays of this shape and dtype on a host, for the current engine and storage."""
         key = context, shape, dtype
         current, changes = engine.get(), registry.changes
-        shelf = self.shelves.get(key)
-        if shelf is None or shelf.engine is not current or shelf.changes != changes:
-            if shelf is not None or len(self.shelves) >= _MOST_SHELVES:
-                self._close_shelves()
+        free_list = self.free_lists.get(key)
+        if free_list is None or free_list.engine is not current or free_list.changes != changes:
+            if free_list is not None or len(self.free_lists) >= _MOST_FREE_LISTS:
+                self._close_free_lists()
             resource = storage.get(context)
             room = min(_ROOM, _ROOM_BYTES // max(1, math.prod(shape) * dtype.itemsize))
             room = room if resource.hands_over and _ALONE else 0
-            shelf = self.shelves[key] = Shelf(context, current, resource, changes, room)
-        return shelf
+            free_list = self.free_lists[key] = FreeList(context, current, resource, changes, room)
+        return free_list
 
-    def _close_shelves(self) -> None:
+    def _close_free_lists(self) -> None:
         """Free all entries of all free lists, and close the lists."""
-        while self.shelves:
+        while self.free_lists:
             try:
-                _, shelf = self.shelves.popitem()
+                _, free_list = self.free_lists.popitem()
             except KeyError:  # another thread took the last free list
                 return
-            shelf.room = 0
-            shelf.clear()
+            free_list.room = 0
+            free_list.clear()
 
     def drain(self, *, everything: bool = False) -> None:
         """Free the memory of every collected chunk after the operations pending on its var, and clear the free lists.
 
         This is :meth:`sweep` including the free lists; it is cheap if there are no dead chunks.
         """
-        for shelf in list(self.shelves.values()):
-            shelf.clear()
+        for free_list in list(self.free_lists.values()):
+            free_list.clear()
         self.sweep(everything=everything)
 
     def sweep(self, *, everything: bool = False) -> None:
@@ -193,12 +193,12 @@ class DeadChunks:
 
 dead = DeadChunks()
 """The dead chunks of this process."""
-drain, sweep, shelf_for = dead.drain, dead.sweep, dead.shelf_for
+drain, sweep, free_list_for = dead.drain, dead.sweep, dead.free_list_for
 
 
 def _give_dead_back(context: Context, nbytes: int) -> bool:
     """Free dead chunks; a step of storage's ladder."""
-    if not dead.queue and not any(shelf.entries for shelf in list(dead.shelves.values())):
+    if not dead.queue and not any(free_list.entries for free_list in list(dead.free_lists.values())):
         return False
     drain(everything=True)
     return True

@@ -25,7 +25,7 @@ class DynamicChunk(SpillableChunk):
         super().__init__(ctx, nbytes, delay_alloc=True, name=name)
 
     def _first_use(self, *, stream_ordered: bool = False) -> Any:
-        if spilling.moving() or self._home is not None:
+        if spilling.moving() or self._target is not None:
             raw = super()._first_use(stream_ordered=stream_ordered)
         else:  # no other thread moves the bytes
             if dead.due:
@@ -37,7 +37,7 @@ class DynamicChunk(SpillableChunk):
         return raw
 
     def drop(self) -> None:
-        if spilling.moving() or self._home is not None:
+        if spilling.moving() or self._target is not None:
             super().drop()
             return
         release = self._release

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from weftplan import engine
 from weftplan.device.context import Context
-from weftplan.device.homes import HomeSpec
+from weftplan.device.offload_targets import OffloadTarget
 from weftplan.engine import FnProperty
 from weftplan.errors import DeviceError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
@@ -48,7 +48,7 @@ class Guest(Protocol):
 
     @property
     def away(self) -> bool: ...
-    def leave(self, where: tuple[HomeSpec, ...], *, stream_ordered: bool = False) -> bool: ...
+    def leave(self, where: tuple[OffloadTarget, ...], *, stream_ordered: bool = False) -> bool: ...
     def return_beside(self) -> None: ...
 
 
@@ -122,7 +122,7 @@ def forget() -> None:
         _changes.clear()
 
 
-def make_room(where: tuple[HomeSpec, ...], context: Context, operands: Sequence[Any]) -> tuple[Any, ...]:
+def make_room(where: tuple[OffloadTarget, ...], context: Context, operands: Sequence[Any]) -> tuple[Any, ...]:
     """Push the copies that an operation on ``operands`` depends on; return the vars that it has to read."""
     if not _models:
         return ()
@@ -195,7 +195,7 @@ def _victims(model: _Model, need: int, used: dict[int, Guest], current: Any) -> 
     return victims
 
 
-def _lane(where: tuple[HomeSpec, ...], context: Context, *, out: bool) -> tuple[Context, FnProperty]:
+def _lane(where: tuple[OffloadTarget, ...], context: Context, *, out: bool) -> tuple[Context, FnProperty]:
     """Return the queue of copies to or from offload targets: the device's if it has streams, else the file's."""
     if context.has_streams:
         return context, FnProperty.COPY_FROM_GPU if out else FnProperty.COPY_TO_GPU
@@ -203,7 +203,7 @@ def _lane(where: tuple[HomeSpec, ...], context: Context, *, out: bool) -> tuple[
     return place, FnProperty.COPY_TO_GPU if out else FnProperty.COPY_FROM_GPU
 
 
-def _write_back(ref: weakref.ref[Guest], where: tuple[HomeSpec, ...]) -> None:
+def _write_back(ref: weakref.ref[Guest], where: tuple[OffloadTarget, ...]) -> None:
     """Offload a chunk if it is still present and has no views; runs as an operation."""
     chunk = ref()
     if chunk is not None:

@@ -33,7 +33,7 @@ import numpy as np
 
 from weftplan import config, device, storage
 from weftplan.device.context import Context
-from weftplan.device.homes import HomeSpec, parse
+from weftplan.device.offload_targets import OffloadTarget, parse
 from weftplan.device.stream import current_stream, no_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray import pushing
@@ -41,14 +41,14 @@ from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import dead, drain
 from weftplan.ndarray.spill import spill_ahead
-from weftplan.storage import Allocation, Resource, homes, relief
+from weftplan.storage import Allocation, Resource, offload, relief
 from weftplan.storage.recording import address_of
 from weftplan.support import slots
 
 LEAST = 4096
 """Smaller chunks stay: their copies cost more time than they free memory."""
 _tick = itertools.count().__next__
-_homes: tuple[HomeSpec, ...] = ()
+_targets: tuple[OffloadTarget, ...] = ()
 """Offload targets; empty: no array is offloaded."""
 _movable = False
 """Whether arrays may move within their pools even without offload targets."""
@@ -64,14 +64,14 @@ def _alone(raw: Any) -> int:
 class SpillableChunk(Chunk):
     """A chunk whose bytes may be offloaded while they have no views."""
 
-    __slots__ = ("_home", "_moving", "_place", "_used", "sent_away")
+    __slots__ = ("_moving", "_place", "_target", "_used", "sent_away")
     movable = True
     sent_away: bool
     """Whether ``spill_ahead.py`` has scheduled an offload and no return since; only that module sets it."""
 
     def __init__(self, ctx: Context, nbytes: int, **options: Any) -> None:
         self._moving = threading.Lock()
-        self._home: homes.Kept | None = None
+        self._target: offload.Offloaded | None = None
         """The offloaded bytes while ``_raw`` is None. Guarded by ``_moving``."""
         self._place: tuple[Resource, Allocation] | None = None
         """The resource and allocation of the bytes, while they may move there. Guarded by ``_moving``."""
@@ -122,10 +122,10 @@ class SpillableChunk(Chunk):
                 raw = self._raw
                 if raw is None:  # else another reader was faster
                     raw = counted(allocation.raw)
-                    offloaded = self._home
+                    offloaded = self._target
                     if offloaded is not None:
                         offloaded.read(raw, self.context, stream_ordered=stream_ordered)
-                    self._home, self._release, self._raw = None, partial(resource.free, allocation), raw
+                    self._target, self._release, self._raw = None, partial(resource.free, allocation), raw
                     self._place = resource, allocation
                     taken = allocation
                     if offloaded is None:
@@ -145,10 +145,10 @@ class SpillableChunk(Chunk):
         return raw
 
     def _enrol(self) -> None:
-        if (_homes or _movable) and self.nbytes >= LEAST:
+        if (_targets or _movable) and self.nbytes >= LEAST:
             _members[id(self)] = weakref.ref(self)
 
-    def leave(self, where: tuple[HomeSpec, ...], *, stream_ordered: bool = False) -> bool:
+    def leave(self, where: tuple[OffloadTarget, ...], *, stream_ordered: bool = False) -> bool:
         """Offload the bytes; return False if they are in use.
 
         Args:
@@ -171,14 +171,14 @@ class SpillableChunk(Chunk):
                 if stream is not None:  # enqueued kernels use the bytes, too
                     stream.record().synchronize()
                 if _alone(raw) == _ALONE:
-                    offloaded = homes.keep(raw, self.context, where, self._origin, stream_ordered=stream_ordered)
+                    offloaded = offload.offload(raw, self.context, where, self._origin, stream_ordered=stream_ordered)
             finally:
                 if offloaded is None:
                     self._raw = raw
             if offloaded is None:
                 return False
             place, release = self._place, self._release
-            self._release, self._home, self._place = offloaded.free, offloaded, None
+            self._release, self._target, self._place = offloaded.free, offloaded, None
         finally:
             self._moving.release()
         del raw
@@ -229,7 +229,7 @@ class SpillableChunk(Chunk):
         The contents are undefined afterwards.
         """
         with self._moving:
-            release, self._release, self._raw, self._home, self._place = self._release, None, None, None, None
+            release, self._release, self._raw, self._target, self._place = self._release, None, None, None, None
         _members.pop(id(self), None)
         spill_ahead.gone(self)
         if release is not None:
@@ -251,7 +251,7 @@ class SpillableChunk(Chunk):
     @property
     def away(self) -> bool:
         """Whether the bytes are offloaded."""
-        return self._home is not None
+        return self._target is not None
 
     def __del__(self) -> None:
         _members.pop(id(self), None)
@@ -268,7 +268,7 @@ def counted(raw: Any) -> Any:
 
     NumPy views otherwise refer to the base of ``raw``. If nothing may be offloaded or moved, return ``raw`` unchanged.
     """
-    if not _homes and not _movable:
+    if not _targets and not _movable:
         return raw
     if raw.__class__ is np.ndarray:
         return np.frombuffer(raw.data, np.uint8)
@@ -315,13 +315,13 @@ def _move_together(context: Context, nbytes: int) -> bool:
 
 def _send_away(context: Context, nbytes: int) -> bool:
     """Offload the least recently used arrays until ``nbytes`` are freed; a step of the ladder."""
-    if not _homes:
+    if not _targets:
         return False
     freed, known = 0, _settled(context)
     spill_ahead.short(context, nbytes, known)
     for chunk in known:
         try:
-            if chunk.leave(_homes):
+            if chunk.leave(_targets):
                 freed += chunk.nbytes
         except OutOfMemoryError as error:
             relief.explain(f"Nothing could be sent elsewhere (WEFTPLAN_SPILL): {error}")
@@ -336,15 +336,15 @@ relief.add(28, _send_away, again=True)
 slots.COMPACTOR.fill(_compact)
 
 
-def start(where: tuple[HomeSpec, ...], *, movable: bool = False) -> None:
+def start(where: tuple[OffloadTarget, ...], *, movable: bool = False) -> None:
     """Let new arrays be offloaded to these targets; with targets or ``movable``, also let them move within their pools.
 
     Raises:
         DeviceError: a folder has another number in this process already.
     """
-    global _homes, _movable
+    global _targets, _movable
     device.name_folders(where)
-    _homes, _movable = where, movable
+    _targets, _movable = where, movable
     spill_ahead.forget()
     slots.MAKE_ROOM.value = partial(spill_ahead.make_room, where) if where else None
     slots.TASK_MEMORY.value = pushing.holding if where else None
@@ -353,17 +353,17 @@ def start(where: tuple[HomeSpec, ...], *, movable: bool = False) -> None:
 
 def active() -> bool:
     """Return whether arrays may be offloaded."""
-    return bool(_homes)
+    return bool(_targets)
 
 
-def listed() -> tuple[HomeSpec, ...]:
+def listed() -> tuple[OffloadTarget, ...]:
     """Return the current offload targets."""
-    return _homes
+    return _targets
 
 
 def moving() -> bool:
     """Return whether arrays may be offloaded or moved."""
-    return bool(_homes or _movable)
+    return bool(_targets or _movable)
 
 
 def _first(*args: Any, **kwargs: Any) -> Chunk:
@@ -377,7 +377,7 @@ def _first(*args: Any, **kwargs: Any) -> Chunk:
 @contextmanager
 def using(text: str, *, movable: bool = False) -> Iterator[None]:
     """Offload arrays made in the ``with`` block to the targets that ``text`` lists, as in ``WEFTPLAN_SPILL``."""
-    before_class, before, moved = slots.ARRAY_CHUNK.value, _homes, _movable
+    before_class, before, moved = slots.ARRAY_CHUNK.value, _targets, _movable
     start(parse(text), movable=movable)
     try:
         yield

@@ -1,9 +1,8 @@
-"""A budget with a third choice: keep a forward result, compute it again, or send it to a home and fetch it back.
+"""Plans under a budget that keep a forward result, recompute it, or offload it and fetch it back.
 
-Recomputation proposes a curve of graphs; on top of several of them results are sent away one by one (:mod:`.search`).
-Of all those choices, those that no other beats in bytes and seconds are planned by the real planner, the fastest
-first, until one fits. Recomputation alone stays in the race. Homes do not count against the budget: they
-relieve the device.
+Recomputation gives a curve of graphs. For several points of it the search (:mod:`.search`) offloads results one by one.
+The planner then plans the undominated choices, fastest first, until one fits. Plans with recomputation alone compete.
+Bytes in offload targets do not count against the budget.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from weftplan.planner.spill.search import Choice, Search
 from weftplan.planner.strategies import Draft, assignment, plan_graph
 
 BASES = 4
-"""How many points of the recomputation curve get spills on top."""
+"""Number of points of the recomputation curve that are combined with offloading."""
 MOST_STEPS = 3000
-"""Longer graphs choose between recomputation and spills for all results at once: the curve of both takes too long."""
+"""Maximum number of steps for combinations of recomputation and offloading; longer graphs use one of the two."""
 
 
 def wanted(options: PlanOptions, start: Draft) -> bool:
-    """Whether a budget calls for results elsewhere, and a device is there to be relieved."""
+    """Return whether the plan exceeds the budget and some device has an offload target."""
     return (
         options.budget is not None
         and start.memory.peak > options.budget
@@ -49,7 +48,7 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
     step = sum(seconds[nid] for nid in program.order)
     smallest = memory.peak
     choices = _curve(start, options, recompute.Price(memory.peak, 0.0, ()), cost)
-    # Nothing is faster than copies without a wait, so these need not be compared with anything.
+    # No choice is faster than one whose copies delay nothing, so the first of them that fits is the answer.
     best, _ = _first_that_fits(start, options, [c for c in choices if c.seconds == 0.0], give_up=True)
     if best is None:
         if program.num_forward < len(program.order) <= MOST_STEPS:
@@ -76,7 +75,7 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
 
 
 def _curve(start: Draft, options: PlanOptions, repeated: recompute.Price, cost: recompute.Cost) -> list[Choice]:
-    """Return choices that send results elsewhere from the graph that repeats the twins of a price."""
+    """Return choices with offloads, from the graph that recomputes the twins of ``repeated``."""
     program, shared = start.program, start.assignment
     if repeated.twins:
         program = recompute.repeat(program, repeated.twins)
@@ -88,7 +87,7 @@ def _curve(start: Draft, options: PlanOptions, repeated: recompute.Price, cost: 
 
 
 def _spread(points: Sequence[recompute.Price]) -> list[recompute.Price]:
-    """Some points of a curve, from the fastest to the smallest."""
+    """Return at most ``BASES`` evenly spaced points of a curve that recompute something."""
     repeating = [point for point in points if point.twins]
     if len(repeating) <= BASES:
         return repeating
@@ -96,18 +95,17 @@ def _spread(points: Sequence[recompute.Price]) -> list[recompute.Price]:
 
 
 def _undominated(choices: Sequence[Choice]) -> list[Choice]:
-    """Return the choices that no other beats: seconds (if equal the bytes copied) rise, peaks fall strictly."""
+    """Return the undominated choices: seconds (then bytes copied) rise, peaks fall strictly."""
     return recompute.undominated(sorted(choices, key=lambda choice: (choice.seconds, choice.copied, choice.peak)))
 
 
 def _first_that_fits(
     start: Draft, options: PlanOptions, choices: Sequence[Choice], *, give_up: bool = False
 ) -> tuple[tuple[Draft, Choice] | None, int]:
-    """The fastest choice whose real plan fits, and the fewest bytes that a real plan needed.
+    """Return the fastest choice whose plan fits with its draft, and the smallest peak planned on the way.
 
-    Where none fits, the smallest is planned too, so that the number in an error is one that works (unless the caller
-    will ``give_up`` without it). Whether a choice fits is decided by quick packing; the plan that is used may then only
-    be smaller.
+    If none fits, the smallest choice is planned as well, so that an error names a budget that works; ``give_up`` omits
+    this. Quick packing decides whether a choice fits; the final packing can only be smaller.
     """
     assert options.budget is not None
     quick = options.replace(effort="fast") if options.effort == "auto" else options
@@ -115,7 +113,7 @@ def _first_that_fits(
     fitting = [choice for choice in choices if choice.peak <= options.budget]
     for choice in fitting or ([] if give_up else choices[-1:]):
         draft = _planned(start, quick, choice)
-        need = draft.memory.peak - draft.memory.in_homes
+        need = draft.memory.peak - draft.memory.offloaded
         fewest = min(fewest, need)
         if need <= options.budget:
             return (_planned(start, options, choice), choice), fewest
@@ -128,10 +126,10 @@ def _planned(start: Draft, options: PlanOptions, choice: Choice) -> Draft:
 
 
 def _note(plain: MemoryPlan, draft: Draft, choice: Choice, more: float) -> str:
-    need = draft.memory.peak - draft.memory.in_homes
-    homes = sorted({str(spill.home) for spill in choice.spills})
-    on_host = draft.memory.in_homes == draft.memory.on_host
-    where = "on the host" if on_host else f"in {', '.join(homes)}"
+    need = draft.memory.peak - draft.memory.offloaded
+    targets = sorted({str(spill.target) for spill in choice.spills})
+    on_host = draft.memory.offloaded == draft.memory.on_host
+    where = "on the host" if on_host else f"in {', '.join(targets)}"
     waits = f"{counted(len(choice.spills), 'result')} wait{'s' * (len(choice.spills) == 1)} {where}"
     twice, gain = f"{counted(len(choice.twins), 'node')} run twice", recompute.gain(need, plain.peak, more_time=more)
-    return f"budget: {waits} ({draft.memory.in_homes:,} bytes), {twice}, {gain}"
+    return f"budget: {waits} ({draft.memory.offloaded:,} bytes), {twice}, {gain}"

@@ -1,10 +1,10 @@
-"""The rewrite of spilling: a forward result goes to a home, and the backward part reads its copy.
+"""Rewrite of offloading: a copy node sends a forward result to an offload target, another fetches it back.
 
-    forward      x = op(...)  ...  x_spill = copy of x, in its home
+    forward      x = op(...)  ...  x_spill = copy of x, in its offload target
     backward     x_fetch = copy of x_spill, on the device  ...  readers of x read x_fetch
 
-The positions of the copies in the order decide how long the memory of the result is taken: up to the copy out, and
-from the copy back. Slots whose shape alone matters go on naming the first node. The given graph stays as it is.
+The result occupies device memory up to the copy out, and its fetched copy from the copy back on. An input of which only
+the shape matters still names the original node. The input graph is not changed.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from weftplan.planner.rewiring import Rewrite
 
 OUT, BACK = "_spill", "_fetch"
 COPY_OUT = Work(label="_CrossDeviceCopy", only_overwrites=True)
-"""The work of a copy to a home."""
+"""Memory effects of a copy to a target."""
 COPY_BACK = Work(label="_CrossDeviceCopy", only_overwrites=True)
-"""The work of a copy back to the device."""
+"""Memory effects of a copy back to the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """One result that waits elsewhere.
+    """One offloaded result.
 
     Attributes:
-        entry: its id.
-        out: the copy out stands before this step, at most the number of forward steps.
-        back: the copy back stands before this step.
-        home: its place meanwhile.
+        entry: its number in the graph.
+        out: the copy out runs before this step, at most the number of forward steps.
+        back: the copy back runs before this step.
+        target: device of the offloaded copy.
     """
 
     entry: int
     out: int
     back: int
-    home: Context
+    target: Context
 
 
 def spilled(program: Program, spills: Sequence[Spill]) -> Program:
-    """Return the graph that sends ``spills`` to their homes; copies to them are part of its forward part."""
+    """Return the program that offloads ``spills``; the copies out belong to its forward part."""
     graph = program.graph
     changed = Rewrite(program)
     outs: dict[int, list[int]] = {}
@@ -51,7 +51,7 @@ def spilled(program: Program, spills: Sequence[Spill]) -> Program:
     for spill in sorted(spills, key=lambda spill: spill.entry):
         e = spill.entry
         name, device = graph.entry_name(e), program.contexts[program.device[graph.entry_node[e]]]
-        out, waiting = changed.copy(e, name + OUT, work=COPY_OUT, context=spill.home, like=e)
+        out, waiting = changed.copy(e, name + OUT, work=COPY_OUT, context=spill.target, like=e)
         back, fetched[e] = changed.copy(waiting, name + BACK, work=COPY_BACK, context=device, like=e)
         outs.setdefault(spill.out, []).append(out)
         backs.setdefault(spill.back, []).append(back)

@@ -1,15 +1,14 @@
-"""Which forward results wait elsewhere: from none to all that help, one curve per graph.
+"""Search for forward results to offload: a curve of choices from none to all that reduce the peak.
 
-A result may go when the backward part reads it, nothing else in its buffer is read there, and its device has a home.
-It goes to the first home that has room for it next to those that went before. The search starts with nothing away and
-descends a ladder of targets. As long as more is alive than the target, it looks at the fullest moment of the fullest
-device and sends away what is idle then. First comes what is gone by then without anybody waiting, and of that what
-frees most bytes for longest per second of copying; then what costs least waiting per byte. The times of copies
-(:mod:`.links`) are computed every time, because one more copy delays others. Every rung gives a
-point of the curve, with its peak (the lower bound of the plan that the planner would make) and the seconds that copies
-hold the computation up.
+A result can be offloaded if the backward part reads it, no other entry of its buffer is read there, and its device has
+an offload target. It goes to the first target with room. The search starts without offloads and lowers a goal step by
+step. While the peak exceeds the goal, the search takes the step with most live bytes on the fullest device, and
+offloads a result that is idle there. Results whose copy delays no step come first, ordered by the byte-seconds freed
+per second of copying; then results by the least delay per byte. Copy times (:mod:`.links`) are recomputed for every
+candidate, because each copy delays others. Every goal gives a point of the curve: its peak (the lower bound of the real
+plan) and the seconds for which copies delay the computation.
 
-The curve does not depend on a budget, so answers taken from it are monotone; the work is bounded by the graph alone.
+The curve does not depend on a budget, so a larger budget never gives a slower plan. The graph alone bounds the work.
 """
 
 from __future__ import annotations
@@ -28,45 +27,45 @@ from weftplan.planner.spill.rewrite import Spill
 from weftplan.planner.stopping import asked
 
 SMALLEST = 4096
-"""Smaller results stay: their copies cost more time than they free memory."""
+"""Minimum size of an offloaded result, in bytes."""
 RUNG = 0.97
-"""Each target is this part of the peak before."""
+"""Ratio of a goal to the previous peak."""
 TRIALS = 4
-"""How many results are tried for one moment in each of the two ways."""
+"""Maximum number of new, and of already offloaded, results that are tried for one step."""
 SENDS = 4
-"""The whole search sends results away, or hurries them, so often per result that may leave."""
+"""Maximum number of changes to the choice, per candidate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice(Price):
-    """Results to send away, and nodes that are repeated besides: the peak leaves out what is in homes."""
+    """Results to offload, and nodes to recompute; the peak excludes offloaded bytes."""
 
     spills: tuple[Spill, ...]
     copied: int
-    """Bytes that leave: of equally fast choices, the choice that copies less is better."""
+    """Bytes offloaded; the tie-break between equally fast choices."""
 
 
 class Search:
-    """A training graph with the seconds of its nodes; the options of ``buffers`` say where its results may wait."""
+    """Search state for one training graph; offload targets come from the options of ``buffers``."""
 
     def __init__(self, buffers: Buffers, seconds: Sequence[float]) -> None:
         program, options = buffers.program, buffers.options
-        homes = [places(context, options) for context in program.contexts]
-        self._room = {place.home: place.limit for row in homes for place in row}
-        """Bytes that each home still takes; None: as many as there are."""
+        targets = [places(context, options) for context in program.contexts]
+        self._room = {place.target: place.limit for row in targets for place in row}
+        """Free bytes of each offload target; None without a limit."""
         self._alignment = options.alignment
         self._num_forward = program.num_forward
         self._times = StepTimes(seconds[nid] for nid in program.order)
         self._live = buffers.live()
-        self._devices = [i for i, row in enumerate(homes) if row]
-        self._homes = [homes[i] for i in self._devices]
+        self._devices = [i for i, row in enumerate(targets) if row]
+        self._targets = [targets[i] for i in self._devices]
         self._counted = [i for i, context in enumerate(program.contexts) if context.device_type != "cpu_pinned"]
-        """Devices whose bytes a budget counts; from those that are no ``_devices`` nothing leaves."""
+        """Devices whose bytes a budget counts, with or without offload targets."""
         self._held = buffers.nbytes.tolist()
         self._idle = [self._candidates(program, buffers, device) for device in self._devices]
 
     def _candidates(self, program: Program, buffers: Buffers, device: int) -> list[Idle]:
-        """Return the results that may leave ``device``, in the order of their steps."""
+        """Return the results that can be offloaded from ``device``, in the order of their steps."""
         turn, order = self._num_forward, program.order
         row = program.graph.row
         group = buffers.entry_group
@@ -98,15 +97,15 @@ class Search:
         return candidates
 
     def choices(self) -> list[Choice]:
-        """The curve, beginning with nothing on the host; peaks fall strictly."""
+        """Return the curve, from no offload on; peaks fall strictly."""
         chosen: list[list[Idle]] = [[] for _ in self._devices]
         choice, live = self._measured(chosen)
         result = [choice]
         left = SENDS * sum(map(len, self._idle))
         while left > 0 and not asked():
-            target = int(result[-1].peak * RUNG)
+            goal = int(result[-1].peak * RUNG)
             sent = 0
-            while sent < left and self._peak(live) > target and self._send(chosen, live, target):
+            while sent < left and self._peak(live) > goal and self._send(chosen, live, goal):
                 sent += 1
             if not sent:
                 break
@@ -130,19 +129,19 @@ class Search:
             stall += late + early
             for one, out, back in zip(idle, outs, backs, strict=True):
                 start = max(one.used + 1, out)
-                if start < back:  # others have delayed it until it would never be away
+                if start < back:  # else other copies delay this copy until the result is read again
                     assert one.place is not None
                     live[device, start:back] -= self._held[one.group]
                     spills.append(Spill(one.entry, out, back, one.place.context))
                     copied += one.nbytes
         return Choice(self._peak(live), stall, (), tuple(spills), copied), live
 
-    def _send(self, chosen: list[list[Idle]], live: IntArray, target: int) -> bool:
-        """Send one more result away from the fullest moment, and bring ``live`` up to date; False: none helps."""
+    def _send(self, chosen: list[list[Idle]], live: IntArray, goal: int) -> bool:
+        """Offload one more result at the step of the peak and update ``live``; return False if none helps."""
         for k in sorted(range(len(self._devices)), key=lambda k: -int(live[self._devices[k]].max(initial=0))):
             row = live[self._devices[k]]
             moment = int(row.argmax())
-            room = target - (self._peak(live) - int(row[moment]))
+            room = goal - (self._peak(live) - int(row[moment]))
             gone = {one.entry: place for place, one in enumerate(chosen[k])}
             idle = [one for one in self._idle[k] if one.used < moment < one.wanted and one.entry not in gone]
             idle.sort(key=lambda one: (-self._worth(one), one.entry))
@@ -153,7 +152,7 @@ class Search:
                     chosen[k].append(one)
                     live[:] = self._measured(chosen)[1]
                     return True
-            # Results on the way already, but not in time, may be waited for too.
+            # A result whose copy is already planned but late may also be waited for.
             one_way = self._times.leaving if moment < self._num_forward else self._times.returning
             steps, waited = one_way(chosen[k])
             slow = [
@@ -180,27 +179,27 @@ class Search:
         return False
 
     def _housed(self, k: int, one: Idle) -> Idle | None:
-        """The same result with the first place that has room for it; None: no place has."""
-        for place in self._homes[k]:
-            room = self._room[place.home]
+        """Return the result with the first place that has room for it; None if there is none."""
+        for place in self._targets[k]:
+            room = self._room[place.target]
             if room is None or self._bytes_in(place, one) <= room:
                 return replace(one, place=place)
         return None
 
     def _settle(self, one: Idle) -> None:
-        """Take the room of ``one`` from its home."""
+        """Subtract ``one`` from the free bytes of its target."""
         assert one.place is not None
-        room = self._room[one.place.home]
+        room = self._room[one.place.target]
         if room is not None:
-            self._room[one.place.home] = room - self._bytes_in(one.place, one)
+            self._room[one.place.target] = room - self._bytes_in(one.place, one)
 
     def _bytes_in(self, place: Place, one: Idle) -> int:
-        """Bytes that ``one`` takes in a home, which holds results one after another."""
+        """Return the bytes of ``one`` in an offload target, with its alignment."""
         unit = self._alignment or alignment_of(place.context)
         return -(-one.nbytes // unit) * unit
 
     def _forced(self, one: Idle, moment: int, row: IntArray, room: int) -> Idle:
-        """The same result, waited for so that it is away as long as more than ``room`` is alive around ``moment``."""
+        """Return the result with waits, offloaded while more than ``room`` bytes live around ``moment``."""
         if moment < self._num_forward:
             low = max(one.used, one.made) + 1
             calm = np.flatnonzero(row[low:moment] <= room)
@@ -209,12 +208,12 @@ class Search:
         return replace(one, since=max(one.since, moment + int(calm[0]) if len(calm) else one.wanted))
 
     def _leaves(self, trial: Sequence[Idle], place: int, moment: int) -> bool:
-        """Whether the result at ``place`` is away at ``moment``, which no use of it has."""
+        """Return whether the result at index ``place`` is offloaded at step ``moment``, which does not use it."""
         if moment < self._num_forward:
             return self._times.leaving(trial)[0][place] <= moment
         return self._times.returning(trial)[0][place] > moment
 
     def _worth(self, one: Idle) -> float:
-        """Byte-seconds freed per second of copying."""
+        """Return the byte-seconds freed per second of copying."""
         gap = self._times.starts[one.wanted] - self._times.starts[one.used + 1]
         return gap * one.nbytes / PCIE.seconds(one.nbytes)

@@ -194,7 +194,7 @@ class SizedGraph:
         (:attr:`PlanOptions.eliminate_common_expr`, :attr:`PlanOptions.compat`, …) must be as it was there.
         """
         chosen = self.settings.options if options is None else options
-        if chosen.peers:  # what computes is no home
+        if chosen.peers:  # what computes is no offload target
             here = [str(context) for context in self.program.contexts]
             chosen = chosen.replace(peers=tuple(peer for peer in chosen.peers if peer not in here))
         cost = partial(node_seconds, measured=seconds)

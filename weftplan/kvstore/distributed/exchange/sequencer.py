@@ -1,20 +1,22 @@
-"""The sequencer: makes a store's exchanges one at a time, in program order.
+"""Sequencer: runs a store's exchanges one at a time, in program order.
 
-Engine operations become ready in an order that depends on threads and priorities, and differs between processes. If
-each process exchanged what is ready first, two could wait for each other for ever. So an exchange gets its place in a
-queue when the *program* asks for it, which happens in the same order on every rank. Whoever *drives* takes the first
-one when its arrays are ready here, and meets the other processes.
+Engine operations become ready in an order that depends on threads and priorities and differs between processes. If
+each process ran the first ready exchange, two processes could wait for each other for ever. Therefore an exchange is
+queued when the *program* requests it, which happens in the same order on every rank. The driving thread takes the head
+of the queue as soon as its arrays are ready on this rank, and exchanges with the other ranks. It holds the lock
+``_driving``, so one thread at a time calls MPI.
 
-A thread of the store drives. A thread that is about to sleep in a wait of the engine may do it instead
-(:meth:`Sequencer.help`), for what is small and as long as the others come soon: to wake a thread and be woken by it
-takes longer than a small exchange. It leaves what it has begun to the store's thread. A thread that pulls does the same
-(:meth:`Sequencer.hurry`), for a shorter time, since a pull is not a wait. While exchanges are made in this way the
-store's thread is not woken for what is ready when the program asks for it. It takes what it was told is left, and looks
-every few milliseconds whether something is left of which nobody has told: two looks find the same exchange then.
+Three kinds of threads drive:
 
-It does not wait for the end of an exchange that another thread makes. It would be next, before the program could look
-at what it has, put one more and come to make it; so both would take turns, and each would wait to be woken by the
-other. The lock ``_driving`` is held by whoever drives, so MPI is called by one thread at a time.
+* the store's own thread;
+* a thread about to sleep in a wait of the engine (:meth:`Sequencer.help`), because a small exchange takes less time
+  than a hand-over to another thread and back. If the other ranks are late, it hands a started exchange to the store's
+  thread;
+* a thread that pulls (:meth:`Sequencer.hurry`), with a smaller limit, because a pull does not wait.
+
+As long as helpers run the exchanges, the sequencer is *lazy*: an exchange that is ready when it is queued does not wake
+the store's thread. That thread takes exchanges handed to it, and polls every few milliseconds for an exchange that no
+helper has taken, which is at the head of the queue in two successive polls.
 """
 
 from __future__ import annotations
@@ -37,44 +39,46 @@ from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.locks import Lock, members
 
 _SPINS = 2000
-"""Looks at what is to come before the store's thread sleeps between them."""
+"""Polls of an exchange by the store's thread before it sleeps between polls."""
 
 _LAZY_S = 0.002
-"""Seconds between two looks of the store's thread while others drive, and after so many in vain it sleeps again:"""
+"""Seconds between two polls of the queue by the store's thread while the sequencer is lazy."""
+
 _LAZY_LOOKS = 50
+"""Polls of an empty queue after which the sequencer stops being lazy."""
 
 _HELPING = 500
-"""Looks of a thread that helps, a few hundred microseconds, before it leaves the exchange to the store's thread."""
+"""Polls by a helping thread, a few hundred microseconds, before it hands the exchange to the store's thread."""
 
 _POLITE = 60
-"""Looks of such a thread before it lets others have the core between them."""
+"""Polls by a helping thread before it yields the core between polls."""
 
 
 _all: weakref.WeakSet[Sequencer] = weakref.WeakSet()
 
 
 class Sequencer:
-    """The queue, and the thread behind it."""
+    """Queue of exchanges with its thread."""
 
     def __init__(self, group: Group, name: str) -> None:
         self._group = group
         self._items: deque[Ticket | Call] = deque()
         self._driving = Lock()
         self._steps: Iterable[None] | None = None
-        """Of the first item, where somebody has begun it; belongs to whoever drives."""
+        """Remaining steps of a started first item; protected by `_driving`."""
         self._bell = threading.Lock()
-        """Open when the store's thread is to look."""
+        """Unlocked to wake the store's thread."""
         self._lazy = False
-        """A thread that waited has made the last exchange; the store's thread then looks now and then, unasked."""
+        """Whether a helper ran the last exchange, so the store's thread polls and is not rung for ready exchanges."""
         self._helped = False
-        """Such a thread makes one now."""
+        """Whether a helper is running an exchange now."""
         self._left: Ticket | Call | None = None
-        """What such a thread has begun and left to the store's thread."""
+        """Exchange started by a helper and handed to the store's thread."""
         self._broken: KVStoreError | None = None
         self._last: Call | None = None
-        """After it the thread ends."""
+        """Last call of the queue; the thread ends after it."""
         self.closed = False
-        """True once the thread has ended or is about to."""
+        """True from the call of :meth:`close`, or from the end of the thread."""
         self._why_closed = "this store was closed: it exchanges nothing any more"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"weftplan-{name}", daemon=True)
@@ -82,33 +86,33 @@ class Sequencer:
         _all.add(self)
 
     def check(self) -> None:
-        """Raise KVStoreError where nothing can be exchanged any more; to be called before any part is pushed."""
+        """Raise KVStoreError if the sequencer is closed; call this before any part is pushed to the engine."""
         if self.closed:
             raise KVStoreError(self._why_closed)
 
     def put(self, ticket: Ticket) -> None:
-        """Put an exchange behind all others: where ranks must agree, in the order of the program."""
+        """Append an exchange to the queue; every rank must append the same exchanges in the same order."""
         ticket.ring = self._ring
         self._items.append(ticket)
         for part in ticket.parts:
             part.ticket = ticket
-        if self.closed:  # looked at behind the queue, as the thread looks at the queue behind it
+        if self.closed:  # read after the append, as the ending thread sets `closed` before it empties the queue
             self._refuse()
             return
-        # A program that has put what is ready waits for it next, or pulls it. What becomes ready later, while the
-        # program may be asleep, rings.
+        # A program that has queued a ready exchange will wait for it or pull it next, and so run it itself. A ticket
+        # that becomes ready later rings in `Part.arrive`, because the program may be asleep by then.
         if ticket.ready() and not (self._lazy and (self._group.shares_memory or ticket.small)):
             self._ring()
 
     def call(self, work: Callable[[Group], object], *, repairs: bool = False) -> Any:
-        """Let the thread do ``work`` behind all exchanges, wait for it, and return or raise what it does.
+        """Run ``work`` after all queued exchanges, wait for it, and return its result or raise its error.
 
         Args:
-            work: what to do: a function, or one that returns steps; it bounds its waits itself.
-            repairs: do it after a lost process, too; if it succeeds, exchanges go on.
+            work: a function or a generator function of steps; it must bound its own waits.
+            repairs: run it even after the loss of a process; its success allows exchanges again.
 
         Raises:
-            KVStoreError: the store was closed, or its thread has ended; and whatever ``work`` raises.
+            KVStoreError: the store was closed, or its thread has ended. Errors of ``work`` are raised unchanged.
         """
         self.check()
         call = Call(work, repairs=repairs)
@@ -134,11 +138,11 @@ class Sequencer:
         return call.result
 
     def close(self, timeout: float, why: str | None = None) -> None:
-        """Tell the others that this process takes part no more, and end the thread; what is queued comes first.
+        """Run the queued exchanges, tell the other ranks that this one leaves, and end the thread.
 
         Args:
-            timeout: seconds for what is queued.
-            why: this process fails; the others are to hear it as a loss.
+            timeout: seconds allowed for the queued exchanges.
+            why: reason of failure of this process; the other ranks then treat its end as a loss.
         """
         if self.closed:
             return
@@ -159,21 +163,21 @@ class Sequencer:
         self._items.append(self._last)
         self.closed = True
         self._ring()
-        if not wait_driving(self._last.done, timeout):  # an array that will never be ready: let the others know
+        if not wait_driving(self._last.done, timeout):  # an array that will never be ready: tell the other ranks
             self._ended.set()
             self._ring()
         self._thread.join(1.0)
 
     def help(self) -> None:
-        """On a thread that is about to wait: exchange what is ready, as long as the others come soon.
+        """Run ready exchanges on a thread that is about to wait, as long as the other ranks are not late.
 
-        What is large only where nothing but the others holds it up.
+        Large exchanges are included only if the ranks share memory, so no copy through messages delays the thread.
         """
         if self._items:
             self._take_on(_HELPING, large=self._group.shares_memory)
 
     def hurry(self) -> None:
-        """On a thread that is about to use what is exchanged: the same for a moment, and for what is small."""
+        """Run small ready exchanges on a thread that is about to read results; gives up after a few microseconds."""
         try:
             item = self._items[0]
         except IndexError:
@@ -184,7 +188,7 @@ class Sequencer:
     def _take_on(self, most: int, *, large: bool) -> None:
         with shielded():
             while True:
-                unbroken()  # an exchange that is made on one side only is never made on the other
+                unbroken()  # an interrupt in the middle of an exchange would leave the other ranks waiting for this one
                 if not self._driving.acquire(blocking=False):
                     return
                 try:
@@ -193,7 +197,7 @@ class Sequencer:
                         return
                     if not item.small and not (large and isinstance(item, Ticket)):
                         if not isinstance(item, Ticket):
-                            self._ring()  # it may have been rung for while this thread made another one
+                            self._ring()  # a ring during the previous exchange had no effect
                         return
                     self._helped = True
                     over, error = self._drive(item, most)
@@ -201,20 +205,20 @@ class Sequencer:
                     self._helped = False
                     self._driving.release()
                 if not over and self._lazy and most < _HELPING:
-                    return  # the store's thread comes by, or this one waits next
+                    return  # the next wait of this thread, or a poll of the store's thread, goes on with it
                 if not over:
                     self._left = item
                     self._ring()
                     return
                 if not self._lazy:
                     self._lazy = True
-                    self._ring()  # it is to look from now on
+                    self._ring()  # wakes the store's thread, which polls from now on
                 item.tell(error)
                 if not self._items:
                     return
 
     def _ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is open
+        with contextlib.suppress(RuntimeError):  # unlocked already
             self._bell.release()
 
     def _run(self) -> None:
@@ -225,13 +229,13 @@ class Sequencer:
             self._refuse()
 
     def _refuse(self) -> None:
-        """Tell whatever came behind the end of the store."""
+        """Fail all queued items, which came after the end of the store."""
         while self._items:
-            with contextlib.suppress(IndexError):  # another thread does the same
+            with contextlib.suppress(IndexError):  # another thread may empty the queue at the same time
                 self._items.popleft().tell(KVStoreError(self._why_closed))
 
     def forked(self) -> None:
-        """In a forked child: exchange nothing, since others would take that for what the parent says."""
+        """Close the sequencer in a forked child, whose messages the other ranks would take for the parent's."""
         self.closed = True
         self._why_closed = "this store belongs to the process from which this one was forked: it exchanges nothing here"
         self._items.clear()
@@ -248,18 +252,21 @@ class Sequencer:
                 lazy = self._lazy = idle < _LAZY_LOOKS
             left, self._left = self._left, None
             only: Ticket | Call | None = None
-            if left is None and self._helped:  # not to wait for its end; see above
+            # Do not wait on `_driving` for the end of a helper's exchange. This thread would get the lock before the
+            # program could read the result, queue the next exchange and run it; both threads would then alternate, each
+            # waiting for a wake-up by the other.
+            if left is None and self._helped:
                 self._lazy = lazy = True
                 seen = None
                 continue
             if left is None and (began or (lazy and not rung)):
-                # Whoever put the first exchange is about to make it. Only one that is still there at the second look
-                # was left, and to take another would only be in the way.
-                before, seen = seen, next(iter(tuple(self._items)), None)  # in one step: others change the queue
+                # The thread that queued the first exchange is about to run it. If the second poll finds it again, no
+                # helper has taken it; to take a newer exchange would delay the program.
+                before, seen = seen, next(iter(tuple(self._items)), None)  # `tuple` is atomic; other threads append
                 if began or seen is not before:
                     continue
                 only = seen
-            seen = None  # what is over is kept no longer
+            seen = None  # keep no reference to a completed exchange
             while self._items:
                 with self._driving:
                     item = self._items[0] if self._items else None
@@ -269,7 +276,7 @@ class Sequencer:
                         if not self._ended.is_set():
                             break
                         give_up(item)
-                    only = None  # whatever is behind it has been left, too
+                    only = None  # no helper runs exchanges, so this thread takes the following exchanges, too
                     if item is not left:
                         self._lazy = lazy = False
                     _, error = self._drive(item, None)
@@ -278,12 +285,15 @@ class Sequencer:
                     return
 
     def _drive(self, item: Ticket | Call, most: int | None) -> tuple[bool, BaseException | None]:
-        """Whether the first item is over, and its error; ``most``: looks after which to leave it."""
+        """Run the first item; return whether it is complete, and its error.
+
+        ``most`` is the number of polls after which an incomplete exchange is left; None stands for no limit.
+        """
         looks = 0
         try:
             if self._steps is None:
                 if self._broken is not None and not item.repairs:
-                    raise self._broken  # who has lost another process exchanges nothing
+                    raise self._broken  # no exchange after a loss, until a call repairs the group
                 self._steps = item.steps(self._group)
             for _ in self._steps:
                 looks += 1
@@ -299,7 +309,7 @@ class Sequencer:
                 self._broken = None
         except BaseException as raised:
             error = raised
-            if isinstance(error, WorkerLostError):  # or a wait that was given up half way
+            if isinstance(error, WorkerLostError):  # a death, or a time-out in the middle of an exchange
                 self._broken = error
         self._steps = None
         self._items.popleft()
@@ -307,7 +317,7 @@ class Sequencer:
 
 
 def wait_driving(event: threading.Event, seconds: float) -> bool:
-    """Wait for an event for at most ``seconds``, and run operations meanwhile on an engine that has no threads."""
+    """Wait for an event for at most ``seconds``; an engine without threads runs its operations meanwhile."""
     until = time.monotonic() + seconds
     while get_engine().drive(event.is_set):
         if event.wait(0.001):
@@ -318,7 +328,7 @@ def wait_driving(event: threading.Event, seconds: float) -> bool:
 
 
 def rest(looks: int) -> None:
-    """Let others have the core between two looks at what is to come, as the store's thread does."""
+    """Yield the core or sleep between two polls, longer after many polls."""
     if looks < _SPINS:
         os.sched_yield()
     else:

@@ -1,8 +1,8 @@
-"""Tickets of exchanges, and calls that a thread waits for.
+"""Items of the sequencer's queue: exchanges and blocking calls.
 
-A :class:`Ticket` has one *part* for each operation that waits for it. The engine calls ``Part.arrive`` (on any thread)
-when its arrays are ready; the driver answers by calling ``on_complete`` of the operation. The sequencer decides on
-order and threads.
+A :class:`Ticket` is one exchange with a :class:`Part` for each engine operation that waits for it. The engine calls
+``Part.arrive`` on any thread as soon as the arrays of the operation are ready. After the exchange the driving thread
+calls the operation's ``on_complete``. Order and threads are the sequencer's decision.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from weftplan.kvstore.reduce import Array
 
 OnComplete = Callable[..., None]
 Exchange = Callable[[Group, Sequence[Array], Sequence[Array], str, "str | None"], Iterable[None]]
-"""Called as (group, contiguous shares, contiguous arrays for results, description, failure or None) by the driver, who
-waits at each step until there is none left."""
+"""Called as (group, contiguous shares, contiguous arrays for results, description, failure or None). The driving thread
+runs the steps to their end and waits at each."""
 
 _nbytes = attrgetter("nbytes")
 
 
 class Part:
-    """Arrays of a ticket, and the engine's operation that waits for them.
+    """Arrays of a ticket, and the engine operation that waits for their exchange.
 
     Attributes:
-        shares: what this process has; none where it failed.
-        arrays: where the results go; may be ``shares`` themselves.
+        shares: this process's summands; empty after a failure.
+        arrays: destinations of the results; may be ``shares`` themselves.
     """
 
     __slots__ = ("_complete", "arrays", "arrived", "failure", "shares", "ticket")
@@ -48,20 +48,22 @@ class Part:
     def arrive(
         self, shares: Sequence[Array], arrays: Sequence[Array], failure: BaseException | None, on_complete: OnComplete
     ) -> None:
-        """The arrays may be exchanged now, or ``failure`` says why there are none; called once, by the engine."""
+        """Release the arrays for the exchange, or report the ``failure`` that left none; called once, by the engine."""
         self.shares, self.arrays, self.failure, self._complete = shares, arrays, failure, on_complete
         self.arrived = True
-        ticket = self.ticket  # looked at behind `arrived`, as `put` looks at `arrived` behind it: one sees the other
+        # Here `arrived` is written before `ticket` is read; `Sequencer.put` writes `ticket` before it reads `arrived`.
+        # So at least one of the two threads sees that the ticket is ready, and rings.
+        ticket = self.ticket
         if ticket is not None and ticket.ready():
             ticket.ring()
 
     @property
     def nbytes(self) -> int:
-        """Of what this process has."""
+        """Size of this process's shares."""
         return sum(map(_nbytes, self.shares))
 
     def complete(self, error: BaseException | None) -> None:
-        """Tell the engine; arrays that had failed before keep their own error."""
+        """Complete the engine operation; arrays that failed before the exchange keep their own error."""
         complete, self._complete = self._complete, None
         self.shares = self.arrays = ()
         if complete is not None:
@@ -69,7 +71,7 @@ class Part:
 
 
 class Ticket:
-    """One exchange: what is exchanged, and how."""
+    """One exchange: its arrays and the function that exchanges them."""
 
     repairs = False
 
@@ -81,7 +83,7 @@ class Ticket:
         self._nbytes = -1
 
     def ready(self) -> bool:
-        """All arrays are there, or have failed."""
+        """Return whether every part has arrived, with arrays or with a failure."""
         for part in self.parts:  # noqa: SIM110  # a generator costs more than the rest
             if not part.arrived:
                 return False
@@ -89,7 +91,7 @@ class Ticket:
 
     @property
     def small(self) -> bool:
-        """Its arrays, which have arrived, travel within messages."""
+        """Whether the arrays, all of which have arrived, are small enough to be sent within control messages."""
         if self._nbytes < 0:
             nbytes = 0
             for part in self.parts:
@@ -98,7 +100,7 @@ class Ticket:
         return self._nbytes <= INLINE
 
     def steps(self, group: Group) -> Iterable[None]:
-        """Exchange the arrays of all parts as one."""
+        """Return the steps of one exchange over the arrays of all parts."""
         part = self.parts[0]
         if len(self.parts) == 1 and part.failure is None:
             return self.exchange(group, part.shares, part.arrays, self.description, None)
@@ -109,13 +111,13 @@ class Ticket:
         return self.exchange(group, shares, arrays, self.description, failure)
 
     def tell(self, error: BaseException | None) -> None:
-        """Tell every part's operation."""
+        """Complete the operation of every part."""
         for part in self.parts:
             part.complete(error)
 
 
 class Call:
-    """Work that a thread waits for, behind all exchanges so far."""
+    """Work that runs after all exchanges queued so far, and that a thread waits for."""
 
     small = False
     description = "the work of a call"
@@ -139,11 +141,11 @@ class Call:
 
 
 def give_up(item: Ticket | Call) -> None:
-    """Let the others know that what has not arrived never will."""
+    """Mark missing parts as failed, so that the other ranks hear that they will never arrive."""
     for part in item.parts if isinstance(item, Ticket) else ():
         if not part.arrived:
             part.arrive((), (), KVStoreError("its process ended before it was computed"), lambda error=None: None)
 
 
 def _nothing() -> None:
-    """Wake nobody."""
+    """Ring no bell."""

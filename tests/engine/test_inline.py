@@ -13,7 +13,7 @@ def test_inline_work_counts_as_an_operation(eng):
     var = eng.new_variable()
     before = eng.statistics()
     threads = []
-    assert eng.at_once((var,), lambda *args: threads.append(threading.get_ident()) or args, 1, 2) == (1, 2)
+    assert eng.run_inline((var,), lambda *args: threads.append(threading.get_ident()) or args, 1, 2) == (1, 2)
     after = eng.statistics()
     assert threads == [threading.get_ident()]
     assert (after.pushed, after.completed, after.pending) == (before.pushed + 1, before.completed + 1, 0)
@@ -23,11 +23,11 @@ def test_inline_work_waits_for_pending_write(eng):
     """Nothing runs inline while a write of an input is pending."""
     var, gate, ran = eng.new_variable(), threading.Event(), []
     eng.push(gate.wait, (), (var,))
-    assert not eng.at_once((var,), lambda: ran.append(1) or True)
+    assert not eng.run_inline((var,), lambda: ran.append(1) or True)
     gate.set()
     eng.wait_for_var(var)
     assert not ran
-    assert eng.at_once((var,), lambda: ran.append(1) or True)
+    assert eng.run_inline((var,), lambda: ran.append(1) or True)
 
 
 def test_concurrent_write_cancels_inline_work(eng):
@@ -40,14 +40,14 @@ def test_concurrent_write_cancels_inline_work(eng):
         return True
 
     pushed = eng.statistics().pushed
-    assert not eng.at_once((var,), work)
+    assert not eng.run_inline((var,), work)
     assert eng.statistics().pushed == pushed + 1  # only the write
 
 
 def test_pending_concurrent_write_cancels_inline_work(eng):
     """The same for a concurrent write that has not finished."""
     var, gate = eng.new_variable(), threading.Event()
-    assert not eng.at_once((var,), lambda: eng.push(gate.wait, (), (var,)) or True)
+    assert not eng.run_inline((var,), lambda: eng.push(gate.wait, (), (var,)) or True)
     gate.set()
     eng.wait_for_all()
 
@@ -59,7 +59,7 @@ def test_inline_error_leaves_no_failure(eng):
     def work():
         raise ValueError("no")
 
-    assert not eng.at_once((var,), work)
+    assert not eng.run_inline((var,), work)
     assert eng.unobserved_failures() == []
     eng.wait_for_all()
 
@@ -72,9 +72,9 @@ def test_interrupt_in_inline_work_reaches_the_caller(eng):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        eng.at_once((var,), work)
+        eng.run_inline((var,), work)
     eng.wait_for_all()
-    assert eng.at_once((var,), lambda: True)
+    assert eng.run_inline((var,), lambda: True)
 
 
 def test_push_and_wait_inside_inline_work(eng):
@@ -88,7 +88,7 @@ def test_push_and_wait_inside_inline_work(eng):
         eng.wait_for_all()
         return True
 
-    assert eng.at_once((var,), work)
+    assert eng.run_inline((var,), work)
     assert seen == [1]
 
 
@@ -96,10 +96,10 @@ def test_tracer_bulk_and_failure_disable_inline_work(eng):
     """With a tracer, in a bulk, or after a failure, work is pushed as usual."""
     var = eng.new_variable()
     eng.tracer = lambda *args: None
-    assert not eng.at_once((var,), lambda: True)
+    assert not eng.run_inline((var,), lambda: True)
     eng.tracer = None
     with eng.bulk(4):
-        assert not eng.at_once((var,), lambda: True)
+        assert not eng.run_inline((var,), lambda: True)
     eng.push(lambda: 1 / 0, (), (eng.new_variable(),))
     with pytest.raises(ZeroDivisionError):
         eng.wait_for_all()
@@ -108,11 +108,11 @@ def test_tracer_bulk_and_failure_disable_inline_work(eng):
 def test_foreign_and_deleted_vars_are_not_inlined(eng):
     """The push that follows explains the error."""
     other_engine = engine.create("NaiveEngine")
-    assert not eng.at_once((other_engine.new_variable(),), lambda: True)
+    assert not eng.run_inline((other_engine.new_variable(),), lambda: True)
     gone = eng.new_variable()
     eng.delete_variable(gone)
-    assert not eng.at_once((gone,), lambda: True)
-    assert not other_engine.at_once((other_engine.new_variable(),), lambda: True)
+    assert not eng.run_inline((gone,), lambda: True)
+    assert not other_engine.run_inline((other_engine.new_variable(),), lambda: True)
 
 
 def test_requests_during_inline_work_are_served(eng):
@@ -128,7 +128,7 @@ def test_requests_during_inline_work_are_served(eng):
     for thread in threads:
         thread.start()
     for _ in range(count):
-        eng.at_once((var,), lambda: True)
+        eng.run_inline((var,), lambda: True)
     for thread in threads:
         thread.join()
     eng.wait_for_all()
@@ -140,7 +140,7 @@ def test_inline_write_counts_as_an_operation(eng):
     """Writing work runs on the calling thread if all vars are idle; versions and statistics include it."""
     source, target = eng.new_variable(), eng.new_variable()
     before, threads = eng.statistics(), []
-    assert eng.write_at_once(lambda: threads.append(threading.get_ident()), (source,), (target,))
+    assert eng.write_inline(lambda: threads.append(threading.get_ident()), (source,), (target,))
     after = eng.statistics()
     assert threads == [threading.get_ident()]
     assert (after.pushed, after.completed, after.pending) == (before.pushed + 1, before.completed + 1, 0)
@@ -156,11 +156,11 @@ def test_inline_write_needs_idle_vars(eng, role):
     reads, writes = ((var,), ()) if role.startswith("reads") else ((), (var,))
     eng.push(gate.wait, reads, writes)
     runs = role == "reads what is read"
-    assert eng.write_at_once(lambda: ran.append(1), (source,), (target,)) == runs
+    assert eng.write_inline(lambda: ran.append(1), (source,), (target,)) == runs
     gate.set()
     eng.wait_for_all()
     assert ran == [1] * runs
-    assert eng.write_at_once(lambda: ran.append(1), (source,), (target,))
+    assert eng.write_inline(lambda: ran.append(1), (source,), (target,))
 
 
 def test_reader_sees_complete_inline_write(eng):
@@ -181,7 +181,7 @@ def test_reader_sees_complete_inline_write(eng):
 
     thread = threading.Thread(target=reader)
     thread.start()
-    assert eng.write_at_once(work, (), (target,))
+    assert eng.write_inline(work, (), (target,))
     thread.join()
     eng.wait_for_all()
     assert seen == [(1, 1)]
@@ -194,7 +194,7 @@ def test_failed_inline_write_leaves_vars_idle(eng):
     def work():
         raise ValueError
 
-    assert not eng.write_at_once(work, (), (target,))
+    assert not eng.write_inline(work, (), (target,))
     assert target.version == 0
     eng.push(lambda: None, (), (target,))
     eng.wait_for_all()
@@ -213,7 +213,7 @@ def test_interrupted_inline_write_is_repeated(eng):
         values[1] = 1
 
     with pytest.raises(KeyboardInterrupt):
-        eng.write_at_once(work, (source,), (target,))
+        eng.write_inline(work, (source,), (target,))
     eng.wait_for_all()
     assert values == [1, 1]
     assert (source.version, target.version, target.state) == (0, 1, "IDLE")
@@ -228,7 +228,7 @@ def test_interrupt_of_write_may_push_not_wait(eng):
         with pytest.raises(EngineError, match="in the middle of a change"):
             eng.wait_for_var(second)
 
-    assert eng.write_at_once(work, (), (target,))
+    assert eng.write_inline(work, (), (target,))
     eng.wait_for_all()
     assert seen == [1]
 
@@ -237,16 +237,16 @@ def test_tracer_bulk_and_foreign_vars_disable_inline_write(eng):
     """The same on an engine without workers."""
     var = eng.new_variable()
     eng.tracer = lambda *args: None
-    assert not eng.write_at_once(lambda: None, (), (var,))
+    assert not eng.write_inline(lambda: None, (), (var,))
     eng.tracer = None
     with eng.bulk(4):
-        assert not eng.write_at_once(lambda: None, (), (var,))
+        assert not eng.write_inline(lambda: None, (), (var,))
     other_engine = engine.create("NaiveEngine")
-    assert not eng.write_at_once(lambda: None, (), (other_engine.new_variable(),))
-    assert not other_engine.write_at_once(lambda: None, (), (other_engine.new_variable(),))
+    assert not eng.write_inline(lambda: None, (), (other_engine.new_variable(),))
+    assert not other_engine.write_inline(lambda: None, (), (other_engine.new_variable(),))
     gone = eng.new_variable()
     eng.delete_variable(gone)
-    assert not eng.write_at_once(lambda: None, (gone,), (var,))
+    assert not eng.write_inline(lambda: None, (gone,), (var,))
 
 
 def begun(eng, reads=(), writes=()):

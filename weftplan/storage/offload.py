@@ -1,11 +1,11 @@
-"""Offload targets ("homes") of ``WEFTPLAN_SPILL``: an ordered list of contexts, each with a limit.
+"""Offload targets of ``WEFTPLAN_SPILL``: an ordered list of contexts, each with a limit.
 
-A home is a context with a pool: page-locked host memory, files, or another device. :func:`keep` copies bytes to the
-first home with room; the returned :class:`Kept` copies them back. Copies are complete when a call returns, unless the
-caller asks for stream order. Any thread may call these functions.
+An offload target is a context with a pool: page-locked host memory, files, or another device. :func:`offload` copies
+bytes to the first target with room; the returned :class:`Offloaded` copies them back. Copies are complete when a call
+returns, unless the caller asks for stream order. Any thread may call these functions.
 
-All users share the limit of a home: arrays, slabs of paused executors, and plans (:class:`Room`). Plans are made for
-the remaining bytes (:func:`taken`).
+All users share the limit of a target: arrays, slabs of paused executors, and plans (:class:`Reservation`). Plans are
+made for the remaining bytes (:func:`reserved_bytes`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from weftplan import device
 from weftplan.device import registry as devices
 from weftplan.device.context import Context
-from weftplan.device.homes import HomeSpec
+from weftplan.device.offload_targets import OffloadTarget
 from weftplan.device.stream import current_stream, no_stream
 from weftplan.errors import DeviceError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
@@ -39,61 +39,61 @@ class Traffic:
 traffic = Traffic()
 _lock = whole_in_children(Lock())
 _taken: dict[tuple[str, str], int] = {}
-"""Reserved bytes per home, by kind and folder. Guarded by ``_lock``, as is ``traffic``."""
+"""Reserved bytes per offload target, by kind and folder. Guarded by ``_lock``, as is ``traffic``."""
 _waiting_bytes = 0
 """Guarded by ``_lock``."""
 _given_back: deque[tuple[tuple[str, str], int, int]] = deque()
-"""Released (home, reserved bytes, offloaded bytes), not yet subtracted. Finalizers append even under the lock."""
+"""Released (target, reserved bytes, offloaded bytes), not yet subtracted. Finalizers append even under the lock."""
 
 
-class Kept:
-    """Offloaded bytes in a home."""
+class Offloaded:
+    """Offloaded bytes in a target."""
 
-    __slots__ = ("_allocation", "_home", "_resource", "context")
+    __slots__ = ("_allocation", "_resource", "_target", "context")
 
-    def __init__(self, home: HomeSpec, resource: Resource, allocation: Allocation) -> None:
-        self._home, self._resource, self._allocation = home, resource, allocation
+    def __init__(self, target: OffloadTarget, resource: Resource, allocation: Allocation) -> None:
+        self._target, self._resource, self._allocation = target, resource, allocation
         self.context = resource.context
 
     def read(self, target: RawArray, context: Context, *, stream_ordered: bool = False) -> None:
-        """Copy the bytes into ``target``, memory of ``context``; ``stream_ordered`` as in :func:`keep`."""
+        """Copy the bytes into ``target``, memory of ``context``; ``stream_ordered`` as in :func:`offload`."""
         _copy(target, context, self._allocation.raw, self.context, stream_ordered)
         with _lock:
             traffic.backs += 1
             traffic.back_bytes += self._allocation.nbytes
 
     def free(self) -> None:
-        """Release the room in the home. Does not block, so finalizers may call it."""
+        """Release the room in the target. Does not block, so finalizers may call it."""
         resource, allocation = self.given_up()
         resource.free(allocation)
 
     def given_up(self) -> tuple[Resource, Allocation]:
         """Release the reservation and return the allocation, which the caller must free."""
         nbytes = self._allocation.nbytes
-        _unreserve(self._home, nbytes, waited=nbytes)
+        _unreserve(self._target, nbytes, waited=nbytes)
         return self._resource, self._allocation
 
 
-class Room:
-    """Bytes of homes that a plan reserves for as long as its memory exists."""
+class Reservation:
+    """Bytes of offload targets reserved by a plan for the lifetime of its memory."""
 
     def __init__(self) -> None:
-        self._held: dict[Context, tuple[HomeSpec, int]] = {}
+        self._held: dict[Context, tuple[OffloadTarget, int]] = {}
 
-    def hold(self, context: Context, home: HomeSpec, nbytes: int) -> None:
-        """Reserve ``nbytes`` of a home, in its memory ``context``, in place of a smaller reservation.
+    def hold(self, context: Context, target: OffloadTarget, nbytes: int) -> None:
+        """Reserve ``nbytes`` of an offload target, in its memory ``context``, in place of a smaller reservation.
 
         Raises:
             OutOfMemoryError: others have taken them. The earlier reservation remains.
         """
-        more = nbytes - self._held.get(context, (home, 0))[1]
+        more = nbytes - self._held.get(context, (target, 0))[1]
         if more > 0:
-            if not _reserve(home, more):
+            if not _reserve(target, more):
                 raise OutOfMemoryError(
-                    f"{home.kind} has {home.nbytes:,} bytes (WEFTPLAN_SPILL), of which others have {taken(home):,}; a "
-                    f"plan needs {more:,}"
+                    f"{target.kind} has {target.nbytes:,} bytes (WEFTPLAN_SPILL), of which others have "
+                    f"{reserved_bytes(target):,}; a plan needs {more:,}"
                 )
-            self._held[context] = home, nbytes
+            self._held[context] = target, nbytes
 
     def free(self) -> None:
         """Release everything. Does not block, so finalizers may call it."""
@@ -101,34 +101,34 @@ class Room:
             _unreserve(*self._held.popitem()[1])
 
 
-def keep(
-    raw: RawArray, context: Context, homes: tuple[HomeSpec, ...], name: object, *, stream_ordered: bool = False
-) -> Kept:
-    """Copy ``raw``, idle memory of ``context``, to the first of ``homes`` with room.
+def offload(
+    raw: RawArray, context: Context, targets: tuple[OffloadTarget, ...], name: object, *, stream_ordered: bool = False
+) -> Offloaded:
+    """Copy ``raw``, idle memory of ``context``, to the first of ``targets`` with room.
 
     Args:
         raw, context: the bytes and their device.
-        homes: in order of preference.
+        targets: in order of preference.
         name: name of the memory, for reports.
         stream_ordered: copy in the order of the current stream, if any; the copy may not be complete on return.
 
     Raises:
-        OutOfMemoryError: no home has room; the message gives each reason. ``raw`` is unchanged.
+        OutOfMemoryError: no offload target has room; the message gives each reason. ``raw`` is unchanged.
     """
     nbytes, refusals, files = int(raw.nbytes), [], 0
-    for home in homes:
+    for target in targets:
         number = files
-        files += home.kind == "file"
+        files += target.kind == "file"
         # Reserve before allocating: the limit holds across threads.
-        if not _reserve(home, nbytes):
-            refusals.append(f"{home.kind} has {home.nbytes:,} bytes, too few are left")
+        if not _reserve(target, nbytes):
+            refusals.append(f"{target.kind} has {target.nbytes:,} bytes, too few are left")
             continue
         stored = None
         try:
-            for place in home.contexts(context, files=number, peers=peers(context)):
+            for place in target.contexts(context, files=number, peers=peers(context)):
                 try:
                     resource = registry.get(place)
-                    stored = Kept(home, resource, resource.allocate(nbytes, name=f"waiting: {name}"))
+                    stored = Offloaded(target, resource, resource.allocate(nbytes, name=f"waiting: {name}"))
                     _count_waiting(nbytes)
                     break
                 except (OutOfMemoryError, DeviceError) as error:
@@ -145,8 +145,8 @@ def keep(
             raise
         finally:
             if stored is None:
-                _unreserve(home, nbytes)
-    raise OutOfMemoryError("; ".join(refusals) or f"no home takes bytes of {context}")
+                _unreserve(target, nbytes)
+    raise OutOfMemoryError("; ".join(refusals) or f"no offload target takes bytes of {context}")
 
 
 def peers(context: Context) -> list[Context]:
@@ -154,9 +154,9 @@ def peers(context: Context) -> list[Context]:
     return sorted(devices.peers(context), key=lambda peer: -device.get(peer).memory_info()[0])
 
 
-def taken(home: HomeSpec) -> int:
-    """Return the reserved bytes of a home."""
-    key = _identity(home)
+def reserved_bytes(target: OffloadTarget) -> int:
+    """Return the reserved bytes of a target."""
+    key = _identity(target)
     with _lock:
         _settle()
         return _taken.get(key, 0)
@@ -169,24 +169,24 @@ def waiting_bytes() -> int:
         return _waiting_bytes
 
 
-def _identity(home: HomeSpec) -> tuple[str, str]:
-    """Return a key that is equal for two specifications of one home, whatever their limits."""
-    return home.kind, os.path.realpath(home.folder) if home.folder else ""
+def _identity(target: OffloadTarget) -> tuple[str, str]:
+    """Return a key that is equal for two specifications of one offload target, whatever their limits."""
+    return target.kind, os.path.realpath(target.folder) if target.folder else ""
 
 
-def _reserve(home: HomeSpec, nbytes: int) -> bool:
-    key = _identity(home)
+def _reserve(target: OffloadTarget, nbytes: int) -> bool:
+    key = _identity(target)
     with _lock:
         _settle()
         total = _taken.get(key, 0) + nbytes
-        if home.nbytes is not None and total > home.nbytes:
+        if target.nbytes is not None and total > target.nbytes:
             return False
         _taken[key] = total
         return True
 
 
-def _unreserve(home: HomeSpec, nbytes: int, *, waited: int = 0) -> None:
-    _given_back.append((_identity(home), nbytes, waited))
+def _unreserve(target: OffloadTarget, nbytes: int, *, waited: int = 0) -> None:
+    _given_back.append((_identity(target), nbytes, waited))
 
 
 def _count_waiting(nbytes: int) -> None:

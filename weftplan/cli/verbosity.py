@@ -18,7 +18,7 @@ _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
-def chatter_options() -> list[click.Option]:
+def verbosity_options() -> list[click.Option]:
     """Return the options, which take effect during parsing and pass no values to the command."""
     return [
         click.Option(
@@ -36,7 +36,7 @@ def chatter_options() -> list[click.Option]:
     ]  # fmt: skip
 
 
-class _Chatter:
+class _Verbosity:
     """The logging configuration of a command, in force until the command ends."""
 
     def __init__(self) -> None:
@@ -74,19 +74,19 @@ def _note(context: click.Context, parameter: click.Parameter, value: int | bool 
     """Record an option."""
     if not value:
         return
-    chatter = context.meta.get(__name__)
-    if chatter is None:
-        chatter = context.meta[__name__] = _Chatter()
-        context.call_on_close(chatter.end)
+    verbosity = context.meta.get(__name__)
+    if verbosity is None:
+        verbosity = context.meta[__name__] = _Verbosity()
+        context.call_on_close(verbosity.end)
     if isinstance(value, Path):
         try:
-            chatter.log_file = logging.FileHandler(value, encoding="utf-8")
+            verbosity.log_file = logging.FileHandler(value, encoding="utf-8")
         except OSError as error:
             raise click.BadParameter(f"cannot write {value}: {error.strerror or error}") from error
-        chatter.log_file.setFormatter(logging.Formatter(_FILE_FORMAT))
-        chatter.log_file.setLevel(logging.INFO)
+        verbosity.log_file.setFormatter(logging.Formatter(_FILE_FORMAT))
+        verbosity.log_file.setLevel(logging.INFO)
     elif parameter.name == "quiet":
-        chatter.quiet = True
+        verbosity.quiet = True
     else:
-        chatter.verbose = int(value)
-    chatter.apply()
+        verbosity.verbose = int(value)
+    verbosity.apply()

@@ -1,11 +1,11 @@
-"""Shelves of freed memory: write-offs, reuse, and Ctrl-C during both."""
+"""Free lists of freed memory: write-offs, reuse, and Ctrl-C during both."""
 
 from itertools import islice
 
 import pytest
 
 from weftplan import device
-from weftplan.storage import NaivePool, shelves
+from weftplan.storage import NaivePool, free_lists
 
 
 class Breaking:
@@ -29,16 +29,16 @@ def one_then_interrupted(items, number):
 
 @pytest.mark.parametrize("where", ["before", "within", "behind"])
 def test_interrupted_write_off_loses_no_memory(monkeypatch, where):
-    """At every point of interruption each block stays on its shelf, and the figures end at zero."""
+    """At every point of interruption each block stays on its free list, and the figures end at zero."""
     pool = NaivePool(device.get(device.cpu()))
     for held in [pool.allocate(5000) for _ in range(5)]:
         pool.free(held)
     for held in [pool.allocate(5000) for _ in range(4)]:
         pool.free(held)
     if where == "within":
-        monkeypatch.setattr(shelves, "islice", one_then_interrupted)
+        monkeypatch.setattr(free_lists, "islice", one_then_interrupted)
     else:
-        monkeypatch.setattr(shelves, "min", Breaking(min, 1 if where == "before" else 4), raising=False)
+        monkeypatch.setattr(free_lists, "min", Breaking(min, 1 if where == "before" else 4), raising=False)
     with pytest.raises(KeyboardInterrupt):
         pool.free(pool.allocate(4999))
     monkeypatch.undo()
@@ -56,28 +56,28 @@ def test_arrays_freed_at_once_are_reused_without_lock():
     """A thousand small arrays freed at once serve the next thousand without the lock."""
     pool = NaivePool(device.get(device.cpu()))
     for _ in range(3):
-        for held in [pool.allocate(64) for _ in range(shelves.MOST_ON_ONE)]:
+        for held in [pool.allocate(64) for _ in range(free_lists.MOST_ON_ONE)]:
             pool.free(held)
     taken = []
     pool.take_block = lambda nbytes: taken.append(nbytes)
-    for held in [pool.allocate(64) for _ in range(shelves.MOST_ON_ONE)]:
+    for held in [pool.allocate(64) for _ in range(free_lists.MOST_ON_ONE)]:
         pool.free(held)
     assert taken == []
 
 
 def test_written_off_memory_is_scanned_once():
-    """Requests that the cache serves look only at memory freed since the last request, however much is shelved."""
+    """Requests that the cache serves look only at memory freed since the last request, however much is listed."""
     pool = NaivePool(device.get(device.cpu()))
     for _ in range(2):
         for held in [pool.allocate(64) for _ in range(100)]:
             pool.free(held)
     looked = []
     pool.free(pool.allocate(9000))
-    whole = shelves._counted
+    whole = free_lists._counted
     try:
-        shelves._counted = lambda shelf: looked.append(len(shelf)) or whole(shelf)
+        free_lists._counted = lambda free_list: looked.append(len(free_list)) or whole(free_list)
         for nbytes in range(9001, 9101):
             pool.free(pool.allocate(nbytes))
     finally:
-        shelves._counted = whole
+        free_lists._counted = whole
     assert sum(number > 1 for number in looked) <= 1

@@ -1,4 +1,5 @@
-"""How fast the ways to homes are: measured once on GPUs, given on simulated devices, assumed otherwise; plans obey."""
+"""Link speeds of offload targets: measured once on GPUs, configured on simulated devices, else assumed; plans use
+them."""
 
 import numpy as np
 import pytest
@@ -7,9 +8,9 @@ import weftplan as mx
 from tests.contract.devices import place
 from tests.standin_cupy import machine, meter
 from weftplan import device, planner
-from weftplan.device import home_links
-from weftplan.device.home_links import speed
-from weftplan.device.homes import Link
+from weftplan.device import offload_links
+from weftplan.device.offload_links import speed
+from weftplan.device.offload_targets import Link
 from weftplan.device.simulated import CostModel, configure
 from weftplan.errors import PlanError
 from weftplan.planner.spill.links import PCIE, places
@@ -19,7 +20,7 @@ HOST = mx.Context("cpu_pinned", 0)
 
 @pytest.fixture(autouse=True)
 def _short_copies(monkeypatch):
-    monkeypatch.setattr(home_links, "_LONG", 1 << 20)
+    monkeypatch.setattr(offload_links, "_LONG", 1 << 20)
 
 
 def copies():
@@ -44,7 +45,7 @@ def test_a_gpu_is_measured_once():
 
 
 def test_two_gpus_are_measured():
-    """A home on another GPU has a speed of its own."""
+    """An offload target on another GPU has a speed of its own."""
     with place("standin") as context:
         machine.rates = {"memcpy peer": 200e6}
         actual = speed(context(0), context(1))
@@ -92,7 +93,7 @@ def network():
 
 
 def bound(ctx, share):
-    """An executor under a budget of a share of its planned memory."""
+    """Return an executor under a budget of a share of its planned memory."""
     net = network()
     shapes = {"data": (256, 64), "softmax_label": (256,)}
     whole = net.plan(shapes, context=ctx).peak
@@ -108,13 +109,13 @@ def test_a_bind_with_a_budget_measures(setting, monkeypatch):
     with place("standin") as context:
         machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 25e6}
         executor = bound(context(0), 1.0)
-        (home,) = places(context(0), executor.memory_plan.options)
+        (target,) = places(context(0), executor.memory_plan.options)
         if setting == "1":
-            assert home.link == speed(context(0), HOST)
-            assert home.link.bandwidth == pytest.approx(25e9, rel=0.06)
+            assert target.link == speed(context(0), HOST)
+            assert target.link.bandwidth == pytest.approx(25e9, rel=0.06)
         else:
-            assert home.link == PCIE
-            assert device.get(context(0)).home_links == {}
+            assert target.link == PCIE
+            assert device.get(context(0)).offload_links == {}
         del executor
 
 
@@ -126,7 +127,7 @@ def test_a_slow_way_keeps_results_on_the_device():
         with place("standin") as context:
             machine.rates = {"memcpy HtoD": rate, "memcpy DtoH": rate}
             executor = bound(context(0), 0.7)
-            moved[rate] = executor.memory_plan.in_homes
+            moved[rate] = executor.memory_plan.offloaded
             assert executor.allocated_bytes == executor.memory_plan.peak
             del executor
     assert moved[25e6] > moved[1e3]
@@ -138,7 +139,7 @@ def test_a_bind_without_a_budget_measures_nothing():
         machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 25e6}
         executor = network().simple_bind(context(0), data=(8, 64), softmax_label=(8,))
         network().plan({"data": (8, 64), "softmax_label": (8,)}, context=context(0), budget=10**9)
-        assert device.get(context(0)).home_links == {}
+        assert device.get(context(0)).offload_links == {}
         del executor
 
 
@@ -152,5 +153,5 @@ def test_links_that_are_none(links):
 def test_rounding_keeps_what_is_there():
     """A speed and its rounded value differ by less than a twentieth."""
     for bandwidth in np.logspace(8, 12, 50):
-        steps = round(np.log(bandwidth) / np.log(home_links._STEP))
-        assert home_links._STEP**steps == pytest.approx(bandwidth, rel=0.05)
+        steps = round(np.log(bandwidth) / np.log(offload_links._STEP))
+        assert offload_links._STEP**steps == pytest.approx(bandwidth, rel=0.05)

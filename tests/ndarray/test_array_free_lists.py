@@ -87,12 +87,12 @@ def test_free_lists_are_bounded_and_drained(x):
         del kept
         release.sweep(everything=True)
         assert 0 < pool.statistics().live <= release._ROOM
-        for size in range(1, 2 * release._MOST_SHELVES):
+        for size in range(1, 2 * release._MOST_FREE_LISTS):
             one = nd.ones((size,), ctx=CTX)
             one.wait_to_read()
             for _ in range(2):
                 one + one
-        assert len(release.dead.shelves) <= release._MOST_SHELVES
+        assert len(release.dead.free_lists) <= release._MOST_FREE_LISTS
         del one
         nd.waitall()
         release.drain()

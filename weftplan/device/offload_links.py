@@ -11,9 +11,9 @@ import math
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.device.homes import Link
 from weftplan.device.interconnect import interconnect
 from weftplan.device.links import HOST
+from weftplan.device.offload_targets import Link
 from weftplan.device.registry import get
 from weftplan.locks import Lock, whole_in_children
 
@@ -22,23 +22,23 @@ _STEP, _LATENCY_STEP = 1.1, 5e-6
 _lock = whole_in_children(Lock())
 
 
-def speed(context: Context, home: Context) -> Link | None:
-    """Return the link between ``context`` and ``home``; None if it is unknown, and planners assume a speed."""
+def speed(context: Context, destination: Context) -> Link | None:
+    """Return the link between ``context`` and ``destination``; None if it is unknown, and planners assume a speed."""
     if context.device_type == "sim":
-        return _given(context, home)
+        return _given(context, destination)
     if context.device_type != "gpu":
         return None
     place: Any = get(context)
     with _lock:
-        if home not in place.home_links:
-            place.home_links[home] = _measured(place, home)
-        link: Link | None = place.home_links[home]
+        if destination not in place.offload_links:
+            place.offload_links[destination] = _measured(place, destination)
+        link: Link | None = place.offload_links[destination]
         return link
 
 
-def _given(context: Context, home: Context) -> Link | None:
-    peer = home.device_type == "sim"
-    links = interconnect([context, home] if peer else [context])
+def _given(context: Context, destination: Context) -> Link | None:
+    peer = destination.device_type == "sim"
+    links = interconnect([context, destination] if peer else [context])
     ways = [(0, 1), (1, 0)] if peer else [(0, HOST), (HOST, 0)]
     if links is None or any(way not in links.routes for way in ways):
         return None
@@ -46,10 +46,10 @@ def _given(context: Context, home: Context) -> Link | None:
     return Link(min(links.wires[wire] for route in routes for wire in route.wires), max(r.latency for r in routes))
 
 
-def _measured(place: Any, home: Context) -> Link | None:
+def _measured(place: Any, destination: Context) -> Link | None:
     """Measure copies; None if they fail, as with too little memory, or take no time."""
     try:
-        place_there = get(home)
+        place_there = get(destination)
         here, there = place.allocate(_LONG), place_there.allocate(_LONG)
         times = []
         for target, source in ((there, here), (here, there)):

@@ -1,4 +1,4 @@
-"""Offload targets ("homes") for bytes that do not fit on a device, as ``WEFTPLAN_SPILL`` lists them.
+"""Offload targets for bytes that do not fit on a device, as ``WEFTPLAN_SPILL`` lists them.
 
 ``host`` is page-locked memory of the host, ``file:FOLDER`` a file that is unlinked once it is open, and ``peer``
 another device of the same kind. Each may have a limit: ``host:8GB,file:/tmp:50GiB,peer``, in the units of
@@ -16,14 +16,14 @@ from weftplan.device.context import Context
 from weftplan.device.sizes import parse_bytes
 from weftplan.errors import ConfigError, PlanError
 
-FORM = "true, false, or homes such as host:8GB,file:/tmp:50GB,peer"
+FORM = "true, false, or offload targets such as host:8GB,file:/tmp:50GB,peer"
 _SIZE = re.compile(r"[0-9.]+ *(?:[KMGT]i?)?B", re.IGNORECASE)
 """Pattern of a size, as opposed to the end of a folder's name."""
 
 
 @dataclass(frozen=True, slots=True)
-class HomeSpec:
-    """One home: ``kind`` is ``host``, ``file`` or ``peer``; ``nbytes`` the most that may wait there, None: no limit."""
+class OffloadTarget:
+    """Offload target. ``kind`` is ``host``, ``file`` or ``peer``; ``nbytes`` is its limit, None without a limit."""
 
     kind: str
     nbytes: int | None = None
@@ -44,7 +44,7 @@ class HomeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way between a device and a home: the slower of its directions."""
+    """Link between a device and an offload target, as fast as its slower direction."""
 
     bandwidth: float
     """Bytes a second."""
@@ -57,16 +57,19 @@ class Link:
 
     @property
     def text(self) -> str:
-        """For readers."""
+        """Bandwidth and latency for reports."""
         return f"{self.bandwidth / 1e9:.1f} GB/s, {self.latency * 1e6:.0f} µs"
 
 
 @lru_cache(maxsize=16)
-def parse(text: str) -> tuple[HomeSpec, ...]:
-    """The homes that a setting lists, in order; ``true`` and ``1``: ``host``; ``false``, ``0`` and no text: none.
+def parse(text: str) -> tuple[OffloadTarget, ...]:
+    """Return the offload targets of a setting, in order.
 
-    >>> parse("host:1.5GB,file:/tmp:50GB,peer")[:2]
-    (HomeSpec(kind='host', nbytes=1500000000, folder=''), HomeSpec(kind='file', nbytes=50000000000, folder='/tmp'))
+    ``true`` and ``1`` stand for ``host``; ``false``, ``0`` and an empty text for none.
+
+    >>> parse("host:1.5GB,file:/tmp:50GB,peer")[:2]  # doctest: +NORMALIZE_WHITESPACE
+    (OffloadTarget(kind='host', nbytes=1500000000, folder=''),
+     OffloadTarget(kind='file', nbytes=50000000000, folder='/tmp'))
 
     Raises:
         ConfigError: the text is no such list; says which part is wrong.
@@ -75,11 +78,11 @@ def parse(text: str) -> tuple[HomeSpec, ...]:
     if lowered in ("", "false", "0"):
         return ()
     if lowered in ("true", "1"):
-        return (HomeSpec("host"),)
-    return tuple(_home(part.strip(), text) for part in text.split(","))
+        return (OffloadTarget("host"),)
+    return tuple(_target(part.strip(), text) for part in text.split(","))
 
 
-def _home(part: str, text: str) -> HomeSpec:
+def _target(part: str, text: str) -> OffloadTarget:
     kind, _, folder = part.partition(":")
     nbytes: int | None = None
     place, _, size = folder.rpartition(":") if kind == "file" else ("", "", folder)
@@ -90,14 +93,14 @@ def _home(part: str, text: str) -> HomeSpec:
     elif size:
         raise ConfigError(f"the size {size!r} of {part!r} in {text!r} is not legal: write one such as 8GB or 500MB")
     if kind not in ("host", "file", "peer"):
-        raise ConfigError(f"{part!r} in {text!r} is no home: expected {FORM}")
+        raise ConfigError(f"{part!r} in {text!r} is no offload target: expected {FORM}")
     if kind == "file" and not place:
         raise ConfigError(f"{part!r} in {text!r} names no folder: write file:FOLDER or file:FOLDER:SIZE")
-    return HomeSpec(kind, nbytes, place)
+    return OffloadTarget(kind, nbytes, place)
 
 
 def _bytes(size: str, part: str, text: str) -> int:
-    """The bytes that a size means; 0 would be a home that takes nothing."""
+    """The bytes that a size means; 0 would be an offload target that takes nothing."""
     try:
         return parse_bytes(size)
     except PlanError:
@@ -105,4 +108,4 @@ def _bytes(size: str, part: str, text: str) -> int:
             raise ConfigError(
                 f"the size {size!r} of {part!r} in {text!r} is not legal: write one such as 8GB"
             ) from None
-        raise ConfigError(f"the size of {part!r} in {text!r} is 0: leave the home out instead") from None
+        raise ConfigError(f"the size of {part!r} in {text!r} is 0: leave the offload target out instead") from None

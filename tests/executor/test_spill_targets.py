@@ -10,14 +10,14 @@ import pytest
 import weftplan as mx
 from tests.contract.devices import place as kind_of_place
 from weftplan import config, device, engine, planner, storage, sym
-from weftplan.device.homes import HomeSpec, Link, parse
+from weftplan.device.offload_targets import Link, OffloadTarget, parse
 from weftplan.engine import FnProperty
 from weftplan.errors import ConfigWarning, DeviceError, OutOfMemoryError, PlanError
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.pool import SlabPool
 from weftplan.planner import PlanOptions
 from weftplan.planner.spill.links import FILE as DISK
-from weftplan.storage import RawResource, homes
+from weftplan.storage import RawResource, offload
 
 DEVICES = itertools.count(9300)
 FILE = mx.Context("file", 0)
@@ -48,12 +48,12 @@ def requests(net):
 
 
 def plain_peak(net, ctx):
-    """Bytes of the plan without a budget."""
+    """Return the bytes of the plan without a budget."""
     return net.plan(SHAPES, grad_req=requests(net), context=ctx).peak
 
 
 def trained(net, ctx, **options):
-    """(executor, bytes of its arrays after two steps)."""
+    """Return (executor, bytes of its arrays after two steps)."""
     executor = net.simple_bind(ctx, grad_req=requests(net), options=PlanOptions.from_environment(**options), **SHAPES)
     seeded = np.random.default_rng(3)
     for _, array in sorted(executor.arg_dict.items()):
@@ -78,23 +78,23 @@ def spills(executor):
 
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
-@pytest.mark.parametrize(("place", "home"), [("cpu", "file"), ("sim", "file"), ("sim", "peer"), ("cpu", "peer")])
-def test_half_the_memory_gives_the_same_bits(kind, place, home, folder):
-    """A training run whose plan is twice the budget sends results to the home, and no bit differs, on every engine."""
+@pytest.mark.parametrize(("place", "target"), [("cpu", "file"), ("sim", "file"), ("sim", "peer"), ("cpu", "peer")])
+def test_half_the_memory_gives_the_same_bits(kind, place, target, folder):
+    """Training under half the planned peak offloads results; the bits are those of the run without a budget."""
     net, make = network(), getattr(mx, place)
     ctx, peer = make(next(DEVICES)), make(next(DEVICES))
     _, want = trained(net, ctx)
-    homes = {"spill": f"file:{folder}"} if home == "file" else {"spill": "peer", "peers": (str(peer),)}
+    targets = {"spill": f"file:{folder}"} if target == "file" else {"spill": "peer", "peers": (str(peer),)}
     half = plain_peak(net, ctx) // 2
     with engine.using(engine.create(kind)):
-        executor, got = trained(net, ctx, budget=half, **homes)
+        executor, got = trained(net, ctx, budget=half, **targets)
         planner.validate(executor.planned)
-        assert set(spills(executor)) == {FILE if home == "file" else peer}
+        assert set(spills(executor)) == {FILE if target == "file" else peer}
         plan = executor.memory_plan
         assert plan.peak_by_device[ctx] <= half
-        assert plan.in_homes == plan.peak - plan.peak_by_device[ctx] > 0
+        assert plan.offloaded == plan.peak - plan.peak_by_device[ctx] > 0
         assert plan.on_host == 0
-        assert plan.counted == plan.total - plan.in_homes
+        assert plan.counted == plan.total - plan.offloaded
         assert got == want
         del executor
         gc.collect()
@@ -125,7 +125,7 @@ def test_each_home_holds_the_planned_bytes_up_to_its_limit(place, folder):
         assert len(used) == 2
         small = mx.Context("cpu_pinned", ctx.device_id) if place == "sim" else FILE
         assert 0 < plan.peak_by_device[small] <= 160 << 10
-        assert type(plan).from_json(plan.to_json()).in_homes == plan.in_homes
+        assert type(plan).from_json(plan.to_json()).offloaded == plan.offloaded
         del plain, executor
         gc.collect()
         mx.nd.waitall()
@@ -137,48 +137,48 @@ def test_plans_and_arrays_share_the_limit_of_a_home(folder):
     net, ctx = network(), mx.cpu(next(DEVICES))
     half = plain_peak(net, ctx) // 2
     text = f"file:{folder}:1MiB"
-    home = HomeSpec("file", 1 << 20, str(folder))
+    target = OffloadTarget("file", 1 << 20, str(folder))
     peer = {"peers": (str(mx.cpu(next(DEVICES))),)}
     _, want = trained(net, ctx)
     first, got = trained(net, ctx, budget=half, spill=f"{text},peer", **peer)
     there = first.memory_plan.peak_by_device[FILE]
     assert got == want
-    assert 0 < there < home.nbytes
-    assert homes.taken(home) == there
-    kept = homes.keep(np.zeros(home.nbytes - there - (64 << 10), np.uint8), ctx, (home,), "an array")
+    assert 0 < there < target.nbytes
+    assert offload.reserved_bytes(target) == there
+    kept = offload.offload(np.zeros(target.nbytes - there - (64 << 10), np.uint8), ctx, (target,), "an array")
     second, got = trained(net, ctx, budget=half, spill=f"{text},peer", **peer)
     assert got == want
     remaining = (64 << 10) - second.memory_plan.peak_by_device[FILE]
     assert 0 <= remaining < 64 << 10
-    assert homes.taken(home) == home.nbytes - remaining
+    assert offload.reserved_bytes(target) == target.nbytes - remaining
     with pytest.raises(OutOfMemoryError, match="too few are left"):
-        homes.keep(np.zeros(remaining + 1, np.uint8), ctx, (home,), "another array")
+        offload.offload(np.zeros(remaining + 1, np.uint8), ctx, (target,), "another array")
     kept.free()
     del first, second
     gc.collect()
     mx.nd.waitall()
-    assert homes.taken(home) == 0
+    assert offload.reserved_bytes(target) == 0
 
 
 def test_a_plan_that_was_made_for_more_than_is_left_is_refused(folder):
-    """Its memory is not taken, and the home has what it had."""
-    net, ctx, home = network(), mx.cpu(next(DEVICES)), HomeSpec("file", 2 << 20, str(folder))
+    """Its memory is not taken, and the offload target has what it had."""
+    net, ctx, target = network(), mx.cpu(next(DEVICES)), OffloadTarget("file", 2 << 20, str(folder))
     half = plain_peak(net, ctx) // 2
     executor, _ = trained(net, ctx, budget=half, spill=f"file:{folder}:2MiB")
     planned = executor.planned
-    pool, there = SlabPool(), homes.taken(home)
-    kept = homes.keep(np.zeros(home.nbytes - there - 4096, np.uint8), ctx, (home,), "an array")
+    pool, there = SlabPool(), offload.reserved_bytes(target)
+    kept = offload.offload(np.zeros(target.nbytes - there - 4096, np.uint8), ctx, (target,), "an array")
     with pytest.raises(OutOfMemoryError, match="of which others have 2,093,056"):
         PlannedMemory(planned, pool)
     assert pool.nbytes == {}
     kept.free()
-    assert homes.taken(home) == there
+    assert offload.reserved_bytes(target) == there
     memory = PlannedMemory(planned, pool)
-    assert homes.taken(home) == 2 * there
+    assert offload.reserved_bytes(target) == 2 * there
     del executor, memory, pool
     gc.collect()
     mx.nd.waitall()
-    assert homes.taken(home) == 0
+    assert offload.reserved_bytes(target) == 0
 
 
 def test_a_slow_home_is_mixed_with_repetition(monkeypatch, folder):
@@ -199,7 +199,7 @@ def test_the_variable_names_homes_of_plans(monkeypatch, folder):
     for text, there in (("true", False), (f"file:{folder}", True), ("false", False)):
         monkeypatch.setenv("WEFTPLAN_SPILL", text)
         plan = net.plan(SHAPES, grad_req=requests(net), context=ctx, options=PlanOptions.from_environment(budget=half))
-        assert bool(plan.in_homes) is there
+        assert bool(plan.offloaded) is there
         assert ("in file(0)" in " ".join(plan.notes)) is there
 
 
@@ -222,7 +222,7 @@ def test_a_device_that_computes_is_no_peer():
     net, ctx = network(layers=2), mx.sim(next(DEVICES))
     options = PlanOptions(budget=int(plain_peak(net, ctx) * 0.8), spill="peer", peers=(str(ctx),))
     plan = net.plan(SHAPES, grad_req=requests(net), context=ctx, options=options)
-    assert plan.in_homes == 0
+    assert plan.offloaded == 0
 
 
 @pytest.mark.parametrize(
@@ -269,31 +269,31 @@ def test_files_are_written_and_read_beside_the_computation():
 def test_finalizers_wait_for_nobody_who_counts_bytes_of_homes(folder):
     """Python collects garbage anywhere, also on the thread that counts: what ends there gives its bytes back all the
     same, and they count no more afterwards."""
-    home = HomeSpec("file", folder=str(folder), nbytes=1 << 20)
-    device.name_folders((home,))
-    before, waited = homes.taken(home), homes.waiting_bytes()
-    room = homes.Room()
-    room.hold(mx.Context("file", 0), home, 4096)
-    kept = homes.keep(np.zeros(2048, np.uint8), mx.cpu(0), (home,), "test")
-    assert (homes.taken(home), homes.waiting_bytes()) == (before + 6144, waited + 2048)
+    target = OffloadTarget("file", folder=str(folder), nbytes=1 << 20)
+    device.name_folders((target,))
+    before, waited = offload.reserved_bytes(target), offload.waiting_bytes()
+    room = offload.Reservation()
+    room.hold(mx.Context("file", 0), target, 4096)
+    kept = offload.offload(np.zeros(2048, np.uint8), mx.cpu(0), (target,), "test")
+    assert (offload.reserved_bytes(target), offload.waiting_bytes()) == (before + 6144, waited + 2048)
     threads = [threading.Thread(target=end, daemon=True) for end in (room.free, kept.free)]
-    with homes._lock:
+    with offload._lock:
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
         alive = [thread for thread in threads if thread.is_alive()]
     assert not alive, "they wait for the one that counts"
-    assert (homes.taken(home), homes.waiting_bytes()) == (before, waited)
+    assert (offload.reserved_bytes(target), offload.waiting_bytes()) == (before, waited)
 
 
 def test_peers_are_found_before_they_are_used():
-    """A card that nothing has touched is a home: all GPUs of the machine, simulated devices that have been set up."""
+    """Unused GPUs of the machine are offload targets, and simulated devices that have been set up."""
     with kind_of_place("standin") as context:
-        assert homes.peers(context(0)) == [context(1), context(2), context(3)]
+        assert offload.peers(context(0)) == [context(1), context(2), context(3)]
         raw = device.get(context(0)).allocate(1 << 12)
         raw.fill(3)
-        kept = homes.keep(raw, context(0), parse("peer"), "an array")
+        kept = offload.offload(raw, context(0), parse("peer"), "an array")
         assert kept.context in (context(1), context(2), context(3))
         back = device.get(context(0)).allocate(1 << 12)
         kept.read(back, context(0))
@@ -303,7 +303,7 @@ def test_peers_are_found_before_they_are_used():
         gc.collect()
     mine, second = mx.sim(next(DEVICES)), mx.sim(next(DEVICES))
     device.get(second)
-    assert second in homes.peers(mine)
+    assert second in offload.peers(mine)
 
 
 @pytest.mark.parametrize(

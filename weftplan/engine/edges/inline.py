@@ -5,8 +5,8 @@ write and no other code has seen the outputs, the order is not observable. The c
 and validates inside the region: if the inputs are unchanged, the engine counts one completed operation. Otherwise the
 attempt has no effect, and the caller pushes the work.
 
-* :func:`at_once` is the optimistic path, for outputs that no other code has seen.
-* :func:`write_at_once` writes shared vars, inside the region, where no thread can start to use them.
+* :func:`run_inline` is the optimistic path, for outputs that no other code has seen.
+* :func:`write_inline` writes shared vars, inside the region, where no thread can start to use them.
 * :func:`begin` starts an asynchronous operation, which another thread completes later. It is pending meanwhile, as if
   pushed.
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def at_once(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *args: object) -> T | None:
+def run_inline(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *args: object) -> T | None:
     """Call ``work(*args)`` now if its inputs are idle. It may write only memory that no other code has seen.
 
     The caller may have to repeat the work by pushing it. The work may read inconsistent data if another thread writes
@@ -84,7 +84,7 @@ def at_once(engine: Threads, reads: Sequence[Var], work: Callable[..., T], *args
     return done
 
 
-def write_at_once(engine: Threads, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
+def write_inline(engine: Threads, work: Callable[[], object], reads: Sequence[Var], writes: Sequence[Var]) -> bool:
     """Call ``work()`` now if all its vars are idle; False: push it. See :meth:`Region.write_alone`.
 
     ``work`` may run twice with the same result: after an error the caller pushes it, after Ctrl-C this function.
