@@ -118,7 +118,7 @@ def run_job(
     timeout: float = 240,
     store: str = "dist_sync",
     epochs: int = EPOCHS,
-    hidden: int = 32,
+    hidden: int = 100,
     optimizer: str = "adam",
     fit: dict[str, object] | None = None,
     **variables: str,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -230,3 +232,47 @@ def test_a_rank_whose_children_live_on_is_lost(tmp_path: Path, unbroken: str):
     done = run_job(tmp_path / "job", RANKS, {"1 1 1": "fork"}, restarts=1, WEFTPLAN_KVSTORE_TIMEOUT="600")
     assert joined(done, 1) == unbroken
     assert not (tmp_path / "job" / "waited").exists()
+
+
+def rank_processes(launcher: int) -> dict[int, int]:
+    """Return the running processes that a launcher has started, by rank."""
+    processes = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            variables = dict(
+                part.split(b"=", 1) for part in (folder / "environ").read_bytes().split(b"\0") if b"=" in part
+            )
+            if variables.get(b"_WEFTPLAN_ELASTIC_STARTER") == str(launcher).encode():
+                processes[int(variables[b"OMPI_COMM_WORLD_RANK"])] = int(folder.name)
+    return processes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_the_example_of_the_document(tmp_path: Path):
+    """The script of docs/distributed.md comes to the same weights when one of its ranks is killed from outside."""
+    need_mpi()
+    section = (ROOT / "docs" / "distributed.md").read_text().partition("## Elastic jobs")[2]
+    (example,) = re.findall(r"^```python skip\n(.*?)^```$", section.partition("\n## ")[0], re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(example)
+    ends = []
+    for killed in (False, True):
+        with subprocess.Popen(
+            [sys.executable, "-m", "weftplan", "launch", "-n", "2", "--restarts", "1", "--elastic", "train.py"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as job:
+            assert job.stdout is not None
+            if killed:
+                while (line := job.stdout.readline()) != "epoch 1\n":
+                    assert line, job.communicate()
+                os.kill(rank_processes(job.pid)[1], signal.SIGKILL)
+            output, errors = job.communicate(timeout=100)
+        assert job.returncode == 0, errors
+        assert ("rank 1 starts again and joins the others" in errors) is killed, errors
+        ends += [line for line in output.split("\n") if line.startswith("sum of the weights")]
+    assert len(ends) == 4
+    assert len(set(ends)) == 1

@@ -50,14 +50,14 @@ class Supervisor:
         Raises:
             KVStoreError: this system has no sockets for the processes.
         """
-        try:
-            while True:
-                with tempfile.TemporaryDirectory(prefix="weftplan-") as folder:
+        while True:
+            with tempfile.TemporaryDirectory(prefix="weftplan-") as folder:
+                try:
                     status = self._run_once(ElasticJob.create(Path(folder), self._workers), Path(folder))
-                    if status is not None:
-                        return status
-        finally:
-            self._stop(signal.SIGTERM)
+                finally:
+                    self._stop(self._signal or signal.SIGTERM)
+                if status is not None:
+                    return status
 
     def stop(self, number: int) -> None:
         """End the job as a signal asks; callable from a signal handler."""
@@ -71,7 +71,6 @@ class Supervisor:
         while self._processes:
             time.sleep(_LOOK_S)
             if self._signal:
-                self._stop(self._signal)
                 return 128 + self._signal
             for rank, end in self._ended():
                 if not end.status:
@@ -84,7 +83,6 @@ class Supervisor:
                 count = f"restart {self._restarts - self._left} of {self._restarts}"
                 if is_consequence(end) or one_is_done or not job.joinable:
                     self._tell(f"no process can join the others now, so all start again; {count}")
-                    self._stop(signal.SIGTERM)
                     return None
                 self._tell(f"rank {rank} starts again and joins the others; {count}")
                 job.begin_generation()

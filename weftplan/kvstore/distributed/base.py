@@ -173,7 +173,7 @@ class KVStoreDist(KVStoreLocal):
     @property
     def rank(self) -> int:
         """This process's place among those that share the store, from 0."""
-        return self._group.position
+        return self._group.rank if self._group.is_alone else self._group.position
 
     @property
     def shares_memory(self) -> bool:
@@ -183,7 +183,7 @@ class KVStoreDist(KVStoreLocal):
     @property
     def num_workers(self) -> int:
         """How many processes share the store now."""
-        return self._group.size
+        return self._group.job_size if self._group.is_alone else len(self._group.members)
 
     def barrier(self) -> None:
         """Wait until every process is here and all that was pushed before has been exchanged.

@@ -89,13 +89,13 @@ class Members:
 
     @property
     def position(self) -> int:
-        """This process's place among the members; of a replacement that is still alone, the place that it will have."""
-        return self.rank if self.is_alone else self.members.index(self.rank)
+        """This process's place among the members."""
+        return self.members.index(self.rank)
 
     @property
-    def size(self) -> int:
-        """The number of members; a replacement that is still alone counts those that it will join."""
-        return self._comm.size if self.is_alone else len(self.members)
+    def job_size(self) -> int:
+        """The number of processes of the job, with those that have left or died."""
+        return self._comm.size
 
     @property
     def is_alone(self) -> bool:

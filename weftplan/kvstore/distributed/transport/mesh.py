@@ -1,4 +1,4 @@
-"""Messages over one stream socket between each two processes: the part of MPI that the members of a store use.
+"""Messages over stream sockets between all processes: the part of MPI that the members of a store use.
 
 A socket tells of a lost process by itself, since the kernel closes it, and a mesh can be formed again with a
 replacement, which an MPI job cannot. Names are those of mpi4py, so that the members need not know the transport.
@@ -57,7 +57,7 @@ class Request:
 
     Args:
         mesh: moves the data.
-        room: where a received message goes; None for a send.
+        room: memory for a received message; None for a send.
     """
 
     def __init__(self, mesh: Mesh, room: memoryview | None = None) -> None:
@@ -120,7 +120,7 @@ class _Peer:
         self._have = 0
         self._tag = 0
         self._body: memoryview | None = None
-        """Where the message goes whose header has come."""
+        """Memory for the rest of a message; None before its header has come."""
         self._taker: Request | bytearray = bytearray()
 
     def send(self) -> None:
@@ -142,7 +142,7 @@ class _Peer:
                 request.finish()
 
     def receive(self) -> None:
-        """Take what the kernel has."""
+        """Take bytes from the kernel."""
         taken = 0
         while taken < _MOST and not self.is_closed:
             target = self._head if self._body is None else self._body
@@ -198,7 +198,7 @@ class _Peer:
             request.finish(len(data))
 
     def close(self) -> None:
-        """Note that the process is lost: what it has not sent never comes."""
+        """Note that the process is lost, and fail all requests that wait for it."""
         self.is_closed = True
         self.connection.close()
         waiting = [request for _, request in self.unsent if request is not None]
@@ -268,7 +268,7 @@ class Mesh:
                     return
 
     def move(self) -> None:
-        """Move what can be moved."""
+        """Send and receive as much as the kernel takes and has."""
         for peer in self._peers.values():
             if peer.unsent:
                 peer.send()
