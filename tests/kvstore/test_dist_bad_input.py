@@ -34,7 +34,7 @@ says(lambda: value("a"), f"rank {rank} wants to sum {own}", f"to sum {other}", "
     + GO_ON
 )
 def test_other_keys_on_one_rank():
-    """The error of every rank has its own list and that of a rank with another one."""
+    """The error of every rank has its own list, and the other list with its rank."""
 
 
 @THREE.runs(
@@ -127,7 +127,7 @@ def test_a_key_twice_in_a_list():
 @pytest.mark.parametrize("store", ["dist_sync", "dist_device_sync"])
 @pytest.mark.parametrize("nbytes", [12, 400_000])
 def test_a_store_after_a_lost_rank(tmp_path: Path, store: str, nbytes: int):
-    """Whatever exchanges raises the same error at once; values can be pulled, and close ends the store."""
+    """Every exchange raises the same error at once, and close ends the store."""
     done = run_ranks(
         tmp_path,
         3,

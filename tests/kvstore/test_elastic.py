@@ -69,7 +69,7 @@ def test_two_ranks_at_once_and_a_replacement(tmp_path: Path, unbroken: str):
 
 @pytest.mark.parametrize("every", [None, 4])
 def test_ranks_return_to_the_last_checkpoint(tmp_path: Path, every: int | None, unbroken: str):
-    """A rank of which no checkpoint is asked joins at one, too; files of checkpoints do not stop a replacement."""
+    """Ranks return to a checkpoint within an epoch; files of checkpoints do not stop a replacement."""
     fit: dict[str, Any] = {"checkpoint": str(tmp_path / "run"), "every": every}
     done = run_job(tmp_path / "job", RANKS, {"0 2 4": "SIGKILL"}, restarts=1, fit=fit)
     assert joined(done, 1) == unbroken
@@ -80,7 +80,7 @@ def test_ranks_return_to_the_last_checkpoint(tmp_path: Path, every: int | None, 
 
 
 def test_the_bound_on_losses(tmp_path: Path):
-    """One loss more than restarts ends the job with the status of the last one; no rank is left waiting."""
+    """A loss more than there are restarts ends the job with the status of that rank; no rank is left waiting."""
     done = run_job(tmp_path / "job", RANKS, {"1 0 2": "raise", "1 0 3": "sys.exit"}, restarts=1)
     assert done.status == 3, done.errors
     assert done.weights == {}
@@ -249,7 +249,7 @@ def rank_processes(launcher: int) -> dict[int, int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_the_example_of_the_document(tmp_path: Path):
-    """The script of docs/distributed.md comes to the same weights when one of its ranks is killed from outside."""
+    """The script of docs/distributed.md comes to the same weights when a rank is killed from outside."""
     need_mpi()
     section = (ROOT / "docs" / "distributed.md").read_text().partition("## Elastic jobs")[2]
     (example,) = re.findall(r"^```python skip\n(.*?)^```$", section.partition("\n## ")[0], re.MULTILINE | re.DOTALL)

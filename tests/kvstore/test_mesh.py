@@ -97,7 +97,7 @@ def test_a_message_that_does_not_fit(pair: tuple[Mesh, Mesh]) -> None:
 
 
 def test_the_end_of_a_process(pair: tuple[Mesh, Mesh]) -> None:
-    """What it has sent arrives; what waits for it fails; its rank is told at the second look."""
+    """Its messages arrive; requests that wait for it fail; its rank is told at the second look."""
     one, other = pair
     rooms = bytearray(3), bytearray(3)
     one.Issend([b"abc"], 1, 7)

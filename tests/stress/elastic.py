@@ -2,7 +2,7 @@
 
     python -m tests.stress.elastic SEED COUNT       until COUNT ranks have ended
 
-Each job trains on three or four ranks, with several ends: at random ranks, epochs and batches, sometimes two at one
+Each job trains on three or four ranks, with several ends: at random ranks, epochs and batches, sometimes two at a
 batch, some of them a few milliseconds into the next exchange, and some of them of replacements. Stores, checkpoints
 and the transport of messages change from job to job. The weights and optimizer states at the end must have the bits of
 a job without a loss, and no job may start all processes again. The output is the number of wrong weights, other starts
@@ -36,7 +36,7 @@ def unbroken(ranks: int, on_store: int) -> str:
 
 
 def random_ends(chance: random.Random, ranks: int, count: int) -> dict[str, str]:
-    """Return ``count`` ends, a third of them at the batch of the one before."""
+    """Return ``count`` ends, a third of them at the batch of the end before."""
     ends: dict[str, str] = {}
     epoch, batch = 0, 0
     while len(ends) < count:

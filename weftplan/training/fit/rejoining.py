@@ -5,8 +5,8 @@ end of each epoch, and whenever a checkpoint is due. After the loss of a rank th
 all ranks receive the state of the lowest rank that has one, and train on from there. All repeat the steps after it, so
 a run with losses has the weights of one without, bit for bit.
 
-It relies on ``resumable_run.py``, for which a state is like a checkpoint of a file, and on a store that can be formed
-again (``kvstore/distributed/recovery.py``).
+It relies on ``resumable_run.py``, which resumes from a state as from a file, and on a store that can be formed again
+ (``kvstore/distributed/recovery.py``).
 """
 
 from __future__ import annotations

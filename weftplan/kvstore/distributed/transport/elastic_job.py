@@ -40,7 +40,7 @@ class ElasticJob:
         folder: the shared folder.
         size: the number of ranks.
         rank: this process's rank; -1 in the launcher.
-        replaces: whether this process replaces a lost one.
+        replaces: whether this process replaces a lost process.
     """
 
     folder: Path
@@ -149,5 +149,5 @@ def has_joined() -> None:
 
 
 def is_joining() -> bool:
-    """Return whether this process replaces a lost one, and has joined no other process yet."""
+    """Return whether this process replaces a lost process, and has joined no other process yet."""
     return in_elastic_job() and os.environ.get(_REPLACES) == "1"

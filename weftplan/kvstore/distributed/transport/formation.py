@@ -2,8 +2,8 @@
 
 The launcher numbers the generations (``elastic_job.py``). A process that waits for the others looks at the number now
 and then, and begins again with the next generation if a process is lost meanwhile. So all end with the same mesh, or
-with an error once the time is up. A mesh may still lose a process before its first message; then the caller forms the
-next one.
+with an error once the time is up. A mesh may lose a process before its first message; then the caller forms the next
+mesh.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _connection(mesh: Mesh, *, is_alone: bool = False) -> Connection:
 def _form(job: ElasticJob, store: int, after: int) -> Generator[None, None, tuple[int, Mesh]]:
     """Form the mesh of the newest generation later than ``after``; return the generation and the mesh.
 
-    The generation may change meanwhile, because another process is lost; then the mesh of the next one is formed.
+    The generation may change meanwhile, because another process is lost; then the next mesh is formed.
     """
     stall_s, timeout_s = float(config.get("WEFTPLAN_KVSTORE_STALL")), float(config.get("WEFTPLAN_KVSTORE_TIMEOUT"))
     begun, warned = time.monotonic(), False
@@ -169,7 +169,7 @@ class _Entrance:
 
     def close(self) -> None:
         """Close all connections that no mesh owns."""
-        for one in (self._listening, *self._unnamed, *self._peers.values()):
-            one.close()
+        for connection in (self._listening, *self._unnamed, *self._peers.values()):
+            connection.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)

@@ -113,9 +113,9 @@ class _Peer:
         self.unsent: deque[tuple[memoryview, Request | None]] = deque()
         """Bytes for the kernel; the request ends with the last of its bytes."""
         self.posted: defaultdict[int, deque[Request]] = defaultdict(deque)
-        """Receives that no message has met, by tag."""
+        """Receives without a message, by tag."""
         self.early: defaultdict[int, deque[bytearray]] = defaultdict(deque)
-        """Messages that have met no receive, by tag."""
+        """Messages without a receive, by tag."""
         self._head = memoryview(bytearray(_HEADER.size))
         self._have = 0
         self._tag = 0
