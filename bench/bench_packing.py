@@ -21,7 +21,7 @@ from packing_instances import challenges, planted, skewed_trace, training_trace
 
 from weftplan.cli.pack_csv import read_csv
 from weftplan.planner.packing import check_packing, pack
-from weftplan.planner.packing.hard import greedy
+from weftplan.planner.packing.hard import search
 from weftplan.planner.packing.problem import peak_of, sectioned
 
 DATA = Path(__file__).parent / "data"
@@ -56,8 +56,8 @@ def baseline(buffers, *, by_birth):
     if len(lower) > 50_000:
         return None
     problem = sectioned(lower, upper, size, np.arange(len(lower)))
-    order = np.lexsort((-size, problem.lo)) if by_birth else greedy.orders(problem)[0][0]
-    return peak_of(problem, greedy.fit(problem, order, best=by_birth)) / problem.lower_bound()
+    order = np.lexsort((-size, problem.lo)) if by_birth else search.orders(problem)[0][0]
+    return peak_of(problem, search.fit(problem, order, best=by_birth)) / problem.lower_bound()
 
 
 def measured(buffers, effort):

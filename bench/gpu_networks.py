@@ -4,7 +4,7 @@ import numpy as np
 
 import weftplan as mx
 from weftplan import models
-from weftplan.symbol.traversal import topological_order
+from weftplan.symbol.node import topological_order
 
 
 def chain():

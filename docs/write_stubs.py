@@ -19,7 +19,7 @@ from weftplan.ndarray.operators import EXTRA, NAMESPACES
 from weftplan.ops.core import registry
 from weftplan.ops.core.signatures import stub, written
 from weftplan.symbol.api import namespaces
-from weftplan.symbol.api.distributions import FUNCTIONS
+from weftplan.symbol.api.functions import FUNCTIONS
 from weftplan.symbol.symbol import Symbol
 
 PACKAGE = Path(weftplan.__file__).parent

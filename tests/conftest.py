@@ -84,12 +84,12 @@ def short_searches():
 
     Tests of plans, budgets and curves hold for any search effort. Tests of the search itself request `whole_searches`.
     """
-    from weftplan.planner.recompute import archive, trade_off
+    from weftplan.planner.recompute import ladder
 
-    whole = archive.MOST_PRICES, trade_off.EXHAUSTIVE
-    archive.MOST_PRICES, trade_off.EXHAUSTIVE = 100, 6
+    whole = ladder.MOST_PRICES, ladder.EXHAUSTIVE
+    ladder.MOST_PRICES, ladder.EXHAUSTIVE = 100, 6
     yield whole
-    archive.MOST_PRICES, trade_off.EXHAUSTIVE = whole
+    ladder.MOST_PRICES, ladder.EXHAUSTIVE = whole
 
 
 @pytest.fixture(autouse=True)
@@ -109,10 +109,10 @@ def no_plans_from_before():
 @pytest.fixture
 def whole_searches(short_searches, monkeypatch):
     """Search with the effort of a normal run."""
-    from weftplan.planner.recompute import archive, trade_off
+    from weftplan.planner.recompute import ladder
 
-    monkeypatch.setattr(archive, "MOST_PRICES", short_searches[0])
-    monkeypatch.setattr(trade_off, "EXHAUSTIVE", short_searches[1])
+    monkeypatch.setattr(ladder, "MOST_PRICES", short_searches[0])
+    monkeypatch.setattr(ladder, "EXHAUSTIVE", short_searches[1])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from weftplan import models
 from weftplan.cli import main
 from weftplan.planner import stopping
-from weftplan.planner.recompute.archive import Archive
+from weftplan.planner.recompute.ladder import Ladder
 
 NETWORK = ["plan", "resnet18", "--batch", "2"]
 
@@ -21,7 +21,7 @@ def ctrl_c(monkeypatch: pytest.MonkeyPatch):
     """Ctrl-C at the given price of the search; the list holds how many prices there were."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     prices: list[int] = []
-    look = Archive.look
+    look = Ladder.look
 
     def install(*presses: int) -> list[int]:
         def press(self, chosen):
@@ -31,7 +31,7 @@ def ctrl_c(monkeypatch: pytest.MonkeyPatch):
                 signal.raise_signal(signal.SIGINT)
             return actual
 
-        monkeypatch.setattr(Archive, "look", press)
+        monkeypatch.setattr(Ladder, "look", press)
         return prices
 
     yield install

@@ -15,7 +15,7 @@ from weftplan import symbol as sym
 from weftplan.errors import ConfigError, PlanError
 from weftplan.planner import MemoryPlan, PlannedGraph, PlanOptions, plan_symbol, validate
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
-from weftplan.planner.recompute import trade_off
+from weftplan.planner.recompute import ladder
 
 
 @cache
@@ -127,7 +127,7 @@ def test_search_agrees_with_all_choices(reorder: bool, monkeypatch: pytest.Monke
     """Branches planned with all 4,096 choices (other tests have `short_searches`): the same order and text."""
     chosen = PlanOptions(strategy="auto", reorder=reorder, recompute="cheap")
     searched = make("branches", chosen, "write")
-    monkeypatch.setattr(trade_off, "EXHAUSTIVE", 12)
+    monkeypatch.setattr(ladder, "EXHAUSTIVE", 12)
     tried = make_anew("branches", chosen, "write")
     assert tried.order == searched.order
     assert tried.memory.to_json() == searched.memory.to_json()

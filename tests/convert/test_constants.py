@@ -9,7 +9,7 @@ import pytest
 
 import weftplan as mx
 from weftplan.convert import fold_batch_norm, fold_constants
-from weftplan.symbol.traversal import topological_order
+from weftplan.symbol.node import topological_order
 
 RNG = np.random.default_rng(7)
 

@@ -10,7 +10,7 @@ import pytest
 import weftplan as mx
 from weftplan import models
 from weftplan.convert import fold_batch_norm
-from weftplan.symbol.traversal import topological_order
+from weftplan.symbol.node import topological_order
 
 RNG = np.random.default_rng(5)
 

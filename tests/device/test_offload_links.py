@@ -13,7 +13,7 @@ from weftplan.device.offload_links import speed
 from weftplan.device.offload_targets import Link
 from weftplan.device.simulated import CostModel, configure
 from weftplan.errors import PlanError
-from weftplan.planner.spill.links import PCIE, places
+from weftplan.planner.spill.search import PCIE, places
 
 HOST = mx.Context("cpu_pinned", 0)
 

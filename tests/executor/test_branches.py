@@ -11,8 +11,8 @@ import weftplan as mx
 from tests.contract.devices import place
 from weftplan import device
 from weftplan.device.simulated import CostModel, seconds_of
-from weftplan.executor import branches
-from weftplan.executor.branches import ancestors, chains, parents
+from weftplan.executor import segments as branches
+from weftplan.executor.segments import ancestors, chains, parents
 
 
 def step(number, reads, writes, context="gpu", copies=None):

@@ -9,8 +9,7 @@ import pytest
 import weftplan as mx
 from tests.executor.dynamic_runs import CONTEXTS, deep, run, settled
 from weftplan import device, storage
-from weftplan.executor.collecting import Collector
-from weftplan.executor.dynamic import DynamicExecutor
+from weftplan.executor.dynamic import Collector, DynamicExecutor
 from weftplan.storage import AutoGrowth, RawResource, StatisticsResource
 
 

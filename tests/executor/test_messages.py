@@ -52,11 +52,11 @@ def test_warnings_point_at_the_callers_line(call):
 
 def test_a_warning_without_a_caller_outside():
     """Where every frame is the package's own, the outermost gets the warning."""
-    from weftplan.symbol import provenance
+    from weftplan.symbol import node
 
-    code = compile("warn('hello')", provenance._PACKAGE + "made_up.py", "exec")
+    code = compile("warn('hello')", node._PACKAGE + "made_up.py", "exec")
     with pytest.warns(UserWarning, match="hello") as caught:
-        exec(code, {"warn": provenance.warn})
+        exec(code, {"warn": node.warn})
     assert caught[0].filename == __file__
 
 

@@ -9,7 +9,7 @@ import pytest
 import weftplan as mx
 from weftplan import engine, planner, storage
 from weftplan.errors import EngineError, MXNetError
-from weftplan.planner.graph import Graph
+from weftplan.planner.program import Graph
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_a_device_too_small_for_the_network_trains_it():
 
 def test_repetition_and_spills_together(monkeypatch):
     """On a link so slow that both are chosen: twins read what came back, backward reads both, the bits are the same."""
-    monkeypatch.setattr("weftplan.planner.spill.links.PCIE", Link(bandwidth=5e8, latency=1e-5))
+    monkeypatch.setattr("weftplan.planner.spill.search.PCIE", Link(bandwidth=5e8, latency=1e-5))
     net = network(dropout=0.3, layers=3)
     ctx = mx.sim(next(DEVICES))
     want = trained(bound(net, ctx))

@@ -16,7 +16,7 @@ from weftplan.errors import ConfigWarning, DeviceError, OutOfMemoryError, PlanEr
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.pool import SlabPool
 from weftplan.planner import PlanOptions
-from weftplan.planner.spill.links import FILE as DISK
+from weftplan.planner.spill.search import FILE as DISK
 from weftplan.storage import RawResource, offload
 
 DEVICES = itertools.count(9300)
@@ -28,7 +28,7 @@ SHAPES = {"data": (8, 3, 16, 16)}
 def fast_links(monkeypatch):
     """Copies cost little, so that plans need no repetition besides, which takes long to plan."""
     for name in ("FILE", "PEER"):
-        monkeypatch.setattr(f"weftplan.planner.spill.links.{name}", Link(bandwidth=1e12, latency=1e-7))
+        monkeypatch.setattr(f"weftplan.planner.spill.search.{name}", Link(bandwidth=1e12, latency=1e-7))
 
 
 def network(layers=6):
@@ -183,7 +183,7 @@ def test_a_plan_that_was_made_for_more_than_is_left_is_refused(folder):
 
 def test_a_slow_home_is_mixed_with_repetition(monkeypatch, folder):
     """Over the link of a disk some results wait in the file and others are computed again; the bits are the same."""
-    monkeypatch.setattr("weftplan.planner.spill.links.FILE", DISK)
+    monkeypatch.setattr("weftplan.planner.spill.search.FILE", DISK)
     net, ctx = network(layers=3), mx.cpu(next(DEVICES))
     _, want = trained(net, ctx)
     executor, got = trained(net, ctx, budget=plain_peak(net, ctx) // 2, spill=f"file:{folder}")

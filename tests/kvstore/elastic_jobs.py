@@ -141,7 +141,7 @@ def run_job(
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
-            "WEFTPLAN_KVSTORE_TIMEOUT": "60",
+            "WEFTPLAN_KVSTORE_TIMEOUT": "200",
             **variables,
         },
         stdin=subprocess.DEVNULL,

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from weftplan.device.context import Context
 from weftplan.ops.core.schema import InplacePair
 from weftplan.planner.drafts import PlannedSteps, plan_program
-from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.program import Program
+from weftplan.planner.program import VARIABLE, Graph, Program, Work
 
 
 @dataclass(frozen=True)

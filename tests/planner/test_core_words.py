@@ -13,12 +13,11 @@ from weftplan.errors import PlanError
 from weftplan.planner import PlanOptions, validate
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
-from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.planner.liveness import dependencies, lifetimes
-from weftplan.planner.program import Program
+from weftplan.planner.order import lazy_backward
+from weftplan.planner.program import VARIABLE, Graph, Program, Work
 from weftplan.planner.recompute import Tape, repeat
-from weftplan.planner.recompute.orders import lazy_backward
-from weftplan.planner.recompute.rewrite import repeatable
+from weftplan.planner.rewiring import repeatable
 from weftplan.planner.strategies import assignment, plan_graph
 from weftplan.support.tensor_types import InplacePair
 

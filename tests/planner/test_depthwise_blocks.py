@@ -207,7 +207,7 @@ def test_a_monitor_names_what_it_cannot_show() -> None:
 def test_a_kept_plan_has_the_blocks() -> None:
     """A plan that is written to bytes and read again has the same nodes."""
     from weftplan.planner.symbolic.stored_plans import dumped, loaded
-    from weftplan.symbol.traversal import depth_first_order
+    from weftplan.symbol.node import depth_first_order
 
     net = network()
     planned = plan_symbol(net, {"data": SHAPE}, grad_req="write")

@@ -17,8 +17,8 @@ from weftplan.cli.inspect import command as inspect_command
 from weftplan.cli.plan.command import command as plan_command
 from weftplan.convert import fold_batch_norm, fold_constants
 from weftplan.planner import MemoryPlan, plan_symbol, validate
-from weftplan.planner.labels import Pass
-from weftplan.symbol.traversal import topological_order
+from weftplan.planner.memory_plan import Pass
+from weftplan.symbol.node import topological_order
 
 SHAPES: Any = {"data": (2, 3, 20, 20)}
 

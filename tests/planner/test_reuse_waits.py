@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftplan import models
-from weftplan.planner import MemoryPlan, PlannedGraph, PlanOptions, pack, plan_symbol, validate
-from weftplan.planner import buffers as buffers_module
+from weftplan.planner import MemoryPlan, PlannedGraph, PlanOptions, liveness, pack, plan_symbol, validate
 from weftplan.planner.packing import Precedence, check_packing, reuse_edges
 
 ARENA = PlanOptions(strategy="arena", kernels="numpy")
@@ -68,7 +67,7 @@ def test_the_count_is_that_of_the_graph(name: str, grad_req: str) -> None:
 def without_preference(monkeypatch: pytest.MonkeyPatch, name: str, grad_req: str) -> PlannedGraph:
     """Return the plan of a packing that knows of no order."""
     with monkeypatch.context() as patch:
-        patch.setattr(buffers_module.Buffers, "order", lambda self: None)
+        patch.setattr(liveness.Buffers, "order", lambda self: None)
         return planned(name, grad_req)
 
 
@@ -148,7 +147,7 @@ def test_the_count_survives_a_file_and_is_told() -> None:
 
 def test_long_orders_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit on steps the sets would need too much memory: the plan is made without them and says so."""
-    monkeypatch.setattr(buffers_module, "MOST_STEPS", 10)
+    monkeypatch.setattr(liveness, "MOST_STEPS", 10)
     graph = planned("lenet", "write")
     validate(graph)
     assert graph.memory.num_added_waits is None
@@ -229,7 +228,7 @@ def test_more_colours_make_whole_blocks_wait_less(grad_req: str) -> None:
 
 def test_colours_of_long_orders_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where sets of steps would take too much memory, buffers of different colours share no bytes."""
-    monkeypatch.setattr(buffers_module, "MOST_STEPS", 10)
+    monkeypatch.setattr(liveness, "MOST_STEPS", 10)
     options = PlanOptions(strategy="arena", num_temp=2)
     graph = plan_symbol(models.get("inception_v3"), models.input_shapes("inception_v3", 8), options=options)
     validate(graph)

@@ -16,7 +16,7 @@ import weftplan as mx
 from weftplan import models
 from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
-from weftplan.planner.labels import USES
+from weftplan.planner.memory_plan import USES
 from weftplan.report import plan_figures
 from weftplan.report import plan_html as module
 

@@ -66,10 +66,11 @@ def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter
                     ranks,
                     ends,
                     restarts=len(ends) + 1,
-                    timeout=400,
+                    timeout=1500,
                     store=chance.choice(("dist_sync", "dist_device_sync")),
                     fit=fit,
                     MXNET_UPDATE_ON_KVSTORE=str(on_store),
+                    WEFTPLAN_KVSTORE_TIMEOUT="600",
                     WEFTPLAN_KVSTORE_SHARED_MEMORY=str(chance.randrange(2)),
                 )
             except pytest.fail.Exception as error:

@@ -7,7 +7,7 @@ import pytest
 from tests.kvstore.ranks import need_mpi
 from tests.stress.elastic import losses
 
-pytestmark = [pytest.mark.stress, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.stress, pytest.mark.timeout(3000)]
 
 
 def test_ranks_that_end_at_random_batches() -> None:

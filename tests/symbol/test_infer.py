@@ -10,9 +10,9 @@ from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ops.core import registry
 from weftplan.planner import plan_symbol
 from weftplan.symbol import Entry, Node
-from weftplan.symbol.inference import rules as infer_rules
 from weftplan.symbol.inference import solver as infer
-from weftplan.symbol.inference.rules import DTYPES, SHAPES
+from weftplan.symbol.inference import solver as infer_rules
+from weftplan.symbol.inference.solver import DTYPES, SHAPES
 
 
 def mlp() -> sym.Symbol:
@@ -174,10 +174,10 @@ def test_added_nodes_get_the_sizes_that_a_solver_finds() -> None:
     names = [node.op.name for node in graph.nodes if node.op is not None]
     assert {"add_n", "_backward_FullyConnected"} <= set(names)
     head = graph.nodes[planned.head_grads[0]]
-    how = {"rows": graph.row, "inputs": graph.inputs, "controls": graph.controls}
+    edges = graph.row, graph.inputs, graph.controls
     float64 = np.dtype(np.float64)
-    assert infer.infer_shapes(graph.nodes, {**inputs, head: (1,)}, **how) == planned.shapes
-    assert infer.infer_dtypes(graph.nodes, {"data": float64, head: float64}, **how) == planned.dtypes
+    assert infer.infer_shapes(graph.nodes, {**inputs, head: (1,)}, edges=edges) == planned.shapes
+    assert infer.infer_dtypes(graph.nodes, {"data": float64, head: float64}, edges=edges) == planned.dtypes
 
 
 def test_outputs_of_known_inputs() -> None:

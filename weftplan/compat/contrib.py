@@ -8,7 +8,7 @@ from typing import Any
 from weftplan.compat import text
 from weftplan.ndarray.operators import NAMESPACES
 from weftplan.support.lazy_import import late_import
-from weftplan.symbol.api.namespaces import contrib
+from weftplan.symbol.api.functions import contrib
 
 __all__ = ["nd", "ndarray", "sym", "symbol", "text"]
 

@@ -10,7 +10,7 @@ from weftplan import ndarray as nd
 from weftplan.device.context import Context
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
-from weftplan.symbol.provenance import warn
+from weftplan.symbol.node import warn
 
 __all__ = ["clip_global_norm", "split_and_load", "split_data"]
 

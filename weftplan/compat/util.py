@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from weftplan.device import gpu_memory_info, num_gpus
 from weftplan.errors import NotImplementedForSymbol
-from weftplan.symbol.inference.unknown_shapes import is_np_shape, np_shape, set_np_shape, use_np_shape
+from weftplan.symbol.inference.methods import is_np_shape, np_shape, set_np_shape, use_np_shape
 
 __all__ = [
     "get_gpu_count",

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from weftplan.convert.rewired import followed, rewired
 from weftplan.device.context import cpu
 from weftplan.ndarray import NDArray
-from weftplan.symbol.node import FOLDED, Entry, Node
+from weftplan.symbol.node import FOLDED, Entry, Node, split_variables, topological_order
 from weftplan.symbol.symbol import Symbol
-from weftplan.symbol.traversal import followed, rewired, split_variables, topological_order
 from weftplan.training.fit.parameter_files import Params
 
 MOST_BYTES = 1 << 24

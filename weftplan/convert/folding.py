@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.convert.rewired import followed, rewired
 from weftplan.ndarray import NDArray, array
 from weftplan.ops.nn.batch_norm import BATCH_NORMS
 from weftplan.symbol.compose import parse_interned
-from weftplan.symbol.node import FOLDED, Entry, Node
+from weftplan.symbol.node import FOLDED, Entry, Node, topological_order
 from weftplan.symbol.symbol import Symbol
-from weftplan.symbol.traversal import followed, rewired, topological_order
 from weftplan.training.fit.parameter_files import Params
 
 LINEAR = ("Convolution", "FullyConnected")

@@ -7,11 +7,11 @@ unchanged nodes with the input.
 from __future__ import annotations
 
 from weftplan import symbol as sym
+from weftplan.convert.rewired import followed, rewired
 from weftplan.errors import MXNetError
 from weftplan.symbol.compose import parse_interned
-from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.node import Entry, Node, topological_order
 from weftplan.symbol.symbol import Symbol
-from weftplan.symbol.traversal import followed, rewired, topological_order
 
 _WIDTHS = {"FullyConnected": "num_hidden", "Convolution": "num_filter"}
 """Layers that can be the last one, and the parameter with the number of their outputs."""

@@ -14,10 +14,9 @@ from typing import Any
 from weftplan.convert.onnx_in import OnnxFile
 from weftplan.device.context import Context
 from weftplan.errors import FormatError, ShapeError
-from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.program import Program
+from weftplan.planner.program import VARIABLE, Graph, Program, Work
 from weftplan.planner.strategies import plan_graph
 from weftplan.support.post_order import post_order
 from weftplan.support.tensor_types import DType, Shape

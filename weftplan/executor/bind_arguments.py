@@ -14,9 +14,8 @@ from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import dtype_of
 from weftplan.symbol import Symbol
 from weftplan.symbol.attribute import read_grad_req
-from weftplan.symbol.inference import unknown_shapes as unknown
-from weftplan.symbol.provenance import warn
-from weftplan.symbol.traversal import Order, depth_first_order, split_variables
+from weftplan.symbol.inference.methods import read_shape
+from weftplan.symbol.node import Order, depth_first_order, split_variables, warn
 
 _OPTIONS = (
     "grad_req", "type_dict", "group2ctx", "shared_arg_names", "shared_exec", "shared_buffer", "budget", "dtype",
@@ -149,7 +148,7 @@ def _warn_unknown(what: str, values: Mapping[str, Any], names: Sequence[str]) ->
 def as_shape(name: str, shape: Any) -> tuple[int, ...]:
     """Return the shape of an argument as a tuple of ints, 0 for unknown dimensions (0 or -1); raise ShapeError."""
     try:
-        dims: tuple[int, ...] = unknown.read([operator.index(d) for d in shape], f"the shape of {name!r}")
+        dims: tuple[int, ...] = read_shape([operator.index(d) for d in shape], f"the shape of {name!r}")
         return dims
     except TypeError:
         raise ShapeError(f"the shape of {name!r} must be a tuple of integers such as (32, 10), got {shape!r}") from None
@@ -187,7 +186,14 @@ def names_of(symbol: Symbol) -> tuple[list[str], list[str], Order]:
     order = depth_first_order(entry[0] for entry in symbol.entries)
     arguments, states = split_variables(order[0])
     names, aux_names = [node.name for node in arguments], [node.name for node in states]
-    if len(set(names)) != len(names):
+    by_name(names, names)
+    return names, aux_names, order
+
+
+def by_name(names: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:
+    """A dictionary of arrays; raises BindError when two have the same name."""
+    table = dict(zip(names, arrays, strict=True))
+    if len(table) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise BindError(f"Duplicate names detected, {twice}: give the variables different names")
-    return names, aux_names, order
+    return table

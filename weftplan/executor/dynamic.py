@@ -4,28 +4,35 @@ The graph is planned without sharing, except in place. Each storage is a chunk o
 operation that first writes it. A chunk whose last segment is ordered after all other users goes back inside that
 segment, after the last step that uses it. Every other chunk goes back by an operation of its own, which writes the
 chunk's var and therefore runs when the last reader is over, on streams too. The :class:`Collector` decides when that
-happens, and to what chunks.
+happens, and to what chunks, by the rules of Paddle's garbage collector:
+
+* ``FLAGS_eager_delete_tensor_gb`` below 0: nothing is collected within a run; 0: immediately; above: when that number
+  of gigabytes is dead.
+* ``FLAGS_memory_fraction_of_eager_deletion``: only the largest, until their bytes are that share of all; the chunk
+  that crosses the line is collected whole.
+* ``FLAGS_fast_eager_deletion_mode``: on devices with streams memory goes back when the kernels that use it have been
+  enqueued, for operations that are enqueued later; else when they are over.
+* ``FLAGS_eager_delete_scope``: all other chunks go back at the end of the run; else they stay for the next run.
 
 Outputs, arguments, gradients and auxiliary states are held for as long as the executor lives.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from weftplan import device, engine
+from weftplan import config, device, engine
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.errors import MXNetError
-from weftplan.executor.collecting import Collector
 from weftplan.executor.executor import Executor
-from weftplan.executor.memory import PlannedMemory
+from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
 from weftplan.executor.pool import Placement, SlabPool
-from weftplan.executor.run import Bind, Call, RunState
 from weftplan.executor.schedule import Step
-from weftplan.executor.segments import Segment
+from weftplan.executor.segments import Segment, ancestors, parents
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.pushing import push
@@ -33,6 +40,110 @@ from weftplan.ndarray.spill import spilling
 from weftplan.ndarray.spill.dynamic import DynamicChunk
 from weftplan.planner import PlannedGraph
 from weftplan.support.slots import MAKE_ROOM
+
+Local = dict[bool, dict[int, list[Any]]]
+
+
+class Collector:
+    """Decides for one executor; the settings are those of the moment when it is made."""
+
+    def __init__(self) -> None:
+        self.threshold = float(config.get("FLAGS_eager_delete_tensor_gb")) * 2**30
+        self.fraction = float(config.get("FLAGS_memory_fraction_of_eager_deletion"))
+        self.fast = bool(config.get("FLAGS_fast_eager_deletion_mode"))
+        self.scope = bool(config.get("FLAGS_eager_delete_scope"))
+        self._ends: dict[bool, dict[int, list[Any]]] = {}
+        self._kept: dict[bool, list[Any]] = {}
+        self._queue: list[Any] = []
+        self._queued = 0
+
+    def settle(
+        self,
+        forward: Sequence[Segment],
+        backward: Sequence[Segment],
+        chunks_of: Callable[[Step], list[Any]],
+        *,
+        inside: bool,
+    ) -> Local:
+        """Find out where each chunk dies.
+
+        Args:
+            forward, backward: segments in the order of their pushes.
+            chunks_of: the chunks that a step uses.
+            inside: chunks may go back inside a segment, if that segment is ordered after all other users.
+
+        Returns:
+            By is_train and node, the chunks that go back when the step of that node is over.
+        """
+        local: Local = {}
+        for is_train in (True, False):
+            segments = (*forward, *backward) if is_train else forward
+            users: dict[int, int] = defaultdict(int)
+            last: dict[int, tuple[int, Step]] = {}
+            known: dict[int, Any] = {}
+            for number, segment in enumerate(segments):
+                for step in segment.steps:
+                    for chunk in chunks_of(step):
+                        known[id(chunk)] = chunk
+                        users[id(chunk)] |= 1 << number
+                        last[id(chunk)] = number, step
+            behind = _behind(segments)
+            chosen = {id(chunk) for chunk in self._chosen(list(known.values()))}
+            here: dict[int, list[Any]] = defaultdict(list)
+            ends: dict[int, list[Any]] = defaultdict(list)
+            for key, (number, step) in last.items():
+                if key not in chosen:
+                    continue
+                alone = not users[key] & ~(behind[number] | 1 << number)
+                # A step on a stream cannot give memory of a host back: hosts do not wait for its event.
+                here_too = inside and (step.context == known[key].context or not step.context.has_streams)
+                if here_too and self.threshold == 0 and alone and step.bind is not None:
+                    here[step.nid].append(known[key])
+                else:
+                    ends[number].append(known[key])
+            local[is_train], self._ends[is_train] = dict(here), dict(ends)
+            self._kept[is_train] = [chunk for key, chunk in known.items() if key not in chosen]
+        return local
+
+    def _chosen(self, chunks: list[Any]) -> list[Any]:
+        """The chunks that are collected at all, largest first."""
+        if self.threshold < 0:
+            return []
+        most = self.fraction * sum(chunk.nbytes for chunk in chunks)
+        largest, nbytes = [], 0
+        for chunk in sorted(chunks, key=lambda chunk: -chunk.nbytes):
+            if nbytes >= most:
+                break
+            largest.append(chunk)
+            nbytes += chunk.nbytes
+        return largest
+
+    def passed(self, is_train: bool, number: int) -> list[Any]:
+        """Return the chunks that go back after segment ``number``, which has just been pushed."""
+        dead = self._ends[is_train].get(number, ())
+        self._queue += dead
+        self._queued += sum(chunk.nbytes for chunk in dead)
+        return self._emptied() if self._queued >= self.threshold else []
+
+    def ended(self, is_train: bool) -> list[Any]:
+        """Return the chunks that go back at the end of a run."""
+        return [*self._emptied(), *(self._kept[is_train] if self.scope else ())]
+
+    def _emptied(self) -> list[Any]:
+        dead, self._queue, self._queued = self._queue, [], 0
+        return dead
+
+
+class _Idle:
+    """A segment that is not pushed: it waits for no segment, and no segment waits for it."""
+
+    reads = writes = ()
+
+
+def _behind(segments: Sequence[Segment]) -> list[int]:
+    """Return for each segment a mask of the segments that the engine always runs before it, by common vars."""
+    return ancestors(parents([segment if segment.pushed else _Idle() for segment in segments]))
+
 
 _MOST_REMEMBERED = 4 << 20
 """Bytes of results, in all, whose calls an executor keeps."""
@@ -140,8 +251,12 @@ class DynamicExecutor(Executor):
         steps = (*self._forward_steps, *self._backward_steps)
         self._memory.used = {step.nid: _looked_at(self._memory, step) for step in steps}
         self._memory.random = frozenset(step.nid for step in steps if step.node.op is not None and step.node.op.random)
+
+        def chunks_of(step: Step) -> list[DynamicChunk]:
+            return [chunk for chunk in _looked_at(self._memory, step) if isinstance(chunk, DynamicChunk)]
+
         self._memory.local = self._collector.settle(
-            self._forward_segments, self._backward_segments, _chunks_of(self._memory), inside=inside
+            self._forward_segments, self._backward_segments, chunks_of, inside=inside
         )
 
     def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:
@@ -164,15 +279,6 @@ class DynamicExecutor(Executor):
         )
 
 
-def _chunks_of(memory: DynamicMemory) -> Callable[[Step], list[DynamicChunk]]:
-    """Return a function that finds the dynamic chunks that a step uses."""
-
-    def found(step: Step) -> list[DynamicChunk]:
-        return [chunk for chunk in _looked_at(memory, step) if isinstance(chunk, DynamicChunk)]
-
-    return found
-
-
 def _looked_at(memory: DynamicMemory, step: Step) -> list[Chunk]:
     """Return the chunks that a step uses; inputs whose shape alone it reads have none."""
     workspace = memory.workspace(step.nid)
@@ -183,27 +289,20 @@ def _looked_at(memory: DynamicMemory, step: Step) -> list[Chunk]:
 def give_back(chunks: Iterable[DynamicChunk], *, fast: bool) -> None:
     """Push operations that give memory back after everything pushed before that uses it, failed or not; ``fast``: after
     its enqueuing."""
-    later: list[DynamicChunk] = []
-    enqueued: dict[Context, list[DynamicChunk]] = {}
+    groups: dict[Context | None, list[DynamicChunk]] = {}
     for chunk in chunks:
-        if fast and chunk.context.has_streams:
-            enqueued.setdefault(chunk.context, []).append(chunk)
+        groups.setdefault(chunk.context if fast and chunk.context.has_streams else None, []).append(chunk)
+    for ctx, dead in groups.items():
+        vars_, work = [chunk.var for chunk in dead], partial(_drop, dead, in_order=ctx is not None)
+        if ctx is None:
+            push(work, (), vars_, cpu(0), prop=FnProperty.DELETE_VAR, name="collect")
+        else:  # not launched: it hands memory on while the device works, and the device does nothing for that
+            engine.get().push(work, (), vars_, ctx, prop=FnProperty.NO_SKIP, name="collect")
+
+
+def _drop(chunks: Sequence[DynamicChunk], *, in_order: bool) -> None:
+    for chunk in chunks:
+        if in_order:
+            chunk.drop_in_order()
         else:
-            later.append(chunk)
-    for ctx, dead in enqueued.items():
-        # Not launched: it hands memory on while the device works, and the device does nothing for that.
-        vars_ = [chunk.var for chunk in dead]
-        engine.get().push(partial(_drop_in_order, dead), (), vars_, ctx, prop=FnProperty.NO_SKIP, name="collect")
-    if later:
-        vars_ = [chunk.var for chunk in later]
-        push(partial(_drop, later), (), vars_, cpu(0), prop=FnProperty.DELETE_VAR, name="collect")
-
-
-def _drop_in_order(chunks: Sequence[DynamicChunk]) -> None:
-    for chunk in chunks:
-        chunk.drop_in_order()
-
-
-def _drop(chunks: Sequence[DynamicChunk]) -> None:
-    for chunk in chunks:
-        chunk.drop()
+            chunk.drop()

@@ -11,24 +11,32 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from weftplan import engine
+from weftplan import config, engine
 from weftplan.device.context import Context
 from weftplan.engine.streams import compute_streams
 from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, listed
-from weftplan.executor.backward_checks import keeps_forward, needs_training, reads_forward
-from weftplan.executor.debug import debug_str
-from weftplan.executor.memory import PlannedMemory
-from weftplan.executor.monitor import Monitored, checked, warn_of_joined
+from weftplan.executor.bind_arguments import by_name
+from weftplan.executor.memory import PlannedMemory, RunState
+from weftplan.executor.monitor import Monitored, checked, debug_str, warn_of_joined
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
-from weftplan.executor.run import RunState
-from weftplan.executor.run_values import as_array, by_name, check_switch, copy_in, head_values, parameter_values, unset
+from weftplan.executor.run_values import (
+    as_array,
+    check_switch,
+    copy_in,
+    head_values,
+    keeps_forward,
+    needs_training,
+    parameter_values,
+    reads_forward,
+    unset,
+)
 from weftplan.executor.schedule import Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, bulk_limits, make_segments, may_fence
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
-from weftplan.planner.symbolic.passes.unfuse import unfused
+from weftplan.planner.symbolic.passes import unfused
 from weftplan.symbol import Symbol
 
 Callback = Callable[[str, NDArray], None]
@@ -90,10 +98,12 @@ class Executor:
         self._bulk, *self._limits = bulk_limits(bool(planned.gradients), len(planned.order))
         self._overlaps = planned.memory.num_reuse_edges > 0
         self._forget()  # the first run prepares the calls: many an executor is bound to be looked at, or resized
-        self.outputs = self._output_arrays()
+        planned_outputs = {eid: self._memory.entry(eid) for eid in planned.outputs if eid not in external}
+        self.outputs = [planned_outputs[eid] if eid in planned_outputs else external[eid] for eid in planned.outputs]
         self._watches = False
-        check = checked(None)
-        self._monitor = None if check is None else Monitored(check, False, self.planned.graph)
+        self._monitor: Monitored | None = None
+        if config.get("FLAGS_check_nan_inf"):
+            self.set_monitor_callback(None)
         self._ran_forward = False
         self._ran_training_forward = False
         self._ran_backward = False
@@ -104,12 +114,6 @@ class Executor:
     def _make_memory(self, planned: PlannedGraph, pool: SlabPool | None) -> PlannedMemory:
         """The memory of the plan's storages."""
         return PlannedMemory(planned, pool)
-
-    def _output_arrays(self) -> list[NDArray]:
-        """The arrays of the outputs, given or in planned memory."""
-        eids = self.planned.outputs
-        planned = {eid: self._memory.entry(eid) for eid in eids if eid not in self._external}
-        return [planned[eid] if eid in planned else self._external[eid] for eid in eids]
 
     def _watch(self) -> None:
         """Watch memory that may move while prepared calls hold views of it: planned memory, of this executor and of

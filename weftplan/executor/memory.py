@@ -1,8 +1,13 @@
-"""Planned memory made real: one engine var per planned storage, typed views per entry, at addresses in a pool."""
+"""Planned memory made real: one engine var per planned storage, typed views per entry, at addresses in a pool.
+
+Calls are bound to that memory, and to the state of one run. The thread that pushes a run fixes that state and workers
+only read it, so a run is the same on every engine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,10 +16,25 @@ from weftplan import config
 from weftplan.device.context import Context
 from weftplan.device.offload_targets import OffloadTarget
 from weftplan.executor.pool import Placement, SlabPool
-from weftplan.executor.run import Bind
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph
 from weftplan.planner.buffers import alignment_of
+
+
+@dataclass(slots=True)
+class RunState:
+    """The differences between runs, fixed on the pushing thread."""
+
+    is_train: bool
+    seed: int = 0
+    counter: int = 0
+
+
+Call = Callable[[], Any]
+"""Does the work of one step in one run."""
+Bind = Callable[[RunState], Call]
+"""Makes the call of a run."""
+
 
 _WIDEST = 8
 """Bytes of the widest element."""

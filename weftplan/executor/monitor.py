@@ -1,7 +1,7 @@
-"""Node-by-node runs for a monitor: every array is shown as its producer is pushed.
+"""Views into an executor: runs node by node for a monitor, and ``debug_str``.
 
-A monitor relies on the steps that its executor has prepared, and keeps the callback alone. It is used on the thread
-that runs the executor, and so is the callback.
+A monitor shows every array as its producer is pushed. It relies on the steps that its executor has prepared, and keeps
+the callback alone. It is used on the thread that runs the executor, and so is the callback.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import numpy as np
 
 from weftplan import config
 from weftplan.errors import ConfigWarning, MXNetError, listed
-from weftplan.executor.run import RunState
+from weftplan.executor.memory import RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
 from weftplan.ops.core import registry
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.schema import Op, Params
-from weftplan.planner.graph import Graph
-from weftplan.planner.symbolic.passes.unfuse import hidden_members
+from weftplan.planner import PlannedGraph
+from weftplan.planner.program import Graph
+from weftplan.planner.symbolic.passes import hidden_members
+from weftplan.symbol.json_io import debug_lines
 from weftplan.symbol.node import Node
 
 _NAMED = frozenset({
@@ -132,3 +134,35 @@ def checked(callback: Callable[[str, NDArray], None] | None) -> Callable[[str, N
         callback(name, array)
 
     return both
+
+
+def debug_str(planned: PlannedGraph) -> str:
+    """Outputs, nodes in depth-first order, passes, then ``Total <MB> MB allocated`` and MXNet's constant second line.
+
+    Each pass that ran is listed with its changes and its switch. The megabytes are those of the plan, rounded down.
+    """
+    graph = planned.graph
+
+    def named(eid: int) -> str:
+        maker = graph.entry_node[eid]
+        return f"{graph.names[maker]}({eid - graph.row[maker]})"
+
+    def read(nid: int) -> list[str]:
+        """Return the texts of a node's inputs."""
+        versions = [
+            f" version={graph.version(nid, slot)}" if graph.is_variable[graph.entry_node[eid]] else ""
+            for slot, eid in enumerate(graph.inputs[nid])
+        ]
+        return [named(eid) + version for eid, version in zip(graph.inputs[nid], versions, strict=True)]
+
+    heads = dict.fromkeys([*planned.outputs, *planned.gradients.values()])
+    lines = ["Symbol Outputs:", *(f"\toutput[{i}]={named(eid)}" for i, eid in enumerate(heads))]
+    for nid, node in enumerate(graph.nodes):
+        lines += debug_lines(node, read(nid), [graph.names[dep] for dep in graph.controls[nid]])
+        chosen = planned.kernels.get(nid)
+        if chosen is not None and chosen.several:
+            lines.append(f"Kernel: {chosen.text}")
+    lines += [f"Pass: {one.text}" for one in planned.memory.passes]
+    lines.append(f"Total {planned.memory.peak >> 20} MB allocated")
+    lines.append("Total 11 TempSpace resource requested")
+    return "\n".join(lines) + "\n"

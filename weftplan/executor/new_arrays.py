@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from weftplan.ndarray.memory.chunk import Chunk, MovableChunk
 from weftplan.ndarray.pushing import push
 from weftplan.support.slots import ARRAY_CHUNK
 from weftplan.symbol import Symbol
-from weftplan.symbol.provenance import warn
+from weftplan.symbol.node import warn
 
 Groups = Mapping[str, Context] | None
 _AT_ONCE = 1 << 16
@@ -200,13 +199,13 @@ def _fill(arrays: Sequence[NDArray]) -> None:
 
 
 def _push_fill(group: list[Chunk]) -> None:
-    work = partial(_fill_each, [chunk.raw for chunk in group])
-    push(work, (), tuple(chunk.var for chunk in group), group[0].context, name="full")
+    parts = [chunk.raw for chunk in group]
 
+    def fill() -> None:
+        for raw in parts:
+            raw.fill(0)
 
-def _fill_each(parts: list[Any]) -> None:
-    for raw in parts:
-        raw.fill(0)
+    push(fill, (), tuple(chunk.var for chunk in group), group[0].context, name="full")
 
 
 def gradients_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> dict[str, NDArray]:

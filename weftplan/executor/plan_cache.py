@@ -20,7 +20,8 @@ import hashlib
 import marshal
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,27 +36,20 @@ from weftplan.planner import PlannedGraph, PlanOptions, stopping
 from weftplan.planner.symbolic import stored_plans
 from weftplan.support import user_cache
 from weftplan.symbol import Symbol
-from weftplan.symbol.node import Node
-from weftplan.symbol.traversal import Order, depth_first_order
+from weftplan.symbol.node import Node, Order, depth_first_order
 
 MOST = 4
 """Plans kept for one symbol: the shapes among which a training with validation, or a few buckets, go to and fro."""
 
 
+@dataclass(slots=True)
 class _Kept:
     """A graph as it was when it was planned, and its plans."""
 
-    __slots__ = ("_graph", "plans")
-
-    def __init__(self, graph: list[Any]) -> None:
-        self._graph = graph
-        self.plans: list[tuple[Hashable, PlannedGraph]] = []
-        """Plans with everything else that they depend on; the plan used last is at the end. The list is never changed,
-        but replaced. To compare its few items takes less time than to make a hash of such a key."""
-
-    def is_of(self, nodes: list[Node], entries: list[Any]) -> bool:
-        """Whether the graph is still as it was."""
-        return self._graph == _description(nodes, entries)
+    graph: list[Any]
+    plans: list[tuple[Hashable, PlannedGraph]] = field(default_factory=list)
+    """Plans with everything else that they depend on; the plan used last is at the end. The list is never changed,
+    but replaced. To compare its few items takes less time than to make a hash of such a key."""
 
 
 def _description(nodes: list[Node], entries: list[Any]) -> list[Any]:
@@ -104,9 +98,9 @@ def planned_once(
     for node in nodes:
         if node.op is not None and node.op.single:
             return plan(order)
-    kept = symbol.kept
-    if kept is None or not kept.is_of(nodes, symbol.entries):
-        kept = symbol.kept = _Kept(_description(nodes, symbol.entries))
+    kept, described = symbol.kept, _description(nodes, symbol.entries)
+    if kept is None or kept.graph != described:
+        kept = symbol.kept = _Kept(described)
     question = (more, *[(kind, *_flat(by_name)) for kind, by_name in facts.items()], config.in_force())
     provided = tuple([_flat(implementations.provided(where)) for where in ("host", "gpu")])
     key = options, question, provided
@@ -154,7 +148,7 @@ class PlanFile:
 
     def load(self) -> PlannedGraph | None:
         """The plan that is kept, if there is one."""
-        data = user_cache.load(self._place, self._name)
+        data = None if self._place is None else user_cache.load(self._place, self._name)
         if data is None:
             return None
         compiler, content = marshal.loads(data)
@@ -181,20 +175,14 @@ class PlanFile:
 @lru_cache(maxsize=1)
 def _surroundings(_provided: Hashable) -> bytes:
     """Return everything that planning reads of this process apart from settings."""
-    offered = [
-        (where, op, way.name)
-        for where in ("host", "sim")
-        for op, first in implementations.provided(where).items()
-        for way in _ways(first)
-    ]
+    offered = []
+    for where in ("host", "sim"):
+        for op, way in implementations.provided(where).items():
+            one: Implementation | None = way
+            while one is not None:
+                offered.append((where, op, one.name))
+                one = one.otherwise
     return repr((offered, np.__version__, sys.version)).encode()
-
-
-def _ways(first: Implementation | None) -> Iterator[Implementation]:
-    """Yield implementations in the order of their questions."""
-    while first is not None:
-        yield first
-        first = first.otherwise
 
 
 def _state_of_code() -> str:

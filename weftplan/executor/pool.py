@@ -84,7 +84,7 @@ class Placement:
         for chunk, (ctx, at, size) in zip(self.chunks.values(), self._where([*self.chunks]), strict=True):
             block = blocks.get(ctx)
             if block is not None:
-                chunk.move(block.cut(at, size), block)
+                chunk.move(block.cut([(at, size)])[0], block)
 
     def make(self, storages: list[int], blocks: Mapping[Context, PoolMemory]) -> None:
         """Make the chunks of these storages in the blocks of all devices."""
@@ -92,7 +92,7 @@ class Placement:
         chunks_by_storage = dict(self.chunks)  # other threads may be looking at those that there are
         for ctx, block in blocks.items():
             mine = [(k, at, size) for k, (where, at, size) in places if where is ctx or where == ctx]
-            parts = block.cut_all([(at, size) for _, at, size in mine])
+            parts = block.cut([(at, size) for _, at, size in mine])
             chunks = MovableChunk.several(ctx, parts, owner=block, name="planned")
             chunks_by_storage.update(zip([k for k, _, _ in mine], chunks, strict=True))
         self.chunks = chunks_by_storage
@@ -120,8 +120,9 @@ class SlabPool:
         self._members: list[weakref.ref[Placement]] = []
         self.idleness = Idleness(self)
         """Whether the blocks may wait elsewhere; a ``with`` block of it keeps them here."""
-        self._room = offload.Reservation()
-        weakref.finalize(self, _close, self.idleness, self._room).atexit = False
+        self._room: offload.Reservation | None = None
+        """Bytes of offload targets that its plans use."""
+        weakref.finalize(self, self.idleness.close).atexit = False
         self._owner: Placement | None = None
         """Whose values are in memory: that of the last run. Held, since its arrays may be read when it is gone."""
 
@@ -178,6 +179,9 @@ class SlabPool:
             if nbytes > before.get(ctx, -1)
         }
         for ctx, target in placement.targets.items():
+            if self._room is None:
+                self._room = offload.Reservation()
+                weakref.finalize(self, self._room.free).atexit = False
             self._room.hold(ctx, target, placement.needs[ctx])
         if not before.keys().isdisjoint(short):
             self._settle()
@@ -286,9 +290,3 @@ class SlabPool:
         if held() is None:
             chunk.close()
         return held
-
-
-def _close(idleness: Idleness, room: offload.Reservation) -> None:
-    """Free the offloaded blocks of a pool that is gone."""
-    idleness.close()
-    room.free()

@@ -30,13 +30,8 @@ class PoolMemory:
         self.counted = spilling.active()
         """Whether views of a result of :meth:`cut` refer to it, so that a count tells whether any view is alive."""
 
-    def cut(self, offset: int, nbytes: int) -> Any:
-        """A range of the bytes."""
-        raw = self.raw[offset : offset + nbytes]
-        return spilling.counted(raw) if self.counted else raw
-
-    def cut_all(self, ranges: Iterable[tuple[int, int]]) -> list[Any]:
-        """The ranges of the bytes, each as (offset, bytes), as :meth:`cut` gives them."""
+    def cut(self, ranges: Iterable[tuple[int, int]]) -> list[Any]:
+        """The ranges of the bytes, each given as (offset, bytes)."""
         raw = self.raw
         parts = [raw[offset : offset + nbytes] for offset, nbytes in ranges]
         return [spilling.counted(part) for part in parts] if self.counted else parts

@@ -18,8 +18,7 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.device.simulated_device import SimDevice
 from weftplan.engine import FnProperty
-from weftplan.executor.memory import PlannedMemory
-from weftplan.executor.run import Bind, Call, RunState
+from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.copying import device_end, route
 from weftplan.ndarray.memory.chunk import nothing
@@ -28,7 +27,7 @@ from weftplan.ops.core.node_call import NodeCall
 from weftplan.ops.core.schema import Op, Req, aligned
 from weftplan.planner import PlannedGraph
 from weftplan.planner.symbolic.cost import ACCELERATOR, seconds_of
-from weftplan.planner.symbolic.translate import MARK as SPILL_MARK
+from weftplan.planner.symbolic.network import MARK as SPILL_MARK
 from weftplan.symbol.node import Node
 
 
@@ -105,10 +104,10 @@ class StepBuilder:
         if not idle:
             # Invariant: the first writer of a storage runs. It alone makes later writers wait for earlier users.
             for eid, request in zip(out_ids, requests, strict=True):
-                if request != Req.NULL:
-                    writes += self._reused(eid)
+                if request != Req.NULL and eid not in self._external:
+                    writes += self._reused(int(planned.memory.entry_storage[eid]))
             if workspace is not None:
-                writes += self._reused_storage(int(planned.memory.workspace_storage[nid]))
+                writes += self._reused(int(planned.memory.workspace_storage[nid]))
         read_list, write_list = engine.dedupe([*reads, self._memory.pool.var], writes)
         context = planned.devices[nid]
         step = Step(node, nid, context, None, read_list, write_list, inputs, outputs)
@@ -119,9 +118,9 @@ class StepBuilder:
                 return step  # its reader wants the shape alone
             assert inputs[0] is not None
             step.copies, step.context = route(inputs[0].context, outputs[0].context)
-            step.bind = self._memory.bound(nid, partial(_copy_call, inputs[0], outputs[0]))
-            if node.attrs.get(SPILL_MARK) == "out":
-                step.bind = _training_only(step.bind)
+            bind = step.bind = self._memory.bound(nid, partial(_copy_call, inputs[0], outputs[0]))
+            if node.attrs.get(SPILL_MARK) == "out":  # results are sent to the host for the backward part alone
+                step.bind = lambda run: bind(run) if run.is_train else nothing
             return step
         step.bind = self._memory.bound(nid, partial(self._kernel_call, step, requests, workspace))
         return step
@@ -190,12 +189,8 @@ class StepBuilder:
             return partial(place.launch, modelled=seconds_of(self._planned, nid))
         return place.launch
 
-    def _reused(self, eid: int) -> list[Any]:
-        if eid in self._external:
-            return []
-        return self._reused_storage(int(self._planned.memory.entry_storage[eid]))
-
-    def _reused_storage(self, storage: int) -> list[Any]:
+    def _reused(self, storage: int) -> list[Any]:
+        """The vars that the first writer of a storage waits for; none after that."""
         if storage < 0 or storage in self._written:
             return []
         self._written.add(storage)
@@ -216,11 +211,6 @@ def _copy_call(source: NDArray, target: NDArray) -> Bind:
     """Return a function that makes a copy between contexts."""
     call = partial(device.get(device_end(source.context, target.context)).copy, target.raw(), source.raw())
     return lambda run: call
-
-
-def _training_only(bind: Bind) -> Bind:
-    """Nothing in a run without a backward part: results are sent to the host for that alone."""
-    return lambda run: bind(run) if run.is_train else nothing
 
 
 def crossings(planned: PlannedGraph) -> tuple[frozenset[int], frozenset[int]]:
@@ -248,14 +238,11 @@ def random_ranks(planned: PlannedGraph) -> dict[Node, int]:
     A recomputed node has the number of the node it repeats, so it draws the same values. Names do not count (they
     depend on other networks of the process), nor do nodes that a pass merges (random ones never are).
     """
-    ranks: dict[Node, int] = {}
-    for node in planned.graph.nodes:
-        if node.op is not None and node.op.random and node.mirror_of is None:
-            ranks[node] = len(ranks)
-    for node in planned.graph.nodes:
-        if node.op is not None and node.op.random and node.mirror_of is not None:
-            origin = node.mirror_of
-            while origin.mirror_of is not None:
-                origin = origin.mirror_of
-            ranks[node] = ranks[origin]
+    draws = [node for node in planned.graph.nodes if node.op is not None and node.op.random]
+    ranks = {node: rank for rank, node in enumerate(one for one in draws if one.mirror_of is None)}
+    for node in draws:
+        origin = node
+        while origin.mirror_of is not None:
+            origin = origin.mirror_of
+        ranks[node] = ranks[origin]
     return ranks

@@ -4,22 +4,30 @@ A segment ends at a cross-device copy, at a change of context, at the node limit
 waits for have become ready (so that their exchange overlaps the rest of backward), unless these are so small that one
 more operation takes longer than their exchange. A result that is copied to the host ends a segment, and the first
 reader of a copy back begins a segment: the copies run concurrently with all other segments. On a device with several
-compute streams branches are segments of their own (``branches.py``).
+compute streams it overlaps branches of the graph, which are segments of their own: a segment runs on one stream, so
+:func:`chains` regroups steps before they are cut.
+
+    a step joins the chain whose last step it needs, if it waits for nothing that the chain does not wait for anyway
+    any other step begins a chain; a chain ends after each of its steps that such a step needs
+
+So no step waits longer than in a segment of its own, but for chains too short to be worth an operation. Each chain
+follows all chains that it needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from functools import reduce
+from operator import or_
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from weftplan import config, device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
-from weftplan.executor.branches import chains
-from weftplan.executor.run import RunState
+from weftplan.executor.memory import RunState
 from weftplan.executor.schedule import Step
 from weftplan.ndarray.copying import passing
 
@@ -240,3 +248,152 @@ def may_fence(segments: Sequence[Segment], pool_var: Any) -> bool:
         written.update(segment.writes)
         read.discard(pool_var)
     return True
+
+
+LEAST_S = 30e-6
+"""Modelled seconds below which a chain is not worth an operation of the engine, which takes some 20 microseconds."""
+MOST = 4096
+"""Steps beyond which a graph is not looked at: the masks would take megabytes."""
+
+
+class Uses(Protocol):
+    """The vars that a step reads and writes."""
+
+    reads: Any
+    writes: Any
+
+
+def parents(items: Sequence[Uses]) -> list[set[int]]:
+    """Return for each item the earlier items with which it clashes by a var: the last writer, and for a write all
+    readers since. Items before these are left out."""
+    clashes: list[set[int]] = []
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    for number, item in enumerate(items):
+        mine: set[int] = set()
+        for var in (*item.reads, *item.writes):
+            if id(var) in writer:
+                mine.add(writer[id(var)])
+        for var in item.writes:
+            mine.update(readers.pop(id(var), ()))
+            writer[id(var)] = number
+        for var in item.reads:
+            readers.setdefault(id(var), []).append(number)
+        mine.discard(number)
+        clashes.append(mine)
+    return clashes
+
+
+def ancestors(above: Sequence[set[int]]) -> list[int]:
+    """Return for each item a mask of all items that come before it in any case."""
+    masks: list[int] = []
+    for mine in above:
+        mask = 0
+        for number in mine:
+            mask |= masks[number] | 1 << number
+        masks.append(mask)
+    return masks
+
+
+def chains(steps: Sequence[Any], seconds: Callable[[Any], float]) -> list[list[Any]]:
+    """Return ``steps``, which are in execution order, as chains in an order that the engine may take.
+
+    Args:
+        steps: each has ``reads``, ``writes``, ``context`` and ``copies``; a copy between devices is a chain of its own.
+        seconds: how long a step takes.
+    """
+    if not 1 < len(steps) <= MOST:
+        return [list(steps)]
+    above = parents(steps)
+    masks = ancestors(above)
+    groups = _cut(_grouped(steps, above, masks), above, masks)
+    return [[steps[number] for number in group] for group in _joined(steps, groups, above, masks, seconds)]
+
+
+def _grouped(steps: Sequence[Any], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
+    """The longest chains, by number of their first step."""
+    groups: list[list[int]] = []
+    ending: dict[int, list[int]] = {}
+    """By last step its chain; a copy ends its chain for good."""
+    for number, step in enumerate(steps):
+        chain = None
+        if step.copies is None:
+            for last in sorted(above[number], reverse=True):
+                candidate = ending.get(last)
+                if candidate is None or steps[last].context != step.context:
+                    continue
+                # The chain waits for these steps; every member needs the member before it.
+                if not masks[number] & ~(masks[last] | 1 << last):
+                    chain = candidate
+                    break
+        if chain is None:
+            chain = []
+            groups.append(chain)
+        else:
+            del ending[chain[-1]]
+        chain.append(number)
+        if step.copies is None:
+            ending[number] = chain
+    return groups
+
+
+def _cut(groups: list[list[int]], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
+    """Return the chains, cut after the steps for which first steps of other chains wait."""
+    ends: set[int] = set()
+    for first, *_ in groups:
+        covered = 0
+        for number in above[first]:
+            covered |= masks[number]
+        ends |= {number for number in above[first] if not covered >> number & 1}
+    parts: list[list[int]] = []
+    for group in groups:
+        begin = 0
+        for index, number in enumerate(group, 1):
+            if number in ends or index == len(group):
+                if begin < index:
+                    parts.append(group[begin:index])
+                begin = index
+    parts.sort(key=lambda group: group[0])
+    return parts
+
+
+def _joined(
+    steps: Sequence[Any],
+    groups: list[list[int]],
+    above: Sequence[set[int]],
+    masks: Sequence[int],
+    seconds: Callable[[Any], float],
+) -> list[list[int]]:
+    """Return the chains; those too short for an operation of their own are joined with a neighbour.
+
+    No long chain may wait for more than before. So a short chain joins the next chain if all its users wait for that
+    chain, too, and the previous chain if it waits for nothing else.
+    """
+    chain_of = {number: index for index, group in enumerate(groups) for number in group}
+    waiting: list[set[int]] = [set() for _ in groups]
+    """Of each chain: first steps of others that wait for it."""
+    for first, *_ in groups:
+        for number in above[first]:
+            waiting[chain_of[number]].add(first)
+    joined: list[list[int]] = []
+    lengths: list[float] = []
+    users: list[set[int]] = []
+    for group, waits in zip(groups, waiting, strict=True):
+        length = sum(seconds(steps[number]) for number in group)
+        first, last, end = group[0], group[-1], joined[-1][-1] if joined else group[0]
+        copies = steps[end].copies is not None or steps[first].copies is not None
+        if joined and not copies and steps[end].context == steps[first].context:
+            others = users[-1] - {first}
+            stem = lengths[-1] < LEAST_S and first in users[-1] and all(masks[one] >> last & 1 for one in others)
+            members = sum(1 << number for number in (*joined[-1], *group))
+            covered = reduce(or_, [masks[number] for number in joined[-1]], members)
+            tail = length < LEAST_S and not masks[last] & ~covered
+            if stem or tail:
+                joined[-1] += group
+                lengths[-1] += length
+                users[-1] = others | waits
+                continue
+        joined.append(list(group))
+        lengths.append(length)
+        users.append(waits)
+    return joined

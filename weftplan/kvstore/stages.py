@@ -190,7 +190,7 @@ def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> No
         prop = FnProperty.CPU_PRIORITIZED if stages[0].urgent and (priority or written > SMALL) else FnProperty.NORMAL
     push_kernel(
         partial(_run, joint.steps),
-        joint.operands,
+        [*joint.operands],
         joint.reads,
         joint.writes,
         where,

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from weftplan import device, engine
+from weftplan.engine.var import Var
 from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray.base import Array, pending
 from weftplan.ndarray.copying import from_host
@@ -24,8 +25,9 @@ from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.inline_calls import MOST_BYTES, SmallWork, run_inline, write_inline
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import dead, sweep
-from weftplan.ndarray.pushing import Value, keep_failures, push_kernel, work
+from weftplan.ndarray.pushing import Operand, Value, keep_failures, push_kernel, work
 from weftplan.ops.core.floats import is_float, is_number
+from weftplan.support.array_types import ArrayModule, DType, RawArray, Scalar
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 Kernel = Callable[..., object]
@@ -50,19 +52,19 @@ class Binary:
     floating: Callable[[Any, Any, Any, Any], object] | None = None
 
 
-def _int_divide(xp: Any, a: Any, b: Any, out: Any) -> None:
+def _int_divide(xp: ArrayModule, a: Scalar | RawArray, b: Scalar | RawArray, out: RawArray) -> None:
     """Divide towards zero, unlike ``//``; a division by 0 gives 0."""
     quotient = xp.floor_divide(a, b)
     negative = (xp.less(a, 0) != xp.less(b, 0)) & (quotient * b != a) & xp.not_equal(b, 0)
     out[...] = quotient + negative
 
 
-def _int_power(xp: Any, a: Any, b: Any, out: Any) -> None:
+def _int_power(xp: ArrayModule, a: Scalar | RawArray, b: Scalar | RawArray, out: RawArray) -> None:
     """Compute the power through float64, because the exponent may be negative; truncate towards zero."""
     out[...] = xp.power(xp.asarray(a, np.float64), b)
 
 
-def _float_mod(xp: Any, a: Any, b: Any, out: Any) -> None:
+def _float_mod(xp: ArrayModule, a: Scalar | RawArray, b: Scalar | RawArray, out: RawArray) -> None:
     """Compute the remainder with the sign of ``b``; a remainder by 0 is 0, as for integers."""
     zero = xp.equal(b, 0)  # before the result, which may overwrite b
     xp.remainder(a, b, out=out)
@@ -91,7 +93,7 @@ OR = Binary("logical_or", "logical_or", "broadcast_logical_or", "_logical_or_sca
 XOR = Binary("logical_xor", "logical_xor", "broadcast_logical_xor", "_logical_xor_scalar", "_logical_xor_scalar")
 
 _COMPARISONS = frozenset(op.name for op in (EQ, NE, LT, LE, GT, GE, AND, OR, XOR))
-_NUMBERS = (int, float, bool, np.number, np.bool_)
+NUMBERS = (int, float, bool, np.number, np.bool_)
 _EXACT = 1 << 53
 """The bound below which integers convert to floats exactly."""
 _MOST_KEPT = 1024
@@ -102,7 +104,7 @@ _kernels: dict[tuple[str, str, str], Kernel] = {}
 """(operator, dtype kind, "numpy" or another module) -> function of two operands and the output."""
 
 
-def kernel_for(op: Binary, kind: str, xp: Any) -> Kernel:
+def kernel_for(op: Binary, kind: str, xp: ArrayModule) -> Kernel:
     """Return the function for operands of a dtype kind on an array module."""
     kernel = _kernels.get((op.name, kind, xp.__name__))
     if kernel is None:
@@ -111,20 +113,20 @@ def kernel_for(op: Binary, kind: str, xp: Any) -> Kernel:
     return kernel
 
 
-def _make_kernel(op: Binary, kind: str, xp: Any) -> Kernel:
+def _make_kernel(op: Binary, kind: str, xp: ArrayModule) -> Kernel:
     run = _bare(op, kind, xp)
     if xp is not np:
         return partial(_named, run)
     return partial(quietly, _named, run)
 
 
-def _bare(op: Binary, kind: str, xp: Any) -> Kernel:
+def _bare(op: Binary, kind: str, xp: ArrayModule) -> Kernel:
     """Return the array module's function, or a function of this file."""
     special = op.floating if kind == "f" else op.integer
     return getattr(xp, op.ufunc) if special is None else partial(special, xp)
 
 
-def _named(run: Callable[..., object], a: Any, b: Any, out: Any) -> None:
+def _named(run: Callable[..., object], a: object, b: object, out: object) -> None:
     run(a, b, out=out)  # not every NumPy function accepts it as the third argument
 
 
@@ -203,7 +205,7 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     return out
 
 
-def _small_work(op: Binary, form: tuple[str, str, str, tuple[int, ...], np.dtype[Any]]) -> SmallWork | None:
+def _small_work(op: Binary, form: tuple[str, str, str, tuple[int, ...], DType]) -> SmallWork | None:
     """Make the inline operation for a result of this shape and dtype, or None if it is too large."""
     _, name, kind, shape, dtype = form
     nbytes = math.prod(shape) * dtype.itemsize
@@ -226,7 +228,7 @@ def unary(name: str, array: Array) -> Array:
     return out
 
 
-def _push(op: Binary, name: str, kind: str, operands: list[Any], reads: tuple[Any, ...], chunk: Chunk) -> None:
+def _push(op: Binary, name: str, kind: str, operands: list[Operand], reads: tuple[Var, ...], chunk: Chunk) -> None:
     """Push one kernel that writes ``chunk``; ``reads`` are distinct and exclude its var."""
     if dead.due:
         sweep()
@@ -240,13 +242,13 @@ def _push(op: Binary, name: str, kind: str, operands: list[Any], reads: tuple[An
     engine.get().push(fn, reads, (chunk.var,), context, name=name)
 
 
-def _operand(op: Binary, lhs: Array, rhs: Any) -> Any:
+def _operand(op: Binary, lhs: Array, rhs: object) -> Array | float:
     """Convert ``rhs`` to an array that fits ``lhs``, or to a number of its dtype."""
     cls = lhs.__class__
     if isinstance(rhs, cls) and rhs.__class__ is not cls:
         rhs = cls(rhs.chunk, rhs.shape, rhs.dtype, rhs.offset)
     if rhs.__class__ is not cls:
-        if isinstance(rhs, _NUMBERS):
+        if isinstance(rhs, NUMBERS):
             return scalar_as(lhs.dtype, rhs)
         if not isinstance(rhs, np.ndarray):
             raise DTypeError(
@@ -266,7 +268,7 @@ def _operand(op: Binary, lhs: Array, rhs: Any) -> Any:
     return rhs
 
 
-def scalar_as(dtype: np.dtype[Any], value: Any) -> Any:
+def scalar_as(dtype: DType, value: Scalar) -> float:
     """Convert ``value`` to a Python number of ``dtype``: truncated towards zero and wrapped around, as a C cast does.
 
     >>> scalar_as(np.dtype("int32"), 1.5), scalar_as(np.dtype("uint8"), 300), scalar_as(np.dtype("float32"), 1)
@@ -276,7 +278,9 @@ def scalar_as(dtype: np.dtype[Any], value: Any) -> Any:
         try:
             return float(value)
         except OverflowError as error:
-            raise DTypeError(f"an integer of {value.bit_length()} bits is too large for an array of {dtype}") from error
+            raise DTypeError(
+                f"an integer of {int(value).bit_length()} bits is too large for an array of {dtype}"
+            ) from error
     if dtype.kind == "b":
         return int(value)
     try:

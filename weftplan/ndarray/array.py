@@ -12,8 +12,8 @@ Any thread may call any method.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -21,12 +21,13 @@ from weftplan import device
 from weftplan.device.context import Context
 from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ndarray import arithmetic, copying, indexing
-from weftplan.ndarray.base import NDArrayBase, Shape, check_context, check_dtype, pending
+from weftplan.ndarray.base import BinaryOperand, NDArrayBase, Shape, check_context, check_dtype, pending
 from weftplan.ndarray.copying import copy_into, is_device
 from weftplan.ndarray.export import export
 from weftplan.ops.core import registry
 from weftplan.ops.shape.reshape_codes import reshaped
 from weftplan.support import slots
+from weftplan.support.array_types import DType, DTypeLike, RawArray
 
 if TYPE_CHECKING:
     from weftplan.ndarray.registered import Methods
@@ -90,7 +91,7 @@ class NDArray(NDArrayBase, Methods):
 
     as_in_ctx = as_in_context
 
-    def astype(self, dtype: Any, copy: bool = True) -> NDArray:
+    def astype(self, dtype: DTypeLike | None, copy: bool = True) -> NDArray:
         """Return a copy with another dtype; with ``copy=False`` this array if it has that dtype."""
         wanted = check_dtype(dtype)
         if not copy and wanted == self.dtype:
@@ -159,7 +160,9 @@ class NDArray(NDArrayBase, Methods):
         chosen_axes = {"axes": axes} if axes or "axes" not in kwargs else {}
         return self._operator("transpose", (), {**kwargs, **chosen_axes})  # type: ignore[no-any-return]
 
-    def split_v2(self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False) -> Any:
+    def split_v2(
+        self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False
+    ) -> NDArray | list[NDArray]:
         """Split into equal sections along ``axis``, or at the given indices, as ``nd.split_v2(x, …)``.
 
         Args:
@@ -167,7 +170,8 @@ class NDArray(NDArrayBase, Methods):
             axis: axis to split.
             squeeze_axis: drop the axis, if each section has length 1.
         """
-        return slots.ARRAY_SPLIT.get()(self, indices_or_sections, axis, squeeze_axis)
+        parts: NDArray | list[NDArray] = slots.ARRAY_SPLIT.get()(self, indices_or_sections, axis, squeeze_axis)
+        return parts
 
     def flatten(self, inplace: bool = False) -> NDArray:
         """Merge all dimensions after the first; return a copy, or with ``inplace`` a view."""
@@ -181,7 +185,7 @@ class NDArray(NDArrayBase, Methods):
         """Remove dimensions of size 1, those of ``axis`` or all; return a copy, or with ``inplace`` a view."""
         return self._renamed("squeeze", {"axis": axis}, inplace=inplace)
 
-    def _renamed(self, name: str, params: dict[str, Any], *, inplace: bool) -> NDArray:
+    def _renamed(self, name: str, params: dict[str, object], *, inplace: bool) -> NDArray:
         """Return the result of an operator that keeps the elements in order."""
         if not inplace:
             return self._operator(name, (), params)  # type: ignore[no-any-return]
@@ -189,15 +193,15 @@ class NDArray(NDArrayBase, Methods):
         shape = op.infer_shape(registry.parse_params(op, params), [self.shape], [None])[1][0]
         return NDArray(self.chunk, shape or (), self.dtype, self.offset)
 
-    def __getitem__(self, key: Any) -> NDArray:
+    def __getitem__(self, key: object) -> NDArray:
         return indexing.getitem(self, key)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         indexing.setitem(self, key, value)
 
     # -- operators ------------------------------------------------------------------------------------------------
 
-    def _attribute(self, name: str) -> Any:
+    def _attribute(self, name: str) -> NoReturn:
         hint = ""
         if name in ("attach_grad", "grad", "backward"):
             hint = ": autograd on arrays is absent on purpose; bind a symbol and call executor.backward()"
@@ -206,50 +210,50 @@ class NDArray(NDArrayBase, Methods):
     if not TYPE_CHECKING:  # for a type checker a method that is not there is an error
         __getattr__ = _attribute
 
-    def _operator(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _operator(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return slots.ARRAY_OPERATOR.get()(name, (self, *args), kwargs)
 
-    def __add__(self, other: Any) -> NDArray:
+    def __add__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.ADD, self, other)
 
     __radd__ = __add__
 
-    def __sub__(self, other: Any) -> NDArray:
+    def __sub__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.SUB, self, other)
 
-    def __rsub__(self, other: Any) -> NDArray:
+    def __rsub__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.SUB, self, other, swapped=True)
 
-    def __mul__(self, other: Any) -> NDArray:
+    def __mul__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.MUL, self, other)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> NDArray:
+    def __truediv__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.DIV, self, other)
 
-    def __rtruediv__(self, other: Any) -> NDArray:
+    def __rtruediv__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.DIV, self, other, swapped=True)
 
-    def __floordiv__(self, other: Any) -> NDArray:
+    def __floordiv__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.FLOORDIV, self, other)
 
-    def __rfloordiv__(self, other: Any) -> NDArray:
+    def __rfloordiv__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.FLOORDIV, self, other, swapped=True)
 
-    def __mod__(self, other: Any) -> NDArray:
+    def __mod__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.MOD, self, other)
 
-    def __rmod__(self, other: Any) -> NDArray:
+    def __rmod__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.MOD, self, other, swapped=True)
 
-    def __pow__(self, other: Any) -> NDArray:
+    def __pow__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.POW, self, other)
 
-    def __rpow__(self, other: Any) -> NDArray:
+    def __rpow__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.POW, self, other, swapped=True)
 
-    def __matmul__(self, other: Any) -> NDArray:
+    def __matmul__(self, other: object) -> NDArray:
         return self._operator("dot", (other,), {})  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> NDArray:  # type: ignore[override]  # elementwise, as in MXNet
@@ -258,37 +262,37 @@ class NDArray(NDArrayBase, Methods):
     def __ne__(self, other: object) -> NDArray:  # type: ignore[override]
         return arithmetic.binary(arithmetic.NE, self, other)
 
-    def __lt__(self, other: Any) -> NDArray:
+    def __lt__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.LT, self, other)
 
-    def __le__(self, other: Any) -> NDArray:
+    def __le__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.LE, self, other)
 
-    def __gt__(self, other: Any) -> NDArray:
+    def __gt__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.GT, self, other)
 
-    def __ge__(self, other: Any) -> NDArray:
+    def __ge__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.binary(arithmetic.GE, self, other)
 
-    def __iadd__(self, other: Any) -> NDArray:
+    def __iadd__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.inplace(arithmetic.ADD, self, other)
 
-    def __isub__(self, other: Any) -> NDArray:
+    def __isub__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.inplace(arithmetic.SUB, self, other)
 
-    def __imul__(self, other: Any) -> NDArray:
+    def __imul__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.inplace(arithmetic.MUL, self, other)
 
-    def __itruediv__(self, other: Any) -> NDArray:
+    def __itruediv__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.inplace(arithmetic.DIV, self, other)
 
-    def __ifloordiv__(self, other: Any) -> NDArray:
+    def __ifloordiv__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.inplace(arithmetic.FLOORDIV, self, other)
 
-    def __imod__(self, other: Any) -> NDArray:
+    def __imod__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.inplace(arithmetic.MOD, self, other)
 
-    def __ipow__(self, other: Any) -> NDArray:
+    def __ipow__(self, other: BinaryOperand) -> NDArray:
         return arithmetic.inplace(arithmetic.POW, self, other)
 
     def __neg__(self) -> NDArray:
@@ -302,7 +306,7 @@ class NDArray(NDArrayBase, Methods):
 
     # -- exchange -------------------------------------------------------------------------------------------------
 
-    def __dlpack__(self, **kwargs: Any) -> Any:
+    def __dlpack__(self, **kwargs: Any) -> object:
         """Wait for pending operations and return a DLPack capsule that shares the memory.
 
         The engine cannot see accesses by the other library: finish there before using the array here again.
@@ -314,16 +318,16 @@ class NDArray(NDArrayBase, Methods):
             return 2, self.context.device_id
         return 1, 0
 
-    def to_dlpack_for_read(self) -> Any:
+    def to_dlpack_for_read(self) -> object:
         """MXNet's name of :meth:`__dlpack__`."""
         return self.__dlpack__()
 
     to_dlpack_for_write = to_dlpack_for_read
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.asnumpy(), self.context)
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, bytearray]) -> None:
         """Load the state of an array that MXNet 1.9.1 has pickled: one record of a parameter file.
 
         Raises:
@@ -333,8 +337,8 @@ class NDArray(NDArrayBase, Methods):
         NDArrayBase.__init__(self, record.chunk, record.shape, record.dtype, record.offset)
 
 
-def _method(name: str) -> Any:
-    def method(self: NDArray, *args: Any, **kwargs: Any) -> Any:
+def _method(name: str) -> Callable[..., object]:
+    def method(self: NDArray, *args: object, **kwargs: object) -> object:
         return self._operator(name, args, kwargs)
 
     method.__name__, method.__qualname__ = name, f"NDArray.{name}"
@@ -346,17 +350,17 @@ for _name in OPERATOR_METHODS:
     setattr(NDArray, _name, _method(_name))
 
 
-def fresh(context: Context, shape: Shape, dtype: np.dtype[Any], name: str | None) -> NDArray:
+def fresh(context: Context, shape: Shape, dtype: DType, name: str | None) -> NDArray:
     """Make a new array for an operation that will write it; that operation allocates the memory."""
     return pending(NDArray, context, shape, dtype, name)
 
 
-def from_host(values: np.ndarray[Any, Any], context: Context) -> NDArray:
+def from_host(values: RawArray, context: Context) -> NDArray:
     """Make a new array on ``context`` with a copy of ``values``; return when they have been read."""
     return copying.from_host(NDArray, values, context)
 
 
-def _rebuild(values: np.ndarray[Any, Any], context: Context) -> NDArray:
+def _rebuild(values: RawArray, context: Context) -> NDArray:
     """Unpickle; an array of a GPU that does not exist here goes to the host."""
     try:
         device.get(context)

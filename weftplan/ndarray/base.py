@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from weftplan import device
 from weftplan.device.context import Context, current_context
+from weftplan.engine.var import Var
 from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk, nothing
 from weftplan.ndarray.pushing import push
 from weftplan.ops.core.floats import dtype_of, is_number
+from weftplan.support.array_types import DType, DTypeLike, RawArray, Scalar
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 Shape = tuple[int, ...]
 Array = TypeVar("Array", bound="NDArrayBase")
+BinaryOperand: TypeAlias = "NDArrayBase | RawArray | Scalar"
+"""The second operand of arithmetic and comparisons."""
 _NOTHING = nullcontext()
 
 
@@ -44,7 +48,7 @@ class NDArrayBase:
     __array_ufunc__ = None
     """NumPy operators defer to the operators of this class."""
 
-    def __init__(self, chunk: Chunk, shape: Shape, dtype: Any, offset: int = 0) -> None:
+    def __init__(self, chunk: Chunk, shape: Shape, dtype: DTypeLike, offset: int = 0) -> None:
         self.chunk = chunk
         self.shape = shape
         self.dtype: np.dtype[Any] = dtype if dtype.__class__ is np.dtype else np.dtype(dtype)
@@ -55,7 +59,7 @@ class NDArrayBase:
             raise ShapeError(f"an array of shape {shape} and dtype {self.dtype} at byte {offset} exceeds {chunk!r}")
 
     @classmethod
-    def over(cls, chunk: Chunk, shape: Shape, dtype: np.dtype[Any]) -> Self:
+    def over(cls, chunk: Chunk, shape: Shape, dtype: DType) -> Self:
         """Make an array of all bytes of a chunk made for it, without checks.
 
         :meta private:
@@ -86,7 +90,7 @@ class NDArrayBase:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
-    def var(self) -> Any:
+    def var(self) -> Var:
         """The engine var of the chunk."""
         return self.chunk.var
 
@@ -105,13 +109,13 @@ class NDArrayBase:
         """Always ``"default"``: dense."""
         return "default"
 
-    def raw(self) -> Any:
+    def raw(self) -> RawArray:
         """Return the bytes as a typed array of the device's array module.
 
         Only for an engine operation that declared :attr:`var`, or after :meth:`wait_to_read`. The result does not keep
         the memory alive: the bytes go back to storage when the NDArray is collected.
         """
-        view = self.ready
+        view: RawArray | None = self.ready
         if view is None:
             view = typed(self.chunk.raw, self.offset, self.shape, self.dtype)
             if not self.chunk.movable:
@@ -137,7 +141,7 @@ class NDArrayBase:
         push(nothing, (), (self.chunk.var,), self.context, name="wait_to_write")
         self.wait_to_read()
 
-    def asnumpy(self) -> np.ndarray[Any, Any]:
+    def asnumpy(self) -> RawArray:
         """Wait for the values and return a NumPy copy."""
         self.wait_to_read()
         out = np.empty(self.shape, self.dtype)
@@ -180,7 +184,7 @@ class NDArrayBase:
         """Return the values as nested lists."""
         return self.asnumpy().tolist()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> RawArray:
         if copy is False:
             raise ValueError("an NDArray cannot become a NumPy array without a copy; use DLPack for that")
         values = self.asnumpy()
@@ -220,7 +224,7 @@ class NDArrayBase:
         return f"\n{self.asnumpy()}\n<NDArray {shape} @{self.context}>"
 
 
-def typed(raw: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+def typed(raw: RawArray, offset: int, shape: tuple[int, ...], dtype: DType) -> RawArray:
     """Return the bytes of flat ``raw`` from ``offset`` as an array of ``shape`` and ``dtype``."""
     if raw.__class__ is np.ndarray and 0 not in shape:
         return np.ndarray(shape, dtype, raw, offset)  # a quarter of the time of the general way
@@ -228,14 +232,14 @@ def typed(raw: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -
 
 
 def pending(
-    kind: type[Array], context: Context, shape: Shape, dtype: np.dtype[Any], name: str | None, *, prompt: bool = True
+    kind: type[Array], context: Context, shape: Shape, dtype: DType, name: str | None, *, prompt: bool = True
 ) -> Array:
     """Make a new array for an operation that will write it; that operation allocates the memory."""
     nbytes = math.prod(shape) * dtype.itemsize
     return kind(ARRAY_CHUNK.get()(context, nbytes, delay_alloc=True, name=name, prompt=prompt), shape, dtype)
 
 
-def check_context(ctx: Any) -> Context:
+def check_context(ctx: object) -> Context:
     """Return ``ctx``, or the current context for None; raise DeviceError for other objects."""
     if ctx is None:
         return current_context()
@@ -244,7 +248,7 @@ def check_context(ctx: Any) -> Context:
     return ctx
 
 
-def check_dtype(dtype: Any) -> np.dtype[Any]:
+def check_dtype(dtype: DTypeLike | None) -> DType:
     """Return ``dtype`` as a NumPy dtype of booleans, integers or floats (None: float32); else raise DTypeError."""
     if dtype is None:
         return np.dtype(np.float32)

@@ -12,9 +12,10 @@ from weftplan.ndarray import random
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.creation import full
 from weftplan.ndarray.operators import NAMESPACES, function
+from weftplan.support.array_types import Scalar
 
 
-def _factor(rescale_grad: Any, context: Context) -> NDArray:
+def _factor(rescale_grad: Scalar | NDArray, context: Context) -> NDArray:
     """Return ``rescale_grad``, a number or an array of one element, as an array on a device."""
     if isinstance(rescale_grad, NDArray):
         return rescale_grad.as_in_context(context)
@@ -22,23 +23,35 @@ def _factor(rescale_grad: Any, context: Context) -> NDArray:
     return factor
 
 
-def adamw_update(weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, rescale_grad: Any, **options: Any) -> Any:
+def adamw_update(
+    weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, rescale_grad: Scalar | NDArray, **options: object
+) -> NDArray:
     """Do one step of AdamW (operator ``_adamw_update``); ``rescale_grad`` is a number or an array of one element."""
-    return function("_adamw_update")(weight, grad, mean, var, _factor(rescale_grad, weight.context), **options)
+    updated: NDArray = function("_adamw_update")(
+        weight, grad, mean, var, _factor(rescale_grad, weight.context), **options
+    )
+    return updated
 
 
 def mp_adamw_update(
-    weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, weight32: NDArray, rescale_grad: Any, **options: Any
-) -> Any:
+    weight: NDArray,
+    grad: NDArray,
+    mean: NDArray,
+    var: NDArray,
+    weight32: NDArray,
+    rescale_grad: Scalar | NDArray,
+    **options: object,
+) -> NDArray:
     """Do :func:`adamw_update` on a float32 copy of the weight."""
     factor = _factor(rescale_grad, weight.context)
-    return function("_mp_adamw_update")(weight, grad, mean, var, weight32, factor, **options)
+    updated: NDArray = function("_mp_adamw_update")(weight, grad, mean, var, weight32, factor, **options)
+    return updated
 
 
 def _each(
-    name: str, arrays: Sequence[Sequence[NDArray]], rescale_grad: Any, out: Any, size: int,
-    rates: dict[str, Sequence[float]], options: dict[str, Any],
-) -> list[Any]:  # fmt: skip
+    name: str, arrays: Sequence[Sequence[NDArray]], rescale_grad: Scalar | NDArray,
+    out: NDArray | Sequence[NDArray] | None, size: int, rates: dict[str, Sequence[float]], options: dict[str, object],
+) -> list[NDArray]:  # fmt: skip
     """Do the step ``name`` for each weight, with its own rates."""
     count = size or len(arrays[0])
     targets = [None] * count if out is None else [out] if isinstance(out, NDArray) else list(out)
@@ -58,9 +71,9 @@ def _each(
 
 def multi_adamw_update(
     weights: Sequence[NDArray], grads: Sequence[NDArray], mean: Sequence[NDArray], var: Sequence[NDArray],
-    rescale_grad: Any, lrs: Sequence[float], wds: Sequence[float], etas: Sequence[float], out: Any = None,
-    size: int = 0, **options: Any,
-) -> list[Any]:  # fmt: skip
+    rescale_grad: Scalar | NDArray, lrs: Sequence[float], wds: Sequence[float], etas: Sequence[float],
+    out: NDArray | Sequence[NDArray] | None = None, size: int = 0, **options: object,
+) -> list[NDArray]:  # fmt: skip
     """Do :func:`adamw_update` for several weights, each with its own rates and as its own operation.
 
     Raises:
@@ -72,9 +85,9 @@ def multi_adamw_update(
 
 def multi_mp_adamw_update(
     weights: Sequence[NDArray], grads: Sequence[NDArray], mean: Sequence[NDArray], var: Sequence[NDArray],
-    weights32: Sequence[NDArray], rescale_grad: Any, lrs: Sequence[float], wds: Sequence[float],
-    etas: Sequence[float], out: Any = None, size: int = 0, **options: Any,
-) -> list[Any]:  # fmt: skip
+    weights32: Sequence[NDArray], rescale_grad: Scalar | NDArray, lrs: Sequence[float], wds: Sequence[float],
+    etas: Sequence[float], out: NDArray | Sequence[NDArray] | None = None, size: int = 0, **options: object,
+) -> list[NDArray]:  # fmt: skip
     """Do :func:`mp_adamw_update` for several weights; raises as :func:`multi_adamw_update`."""
     rates = {"lr": lrs, "wd": wds, "eta": etas}
     arrays = (weights, grads, mean, var, weights32)
@@ -96,7 +109,7 @@ def rand_zipfian(
     drawn = random.uniform(0, log_range, shape=(num_sampled,), dtype="float64", ctx=ctx)
     classes = (drawn.exp() - 1).astype("int64") % range_max
 
-    def expected(classes: Any) -> Any:
+    def expected(classes: NDArray) -> NDArray:
         wide = classes.astype("float64")
         return ((wide + 2.0) / (wide + 1.0)).log() / log_range * num_sampled
 

@@ -7,18 +7,19 @@ return an array or nested lists of arrays, in the same structure at every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.creation import concatenate, stack, zeros
 from weftplan.ndarray.operators import NAMESPACES
 
+Number = TypeVar("Number", int, bool)
 _Form = list[Any] | None
 """The nesting of arrays: None for an array, a list for a list or tuple."""
 
 
-def _flat(value: Any, what: str) -> tuple[list[NDArray], _Form]:
+def _flat(value: object, what: str) -> tuple[list[NDArray], _Form]:
     """Flatten ``value``; return its arrays and their nesting."""
     if isinstance(value, NDArray):
         return [value], None
@@ -51,7 +52,7 @@ class _Steps:
         self._rows: list[list[NDArray]] = []
         self._form: _Form = []
 
-    def add(self, output: Any) -> None:
+    def add(self, output: object) -> None:
         """Append the output of a step.
 
         Raises:
@@ -82,7 +83,7 @@ class _Steps:
         return _nested(results, self._form)
 
 
-def _number(value: Any, kind: Callable[[Any], Any], what: str) -> Any:
+def _number(value: Any, kind: type[Number], what: str) -> Number:
     """Convert ``value``, a number or an array of one element, to a Python number; wait for an array."""
     if hasattr(value, "asscalar"):
         value = value.asscalar()

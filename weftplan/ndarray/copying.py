@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from weftplan import device, engine
+from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.device.interconnect import way
 from weftplan.device.peers import PEER
@@ -21,6 +22,7 @@ from weftplan.errors import ShapeError
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.inline_calls import copy_inline
 from weftplan.ndarray.pushing import Value, computing, push_kernel
+from weftplan.support.array_types import RawArray
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 
@@ -68,7 +70,7 @@ def on_context(array: Array, context: Context) -> Array:
     return out
 
 
-def from_host(kind: type[Array], values: np.ndarray[Any, Any], context: Context) -> Array:
+def from_host(kind: type[Array], values: RawArray, context: Context) -> Array:
     """Make a new array on ``context`` with a copy of ``values``; return when they have been read."""
     out = kind(ARRAY_CHUNK.get()(context, values.nbytes), values.shape, values.dtype)
     if values.size:
@@ -104,7 +106,7 @@ def device_end(source: Context, target: Context) -> Context:
     return source if is_device(source) else target
 
 
-def _cast(target: Any, source: Any) -> None:
+def _cast(target: RawArray, source: RawArray) -> None:
     """Copy on one array module, casting."""
     if isinstance(target, np.ndarray):
         with np.errstate(all="ignore"):
@@ -113,7 +115,7 @@ def _cast(target: Any, source: Any) -> None:
         target[...] = source
 
 
-def _transfer(place: Any, target: Any, source: Any) -> None:
+def _transfer(place: Device, target: RawArray, source: RawArray) -> None:
     """Copy between contexts; a cast happens on the source's context, through a temporary."""
     if source.dtype == target.dtype:
         place.copy(target, source)

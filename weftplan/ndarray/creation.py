@@ -23,12 +23,13 @@ from weftplan.ndarray.memory.release import drain
 from weftplan.ndarray.pushing import Value, push_kernel
 from weftplan.ops.core.floats import is_float, is_number
 from weftplan.support import slots
+from weftplan.support.array_types import ArrayModule, Dims, DType, DTypeLike, RawArray, Scalar
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.slots import ARRAY_CHUNK
 
 
 @known_keywords()
-def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+def array(source_array: object, ctx: Context | None = None, dtype: DTypeLike | None = None) -> NDArray:
     """Return an array with a copy of ``source_array``: numbers, nested lists, NumPy arrays or NDArrays.
 
     Text of numbers and arrays of objects, such as columns of a file or of a table, are converted as NumPy does.
@@ -65,7 +66,7 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
     return from_host(values, context)
 
 
-def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str | None = None) -> NDArray:
+def empty(shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None, stype: str | None = None) -> NDArray:
     """Return an array of undefined values, float32 by default.
 
     Args:
@@ -87,7 +88,9 @@ def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str 
 
 
 @known_keywords()
-def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None) -> NDArray:
+def full(
+    shape: Dims, val: object, ctx: Context | None = None, dtype: DTypeLike | None = None, out: NDArray | None = None
+) -> NDArray:
     """Return an array filled with a number, or with values that broadcast to ``shape``.
 
     Args:
@@ -101,10 +104,9 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
         DTypeError: a number that is not finite for an integer dtype.
         ParameterError, ShapeError: ``val`` holds no numbers, or does not fit.
     """
-    number = isinstance(val, int | float | np.number | np.bool_)
     if out is None:
         context, dims, kind = check_context(ctx), check_shape(shape), check_dtype(dtype)
-        if number and context.device_type == "cpu":
+        if isinstance(val, arithmetic.NUMBERS) and context.device_type == "cpu":
             small = _small_fill(dims, kind)
             value = Value(arithmetic.scalar_as(kind, val))
             filled = None if small is None else run_inline(small, [value], NDArray, context, ())
@@ -113,7 +115,7 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
         target = fresh(context, dims, kind, None)
     else:
         target = out
-    if not number:
+    if not isinstance(val, arithmetic.NUMBERS):
         target[:] = val
         return target
     value = Value(arithmetic.scalar_as(target.dtype, val))
@@ -121,12 +123,12 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
     return target
 
 
-def _fill(target: Any, value: Any) -> None:
+def _fill(target: RawArray, value: Scalar) -> None:
     target.fill(value)
 
 
 @lru_cache(1024)
-def _small_fill(shape: tuple[int, ...], dtype: np.dtype[Any]) -> SmallWork | None:
+def _small_fill(shape: tuple[int, ...], dtype: DType) -> SmallWork | None:
     nbytes = math.prod(shape) * dtype.itemsize
     return (
         SmallWork(lambda value, out: out.fill(value), "full", shape, dtype, nbytes)
@@ -135,7 +137,7 @@ def _small_fill(shape: tuple[int, ...], dtype: np.dtype[Any]) -> SmallWork | Non
     )
 
 
-def zeros(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
+def zeros(shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None, **kwargs: Any) -> NDArray:
     """Return an array of zeros; ``stype`` may be ``default`` or ``row_sparse``.
 
     Args:
@@ -148,7 +150,7 @@ def zeros(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: A
     return full(shape, 0, ctx, dtype, _only_out("zeros", kwargs)).tostype(stype)
 
 
-def ones(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
+def ones(shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None, **kwargs: Any) -> NDArray:
     """Return an array filled with 1.
 
     Args:
@@ -160,12 +162,12 @@ def ones(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: An
     return full(shape, 1, ctx, dtype, _only_out("ones", kwargs))
 
 
-def zeros_like(data: NDArray, **kwargs: Any) -> NDArray:
+def zeros_like(data: NDArray, **kwargs: object) -> NDArray:
     """Return zeros with the shape, dtype and context of ``data``."""
     return full(data.shape, 0, data.context, data.dtype, _only_out("zeros_like", kwargs))
 
 
-def ones_like(data: NDArray, **kwargs: Any) -> NDArray:
+def ones_like(data: NDArray, **kwargs: object) -> NDArray:
     """Return an array filled with 1, with the shape, dtype and context of ``data``."""
     return full(data.shape, 1, data.context, data.dtype, _only_out("ones_like", kwargs))
 
@@ -177,7 +179,7 @@ def arange(
     repeat: int = 1,
     infer_range: bool | None = None,
     ctx: Context | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> NDArray:
     """Return numbers from ``start`` (0 if only one bound is given) to below ``stop``, each ``repeat`` times.
 
@@ -211,7 +213,12 @@ def arange(
 
 
 def linspace(
-    start: float, stop: float, num: int, endpoint: bool = True, ctx: Context | None = None, dtype: Any = None
+    start: float,
+    stop: float,
+    num: int,
+    endpoint: bool = True,
+    ctx: Context | None = None,
+    dtype: DTypeLike | None = None,
 ) -> NDArray:
     """Return ``num`` evenly spaced numbers from ``start`` to ``stop``.
 
@@ -226,7 +233,7 @@ def linspace(
     return array(np.linspace(start, stop, num, endpoint=endpoint), ctx, check_dtype(dtype))
 
 
-def eye(N: int, M: int = 0, k: int = 0, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+def eye(N: int, M: int = 0, k: int = 0, ctx: Context | None = None, dtype: DTypeLike | None = None) -> NDArray:
     """Return an ``N`` by ``M`` (0: ``N``) matrix with 1 on diagonal ``k`` and 0 elsewhere.
 
     Args:
@@ -274,11 +281,11 @@ def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = Tr
     return out
 
 
-def _join(xp: Any, axis: int, target: Any, *parts: Any) -> None:
+def _join(xp: ArrayModule, axis: int, target: RawArray, *parts: RawArray) -> None:
     xp.concatenate(parts, axis=axis, out=target)
 
 
-def stack(*arrays: Any, axis: int = 0, **kwargs: Any) -> NDArray:
+def stack(*arrays: Any, axis: int = 0, **kwargs: object) -> NDArray:
     """Stack arrays of equal shape along a new axis.
 
     Args:
@@ -298,7 +305,7 @@ def stack(*arrays: Any, axis: int = 0, **kwargs: Any) -> NDArray:
     return concatenate([part.reshape(shape) if part.shape else part.detach().reshape((1,)) for part in parts], axis)
 
 
-def _check_arrays(name: str, arrays: Sequence[Any]) -> None:
+def _check_arrays(name: str, arrays: Sequence[object]) -> None:
     for position, one in enumerate(arrays):
         if not isinstance(one, NDArray):
             raise DTypeError(f"{name}: number {position} must be an NDArray, got {type(one).__name__}")
@@ -393,7 +400,7 @@ def moveaxis(tensor: NDArray, source: int | Sequence[int], destination: int | Se
 
 
 def _operator_function(op: arithmetic.Binary, scalar: Callable[[Any, Any], Any]) -> Any:
-    def function(lhs: Any, rhs: Any) -> Any:
+    def function(lhs: object, rhs: object) -> Any:
         if isinstance(lhs, NDArray):
             return arithmetic.binary(op, lhs, rhs)
         if isinstance(rhs, NDArray):
@@ -424,7 +431,7 @@ modulo = _operator_function(arithmetic.MOD, operator.mod)
 _power = _operator_function(arithmetic.POW, operator.pow)
 
 
-def power(base: Any, exp: Any) -> Any:
+def power(base: NDArray | Scalar, exp: NDArray | Scalar) -> Any:
     """Return ``base`` to the power of ``exp``, elementwise with broadcasting; for two numbers, a number."""
     return _power(base, exp)
 
@@ -449,7 +456,7 @@ def waitall() -> None:
     drain()  # chunks that died meanwhile
 
 
-def check_shape(shape: Any) -> tuple[int, ...]:
+def check_shape(shape: Dims) -> tuple[int, ...]:
     """Return ``shape`` (an integer or a sequence) as a tuple of ints >= 0; raise ShapeError otherwise."""
     dims = (shape,) if isinstance(shape, int | np.integer) else shape
     try:
@@ -461,7 +468,7 @@ def check_shape(shape: Any) -> tuple[int, ...]:
     return checked
 
 
-def _refuse(dim: Any) -> int:
+def _refuse(dim: object) -> int:
     raise TypeError(f"{dim!r} is no dimension")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ QUIET = contextvars.Context()
 QUIET.run(np.seterr, all="ignore")
 
 
-def quietly(fn: Callable[..., object], *args: Any, **out: Any) -> None:
+def quietly(fn: Callable[..., object], *args: object, **out: object) -> None:
     """Call ``fn(*args, **out)`` as within ``numpy.errstate(all="ignore")``, whatever the thread has set.
 
     Context variables of the caller have their default values inside.

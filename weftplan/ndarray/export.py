@@ -13,6 +13,7 @@ import numpy as np
 
 from weftplan import device
 from weftplan.ndarray.base import NDArrayBase
+from weftplan.support.array_types import RawArray
 
 
 class _HostKeeper:
@@ -32,15 +33,17 @@ class _CudaKeeper:
 
     def __init__(self, array: NDArrayBase) -> None:
         self.kept = array.chunk, array.chunk.keeper
-        self.__cuda_array_interface__ = array.raw().__cuda_array_interface__
+        raw: Any = array.raw()
+        self.__cuda_array_interface__ = raw.__cuda_array_interface__
 
 
-def export(array: NDArrayBase) -> Any:
+def export(array: NDArrayBase) -> RawArray:
     """Return a NumPy or CuPy array that shares the memory and keeps it alive; wait for pending operations first.
 
     Planned memory of an executor moves when a larger executor joins its pool; earlier exports keep the old memory.
     """
     array.wait_to_write()
     if array.context.device_type == "gpu":
-        return device.get(array.context).xp.asarray(_CudaKeeper(array))
+        shared: RawArray = device.get(array.context).xp.asarray(_CudaKeeper(array))
+        return shared
     return np.asarray(_HostKeeper(array))

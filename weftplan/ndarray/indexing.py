@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 
 from weftplan import device
+from weftplan.device.context import Context, cpu
+from weftplan.engine import FnProperty
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ndarray.arithmetic import scalar_as
+from weftplan.ndarray.arithmetic import NUMBERS, scalar_as
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.copying import copy_into, on_context, route
 from weftplan.ndarray.inline_calls import copy_inline
 from weftplan.ndarray.pushing import Value, computing, push, push_kernel
 from weftplan.ops.core.floats import is_number
+from weftplan.support.array_types import RawArray, Scalar
 
-_NUMBERS = (bool, int, float, np.number, np.bool_)
 
-
-def getitem(array: Array, key: Any) -> Array:
+def getitem(array: Array, key: object) -> Array:
     """Return ``array[key]``: a view if the bytes are contiguous, else a new array.
 
     Raises:
@@ -63,7 +64,7 @@ def getitem(array: Array, key: Any) -> Array:
     out = _result(array, _advanced_shape(array, parts), "gather")
     indices, moved = _indices(array, parts)
 
-    def gather(source: Any, target: Any, *given: Any) -> None:
+    def gather(source: RawArray, target: RawArray, *given: RawArray) -> None:
         target[...] = source[indices(given)]
 
     reads = (array.var, *(index.var for index in moved))
@@ -71,7 +72,7 @@ def getitem(array: Array, key: Any) -> Array:
     return out
 
 
-def _rows(array: NDArrayBase, key: Any) -> tuple[int, int] | None:
+def _rows(array: NDArrayBase, key: object) -> tuple[int, int] | None:
     """Return the bounds of the consecutive rows that a slice selects, at least one; None for other keys."""
     if key.__class__ is slice and array.shape and (key.step is None or key.step.__class__ is int):
         begin, end, step = key.indices(array.shape[0])
@@ -84,7 +85,7 @@ def _result(array: Array, shape: tuple[int, ...], name: str) -> Array:
     return pending(array.__class__, array.context, shape, array.dtype, name)
 
 
-def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
+def setitem(array: NDArrayBase, key: object, value: object) -> None:
     """Push ``array[key] = value`` as one operation; ``value`` is a number, an array or nested lists.
 
     Raises:
@@ -106,13 +107,13 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
             part = _outline(array)[basic]
             shape, whole = part.shape, part.flags.c_contiguous
 
-        def indices(given: Sequence[Any]) -> Any:
+        def indices(given: Sequence[RawArray]) -> Any:
             return basic
 
     ndim = len(shape)
     operand: Any
     reads = [index.var for index in moved]
-    if isinstance(value, _NUMBERS):
+    if isinstance(value, NUMBERS):
         operand = Value(scalar_as(array.dtype, value))
     elif isinstance(value, array.__class__):
         _check_fits(array, shape, value.shape)
@@ -138,7 +139,7 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
         if alone and len(getattr(source, "shape", ())) <= ndim and copy_inline(operand, array, basic):
             return
 
-    def scatter(target: Any, source: Any, *index_arrays: Any) -> None:
+    def scatter(target: RawArray, source: RawArray | Scalar, *index_arrays: RawArray) -> None:
         _assign(target, indices(index_arrays), _trimmed(_on(target, source), ndim))
 
     if advanced or math.prod(shape) < array.size:
@@ -153,23 +154,21 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
     push_kernel(scatter, operands, reads, (array.var,), array.context, name=name)
 
 
-def route_from_host(array: NDArrayBase) -> tuple[Any, Any]:
+def route_from_host(array: NDArrayBase) -> tuple[FnProperty, Context]:
     """Return queue and context of an operation that copies host values to ``array``."""
-    from weftplan.device.context import cpu
-
     return route(cpu(), array.context)
 
 
-def _slice(key: Any, source: Any, target: Any) -> None:
+def _slice(key: Any, source: RawArray, target: RawArray) -> None:
     target[...] = source[key]
 
 
-def _assign(target: Any, key: Any, value: Any) -> None:
+def _assign(target: RawArray, key: Any, value: RawArray | Scalar) -> None:
     with np.errstate(all="ignore"):
         target[key] = value
 
 
-def _on(target: Any, value: Any) -> Any:
+def _on(target: RawArray, value: RawArray | Scalar) -> RawArray | Scalar:
     """Convert ``value`` to the array module of ``target``."""
     if isinstance(value, np.ndarray) and not isinstance(target, np.ndarray):
         import cupy
@@ -195,7 +194,7 @@ def _check_fits(array: NDArrayBase, shape: tuple[int, ...], given: tuple[int, ..
         raise ShapeError(f"cannot assign values of shape {given} to a part of shape {shape} of an array {array.shape}")
 
 
-def _parse(array: NDArrayBase, key: Any) -> tuple[tuple[Any, ...], bool]:
+def _parse(array: NDArrayBase, key: object) -> tuple[tuple[Any, ...], bool]:
     """Return the key as a tuple for NumPy, still with integer NDArrays, and whether it contains arrays."""
     advanced = False
     parts: list[Any] = []
@@ -217,7 +216,7 @@ def _parse(array: NDArrayBase, key: Any) -> tuple[tuple[Any, ...], bool]:
     return tuple(parts), advanced
 
 
-def _host_index(array: NDArrayBase, part: Any) -> np.ndarray[Any, Any]:
+def _host_index(array: NDArrayBase, part: Sequence[object] | RawArray) -> RawArray:
     """Convert a list or array in a key to integers or booleans."""
     if not isinstance(part, np.ndarray | range) and any(isinstance(item, array.__class__) for item in part):
         part = [item.item() if isinstance(item, array.__class__) else item for item in part]
@@ -236,7 +235,7 @@ def _basic(parts: tuple[Any, ...]) -> tuple[Any, ...]:
     return parts if Ellipsis in parts else (*parts, Ellipsis)
 
 
-def _outline(array: NDArrayBase) -> np.ndarray[Any, Any]:
+def _outline(array: NDArrayBase) -> RawArray:
     """Return a NumPy array with the shape and strides of ``array``, to compute the part that a key selects.
 
     Its values must not be read: it has no memory of its own, and the memory of ``array`` may not be allocated until the
@@ -253,7 +252,7 @@ def _strides(array: NDArrayBase) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _address(view: np.ndarray[Any, Any]) -> int:
+def _address(view: RawArray) -> int:
     return int(view.__array_interface__["data"][0])
 
 
@@ -272,7 +271,7 @@ def _indices(array: NDArrayBase, parts: tuple[Any, ...]) -> tuple[Callable[[Sequ
     known = [None if isinstance(part, cls) else part for part in parts]
     live = [isinstance(part, cls) for part in parts]
 
-    def key(given: Sequence[Any]) -> tuple[Any, ...]:
+    def key(given: Sequence[RawArray]) -> tuple[Any, ...]:
         following = iter(given)
         with np.errstate(invalid="ignore"):  # NaN becomes a number that is out of range
             return tuple(

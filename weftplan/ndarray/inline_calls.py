@@ -24,13 +24,15 @@ import numpy as np
 
 from weftplan import engine
 from weftplan.device.context import Context
+from weftplan.engine.core import Engine
 from weftplan.engine.var import Var
-from weftplan.ndarray.base import Array
+from weftplan.ndarray.base import Array, NDArrayBase
 from weftplan.ndarray.errstate import QUIET
 from weftplan.ndarray.memory.chunk import Chunk
 from weftplan.ndarray.memory.release import CLOSED, FreeList, dead, free_list_for, sweep
 from weftplan.ndarray.pushing import Value
 from weftplan.storage import recording, registry
+from weftplan.support.array_types import DType, RawArray
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 MOST_BYTES = 32 * 1024
@@ -61,7 +63,7 @@ class SmallWork:
         kernel: Callable[..., object],
         name: str,
         shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        dtype: DType,
         nbytes: int,
         workspace: int = 0,
     ) -> None:
@@ -75,7 +77,7 @@ class SmallWork:
 
 
 def run_inline(
-    work: SmallWork, operands: Sequence[Any], kind: type[Array], context: Context, reads: Sequence[Var]
+    work: SmallWork, operands: Sequence[NDArrayBase | Value], kind: type[Array], context: Context, reads: Sequence[Var]
 ) -> Array | None:
     """Return the result of ``work`` as a new array; None if it must be pushed.
 
@@ -96,8 +98,8 @@ def run_inline(
 
 def write_inline(
     kernel: Callable[..., object],
-    operands: Sequence[Any],
-    written: Sequence[Any],
+    operands: Sequence[NDArrayBase | Value],
+    written: Sequence[NDArrayBase],
     states: Sequence[int] = (),
     workspace: int = 0,
 ) -> bool:
@@ -113,7 +115,7 @@ def write_inline(
     return _within(Computed(kernel, operands, written, states, workspace), operands, written)
 
 
-def copy_inline(source: Any, target: Any, key: Any = ...) -> bool:
+def copy_inline(source: NDArrayBase | Value, target: NDArrayBase, key: object = ...) -> bool:
     """Run ``target[key] = source`` inline, with NumPy's casts; return False, with nothing done, if it must be pushed.
 
     Args:
@@ -124,12 +126,15 @@ def copy_inline(source: Any, target: Any, key: Any = ...) -> bool:
     return _within(partial(_copy, source, target, key), (source,), (target,), most)
 
 
-def _copy(source: Any, target: Any, key: Any) -> None:
+def _copy(source: NDArrayBase | Value, target: NDArrayBase, key: object) -> None:
     QUIET.copy().run(setitem, target.ready, key, source.ready)
 
 
 def _within(
-    work: Callable[[], object], operands: Sequence[Any], written: Sequence[Any], most: int = MOST_BYTES
+    work: Callable[[], object],
+    operands: Sequence[NDArrayBase | Value],
+    written: Sequence[NDArrayBase],
+    most: int = MOST_BYTES,
 ) -> bool:
     """Run ``work`` in the engine's region if all arrays are in host memory and take at most ``most`` bytes.
 
@@ -147,9 +152,9 @@ def _within(
         nbytes += array.ready.nbytes
         writes.append(chunk.var)
     for operand in operands:
-        ready = operand.ready
-        if operand.__class__ is Value:
+        if type(operand) is Value:
             continue
+        ready = operand.ready
         if ready is None or operand.chunk.context.device_type != "cpu":
             return False
         nbytes += ready.nbytes
@@ -167,8 +172,8 @@ class Computed:
     def __init__(
         self,
         kernel: Callable[..., object],
-        operands: Sequence[Any],
-        written: Sequence[Any],
+        operands: Sequence[NDArrayBase | Value],
+        written: Sequence[NDArrayBase],
         states: Sequence[int],
         workspace: int,
     ) -> None:
@@ -195,7 +200,9 @@ class Computed:
             array.ready[...] = values
 
 
-def _compute(work: SmallWork, operands: Sequence[Any], kind: type[Array], context: Context, current: Any) -> Array:
+def _compute(
+    work: SmallWork, operands: Sequence[NDArrayBase | Value], kind: type[Array], context: Context, current: Engine
+) -> Array:
     raws = []
     for operand in operands:
         raw = operand.ready
@@ -233,7 +240,7 @@ def _compute(work: SmallWork, operands: Sequence[Any], kind: type[Array], contex
     return out
 
 
-def _entry(free_list: FreeList, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, name: str) -> Any:
+def _entry(free_list: FreeList, shape: tuple[int, ...], dtype: DType, nbytes: int, name: str) -> Any:
     """Take an entry from the free list, or make a new entry."""
     if free_list.entries:
         entry = free_list.entries.pop()
@@ -246,7 +253,7 @@ def _entry(free_list: FreeList, shape: tuple[int, ...], dtype: np.dtype[Any], nb
     return Var(free_list.engine, name), partial(resource.free, allocation), raw, np.ndarray(shape, dtype, raw)
 
 
-def _with_scratch(work: SmallWork, raws: list[Any], view: Any, context: Context) -> None:
+def _with_scratch(work: SmallWork, raws: list[object], view: RawArray, context: Context) -> None:
     """Run the kernel with a workspace from a free list."""
     free_list = work.scratch
     own = work.free_list

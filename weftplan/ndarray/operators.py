@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from weftplan.errors import did_you_mean
-from weftplan.ndarray.calls.call_cache import Repeated, call
+from weftplan.ndarray.array import NDArray
+from weftplan.ndarray.calls.call_cache import Calls, call
 from weftplan.ops.core import registry
 from weftplan.ops.core.signatures import document, signature
 
@@ -21,9 +22,9 @@ def function(name: str) -> Any:
     if name.startswith("__") or not registry.contains(name):
         return None
     op = registry.get(name)
-    cache: dict[Any, Repeated | None] = {}
+    cache: Calls = {}
 
-    def operator(*args: Any, **kwargs: Any) -> Any:
+    def operator(*args: object, **kwargs: object) -> NDArray | list[NDArray]:
         return call(cache, name, args, kwargs)
 
     operator.__name__ = operator.__qualname__ = name

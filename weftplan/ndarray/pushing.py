@@ -6,33 +6,49 @@ This module keeps no state; any thread that may push may call it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, final
 
 from weftplan import device, engine
+from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
+from weftplan.engine.var import Var
 from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.release import dead, sweep
 from weftplan.support.slots import MAKE_ROOM
 
 
+class Operand(Protocol):
+    """An argument of a kernel: an array, whose memory is looked up when the operation runs, or a :class:`Value`."""
+
+    @property
+    def ready(self) -> object:
+        """The result of :meth:`raw`, or None if it is still to be looked up."""
+        ...
+
+    def raw(self) -> object:
+        """Return the object that the kernel gets."""
+        ...
+
+
+@final
 class Value:
     """An operand that a kernel gets unchanged, among arrays: a number or a NumPy array."""
 
     __slots__ = ("ready",)
 
-    def __init__(self, value: Any) -> None:
-        self.ready = value
+    def __init__(self, value: object) -> None:
+        self.ready: Any = value
 
-    def raw(self) -> Any:
+    def raw(self) -> object:
         """Return the value."""
         return self.ready
 
 
-def work(ctx: Context, kernel: Callable[..., object], operands: list[Any]) -> Callable[[], object]:
+def work(ctx: Context, kernel: Callable[..., object], operands: list[Operand]) -> Callable[[], object]:
     """Return an operation's function on ``ctx``, which calls ``kernel`` with the raw arrays of ``operands``.
 
     It empties the list if it fails. Each operand has a method ``raw`` and an attribute ``ready``: the result of
@@ -45,7 +61,7 @@ def work(ctx: Context, kernel: Callable[..., object], operands: list[Any]) -> Ca
     return computing(kernel, operands)
 
 
-def computing(kernel: Callable[..., object], operands: list[Any]) -> Callable[[], object]:
+def computing(kernel: Callable[..., object], operands: list[Operand]) -> Callable[[], object]:
     """Return an operation's function, which calls ``kernel`` with the raw arrays of ``operands``.
 
     While arrays may be offloaded, it allocates their memory jointly.
@@ -55,7 +71,7 @@ def computing(kernel: Callable[..., object], operands: list[Any]) -> Callable[[]
     return partial(compute, partial(_together, kernel), [Value(operands)])
 
 
-def compute(kernel: Callable[..., object], operands: list[Any]) -> None:
+def compute(kernel: Callable[..., object], operands: list[Operand]) -> None:
     """Call ``kernel`` with the raw arrays of ``operands``; empty the list if it fails."""
     # The var holds the error, whose traceback holds the frames. So drop the arrays from them, or each array would keep
     # itself and the other arrays alive.
@@ -69,7 +85,7 @@ def compute(kernel: Callable[..., object], operands: list[Any]) -> None:
         raise
 
 
-def _together(kernel: Callable[..., object], operands: list[Any]) -> None:
+def _together(kernel: Callable[..., object], operands: list[Operand]) -> None:
     """Call ``kernel`` with the raw arrays of ``operands``, allocated jointly; empty the list if it fails."""
     try:
         joint_allocation.run(partial(_raws, operands), partial(_call, kernel))
@@ -78,7 +94,7 @@ def _together(kernel: Callable[..., object], operands: list[Any]) -> None:
         raise
 
 
-def holding(arrays: Sequence[Any], fn: Callable[..., object]) -> Callable[..., object]:
+def holding(arrays: Sequence[Operand], fn: Callable[..., object]) -> Callable[..., object]:
     """Wrap ``fn`` for an operation that looks up the raw arrays of ``arrays`` itself.
 
     While arrays may be offloaded, ``fn`` is called with all of them in memory, and they stay there until it returns.
@@ -86,10 +102,10 @@ def holding(arrays: Sequence[Any], fn: Callable[..., object]) -> Callable[..., o
     return fn if MAKE_ROOM.value is None else partial(_holding, list(arrays), fn)
 
 
-def _holding(arrays: list[Any], fn: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
+def _holding(arrays: list[Operand], fn: Callable[..., object], *args: object, **kwargs: object) -> object:
     result = None
 
-    def use(raws: list[Any]) -> None:
+    def use(raws: list[object]) -> None:
         nonlocal result
         del raws
         result = fn(*args, **kwargs)
@@ -98,15 +114,15 @@ def _holding(arrays: list[Any], fn: Callable[..., object], *args: Any, **kwargs:
     return result
 
 
-def _raws(operands: list[Any]) -> list[Any]:
+def _raws(operands: list[Operand]) -> list[object]:
     return [operand.raw() if (ready := operand.ready) is None else ready for operand in operands]
 
 
-def _call(kernel: Callable[..., object], raws: list[Any]) -> None:
+def _call(kernel: Callable[..., object], raws: list[object]) -> None:
     kernel(*raws)
 
 
-def _launch(place: Any, kernel: Callable[..., object], *raws: Any) -> None:
+def _launch(place: Device, kernel: Callable[..., object], *raws: object) -> None:
     """Enqueue the kernel on a device; the host has already allocated its memory."""
     place.launch(partial(kernel, *raws))
 
@@ -116,7 +132,7 @@ class _Inheriting:
 
     __slots__ = ("fn", "inherits")
 
-    def __init__(self, fn: Callable[..., object], inherits: Sequence[Any]) -> None:
+    def __init__(self, fn: Callable[..., object], inherits: Sequence[Var]) -> None:
         self.fn = fn
         self.inherits = inherits
 
@@ -124,7 +140,7 @@ class _Inheriting:
         return self.fn()
 
 
-def keep_failures(fn: Callable[..., object], variables: Sequence[Any]) -> Callable[..., object]:
+def keep_failures(fn: Callable[..., object], variables: Sequence[Var]) -> Callable[..., object]:
     """Wrap ``fn`` for an operation that overwrites ``variables`` only in part, so that it clears no failure."""
     failed = [var for var in variables if var.failure is not None]
     return _Inheriting(fn, failed) if failed else fn
@@ -132,9 +148,9 @@ def keep_failures(fn: Callable[..., object], variables: Sequence[Any]) -> Callab
 
 def push_kernel(
     kernel: Callable[..., object],
-    operands: list[Any],
-    reads: Sequence[Any],
-    writes: Sequence[Any],
+    operands: list[Operand],
+    reads: Sequence[Var],
+    writes: Sequence[Var],
     ctx: Context,
     *,
     prop: FnProperty = FnProperty.NORMAL,
@@ -149,23 +165,25 @@ def push_kernel(
         enqueues: on a device with streams the kernel enqueues its work itself.
     """
     if engine.get().has_failed:
-        reads = (*reads, *(array.var for array in operands if _is_part(array) and array.var in writes))
+        reads = (*reads, *(var for var in _vars_of_parts(operands) if var in writes))
     if (room := MAKE_ROOM.value) is not None:
         reads = (*reads, *room(ctx, operands))
     fn = computing(kernel, operands) if enqueues else work(ctx, kernel, operands)
     _push(fn, reads, writes, ctx, prop, priority, name)
 
 
-def _is_part(operand: Any) -> bool:
-    """Return whether an array is only a part of its chunk, whose single var orders all of it."""
-    chunk = getattr(operand, "chunk", None)
-    return chunk is not None and operand.size * operand.dtype.itemsize < chunk.nbytes
+def _vars_of_parts(operands: Sequence[Any]) -> Iterator[Var]:
+    """Yield the vars of arrays that are only a part of their chunk, whose single var orders all of it."""
+    for operand in operands:
+        chunk = getattr(operand, "chunk", None)
+        if chunk is not None and operand.size * operand.dtype.itemsize < chunk.nbytes:
+            yield chunk.var
 
 
 def push(
     fn: Callable[[], object],
-    reads: Sequence[Any],
-    writes: Sequence[Any],
+    reads: Sequence[Var],
+    writes: Sequence[Var],
     ctx: Context,
     *,
     prop: FnProperty = FnProperty.NORMAL,
@@ -181,8 +199,8 @@ def push(
 
 def _push(
     fn: Callable[[], object],
-    reads: Sequence[Any],
-    writes: Sequence[Any],
+    reads: Sequence[Var],
+    writes: Sequence[Var],
     ctx: Context,
     prop: FnProperty,
     priority: int,

@@ -25,6 +25,7 @@ from weftplan.ndarray.randomness import fills
 from weftplan.ndarray.randomness.draws import UNSET, block_shape, push_draw, sample, target_of, wanted_dtype
 from weftplan.ndarray.randomness.seeds import get_state, next_key, seed, set_state
 from weftplan.ops.core.schema import OpContext
+from weftplan.support.array_types import ArrayModule, Dims, DTypeLike, Generator, RawArray, Scalar
 from weftplan.support.keyword_errors import known_keywords
 
 __all__ = [
@@ -59,10 +60,10 @@ if not TYPE_CHECKING:  # for a type checker a name that is not there is an error
 
 @known_keywords()
 def uniform(
-    low: Any = 0,
-    high: Any = 1,
-    shape: Any = UNSET,
-    dtype: Any = None,
+    low: NDArray | Scalar = 0,
+    high: NDArray | Scalar = 1,
+    shape: Dims | None = UNSET,
+    dtype: DTypeLike | None = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
     *,
@@ -92,10 +93,10 @@ def uniform(
 
 @known_keywords()
 def normal(
-    loc: Any = 0,
-    scale: Any = 1,
-    shape: Any = UNSET,
-    dtype: Any = None,
+    loc: NDArray | Scalar = 0,
+    scale: NDArray | Scalar = 1,
+    shape: Dims | None = UNSET,
+    dtype: DTypeLike | None = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
     *,
@@ -123,9 +124,9 @@ def normal(
 @known_keywords()
 def randn(
     *shape: int,
-    loc: Any = 0,
-    scale: Any = 1,
-    dtype: Any = None,
+    loc: NDArray | Scalar = 0,
+    scale: NDArray | Scalar = 1,
+    dtype: DTypeLike | None = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
     name: str | None = None,
@@ -148,8 +149,8 @@ def randn(
 def randint(
     low: int,
     high: int,
-    shape: Any = UNSET,
-    dtype: Any = None,
+    shape: Dims | None = UNSET,
+    dtype: DTypeLike | None = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
     *,
@@ -179,7 +180,7 @@ def randint(
     if wanted.kind not in "iu":
         raise DTypeError(f"randint: the dtype must be an integer, got {wanted}")
 
-    def draw(generator: Any, target: Any, xp: Any) -> None:
+    def draw(generator: Generator, target: RawArray, xp: ArrayModule) -> None:
         target[...] = generator.integers(low, high, target.shape, dtype=np.int64)
 
     return push_draw(draw, (), target_of(shape, wanted, ctx, out, "randint"), "randint")
@@ -187,9 +188,9 @@ def randint(
 
 @known_keywords()
 def exponential(
-    scale: Any = 1,
-    shape: Any = UNSET,
-    dtype: Any = None,
+    scale: NDArray | Scalar = 1,
+    shape: Dims | None = UNSET,
+    dtype: DTypeLike | None = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
     *,
@@ -211,10 +212,10 @@ def exponential(
 
 @known_keywords()
 def gamma(
-    alpha: Any = 1,
-    beta: Any = 1,
-    shape: Any = UNSET,
-    dtype: Any = None,
+    alpha: NDArray | Scalar = 1,
+    beta: NDArray | Scalar = 1,
+    shape: Dims | None = UNSET,
+    dtype: DTypeLike | None = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
     *,
@@ -237,9 +238,9 @@ def gamma(
 
 @known_keywords()
 def poisson(
-    lam: Any = 1,
-    shape: Any = UNSET,
-    dtype: Any = None,
+    lam: NDArray | Scalar = 1,
+    shape: Dims | None = UNSET,
+    dtype: DTypeLike | None = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
     *,
@@ -261,10 +262,10 @@ def poisson(
 
 @known_keywords()
 def negative_binomial(
-    k: Any = 1,
-    p: Any = 1,
-    shape: Any = UNSET,
-    dtype: Any = None,
+    k: NDArray | Scalar = 1,
+    p: NDArray | Scalar = 1,
+    shape: Dims | None = UNSET,
+    dtype: DTypeLike | None = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
     *,
@@ -287,10 +288,10 @@ def negative_binomial(
 
 @known_keywords()
 def generalized_negative_binomial(
-    mu: Any = 1,
-    alpha: Any = 1,
-    shape: Any = UNSET,
-    dtype: Any = None,
+    mu: NDArray | Scalar = 1,
+    alpha: NDArray | Scalar = 1,
+    shape: Dims | None = UNSET,
+    dtype: DTypeLike | None = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
     *,
@@ -334,7 +335,7 @@ def shuffle(data: NDArray, out: NDArray | None = None, *, name: str | None = Non
     order = OpContext(np, random_key=key).generator().permutation(data.shape[0])
     xp = device.get(data.context).xp
 
-    def permute(source: Any, target: Any) -> None:
+    def permute(source: RawArray, target: RawArray) -> None:
         target[...] = source[xp.asarray(order)]
 
     push_kernel(permute, [data, out], (data.var,), (out.var,), data.context, name="shuffle")
@@ -344,10 +345,10 @@ def shuffle(data: NDArray, out: NDArray | None = None, *, name: str | None = Non
 @known_keywords()
 def multinomial(
     data: NDArray,
-    shape: Any = UNSET,
+    shape: Dims | None = UNSET,
     get_prob: bool = False,
     out: NDArray | Sequence[NDArray] | None = None,
-    dtype: Any = "int32",
+    dtype: DTypeLike | None = "int32",
     *,
     name: str | None = None,
 ) -> NDArray | list[NDArray]:
@@ -381,7 +382,7 @@ def multinomial(
     key, xp = next_key(data.context), device.get(data.context).xp
     count = math.prod(block)
 
-    def draw(source: Any, target: Any, chosen: Any = None) -> None:
+    def draw(source: RawArray, target: RawArray, chosen: RawArray | None = None) -> None:
         probability = source.reshape(-1, source.shape[-1]).astype(np.float64)
         bound = xp.cumsum(probability, axis=1)
         points = OpContext(xp, random_key=key).generator().random((probability.shape[0], count)) * bound[:, -1:]

@@ -7,8 +7,8 @@ only, are absent on purpose.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from weftplan.ndarray import creation
 from weftplan.ndarray.array import NDArray, fresh, from_host
 from weftplan.ndarray.base import check_context, check_dtype
 from weftplan.support import slots
+from weftplan.support.array_types import Dims, DTypeLike, RawArray
 
 __all__ = ["BaseSparseNDArray", "RowSparseNDArray", "array", "empty", "row_sparse_array", "zeros"]
 
@@ -49,7 +50,7 @@ class RowSparseNDArray(BaseSparseNDArray):
         """The rows that are not all zero; waits for the values."""
         return from_host(self.asnumpy()[self._rows()], self.context)
 
-    def _rows(self) -> np.ndarray[Any, Any]:
+    def _rows(self) -> RawArray:
         values = self.asnumpy().reshape(self.shape[0], -1)
         return np.flatnonzero((values != 0).any(axis=1)).astype(np.int64)
 
@@ -64,8 +65,8 @@ class RowSparseNDArray(BaseSparseNDArray):
         return super().copyto(other, priority=priority)
 
 
-def _dense(name: str) -> Callable[..., Any]:
-    def operate(self: RowSparseNDArray, *operands: Any) -> Any:
+def _dense(name: str) -> Callable[..., object]:
+    def operate(self: RowSparseNDArray, *operands: object) -> object:
         dense = self.tostype("default")
         result = getattr(dense, name)(
             *(operand.tostype("default") if isinstance(operand, RowSparseNDArray) else operand for operand in operands)
@@ -93,7 +94,9 @@ def as_row_sparse(array: NDArray) -> RowSparseNDArray:
 slots.ARRAY_AS_ROW_SPARSE.fill(as_row_sparse)
 
 
-def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: Any = None) -> RowSparseNDArray:
+def row_sparse_array(
+    arg1: object, shape: Sequence[int] | None = None, ctx: Context | None = None, dtype: DTypeLike | None = None
+) -> RowSparseNDArray:
     """Make a ``row_sparse`` array from ``(rows, their numbers)``, or from a dense array.
 
     Raises:
@@ -119,11 +122,11 @@ def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, d
     return as_row_sparse(from_host(values.astype(wanted or default_dtype), check_context(ctx)))
 
 
-def _host(value: Any) -> np.ndarray[Any, Any]:
+def _host(value: object) -> RawArray:
     return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
 
 
-def zeros(stype: str, shape: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+def zeros(stype: str, shape: Dims, ctx: Context | None = None, dtype: DTypeLike | None = None) -> NDArray:
     """Return zeros with a storage type, ``default`` or ``row_sparse``."""
     return creation.zeros(shape, ctx, dtype).tostype(stype)
 
@@ -136,14 +139,14 @@ def cast_storage(data: NDArray, stype: str) -> NDArray:
     return data.tostype("default").copy().tostype(stype)
 
 
-def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> RowSparseNDArray:
+def array(source_array: object, ctx: Context | None = None, dtype: DTypeLike | None = None) -> RowSparseNDArray:
     """Return a copy of a ``row_sparse`` array."""
     if not isinstance(source_array, RowSparseNDArray):
         raise ParameterError(f"mx.nd.sparse.array copies row_sparse arrays, got {type(source_array).__name__}")
     return row_sparse_array(source_array.tostype("default"), ctx=ctx, dtype=dtype)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(name)
     if name in ("csr_matrix", "CSRNDArray"):

@@ -6,8 +6,7 @@ whose gradient is to be multiplied by a number that changes while training runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from weftplan.ops.core.rules import (
 )
 from weftplan.ops.core.schema import DType, EntryRef, GradientBuilder, InplacePair, Op, Param, Params, Workspace
 from weftplan.ops.elementwise.add_n import p_count
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -42,7 +41,7 @@ def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 @workspace_kernel
-def _casts(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
+def _casts(ctx: Workspace, p: Params, *arrays: Any) -> None:
     count = len(arrays) // 2
     for source, out in zip(arrays[:count], arrays[count:], strict=True):
         if out is not None:
@@ -65,7 +64,7 @@ register(
 backward("amp_cast", _casts, ("ograd",), inplace=UNARY_INPLACE)
 
 
-def _names(prefix: str) -> Any:
+def _names(prefix: str) -> Callable[[Params], tuple[str, ...]]:
     return lambda params: tuple(f"{prefix}{k}" for k in range(params["num_outputs"]))
 
 
@@ -136,13 +135,13 @@ def _scaled_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 @kernel
-def _forwards(xp: ModuleType, p: Params, data: RawArray, scale: RawArray, out: RawArray) -> None:
+def _forwards(xp: ArrayModule, p: Params, data: RawArray, scale: RawArray | None, out: RawArray) -> None:
     if out is not data:
         xp.copyto(out, data)
 
 
 @kernel
-def _scales(xp: ModuleType, p: Params, ograd: RawArray, scale: RawArray, out: RawArray) -> None:
+def _scales(xp: ArrayModule, p: Params, ograd: RawArray, scale: RawArray, out: RawArray) -> None:
     xp.multiply(ograd, scale, out=out)
 
 

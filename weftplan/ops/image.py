@@ -6,13 +6,12 @@ batch axis.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.core.forms import kernel, workspace_kernel
+from weftplan.ops.core.forms import ArrayKernel, kernel, workspace_kernel
 from weftplan.ops.core.params import p_float, p_int, p_tuple
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import (
@@ -29,7 +28,7 @@ from weftplan.ops.core.rules import (
     zero_gradient,
 )
 from weftplan.ops.core.schema import Op, Param, Params, Shape, Workspace
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _floats = p_tuple(p_float)
 FLOAT = np.dtype(np.float32)
@@ -62,11 +61,12 @@ def _normalize_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return list(new_ins), list(new_outs)
 
 
-def _of_channels(ctx: Workspace, values: tuple[float, ...], like: RawArray) -> Any:
+def _of_channels(ctx: Workspace, values: tuple[float, ...], like: RawArray) -> RawArray:
     """The parameter as an array that broadcasts against images."""
     channels = like.shape[-3]
     chosen = values * channels if len(values) == 1 else values[:channels]
-    return ctx.xp.asarray(np.array(chosen).reshape(-1, 1, 1), dtype=like.dtype)
+    channel_values: RawArray = ctx.xp.asarray(np.array(chosen).reshape(-1, 1, 1), dtype=like.dtype)
+    return channel_values
 
 
 @workspace_kernel
@@ -114,7 +114,7 @@ def _tensor_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DT
 
 
 @kernel
-def _to_tensor(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
+def _to_tensor(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     xp.copyto(xp.moveaxis(out, -3, -1), data, casting="unsafe")
     xp.divide(out, 255.0, out=out)
 
@@ -166,12 +166,12 @@ def _window(params: Params, image: RawArray) -> RawArray:
 
 
 @kernel
-def _crop(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
+def _crop(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     xp.copyto(out, _window(p, data))
 
 
 @kernel
-def _crop_backward(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
+def _crop_backward(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
     out.fill(0)
     xp.copyto(_window(p, out), ograd)
 
@@ -200,9 +200,9 @@ def _flip_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return list(new_ins), list(new_outs)
 
 
-def _flip(axis: int) -> Any:
+def _flip(axis: int) -> ArrayKernel:
     @kernel
-    def compute(xp: Any, p: Params, data: Any, out: Any) -> None:
+    def compute(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
         turned: list[Any] = [slice(None)] * data.ndim
         turned[axis] = slice(None, None, -1)
         xp.copyto(out, data[tuple(turned)])

@@ -7,7 +7,6 @@ operator computes in these integers; calibrated models hold these nodes at their
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from weftplan.ops.core.params import p_enum, p_float, p_optional
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape
 from weftplan.ops.core.schema import Op, Param, Params
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, DType, RawArray
 
 _FLOAT = np.dtype(np.float32)
 _ONE = (1,)
@@ -33,7 +32,7 @@ def _shapes(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     return [data, *ranges], [data, *(merge_shape(s, _ONE, "a range of a quantization") for s in outs[1:])]
 
 
-def _kind(params: Params) -> np.dtype[Any]:
+def _kind(params: Params) -> DType:
     """Return the dtype of the result; ``auto`` is uint8 if the calibrated range has no negative values."""
     kind = params["out_type"]
     if kind == "auto":
@@ -48,13 +47,13 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return inputs, [merge_dtype(out, kind, "output of a quantization") for out, kind in zip(outs, kinds, strict=True)]
 
 
-def _fill(out: Any, value: object) -> None:
+def _fill(out: RawArray | None, value: RawArray) -> None:
     if out is not None:
         out[...] = value
 
 
 @kernel(scratch=lambda p, data, *others: [(data.shape, _FLOAT)])
-def _quantize(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
+def _quantize(xp: ArrayModule, p: Params, *arrays: Any) -> None:
     *inputs, output, min_output, max_output, room = arrays
     x = inputs[0]
     first = len(inputs) == 3
@@ -88,7 +87,7 @@ def _dequantize_dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DType
 
 @kernel
 def _dequantize(
-    xp: ModuleType, p: Params, data: RawArray, min_range: RawArray, max_range: RawArray, out: RawArray
+    xp: ArrayModule, p: Params, data: RawArray, min_range: RawArray, max_range: RawArray, out: RawArray
 ) -> None:
     (x, least, most) = (data, min_range, max_range)
     reach = xp.maximum(xp.abs(least), xp.abs(most))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import weftplan.ops.compiled.batch_norm.implementation
 import weftplan.ops.cuda.batch_norm  # noqa: F401 - both offer the kernels that are offered again here
@@ -25,13 +25,16 @@ _BASE = get("BatchNorm")
 _SHARED = ("eps", "momentum", "fix_gamma", "use_global_stats", "output_mean_var")
 
 
-def _of_base(params: Params) -> dict[str, Any]:
+def _of_base(params: Params) -> Params:
     """Return the parameters for BatchNorm; the channels are axis 1."""
     told = {param.name: param.default for param in _BASE.params}
     return {**told, **{name: params[name] for name in _SHARED}, "axis": 1}
 
 
-def _without_var(outputs: Sequence[object]) -> list[Any]:
+Output = TypeVar("Output")
+
+
+def _without_var(outputs: Sequence[Output]) -> list[Output]:
     """BatchNorm's outputs among (output, mean, var, inverse)."""
     return [*outputs[:2], *outputs[3:]]
 

@@ -7,11 +7,9 @@ Importing the package gives symbols their method ``plan``.
 
 from __future__ import annotations
 
-from weftplan.planner.budget import plan_within
-from weftplan.planner.drafts import plan_program
+from weftplan.planner.drafts import plan_program, plan_within
 from weftplan.planner.inplace import Kind
-from weftplan.planner.labels import Bar
-from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.memory_plan import Bar, MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing import Packing, pack
 from weftplan.planner.symbolic.estimate import plan

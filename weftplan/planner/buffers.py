@@ -1,7 +1,4 @@
-"""Buffers, which have to be placed: groups of entries and the scratch of nodes, with sizes and lifetimes.
-
-They are made of an assignment of storages; ``slabs.py`` gives them their places.
-"""
+"""Buffers, the units of placement: groups of entries and the scratch of nodes, with sizes and lifetimes."""
 
 from __future__ import annotations
 
@@ -11,12 +8,11 @@ from functools import cached_property
 import numpy as np
 
 from weftplan.device.context import Context
-from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment, Kind
 from weftplan.planner.liveness import MOST_STEPS, lifetimes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing.reuse import Precedence
-from weftplan.planner.program import Program, scratch_of
+from weftplan.planner.program import IntArray, Program, scratch_of
 
 
 class Buffers:

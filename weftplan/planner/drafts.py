@@ -2,22 +2,28 @@
 
 This file decides whether another order is used, and calls recomputation and spilling if a budget or a policy asks for
 them. Plans without a budget are cached, since a budget asks for them again. :func:`plan_program` is the door for front
-ends that have a program and no symbol.
+ends that have a program and no symbol. :func:`plan_within` fits everything into a number of bytes:
+``PlanOptions.budget`` limits the planned peak alone, because recomputation can change nothing else, while arguments,
+gradients and states share the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import TypeVar
 
+from weftplan.device.amounts import pasteable
 from weftplan.device.context import Context
-from weftplan.planner import recompute, spill
-from weftplan.planner.graph import Graph
+from weftplan.errors import BudgetError
+from weftplan.planner import recompute
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.order import choose_order
-from weftplan.planner.program import Program
+from weftplan.planner.program import Graph, Program
+from weftplan.planner.spill import budget as spill
 from weftplan.planner.strategies import Draft, plan_graph
 from weftplan.support.tensor_types import DType, Req, Shape
 
@@ -122,7 +128,8 @@ class Drafts:
         ``most_time``: in place of a rule's choice, the smallest plan whose repetition takes this part of a step.
         """
         draft = self.plain(options)
-        if not recompute.wanted(options, self._program):
+        asked = options.recompute != "off" or options.budget is not None
+        if not asked and not any(map(attrgetter("asked_twice"), self._program.graph.works)):
             return draft
         start = replace(draft, notes=())
         if spill.wanted(options, draft):
@@ -136,20 +143,54 @@ class Drafts:
         asked = options.replace(recompute="off", budget=None)
         draft = self._plain.get(asked)
         if draft is None:
-            draft = self._plain[asked] = self._ordered(asked)
+            program = self._program
+            draft = plan_graph(program, asked)
+            peak = draft.memory.peak
+            better = program.in_order(choose_order(program, asked)) if asked.reorder and peak else program
+            moved = draft if better is program else plan_graph(better, asked)
+            if moved.memory.peak < peak:
+                note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes"
+                draft = replace(moved, notes=(note,))
+            self._plain[asked] = draft
         return draft
 
-    def _ordered(self, options: PlanOptions) -> Draft:
-        program = self._program
-        draft = plan_graph(program, options)
-        peak = draft.memory.peak
-        if not options.reorder or not peak:
-            return draft
-        better = program.in_order(choose_order(program, options))
-        if better is program:
-            return draft
-        moved = plan_graph(better, options)
-        if moved.memory.peak >= peak:
-            return draft
-        note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes"
-        return replace(moved, notes=(note,))
+
+Planned = TypeVar("Planned", bound=PlannedSteps)
+
+
+def plan_within(
+    make: Callable[[PlanOptions], Planned],
+    options: PlanOptions,
+    *,
+    budget: int,
+    besides: Callable[[Planned], int] = lambda planned: 0,
+) -> Planned:
+    """Return the plan of least modelled time whose total, without offloaded bytes, is at most ``budget``.
+
+    Args:
+        make: plans the graph under the options that it is called with.
+        options: the options; this function overrides ``recompute`` and ``budget``.
+        budget: bytes for all devices together: planned peak without offloaded bytes, arguments, gradients, states.
+        besides: further bytes that the budget has to cover.
+
+    Raises:
+        BudgetError: no plan fits; the message and ``smallest`` give the smallest budget that works.
+    """
+    plain = make(options.replace(recompute="off", budget=None))
+    outside = sum(plain.memory.external_bytes.values()) + besides(plain)
+    if plain.memory.peak + outside <= budget:
+        return plain
+    try:
+        tight = make(options.replace(recompute="off", budget=max(budget - outside, 0)))
+    except BudgetError as error:
+        peak = plain.memory.peak if error.smallest is None else error.smallest
+    else:
+        if budget >= outside:
+            return tight
+        peak = tight.memory.peak - tight.memory.offloaded  # 0: no memory is planned, or all of it is offloaded
+    raise BudgetError(
+        f"the budget is {budget:,} bytes, but {outside:,} bytes of arguments, gradients and states and a planned peak "
+        f"of {peak:,} bytes (of {plain.memory.peak:,} without recomputation) are needed; the smallest budget found "
+        f"that works is {pasteable(outside + peak)}: raise it to that, or use a smaller batch",
+        smallest=outside + peak,
+    ) from None

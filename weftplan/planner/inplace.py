@@ -5,14 +5,13 @@ one that always makes a new storage, which is then placed at an offset. So every
 place, and their plans have one lower bound.
 
 Per node, in execution order: outputs that must share take their input's storage; others take inputs' storages by the
-operator's inplace pairs; the other outputs are
-allocated, largest first; then the inputs are released. Releasing last means that a node never gets as output a block
-that only it is about to free, except by the first rule.
+operator's inplace pairs; the other outputs are allocated, largest first; then the inputs are released. Releasing last
+means that a node never gets as output a block that only it is about to free, except by the first rule.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -187,7 +186,7 @@ def add_in_place(program: Program, plain: Assignment) -> Assignment:
             or maker in summed.skipped
             or term in summed.added
             or program.dtypes[term] != program.dtypes[total]
-            or _any_between(readers.get(group, ()), position[maker], position[nid])
+            or bisect_left(steps := readers.get(group, ()), position[nid]) > bisect_right(steps, position[maker])
         ):
             continue
         summed.storage[term] = summed.storage[out]
@@ -197,9 +196,3 @@ def add_in_place(program: Program, plain: Assignment) -> Assignment:
         summed.added.add(term)
         summed.skipped.add(nid)
     return summed
-
-
-def _any_between(steps: Sequence[int], low: int, high: int) -> bool:
-    """Whether ascending ``steps`` have one in low < step < high."""
-    place = bisect_right(steps, low)
-    return place < len(steps) and steps[place] < high

@@ -1,4 +1,4 @@
-"""Lifetimes of bytes, orders of execution that a program allows, and the steps that a step waits for in any order.
+"""Lifetimes of bytes, the buffers that have to be placed, and the orders of execution that a program allows.
 
 An entry is alive from the step that writes it up to, not including, the step after its last reader, or after the node
 until which it is held; an output of the graph stays alive to the end.
@@ -116,6 +116,29 @@ def scheduled(
             if not waiting[neighbour]:
                 offer(neighbour)
     return order
+
+
+def deferred(nodes: Sequence[int], rank: Mapping[int, int], *, needs: Callable[[int], Iterable[int]]) -> list[int]:
+    """Return ``nodes``, with those that have a rank just before the first other node that needs them, by rank.
+
+    They may be missing in ``nodes``; those that no other node needs come last.
+
+    >>> deferred([0, 1, 2, 3], {0: 0, 1: 1}, needs={0: [], 1: [0], 2: [], 3: [1]}.__getitem__)
+    [2, 0, 1, 3]
+    """
+    order: list[int] = []
+    done: set[int] = set()
+    for nid in nodes:
+        ahead: set[int] = set()
+        stack = [] if nid in rank else [nid]
+        while stack:
+            fresh = [n for n in needs(stack.pop()) if n in rank and n not in done and n not in ahead]
+            ahead.update(fresh)
+            stack += fresh
+        done |= ahead
+        order += sorted(ahead, key=rank.__getitem__)
+        order += [] if nid in rank else [nid]
+    return [*order, *(nid for nid in nodes if nid in rank and nid not in done)]
 
 
 def lifetimes(program: Program) -> tuple[list[int], list[int]]:

@@ -1,8 +1,8 @@
-"""MXNet's rule of sharing: whole blocks are used again by entries of similar size.
+"""MXNet's rule of sharing: an entry of similar size reuses a whole block.
 
-A released block of ``b`` bytes may serve a request of ``s`` bytes when ``s // R <= b <= s * R`` (R: the match range).
-The smallest block that is large enough is taken; failing that the largest that is too small, which then grows. With
-more than one colour a block passes only between nodes of one colour (see :func:`colors`), so that reuse does not chain
+A released block of ``b`` bytes may serve a request of ``s`` bytes if ``s // R <= b <= s * R`` (R: the match range). The
+pool takes the smallest block that is large enough; failing that the largest that is too small, which then grows. With
+more than one colour a block passes only between nodes of one colour (:func:`colors`), so reuse does not chain
 independent branches.
 """
 

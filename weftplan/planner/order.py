@@ -1,11 +1,19 @@
-"""The execution order: the candidate with the smallest lower bound, never worse than the given order.
+"""Orders of execution: the candidate with the smallest lower bound, and orders that suit recomputation.
 
-It takes a program and gives an order of the same nodes. Constraints: a node follows its dependencies; the forward
-part stays in front, so that it can run alone; nodes that touch one auxiliary state keep their given order, because one
-of them writes it.
+A node follows its dependencies; the forward part stays in front, so that it can run alone; nodes that touch one
+auxiliary state keep their given order, because one of them writes it. No function keeps state.
 
-Candidates: the given order; greedy scheduling forwards (next is the ready node after which least is alive), and
-backwards (last is the node before which least is alive). The planner's own figure chooses, part by part.
+:func:`choose_order` is never worse than the given order. Its candidates are that, greedy scheduling forwards (next is
+the ready node after which least is alive), and backwards (last is the node before which least is alive). The planner's
+own figure chooses, part by part.
+
+For recomputation the forward part has every node next to its readers. Depth-first order by the number of the input may
+run a whole family of branches before the chain that they feed (all projections of the inputs of an unrolled recurrent
+network). No cut of such an order separates early from late steps, and backward nodes sorted by it come at the wrong
+time. The backward part has gradients in the reverse order of the forward part. The given order follows single gradients
+down to their variables and may leave other readers of an intermediate gradient (four gate gradients of every step of an
+unrolled LSTM, say) for much later. These would be most of the live bytes once the forward results are repeated in
+segments, and the twins of a segment would have to wait for them, too.
 """
 
 from __future__ import annotations
@@ -15,10 +23,11 @@ from itertools import pairwise
 
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import assign
-from weftplan.planner.liveness import dependencies, scheduled
+from weftplan.planner.liveness import deferred, dependencies, scheduled
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
+from weftplan.support.post_order import deepest_first
 
 
 def choose_order(program: Program, options: PlanOptions) -> list[int]:
@@ -114,3 +123,57 @@ def _greedy_backwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
                 yield from readers[e]
 
     return scheduled(nodes[::-1], followers, value=growth, changed=changed)[::-1]
+
+
+def stepwise_forward(program: Program) -> Program:
+    """``program`` with the forward part in depth-first order, deepest input first.
+
+    Nodes that touch one auxiliary state keep their given order. Returns ``program`` itself if that is its order.
+    """
+    order = deepest_first(program.forward, dependencies(program))
+    return program.in_order([*order, *program.backward])
+
+
+def lazy_backward(program: Program) -> Program:
+    """``program`` with backward nodes that need no tangent placed just before their first reader.
+
+    Nodes that write, that run for their effect or that make an output stay. Returns ``program`` itself where no
+    tangents are declared or nothing moves.
+    """
+    if not program.tangents:
+        return program
+    graph = program.graph
+    late = set(program.tangents)
+    stays = {*graph.effects, *(graph.entry_node[e] for e in graph.outputs), *program.held.values()}
+    free: dict[int, int] = {}
+    for step, nid in enumerate(program.backward):
+        work = graph.works[nid]
+        bound = nid in stays or work.writes or any(not pair.identity for pair in work.over)
+        if bound or not late.isdisjoint(graph.inputs[nid]) or graph.controls[nid]:
+            late.update(range(graph.row[nid], graph.row[nid + 1]))
+        else:
+            free[nid] = step
+    needs = dependencies(program)
+    return program.in_order([*program.forward, *deferred(program.backward, free, needs=needs.__getitem__)])
+
+
+def reversed_backward(program: Program) -> Program:
+    """``program`` with the backward part sorted by the forward nodes it belongs to, the last node first.
+
+    A node that belongs to none (a sum of gradients) runs as soon as its inputs are there. Returns ``program`` itself
+    when that is the given order.
+    """
+    graph = program.graph
+    part = program.backward
+    if any(graph.works[nid].writes for nid in part):
+        return program  # this function never moves writes of states
+    place = {nid: step for step, nid in enumerate(program.forward)}
+    needs = dependencies(program)
+    urgency: dict[int, int] = {}
+    for nid in part:
+        controls = graph.controls[nid]
+        if controls and controls[0] in place:
+            urgency[nid] = -place[controls[0]]
+        else:
+            urgency[nid] = max((urgency[m] for m in needs[nid] if m in urgency), default=-program.num_forward)
+    return program.in_order([*program.forward, *scheduled(part, needs, value=urgency.__getitem__)])

@@ -82,9 +82,6 @@ class InplaceRule:
 class ExactPool(BlockPool):
     """The allocator of the walk: dead memory of exactly the size asked for, the last to die first."""
 
-    def __init__(self, program: Program, *, reuse: bool) -> None:
-        super().__init__(program.nbytes, int(reuse))
-
     def chosen(self, free: Sequence[Free], size: int) -> int:
         """The last released block of this size; -1: none."""
         at = bisect_left(free, (size + 1,)) - 1

@@ -2,18 +2,26 @@
 
 A :class:`Rewrite` begins as a copy of a graph. A caller adds nodes and changes what others read; :meth:`Rewrite.done`
 numbers what is still needed, depth first from the outputs, and carries over everything that was known. The given graph
-stays as it is.
+stays as it is, and slots whose shape alone matters go on naming the first node: they keep nothing alive, and must not
+cause work.
+
+* :func:`repeat`: backward nodes read twins ``<name>_mirror`` of forward nodes whose results are not kept; a twin reads
+  twins where these exist and kept results elsewhere. Twins run just before their first reader, in the order of their
+  originals.
+* :func:`spilled`: a result ``x`` goes to its home as ``x_spill`` in the forward part; readers in the backward part read
+  ``x_fetch``, a copy of that on the device. The positions of the copies decide how long the memory of ``x`` is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.planner.graph import Graph, Work
-from weftplan.planner.program import Program
+from weftplan.planner.liveness import deferred, overwritten, shared_roots
+from weftplan.planner.program import Graph, Program, Work
 
 
 class Numbering(NamedTuple):
@@ -40,8 +48,8 @@ def renumbered(
 ) -> Numbering:
     """Number the nodes that ``roots`` need, depth first: before each node what it reads, then what it waits for.
 
-    The other arguments are those of a :class:`~weftplan.planner.graph.Graph`, whose nodes may have any order; the first
-    ``begun`` nodes keep their numbers.
+    The other arguments are those of a :class:`~weftplan.planner.program.Graph`, whose nodes may have any order; the
+    first ``begun`` nodes keep their numbers.
     """
     kept = list(range(begun))
     state = bytearray(len(inputs))  # 0: not met, 1: on the way, 2: in the order
@@ -100,18 +108,18 @@ class Rewrite:
         self._twin_of: dict[int, int] = {}
         self._copied_to: dict[int, Context] = {}
 
-    def twin(self, nid: int, name: str, *, inputs: list[int]) -> tuple[int, int]:
-        """Add a node that runs node ``nid`` a second time, on these inputs; (its number, its first entry)."""
+    def twin(self, nid: int, name: str, *, inputs: list[int]) -> int:
+        """Add a node that runs node ``nid`` a second time, on these inputs; return its first entry."""
         graph = self._program.graph
         new = self._add(name, graph.works[nid], inputs, range(graph.row[nid], graph.row[nid + 1]))
         self._twin_of[new] = nid
-        return new, self._row[new]
+        return self._row[new]
 
-    def copy(self, source: int, name: str, *, work: Work, context: Context, like: int) -> tuple[int, int]:
-        """Add a node that copies entry ``source`` to a device; (its number, its entry, of the size of ``like``)."""
+    def copy(self, source: int, name: str, *, work: Work, context: Context, like: int) -> int:
+        """Add a node that copies entry ``source`` to a device; return its entry, which has the size of ``like``."""
         new = self._add(name, work, [source], range(like, like + 1))
         self._copied_to[new] = context
-        return new, self._row[new]
+        return self._row[new]
 
     def _add(self, name: str, work: Work, inputs: list[int], like: range) -> int:
         nid = len(self._works)
@@ -139,8 +147,8 @@ class Rewrite:
             raise PlanError(f"no output and no effect needs step {missing!r}: leave it out or add it to the effects")
         # The node of the given graph whose work each node does; None for a copy.
         stands_for = [None if was in self._copied_to else self._twin_of.get(was, was) for was in kept]
-        homes = (self._copied_to[was] for was in kept if was in self._copied_to)
-        contexts = tuple(dict.fromkeys((*program.contexts, *homes)))
+        targets = (self._copied_to[was] for was in kept if was in self._copied_to)
+        contexts = tuple(dict.fromkeys((*program.contexts, *targets)))
         device = [
             contexts.index(self._copied_to[was]) if original is None else program.device[original]
             for was, original in zip(kept, stands_for, strict=True)
@@ -183,3 +191,123 @@ class Rewrite:
                 if was is not None and was in program.workspaces
             },
         )
+
+
+SUFFIX = "_mirror"
+
+
+def repeatable(program: Program) -> list[int]:
+    """Forward nodes that may be computed twice, in execution order.
+
+    Losses and makers of the graph's outputs and of held results are left out: these stay alive in any case. So are
+    writes to results, and readers of results that are written to later: they would read something else.
+    """
+    graph = program.graph
+    kept = {graph.entry_node[e] for e in (*graph.outputs, *program.held)}
+    able = [nid for nid in program.forward if graph.works[nid].may_repeat and nid not in kept]
+    changed = overwritten(program)
+    if not changed:
+        return able
+    root = shared_roots(program)
+    pure = [nid for nid in able if all(pair.identity for pair in graph.works[nid].over)]
+    return [nid for nid in pure if changed.isdisjoint(root[e] for e in program.reads[nid])]
+
+
+def needed_twins(program: Program, chosen: Collection[int]) -> list[int]:
+    """Nodes of ``chosen`` that some backward node needs, directly or through other twins; in execution order."""
+    reads = program.reads
+    maker = program.graph.entry_node
+    wanted: set[int] = set()
+    chosen = frozenset(chosen)
+    for step in range(len(program.order) - 1, -1, -1):
+        nid = program.order[step]
+        if step >= program.num_forward or nid in wanted:
+            wanted.update(source for e in reads[nid] if (source := int(maker[e])) in chosen)
+    return [nid for nid in program.forward if nid in wanted]
+
+
+def repeat(program: Program, chosen: Collection[int]) -> Program:
+    """Return the program whose backward part recomputes the nodes ``chosen``, out of :func:`repeatable`.
+
+    Those that nothing backward needs get no twin; ``program`` itself is returned when nothing is repeated.
+    """
+    twins = needed_twins(program, chosen)
+    if not twins:
+        return program
+    graph = program.graph
+    makers = graph.entry_node
+    changed = Rewrite(program)
+    first: dict[int, int] = {}
+
+    def redirected(nid: int) -> list[int]:
+        """Inputs of a node, with twins in slots that are read."""
+        ignored = graph.works[nid].ignored
+        return [
+            e if slot in ignored or (maker := makers[e]) not in first else first[maker] + e - graph.row[maker]
+            for slot, e in enumerate(graph.inputs[nid])
+        ]
+
+    for nid in twins:
+        first[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, inputs=redirected(nid))
+    for nid in program.backward:
+        changed.inputs[nid] = redirected(nid)
+    rank = {changed.makers[first[nid]]: k for k, nid in enumerate(twins)}
+    order = deferred(program.backward, rank, needs=lambda nid: [changed.makers[e] for e in changed.inputs[nid]])
+    return changed.done([*program.forward, *order])
+
+
+OUT, BACK = "_spill", "_fetch"
+COPY_OUT = Work(label="_CrossDeviceCopy", only_overwrites=True)
+"""Memory effects of a copy to a target."""
+COPY_BACK = Work(label="_CrossDeviceCopy", only_overwrites=True)
+"""Memory effects of a copy back to the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """One offloaded result.
+
+    Attributes:
+        entry: its number in the graph.
+        out: the copy out runs before this step, at most the number of forward steps.
+        back: the copy back runs before this step.
+        target: device of the offloaded copy.
+    """
+
+    entry: int
+    out: int
+    back: int
+    target: Context
+
+
+def spilled(program: Program, spills: Sequence[Spill]) -> Program:
+    """Return the program that offloads ``spills``; the copies out belong to its forward part.
+
+        forward      x = op(...)  ...  x_spill = copy of x, in its offload target
+        backward     x_fetch = copy of x_spill, on the device  ...  readers of x read x_fetch
+
+    The result occupies device memory up to the copy out, and its fetched copy from the copy back on. An input of which
+    only the shape matters still names the original node.
+    """
+    graph = program.graph
+    changed = Rewrite(program)
+    outs: dict[int, list[int]] = {}
+    backs: dict[int, list[int]] = {}
+    fetched: dict[int, int] = {}
+    for spill in sorted(spills, key=lambda spill: spill.entry):
+        e = spill.entry
+        name, device = graph.entry_name(e), program.contexts[program.device[graph.entry_node[e]]]
+        waiting = changed.copy(e, name + OUT, work=COPY_OUT, context=spill.target, like=e)
+        fetched[e] = changed.copy(waiting, name + BACK, work=COPY_BACK, context=device, like=e)
+        outs.setdefault(spill.out, []).append(changed.makers[waiting])
+        backs.setdefault(spill.back, []).append(changed.makers[fetched[e]])
+    for nid in program.backward:
+        ignored = graph.works[nid].ignored
+        changed.inputs[nid] = [e if slot in ignored else fetched.get(e, e) for slot, e in enumerate(graph.inputs[nid])]
+    steps: list[int] = []
+    for step, nid in enumerate(program.order):
+        if step <= program.num_forward:
+            steps.extend(outs.get(step, ()))
+        steps.extend(backs.get(step, ()))
+        steps.append(nid)
+    return changed.done(steps, more_forward=len(spills))

@@ -14,12 +14,11 @@ import numpy as np
 
 from weftplan.errors import PlanError
 from weftplan.planner.buffers import Buffers, alignment_of, renumbered
-from weftplan.planner.graph import IntArray
-from weftplan.planner.labels import Labels
-from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.memory_plan import Labels, MemoryPlan
 from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
 from weftplan.planner.packing.reuse import Precedence, compressed_rows
+from weftplan.planner.program import IntArray
 
 WORTH_A_SEARCH = 1 << 20
 """Bytes above the lower bound that are worth a second, longer packing."""
@@ -125,7 +124,10 @@ def arena(buffers: Buffers, color: Sequence[int], *, name: str = "arena", packer
         top = room = 0
         parts = _parts(buffers, mine, color)
         if len(parts) > 1 and order is not None:
-            room, parts = sum(_most_alive(buffers, part) for part in parts), [mine]
+            rounded = np.zeros((len(parts), count), dtype=np.int64)
+            for row, part in zip(rounded, parts, strict=True):
+                row[part] = buffers.rounded(buffers.nbytes[part].tolist(), buffers.device[part].tolist())
+            room, parts = sum(int(buffers.live(row).max()) for row in rounded), [mine]
         for part in parts:
             packed, reused = _packed(buffers, part, alignment=alignment, order=order, room=room, pack=packer)
             top = -(-top // alignment) * alignment
@@ -176,13 +178,6 @@ def _parts(buffers: Buffers, mine: IntArray, color: Sequence[int]) -> list[IntAr
     writers = np.array(buffers.program.order, dtype=np.int64)[buffers.first[mine]]
     shades = np.array(color, dtype=np.int64)[writers]
     return [mine[shades == shade] for shade in np.unique(shades)]
-
-
-def _most_alive(buffers: Buffers, part: IntArray) -> int:
-    """Most bytes that these buffers of one device need at once."""
-    nbytes = np.zeros_like(buffers.nbytes)
-    nbytes[part] = buffers.rounded(buffers.nbytes[part].tolist(), buffers.device[part].tolist())
-    return int(buffers.live(nbytes).max())
 
 
 def _packed(

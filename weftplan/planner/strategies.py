@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from weftplan.errors import PlanError
 from weftplan.planner import paddle
@@ -47,7 +47,7 @@ class Shared:
     block_bytes: int
     """Bytes of all blocks as the strategy's own rule counts them (``MemoryPlan.reported_bytes``)."""
     color: list[int]
-    """The colour of each node, or nothing if all have one (:func:`~weftplan.planner.match_range.colors`)."""
+    """The colour of each node, or nothing if all have one (:func:`~weftplan.planner.inplace.colors`)."""
 
 
 class Strategy(Protocol):
@@ -198,38 +198,22 @@ class Smallest:
 def whole_blocks(program: Program, options: PlanOptions, match_range: int) -> Shared:
     """MXNet's walk; with ``auto_search`` over ranges 1, 2, 4, … keeping the strictly smallest total. Or Paddle's."""
     color = colors(program, options.num_temp)
+    how: dict[str, Any] = {"enable_inplace": options.enable_inplace, "never": options.inplace_blacklist}
     if options.compat in paddle.COMPAT:
         later = options.compat == "paddle_pir"
-        exact = paddle.ExactPool(program, reuse=match_range > 0 and not later)
-        walked = assign(
-            program,
-            exact,
-            enable_inplace=options.enable_inplace,
-            rule=paddle.InplaceRule(program, pir=later),
-            never=options.inplace_blacklist,
-        )
-        return Shared(walked, sum(exact.block_bytes), color)
-    sizes = program.nbytes
-    if options.sizes == "mxnet":
-        sizes = [4 * (nbytes // dtype.itemsize) for nbytes, dtype in zip(sizes, program.dtypes, strict=True)]
-    ranges = [match_range]
-    if options.auto_search and match_range:
-        ranges = [1 << k for k in range(match_range.bit_length())]
-    best: Shared | None = None
-    for candidate in ranges:
-        pool = BlockPool(sizes, candidate, color=color)
-        walked = assign(
-            program,
-            pool,
-            enable_inplace=options.enable_inplace,
-            keep_unused=options.compat == "mxnet",
-            compute_unused=not options.drop_dead_outputs,
-            never=options.inplace_blacklist,
-        )
-        if best is None or sum(pool.block_bytes) < best.block_bytes:
-            best = Shared(walked, sum(pool.block_bytes), color)
-    assert best is not None
-    return best
+        pools: list[BlockPool] = [paddle.ExactPool(program.nbytes, int(match_range > 0 and not later))]
+        how["rule"] = paddle.InplaceRule(program, pir=later)
+    else:
+        sizes, ranges = program.nbytes, [match_range]
+        if options.sizes == "mxnet":
+            sizes = [4 * (nbytes // dtype.itemsize) for nbytes, dtype in zip(sizes, program.dtypes, strict=True)]
+        if options.auto_search and match_range:
+            ranges = [1 << k for k in range(match_range.bit_length())]
+        pools = [BlockPool(sizes, candidate, color=color) for candidate in ranges]
+        how.update(keep_unused=options.compat == "mxnet", compute_unused=not options.drop_dead_outputs)
+    walked = [assign(program, pool, **how) for pool in pools]
+    least = min(range(len(pools)), key=lambda k: sum(pools[k].block_bytes))
+    return Shared(walked[least], sum(pools[least].block_bytes), color)
 
 
 register(Smallest("auto", blocks=WholeBlocks("match_range", reuse=True), offsets=Arena("arena")))

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Kind
-from weftplan.planner.labels import CALLER, NOBODY, Bar
-from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.memory_plan import CALLER, NOBODY, Bar, MemoryPlan
+from weftplan.planner.program import IntArray
 
 REPEATED = "_mirror"
 """Suffix of nodes that recompute a forward result."""

@@ -17,8 +17,7 @@ from weftplan.errors import FormatError, MXNetError
 from weftplan.ops.core.floats import dtype_of
 from weftplan.ops.core.schema import DType, Shape
 from weftplan.planner.inplace import Kind
-from weftplan.planner.labels import Labels, Pass
-from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.memory_plan import Labels, MemoryPlan, Pass
 from weftplan.planner.options import PlanOptions
 
 FORMAT = "weftplan-plan"

@@ -21,7 +21,7 @@ from weftplan.report.node_labels import colour_of, label_of
 from weftplan.support.atomic_files import write_text
 from weftplan.symbol import Entry, Node, Symbol, topological_order
 from weftplan.symbol.inference import solver as infer
-from weftplan.symbol.provenance import warn
+from weftplan.symbol.node import warn
 
 
 def print_summary(

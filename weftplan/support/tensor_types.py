@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
+from weftplan.support.array_types import DType as DType
 
 Shape = tuple[int, ...]
 """Dimensions; 0 is an unknown dimension during inference."""
-DType = np.dtype[Any]
 
 
 class Req(IntEnum):

@@ -9,6 +9,7 @@ from weftplan.errors import UnknownOperatorError, did_you_mean
 from weftplan.ops.core import registry
 from weftplan.support import slots
 from weftplan.symbol.api.creation import (
+    Variable,
     arange,
     eye,
     full,
@@ -24,19 +25,17 @@ from weftplan.symbol.api.creation import (
     zeros,
 )
 from weftplan.symbol.api.functions import function
-from weftplan.symbol.api.namespaces import internal as _internal  # noqa: F401 - MXNet's name
-from weftplan.symbol.api.variable import Variable
+from weftplan.symbol.api.functions import internal as _internal  # noqa: F401 - MXNet's name
 from weftplan.symbol.attribute import AttrScope
 from weftplan.symbol.name import NameManager, Prefix
-from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.node import Entry, Node, topological_order
 from weftplan.symbol.symbol import Group, Symbol, load, load_json
-from weftplan.symbol.traversal import topological_order
 
 if TYPE_CHECKING:
     from weftplan.symbol.registered import *  # noqa: F403 - the operators, written by docs/write_stubs.py
     from weftplan.symbol.registered import contrib, image, linalg, random
 else:
-    from weftplan.symbol.api.namespaces import contrib, image, linalg, random
+    from weftplan.symbol.api.functions import contrib, image, linalg, random
 
 var = Variable
 pow = power

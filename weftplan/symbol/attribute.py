@@ -22,11 +22,11 @@ class _Current(type):
     @property
     def current(cls) -> AttrScope:
         """The merged attributes of this thread's scopes; assignment replaces them until the innermost ``with`` ends."""
-        return AttrScope(**_stack()[-1])
+        return AttrScope(**_local.stack[-1])
 
     @current.setter
     def current(cls, scope: AttrScope) -> None:
-        _stack()[-1] = dict(scope._attr)
+        _local.stack[-1] = dict(scope._attr)
 
 
 class AttrScope(metaclass=_Current):
@@ -52,44 +52,33 @@ class AttrScope(metaclass=_Current):
         Raises:
             ParameterError: a value of ``attr`` is not text.
         """
-        return _updated(self._attr, attr)
+        if not attr:
+            return dict(self._attr)
+        for key, value in attr.items():
+            if not isinstance(value, str):
+                raise ParameterError(f"attribute {key!r} must be text, got {type(value).__name__} {value!r}")
+        return {**self._attr, **attr}
 
     def __enter__(self) -> AttrScope:
         # Merge on each entry and push the result on the stack, so that a scope may be entered several times.
-        stack = _stack()
-        stack.append({**stack[-1], **self._attr})
+        _local.stack.append({**_local.stack[-1], **self._attr})
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _stack().pop()
+        _local.stack.pop()
 
 
-_local = threading.local()
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[dict[str, str]] = [{}]
 
 
-def _stack() -> list[dict[str, str]]:
-    stack: list[dict[str, str]] | None = getattr(_local, "stack", None)
-    if stack is None:
-        stack = _local.stack = [{}]
-    return stack
+_local = _Local()
 
 
 def current(attr: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return a new dictionary: the attributes of this thread's scopes, updated with ``attr``.
-
-    Raises:
-        ParameterError: a value of ``attr`` is not text.
-    """
-    return _updated(_stack()[-1], attr)
-
-
-def _updated(scope: Mapping[str, str], attr: Mapping[str, str] | None) -> dict[str, str]:
-    if not attr:
-        return dict(scope)
-    for key, value in attr.items():
-        if not isinstance(value, str):
-            raise ParameterError(f"attribute {key!r} must be text, got {type(value).__name__} {value!r}")
-    return {**scope, **attr}
+    """Return the attributes of this thread's scopes, updated with ``attr``, as :meth:`AttrScope.get` does."""
+    return AttrScope(**_local.stack[-1]).get(attr)
 
 
 def stored_key(key: str, where: str) -> str:

@@ -11,9 +11,7 @@ from weftplan.errors import ParameterError, did_you_mean, listed
 from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Op
 from weftplan.symbol.attribute import stored_key
-from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.provenance import caller
-from weftplan.symbol.traversal import copy_graph, topological_order
+from weftplan.symbol.node import Entry, Node, caller, copy_graph, topological_order
 
 _PARSED: dict[tuple[Any, ...], dict[str, Any]] = {}
 _PARSED_LIMIT = 65536
@@ -88,7 +86,8 @@ def apply(
     names = op.input_names(params)
     node = Node(op, name, attrs=stored, params=params, created_at=caller())
     node.inputs = _match_inputs(node, names, positional, keyword)
-    set_versions(node)
+    default_initializers(node)
+    _count_writers(node)
     return node
 
 
@@ -114,32 +113,29 @@ def _match_inputs(
         if key in by_name:
             raise ParameterError(f"{where}: input {key!r} is given twice, by position and by name")
         by_name[key] = entry
-    return [by_name[n] if n in by_name else Entry(_auto_variable(node, n, i)) for i, n in enumerate(names)]
+    return [by_name[n] if n in by_name else auto_variable(node, n) for n in names]
 
 
-def _auto_variable(node: Node, input_name: str, position: int) -> Node:
+def auto_variable(node: Node, input_name: str) -> Entry:
     """Make the variable of a missing input; it inherits every attribute of its operator, as in MXNet."""
     name = f"{node.name}_{input_name}" if node.name else input_name
-    return Node(None, name, attrs=dict(node.attrs), created_at=node.created_at)
+    return Entry(Node(None, name, attrs=dict(node.attrs), created_at=node.created_at))
 
 
-def set_versions(node: Node) -> None:
+def default_initializers(node: Node) -> None:
+    """Give variables that an operator node reads their default initializers, unless they have others."""
+    assert node.op is not None
+    for position, init in node.op.input_init.items():
+        if position < len(node.inputs) and node.inputs[position].node.op is None:
+            node.inputs[position].node.attrs.setdefault("__init__", init)
+
+
+def _count_writers(node: Node) -> None:
     """Record in the entries of a new operator node which versions of its variables it reads and writes.
-
-    Variables that it writes also get the operator's default initializer.
 
     Raises:
         ParameterError: an auxiliary input is the output of another operator.
     """
-    op = node.op
-    assert op is not None
-    for position, init in op.input_init.items():
-        if position < len(node.inputs) and node.inputs[position].node.op is None:
-            node.inputs[position].node.attrs.setdefault("__init__", init)
-    _count_writers(node)
-
-
-def _count_writers(node: Node) -> None:
     op = node.op
     assert op is not None
     states = op.mutated(node.params)

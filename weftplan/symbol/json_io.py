@@ -1,18 +1,20 @@
-"""Symbol files: reading and writing of MXNet 1.9.1 JSON; older forms are read through :mod:`upgrade`."""
+"""Symbol files: reading and writing of MXNet 1.9.1 JSON; older forms are read through upgrades."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftplan.errors import FormatError, UnknownOperatorError, listed
 from weftplan.ops.core import registry
+from weftplan.ops.core.params import p_inputs
 from weftplan.support.atomic_files import other_kind
 from weftplan.support.gc_pause import resting
-from weftplan.symbol import placeholder, upgrade
-from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import topological_order
+from weftplan.symbol import placeholder
+from weftplan.symbol.attribute import HIDDEN_KEYS
+from weftplan.symbol.compose import auto_variable, default_initializers, parse_interned
+from weftplan.symbol.node import Entry, Node, topological_order
 
 MXNET_VERSION = 10901
 """The MXNet release whose format is written: major * 10000 + minor * 100 + patch."""
@@ -163,17 +165,17 @@ def _finish(node: Node, version: int, where: str) -> None:
     assert node.op is not None
     if placeholder.is_placeholder(node):
         return
-    kept = upgrade.hidden_keys(node, where)
-    if version < 905:
-        upgrade.argument_axis(node)
+    kept = hidden_keys(node, where)
+    if version < 905 and node.op.name in ("argmax", "argmin") and node.attrs.get("axis") == "-1":
+        del node.attrs["axis"]  # which meant no axis
     # An operator without parameters may carry any attribute, as in MXNet.
     texts = {k: v for k, v in node.attrs.items() if k not in kept} if node.op.params else {}
-    node.params = upgrade.stored_params(node, texts, where)
-    if version < 900:
-        upgrade.missing_inputs(node)
-    if version < 904:
-        upgrade.default_initializers(node)
+    node.params = stored_params(node, texts, where)
     names = node.op.input_names(node.params)
+    if version < 900:  # files without auxiliary states
+        node.inputs += [auto_variable(node, name) for name in names[len(node.inputs) :]]
+    if version < 904:
+        default_initializers(node)
     if len(names) != len(node.inputs):
         raise FormatError(
             f"{where}: node {node.name!r} ({node.op.name}) has {len(node.inputs)} input(s), "
@@ -197,7 +199,7 @@ def _bare_node(item: Any, what: str) -> Node:
         attrs.update(field)
     if op_name == "null":
         node = Node(None, name, attrs=attrs)
-        upgrade.variable_keys(node)
+        variable_keys(node)
         return node
     try:
         op = registry.resolve(op_name, attrs)
@@ -256,13 +258,12 @@ def debug_text(entries: Sequence[Entry]) -> str:
     lines = ["Symbol Outputs:"]
     lines += [f"\toutput[{i}]={entry.node.name}({entry.index})" for i, entry in enumerate(entries)]
     for node in nodes:
-        entries_read = [f"{entry.node.name}({entry.index}){_version_text(entry)}" for entry in node.inputs]
-        lines += debug_lines(node, entries_read, [dep.name for dep in node.control_deps])
+        reads = [
+            f"{maker.name}({index}){f' version={version}' if maker.op is None else ''}"
+            for maker, index, version in node.inputs
+        ]
+        lines += debug_lines(node, reads, [dep.name for dep in node.control_deps])
     return "\n".join(lines) + "\n"
-
-
-def _version_text(entry: Entry) -> str:
-    return f" version={entry.version}" if entry.node.op is None else ""
 
 
 def debug_lines(node: Node, inputs: Sequence[str], controls: Sequence[str]) -> list[str]:
@@ -276,3 +277,62 @@ def debug_lines(node: Node, inputs: Sequence[str], controls: Sequence[str]) -> l
     if controls:
         lines += ["Control deps:", *(f"\tcdep[{i}]={name}" for i, name in enumerate(controls))]
     return lines
+
+
+# ------------------------------------------------------------------------------------------------- older releases
+
+
+def variable_keys(node: Node) -> None:
+    """Add underscores to bare hidden names on a variable (``lr_mult``)."""
+    for hidden in HIDDEN_KEYS:
+        if hidden in node.attrs:
+            node.attrs[f"__{hidden}__"] = node.attrs.pop(hidden)
+
+
+def stored_params(node: Node, texts: Mapping[str, str], where: str) -> dict[str, Any]:
+    """Parse the parameters of a node in a file; its inputs are those that the file lists.
+
+    Raises:
+        ParameterError: the parameters do not parse.
+        FormatError: a parameter counts more inputs than the file gives the node; found before their names are made.
+    """
+    assert node.op is not None
+    params = parse_interned(node.op, texts, node=node.name)
+    if node.op.backward_of is None:
+        for param in node.op.params:
+            if param.parse is p_inputs and params[param.name] > len(node.inputs):
+                raise FormatError(
+                    f"{where}: node {node.name!r} ({node.op.name}) has {len(node.inputs)} input(s), but its parameter "
+                    f"{param.name} says {params[param.name]}"
+                )
+    return params
+
+
+def hidden_keys(node: Node, where: str) -> set[str]:
+    """Add underscores to hidden names on an operator; move ``<input>_<hidden>`` to that input if it is a variable.
+
+    Return the remaining keys that are no parameters.
+
+    Raises:
+        ParameterError, FormatError: as :func:`stored_params`; some operators' inputs depend on their parameters.
+    """
+    variable_keys(node)
+    attributes = {
+        key: hidden
+        for hidden in HIDDEN_KEYS
+        for key in node.attrs
+        if key.endswith(f"_{hidden}") and not key.startswith("__")
+    }
+    if not attributes:
+        return set()
+    assert node.op is not None
+    params = stored_params(node, {k: v for k, v in node.attrs.items() if k not in attributes}, where)
+    inputs = dict(zip(node.op.input_names(params), (entry.node for entry in node.inputs), strict=False))
+    kept: set[str] = set()
+    for key, hidden in attributes.items():
+        owner = inputs.get(key.removesuffix(f"_{hidden}"))
+        if owner is None or owner.op is not None:
+            kept.add(key)
+        else:
+            owner.attrs[f"__{hidden}__"] = node.attrs.pop(key)
+    return kept

@@ -19,7 +19,7 @@ class _Current(type):
 
     @current.setter
     def current(cls, manager: NameManager) -> None:
-        _stack()[-1] = manager
+        _local.stack[-1] = manager
 
 
 class NameManager(metaclass=_Current):
@@ -42,11 +42,11 @@ class NameManager(metaclass=_Current):
         return f"{hint}{number}"
 
     def __enter__(self) -> NameManager:
-        _stack().append(self)
+        _local.stack.append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _stack().pop()
+        _local.stack.pop()
 
 
 class Prefix(NameManager):
@@ -66,16 +66,14 @@ class Prefix(NameManager):
         return self._prefix + super().get(name, hint)
 
 
-_local = threading.local()
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.stack = [NameManager()]
 
 
-def _stack() -> list[NameManager]:
-    stack: list[NameManager] | None = getattr(_local, "stack", None)
-    if stack is None:
-        stack = _local.stack = [NameManager()]
-    return stack
+_local = _Local()
 
 
 def current() -> NameManager:
     """Return the innermost manager of this thread; a new thread starts with a new manager."""
-    return _stack()[-1]
+    return _local.stack[-1]

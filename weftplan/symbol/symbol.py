@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from weftplan.errors import FormatError, NotImplementedForSymbol, ParameterError, did_you_mean, listed
 from weftplan.ops.core import registry
@@ -20,8 +20,7 @@ from weftplan.symbol import attribute, json_io
 from weftplan.symbol.arithmetic import Arithmetic
 from weftplan.symbol.compose import parse_interned, substitute
 from weftplan.symbol.inference.methods import Inference
-from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import copy_graph, split_variables, topological_order
+from weftplan.symbol.node import Entry, Node, copy_graph, split_variables, topological_order
 from weftplan.symbol.verbs import Verbs
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
     def _attribute(self, name: str) -> Any:
         """Every registered operator is a method: ``x.reshape(shape=(2, 3))``."""
         if name in _NDARRAY_ONLY:
-            return _not_for_symbols(name)
+            return partial(_refuse, name)
         if not name.startswith("__") and registry.contains(name):
             return partial(slots.SYMBOL_OPERATOR.get()(name), self)
         raise AttributeError(f"Symbol has no attribute {name!r}, and no operator is called so")
@@ -342,8 +341,5 @@ _PARAMS = b"\x12\x01\x00\x00\x00\x00\x00\x00"
 """The first bytes of array files."""
 
 
-def _not_for_symbols(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedForSymbol(f"{name} needs data, which a symbol has not: bind it, use the executor's outputs")
-
-    return refuse
+def _refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
+    raise NotImplementedForSymbol(f"{name} needs data, which a symbol has not: bind it, use the executor's outputs")

@@ -15,8 +15,7 @@ import torch
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.planner.graph import VARIABLE, Graph, Work
-from weftplan.planner.program import Program
+from weftplan.planner.program import VARIABLE, Graph, Program, Work
 from weftplan.torch.private import OpOverload, is_mutation, is_tangent, storage_key, tensors_in
 from weftplan.torch.probe import Probes
 from weftplan.torch.seconds import modelled

@@ -11,7 +11,7 @@ import pytest
 
 from weftplan.errors import BudgetError, PlanError
 from weftplan.planner import PlanOptions, plan_symbol, validate
-from weftplan.planner.recompute import archive, curve
+from weftplan.planner.recompute import curve, ladder
 from weftplan.planner.symbolic.cost import node_seconds
 
 SHAPES = {"data": (4, 3, 10, 10), "softmax_label": (4,)}
@@ -153,7 +153,7 @@ def test_convolutions_cost_their_arithmetic(training: Any, nets: Any) -> None:
 def test_large_graphs_within_seconds(nets: Any, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole search on a training graph of more than a thousand nodes, and a quarter of it on one of hundreds."""
     if layers == 16:
-        monkeypatch.setattr(archive, "STEPS_PRICED", archive.STEPS_PRICED // 4)
+        monkeypatch.setattr(ladder, "STEPS_PRICED", ladder.STEPS_PRICED // 4)
     symbol = nets.residual(layers)
     options = PlanOptions(strategy="match_range", fusion=False)  # a budget that needs repetition is met without joins
     off = plan_symbol(symbol, SHAPES, grad_req="write", options=options)

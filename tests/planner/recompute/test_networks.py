@@ -11,8 +11,8 @@ from weftplan import models
 from weftplan import symbol as sym
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.options import RECOMPUTE
+from weftplan.planner.order import reversed_backward
 from weftplan.planner.recompute import Tape
-from weftplan.planner.recompute.orders import reversed_backward
 from weftplan.planner.recompute.segments import square_root
 from weftplan.planner.symbolic.cost import node_seconds
 

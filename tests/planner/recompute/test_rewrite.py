@@ -16,8 +16,8 @@ from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import repeat
-from weftplan.planner.recompute.rewrite import needed_twins, repeatable
-from weftplan.planner.symbolic.translate import realised
+from weftplan.planner.rewiring import needed_twins, repeatable
+from weftplan.planner.symbolic.network import realised
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.planner.recompute.walked import walk
 from weftplan import models
+from weftplan.planner.order import stepwise_forward
 from weftplan.planner.recompute import Tape
-from weftplan.planner.recompute.orders import stepwise_forward
 from weftplan.planner.symbolic.cost import node_seconds
 
 

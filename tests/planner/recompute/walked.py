@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weftplan.planner.graph import IntArray
+from weftplan.planner.program import IntArray
 from weftplan.planner.recompute import Price, Tape
 from weftplan.planner.recompute.tape import Trace, pressure
 

@@ -10,7 +10,7 @@ from weftplan.errors import BudgetError
 from weftplan.ops.core.schema import Req
 from weftplan.planner import PlanOptions, validate
 from weftplan.planner.drafts import planned_steps
-from weftplan.planner.spill.rewrite import Spill, spilled
+from weftplan.planner.rewiring import Spill, spilled
 from weftplan.planner.spill.search import SMALLEST
 from weftplan.planner.strategies import plan_graph
 

@@ -55,7 +55,7 @@ def cost(plan: Any) -> float:
 @pytest.mark.parametrize("bandwidth", [1.2e10, 3e8])
 def test_budgets_hold_and_are_monotone(monkeypatch: pytest.MonkeyPatch, bandwidth: float) -> None:
     """From large to small budgets: never above, bytes fall and time rises, and every plan is valid."""
-    monkeypatch.setattr("weftplan.planner.spill.links.PCIE", Link(bandwidth=bandwidth))
+    monkeypatch.setattr("weftplan.planner.spill.search.PCIE", Link(bandwidth=bandwidth))
     before = None
     for share in SHARES:
         try:
@@ -75,7 +75,7 @@ def test_budgets_hold_and_are_monotone(monkeypatch: pytest.MonkeyPatch, bandwidt
 @pytest.fixture
 def fast_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """Install a link so fast that copies hide within the few microseconds of these small networks' kernels."""
-    monkeypatch.setattr("weftplan.planner.spill.links.PCIE", Link(bandwidth=1e15, latency=0.0))
+    monkeypatch.setattr("weftplan.planner.spill.search.PCIE", Link(bandwidth=1e15, latency=0.0))
 
 
 @pytest.mark.usefixtures("fast_link")

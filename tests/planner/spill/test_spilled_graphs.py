@@ -17,8 +17,8 @@ from weftplan import models
 from weftplan.errors import PlanError
 from weftplan.planner import PlanOptions, plan_symbol, strategies, validate
 from weftplan.planner.buffers import Buffers
+from weftplan.planner.rewiring import Spill, spilled
 from weftplan.planner.spill import search
-from weftplan.planner.spill.rewrite import Spill, spilled
 from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
 
@@ -40,8 +40,8 @@ def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
         return strategies.plan_graph(spilled(start.program, chosen), options)
 
     monkeypatch.setattr(search, "SMALLEST", 0)
-    monkeypatch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
-    monkeypatch.setattr("weftplan.planner.spill.apply", apply)
+    monkeypatch.setattr("weftplan.planner.spill.budget.wanted", lambda *_: True)
+    monkeypatch.setattr("weftplan.planner.spill.budget.apply", apply)
 
 
 @pytest.mark.parametrize("strategy", ["auto", "arena", "match_range", "none"])
@@ -110,8 +110,8 @@ def check_prices(net: Any, shapes: Any, **named: Any) -> None:
         return start
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
-        patch.setattr("weftplan.planner.spill.apply", spy)
+        patch.setattr("weftplan.planner.spill.budget.wanted", lambda *_: True)
+        patch.setattr("weftplan.planner.spill.budget.apply", spy)
         plan_symbol(net, shapes, options=PlanOptions(budget=1, effort="fast"), **named)
     assert len(seen) > 1
     for state, before, after in seen:

@@ -7,7 +7,7 @@ import pytest
 from tests.support.together import together
 from weftplan.device.context import Context
 from weftplan.device.offload_targets import Link
-from weftplan.planner.spill.links import Idle, Place, StepTimes
+from weftplan.planner.spill.search import Idle, Place, StepTimes
 
 UNIT = Place(Context("cpu_pinned", 0), Link(bandwidth=1.0, latency=0.0), 0, None)
 """A byte a second."""

@@ -8,7 +8,7 @@ from typing import Any
 from weftplan.cli.columns import Column, paragraph, table
 from weftplan.device.amounts import amount, counted, unit_of
 from weftplan.planner import MemoryPlan
-from weftplan.planner.labels import Pass
+from weftplan.planner.memory_plan import Pass
 from weftplan.report.plan_figures import facts, milliseconds, parts
 from weftplan.report.plan_text import reuse
 

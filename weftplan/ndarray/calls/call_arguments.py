@@ -17,7 +17,7 @@ from weftplan.ops.core.schema import Op
 
 
 def understood(
-    op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
+    op: Op, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[list[Any], dict[str, Any], Any, Context | None, bool]:
     """Parse the arguments of ``nd.<name>`` into inputs, parameters, ``out``, ``ctx`` and ``is_train``.
 
@@ -56,16 +56,18 @@ def understood(
             named[parameter] = remaining.pop(0)
     if remaining:
         raise ParameterError(f"{op.name}: {len(remaining)} positional arguments too many: {remaining!r}")
-    named_inputs = {
-        key: named.pop(key) for key in list(named) if isinstance(named[key], NDArray) and key not in declared
+    named_inputs = {key: value for key, value in named.items() if isinstance(value, NDArray) and key not in declared}
+    named = {
+        key: value for key, value in named.items() if key not in named_inputs and (value is not None or key in declared)
     }
-    named = {key: value for key, value in named.items() if value is not None or key in declared}
     if named_inputs:
         inputs = _named_inputs(op, inputs, named_inputs, named)
     return inputs, named, out, _as_context(op, named.get("ctx", ctx)), is_train
 
 
-def _named_inputs(op: Op, inputs: list[Any], given: dict[str, NDArray], params: Mapping[str, Any]) -> list[Any]:
+def _named_inputs(
+    op: Op, inputs: list[NDArray], given: dict[str, NDArray], params: Mapping[str, object]
+) -> list[NDArray]:
     """Return positional inputs followed by the named inputs, in the operator's order."""
     filled = dict(params)
     if op.variadic is not None:
@@ -82,7 +84,7 @@ def _named_inputs(op: Op, inputs: list[Any], given: dict[str, NDArray], params: 
     return [placed[name] for name in names]
 
 
-def _as_context(op: Op, ctx: Any) -> Context | None:
+def _as_context(op: Op, ctx: object) -> Context | None:
     """Return ``ctx``, given as a context or as text such as ``cpu(1)``; None for None and empty text."""
     if ctx is None or isinstance(ctx, Context):
         return ctx

@@ -12,7 +12,7 @@ The caches are dictionaries that any thread may use; two threads may resolve the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.calls.call_arguments import understood
@@ -57,7 +57,11 @@ class Repeated:
             self.small = SmallWork(bare, op.name, shape, dtype, nbytes, plan.workspace)
 
 
-def call(cache: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+Calls: TypeAlias = "dict[tuple[object, ...], Repeated | None]"
+"""The cached calls of one function; None for a call that is never cached."""
+
+
+def call(cache: Calls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NDArray | list[NDArray]:
     """Call ``nd.<name>(*args, **kwargs)``, from the cache if possible.
 
     Args:
@@ -65,7 +69,8 @@ def call(cache: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwar
     """
     arrays: list[NDArray] = []
     reads = []
-    context = target = None
+    context = None
+    target: NDArray | None = None
     here = True
     parts: list[Any] = []
     for value in args:
@@ -131,9 +136,9 @@ def call(cache: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwar
 
 
 def _first(
-    cache: dict[Any, Repeated | None], form: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any],
+    cache: Calls, form: tuple[object, ...], name: str, args: Sequence[object], kwargs: Mapping[str, object],
     arrays: Sequence[NDArray],
-) -> Any:  # fmt: skip
+) -> NDArray | list[NDArray]:  # fmt: skip
     """Make a call that is not cached, and cache it."""
     op = registry.get(name)
     inputs, params, out, ctx, is_train = understood(op, args, kwargs)
@@ -168,11 +173,11 @@ def _order(inputs: Sequence[NDArray], arrays: Sequence[NDArray], named: bool) ->
     return tuple(places[id(array)] for array in inputs)
 
 
-_methods: dict[str, dict[Any, Repeated | None]] = {}
+_methods: dict[str, Calls] = {}
 """Cached calls of operators as array methods, by operator."""
 
 
-def _call_method(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _call_method(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> NDArray | list[NDArray]:
     return call(_methods.setdefault(name, {}), name, args, kwargs)
 
 

@@ -23,18 +23,19 @@ from weftplan.ndarray.calls.resolved_call import SettledCall, may_share, settled
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.inline_calls import SmallWork, write_inline
 from weftplan.ndarray.memory.chunk import take
-from weftplan.ndarray.pushing import compute, computing, push_kernel
+from weftplan.ndarray.pushing import Operand, compute, computing, push_kernel
 from weftplan.ndarray.randomness.seeds import next_key
 from weftplan.ops.core import registry, tiling
 from weftplan.ops.core.node_call import NodeCall
 from weftplan.ops.core.schema import Op
+from weftplan.support.array_types import RawArray
 from weftplan.support.slots import ARRAY_CHUNK, MAKE_ROOM
 
 
 def invoke(
     op: str | Op,
     inputs: Sequence[NDArray],
-    params: Mapping[str, Any] | None = None,
+    params: Mapping[str, object] | None = None,
     out: NDArray | Sequence[NDArray] | None = None,
     *,
     ctx: Context | None = None,
@@ -75,7 +76,7 @@ def invoke(
         writes.append(scratch[0].var)
     key = next_key(context) if op.random else (0, 0)
     kernel = _Kernel(op, plan, place, len(inputs), tuple(copied), key, is_train, engine.debug_enabled())
-    operands = [*read, *outputs, *copied.values(), *scratch]
+    operands: list[Operand] = [*read, *outputs, *copied.values(), *scratch]
     reads = tuple([a.chunk.var for a in read])
     if independent and not place.asynchronous and MAKE_ROOM.value is None:
         # New arrays have no readers, and a var that is read twice counts once.
@@ -103,7 +104,7 @@ class _Kernel:
     is_train: bool
     guarded: bool
 
-    def __call__(self, *raws: Any) -> None:
+    def __call__(self, *raws: RawArray) -> None:
         op, plan = self.op, self.plan
         following = iter(raws)
         raw_in = [None if i in plan.ignored else next(following) for i in range(self.inputs)]
@@ -133,7 +134,7 @@ class _Kernel:
                 resource.free(borrowed)
 
 
-def _arrays_of(op: Op, out: Any) -> list[NDArray]:
+def _arrays_of(op: Op, out: object) -> list[NDArray]:
     if not isinstance(out, list | tuple) or not all(isinstance(target, NDArray) for target in out):
         raise DTypeError(f"{op.name}: out must be an NDArray or a list of them, got {type(out).__name__}")
     return list(out)
@@ -202,7 +203,7 @@ def push_into(
     push_kernel(work, [*read, target], [array.chunk.var for array in read], writes, context, name=op.name)
 
 
-def _with_scratch(work: Callable[..., object], context: Context, nbytes: int, name: str, *raws: Any) -> None:
+def _with_scratch(work: Callable[..., object], context: Context, nbytes: int, name: str, *raws: object) -> None:
     resource, borrowed = take(context, nbytes, f"{name} workspace")
     try:
         work(*raws, borrowed.raw)
@@ -235,7 +236,7 @@ def _outputs_into(
     return outputs, copied
 
 
-def call_settled(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def call_settled(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> NDArray | list[NDArray]:
     """Call ``nd.<name>(*args, **kwargs)``; return an array, or a list if there are several visible outputs."""
     op = registry.get(name)
     inputs, named, out, ctx, is_train = understood(op, args, kwargs)

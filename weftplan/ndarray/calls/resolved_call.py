@@ -40,7 +40,7 @@ _plans: dict[Any, SettledCall] = {}
 
 
 def settled(
-    op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray], on_gpu: bool = False
+    op: Op, inputs: Sequence[NDArray], params: Mapping[str, object], targets: Sequence[NDArray], on_gpu: bool = False
 ) -> SettledCall:
     """Resolve a call, or return the cached result of an equal call."""
     if op.single:
@@ -65,13 +65,13 @@ def settled(
     return plan
 
 
-def _apart(value: Any) -> Any:
+def _apart(value: object) -> object:
     """Return a key that distinguishes equal values of different meaning, also in tuples: 1, True, 1.0; 0.0, -0.0."""
     return repr(value) if isinstance(value, tuple | float | np.floating) else value.__class__
 
 
 def _settle(
-    op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray], on_gpu: bool
+    op: Op, inputs: Sequence[NDArray], params: Mapping[str, object], targets: Sequence[NDArray], on_gpu: bool
 ) -> SettledCall:
     if op.variadic is not None and op.variadic not in params:
         params = {**params, op.variadic: len(inputs)}

@@ -18,6 +18,7 @@ from weftplan.errors import DTypeError, ParameterError
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.base import check_dtype
 from weftplan.ndarray.memory.chunk import Chunk
+from weftplan.support.array_types import RawArray
 
 
 class _Writable:
@@ -25,7 +26,7 @@ class _Writable:
 
     __slots__ = ("__array_interface__", "kept")
 
-    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+    def __init__(self, values: RawArray) -> None:
         self.kept = values
         described = values.__array_interface__
         self.__array_interface__ = {**described, "data": (described["data"][0], False)}
@@ -38,7 +39,7 @@ class _Capsule:
     plain: bool
     """Whether the capsule has no version, hence no read-only flag."""
 
-    def __init__(self, capsule: Any) -> None:
+    def __init__(self, capsule: object) -> None:
         api = ctypes.pythonapi
         api.PyCapsule_IsValid.argtypes = api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
         api.PyCapsule_GetPointer.restype = ctypes.c_void_p
@@ -50,14 +51,14 @@ class _Capsule:
                 return
         raise DTypeError("from_dlpack: this capsule is no DLPack tensor, or was used already: each can be used once")
 
-    def __dlpack__(self, **kwargs: Any) -> Any:
+    def __dlpack__(self, **kwargs: object) -> object:
         return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._device
 
 
-def to_dlpack_for_read(data: NDArray) -> Any:
+def to_dlpack_for_read(data: NDArray) -> object:
     """Return a DLPack capsule of ``data`` for reading by another library or :func:`from_dlpack`.
 
     See ``NDArray.__dlpack__``.
@@ -65,12 +66,12 @@ def to_dlpack_for_read(data: NDArray) -> Any:
     return data.__dlpack__()
 
 
-def to_dlpack_for_write(data: NDArray) -> Any:
+def to_dlpack_for_write(data: NDArray) -> object:
     """Return a DLPack capsule of ``data`` for writing by another library; finish there before using the array again."""
     return data.__dlpack__()
 
 
-def from_dlpack(dlpack: Any) -> NDArray:
+def from_dlpack(dlpack: object) -> NDArray:
     """Make an array on the memory of ``dlpack``; copy only if it cannot be shared.
 
     ``dlpack`` is anything with ``__dlpack__``, or a capsule, which can be used once.
@@ -83,7 +84,7 @@ def from_dlpack(dlpack: Any) -> NDArray:
     """
     if isinstance(dlpack, np.ndarray):  # NumPy 2.0 would mark its own memory read-only on the way
         return adopt(dlpack, Context("cpu", 0))
-    source = _Capsule(dlpack) if type(dlpack).__name__ == "PyCapsule" else dlpack
+    source: Any = _Capsule(dlpack) if type(dlpack).__name__ == "PyCapsule" else dlpack
     if not hasattr(source, "__dlpack__"):
         raise DTypeError(f"from_dlpack needs an object with __dlpack__, got {type(source).__name__}")
     kind, index = source.__dlpack_device__()
@@ -109,7 +110,7 @@ _lent: dict[int, weakref.ref[Any]] = {}
 """NumPy arrays that :func:`from_numpy` has made read-only, by their ids; they can be shared repeatedly."""
 
 
-def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray:
+def from_numpy(ndarray: RawArray, zero_copy: bool = True) -> NDArray:
     """Make an array on the memory of a NumPy array, or with ``zero_copy=False`` on a copy.
 
     Of shared memory the NumPy array becomes read-only, as in MXNet: the engine would not see what it writes.
@@ -137,7 +138,7 @@ def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray
     return shared
 
 
-def adopt(foreign: Any, context: Context) -> NDArray:
+def adopt(foreign: RawArray, context: Context) -> NDArray:
     """Make an array on the memory of ``foreign``, a NumPy or CuPy array; copy it if it is strided or read-only."""
     dtype = check_dtype(foreign.dtype)
     usable = foreign.flags.c_contiguous and getattr(foreign.flags, "writeable", True) and foreign.dtype == dtype

@@ -63,7 +63,7 @@ def encode(arrays: Mapping[str, Host], metadata: Mapping[str, str], where: str) 
     return [len(text).to_bytes(8, "little"), text, *parts]
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, Any]]:
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, object]]:
     """Read (arrays by name, metadata) from a file.
 
     Raises:
@@ -102,7 +102,7 @@ def decode(content: bytes, where: str) -> tuple[dict[str, Host], dict[str, Any]]
     return arrays, metadata if isinstance(metadata, dict) else {}
 
 
-def _array(data: memoryview, name: str, entry: Any, where: str) -> Any:
+def _array(data: memoryview, name: str, entry: object, where: str) -> Host:
     what = f"{where}: damaged: {name!r}"
     if not isinstance(entry, dict):
         raise FormatError(f"{what} is described by {entry!r}")

@@ -26,6 +26,7 @@ from weftplan.errors import DeviceError, DTypeError, FormatError
 from weftplan.ndarray.array import NDArray, from_host
 from weftplan.ops.core.params import dtype_code
 from weftplan.support import slots
+from weftplan.support.array_types import DType, RawArray
 from weftplan.support.atomic_files import open_to_read, other_kind, replacing
 
 _LIST_MAGIC = 0x112
@@ -249,7 +250,7 @@ class _Reader:
             except UnicodeDecodeError as error:
                 raise FormatError(f"{self._where}: damaged: name {index} is not UTF-8") from error
 
-    def record(self, index: int) -> tuple[np.ndarray[Any, Any], Context, str] | str:
+    def record(self, index: int) -> tuple[RawArray, Context, str] | str:
         """(values, context, note) of one array, or the name of its sparse storage type."""
         what = f"array {index}"
         (magic,) = self.unpack("<I", what)
@@ -301,7 +302,7 @@ class _Reader:
     def _aux_shape(self, what: str) -> tuple[int, ...]:
         return self.shape(self.unpack("<i", what)[0], "q", f"auxiliary array of {what}")
 
-    def _dtype(self, code: int, what: str) -> np.dtype[Any]:
+    def _dtype(self, code: int, what: str) -> DType:
         if code == _BFLOAT16:
             return np.dtype("<u2")
         if code not in _DTYPES:

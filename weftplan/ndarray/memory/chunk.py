@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from sys import getrefcount
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from weftplan import engine, storage
 from weftplan.device.context import Context
@@ -24,8 +24,11 @@ from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.origin import origin_of
 from weftplan.ndarray.memory.release import CLOSED, FEW, SMALL, FreeList, dead, drain, sweep
 from weftplan.storage import Allocation, Resource, relief
+from weftplan.support.array_types import RawArray
 from weftplan.support.slots import ARRAY_CHUNK
 
+Watcher = TypeVar("Watcher", bound=Callable[[], object])
+Returner = TypeVar("Returner", bound=Callable[[Context], bool])
 _delay_lock = whole_in_children(Lock())
 
 
@@ -63,7 +66,7 @@ class Chunk:
     )
     _origin: object
     """The origin of the memory, for reports."""
-    _raw: Any
+    _raw: RawArray | None
     _release: Callable[[], object] | None
     _resource: Resource | None
     """The resource for a delayed allocation: the resource in force when the chunk was made."""
@@ -99,18 +102,18 @@ class Chunk:
             self._raw = allocation.raw
         current = engine.get()
         self.engine = current
-        self.var: Any = current.new_variable(name)
+        self.var = current.new_variable(name)
 
     def _take(self) -> tuple[Resource, Allocation]:
         return take(self.context, self.nbytes, self._origin, self._resource)
 
     @property
-    def raw(self) -> Any:
+    def raw(self) -> RawArray:
         """A flat uint8 array of exactly ``nbytes``; only for operations that declared the var, or after a wait."""
         raw = self._raw  # read once: another thread may take it meanwhile
         return raw if raw is not None else self._first_use()
 
-    def _first_use(self) -> Any:
+    def _first_use(self) -> RawArray:
         if dead.due:  # the loop that pushed this may be over, so that no later push frees the dead chunks
             sweep()
         resource, allocation = self._take()
@@ -146,7 +149,7 @@ class Chunk:
         return self._raw is not None
 
     @classmethod
-    def wrap(cls, ctx: Context, raw: Any, *, name: str | None = None) -> Chunk:
+    def wrap(cls, ctx: Context, raw: RawArray, *, name: str | None = None) -> Chunk:
         """Make a chunk over memory with another owner; ``raw`` (flat uint8) is kept alive until the var is idle."""
         return cls._over(ctx, raw, raw, name)
 
@@ -175,11 +178,11 @@ class Chunk:
         return Chunk._each_over(self.context, parts, self, self.name)
 
     @classmethod
-    def _over(cls, ctx: Context, raw: Any, owner: Any, name: str | None) -> Self:
+    def _over(cls, ctx: Context, raw: RawArray, owner: object, name: str | None) -> Self:
         return cls._each_over(ctx, (raw,), owner, name)[0]
 
     @classmethod
-    def _each_over(cls, ctx: Context, parts: Iterable[Any], owner: Any, name: str | None) -> list[Self]:
+    def _each_over(cls, ctx: Context, parts: Iterable[RawArray], owner: object, name: str | None) -> list[Self]:
         """Make a chunk over each of ``parts``, flat uint8; each holds ``owner`` until its var's last operation."""
         if dead.queue:
             sweep()
@@ -228,7 +231,7 @@ class MovableChunk(Chunk):
     """The owner's method that brings the bytes of a context back to memory."""
 
     @classmethod
-    def over(cls, ctx: Context, raw: Any, owner: Any, *, name: str | None = None) -> Self:
+    def over(cls, ctx: Context, raw: RawArray, owner: object, *, name: str | None = None) -> Self:
         """Make a chunk of the bytes ``raw`` (flat uint8), which ``owner`` keeps allocated.
 
         The chunk holds ``owner`` until the var's last operation.
@@ -236,21 +239,21 @@ class MovableChunk(Chunk):
         return cls.several(ctx, (raw,), owner=owner, name=name)[0]
 
     @classmethod
-    def several(cls, ctx: Context, parts: Iterable[Any], *, owner: Any, name: str | None = None) -> list[Self]:
+    def several(cls, ctx: Context, parts: Iterable[RawArray], *, owner: object, name: str | None = None) -> list[Self]:
         """Make a chunk as :meth:`over` does for each of ``parts``; a bind makes thousands."""
         chunks = cls._each_over(ctx, parts, owner, name)
         for chunk in chunks:
             chunk._watchers, chunk._bring_back = [], None
         return chunks
 
-    def watch(self, method: weakref.WeakMethod[Any]) -> None:
+    def watch(self, method: weakref.WeakMethod[Watcher]) -> None:
         """Call a bound method, as long as its object exists, whenever the bytes have moved: old views are invalid then.
 
         An object that keeps typed views beyond an operation needs this. It passes the same reference to all its chunks.
         """
         self._watchers.append(method)
 
-    def move(self, raw: Any, owner: Any) -> None:
+    def move(self, raw: RawArray, owner: object) -> None:
         """Use ``raw``, kept by ``owner``, as the bytes from now on; the caller has copied the contents.
 
         No operation on the var may be pending, because it may have looked up the old bytes.
@@ -268,19 +271,19 @@ class MovableChunk(Chunk):
         self._raw = self._release = None
         self._tell()
 
-    def withhold(self) -> Any:
+    def withhold(self) -> RawArray | None:
         """Take the bytes away and return them; the next user calls the method set by :meth:`returned_by`."""
         raw, self._raw = self._raw, None
         return raw
 
-    def returned_by(self, method: weakref.WeakMethod[Any]) -> None:
+    def returned_by(self, method: weakref.WeakMethod[Returner]) -> None:
         """Call a bound method with the context, as long as its object exists, when absent bytes are used.
 
         It returns whether the bytes have been back since then.
         """
         self._bring_back = method
 
-    def _first_use(self) -> Any:
+    def _first_use(self) -> RawArray:
         method = None if self._bring_back is None else self._bring_back()
         # The bytes may be leaving again, or withheld by a thread that will notice that they are needed here.
         while method is not None and method(self.context):
@@ -354,7 +357,7 @@ def lost(what: object) -> OutOfMemoryError:
     )
 
 
-def _let_go(owner: Any) -> None:
+def _let_go(owner: object) -> None:
     """Hold ``owner`` until called."""
 
 

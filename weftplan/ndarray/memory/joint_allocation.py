@@ -21,7 +21,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from weftplan import engine
 from weftplan.device.context import Context
@@ -42,6 +42,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_looks.clear)
 
 
+class FreshChunk(Protocol):
+    """A chunk whose first memory is still unwritten."""
+
+    def drop(self) -> object:
+        """Return the memory to storage."""
+        ...
+
+
 class _Attempt:
     """One attempt of a thread to get the memory of several arrays."""
 
@@ -50,7 +58,7 @@ class _Attempt:
     def __init__(self) -> None:
         self.context: Context | None = None
         """The context on which an allocation failed, or None."""
-        self.fresh: list[Any] = []
+        self.fresh: list[FreshChunk] = []
         """Chunks whose first memory was allocated in this attempt."""
 
 
@@ -84,7 +92,7 @@ class Look:
     __del__ = __exit__  # an interrupt may have come between enter and exit
 
 
-def run(get: Callable[[], list[Any]], use: Callable[[list[Any]], object]) -> None:
+def run(get: Callable[[], list[object]], use: Callable[[list[object]], object]) -> None:
     """Run ``use(get())`` in an operation, and empty the list afterwards.
 
     ``get`` looks up the bytes of arrays, which may allocate memory; it may be called several times.
@@ -101,7 +109,7 @@ def run(get: Callable[[], list[Any]], use: Callable[[list[Any]], object]) -> Non
         look.__exit__()
 
 
-def _all_of(get: Callable[[], list[Any]], look: Look) -> list[Any]:
+def _all_of(get: Callable[[], list[object]], look: Look) -> list[object]:
     """Return the result of ``get``, with ``look`` open."""
     attempt = _Attempt()
     held = _tried(get, look, attempt)
@@ -122,7 +130,9 @@ def _all_of(get: Callable[[], list[Any]], look: Look) -> list[Any]:
     raise AssertionError("the last attempt has raised")
 
 
-def _tried(get: Callable[[], list[Any]], look: Look, attempt: _Attempt, *, last: bool = False) -> list[Any] | None:
+def _tried(
+    get: Callable[[], list[object]], look: Look, attempt: _Attempt, *, last: bool = False
+) -> list[object] | None:
     """Return the result of ``get``, or None if there was no room; new memory is freed then.
 
     Raises:
@@ -157,7 +167,7 @@ def refused(context: Context) -> bool:
     return attempt is not None
 
 
-def first_memory(chunk: Any) -> None:
+def first_memory(chunk: FreshChunk) -> None:
     """Record that a chunk got its first memory, still unwritten; it is freed if the attempt fails."""
     if _here.attempt is not None:
         _here.attempt.fresh.append(chunk)

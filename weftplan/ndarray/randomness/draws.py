@@ -24,23 +24,24 @@ from weftplan.ndarray.randomness import fills
 from weftplan.ndarray.randomness.seeds import next_key
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.schema import OpContext
+from weftplan.support.array_types import ArrayModule, Dims, DType, DTypeLike, Generator, RawArray, Scalar
 
 UNSET: Any = ()
 
 
-def _dims(shape: Any) -> tuple[int, ...]:
+def _dims(shape: Dims | None) -> tuple[int, ...]:
     dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape or (1,))
     if any(dim < 0 for dim in dims):
         raise ShapeError(f"a shape has no negative dimensions, got {shape!r}")
     return tuple(int(dim) for dim in dims)
 
 
-def block_shape(shape: Any) -> tuple[int, ...]:
+def block_shape(shape: Dims | None) -> tuple[int, ...]:
     """Return the shape of the block for each element of an array parameter."""
     return () if shape is None or shape == UNSET else _dims(shape)
 
 
-def target_of(shape: Any, wanted: np.dtype[Any], ctx: Context | None, out: NDArray | None, name: str) -> NDArray:
+def target_of(shape: Dims | None, wanted: DType, ctx: Context | None, out: NDArray | None, name: str) -> NDArray:
     """Return ``out``, whose shape must equal ``shape`` if given, or a new array."""
     if out is None:
         dims = _dims(shape)
@@ -59,20 +60,22 @@ def push_draw(draw: Callable[..., None], sources: Sequence[NDArray], out: NDArra
     return out
 
 
-def _draw(draw: Callable[..., None], key: tuple[int, int], xp: Any, target: Any, *sources: Any) -> None:
+def _draw(
+    draw: Callable[..., None], key: tuple[int, int], xp: ArrayModule, target: RawArray, *sources: RawArray
+) -> None:
     draw(OpContext(xp, random_key=key).generator(), target, xp, *sources)
 
 
 _LEAST = {"any": "", "positive": "above 0", "not negative": "at least 0", "probability": "above 0 and at most 1"}
 
 
-def _number(name: str, key: str, value: Any) -> float:
+def _number(name: str, key: str, value: object) -> float:
     if not isinstance(value, numbers.Real):
         raise ParameterError(f"{name}: {key} must be a number or an NDArray, got {type(value).__name__}")
     return float(value)
 
 
-def _check(name: str, bounds: Mapping[str, str], values: Sequence[Any]) -> None:
+def _check(name: str, bounds: Mapping[str, str], values: Sequence[RawArray | float]) -> None:
     """Raise ParameterError unless each number is within its bounds, a key of ``_LEAST``, and low is not above high."""
     named_values = dict(zip(bounds, values, strict=True))
     for key, value in named_values.items():
@@ -86,16 +89,16 @@ def _check(name: str, bounds: Mapping[str, str], values: Sequence[Any]) -> None:
         raise ParameterError(f"{name}: low must not be above high, got [{low}, {high})")
 
 
-def wanted_dtype(dtype: Any) -> Any:
+def wanted_dtype(dtype: DTypeLike | None) -> DTypeLike | None:
     """Return the dtype, or None if unspecified; test by identity, since ``np.dtype("float64")`` equals None."""
     return None if dtype is None or (isinstance(dtype, str) and dtype == "None") else dtype
 
 
 def sample(
     draw: fills.Draw,
-    parameters: Mapping[str, tuple[Any, str]],
-    shape: Any,
-    dtype: Any,
+    parameters: Mapping[str, tuple[NDArray | Scalar, str]],
+    shape: Dims | None,
+    dtype: DTypeLike | None,
     ctx: Context | None,
     out: NDArray | None,
 ) -> NDArray:
@@ -133,10 +136,10 @@ def _run(
     bounds: Mapping[str, str],
     known: Sequence[float | None],
     inner: int,
-    generator: Any,
-    target: Any,
-    xp: Any,
-    *arrays: Any,
+    generator: Generator,
+    target: RawArray,
+    xp: ArrayModule,
+    *arrays: RawArray,
 ) -> None:
     """Draw with parameters that are numbers, or None for the next array in ``arrays``.
 

@@ -8,55 +8,66 @@ distribution's domain (a negative mean, for example) raises ValueError there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+
+from weftplan.support.array_types import ArrayModule, Generator, RawArray
 
 Draw = Callable[..., None]
 
 
-def _working(target: Any) -> Any:
+def _working(target: RawArray) -> type[np.float32] | type[np.float64]:
     """Generators draw float64 and float32; float16 is converted."""
     return np.float64 if target.dtype == np.float64 else np.float32
 
 
-def uniform(generator: Any, target: Any, xp: Any, low: Any, high: Any) -> None:
+def uniform(
+    generator: Generator, target: RawArray, xp: ArrayModule, low: RawArray | float, high: RawArray | float
+) -> None:
     """Uniform on [low, high)."""
     target[...] = generator.random(target.shape, dtype=_working(target))
     target *= high - low
     target += low
 
 
-def normal(generator: Any, target: Any, xp: Any, loc: Any, scale: Any) -> None:
+def normal(
+    generator: Generator, target: RawArray, xp: ArrayModule, loc: RawArray | float, scale: RawArray | float
+) -> None:
     """Normal with mean ``loc`` and standard deviation ``scale``."""
     target[...] = generator.standard_normal(target.shape, dtype=_working(target))
     target *= scale
     target += loc
 
 
-def exponential(generator: Any, target: Any, xp: Any, scale: Any) -> None:
+def exponential(generator: Generator, target: RawArray, xp: ArrayModule, scale: RawArray | float) -> None:
     """Exponential with mean ``scale``."""
     target[...] = generator.standard_exponential(target.shape)
     target *= scale
 
 
-def gamma(generator: Any, target: Any, xp: Any, alpha: Any, beta: Any) -> None:
+def gamma(
+    generator: Generator, target: RawArray, xp: ArrayModule, alpha: RawArray | float, beta: RawArray | float
+) -> None:
     """Gamma with shape ``alpha`` and scale ``beta``."""
     target[...] = generator.standard_gamma(alpha, target.shape)
     target *= beta
 
 
-def poisson(generator: Any, target: Any, xp: Any, lam: Any) -> None:
+def poisson(generator: Generator, target: RawArray, xp: ArrayModule, lam: RawArray | float) -> None:
     """Poisson with mean ``lam``."""
     target[...] = generator.poisson(lam, target.shape)
 
 
-def negative_binomial(generator: Any, target: Any, xp: Any, k: Any, p: Any) -> None:
+def negative_binomial(
+    generator: Generator, target: RawArray, xp: ArrayModule, k: RawArray | float, p: RawArray | float
+) -> None:
     """Failures before ``k`` successes of probability ``p``: a Poisson number whose mean is gamma distributed."""
     target[...] = generator.poisson(generator.standard_gamma(k, target.shape) * ((1 - p) / p))
 
 
-def generalized_negative_binomial(generator: Any, target: Any, xp: Any, mu: Any, alpha: Any) -> None:
+def generalized_negative_binomial(
+    generator: Generator, target: RawArray, xp: ArrayModule, mu: RawArray | float, alpha: RawArray | float
+) -> None:
     """Mean ``mu`` and variance mu + alpha mu²: Poisson with gamma distributed mean; plain Poisson if alpha is 0."""
     spread = xp.maximum(alpha, 1e-300)  # 1 / alpha must be finite; the result is unused at elements with alpha 0
     means = generator.standard_gamma(1 / spread, target.shape) * (mu * alpha)

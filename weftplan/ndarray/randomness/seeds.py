@@ -60,7 +60,7 @@ def next_key(ctx: Context) -> tuple[int, int]:
         return stream[0], counter
 
 
-def get_state() -> dict[str, Any]:
+def get_state() -> dict[str, object]:
     """Return the state of the random numbers of all contexts, as plain values for :func:`set_state`."""
     with _lock:
         streams = sorted((ctx.device_type, ctx.device_id, *stream) for ctx, stream in _streams.items())
@@ -128,7 +128,7 @@ class Draws:
         return [*self._start, self._drawn]
 
     @classmethod
-    def of(cls, state: Any) -> Self:
+    def of(cls, state: object) -> Self:
         """Make the rest of a sequence from its state.
 
         Raises:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.ndarray.memory.release import dead, drain
 from weftplan.ndarray.spill import spilling
 from weftplan.ndarray.spill.spilling import SpillableChunk
 from weftplan.storage.recording import address_of
+from weftplan.support.array_types import RawArray
 
 
 class DynamicChunk(SpillableChunk):
@@ -24,7 +24,7 @@ class DynamicChunk(SpillableChunk):
         self._address = 0
         super().__init__(ctx, nbytes, delay_alloc=True, name=name)
 
-    def _first_use(self, *, stream_ordered: bool = False) -> Any:
+    def _first_use(self, *, stream_ordered: bool = False) -> RawArray:
         if spilling.moving() or self._target is not None:
             raw = super()._first_use(stream_ordered=stream_ordered)
         else:  # no other thread moves the bytes

@@ -29,6 +29,7 @@ from weftplan import engine
 from weftplan.device.context import Context
 from weftplan.device.offload_targets import OffloadTarget
 from weftplan.engine import FnProperty
+from weftplan.engine.var import Var
 from weftplan.errors import DeviceError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.ndarray.memory import joint_allocation
@@ -122,7 +123,7 @@ def forget() -> None:
         _changes.clear()
 
 
-def make_room(where: tuple[OffloadTarget, ...], context: Context, operands: Sequence[Any]) -> tuple[Any, ...]:
+def make_room(where: tuple[OffloadTarget, ...], context: Context, operands: Sequence[object]) -> tuple[Var, ...]:
     """Push the copies that an operation on ``operands`` depends on; return the vars that it has to read."""
     if not _models:
         return ()
@@ -174,7 +175,7 @@ def _catch_up() -> None:
             model.add(chunk)
 
 
-def _victims(model: _Model, need: int, used: dict[int, Guest], current: Any) -> list[Guest]:
+def _victims(model: _Model, need: int, used: dict[int, Guest], current: object) -> list[Guest]:
     """Choose the chunks to offload so that ``need`` more bytes fit; under the lock.
 
     Chunks of engines other than ``current`` stay, since this module cannot wait for their operations.

@@ -44,6 +44,7 @@ from weftplan.ndarray.spill import spill_ahead
 from weftplan.storage import Allocation, Resource, offload, relief
 from weftplan.storage.recording import address_of
 from weftplan.support import slots
+from weftplan.support.array_types import RawArray
 
 LEAST = 4096
 """Smaller chunks stay: their copies cost more time than they free memory."""
@@ -56,7 +57,7 @@ _members: dict[int, weakref.ref[SpillableChunk]] = {}
 """Chunks with memory that may be offloaded or moved, by id."""
 
 
-def _alone(raw: Any) -> int:
+def _alone(raw: object) -> int:
     """Return the reference count of ``raw``; compare it with :data:`_ALONE`."""
     return getrefcount(raw)
 
@@ -88,7 +89,7 @@ class SpillableChunk(Chunk):
                 spill_ahead.came(self)
 
     @property
-    def raw(self) -> Any:
+    def raw(self) -> RawArray:
         """A flat uint8 array of exactly ``nbytes``, which do not move while a view of it exists.
 
         Only operations that declared the var may use it, or a thread that has waited for the var.
@@ -109,7 +110,7 @@ class SpillableChunk(Chunk):
         """
         self._first_use(stream_ordered=True)
 
-    def _first_use(self, *, stream_ordered: bool = False) -> Any:
+    def _first_use(self, *, stream_ordered: bool = False) -> RawArray:
         if dead.due:
             drain()
         with self._moving:  # wait for a copy in progress
@@ -263,7 +264,7 @@ def _free_behind(resource: Resource, allocation: Allocation) -> None:
     resource.free_behind(allocation)
 
 
-def counted(raw: Any) -> Any:
+def counted(raw: RawArray) -> RawArray:
     """Return the same bytes as an array to which all its views refer, so that its reference count includes them.
 
     NumPy views otherwise refer to the base of ``raw``. If nothing may be offloaded or moved, return ``raw`` unchanged.

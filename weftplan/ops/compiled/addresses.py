@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any
 
 import numpy as np
+
+from weftplan.support.array_types import RawArray
 
 _HEAD = object.__basicsize__
 """Bytes of an object before its own fields."""
@@ -24,7 +25,7 @@ _ADDRESS_FIRST = _address_first()
 """Whether the first field of an array is its address, as NumPy's header says."""
 
 
-def address(array: Any) -> int:
+def address(array: RawArray) -> int:
     """Return where an array's bytes begin."""
     if _ADDRESS_FIRST and array.__class__ is np.ndarray:
         return _pointer(id(array) + _HEAD).value or 0  # a tenth of the time of the general way

@@ -21,6 +21,7 @@ from weftplan.ops.compiled.parts import count
 from weftplan.ops.compiled.target import host
 from weftplan.ops.core.schema import DType
 from weftplan.ops.elementwise.formulas import TRUTHS, Formula, Recorded
+from weftplan.support.array_types import RawArray
 
 FEW = 1 << 17
 """Minimum elements of a part of a formula for an idle core."""
@@ -46,7 +47,7 @@ def compiled(recorded: Recorded, dtype: DType) -> Run:
     size = dtype.itemsize
     numbers = address(constants)
 
-    def run(arrays: Sequence[object], first: int, last: int) -> None:
+    def run(arrays: Sequence[RawArray], first: int, last: int) -> None:
         words = np.array([first * size, last * size, numbers, *map(address, arrays)], np.int64)
         entry(address(words))
         assert constants is not None  # they live as long as this function

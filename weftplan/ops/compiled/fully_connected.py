@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.products import product
 from weftplan.ops.core.schema import Arrays, OpContext, Params, TensorSpec, aligned
+from weftplan.support.array_types import RawArray
 
 LEAST = 8
 """Minimum rows, columns and hidden units for these kernels: fewer do not fill their registers."""
@@ -99,14 +99,14 @@ def _by_blas(m: Matrices) -> bool:
     return isinstance(target, Target) and target.bits < 512 and m.hidden > FAR
 
 
-def data_gradient(m: Matrices, ograd: Any, weight: Any, dgrad: Any, room: Any) -> Call:
+def data_gradient(m: Matrices, ograd: RawArray, weight: RawArray, dgrad: RawArray, room: RawArray) -> Call:
     """Return a call that computes the gradient of the data."""
     if not _by_blas(m):
         return pointwise.call(m.to_data, weight, ograd, None, dgrad, room)
     return partial(product, np, ograd.reshape(m.rows, m.hidden), weight, dgrad.reshape(m.rows, m.columns))
 
 
-def spec(array: Any) -> TensorSpec:
+def spec(array: RawArray) -> TensorSpec:
     """Return the shape and dtype of an array."""
     return TensorSpec(array.shape, array.dtype)
 

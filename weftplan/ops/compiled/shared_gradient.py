@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -17,11 +16,11 @@ from weftplan.ops.compiled.fully_connected import Matrices, data_gradient, refus
 from weftplan.ops.compiled.pointwise import implementation as pointwise
 from weftplan.ops.compiled.replay import Call, RepeatedKernel, one_after_other
 from weftplan.ops.core.implementations import Implementation, Specs, provide
-from weftplan.ops.core.schema import Arrays, OpContext, Params, TensorSpec, aligned
+from weftplan.ops.core.schema import Arrays, OpContext, Params, SpecLike, TensorSpec, aligned
 from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT, gathered_rows
 
 
-def _sizes(params: Params, inputs: Sequence[Any]) -> Matrices:
+def _sizes(params: Params, inputs: Sequence[SpecLike]) -> Matrices:
     """Return the sizes of the single layer that has the rows of all layers."""
     count, hidden = params["count"], params["num_hidden"]
     result, data = inputs[0], inputs[count]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.schema import Arrays, OpContext, Params
 from weftplan.ops.nn.softmax_output import as_rows_of
+from weftplan.support.array_types import RawArray
 
 WORDS = ("x", "y", "first", "last", "classes", "row")
 """Argument words of a call: rows ``first`` to ``last`` of ``classes`` elements, which are ``row`` bytes apart."""
@@ -160,7 +160,7 @@ def _function() -> Function:
     return f
 
 
-def call(x: Any, y: Any, rows: int, classes: int, target: Target | None = None) -> Call:
+def call(x: RawArray, y: RawArray, rows: int, classes: int, target: Target | None = None) -> Call:
     """Return a call that writes the softmax of every row of ``x`` to ``y``, which may be ``x``."""
     words = np.array([address(x), address(y), 0, rows, classes, classes * 4], np.int64)
     size = rows * classes

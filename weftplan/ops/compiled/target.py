@@ -10,7 +10,7 @@ import functools
 import importlib
 import platform
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 _WIDE = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
 
@@ -52,7 +52,7 @@ class Target:
         return (8, 4) if self.registers > 16 else (6, 4)
 
 
-def binding() -> Any:
+def binding() -> ModuleType:
     """Import ``llvmlite.binding``."""
     return importlib.import_module("llvmlite.binding")
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.core.cuda_tuning import tuning
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _CALLS = {"float32": "sgemmStridedBatched", "float64": "dgemmStridedBatched"}
 DTYPES = tuple(_CALLS)
@@ -22,7 +23,12 @@ _TF32 = 3
 """``CUBLAS_TF32_TENSOR_OP_MATH``."""
 
 
-def gemm(xp: Any, a: Any, b: Any, out: Any, *, add: bool = False) -> None:
+def pointer(array: Any) -> int:
+    """Return the address of the bytes of an array of CuPy."""
+    return int(array.data.ptr)
+
+
+def gemm(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray, *, add: bool = False) -> None:
     """Write ``a`` times ``b`` into ``out``, or add it, in one launch.
 
     Args:
@@ -47,14 +53,14 @@ def gemm(xp: Any, a: Any, b: Any, out: Any, *, add: bool = False) -> None:
         cublas.setMathMode(handle, _TF32)
     # cuBLAS counts columns first, so it multiplies the transposes, the other way round.
     getattr(cublas, _CALLS[name])(
-        handle, turn_b, turn_a, n, m, a.shape[-1], one, b.data.ptr, ldb, step_b, a.data.ptr, lda, step_a, old,
-        out.data.ptr, ldc, step_c, batch,
+        handle, turn_b, turn_a, n, m, a.shape[-1], one, pointer(b), ldb, step_b, pointer(a), lda, step_a, old,
+        pointer(out), ldc, step_c, batch,
     )  # fmt: skip
     if tensor_cores:
         cublas.setMathMode(handle, before)
 
 
-def _layout(x: Any) -> tuple[int, int, int]:
+def _layout(x: RawArray) -> tuple[int, int, int]:
     """Return (1 if columns are contiguous, else 0; stride of rows, or columns; stride of matrices), in elements."""
     item = x.itemsize
     row, column = (stride // item for stride in x.strides[-2:])

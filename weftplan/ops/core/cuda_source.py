@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from weftplan.errors import DeviceError
+from weftplan.ops.core.cuda_gemm import pointer
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.schema import DType, Params, TensorSpec
+from weftplan.support.array_types import ArrayModule, RawArray
 
 THREADS = 256
 """Threads of a block that works on elements."""
@@ -107,17 +108,23 @@ def text_of(code: str, **types: DType) -> str:
     return ("#include <cuda_fp16.h>\n" if "__half" in text else "") + text
 
 
+Launcher = Callable[[tuple[int], tuple[int], tuple[object, ...]], None]
+"""A compiled kernel: ``kernel((blocks,), (threads,), args)`` enqueues it."""
+
+
 @lru_cache(maxsize=1024)
-def _compiled(maker: Any, code: str, name: str, types: tuple[tuple[str, DType], ...]) -> Any:
+def _compiled(maker: Callable[..., Launcher], code: str, name: str, types: tuple[tuple[str, DType], ...]) -> Launcher:
     return maker(text_of(code, **dict(types)), name, options=OPTIONS)
 
 
-def kernel(xp: Any, code: str, name: str, **types: DType) -> Any:
+def kernel(xp: ArrayModule, code: str, name: str, **types: DType) -> Launcher:
     """Return the kernel ``name`` of a source; ``types`` as in :func:`text_of`."""
     return _compiled(xp.RawKernel, code, name, tuple(sorted(types.items())))
 
 
-def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Sequence[object], **types: DType) -> None:
+def launch(
+    xp: ArrayModule, code: str, name: str, blocks: int, threads: int, args: Sequence[object], **types: DType
+) -> None:
     """Enqueue ``blocks`` blocks of ``threads`` threads on the current stream; nothing if ``blocks`` is 0.
 
     Raises:
@@ -140,14 +147,16 @@ def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Seque
         ) from error
 
 
-def each(xp: Any, code: str, name: str, count: int, args: Sequence[object], *, lanes: int = 1, **types: DType) -> None:
+def each(
+    xp: ArrayModule, code: str, name: str, count: int, args: Sequence[object], *, lanes: int = 1, **types: DType
+) -> None:
     """Enqueue one thread for ``lanes`` of ``count`` elements; the last argument of the kernel is ``count``."""
     launch(xp, code, name, -(-count // (THREADS * lanes)), THREADS, (*args, count), **types)
 
 
-def are_aligned(*arrays: Any) -> bool:
+def are_aligned(*arrays: RawArray) -> bool:
     """Return whether vectors of :data:`ALIGNMENT` bytes may be loaded from and stored to the arrays."""
-    return all(int(array.data.ptr) % ALIGNMENT == 0 for array in arrays)
+    return all(pointer(array) % ALIGNMENT == 0 for array in arrays)
 
 
 def width(count: int, most: int = WIDE, *, terms: int = 1, least: int = 32) -> int:
@@ -160,7 +169,7 @@ def width(count: int, most: int = WIDE, *, terms: int = 1, least: int = 32) -> i
     return min(most, max(least, 1 << max(0, threads - 1).bit_length()))
 
 
-def floats(*positions: int) -> Any:
+def floats(*positions: int) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], str]:
     """Return a refusal: the inputs at these positions must be float16, float32 or float64."""
 
     def refusal(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:

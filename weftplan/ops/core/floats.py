@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-DType = np.dtype[Any]
+from weftplan.support.array_types import DType, DTypeLike
+
 _INSTALL = "bfloat16 needs the package ml_dtypes: pip install ml_dtypes"
 
 
-def dtype_of(value: Any) -> DType:
+def dtype_of(value: DTypeLike) -> DType:
     """Return ``np.dtype(value)``; ``"bfloat16"`` needs ml_dtypes.
 
     Raises:

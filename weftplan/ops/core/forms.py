@@ -4,7 +4,7 @@
 unwanted) and its scratch arrays, each as one argument, and can always be prepared for replay::
 
     @kernel
-    def _double(xp: Any, p: Params, x: Any, out: Any) -> None:
+    def _double(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
         xp.add(x, x, out=out)
 
 :func:`workspace_kernel` is for scratch that helpers take as they need it: its function gets a
@@ -21,11 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 
 from weftplan.ops.core.schema import Arrays, DType, Kernel, OpContext, Params, Shape, TensorSpec, Workspace, aligned
+from weftplan.support.array_types import RawArray
 
 Call = Callable[[], object]
 Function = Callable[..., None]
@@ -65,7 +66,7 @@ class ArrayKernel:
     def __wrapped__(self) -> Function:
         return self.function
 
-    def _taken(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Sequence[Any]:
+    def _taken(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Sequence[RawArray]:
         return () if self.scratch is None else [ctx.take(*spec) for spec in self.scratch(params, *inputs, *outputs)]
 
     def _bytes(self, params: Params, inputs: Specs, outputs: Specs) -> int:
@@ -83,7 +84,7 @@ def with_views(function: Callable[..., object], room: Room) -> Callable[..., obj
     if not end:
         return lambda *arrays: function(*arrays, *(np.empty(shape, dtype) for shape, dtype in room))
 
-    def call(*arrays: Any) -> None:
+    def call(*arrays: RawArray) -> None:
         workspace = arrays[-1]
         function(
             *arrays[:-1], *[workspace[start:stop].view(kind).reshape(shape) for start, stop, kind, shape in ranges]

@@ -17,6 +17,8 @@ from weftplan.ops.core.schema import Kernel, Op, Params, TensorSpec
 
 MODES = ("auto", "numpy", "native")
 Specs = Sequence[TensorSpec]
+Refusal = Callable[[Params, Specs, Specs], str]
+"""Says why an implementation cannot compute a call, or is expected to be slower; empty if neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +31,9 @@ class Implementation:
     kernel: Kernel
     workspace: Callable[[Params, Specs, Specs], int]
     """Bytes of scratch of one call."""
-    refusal: Callable[[Params, Specs, Specs], str] = field(default=lambda params, inputs, outputs: "")
+    refusal: Refusal = field(default=lambda params, inputs, outputs: "")
     """Why it cannot compute a call; empty when it can."""
-    slower: Callable[[Params, Specs, Specs], str] = field(default=lambda params, inputs, outputs: "")
+    slower: Refusal = field(default=lambda params, inputs, outputs: "")
     """Why NumPy is expected to be faster for a call; empty if this implementation is."""
     otherwise: Implementation | None = None
     """The implementation to try next if this one refuses a call, before NumPy's kernel."""

@@ -15,8 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import islice
-from types import ModuleType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from weftplan.ops.core.schema import (
     WorkspaceRule,
     aligned,
 )
+from weftplan.support.array_types import ArrayModule, RawArray, Scalar
 
 BOOL = np.dtype(bool)
 INDEX = np.dtype(np.int64)
@@ -103,7 +103,7 @@ def accumulator(dtype: DType) -> DType:
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
-def blocks(ctx: Workspace, arrays: Sequence[Any], scratch: Sequence[DType] = ()) -> Iterator[tuple[Any, ...]]:
+def blocks(ctx: Workspace, arrays: Sequence[RawArray], scratch: Sequence[DType] = ()) -> Iterator[tuple[RawArray, ...]]:
     """Yield the matching flat slices of ``arrays`` (equal sizes), followed by scratch arrays of the slice's length.
 
     The scratch bytes are :func:`block_bytes`; scratch contents do not survive the block.
@@ -157,7 +157,7 @@ def block_workspace(*scratch: Kind) -> WorkspaceRule:
     return workspace
 
 
-def reduce_to(xp: ModuleType, source: Any, target: Any) -> None:
+def reduce_to(xp: ArrayModule, source: RawArray, target: RawArray) -> None:
     """Write the sum of ``source`` over the axes along which ``target`` was broadcast to it into ``target``."""
     shape = source.shape
     padded = (1,) * (len(shape) - target.ndim) + target.shape
@@ -212,7 +212,7 @@ def row_blocks(shape: Shape, limit: int | None = None) -> Iterator[slice]:
         yield slice(start, min(start + step, shape[0]))
 
 
-def gather(xp: ModuleType, source: Any, index: Any, axis: int, out: Any) -> None:
+def gather(xp: ArrayModule, source: RawArray, index: RawArray, axis: int, out: RawArray) -> None:
     """Compute ``out`` = ``source`` taken at ``index`` (int64, all within range) along ``axis``."""
     if xp is np:
         np.take(source, index, axis=axis, out=out, mode="clip")  # "raise" would buffer the whole output
@@ -220,7 +220,9 @@ def gather(xp: ModuleType, source: Any, index: Any, axis: int, out: Any) -> None
         xp.take(source, index, axis=axis, out=out)
 
 
-def divide_integers(xp: ModuleType, a: Any, b: Any, out: Any, scratch: Any) -> None:
+def divide_integers(
+    xp: ArrayModule, a: RawArray | Scalar, b: RawArray | Scalar, out: RawArray, scratch: RawArray
+) -> None:
     """Compute ``out`` = a / b of integers, exactly and towards zero; 0 where b is 0.
 
     ``out`` may be ``a`` or ``b``; ``scratch`` has its shape and dtype.
@@ -230,7 +232,7 @@ def divide_integers(xp: ModuleType, a: Any, b: Any, out: Any, scratch: Any) -> N
     xp.floor_divide(scratch, b, out=out)
 
 
-def to_index(xp: ModuleType, index: Any, size: int, mode: str, out: Any) -> None:
+def to_index(xp: ArrayModule, index: RawArray, size: int, mode: str, out: RawArray) -> None:
     """Write to ``out`` (int64) the integers of ``index`` (any dtype), clipped or wrapped into [0, size)."""
     xp.copyto(out, index, casting="unsafe")
     if mode == "wrap":
@@ -284,7 +286,7 @@ class UfuncKernel:
         return partial(function, *arrays, out=out, casting="unsafe")
 
 
-def _into(function: Any, a: Any, b: Any, out: Any) -> None:
+def _into(function: Callable[..., object], a: object, b: object, out: object) -> None:
     function(a, b, out=out)
 
 
@@ -339,11 +341,13 @@ class BlockKernel:
         shape, dtype = outputs[0]
         return block_bytes(math.prod(shape), self.scratch(params, dtype))
 
-    def _blocks(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
+    def _blocks(
+        self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays
+    ) -> Iterator[tuple[RawArray, ...]]:
         return blocks(ctx, (*inputs, outputs[0]), self.scratch(params, outputs[0].dtype))
 
 
-def replayed(step: Callable[..., object], made: Iterator[tuple[Any, ...]]) -> Callable[[], object] | None:
+def replayed(step: Callable[..., object], made: Iterator[tuple[object, ...]]) -> Callable[[], object] | None:
     """Return a function that calls ``step`` with each block of ``made``; None if there are very many."""
     calls = [partial(step, *block) for block in islice(made, MOST_PREPARED + 1)]
     if len(calls) > MOST_PREPARED:

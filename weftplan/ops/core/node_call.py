@@ -7,12 +7,12 @@ accumulation after the kernel. It owns only views of its caller's arrays, and is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from weftplan.ops.core.forms import bound
 from weftplan.ops.core.schema import Kernel, Op, OpContext, Params, Shape, TensorSpec
+from weftplan.support.array_types import ArrayModule, RawArray
 
 Call = Callable[[], object]
 
@@ -52,12 +52,12 @@ class NodeCall:
         op: Op,
         kernel: Kernel,
         params: Params,
-        xp: Any,
+        xp: ArrayModule,
         inputs: Sequence[object],
         outputs: Sequence[object],
         *,
-        workspace: object = None,
-        added: Sequence[tuple[Any, Any]] = (),
+        workspace: RawArray | None = None,
+        added: Sequence[tuple[RawArray, RawArray]] = (),
         guarded: bool = False,
         recompute: bool = False,
         output_shapes: Sequence[Shape] = (),
@@ -130,7 +130,7 @@ def bare_call(
     return lambda *arrays: kernel(context, params, list(arrays[:count]), list(arrays[count:]))
 
 
-def read_only(array: Any) -> Any:
+def read_only(array: object) -> object:
     """Return a read-only view of a NumPy array, as debug mode passes inputs to kernels; other arrays unchanged."""
     if not isinstance(array, np.ndarray):
         return array

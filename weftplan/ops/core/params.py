@@ -8,13 +8,13 @@ and the parameter are named by :func:`weftplan.ops.core.registry.parse_params`. 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from weftplan.ops.core.floats import dtype_of
-from weftplan.support.array_types import DTypeLike, RawArray
+from weftplan.support.array_types import DType, DTypeLike
 
 Parser = Callable[[Any], Any]
 _MEANINGS: dict[Parser, str] = {}
@@ -101,7 +101,7 @@ def p_range(least: int, most: int) -> Parser:
     3
     """
 
-    def parse(value: RawArray) -> int:
+    def parse(value: object) -> int:
         number = p_int(value)
         if not least <= number <= most:
             raise ValueError(f"expected at least {least}" if number < least else f"expected at most {most:,}")
@@ -118,7 +118,7 @@ p_outputs = p_range(1, MOST_OUTPUTS)
 """A number of outputs of one node. No file holds the outputs themselves, so this limit is all that bounds them."""
 
 
-def p_float(value: RawArray) -> float:
+def p_float(value: Any) -> float:
     """Return a float, from any real number or its text.
 
     >>> p_float("1e-3"), p_float(2)
@@ -132,7 +132,7 @@ def p_float(value: RawArray) -> float:
         raise ValueError("expected a number") from None
 
 
-def p_bool(value: RawArray) -> bool:
+def p_bool(value: object) -> bool:
     """Return a boolean, from ``True/False/1/0`` or that text in any case.
 
     >>> p_bool("True"), p_bool(0)
@@ -146,7 +146,7 @@ def p_bool(value: RawArray) -> bool:
     raise ValueError("expected True or False")
 
 
-def p_str(value: RawArray) -> str:
+def p_str(value: object) -> str:
     """Return any text unchanged.
 
     >>> p_str("cpu(0)")
@@ -162,7 +162,7 @@ def p_tuple(item: Parser) -> Parser:
     ((1.0, 0.5), (None, 2))
     """
 
-    def parse(value: RawArray) -> tuple[RawArray, ...]:
+    def parse(value: object) -> tuple[object, ...]:
         if isinstance(value, str):
             text = value.strip()
             if text[:1] in ("(", "["):
@@ -182,7 +182,7 @@ def p_tuple(item: Parser) -> Parser:
     return _means(parse, f"{meaning(item)} | Sequence[{meaning(item)}]")
 
 
-def _items(item: Parser, values: RawArray) -> list[RawArray]:
+def _items(item: Parser, values: Iterable[object]) -> list[object]:
     parsed = []
     for position, value in enumerate(values):
         try:
@@ -211,7 +211,7 @@ def p_optional(parser: Parser) -> Parser:
     (None, 4)
     """
 
-    def parse(value: RawArray) -> Any:
+    def parse(value: object) -> object:
         if value is None or (isinstance(value, str) and value.strip().lower() in _NONE):
             return None
         return parser(value)
@@ -227,7 +227,7 @@ def p_enum(*choices: str) -> Parser:
     """
     allowed = frozenset(choices)
 
-    def parse(value: RawArray) -> str:
+    def parse(value: object) -> str:
         text = str(value)
         if text not in allowed:
             raise ValueError(f"expected one of {', '.join(choices)}")
@@ -236,7 +236,7 @@ def p_enum(*choices: str) -> Parser:
     return _means(parse, f"Literal[{', '.join(map(repr, choices))}]")
 
 
-def p_dtype(value: RawArray) -> np.dtype[Any]:
+def p_dtype(value: Any) -> DType:
     """Return a dtype, from a NumPy dtype, type or name, or MXNet's number of it.
 
     >>> p_dtype("float16"), p_dtype(0), p_dtype("6"), p_dtype(np.uint8)
@@ -263,7 +263,7 @@ def p_dtype(value: RawArray) -> np.dtype[Any]:
     return dtype
 
 
-def format_value(value: RawArray) -> str:
+def format_value(value: object) -> str:
     """Return the text of a parsed value as symbol files hold it.
 
     >>> format_value((3, 3)), format_value(True), format_value(None), format_value(np.dtype("int8"))

@@ -13,13 +13,11 @@ which never passes NumPy such a product.
 from __future__ import annotations
 
 from itertools import pairwise
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from weftplan.ops.core.cuda_gemm import DTYPES, gemm
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 from weftplan.support.core_sharing import split
 
 FEW = 1 << 24
@@ -35,7 +33,7 @@ STEP = 16
 """Parts begin at multiples of this, so that a BLAS works on whole tiles but for the last."""
 
 
-def matmul(xp: Any, a: Any, b: Any, out: Any) -> None:
+def matmul(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
     """Compute ``out = a @ b`` for matrices in one call; on a GPU, non-contiguous rows are not copied."""
     if xp is not np and out.dtype.name in DTYPES and a.dtype == b.dtype == out.dtype and a.size and b.size:
         gemm(xp, a, b, out)
@@ -43,7 +41,7 @@ def matmul(xp: Any, a: Any, b: Any, out: Any) -> None:
         multiply(xp, a, b, out)
 
 
-def multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
+def multiply(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
     """Compute ``out = a @ b`` for matrices or stacks; the bits do not depend on whether ``a`` and ``b`` share memory.
 
     Where shapes and strides would let ``b`` be the transpose of ``a``, the columns are computed in two calls, wherever
@@ -75,7 +73,7 @@ def ranges(size: int, count: int) -> list[slice]:
     return [slice(first, last) for first, last in pairwise(ends) if first < last]
 
 
-def product(xp: Any, a: Any, b: Any, out: Any) -> None:
+def product(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
     """Compute the same, on several cores of a host if that pays."""
     if xp is not np or out.size * a.shape[1] < 2 * FEW:
         matmul(xp, a, b, out)
@@ -83,7 +81,7 @@ def product(xp: Any, a: Any, b: Any, out: Any) -> None:
         products((a, b, out))
 
 
-def products(*each: tuple[Any, Any, Any]) -> None:
+def products(*each: tuple[RawArray, RawArray, RawArray]) -> None:
     """Compute several independent products on a host; the cores wait for each other once."""
     parts = [part for one in each for part in _parts(*one)]
 
@@ -98,7 +96,7 @@ def products(*each: tuple[Any, Any, Any]) -> None:
             compute(number)
 
 
-def _parts(a: Any, b: Any, out: Any) -> list[tuple[Any, Any, Any]]:
+def _parts(a: RawArray, b: RawArray, out: RawArray) -> list[tuple[RawArray, RawArray, RawArray]]:
     """Return the smaller products that make up a product."""
     rows, columns = out.shape
     work = rows * columns * a.shape[1]
@@ -113,7 +111,7 @@ def _parts(a: Any, b: Any, out: Any) -> list[tuple[Any, Any, Any]]:
     return [(a[some], b, out[some]) for some in ranges]
 
 
-def stacked_product(xp: ModuleType, a: RawArray, b: RawArray, out: RawArray) -> None:
+def stacked_product(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
     """Compute ``out = a @ b`` for stacks of matrices, on a GPU in one call.
 
     ``b`` and ``out`` have shape (batch, groups, …), ``a`` has (groups, …).

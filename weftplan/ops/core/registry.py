@@ -59,7 +59,7 @@ _makers: dict[str, Callable[[Mapping[str, Any]], Op]] = {}
 """Functions that make a single operator (``Op.single``) from a node's attributes, by the operator's name."""
 
 
-def register_maker(name: str, make: Callable[[Mapping[str, Any]], Op]) -> None:
+def register_maker(name: str, make: Callable[[Mapping[str, object]], Op]) -> None:
     """Let ``make`` give the operator of each node of that name."""
     _makers[name] = make
 

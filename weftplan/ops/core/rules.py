@@ -11,8 +11,7 @@ reads it off its outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from weftplan.errors import DTypeError, ShapeError, shape_text
 from weftplan.ops.core.floats import is_float
@@ -206,7 +205,7 @@ def grad(
     op: str,
     *uses: str,
     into: Sequence[int] | None = None,
-    params: Mapping[str, Any] | Callable[[Params], Mapping[str, Any]] | None = None,
+    params: Params | Callable[[Params], Params] | None = None,
 ) -> GradientRule:
     """Return a gradient rule of one node: ``op`` applied to ``uses``, its outputs being the gradients of inputs
     ``into``.

@@ -30,13 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from weftplan.errors import MXNetError
 from weftplan.support import slots
+from weftplan.support.array_types import ArrayModule, DTypeLike, Generator, RawArray
 from weftplan.support.tensor_types import DType as DType
 from weftplan.support.tensor_types import InplacePair as InplacePair
 from weftplan.support.tensor_types import Req as Req
@@ -62,6 +62,16 @@ class TensorSpec(NamedTuple):
         for dim in self.shape:
             size *= dim
         return size
+
+
+class SpecLike(Protocol):
+    """An object with shape and dtype: a :class:`TensorSpec` if a plan asks, an array in a call."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> DType: ...
 
 
 class _Required:
@@ -135,19 +145,20 @@ class Workspace:
 
     __slots__ = ("_offset", "_workspace", "xp")
 
-    def __init__(self, xp: ModuleType, workspace: Any = None) -> None:
+    def __init__(self, xp: ArrayModule, workspace: RawArray | None = None) -> None:
         self.xp = xp
-        self._workspace = workspace
+        self._workspace: Any = workspace
         self._offset = 0
 
-    def take(self, shape: Shape, dtype: Any) -> Any:
+    def take(self, shape: Shape, dtype: DTypeLike) -> RawArray:
         """Return an uninitialised contiguous array of ``shape`` from the workspace, 64-byte aligned, valid in this
         call."""
         nbytes = np.dtype(dtype).itemsize
         for dim in shape:
             nbytes *= dim
         if not nbytes:  # nothing was declared for it, so there may be no workspace at all
-            return self.xp.empty(shape, dtype)
+            empty: RawArray = self.xp.empty(shape, dtype)
+            return empty
         start = self._offset
         end = start + aligned(nbytes)
         have = 0 if self._workspace is None else self._workspace.size
@@ -156,7 +167,8 @@ class Workspace:
                 f"kernel took {end} bytes of workspace but its operator declared {have}: mend the operator's workspace"
             )
         self._offset = end
-        return self._workspace[start : start + nbytes].view(dtype).reshape(shape)
+        scratch: RawArray = self._workspace[start : start + nbytes].view(dtype).reshape(shape)
+        return scratch
 
     @property
     def room(self) -> int:
@@ -164,7 +176,7 @@ class Workspace:
         return 0 if self._workspace is None else int(self._workspace.size) - self._offset
 
     @property
-    def flat(self) -> tuple[Any, ...]:
+    def flat(self) -> tuple[RawArray, ...]:
         """Return all bytes of the workspace as one array; an empty tuple if there is no workspace."""
         return () if self._workspace is None else (self._workspace,)
 
@@ -187,10 +199,10 @@ class OpContext(Workspace):
 
     def __init__(
         self,
-        xp: ModuleType,
+        xp: ArrayModule,
         *,
         is_train: bool = False,
-        workspace: object = None,
+        workspace: RawArray | None = None,
         random_key: tuple[int, int] = (0, 0),
         recompute: bool = False,
         output_shapes: Sequence[Shape] = (),
@@ -203,20 +215,23 @@ class OpContext(Workspace):
         self.output_shapes = output_shapes
         """Shapes of all outputs, unwanted outputs (None) included; empty if every output is wanted."""
 
-    def memory_of(self, outputs: Arrays, index: int, dtype: DType) -> Any:
+    def memory_of(self, outputs: Arrays, index: int, dtype: DType) -> RawArray:
         """Return an output; if it is unwanted but others are computed from it, new memory of its shape.
 
         No plan counts that memory: a kernel asks only if it has no other place for the values.
         """
-        array = outputs[index]
-        return self.xp.empty(self.output_shapes[index], dtype) if array is None else array
+        array: RawArray | None = outputs[index]
+        if array is None:
+            array = self.xp.empty(self.output_shapes[index], dtype)
+        return array
 
-    def generator(self) -> Any:
+    def generator(self) -> Generator:
         """Return a generator seeded by ``random_key`` alone, so that a recomputed node draws the same numbers."""
         seed, counter = self.random_key
         if self.xp is np:
             return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))
-        return slots.RANDOM_GENERATOR.get()(self.xp, seed, counter)
+        generator: Generator = slots.RANDOM_GENERATOR.get()(self.xp, seed, counter)
+        return generator
 
 
 Kernel = Callable[[OpContext, Params, Arrays, Arrays], None]

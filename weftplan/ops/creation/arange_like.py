@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
 
 from weftplan.errors import ParameterError
 from weftplan.ops.core.forms import kernel, workspace_kernel
@@ -14,7 +13,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, merge_shape, zero_gradient
 from weftplan.ops.core.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.creation.filling import FLOAT32, FLOAT64, declared_dtype, placed
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _DTYPE = Param("dtype", p_dtype, FLOAT32, "dtype")
 
@@ -34,7 +33,7 @@ def _eye_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 
 
 @kernel
-def _eye(xp: ModuleType, p: Params, out: RawArray) -> None:
+def _eye(xp: ArrayModule, p: Params, out: RawArray) -> None:
     rows, columns = out.shape
     above = p["k"]
     out.fill(0)

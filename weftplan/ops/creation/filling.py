@@ -29,7 +29,7 @@ from weftplan.ops.core.rules import (
 )
 from weftplan.ops.core.schema import Kernel, Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.elementwise.scalar import converted
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, DType, RawArray
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
@@ -55,14 +55,14 @@ def _fill(value: float | None) -> Kernel:
     """Fill with ``value``, or with parameter ``value`` when it is None."""
 
     @kernel
-    def compute(xp: Any, p: Params, *arrays: Any) -> None:
+    def compute(xp: ArrayModule, p: Params, *arrays: Any) -> None:
         out = arrays[-1]
         out.fill(converted(p["value"], out.dtype) if value is None else value)
 
     return compute
 
 
-def placed(dtype: Any) -> tuple[Param, ...]:
+def placed(dtype: Param) -> tuple[Param, ...]:
     """Parameters ``ctx`` and ``dtype`` of operators without inputs."""
     return (Param("ctx", p_str, "", "context, such as cpu(0)"), dtype)
 
@@ -71,7 +71,7 @@ _SHAPE = Param("shape", p_optional(p_shape), (), "shape; 0 or nothing: as the us
 _DTYPE = Param("dtype", p_dtype, FLOAT32, "dtype")
 
 
-def _no_dtype(value: RawArray) -> Any:
+def _no_dtype(value: object) -> DType | None:
     """MXNet writes -1 for "not given"."""
     return None if str(value).strip() == "-1" else p_optional(p_dtype)(value)
 
@@ -124,7 +124,7 @@ LONGEST = 2.0**62
 """More elements than any array has."""
 
 
-def _length(params: Params) -> Any:
+def _length(params: Params) -> int | None:
     """Elements of the range, or None when the users of the output decide (infer_range)."""
     start, stop, step = params["start"], params["stop"], params["step"]
     if params["infer_range"]:
@@ -141,7 +141,8 @@ def _length(params: Params) -> Any:
     count = math.ceil(exact)
     if count <= 0:
         raise ShapeError(f"_arange from {start} to {stop} by {step} is empty")
-    return count * params["repeat"]
+    length: int = count * params["repeat"]
+    return length
 
 
 def _arange_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -150,12 +151,12 @@ def _arange_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 @workspace_kernel
-def _arange(ctx: Workspace, p: Params, out: Any) -> None:
+def _arange(ctx: Workspace, p: Params, out: RawArray) -> None:
     start = 0.0 if p["stop"] is None and not p["infer_range"] else p["start"]
     _range(ctx, out, start, p["step"], p["repeat"])
 
 
-def _range(ctx: Workspace, out: Any, start: float, step: float, repeat: int) -> None:
+def _range(ctx: Workspace, out: RawArray, start: float, step: float, repeat: int) -> None:
     """``out`` = start, start + step, …, each ``repeat`` times."""
     xp = ctx.xp
     if not is_float(out.dtype):  # the numbers of the range are integers from the first to the last
@@ -215,7 +216,7 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 @workspace_kernel
-def _arange_like(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
+def _arange_like(ctx: Workspace, p: Params, data: RawArray | None, out: RawArray) -> None:
     _range(ctx, out, p["start"], p["step"], p["repeat"])
 
 

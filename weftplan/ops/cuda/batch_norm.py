@@ -9,15 +9,14 @@ bits: nothing is divided in a loop. The formulas are those of :mod:`weftplan.ops
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from weftplan.ops.core.cuda_source import TERMS, TOTAL, floats, launch, walking, width
-from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.implementations import Implementation, Refusal, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
-from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
+from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape, WorkspaceRule
 
 _SOURCE = (
     TOTAL
@@ -182,7 +181,7 @@ def _pieces(channels: int, count: int) -> int:
     return max(1, min(_MOST, count // _PIECE, _BLOCKS // channels)) if channels else 1
 
 
-def _flag(value: object) -> Any:
+def _flag(value: object) -> np.int32:
     return np.int32(bool(value))
 
 
@@ -228,7 +227,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     launch(ctx.xp, _SOURCE, "normalize_back", channels * pieces, threads, args, T=data.dtype)
 
 
-def _refusal(vector: int) -> Any:
+def _refusal(vector: int) -> Refusal:
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
         data, acc = inputs[0].dtype, inputs[vector].dtype
         if acc != accumulator(data):
@@ -238,7 +237,7 @@ def _refusal(vector: int) -> Any:
     return refusal
 
 
-def _bytes(position: int) -> Any:
+def _bytes(position: int) -> WorkspaceRule:
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         data = inputs[position]
         channels, _, count = _extents(params, data.shape)

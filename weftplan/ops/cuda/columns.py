@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +15,7 @@ from weftplan.ops.core.cuda_source import each, floats
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
 from weftplan.ops.nn.columns import window, window_counts
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _SIZES = """int channels, int d, int h, int w, int kd, int kh, int kw, int sd, int sh, int sw,
                     int ed, int eh, int ew, int pd, int ph, int pw, int gd, int gh, int gw,
@@ -96,7 +94,7 @@ class Windows:
         """Windows of one image."""
         return math.prod(self.grid)
 
-    def _numbers(self, begin: int, run: int, over: int, down: int) -> tuple[Any, ...]:
+    def _numbers(self, begin: int, run: int, over: int, down: int) -> tuple[np.int32 | int, ...]:
         def three(sizes: Shape, rest: int) -> Shape:
             return (rest,) * (3 - len(sizes)) + tuple(sizes)
 
@@ -106,7 +104,15 @@ class Windows:
         return (*(np.int32(size) for size in sizes), over, down)
 
     def gather(
-        self, xp: Any, image: Any, columns: Any, begin: int, run: int, *, grid: Any = None, joined: bool = False
+        self,
+        xp: ArrayModule,
+        image: RawArray,
+        columns: RawArray,
+        begin: int,
+        run: int,
+        *,
+        grid: RawArray | None = None,
+        joined: bool = False,
     ) -> None:
         """Write the columns of windows ``begin`` to ``begin + run`` of each image, and below them those of ``grid``.
 
@@ -120,7 +126,7 @@ class Windows:
         args = (image, image if grid is None else grid, columns, *numbers, np.int32(filters))
         each(xp, _SOURCE, "gather_windows", images * rows * run, args, T=image.dtype)
 
-    def sum_back(self, xp: ModuleType, columns: RawArray, image: RawArray, begin: int, run: int) -> None:
+    def sum_back(self, xp: ArrayModule, columns: RawArray, image: RawArray, begin: int, run: int) -> None:
         """Add columns back to the positions that :meth:`gather` read; zeros elsewhere. From the second part of the
         windows on (``begin`` > 0) this adds to the contents of ``image``."""
         args = (columns, image, *self._numbers(begin, run, self.taps * run, run), np.int32(begin > 0))

@@ -7,7 +7,7 @@ a workspace.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,26 +15,29 @@ from weftplan.ops.core.cuda_source import floats
 from weftplan.ops.core.cuda_tuning import tuning, workspace_limit
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
-from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape, aligned
+from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape, SpecLike, aligned
 from weftplan.ops.cuda.convolution_products import Part
 from weftplan.ops.cuda.cudnn_algorithms import Algorithm, Problem, plan, run
 from weftplan.ops.nn.convolution import window
-from weftplan.support.array_types import RawArray
 
 _BYTES = np.dtype(np.uint8)
 
 
-def _problem(kind: str, params: Params, image: RawArray, weight: RawArray, grid: RawArray) -> Problem:
+def _problem(kind: str, params: Params, image: SpecLike, weight: SpecLike, grid: SpecLike) -> Problem:
     """Of arrays or specs; one spatial axis becomes the second of two."""
     kernel, stride, dilate, pad = window(params, "Convolution")
 
-    def of(thing: Any) -> Shape:
+    def of(thing: SpecLike) -> Shape:
         shape: Shape = tuple(thing.shape)
         return (*shape[:2], 1, shape[2]) if len(kernel) == 1 else shape
 
     if len(kernel) == 1:
         stride, dilate, pad = (1, *stride), (1, *dilate), (0, *pad)
     return Problem(kind, of(image), of(weight), of(grid), stride, dilate, pad, np.dtype(image.dtype).name)
+
+
+Thing = TypeVar("Thing", bound=SpecLike)
+"""Arrays in a call, specs in a plan."""
 
 
 class _Parts:
@@ -48,7 +51,9 @@ class _Parts:
         self._bias = bias
         self._backward = backward
 
-    def _wanted(self, inputs: Any, outputs: Any) -> Iterator[tuple[str, tuple[Any, Any, Any]]]:
+    def _wanted(
+        self, inputs: Sequence[Thing | None], outputs: Sequence[Thing | None]
+    ) -> Iterator[tuple[str, tuple[Thing, Thing, Thing]]]:
         for kind, *positions in self._parts:
             image, weight, grid = (inputs[k] if k >= 0 else outputs[~k] for k in positions)
             if image is not None and weight is not None and grid is not None:
@@ -68,7 +73,9 @@ class _Parts:
 class _Products(_Parts):
     """By cuBLAS, from windows as columns."""
 
-    def _made(self, params: Params, inputs: Any, outputs: Any) -> list[tuple[Part, tuple[Any, Any, Any]]]:
+    def _made(
+        self, params: Params, inputs: Sequence[Thing | None], outputs: Sequence[Thing | None]
+    ) -> list[tuple[Part, tuple[Thing, Thing, Thing]]]:
         made = []
         for kind, things in self._wanted(inputs, outputs):
             image, weight, grid = things
@@ -100,7 +107,9 @@ class _Products(_Parts):
 class _Cudnn(_Parts):
     """By cuDNN."""
 
-    def _problems(self, params: Params, inputs: Any, outputs: Any) -> list[tuple[Problem, tuple[Any, Any, Any]]]:
+    def _problems(
+        self, params: Params, inputs: Sequence[Thing | None], outputs: Sequence[Thing | None]
+    ) -> list[tuple[Problem, tuple[Thing, Thing, Thing]]]:
         wanted = self._wanted(inputs, outputs)
         return [(_problem(kind, params, *things), things) for kind, things in wanted]
 

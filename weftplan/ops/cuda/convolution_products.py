@@ -13,7 +13,6 @@ operator's ``workspace``. For a 1x1 kernel the image itself is the columns of fp
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from weftplan.ops.core import tiling
 from weftplan.ops.core.cuda_gemm import DTYPES, gemm
@@ -21,6 +20,7 @@ from weftplan.ops.core.cuda_tuning import workspace_limit
 from weftplan.ops.core.schema import DType, Params, Shape, aligned
 from weftplan.ops.cuda.columns import Windows
 from weftplan.ops.nn.convolution import window
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
 class Part:
@@ -71,7 +71,7 @@ class Part:
             for begin in range(0, self.windows.places, step):
                 yield slice(first, first + images), begin, min(step, self.windows.places - begin)
 
-    def run(self, xp: Any, image: Any, weight: Any, grid: Any, scratch: Any) -> None:
+    def run(self, xp: ArrayModule, image: RawArray, weight: RawArray, grid: RawArray, scratch: RawArray | None) -> None:
         """Enqueue the part; ``scratch`` is flat, of the arrays' dtype, with room for :attr:`nbytes`."""
         weight = weight.reshape(self._weight)
         flat = grid.reshape(self.batch, self.filters, -1)
@@ -83,6 +83,7 @@ class Part:
                 gemm(xp, weight.T, flat, pixels)
             return
         taps = self.windows.taps
+        assert scratch is not None
         for number, (some, begin, run) in enumerate(self._tiles()):
             pixels, part = image[some], flat[some, :, begin : begin + run]
             images = pixels.shape[0]

@@ -7,15 +7,14 @@ nothing, and the gradient of a channel adds up its places in their order, withou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from weftplan.ops.core.cuda_source import LARGEST, TOTAL, floats, launch, width
-from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.implementations import Implementation, Refusal, Specs, provide
 from weftplan.ops.core.kernels import INDEX, accumulator
 from weftplan.ops.core.rules import take_bytes
-from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape
+from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape, WorkspaceRule
 from weftplan.ops.nn.ctc_loss import inputs_of
 from weftplan.support.array_types import RawArray
 
@@ -177,7 +176,7 @@ def _scratch(batch: int, labels: int, acc: DType) -> list[tuple[Shape, DType]]:
 
 def _given(
     ctx: OpContext, params: Params, data: RawArray, label: RawArray, lengths: Sequence[RawArray]
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[RawArray], list[object]]:
     """(arrays that both kernels take, numbers that both take); lengths are cast on the device."""
     steps, batch, channels = data.shape
     taken = [ctx.take(*spec) for spec in _scratch(batch, label.shape[1], accumulator(data.dtype))]
@@ -211,7 +210,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     launch(ctx.xp, _SOURCE, "ctc_back", data.shape[1], width(data.shape[2], 256), args, T=data.dtype)
 
 
-def _bytes(at: int) -> Any:
+def _bytes(at: int) -> WorkspaceRule:
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         (_, batch, _), dtype = inputs[at]
         return take_bytes(*_scratch(batch, inputs[at + 1].shape[1], accumulator(dtype)), ((batch,), dtype))
@@ -219,7 +218,7 @@ def _bytes(at: int) -> Any:
     return workspace
 
 
-def _refusal(at: int) -> Any:
+def _refusal(at: int) -> Refusal:
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
         return "no labels" if not inputs[at + 1].shape[1] else str(floats(at)(params, inputs, outputs))
 

@@ -17,8 +17,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from weftplan.errors import DeviceError
+from weftplan.ops.core.cuda_gemm import pointer
 from weftplan.ops.core.cuda_tuning import FASTEST, OFF, Tuning, planned_gpu
 from weftplan.ops.core.schema import Shape
+from weftplan.support.array_types import ArrayModule, RawArray
 
 IMAGE, WEIGHT, GRID = 1, 2, 3
 """Shapes of a convolution: (batch, channels, …), (filters, channels of a group, …), (batch, filters, …)."""
@@ -59,12 +61,14 @@ class Algorithm:
         self.workspace = workspace
         """Bytes of scratch."""
 
-    def run(self, xp: Any, image: Any, weight: Any, grid: Any, workspace: Any) -> None:
+    def run(
+        self, xp: ArrayModule, image: RawArray, weight: RawArray, grid: RawArray, workspace: RawArray | None
+    ) -> None:
         """Enqueue it on the current stream. Arrays are contiguous; ``workspace`` is None where nothing is needed."""
-        places = {IMAGE: image.data.ptr, WEIGHT: weight.data.ptr, GRID: grid.data.ptr}
-        self.enqueue(xp, places, None if workspace is None else workspace.data.ptr)
+        places = {IMAGE: pointer(image), WEIGHT: pointer(weight), GRID: pointer(grid)}
+        self.enqueue(xp, places, None if workspace is None else pointer(workspace))
 
-    def enqueue(self, xp: Any, places: dict[int, int], workspace: int | None) -> None:
+    def enqueue(self, xp: ArrayModule, places: dict[int, int], workspace: int | None) -> None:
         """The same for addresses."""
         handle = _handle(xp)
         with self._lock:
@@ -102,11 +106,11 @@ def forget() -> None:
         _handles.by_device.clear()
 
 
-def _library() -> Any:
+def _library() -> ModuleType:
     return importlib.import_module("cudnn")
 
 
-def _handle(xp: Any) -> Any:
+def _handle(xp: ArrayModule) -> object:
     """This thread's handle for the current device, on the current stream."""
     cudnn = _library()
     device = xp.cuda.runtime.getDevice()
@@ -142,7 +146,7 @@ def plan(problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
         return f"there is no GPU {gpu} to ask cuDNN for: {error}"
 
 
-def _find(cudnn: Any, xp: Any, problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
+def _find(cudnn: ModuleType, xp: ArrayModule, problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
     try:
         key = (cudnn, xp.cuda.runtime.getDevice(), problem, tuning, limit)
     except xp.cuda.runtime.CUDARuntimeError as error:
@@ -161,7 +165,7 @@ def _find(cudnn: Any, xp: Any, problem: Problem, tuning: Tuning, limit: int) -> 
         return found
 
 
-def _graph(cudnn: Any, xp: Any, problem: Problem) -> Any:
+def _graph(cudnn: ModuleType, xp: ArrayModule, problem: Problem) -> Any:
     """Return the graph of a problem, with its recommended plans; none is built."""
     kind, acc = (getattr(cudnn.data_type, name) for name in _DTYPES[problem.dtype])
     graph = cudnn.pygraph(
@@ -189,7 +193,7 @@ def _graph(cudnn: Any, xp: Any, problem: Problem) -> Any:
     return graph
 
 
-def _choose(cudnn: Any, xp: Any, problem: Problem, tuning: Tuning, limit: int) -> Algorithm:
+def _choose(cudnn: ModuleType, xp: ArrayModule, problem: Problem, tuning: Tuning, limit: int) -> Algorithm:
     graph = _graph(cudnn, xp, problem)
     notes = cudnn.numerical_note
     refused = [notes.NONDETERMINISTIC]
@@ -218,7 +222,7 @@ def _choose(cudnn: Any, xp: Any, problem: Problem, tuning: Tuning, limit: int) -
     return Algorithm(graph, None, int(graph.get_workspace_size()))
 
 
-def _fastest(cudnn: ModuleType, xp: ModuleType, graph: Any, problem: Problem, limit: int) -> Algorithm | None:
+def _fastest(cudnn: ModuleType, xp: ArrayModule, graph: Any, problem: Problem, limit: int) -> Algorithm | None:
     """The fastest of the first plans, by events; None when there is no memory to try them in."""
     memory = xp.cuda.Memory
     item = {"float16": 2, "float32": 4, "float64": 8}[problem.dtype]
@@ -246,7 +250,7 @@ def _fastest(cudnn: ModuleType, xp: ModuleType, graph: Any, problem: Problem, li
     return None if best is None else best[1]
 
 
-def _timed(xp: ModuleType, algorithm: Algorithm, places: dict[int, int], scratch: int | None) -> float:
+def _timed(xp: ArrayModule, algorithm: Algorithm, places: dict[int, int], scratch: int | None) -> float:
     """Milliseconds of one run, without what the host does."""
     first, last = xp.cuda.Event(), xp.cuda.Event()
     first.record()
@@ -260,7 +264,9 @@ def _strides(shape: Shape) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-def run(xp: Any, problem: Problem, limit: int, arrays: tuple[Any, Any, Any], scratch: Any) -> None:
+def run(
+    xp: ArrayModule, problem: Problem, limit: int, arrays: tuple[RawArray, RawArray, RawArray], scratch: RawArray | None
+) -> None:
     """Enqueue a problem with the algorithm of its plan; ``scratch`` is the workspace that was planned, or None.
 
     Another model of GPU than the planned model may need more scratch; an algorithm that fits then replaces it.

@@ -16,6 +16,7 @@ from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, OpContext, Params
 from weftplan.ops.cuda.philox import ROUNDS
+from weftplan.support.array_types import DType
 
 _SOURCE = (
     """
@@ -58,8 +59,9 @@ def _active(ctx: OpContext, params: Params) -> bool:
     return params["p"] > 0 and (ctx.is_train or params["mode"] == "always")
 
 
-def _scale(params: Params, dtype: Any) -> Any:
-    return accumulator(dtype).type(1.0 / (1.0 - params["p"]) if params["p"] < 1 else 0.0)
+def _scale(params: Params, dtype: DType) -> np.generic:
+    scale: np.generic = accumulator(dtype).type(1.0 / (1.0 - params["p"]) if params["p"] < 1 else 0.0)
+    return scale
 
 
 def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
@@ -73,10 +75,10 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
         return
     kept = ctx.take(data.shape, _MASK) if mask is None else mask
     target = ctx.take((1,), data.dtype) if out is None else out
-    key = ctx.generator().key
+    generator: Any = ctx.generator()  # a PhiloxGenerator: it has a key
     # A number of 24 bits, over 2^24, is at least p: the same for whole numbers, since both sides are exact.
     limit = np.uint32(math.ceil(float(np.float32(params["p"])) * (1 << 24)))
-    args = (data, target, kept, *key, limit, _scale(params, data.dtype), np.int32(out is not None))
+    args = (data, target, kept, *generator.key, limit, _scale(params, data.dtype), np.int32(out is not None))
     launch(ctx.xp, _SOURCE, "drop", -(-data.size // _DRAWN), THREADS, (*args, data.size), T=data.dtype)
 
 

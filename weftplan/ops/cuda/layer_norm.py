@@ -7,7 +7,6 @@ formulas and the four dimensions of the data are those of :mod:`weftplan.ops.nn.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from weftplan.ops.core.cuda_source import TERMS, TOTAL, WIDE, floats, launch, wi
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
-from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
+from weftplan.ops.core.schema import Arrays, Kernel, OpContext, Params, Shape, WorkspaceRule
 from weftplan.ops.nn.layer_norm import View, instance_view, layer_view
 
 _SIDE = 32
@@ -132,11 +131,11 @@ extern "C" __global__ void sum_over_rows(const T* dy, const T* x, const A* mean,
 )
 
 
-def _flag(value: object) -> Any:
+def _flag(value: object) -> np.int32:
     return np.int32(bool(value))
 
 
-def _forward(view: View, *, by_row: bool) -> Any:
+def _forward(view: View, *, by_row: bool) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         data, gamma, beta = inputs
         (batch, rows, size, inner), _ = view(params, data.shape)
@@ -152,7 +151,7 @@ def _forward(view: View, *, by_row: bool) -> Any:
     return kernel
 
 
-def _backward(view: View, *, by_row: bool) -> Any:
+def _backward(view: View, *, by_row: bool) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         ograd, data, gamma, mean, deviation = inputs
         (batch, rows, size, inner), _ = view(params, data.shape)
@@ -173,7 +172,7 @@ def _backward(view: View, *, by_row: bool) -> Any:
     return kernel
 
 
-def _bytes(view: View, *, backward: bool) -> Any:
+def _bytes(view: View, *, backward: bool) -> WorkspaceRule:
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         data = inputs[1] if backward else inputs[0]
         if backward:

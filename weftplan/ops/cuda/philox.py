@@ -8,13 +8,13 @@ bits differ from the host's.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from weftplan.ops.core.cuda_source import each
 from weftplan.support import slots
+from weftplan.support.array_types import ArrayModule, DTypeLike, RawArray, ShapeLike
 
 ROUNDS = """for (int round = 0; round < 10; ++round) {
         unsigned long long high0 = __umul64hi(0xD2E7470EE14C6C93ull, x0);
@@ -148,14 +148,14 @@ _OF_ONE = 1 << 16
 class PhiloxGenerator:
     """What :class:`numpy.random.Generator` offers to kernels, on a GPU. Used by one kernel, in one call."""
 
-    def __init__(self, xp: ModuleType, seed: int, counter: int) -> None:
+    def __init__(self, xp: ArrayModule, seed: int, counter: int) -> None:
         self._xp = xp
         self.key = (np.uint64(seed & _MASK), np.uint64(counter & _MASK))
         """The two halves of the key."""
         self._halves = 0
         """How many numbers of 32 bits are used up."""
 
-    def _fill(self, name: str, out: Any, words: int, *more: object) -> Any:
+    def _fill(self, name: str, out: RawArray, words: int, *more: object) -> RawArray:
         """Fill ``out`` from at most ``words`` words of 64 bits."""
         first = (self._halves + 1) // 2
         self._halves = 2 * (first + words)
@@ -163,10 +163,10 @@ class PhiloxGenerator:
         each(self._xp, code, name, out.size, (out, *self.key, np.uint64(first), *more), T=out.dtype)
         return out
 
-    def _target(self, size: object, dtype: object, out: Any) -> Any:
+    def _target(self, size: object, dtype: object, out: RawArray | None) -> RawArray:
         return self._xp.empty(() if size is None else size, dtype) if out is None else out
 
-    def random(self, size: object = None, dtype: object = np.float64, out: Any = None) -> Any:
+    def random(self, size: object = None, dtype: object = np.float64, out: RawArray | None = None) -> RawArray:
         """Uniform numbers in [0, 1): those that NumPy draws for the same key."""
         target = self._target(size, dtype, out)
         if target.dtype == np.float64:
@@ -177,27 +177,31 @@ class PhiloxGenerator:
         each(self._xp, code, "fill_uniform", target.size, (target, *self.key, first), T=target.dtype)
         return target
 
-    def standard_normal(self, size: object = None, dtype: object = np.float64, out: Any = None) -> Any:
+    def standard_normal(self, size: object = None, dtype: object = np.float64, out: RawArray | None = None) -> RawArray:
         """Normal numbers: Box and Muller (1958)."""
         target = self._target(size, dtype, out)
         return self._fill("fill_normal", target, 2 * target.size)
 
-    def standard_exponential(self, size: object = None, dtype: object = np.float64, out: Any = None) -> Any:
+    def standard_exponential(
+        self, size: object = None, dtype: object = np.float64, out: RawArray | None = None
+    ) -> RawArray:
         """Exponential numbers, by the inverse of their distribution."""
         target = self._target(size, dtype, out)
         return self._fill("fill_exponential", target, target.size)
 
-    def standard_gamma(self, shape: object, size: object = None, dtype: Any = np.float64) -> Any:
+    def standard_gamma(
+        self, shape: RawArray | float, size: ShapeLike | None = None, dtype: DTypeLike = np.float64
+    ) -> RawArray:
         """Gamma numbers; the shape is a number or an array."""
         return self._by("fill_gamma", shape, size, dtype)
 
-    def poisson(self, lam: object, size: object = None) -> Any:
+    def poisson(self, lam: RawArray | float, size: ShapeLike | None = None) -> RawArray:
         """Poisson numbers; the rate is a number or an array."""
         return self._by("fill_poisson", lam, size, np.int64)
 
-    def _by(self, name: str, parameter: Any, size: Any, dtype: Any) -> Any:
+    def _by(self, name: str, parameter: RawArray | float, size: ShapeLike | None, dtype: DTypeLike) -> RawArray:
         several = getattr(parameter, "ndim", 0) > 0
-        values = parameter if several else self._xp.full((1,), parameter, np.float64)
+        values: Any = parameter if several else self._xp.full((1,), parameter, np.float64)
         target = self._xp.empty(values.shape if size is None else size, dtype)
         return self._fill(name, target, target.size * _OF_ONE, values.reshape(-1), np.int32(several))
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -327,7 +326,7 @@ _KINDS = {"max": 0, "avg": 1, "sum": 2}
 _INDEX = np.dtype(np.int32)
 
 
-def _words(params: Params, image: Shape, grid: Shape, dtype: DType) -> tuple[str, tuple[Any, ...]]:
+def _words(params: Params, image: Shape, grid: Shape, dtype: DType) -> tuple[str, tuple[object, ...]]:
     """Return the source for a call, and the arguments after the arrays.
 
     Two- and one-dimensional images have leading extents of 1.

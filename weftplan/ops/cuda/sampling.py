@@ -6,13 +6,14 @@ The formulas are those of :mod:`weftplan.ops.nn.sampling`, in the same order.
 from __future__ import annotations
 
 import math
-from typing import Any
+
+import numpy as np
 
 from weftplan.ops.core.cuda_source import TOTAL, each, floats, launch, width
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
-from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape
+from weftplan.ops.core.schema import Arrays, DType, Kernel, OpContext, Params, Shape, SpecLike, WorkspaceRule
 from weftplan.ops.cuda.segments import room, sort
 from weftplan.support.array_types import RawArray
 
@@ -176,8 +177,9 @@ extern "C" __global__ void map_gradient(const T* of_grid, T* out, long long heig
 """A coordinate of a grid of one row or column is no number, as on a CPU: ``far`` is 2 / (extent - 1)."""
 
 
-def _far(extent: int, dtype: DType) -> Any:
-    return accumulator(dtype).type(2.0 / (extent - 1) if extent > 1 else math.nan)
+def _far(extent: int, dtype: DType) -> np.generic:
+    step: np.generic = accumulator(dtype).type(2.0 / (extent - 1) if extent > 1 else math.nan)
+    return step
 
 
 def _sample(ctx: OpContext, data: RawArray, grid: RawArray, out: RawArray) -> None:
@@ -210,7 +212,7 @@ def _of_grid(ctx: OpContext, ograd: RawArray, data: RawArray, grid: RawArray, ou
     each(ctx.xp, _POINTS, "grid_gradient", batch * places, args, T=data.dtype)
 
 
-def _map(ctx: OpContext, loc: RawArray, target: Shape) -> Any:
+def _map(ctx: OpContext, loc: RawArray, target: Shape) -> RawArray:
     height, width_ = target
     grid = ctx.take((loc.shape[0], 2, height * width_), loc.dtype)
     args = (loc, grid, height, width_, _far(width_, loc.dtype), _far(height, loc.dtype))
@@ -253,7 +255,7 @@ def _sampler_bytes(params: Params, inputs: Specs, outputs: Specs) -> int:
     return take_bytes(*_image_room(inputs[1].shape, math.prod(inputs[0].shape[2:]), inputs[1].dtype))
 
 
-def _map_spec(params: Params, data: Any) -> tuple[Shape, DType]:
+def _map_spec(params: Params, data: SpecLike) -> tuple[Shape, DType]:
     return (data.shape[0], 2, math.prod(params["target_shape"])), data.dtype
 
 
@@ -262,7 +264,7 @@ def _spatial_backward_bytes(params: Params, inputs: Specs, outputs: Specs) -> in
     return grid + take_bytes(*_image_room(inputs[1].shape, math.prod(params["target_shape"]), inputs[1].dtype))
 
 
-def _offer(name: str, kernel: Any, workspace: Any) -> None:
+def _offer(name: str, kernel: Kernel, workspace: WorkspaceRule) -> None:
     def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
         if max(math.prod(spec.shape) for spec in (*inputs, *outputs)) * 4 >= 1 << 31:
             return "written for arrays of fewer than 2^29 elements"

@@ -6,14 +6,12 @@ sorted as distinct integers, so the order of additions is that of the positions,
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 
 from weftplan.ops.core.cuda_source import each, launch
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.schema import DType, OpContext, Shape
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 KEY = np.dtype(np.uint64)
 TILE = 2048
@@ -167,7 +165,7 @@ def room(count: int) -> tuple[Shape, DType]:
     return (1 << max(1, (count - 1).bit_length()),), KEY
 
 
-def sort(xp: ModuleType, keys: RawArray) -> None:
+def sort(xp: ArrayModule, keys: RawArray) -> None:
     """Sort keys in place by Batcher's bitonic sort; all keys but the padding are distinct."""
     count = keys.size
     tile = min(TILE, count)

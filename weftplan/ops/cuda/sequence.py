@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from weftplan.ops.core.cuda_source import each, floats
 from weftplan.ops.core.implementations import Implementation, Specs, provide
-from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
+from weftplan.ops.core.schema import Arrays, Kernel, OpContext, Params, Shape
 from weftplan.ops.elementwise.scalar import converted
 
 _SOURCE = """
@@ -60,7 +59,7 @@ extern "C" __global__ void sequence_reverse(const T* x, const L* lengths, T* y, 
 """
 
 
-def _kernel(name: str, *, whole: int, fill: bool = False) -> Any:
+def _kernel(name: str, *, whole: int, fill: bool = False) -> Kernel:
     """``whole``: which of (data, output) has the axis of time."""
 
     def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:

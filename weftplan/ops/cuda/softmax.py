@@ -10,7 +10,6 @@ are counted on the device, so that the host never waits.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from weftplan.ops.core.cuda_source import LARGEST, TERMS, TOTAL, WIDE, each, flo
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.rules import take_bytes
-from weftplan.ops.core.schema import Arrays, OpContext, Params, Shape
+from weftplan.ops.core.schema import Arrays, Kernel, OpContext, Params, Shape
 from weftplan.ops.nn.softmax_core import as_rows
 from weftplan.support.array_types import RawArray
 
@@ -171,7 +170,7 @@ extern "C" __global__ void subtract_labels(const T* y, const L* label, const T* 
 )
 
 
-def _flag(value: object) -> Any:
+def _flag(value: object) -> np.int32:
     return np.int32(bool(value))
 
 
@@ -184,7 +183,7 @@ def _run(ctx: OpContext, name: str, arrays: tuple[RawArray, ...], rows: Shape, *
     launch(ctx.xp, _ROWS, name, outer * inner, width(classes, terms=2 * TERMS), args, T=arrays[0].dtype)
 
 
-def _softmax(log: bool) -> Any:
+def _softmax(log: bool) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         rows = as_rows(inputs[0].shape, params["axis"])
         _run(ctx, "softmax_rows", (inputs[0], outputs[0]), rows, log=log)
@@ -262,7 +261,7 @@ def _factor(params: Params, inputs: Specs, outputs: Specs) -> int:
     return take_bytes(((1,), accumulator(outputs[0].dtype)))
 
 
-def _back(log: bool) -> Any:
+def _back(log: bool) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         rows = as_rows(inputs[0].shape, params["axis"])
         _run(ctx, "softmax_rows_back", (inputs[0], inputs[1], outputs[0]), rows, log=log)

@@ -5,13 +5,17 @@ The formulas round as those of :mod:`weftplan.ops.optimizer.sgd_adam` do, one op
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from weftplan.ops.core.cuda_source import THREADS, floats, launch
 from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.kernels import accumulator
-from weftplan.ops.core.schema import Arrays, OpContext, Params
+from weftplan.ops.core.schema import Arrays, Kernel, OpContext, Params
+from weftplan.support.array_types import ArrayModule, RawArray
 
 GROUP = 24
 """Weights of one launch: parameters of a kernel take at most 4 KiB."""
@@ -79,7 +83,7 @@ extern "C" __global__ void step_{rule}({", ".join(pointers)}, A rescale, A limit
 """
 
 
-def _numbers(rule: str, params: Params, lr: float, wd: float, kind: Any) -> list[Any]:
+def _numbers(rule: str, params: Params, lr: float, wd: float, kind: Callable[[float], np.generic]) -> list[np.generic]:
     values = {
         "keep": 1.0 - lr * wd, "lr": lr, "wd": wd, "momentum": params.get("momentum", 0.0),
         "beta1": params.get("beta1", 0.0), "rest1": 1.0 - params.get("beta1", 0.0),
@@ -89,7 +93,11 @@ def _numbers(rule: str, params: Params, lr: float, wd: float, kind: Any) -> list
     return [kind(values[name]) for name in _NUMBERS[rule]]
 
 
-def step(xp: Any, rule: str, params: Params, weights: list[tuple[Any, ...]]) -> None:
+Row = tuple[RawArray, RawArray, RawArray, Sequence[RawArray], float, float]
+"""Weight, gradient, new weight, states, learning rate and weight decay."""
+
+
+def step(xp: ArrayModule, rule: str, params: Params, weights: Sequence[Row]) -> None:
     """One launch for at most :data:`GROUP` weights: (weight, gradient, result, states, lr, wd) of each."""
     dtype = weights[0][0].dtype
     kind = accumulator(dtype).type
@@ -102,7 +110,7 @@ def step(xp: Any, rule: str, params: Params, weights: list[tuple[Any, ...]]) -> 
     launch(xp, source(rule, len(weights)), f"step_{rule}", end, THREADS, args, T=dtype)
 
 
-def _single(rule: str) -> Any:
+def _single(rule: str) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         if outputs[0] is not None:
             row = (inputs[0], inputs[1], outputs[0], inputs[2:], params["lr"], params["wd"])

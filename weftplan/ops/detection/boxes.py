@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
+
+import numpy as np
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import Room, kernel
 from weftplan.ops.core.params import p_enum
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, floats_only, merge_shape, zero_gradient
-from weftplan.ops.core.schema import DType, Op, Param, Params, Shape
-from weftplan.support.array_types import RawArray
+from weftplan.ops.core.schema import DType, Op, Param, Params, Shape, SpecLike
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def p_format(name: str, default: str, doc: str) -> Param:
@@ -25,7 +25,7 @@ def p_format(name: str, default: str, doc: str) -> Param:
     return Param(name, p_enum("corner", "center"), default, doc)
 
 
-def to_corners(xp: ModuleType, boxes: RawArray, form: str, out: RawArray) -> None:
+def to_corners(xp: ArrayModule, boxes: RawArray, form: str, out: RawArray) -> None:
     """``out`` (n, 4) = ``boxes`` as corners; they are separate arrays, or one and the same where nothing changes."""
     if form == "corner":
         if out is not boxes:
@@ -37,7 +37,7 @@ def to_corners(xp: ModuleType, boxes: RawArray, form: str, out: RawArray) -> Non
         xp.add(boxes[:, low], out[:, high], out=out[:, high])
 
 
-def areas(xp: Any, boxes: Any, out: Any, spare: Any) -> None:
+def areas(xp: ArrayModule, boxes: RawArray, out: RawArray, spare: RawArray) -> None:
     """Compute ``out`` (n,) = the areas of boxes given by corners."""
     xp.subtract(boxes[:, 2], boxes[:, 0], out=out)
     xp.subtract(boxes[:, 3], boxes[:, 1], out=spare)
@@ -51,7 +51,15 @@ def overlap_scratch(count: int, dtype: DType) -> list[tuple[Shape, DType]]:
     return [((count,), dtype), ((count,), dtype)]
 
 
-def overlaps(xp: Any, box: Any, area: Any, boxes: Any, sizes: Any, out: Any, scratch: Sequence[Any]) -> None:
+def overlaps(
+    xp: ArrayModule,
+    box: RawArray,
+    area: RawArray | np.generic,
+    boxes: RawArray,
+    sizes: RawArray,
+    out: RawArray,
+    scratch: Sequence[RawArray],
+) -> None:
     """``out`` (n,) = intersection over union of ``box`` (4,) of ``area`` (1,) and each of ``boxes`` of ``sizes``."""
     low, high = scratch
     for axis, target in ((0, out), (1, high)):
@@ -83,14 +91,14 @@ def _iou_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
     return [lhs, rhs], [out]
 
 
-def _iou_scratch(params: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> Room:
+def _iou_scratch(params: Params, lhs: SpecLike, rhs: SpecLike, out: SpecLike) -> Room:
     left, right = math.prod(lhs.shape[:-1]), math.prod(rhs.shape[:-1])
     shapes: list[Shape] = [(left, 4), (right, 4), (left,), (right,), (max(left, right),)]
     return [*((shape, out.dtype) for shape in shapes), *overlap_scratch(right, out.dtype)]
 
 
 @kernel(scratch=_iou_scratch)
-def _iou(xp: ModuleType, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray, *rooms: RawArray) -> None:
+def _iou(xp: ArrayModule, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray, *rooms: RawArray) -> None:
     left, right, sizes, others, spare, *scratch = rooms
     for source, boxes, size in ((lhs, left, sizes), (rhs, right, others)):
         to_corners(xp, source.reshape(-1, 4), p["format"], boxes)

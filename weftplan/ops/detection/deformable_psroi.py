@@ -32,7 +32,7 @@ from weftplan.ops.detection.psroi_pooling import (
 )
 from weftplan.ops.detection.region_points import Cells, cells_bytes
 from weftplan.ops.nn.roi_pooling import away
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import DType, RawArray
 
 _NAME = "DeformablePSROIPooling"
 _PARAMS = (
@@ -84,7 +84,7 @@ class _Region(NamedTuple):
     height: float
 
 
-def _regions(params: Params, rois: Any, data: Shape) -> Iterator[_Region]:
+def _regions(params: Params, rois: RawArray, data: Shape) -> Iterator[_Region]:
     cells = params["pooled_size"]
     kind = rois.dtype.type
     scale, half, least = kind(params["spatial_scale"]), kind(0.5), kind(0.1)
@@ -105,7 +105,7 @@ def _regions(params: Params, rois: Any, data: Shape) -> Iterator[_Region]:
 class _Geometry:
     """Geometry shared by all regions: the group and the part of each cell, in row-major order."""
 
-    def __init__(self, params: Params, data: Shape, trans: RawArray) -> None:
+    def __init__(self, params: Params, data: Shape, trans: RawArray | None) -> None:
         self.cells, self.parts = params["pooled_size"], _parts(params)
         groups = groups_of(_NAME, params)
         group = [group_of_cell(cell, groups, self.cells) for cell in range(self.cells)]
@@ -118,14 +118,14 @@ class _Geometry:
         self.samples = params["sample_per_part"]
         self.std = params["trans_std"]
 
-    def moves(self, trans: Any, region: int, one: int) -> tuple[Any, Any]:
+    def moves(self, trans: RawArray | None, region: int, one: int) -> tuple[RawArray | float, RawArray | float]:
         """How far the cells of a region move for a class, x and y, as shares of its size."""
         if trans is None:
             return 0.0, 0.0
         shares = trans[region, 2 * one : 2 * one + 2].reshape(2, -1)[:, self.part]
         return shares[0] * self.std, shares[1] * self.std
 
-    def points(self, region: _Region, trans: object, one: int) -> list[tuple[Any, Any, Any]]:
+    def points(self, region: _Region, trans: RawArray | None, one: int) -> list[tuple[RawArray, RawArray, RawArray]]:
         """Return (x, y, which are inside) of every sample of all cells for a class, on the host."""
         move_x, move_y = self.moves(trans, region.number, one)
         points = []
@@ -147,7 +147,7 @@ class _Geometry:
 
 
 def _begin(
-    ctx: Workspace, params: Params, data: Shape, dtype: Any, trans: RawArray, whole: Shape
+    ctx: Workspace, params: Params, data: Shape, dtype: DType, trans: RawArray | None, whole: Shape
 ) -> tuple[_Geometry, Cells]:
     geometry = _Geometry(params, data, trans)
     cells = Cells(ctx, geometry.each, geometry.cells**2, whole, dtype)
@@ -155,13 +155,13 @@ def _begin(
     return geometry, cells
 
 
-def _on_host(trans: Any) -> Any:
+def _on_host(trans: RawArray | None) -> RawArray | None:
     """Return the offsets as an array on the host."""
     return None if trans is None else np.array(trans.tolist(), trans.dtype)
 
 
 @workspace_kernel
-def _forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _forward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     data, rois = inputs[:2]
@@ -184,7 +184,9 @@ def _forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
             xp.copyto(target.reshape(cells.total.shape), cells.total, casting="same_kind")
 
 
-def _moved_back(geometry: _Geometry, region: _Region, one: int, gradient: Any, sample: Any, target: Any) -> None:
+def _moved_back(
+    geometry: _Geometry, region: _Region, one: int, gradient: RawArray, sample: tuple[RawArray, ...], target: RawArray
+) -> None:
     """Add the gradients of a sample's points to those of the offsets, part by part.
 
     A point on a pixel, or moved onto the border, has no slope: MXNet 1.9.1 takes the pixels to its left and right to be
@@ -196,9 +198,9 @@ def _moved_back(geometry: _Geometry, region: _Region, one: int, gradient: Any, s
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, rois: Any, *arrays: Any) -> None:
+def _backward(ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, rois: RawArray, *arrays: Any) -> None:
     xp = ctx.xp
-    trans = _on_host(None if p["no_trans"] else arrays[0])
+    trans: Any = _on_host(None if p["no_trans"] else arrays[0])
     of_data, of_rois, *of_trans = arrays if p["no_trans"] else arrays[1:]
     if of_rois is not None:
         of_rois.fill(0)

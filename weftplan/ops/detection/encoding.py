@@ -5,20 +5,18 @@ Kernels keep nothing, so any worker may run them; importing the module registers
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import Room, kernel
 from weftplan.ops.core.kernels import BOOL, INDEX, gather, to_index
 from weftplan.ops.core.params import p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, floats_only, merge_dim, merge_shape, zero_gradient
-from weftplan.ops.core.schema import Op, Param, Params
+from weftplan.ops.core.schema import Op, Param, Params, SpecLike
 from weftplan.ops.detection.boxes import p_format
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
-def _to_centres(xp: ModuleType, boxes: RawArray, out: RawArray) -> None:
+def _to_centres(xp: ArrayModule, boxes: RawArray, out: RawArray) -> None:
     """Convert corners to centre and size; ``out`` (n, 4) may be ``boxes``."""
     for low, high in ((0, 2), (1, 3)):
         xp.subtract(boxes[:, high], boxes[:, low], out=out[:, high])
@@ -46,14 +44,16 @@ def _encode_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [boxes[:2], boxes[:2], boxes, refs, *four], [boxes, boxes]
 
 
-def _encode_scratch(params: Params, samples: RawArray, matches: RawArray, anchors: RawArray, *others: RawArray) -> Room:
+def _encode_scratch(
+    params: Params, samples: SpecLike, matches: SpecLike, anchors: SpecLike, *others: SpecLike | None
+) -> Room:
     count, dtype = anchors.shape[1], anchors.dtype
     return [((count, 4), dtype), ((count, 4), dtype), ((count,), INDEX), ((count,), BOOL)]
 
 
 @kernel(scratch=_encode_scratch)
 def _encode(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     samples: RawArray,
     matches: RawArray,
@@ -61,8 +61,8 @@ def _encode(
     refs: RawArray,
     means: RawArray,
     stds: RawArray,
-    targets: RawArray,
-    masks: RawArray,
+    targets: RawArray | None,
+    masks: RawArray | None,
     *rooms: RawArray,
 ) -> None:
     own, matched, index, idle = rooms
@@ -117,7 +117,7 @@ def _decode_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 @kernel(scratch=lambda p, data, anchors, out: [((anchors.shape[1], width), anchors.dtype) for width in (4, 2)])
 def _decode(
-    xp: ModuleType, p: Params, data: RawArray, anchors: RawArray, out: RawArray, own: RawArray, half: RawArray
+    xp: ArrayModule, p: Params, data: RawArray, anchors: RawArray, out: RawArray, own: RawArray, half: RawArray
 ) -> None:
     if p["format"] == "corner":
         _to_centres(xp, anchors[0], own)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
 
 import numpy as np
 
@@ -18,10 +17,10 @@ from weftplan.ops.core.kernels import BOOL, INDEX
 from weftplan.ops.core.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, floats_only, merge_shape, zero_gradient
-from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.ops.core.schema import Op, Param, Params, Shape, SpecLike
 from weftplan.ops.detection.boxes import areas, overlap_scratch
 from weftplan.ops.detection.suppression import suppress
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _floats = p_tuple(p_float)
 
@@ -55,7 +54,7 @@ def _prior_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 @kernel
-def _prior(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
+def _prior(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     height, width = data.shape[2:]
     count = _per_pixel(p)
     boxes = out.reshape(height, width, count, 4)
@@ -131,7 +130,7 @@ def _detection_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return [(batch, cls_prob[1], count), (batch, 4 * count), (1, count, 4)], [(batch, count, 6)]
 
 
-def decode(xp: ModuleType, anchors: RawArray, coded: RawArray, variances: Sequence[float], out: RawArray) -> None:
+def decode(xp: ArrayModule, anchors: RawArray, coded: RawArray, variances: Sequence[float], out: RawArray) -> None:
     """Decode ``coded`` (n, 4) to the corners of boxes, ``out`` (n, 4)."""
     for low, high in ((0, 2), (1, 3)):
         begin, end = anchors[:, low], anchors[:, high]
@@ -142,7 +141,7 @@ def decode(xp: ModuleType, anchors: RawArray, coded: RawArray, variances: Sequen
         xp.add(centre, half, out=out[:, high])
 
 
-def _detection_scratch(params: Params, cls_prob: RawArray, loc_pred: RawArray, anchor: RawArray, out: RawArray) -> Room:
+def _detection_scratch(params: Params, cls_prob: SpecLike, loc_pred: SpecLike, anchor: SpecLike, out: SpecLike) -> Room:
     count, dtype = cls_prob.shape[2], out.dtype
     one = (count,)
     return [((count, 6), dtype), (one, dtype), (one, dtype), (one, BOOL), (one, INDEX), *overlap_scratch(count, dtype)]
@@ -150,7 +149,13 @@ def _detection_scratch(params: Params, cls_prob: RawArray, loc_pred: RawArray, a
 
 @kernel(scratch=_detection_scratch)
 def _detection(
-    xp: ModuleType, p: Params, cls_prob: RawArray, loc_pred: RawArray, anchor: RawArray, out: RawArray, *rooms: RawArray
+    xp: ArrayModule,
+    p: Params,
+    cls_prob: RawArray,
+    loc_pred: RawArray,
+    anchor: RawArray,
+    out: RawArray,
+    *rooms: RawArray,
 ) -> None:
     decoded, sizes, row, kept, best, *scratch = rooms
     out.fill(-1)
@@ -175,7 +180,7 @@ def _detection(
 
 
 def _found(
-    xp: ModuleType,
+    xp: ArrayModule,
     params: Params,
     probability: RawArray,
     coded: RawArray,

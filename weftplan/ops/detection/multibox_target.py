@@ -8,8 +8,6 @@ least sure to be background. Boxes of an image end at the first whose class is -
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -19,10 +17,10 @@ from weftplan.ops.core.kernels import INDEX
 from weftplan.ops.core.params import p_float, p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, floats_only, merge_shape, zero_gradient
-from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.ops.core.schema import Op, Param, Params, Shape, SpecLike
 from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps
 from weftplan.ops.detection.multibox import VARIANCES, check_variances
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _LEAST = 1e-6
 """A box takes an anchor only if their overlap exceeds this."""
@@ -63,7 +61,7 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     return [(1, count, 4), (batch, *label[1:]), (batch, cls_pred[1], count)], [wide, wide, (batch, count)]
 
 
-def _scratch(params: Params, anchor: Any, label: Any, *others: Any) -> Room:
+def _scratch(params: Params, anchor: SpecLike, label: SpecLike, *others: SpecLike | None) -> Room:
     """Return the scratch: two copies of the overlaps, the best of each anchor, sizes, states, and work arrays."""
     anchors, dtype = anchor.shape[1], anchor.dtype
     grid = (label.shape[1], anchors)
@@ -81,15 +79,15 @@ def _scratch(params: Params, anchor: Any, label: Any, *others: Any) -> Room:
 
 @kernel(scratch=_scratch)
 def _kernel(
-    xp: Any,
+    xp: ArrayModule,
     p: Params,
-    anchor: Any,
-    label: Any,
-    cls_pred: Any,
-    loc_target: Any,
-    loc_mask: Any,
-    cls_target: Any,
-    *rooms: Any,
+    anchor: RawArray,
+    label: RawArray,
+    cls_pred: RawArray,
+    loc_target: RawArray | None,
+    loc_mask: RawArray | None,
+    cls_target: RawArray | None,
+    *rooms: RawArray,
 ) -> None:
     grid, struck, best, sizes, spare, box, state, *scratch = rooms
     anchors = anchor[0]
@@ -124,7 +122,9 @@ def _kernel(
             loc_target[item].reshape(count, 4)[chosen] = encoded(xp, anchors[chosen], boxes[:, 1:5], p["variances"])
 
 
-def _assign(xp: Any, params: Params, grid: Any, struck: Any, best: Any, box: Any, state: Any) -> None:
+def _assign(
+    xp: ArrayModule, params: Params, grid: RawArray, struck: RawArray, best: RawArray, box: RawArray, state: RawArray
+) -> None:
     """Compute ``state`` = 1 where an anchor has a box, else -1; ``box``: which; ``best``: how much they overlap."""
     number = len(grid)
     state.fill(-1)
@@ -144,7 +144,7 @@ def _assign(xp: Any, params: Params, grid: Any, struck: Any, best: Any, box: Any
         xp.copyto(state, 1, where=(state != 1) & (best > params["overlap_threshold"]))
 
 
-def _mine(xp: Any, params: Params, predicted: Any, best: object, state: Any) -> None:
+def _mine(xp: ArrayModule, params: Params, predicted: RawArray, best: RawArray, state: RawArray) -> None:
     """Compute ``state`` = 0 of the anchors without a box that the network takes least for background."""
     positive = int((state == 1).sum())
     wanted = min(int(positive * params["negative_mining_ratio"]), len(state) - positive)
@@ -162,7 +162,7 @@ def _mine(xp: Any, params: Params, predicted: Any, best: object, state: Any) -> 
     state[free[xp.argsort(background, kind="stable")[:wanted]]] = 0
 
 
-def encoded(xp: ModuleType, anchors: RawArray, boxes: RawArray, variances: Sequence[float]) -> Any:
+def encoded(xp: ArrayModule, anchors: RawArray, boxes: RawArray, variances: Sequence[float]) -> RawArray:
     """Return the boxes (n, 4) coded against their anchors."""
     columns = [None] * 4
     for low, high in ((0, 2), (1, 3)):
@@ -170,7 +170,8 @@ def encoded(xp: ModuleType, anchors: RawArray, boxes: RawArray, variances: Seque
         shift = (boxes[:, low] + boxes[:, high]) * 0.5 - (anchors[:, low] + anchors[:, high]) * 0.5
         columns[low] = shift / size / variances[low]
         columns[high] = xp.log(box_size / size) / variances[high]
-    return xp.stack(columns, axis=1)
+    encoding: RawArray = xp.stack(columns, axis=1)
+    return encoding
 
 
 register(

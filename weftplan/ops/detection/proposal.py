@@ -8,8 +8,6 @@ wanted they are repeated from the first.
 from __future__ import annotations
 
 import math
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -19,10 +17,10 @@ from weftplan.ops.core.kernels import BOOL
 from weftplan.ops.core.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, floats_only, merge_dim, merge_shape, zero_gradient
-from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.ops.core.schema import Op, Param, Params, Shape, ShapeRule, SpecLike
 from weftplan.ops.detection.boxes import areas, overlap_scratch
 from weftplan.ops.detection.suppression import suppress
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
     Param("rpn_pre_nms_top_n", p_int, 6000, "at most this many boxes take part in suppression"),
@@ -64,7 +62,7 @@ def _count(params: Params, name: str) -> int:
     return count
 
 
-def _infer_shape(name: str, most: int | None) -> Any:
+def _infer_shape(name: str, most: int | None) -> ShapeRule:
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         count, wanted = _count(params, name), params["rpn_post_nms_top_n"]
         scores = merge_shape((0, 2 * count, 0, 0), ins[0], f"{name}: cls_prob (batch, 2 · anchors, height, width)")
@@ -94,7 +92,7 @@ def _most(params: Params, count: int) -> int:
     return min(params["rpn_pre_nms_top_n"], count) if params["rpn_pre_nms_top_n"] > 0 else count
 
 
-def _scratch(params: Params, scores: Any, *others: Any) -> Room:
+def _scratch(params: Params, scores: SpecLike, *others: SpecLike | None) -> Room:
     """Return the scratch: boxes and scores of every anchor, and the arrays of suppression for the best of them."""
     shape, dtype = scores.shape, scores.dtype
     count = shape[1] // 2 * shape[2] * shape[3]
@@ -105,13 +103,13 @@ def _scratch(params: Params, scores: Any, *others: Any) -> Room:
 
 @kernel(scratch=_scratch)
 def _proposal(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     scores: RawArray,
     moves: RawArray,
     info: RawArray,
-    rois: RawArray,
-    kept_scores: RawArray,
+    rois: RawArray | None,
+    kept_scores: RawArray | None,
     *rooms: RawArray,
 ) -> None:
     boxes, values, best, sizes, row, kept, *scratch = rooms
@@ -134,7 +132,7 @@ def _proposal(
 
 
 def _propose(
-    xp: ModuleType,
+    xp: ArrayModule,
     params: Params,
     scores: RawArray,
     moves: RawArray,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.ops.core.forms import kernel
@@ -19,7 +18,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
 from weftplan.ops.core.schema import DTypeRule, Op, Param, Params, Shape
 from weftplan.ops.nn.roi_pooling import away
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, Floating, FloatType, RawArray
 
 SCALE = Param("spatial_scale", p_float, doc="Pixels of data for one unit of the regions.")
 CHANNELS = Param("output_dim", p_int, doc="Channels of the output.")
@@ -79,7 +78,7 @@ def region_dtypes(name: str) -> DTypeRule:
     return infer
 
 
-def _spans(start: object, end: Any, cells: int, extent: int, kind: Any) -> list[tuple[int, int]]:
+def _spans(start: Floating, end: Floating, cells: int, extent: int, kind: FloatType) -> list[tuple[int, int]]:
     """Return the range within ``extent`` of each cell between ``start`` and ``end``.
 
     The ranges are computed in the data's float dtype, as in MXNet 1.9.1: rounding decides about borders.
@@ -89,7 +88,7 @@ def _spans(start: object, end: Any, cells: int, extent: int, kind: Any) -> list[
     return [(min(max(first, 0), extent), min(max(last, 0), extent)) for first, last in bounds]
 
 
-def _cells(params: Params, rois: Any, data: Shape) -> Iterator[tuple[int, int, int, int, slice, slice, int]]:
+def _cells(params: Params, rois: RawArray, data: Shape) -> Iterator[tuple[int, int, int, int, slice, slice, int]]:
     """Yield (region, image, cell row, cell column, rows, columns, group) of every cell that has pixels."""
     cells, groups = params["pooled_size"], groups_of("PSROIPooling", params)
     kind = rois.dtype.type
@@ -115,7 +114,7 @@ def _by_group(params: Params, image: RawArray) -> RawArray:
 
 
 @kernel
-def _forward(xp: Any, p: Params, data: Any, rois: Any, out: Any) -> None:
+def _forward(xp: ArrayModule, p: Params, data: RawArray, rois: RawArray, out: RawArray) -> None:
     out.fill(0)
     wide = accumulator(data.dtype)
     for region, image, i, j, rows, columns, group in _cells(p, rois, data.shape):
@@ -124,7 +123,9 @@ def _forward(xp: Any, p: Params, data: Any, rois: Any, out: Any) -> None:
 
 
 @kernel
-def _backward(xp: Any, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
+def _backward(
+    xp: ArrayModule, p: Params, ograd: RawArray, rois: RawArray, of_data: RawArray | None, of_rois: RawArray | None
+) -> None:
     """Add each cell's gradient to its pixels, in the order of the regions; regions get no gradient."""
     if of_rois is not None:
         of_rois.fill(0)

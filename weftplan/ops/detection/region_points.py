@@ -6,8 +6,6 @@ number of samples, which may depend on the size of a region.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from weftplan.ops.core.kernels import INDEX, accumulator
@@ -28,7 +26,7 @@ class Cells:
         self._widens = wide != dtype
         self.sampler = Sampler(ctx, channels, cells, wide, pixels=True)
 
-    def image(self, data: Any) -> Any:
+    def image(self, data: RawArray) -> RawArray:
         """Return one image, converted to the wider dtype if needed."""
         if not self._widens:
             return data

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +21,7 @@ from weftplan.ops.core.products import multiply
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.core.schema import DType, Op, Param, Params, Shape, TensorSpec, Workspace
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="height and width of the output: the numbers of cells"),
@@ -62,7 +60,7 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [data, data], [data]
 
 
-def _weights(start: float, length: float, cells: int, points: int, extent: int) -> tuple[Any, int]:
+def _weights(start: float, length: float, cells: int, points: int, extent: int) -> tuple[RawArray, int]:
     """Return the matrix (cells, touched pixels) of one axis, float64 on the host, and the first pixel touched."""
     cell = length / cells
     where = start + cell * (np.arange(cells)[:, None] + (np.arange(points) + 0.5) / points)
@@ -80,7 +78,9 @@ def _weights(start: float, length: float, cells: int, points: int, extent: int) 
     return matrix, first
 
 
-def _regions(ctx: Workspace, params: Params, rois: Any, data: Shape, dtype: DType) -> Iterator[tuple[Any, ...]]:
+def _regions(
+    ctx: Workspace, params: Params, rois: RawArray, data: Shape, dtype: DType
+) -> Iterator[tuple[int, int, RawArray, slice, RawArray, slice]]:
     """Yield (region, image, rows matrix, its pixels, columns matrix, its pixels) of each region of an image that is
     there."""
     shift = 0.5 if params["aligned"] else 0.0
@@ -111,11 +111,11 @@ def _scratch(data: Shape, size: tuple[int, int], dtype: DType) -> list[tuple[Sha
     return [((channels, size[0], data[3]), wide), (image, wide), ((channels, *size), wide)]
 
 
-def _room(space: Any, shape: Shape) -> Any:
+def _room(space: RawArray, shape: Shape) -> RawArray:
     return space.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
-def _own_cells(xp: ModuleType, cells: RawArray, size: tuple[int, int], out: RawArray, *, back: bool) -> None:
+def _own_cells(xp: ArrayModule, cells: RawArray, size: tuple[int, int], out: RawArray, *, back: bool) -> None:
     """Between (channels · cells, height, width) and (channels, height, width): each cell's own channel, either way."""
     height, width = size
     each = cells.reshape(-1, height, width, height, width)
@@ -128,7 +128,7 @@ def _own_cells(xp: ModuleType, cells: RawArray, size: tuple[int, int], out: RawA
 
 
 @workspace_kernel
-def _forward(ctx: Workspace, p: Params, data: Any, rois: Any, out: Any) -> None:
+def _forward(ctx: Workspace, p: Params, data: RawArray, rois: RawArray, out: RawArray) -> None:
     xp, size = ctx.xp, _size(p)
     wide = accumulator(data.dtype)
     between, copy, cells = (ctx.take(*spec) for spec in _scratch(data.shape, size, data.dtype))
@@ -159,7 +159,9 @@ def _backward_scratch(data: Shape, size: tuple[int, int], dtype: DType) -> list[
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
+def _backward(
+    ctx: Workspace, p: Params, ograd: RawArray, rois: RawArray, of_data: RawArray | None, of_rois: RawArray | None
+) -> None:
     if of_rois is not None:
         of_rois.fill(0)
     if of_data is None:

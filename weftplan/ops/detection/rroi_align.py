@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_s
 from weftplan.ops.core.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.detection.psroi_pooling import region_dtypes
 from weftplan.ops.detection.region_points import Cells, cells_bytes
+from weftplan.support.array_types import Floating, RawArray
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),
@@ -50,7 +50,11 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [(data[0], out[1], *data[2:]), rois], [out]
 
 
-def _samples(params: Params, rois: Any, data: Shape) -> Iterator[tuple[int, int, int, Iterator[tuple[Any, Any, Any]]]]:
+Points = tuple[RawArray, RawArray, RawArray]
+"""Rows and columns of points, and whether each lies within the image."""
+
+
+def _samples(params: Params, rois: RawArray, data: Shape) -> Iterator[tuple[int, int, int, Iterator[Points]]]:
     """Yield (region, image, samples of each cell, (x, y, which are inside) of each sample) of every region."""
     kind = accumulator(rois.dtype).type
     scale, size = kind(params["spatial_scale"]), _size(params)
@@ -66,19 +70,19 @@ def _samples(params: Params, rois: Any, data: Shape) -> Iterator[tuple[int, int,
 
 
 def _points(
-    centre: tuple[Any, Any],
-    sides: tuple[Any, Any],
+    centre: tuple[Floating, Floating],
+    sides: tuple[Floating, Floating],
     steps: Sequence[int],
     size: tuple[int, int],
-    turn: Any,
+    turn: Floating,
     image: Shape,
-) -> Iterator[tuple[Any, Any, Any]]:
+) -> Iterator[Points]:
     """Yield (x, y, which are inside) of one sample of all cells after the other, in the dtype of the region's numbers,
     as in MXNet 1.9.1: rounding decides about what lies on the border."""
     kind = type(turn)
     cos, sin = np.cos(turn), np.sin(turn)
 
-    def along(axis: int, step: int) -> Any:
+    def along(axis: int, step: int) -> RawArray:
         cell = sides[axis] / kind(size[axis])
         at = np.arange(size[axis]).astype(kind) * cell + (kind(step) + kind(0.5)) * cell / kind(steps[axis])
         return at - sides[axis] / kind(2.0)
@@ -94,7 +98,7 @@ def _points(
 
 
 @workspace_kernel
-def _forward(ctx: Workspace, p: Params, data: Any, rois: Any, out: Any) -> None:
+def _forward(ctx: Workspace, p: Params, data: RawArray, rois: RawArray, out: RawArray) -> None:
     out.fill(0)
     cells = Cells(ctx, data.shape[1], math.prod(_size(p)), data.shape[1:], data.dtype)
     for region, image, count, samples in _samples(p, rois, data.shape):
@@ -108,7 +112,9 @@ def _forward(ctx: Workspace, p: Params, data: Any, rois: Any, out: Any) -> None:
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: Any, rois: Any, of_data: Any, of_rois: Any) -> None:
+def _backward(
+    ctx: Workspace, p: Params, ograd: RawArray, rois: RawArray, of_data: RawArray | None, of_rois: RawArray | None
+) -> None:
     """Add each sample's gradient to its pixels, in the order of regions and samples; regions get no gradient."""
     if of_rois is not None:
         of_rois.fill(0)

@@ -7,8 +7,6 @@ it, so the host decides step by step, and only the comparison of a box with all 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core.forms import Room, kernel
@@ -25,9 +23,9 @@ from weftplan.ops.core.rules import (
     merge_shape,
     zero_gradient,
 )
-from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.ops.core.schema import Op, Param, Params, Shape, SpecLike
 from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps, p_format, to_corners
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _NMS = (
     Param("overlap_thresh", p_float, 0.5, "boxes that overlap more with a better one go"),
@@ -44,14 +42,14 @@ _NMS = (
 
 
 def suppress(
-    xp: Any,
-    boxes: Any,
-    sizes: Any,
-    classes: Any,
+    xp: ArrayModule,
+    boxes: RawArray,
+    sizes: RawArray,
+    classes: RawArray | None,
     threshold: float,
-    kept: Any,
-    row: Any,
-    scratch: Sequence[Any],
+    kept: RawArray,
+    row: RawArray,
+    scratch: Sequence[RawArray],
     *,
     inclusive: bool,
 ) -> None:
@@ -99,7 +97,7 @@ def _nms_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DType
     return [data], [data, merge_dtype(INDEX, outs[1], "box_nms: places of the boxes kept")]
 
 
-def _nms_scratch(params: Params, data: RawArray, *outputs: RawArray) -> Room:
+def _nms_scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> Room:
     count, dtype = data.shape[-2], data.dtype
     shapes: list[Shape] = [(count, 4), (count, 4), (count,), (count,), (count,)]
     mine = [*((shape, dtype) for shape in shapes), ((count,), BOOL), ((count,), INDEX)]
@@ -107,7 +105,9 @@ def _nms_scratch(params: Params, data: RawArray, *outputs: RawArray) -> Room:
 
 
 @kernel(scratch=_nms_scratch)
-def _nms(xp: ModuleType, p: Params, data: RawArray, out: RawArray, record: RawArray, *rooms: RawArray) -> None:
+def _nms(
+    xp: ArrayModule, p: Params, data: RawArray, out: RawArray | None, record: RawArray | None, *rooms: RawArray
+) -> None:
     """Suppress boxes; output 1 holds the data's row for each row of the output, -1 for padding."""
     order, boxes, sizes, row, classes, kept, places, *scratch = rooms
     count, width = data.shape[-2:]
@@ -138,18 +138,18 @@ def _nms(xp: ModuleType, p: Params, data: RawArray, out: RawArray, record: RawAr
             _converted(xp, out[item, : len(left), coordinates], p["in_format"], p["out_format"])
 
 
-def _candidates(xp: ModuleType, params: Params, boxes: RawArray) -> Any:
+def _candidates(xp: ArrayModule, params: Params, boxes: RawArray) -> RawArray:
     """Return the places of the boxes that take part, the best first."""
     scores = boxes[:, params["score_index"]]
     valid = scores > params["valid_thresh"]
     if params["id_index"] >= 0:
         valid &= boxes[:, params["id_index"]] != params["background_id"]
     rows = xp.nonzero(valid)[0]
-    order = rows[xp.argsort(-scores[rows], kind="stable")]
+    order: RawArray = rows[xp.argsort(-scores[rows], kind="stable")]
     return order[: params["topk"]] if params["topk"] > 0 else order
 
 
-def _converted(xp: ModuleType, boxes: RawArray, before: str, after: str) -> None:
+def _converted(xp: ArrayModule, boxes: RawArray, before: str, after: str) -> None:
     """Convert coordinates from one format to the other, in place."""
     if before == after or not len(boxes):
         return
@@ -161,7 +161,7 @@ def _converted(xp: ModuleType, boxes: RawArray, before: str, after: str) -> None
 
 
 @kernel
-def _backward_nms(xp: ModuleType, p: Params, ograd: RawArray, record: RawArray, out: RawArray) -> None:
+def _backward_nms(xp: ArrayModule, p: Params, ograd: RawArray, record: RawArray, out: RawArray) -> None:
     """Copy each output row's gradient to its kept box; formats are ignored, as in MXNet 1.9.1."""
     count, width = out.shape[-2:]
     out.fill(0)
@@ -214,11 +214,11 @@ def _matching_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, 
 
 @kernel(scratch=lambda p, data, *outputs: [(data.shape[-2:-1], INDEX), (data.shape[-1:], INDEX)])
 def _matching(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     data: RawArray,
-    of_rows: RawArray,
-    of_columns: RawArray,
+    of_rows: RawArray | None,
+    of_columns: RawArray | None,
     rows: RawArray,
     columns: RawArray,
 ) -> None:
@@ -231,7 +231,7 @@ def _matching(
                 out.reshape(scores.shape[0], -1)[item] = matches
 
 
-def _match(xp: ModuleType, params: Params, scores: RawArray, width: int, rows: RawArray, columns: RawArray) -> None:
+def _match(xp: ArrayModule, params: Params, scores: RawArray, width: int, rows: RawArray, columns: RawArray) -> None:
     ascending, limit = params["is_ascend"], params["threshold"]
     rows.fill(-1)
     columns.fill(-1)

@@ -6,7 +6,6 @@ The kernel compares in float64, in declared scratch. Importing the module regist
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from weftplan.ops.core.params import p_bool, p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape, zero_gradient
 from weftplan.ops.core.schema import Op, Param, Params, TensorSpec, Workspace
+from weftplan.support.array_types import RawArray
 
 _RESULT = np.dtype(np.uint8)
 _FLOAT = np.dtype(np.float64)
@@ -34,7 +34,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 @workspace_kernel
-def _kernel(ctx: Workspace, p: Params, lhs: Any, rhs: Any, out: Any) -> None:
+def _kernel(ctx: Workspace, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> None:
     xp = ctx.xp
     result = out.reshape(1)
     result.fill(1)

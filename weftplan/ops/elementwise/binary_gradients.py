@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 from weftplan.ops.core.forms import Call, kernel
@@ -18,7 +17,7 @@ from weftplan.ops.core.kernels import Kind, block_bytes, blocks, collapse, reduc
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, Kernel, Params, TensorSpec, Workspace
 from weftplan.ops.elementwise.integer_gradients import Integers, apply_slope, slope_scratch
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 Side = Callable[..., None]
 """``side(xp, ograd, lhs, rhs, out, *scratch)``: the gradient of one input before summing; ``out`` may be ``ograd``."""
@@ -34,14 +33,14 @@ class Sides:
     integers: Integers = "slope"
 
 
-def _kinds(sides: Sides, dtype: Any) -> list[DType]:
+def _kinds(sides: Sides, dtype: DType) -> list[DType]:
     return slope_scratch(sides.scratch, dtype, 2, sides.integers)
 
 
 def _apply(
     sides: Sides,
     side: Side,
-    xp: ModuleType,
+    xp: ArrayModule,
     g: RawArray,
     a: RawArray,
     b: RawArray,
@@ -53,7 +52,7 @@ def _apply(
 
 def _both_sides(
     sides: Sides,
-    xp: ModuleType,
+    xp: ArrayModule,
     left: bool,
     right: bool,
     g: RawArray,
@@ -174,7 +173,7 @@ def sum_backward(sign: int) -> Kernel:
     gradient is multiplied by ``sign``."""
 
     @kernel
-    def compute(xp: Any, p: Params, g: Any, left: Any, right: Any) -> None:
+    def compute(xp: ArrayModule, p: Params, g: RawArray, left: RawArray | None, right: RawArray | None) -> None:
         # Left before right: a left gradient that shares g's memory does not change g, a right one may.
         if left is not None:
             reduce_to(xp, g, left)
@@ -192,22 +191,22 @@ def sum_backward(sign: int) -> Kernel:
 # -------------------------------------------------------------------------------- gradients: (xp, ograd, a, b, out, t…)
 
 
-def mul_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
+def mul_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
     """Compute g · b"""
     xp.multiply(g, b, out=out)
 
 
-def mul_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
+def mul_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
     """Compute g · a"""
     xp.multiply(g, a, out=out)
 
 
-def div_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
+def div_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
     """Compute g / b"""
     xp.divide(g, b, out=out)
 
 
-def div_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
+def div_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray) -> None:
     """Compute -g · a / b²"""
     xp.divide(g, b, out=out)
     xp.multiply(out, a, out=out)
@@ -215,7 +214,7 @@ def div_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray) 
     xp.negative(out, out=out)
 
 
-def power_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
+def power_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
     """Compute g · b · a^(b - 1)"""
     xp.subtract(b, 1, out=t)
     xp.power(a, t, out=t)
@@ -223,7 +222,7 @@ def power_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray
     xp.multiply(t, g, out=out)
 
 
-def power_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
+def power_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
     """Compute g · a^b · log(a)"""
     xp.power(a, b, out=t)
     xp.multiply(t, g, out=out)
@@ -231,12 +230,12 @@ def power_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray
     xp.multiply(out, t, out=out)
 
 
-def mod_l(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
+def mod_l(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
     """g"""
     xp.copyto(out, g)
 
 
-def mod_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
+def mod_r(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
     """Compute -g · floor(a / b)"""
     xp.divide(a, b, out=t)
     xp.floor(t, out=t)
@@ -247,7 +246,7 @@ def mod_r(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, 
 def masked(compare: str) -> Side:
     """Return ``g`` where ``compare(a, b)``, else 0."""
 
-    def side(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
+    def side(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
         getattr(xp, compare)(a, b, out=t)
         xp.multiply(g, t, out=out)
 
@@ -257,7 +256,7 @@ def masked(compare: str) -> Side:
 def hypot_side(right: bool) -> Side:
     """``g · a / hypot(a, b)``, or with b on the right side."""
 
-    def side(xp: ModuleType, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
+    def side(xp: ArrayModule, g: RawArray, a: RawArray, b: RawArray, out: RawArray, t: RawArray) -> None:
         xp.hypot(a, b, out=t)
         xp.divide(b if right else a, t, out=t)
         xp.multiply(t, g, out=out)

@@ -6,8 +6,6 @@ Limits are first clamped to the range of integer dtypes. At NaN the incoming gra
 from __future__ import annotations
 
 import math
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +15,10 @@ from weftplan.ops.core.params import p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape
 from weftplan.ops.core.schema import DType, InplacePair, Op, Param, Params
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
-def saturated(value: float, dtype: DType, nan: float) -> Any:
+def saturated(value: float, dtype: DType, nan: float) -> float | np.generic:
     """Return ``value`` as a number of ``dtype``: for integers without its fraction, or their nearest limit; NaN as
     ``nan``.
 
@@ -35,10 +33,11 @@ def saturated(value: float, dtype: DType, nan: float) -> Any:
         value = nan
     limits = np.iinfo(dtype)
     least, most = int(limits.min), int(limits.max)
-    return dtype.type(least if value < least else most if value > most else int(value))
+    number: np.generic = dtype.type(least if value < least else most if value > most else int(value))
+    return number
 
 
-def _clip_step(xp: ModuleType, params: Params, x: RawArray, out: RawArray) -> None:
+def _clip_step(xp: ArrayModule, params: Params, x: RawArray, out: RawArray) -> None:
     low, high = (
         saturated(params["a_min"], out.dtype, -math.inf),
         saturated(params["a_max"], out.dtype, math.inf),
@@ -47,7 +46,7 @@ def _clip_step(xp: ModuleType, params: Params, x: RawArray, out: RawArray) -> No
 
 
 def _slope_step(
-    xp: ModuleType, params: Params, g: RawArray, x: RawArray, out: RawArray, inside: RawArray, outside: RawArray
+    xp: ArrayModule, params: Params, g: RawArray, x: RawArray, out: RawArray, inside: RawArray, outside: RawArray
 ) -> None:
     # Half precision is compared with the limits in float32, as in MXNet: with those rounded to it, values that rounding
     # has moved onto a limit would count as inside.

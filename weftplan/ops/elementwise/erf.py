@@ -7,18 +7,18 @@ Two series, fitted when this module is imported to :func:`math.erf` and :func:`m
 from __future__ import annotations
 
 import math
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _SPLIT = 1.0
 _END = 6.5
 
 
-def fit(function: Any, low: float, high: float, degree: int) -> tuple[float, ...]:
+def fit(function: Callable[[float], float], low: float, high: float, degree: int) -> tuple[float, ...]:
     """Return the Chebyshev coefficients of ``function`` on [low, high] by interpolation."""
 
     def stretched(t: Any) -> Any:
@@ -46,7 +46,7 @@ _LARGE = fit(_large, _map(_SPLIT), _map(_END), 20)
 
 
 def clenshaw(
-    xp: ModuleType, coefficients: tuple[float, ...], t: RawArray, a: RawArray, b: RawArray, c: RawArray
+    xp: ArrayModule, coefficients: tuple[float, ...], t: RawArray, a: RawArray, b: RawArray, c: RawArray
 ) -> RawArray:
     """Return the series at ``t`` by Clenshaw's recurrence in the buffers a, b, c; returns the buffer that holds it."""
     a.fill(0.0)
@@ -64,7 +64,7 @@ def clenshaw(
 
 
 def erf(
-    xp: ModuleType,
+    xp: ArrayModule,
     x: RawArray,
     out: RawArray,
     t: RawArray,

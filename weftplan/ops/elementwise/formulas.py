@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weftplan.ops.core.schema import DType, Kernel, OpContext, Params
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import DTypeLike, RawArray
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 """Those whose formulas can be recorded."""
@@ -118,7 +118,7 @@ class _Array:
         """Every element becomes ``value``."""
         self._tape.copyto(self, value)
 
-    def __setitem__(self, key: object, source: object) -> None:
+    def __setitem__(self, key: object, source: RawArray) -> None:
         if key is not ...:
             raise _CannotRecord("a part of an array")
         self._tape.copyto(self, source)
@@ -143,7 +143,7 @@ class _Tape:
         if count is None:
             raise _CannotRecord(name)
 
-        def record(*operands: RawArray, out: Any = None, casting: str = "same_kind", **options: Any) -> _Array:
+        def record(*operands: Any, out: Any = None, casting: str = "same_kind", **options: object) -> _Array:
             if len(operands) == count + 1 and out is None:
                 *operands, out = operands  # type: ignore[assignment]
             if options or out is None or len(operands) != count:
@@ -153,7 +153,7 @@ class _Tape:
 
         return record
 
-    def copyto(self, out: _Array, source: Any, **options: Any) -> None:
+    def copyto(self, out: _Array, source: object, **options: object) -> None:
         """Record a copy of ``source`` to ``out``, with ``where`` only for elements whose mask is true."""
         mask = options.pop("where", None)
         if options.pop("casting", "same_kind") not in ("same_kind", "unsafe") or options:
@@ -175,7 +175,7 @@ class _Tape:
         self._keep(out, value, of_truths=False)
         return out
 
-    def _record(self, name: str, operands: Sequence[Any], out: _Array) -> None:
+    def _record(self, name: str, operands: Sequence[object], out: _Array) -> None:
         if name in ("maximum", "minimum") and not any(type(one) in (int, float) for one in operands[1:]):
             raise _CannotRecord("which zero an extremum of two arrays is")
         truths = all(self._is_truth(one) for one in operands)
@@ -212,7 +212,7 @@ class _Tape:
     def _is_truth(self, operand: object) -> bool:
         return isinstance(operand, _Array) and operand.dtype == bool
 
-    def _keep(self, out: Any, value: int, *, of_truths: bool) -> None:
+    def _keep(self, out: object, value: int, *, of_truths: bool) -> None:
         if not isinstance(out, _Array) or out.dtype != (np.dtype(bool) if of_truths else self.dtype):
             raise _CannotRecord("a result of another dtype")
         out.value = value
@@ -234,7 +234,7 @@ class _Context(OpContext):
 
     __slots__ = ()
 
-    def take(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def take(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         return _Array(self.xp, np.dtype(dtype))  # type: ignore[arg-type]
 
 

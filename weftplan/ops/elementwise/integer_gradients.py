@@ -7,7 +7,6 @@ incoming gradient there, wrapping around. The formula for floats serves, called 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.kernels import Kind, scratch_dtype
 from weftplan.ops.core.schema import DType
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _WIDE = np.dtype(np.float64)
 
@@ -34,7 +33,7 @@ def slope_scratch(scratch: Sequence[Kind], dtype: DType, operands: int, integers
 
 
 def apply_slope(
-    xp: ModuleType,
+    xp: ArrayModule,
     formula: Callable[..., None],
     g: RawArray,
     operands: Sequence[RawArray],

@@ -6,7 +6,6 @@ Kernels keep nothing, so any worker may run them; importing the module registers
 from __future__ import annotations
 
 from functools import partial
-from types import ModuleType
 
 from weftplan.ops.core.kernels import BlockKernel, block_workspace, copy_kernel, scratch_dtype
 from weftplan.ops.core.params import p_bool, p_float
@@ -14,14 +13,14 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import IDENTITY_INPLACE, UNARY_INPLACE, backward, grad, same_dtype, same_shape
 from weftplan.ops.core.schema import InplacePair, Op, Param, Params
 from weftplan.ops.elementwise.integer_gradients import apply_slope, slope_scratch
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = tuple(
     Param(name, p_float, 0.0, f"factor of {power}") for name, power in (("a", "data²"), ("b", "data"), ("c", "1"))
 )
 
 
-def _quadratic(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _quadratic(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(x, p["a"], out=t)
     xp.add(t, p["b"], out=t)
     xp.multiply(t, x, out=t)
@@ -29,13 +28,13 @@ def _quadratic(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArra
     xp.copyto(out, t, casting="unsafe")
 
 
-def _slope(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _slope(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(x, 2 * p["a"], out=t)
     xp.add(t, p["b"], out=t)
     xp.multiply(t, g, out=out)
 
 
-def _backward_step(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, *room: RawArray) -> None:
+def _backward_step(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, *room: RawArray) -> None:
     apply_slope(xp, partial(_slope, xp, p), g, (x,), out, room)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ from weftplan.ops.core.schema import (
     WorkspaceRule,
 )
 from weftplan.ops.elementwise.integer_gradients import Integers, apply_slope, slope_scratch
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 SCALAR = (
     Param("scalar", p_float, 1.0, "the number"),
@@ -119,7 +118,7 @@ class _DivisionKernel(_ScalarKernel):
             return
         value = converted(params["scalar"], out.dtype)
         for x, y, scratch in blocks(ctx, (inputs[0], out), (out.dtype,)):
-            pair = (value, x) if self.reverse else (x, value)
+            pair: tuple[Any, Any] = (value, x) if self.reverse else (x, value)
             divide_integers(ctx.xp, *pair, y, scratch)
 
 
@@ -132,7 +131,7 @@ _any_power = _ScalarKernel("power", as_float=True)
 
 
 @kernel
-def _square(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
+def _square(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     xp.multiply(data, data, out=out)
 
 
@@ -142,7 +141,7 @@ def _square_or_power(params: Params) -> tuple[Kernel, Params]:
 
 
 @kernel
-def _mod(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
+def _mod(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     value = converted(p["scalar"], out.dtype)
     if value == 0:
         out.fill(0)
@@ -150,7 +149,7 @@ def _mod(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
         xp.remainder(data, value, out=out)
 
 
-def _rmod_step(xp: ModuleType, params: Params, x: RawArray, out: RawArray, zero: RawArray) -> None:
+def _rmod_step(xp: ArrayModule, params: Params, x: RawArray, out: RawArray, zero: RawArray) -> None:
     xp.equal(x, 0, out=zero)
     xp.remainder(converted(params["scalar"], out.dtype), x, out=out)
     xp.copyto(out, 0, where=zero)
@@ -160,7 +159,7 @@ _rmod = BlockKernel(_rmod_step, lambda params, dtype: [BOOL])
 
 
 def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...], integers: Integers) -> BlockKernel:
-    def on_slopes(xp: ModuleType, params: Params, g: RawArray, x: RawArray, out: RawArray, *room: RawArray) -> None:
+    def on_slopes(xp: ArrayModule, params: Params, g: RawArray, x: RawArray, out: RawArray, *room: RawArray) -> None:
         value = params["scalar"] if is_float(out.dtype) else float(converted(params["scalar"], out.dtype))
         apply_slope(xp, partial(derivative, xp, value), g, (x,), out, room, integers)
 
@@ -168,7 +167,7 @@ def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...], integers
 
 
 @kernel
-def _backward_mod(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
+def _backward_mod(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
     """The incoming gradient; of integers none, as of every remainder of integers."""
     if not is_float(out.dtype):
         out.fill(0)
@@ -222,13 +221,13 @@ def _scalar_op(
 # ---------------------------------------------------------------------- gradients: (xp, scalar, ograd, x or y, out, t…)
 
 
-def _rdiv(xp: ModuleType, s: float, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _rdiv(xp: ArrayModule, s: float, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(x, x, out=t)
     xp.divide(-s, t, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _power(xp: ModuleType, s: float, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _power(xp: ArrayModule, s: float, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     if s == 2.0:
         xp.multiply(x, s, out=t)
     else:
@@ -237,33 +236,33 @@ def _power(xp: ModuleType, s: float, g: RawArray, x: RawArray, out: RawArray, t:
     xp.multiply(t, g, out=out)
 
 
-def _rpower(xp: ModuleType, s: float, g: RawArray, y: RawArray, out: RawArray) -> None:
+def _rpower(xp: ArrayModule, s: float, g: RawArray, y: RawArray, out: RawArray) -> None:
     xp.multiply(g, y, out=out)
     xp.multiply(out, math.log(s) if s > 0 else (-math.inf if s == 0 else math.nan), out=out)
 
 
-def _rmod_gradient(xp: ModuleType, s: float, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _rmod_gradient(xp: ArrayModule, s: float, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.divide(s, x, out=t)
     xp.floor(t, out=t)
     xp.negative(t, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _hypot(xp: ModuleType, s: float, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _hypot(xp: ArrayModule, s: float, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.hypot(x, s, out=t)
     xp.divide(x, t, out=t)
     xp.multiply(t, g, out=out)
 
 
 def _masked(compare: str) -> Derivative:
-    def derivative(xp: ModuleType, s: float, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+    def derivative(xp: ArrayModule, s: float, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
         getattr(xp, compare)(x, s, out=t)
         xp.multiply(g, t, out=out)
 
     return derivative
 
 
-def _smooth_l1_step(xp: ModuleType, params: Params, x: RawArray, out: RawArray, t: RawArray, near: RawArray) -> None:
+def _smooth_l1_step(xp: ArrayModule, params: Params, x: RawArray, out: RawArray, t: RawArray, near: RawArray) -> None:
     square = params["scalar"] ** 2
     xp.absolute(x, out=t)
     xp.multiply(t, square, out=out)
@@ -278,7 +277,7 @@ def _smooth_l1_step(xp: ModuleType, params: Params, x: RawArray, out: RawArray, 
 _smooth_l1_forward = BlockKernel(_smooth_l1_step, lambda params, dtype: [dtype, BOOL])
 
 
-def _smooth_l1(xp: ModuleType, s: float, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _smooth_l1(xp: ArrayModule, s: float, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(x, s * s, out=t)
     xp.clip(t, -1.0, 1.0, out=t)
     xp.multiply(t, g, out=out)

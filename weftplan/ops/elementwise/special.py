@@ -10,8 +10,6 @@ imported to the inverse of :func:`math.erf` and :func:`math.erfc`: ``erfinv(x) /
 from __future__ import annotations
 
 import math
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from weftplan.ops.core.kernels import BOOL, Kind
 from weftplan.ops.core.schema import Params
 from weftplan.ops.elementwise.erf import clenshaw, fit
 from weftplan.ops.elementwise.unary import unary
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _DOUBLE = np.dtype(np.float64)
 _STEPS = 8
@@ -32,14 +30,14 @@ _PSI1 = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 """The asymptotic series of the second derivative times z, without 1 and 1 / 2z, in even powers of 1/z."""
 
 
-def _reflected(xp: ModuleType, x: RawArray, z: RawArray, m: RawArray) -> None:
+def _reflected(xp: ArrayModule, x: RawArray, z: RawArray, m: RawArray) -> None:
     """Compute z = x, or 1 - x where x < 1/2."""
     xp.subtract(1.0, x, out=z, casting="unsafe")
     xp.greater_equal(x, 0.5, out=m)
     xp.copyto(z, x, where=m)
 
 
-def _series(xp: ModuleType, coefficients: tuple[float, ...], z: RawArray, s: RawArray, t: RawArray) -> None:
+def _series(xp: ArrayModule, coefficients: tuple[float, ...], z: RawArray, s: RawArray, t: RawArray) -> None:
     """Compute s = the polynomial of 1/z² with these coefficients (constant first)."""
     xp.multiply(z, z, out=t)
     xp.divide(1.0, t, out=t)
@@ -49,7 +47,7 @@ def _series(xp: ModuleType, coefficients: tuple[float, ...], z: RawArray, s: Raw
         xp.add(s, coefficient, out=s)
 
 
-def _stirling(xp: ModuleType, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
+def _stirling(xp: ArrayModule, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
     """Compute s = log of gamma at ``z`` shifted up, p = the product of the steps (z >= 1/2; it ends shifted)."""
     p.fill(1.0)
     for _ in range(_STEPS):
@@ -68,7 +66,7 @@ def _stirling(xp: ModuleType, z: RawArray, p: RawArray, s: RawArray, t: RawArray
     xp.add(s, 0.5 * math.log(2.0 * math.pi) - 0.5, out=s)
 
 
-def _turn(xp: ModuleType, x: RawArray, z: RawArray, t: RawArray) -> None:
+def _turn(xp: ArrayModule, x: RawArray, z: RawArray, t: RawArray) -> None:
     """Set t to the integer nearest to ``x`` and z to pi (x - t), the argument of the reflection's sine or tangent."""
     xp.copyto(z, x)
     xp.rint(z, out=t)
@@ -76,13 +74,13 @@ def _turn(xp: ModuleType, x: RawArray, z: RawArray, t: RawArray) -> None:
     xp.multiply(z, math.pi, out=z)
 
 
-def _unreflected(xp: ModuleType, x: RawArray, z: RawArray, s: RawArray, m: RawArray) -> None:
+def _unreflected(xp: ArrayModule, x: RawArray, z: RawArray, s: RawArray, m: RawArray) -> None:
     """Put ``s`` into z where ``x`` needed no reflection."""
     xp.greater_equal(x, 0.5, out=m)
     xp.copyto(z, s, where=m)
 
 
-def _climb(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, t: RawArray, m: RawArray, *, power: int) -> None:
+def _climb(xp: ArrayModule, x: RawArray, z: RawArray, p: RawArray, t: RawArray, m: RawArray, *, power: int) -> None:
     """Compute z = ``x``, reflected and raised by whole steps; p = the sum of 1 / z^power over the steps."""
     _reflected(xp, x, z, m)
     p.fill(0.0)
@@ -96,7 +94,7 @@ def _climb(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, t: RawArray, m
 
 
 def _gamma(
-    xp: ModuleType, x: RawArray, out: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray
+    xp: ArrayModule, x: RawArray, out: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray
 ) -> None:
     """Write gamma of ``x`` into ``out``, which may be ``x``."""
     _reflected(xp, x, z, m)
@@ -123,7 +121,7 @@ def _gamma(
 
 
 def _gammaln(
-    xp: ModuleType, x: RawArray, out: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray
+    xp: ArrayModule, x: RawArray, out: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray
 ) -> None:
     """Write the logarithm of the absolute value of gamma of ``x`` into ``out``, which may be ``x``."""
     _reflected(xp, x, z, m)
@@ -142,7 +140,7 @@ def _gammaln(
     xp.copyto(out, z, casting="unsafe")
 
 
-def _psi(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
+def _psi(xp: ArrayModule, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
     """Compute z = the derivative of the logarithm of gamma at ``x``; infinite at its poles, as in MXNet 1.9.1."""
     _climb(xp, x, z, p, t, m, power=1)
     _series(xp, (0.0, *_PSI), z, s, t)
@@ -164,7 +162,7 @@ def _psi(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t: 
 
 
 def _digamma(
-    xp: ModuleType,
+    xp: ArrayModule,
     params: Params,
     x: RawArray,
     out: RawArray,
@@ -179,7 +177,7 @@ def _digamma(
 
 
 def _digamma_backward(
-    xp: ModuleType,
+    xp: ArrayModule,
     params: Params,
     g: RawArray,
     x: RawArray,
@@ -195,7 +193,7 @@ def _digamma_backward(
 
 
 def _gammaln_backward(
-    xp: ModuleType,
+    xp: ArrayModule,
     params: Params,
     g: RawArray,
     x: RawArray,
@@ -211,7 +209,7 @@ def _gammaln_backward(
 
 
 def _gamma_backward(
-    xp: ModuleType,
+    xp: ArrayModule,
     params: Params,
     g: RawArray,
     x: RawArray,
@@ -229,7 +227,7 @@ def _gamma_backward(
     xp.multiply(z, g, out=out, casting="unsafe")
 
 
-def _psi1(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
+def _psi1(xp: ArrayModule, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t: RawArray, m: RawArray) -> None:
     """Compute z = the derivative of :func:`_psi` at ``x``, which is infinite at the poles."""
     _climb(xp, x, z, p, t, m, power=2)
     _series(xp, (0.0, *_PSI1), z, s, t)
@@ -248,19 +246,19 @@ def _psi1(xp: ModuleType, x: RawArray, z: RawArray, p: RawArray, s: RawArray, t:
     _unreflected(xp, x, z, s, m)
 
 
-def _room(xp: ModuleType, x: Any) -> tuple[Any, ...]:
+def _room(xp: ArrayModule, x: RawArray) -> tuple[RawArray, ...]:
     """Return the scratch of the functions above for a few numbers."""
     return *(xp.empty(x.shape, _DOUBLE) for _ in range(4)), xp.empty(x.shape, bool)
 
 
-def gammaln_of(xp: ModuleType, x: RawArray) -> Any:
+def gammaln_of(xp: ArrayModule, x: RawArray) -> RawArray:
     """Return the logarithms of gamma of a few float64 numbers, as a new array."""
-    out = xp.empty(x.shape, _DOUBLE)
+    out: RawArray = xp.empty(x.shape, _DOUBLE)
     _gammaln(xp, x, out, *_room(xp, x))
     return out
 
 
-def digamma_of(xp: ModuleType, x: RawArray) -> Any:
+def digamma_of(xp: ArrayModule, x: RawArray) -> RawArray:
     """Return the derivatives of :func:`gammaln_of`, as a new array."""
     z, *others = _room(xp, x)
     _psi(xp, x, z, *others)
@@ -300,7 +298,7 @@ _FAR = fit(_far, _FIRST, _LAST, 30)
 
 
 def _erfinv(
-    xp: ModuleType,
+    xp: ArrayModule,
     params: Params,
     x: RawArray,
     out: RawArray,
@@ -337,7 +335,7 @@ def _erfinv(
     xp.copyto(out, w, casting="unsafe")
 
 
-def _erfinv_backward(xp: ModuleType, params: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
+def _erfinv_backward(xp: ArrayModule, params: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     """sqrt(pi) / 2 · exp(y²) with y the output."""
     xp.multiply(y, y, out=t, casting="unsafe")
     xp.exp(t, out=t)

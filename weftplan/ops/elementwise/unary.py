@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +19,7 @@ from weftplan.ops.core.rules import UNARY_INPLACE, backward, floats_only, grad, 
 from weftplan.ops.core.schema import DTypeRule, GradientRule, InplacePair, Op, Param, Params
 from weftplan.ops.elementwise.erf import erf
 from weftplan.ops.elementwise.integer_gradients import apply_slope, slope_scratch
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 Step = Callable[..., None]
 """``step(xp, params, x, out, *scratch)`` on one block; ``out`` may be ``x``."""
@@ -35,7 +33,7 @@ def _stepwise(step: Step, scratch: tuple[Kind, ...]) -> BlockKernel:
 def _derivative(step: Step, scratch: tuple[Kind, ...]) -> BlockKernel:
     """Return the kernel of a derivative of (incoming gradient, data or output)."""
 
-    def on_slopes(xp: ModuleType, params: Params, g: RawArray, x: RawArray, out: RawArray, *room: RawArray) -> None:
+    def on_slopes(xp: ArrayModule, params: Params, g: RawArray, x: RawArray, out: RawArray, *room: RawArray) -> None:
         apply_slope(xp, partial(step, xp, params), g, (x,), out, room)
 
     return BlockKernel(on_slopes, lambda params, dtype: slope_scratch(scratch, dtype, 1))
@@ -99,38 +97,38 @@ def unary(
 # --------------------------------------------------------------------- formulas: (xp, params, ograd, x or y, out, t…)
 
 
-def _sqrt(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray) -> None:
+def _sqrt(xp: ArrayModule, p: Params, g: RawArray, y: RawArray, out: RawArray) -> None:
     xp.divide(g, y, out=out)
     xp.multiply(out, 0.5, out=out)
 
 
-def _rsqrt(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
+def _rsqrt(xp: ArrayModule, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(y, y, out=t)
     xp.multiply(t, y, out=t)
     xp.multiply(t, -0.5, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _cbrt(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
+def _cbrt(xp: ArrayModule, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(y, y, out=t)
     xp.multiply(t, 3.0, out=t)
     xp.divide(g, t, out=out)
 
 
-def _rcbrt(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
+def _rcbrt(xp: ArrayModule, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(y, y, out=t)
     xp.multiply(t, t, out=t)
     xp.multiply(t, -1.0 / 3.0, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _expm1(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _expm1(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.exp(x, out=t)
     xp.multiply(t, g, out=out)
 
 
 def _divided_by(factor: float) -> Step:
-    def step(xp: Any, p: Params, g: Any, x: Any, out: Any) -> None:
+    def step(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray) -> None:
         xp.divide(g, x, out=out)
         if factor != 1.0:
             xp.multiply(out, factor, out=out)
@@ -138,50 +136,50 @@ def _divided_by(factor: float) -> Step:
     return step
 
 
-def _log1p(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _log1p(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.add(x, 1.0, out=t)
     xp.divide(g, t, out=out)
 
 
-def _square(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray) -> None:
+def _square(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray) -> None:
     xp.multiply(g, x, out=out)
     xp.multiply(out, 2.0, out=out)
 
 
-def _abs(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _abs(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.sign(x, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _sin(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _sin(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.cos(x, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _cos(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _cos(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.sin(x, out=t)
     xp.negative(t, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _tan(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
+def _tan(xp: ArrayModule, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(y, y, out=t)
     xp.add(t, 1.0, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _tanh(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
+def _tanh(xp: ArrayModule, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(y, y, out=t)
     xp.subtract(1.0, t, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _sinh(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _sinh(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.cosh(x, out=t)
     xp.multiply(t, g, out=out)
 
 
-def _cosh(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _cosh(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.sinh(x, out=t)
     xp.multiply(t, g, out=out)
 
@@ -189,7 +187,7 @@ def _cosh(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t:
 def _inverse(sign: int, shift: float, root: bool, negate: bool = False) -> Step:
     """``g / (sign·x² + shift)``, or divided by its square root: the inverse trigonometric functions."""
 
-    def step(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
+    def step(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
         xp.multiply(x, x, out=t)
         if sign < 0:
             xp.subtract(shift, t, out=t)
@@ -205,27 +203,27 @@ def _inverse(sign: int, shift: float, root: bool, negate: bool = False) -> Step:
 
 
 def _scaled_by(factor: float) -> Step:
-    def step(xp: Any, p: Params, g: Any, x: Any, out: Any) -> None:
+    def step(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray) -> None:
         xp.multiply(g, factor, out=out)
 
     return step
 
 
-def _reciprocal_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray) -> None:
+def _reciprocal_forward(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
     xp.divide(1.0, x, out=out, casting="unsafe")
 
 
-def _sign_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray) -> None:
+def _sign_forward(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
     xp.sign(x, out=out)
 
 
-def _reciprocal(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _reciprocal(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(x, x, out=t)
     xp.negative(t, out=t)
     xp.divide(g, t, out=out)
 
 
-def _sigmoid_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray) -> None:
+def _sigmoid_forward(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
     if not is_float(out.dtype):
         xp.copyto(out, 1.0 / (1.0 + xp.exp(-x.astype(float))), casting="unsafe")
         return
@@ -235,13 +233,13 @@ def _sigmoid_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray) -> N
     xp.reciprocal(out, out=out)
 
 
-def _sigmoid(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
+def _sigmoid(xp: ArrayModule, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.subtract(1.0, y, out=t)
     xp.multiply(t, y, out=t)
     xp.multiply(t, g, out=out)
 
 
-def relu_step(xp: Any, p: Params, x: Any, out: Any) -> None:
+def relu_step(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
     """Compute ``out`` = max(x, 0) of one block: NaN stays NaN, and -0 becomes 0. ``Activation`` uses it, too."""
     if xp is np and x.size > 4096 and is_float(out.dtype):
         xp.clip(x, 0.0, math.inf, out=out)  # NumPy vectorises this, and a maximum with a scalar not
@@ -250,32 +248,32 @@ def relu_step(xp: Any, p: Params, x: Any, out: Any) -> None:
         xp.maximum(x, 0, out=out)
 
 
-def _relu(xp: ModuleType, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
+def _relu(xp: ArrayModule, p: Params, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.sign(y, out=t)  # NaN stays NaN
     xp.multiply(g, t, out=out)
 
 
-def _softsign_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _softsign_forward(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.absolute(x, out=t)
     xp.add(t, 1, out=t)
     xp.divide(x, t, out=out, casting="unsafe")
 
 
-def _softsign(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _softsign(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.absolute(x, out=t)
     xp.add(t, 1, out=t)
     xp.multiply(t, t, out=t)
     xp.divide(g, t, out=out)
 
 
-def _hard_sigmoid_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray) -> None:
+def _hard_sigmoid_forward(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
     xp.multiply(x, p["alpha"], out=out)
     xp.add(out, p["beta"], out=out)
     xp.clip(out, 0, 1, out=out)
 
 
 def _hard_sigmoid(
-    xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray, inside: RawArray
+    xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray, inside: RawArray
 ) -> None:
     xp.multiply(x, p["alpha"], out=t)
     xp.add(t, p["beta"] - 0.5, out=t)
@@ -285,7 +283,7 @@ def _hard_sigmoid(
     xp.multiply(t, g, out=out)
 
 
-def _erf(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _erf(xp: ArrayModule, p: Params, g: RawArray, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(x, x, out=t)
     xp.negative(t, out=t)
     xp.exp(t, out=t)
@@ -293,11 +291,11 @@ def _erf(xp: ModuleType, p: Params, g: RawArray, x: RawArray, out: RawArray, t: 
     xp.multiply(t, g, out=out)
 
 
-def _erf_forward(xp: ModuleType, p: Params, x: RawArray, out: RawArray, *scratch: RawArray) -> None:
+def _erf_forward(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, *scratch: RawArray) -> None:
     erf(xp, x, out, *scratch)
 
 
-def _away_from_zero(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _away_from_zero(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     """Round half away from zero, as MXNet's ``round`` does (NumPy rounds half to even)."""
     xp.absolute(x, out=t)
     xp.add(t, 0.5, out=t)
@@ -305,18 +303,18 @@ def _away_from_zero(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: Ra
     xp.copysign(t, x, out=out, casting="unsafe")
 
 
-def _half_down(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _half_down(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     """Round half down: ``ceil(x - 0.5)``, MXNet's ``rint``."""
     xp.subtract(x, 0.5, out=t)
     xp.ceil(t, out=out, casting="unsafe")
 
 
-def _logical_not(xp: ModuleType, p: Params, x: RawArray, out: RawArray) -> None:
+def _logical_not(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
     xp.equal(x, 0, out=out)
 
 
 def _one_over(root: str) -> Step:
-    def step(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
+    def step(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
         getattr(xp, root)(x, out=t)
         xp.divide(1.0, t, out=out, casting="unsafe")
 
@@ -324,7 +322,7 @@ def _one_over(root: str) -> Step:
 
 
 def _angle(factor: float) -> Step:
-    def step(xp: Any, p: Params, x: Any, out: Any) -> None:
+    def step(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
         xp.multiply(x, factor, out=out, casting="unsafe")
 
     return step

@@ -6,8 +6,6 @@ The choice is made on bits, in declared scratch, so that it treats NaN and every
 from __future__ import annotations
 
 import math
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +14,7 @@ from weftplan.ops.core.kernels import BOOL, block_bytes, blocks
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.core.schema import DType, Op, Params, TensorSpec, Workspace
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def _where_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -46,20 +44,20 @@ def _integer(dtype: DType) -> DType:
     return np.dtype(f"i{dtype.itemsize}")
 
 
-def _bits(xp: Any, condition: object, mask: Any, out: Any) -> None:
+def _bits(xp: ArrayModule, condition: RawArray, mask: RawArray, out: RawArray) -> None:
     """``out`` (integers) = all bits where ``condition`` is not 0, else none."""
     xp.not_equal(condition, 0, out=mask)
     xp.negative(mask.view("int8"), out=out)
 
 
-def _by_row(ctx: Workspace, condition: Any, like: Any) -> Any:
+def _by_row(ctx: Workspace, condition: RawArray, like: RawArray) -> RawArray:
     """Return the bits of a condition that has one value for each row of ``like``."""
     bits = ctx.take(condition.shape, _integer(like.dtype))
     _bits(ctx.xp, condition, ctx.take(condition.shape, BOOL), bits)
     return bits.reshape((condition.size,) + (1,) * (like.ndim - 1))
 
 
-def _choose(xp: ModuleType, bits: RawArray, x: RawArray, y: RawArray, out: RawArray) -> None:
+def _choose(xp: ArrayModule, bits: RawArray, x: RawArray, y: RawArray, out: RawArray) -> None:
     x, y, out = (array.view(bits.dtype) for array in (x, y, out))
     xp.bitwise_xor(x, y, out=out)
     xp.bitwise_and(out, bits, out=out)
@@ -77,7 +75,9 @@ def _where(ctx: Workspace, p: Params, condition: RawArray, x: RawArray, y: RawAr
 
 
 @workspace_kernel
-def _backward_where(ctx: Workspace, p: Params, g: RawArray, condition: RawArray, d_x: RawArray, d_y: RawArray) -> None:
+def _backward_where(
+    ctx: Workspace, p: Params, g: RawArray, condition: RawArray, d_x: RawArray | None, d_y: RawArray | None
+) -> None:
     if condition.shape != g.shape:
         _share_out(ctx.xp, _by_row(ctx, condition, g), g, d_x, d_y)
         return
@@ -87,7 +87,7 @@ def _backward_where(ctx: Workspace, p: Params, g: RawArray, condition: RawArray,
         _share_out(ctx.xp, bits, bg, None if d_x is None else bx, None if d_y is None else by)
 
 
-def _share_out(xp: ModuleType, bits: RawArray, g: RawArray, x: RawArray, y: RawArray) -> None:
+def _share_out(xp: ArrayModule, bits: RawArray, g: RawArray, x: RawArray | None, y: RawArray | None) -> None:
     """Route the gradient to x at set bits, and to y at the others."""
     g = g.view(bits.dtype)
     if x is not None:

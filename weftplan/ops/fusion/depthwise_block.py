@@ -10,7 +10,7 @@ have the bits of the unfused nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from weftplan.ops.core import registry
@@ -39,17 +39,17 @@ def norm(relu: bool) -> Op:
     return joined.norm_of(joined.RELU * relu)
 
 
-def _of_norm(relu: bool, ograd: Any, data: Any, vectors: Sequence[object]) -> list[Any]:
+def _of_norm(relu: bool, ograd: Any, data: Any, vectors: Sequence[Any]) -> list[Any]:
     """Inputs of :func:`norm_gradient`; ``vectors`` are gamma, beta, and the two that the forward pass has kept."""
     gamma, beta, *kept = vectors
     return [ograd, data, gamma, *((beta,) if relu else ()), *kept]
 
 
-def _room(ctx: OpContext, nbytes: int) -> Any:
+def _room(ctx: OpContext, nbytes: int) -> RawArray | None:
     return ctx.take((nbytes,), "uint8") if nbytes else None
 
 
-def _run(ctx: OpContext, op: Op, params: Params, inputs: Arrays, outputs: Arrays, *, room: RawArray) -> None:
+def _run(ctx: OpContext, op: Op, params: Params, inputs: Arrays, outputs: Arrays, *, room: RawArray | None) -> None:
     """One of the three, in scratch that all use."""
     own = OpContext(ctx.xp, is_train=ctx.is_train, recompute=ctx.recompute, workspace=room)
     op.forward(own, params, inputs, outputs)
@@ -59,7 +59,7 @@ def _spec(array: RawArray) -> TensorSpec:
     return TensorSpec(array.shape, array.dtype)
 
 
-def memory_of_inner(ctx: OpContext, data: RawArray, outputs: Arrays) -> Any:
+def memory_of_inner(ctx: OpContext, data: RawArray, outputs: Arrays) -> RawArray:
     """Return memory for the result of the convolution, over which the second batch norm may write the block's."""
     out, inner = outputs[:2]
     return out if inner is None and out is not None else ctx.memory_of(outputs, 1, data.dtype)
@@ -127,7 +127,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
     return sum(aligned(one.nbytes) for one in taken) + aligned(_backward_room(params, inputs))
 
 
-def _fixed(*of: tuple[str, int]) -> Any:
+def _fixed(*of: tuple[str, int]) -> Callable[[Params], tuple[int, ...]]:
     return lambda params: tuple(place for name, place in of if params[name]["fix_gamma"])
 
 

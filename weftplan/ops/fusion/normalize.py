@@ -8,19 +8,26 @@ repeating the batch norm takes two or three.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.ops.core.forms import Room, kernel
 from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.registry import register_planner_op
 from weftplan.ops.core.rules import pass_dtype, pass_shape
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, SpecLike
 from weftplan.ops.elementwise.unary import relu_step
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def normalized(
-    xp: Any, data: Any, vectors: Sequence[object], out: Any, scale: Any, shift: Any, *, fixed: bool, relu: bool
+    xp: ArrayModule,
+    data: RawArray,
+    vectors: Sequence[object],
+    out: RawArray,
+    scale: RawArray,
+    shift: RawArray,
+    *,
+    fixed: bool,
+    relu: bool,
 ) -> None:
     """Write ``data`` (channels on axis 1) normalized by known statistics to ``out``, which may be ``data``.
 
@@ -41,22 +48,22 @@ def normalized(
         relu_step(xp, {}, out, out)
 
 
-def _vectors(params: Params, data: RawArray, gamma: RawArray, beta: RawArray, *others: RawArray) -> Room:
+def _vectors(params: Params, data: SpecLike, gamma: SpecLike | None, beta: SpecLike, *others: SpecLike) -> Room:
     return [(beta.shape, data.dtype)] * 2
 
 
 @kernel(scratch=_vectors)
 def _forward(
-    xp: Any,
+    xp: ArrayModule,
     p: Params,
-    data: Any,
-    gamma: Any,
-    beta: Any,
-    mean: Any,
-    inverse: object,
-    out: Any,
-    scale: object,
-    shift: object,
+    data: RawArray,
+    gamma: RawArray | None,
+    beta: RawArray,
+    mean: RawArray,
+    inverse: RawArray,
+    out: RawArray,
+    scale: RawArray,
+    shift: RawArray,
 ) -> None:
     vectors = (gamma, beta, mean, inverse)
     normalized(xp, data, vectors, out, scale, shift, fixed=p["fix_gamma"], relu=p["relu"])

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -20,9 +18,9 @@ from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.products import FEW, MOST, STEP, multiply
 from weftplan.ops.core.registry import register_planner_op
 from weftplan.ops.core.rules import DTypes, Shapes, is_known
-from weftplan.ops.core.schema import Op, Param, Params
+from weftplan.ops.core.schema import Op, Param, Params, SpecLike
 from weftplan.ops.elementwise.add_n import numbered, p_count
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 from weftplan.support.core_sharing import split
 
 
@@ -50,7 +48,7 @@ def _dtypes(p: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return ins, [ins[0]] * len(outs)
 
 
-def gathered_rows(p: Params, *arrays: Any) -> Room:
+def gathered_rows(p: Params, *arrays: SpecLike) -> Room:
     """All rows of the outgoing gradients, and all rows of the data."""
     count, hidden = p["count"], p["num_hidden"]
     dtype = arrays[0].dtype
@@ -59,7 +57,7 @@ def gathered_rows(p: Params, *arrays: Any) -> Room:
 
 
 @kernel(scratch=gathered_rows)
-def _gathered(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
+def _gathered(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     count, whole, hidden = p["count"], p["whole"], p["num_hidden"]
     *weights, ograds, datas = arrays
     rows = [array.reshape(-1, hidden) for array in weights[:count]]

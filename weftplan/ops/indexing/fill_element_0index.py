@@ -5,8 +5,6 @@ The elements are found by comparing every column with the index, in declared scr
 
 from __future__ import annotations
 
-from typing import Any
-
 from weftplan.ops.core.forms import workspace_kernel
 from weftplan.ops.core.kernels import BOOL, INDEX
 from weftplan.ops.core.registry import register
@@ -30,7 +28,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [dtype, dtype, ins[2]], [dtype]
 
 
-def _marked(ctx: Workspace, columns: int, index: Any) -> Any:
+def _marked(ctx: Workspace, columns: int, index: RawArray) -> RawArray:
     """For each column and row: whether this is the row's element; an index that names no column marks none."""
     xp = ctx.xp
     positions = ctx.take(index.shape, INDEX)
@@ -46,7 +44,7 @@ def _room(columns: int, index: TensorSpec) -> int:
 
 
 @workspace_kernel
-def _fill(ctx: Workspace, p: Params, lhs: Any, mhs: Any, rhs: Any, out: Any) -> None:
+def _fill(ctx: Workspace, p: Params, lhs: RawArray, mhs: RawArray, rhs: RawArray, out: RawArray | None) -> None:
     if out is not None:
         whole, values, index = (lhs, mhs, rhs)
         if out is not whole:
@@ -55,7 +53,9 @@ def _fill(ctx: Workspace, p: Params, lhs: Any, mhs: Any, rhs: Any, out: Any) -> 
 
 
 @workspace_kernel
-def _backward_fill(ctx: Workspace, p: Params, g: RawArray, index: RawArray, d_lhs: RawArray, d_mhs: RawArray) -> None:
+def _backward_fill(
+    ctx: Workspace, p: Params, g: RawArray, index: RawArray, d_lhs: RawArray | None, d_mhs: RawArray | None
+) -> None:
     marks = _marked(ctx, g.shape[1], index)
     if d_mhs is not None:
         d_mhs.fill(0)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -37,7 +36,7 @@ def _check(name: str, tensor: Shape, index: Shape) -> int:
     return index[0]
 
 
-def flat_places(ctx: Workspace, name: str, index: Any, tensor: Shape, *, wrap: bool) -> Any:
+def flat_places(ctx: Workspace, name: str, index: RawArray, tensor: Shape, *, wrap: bool) -> RawArray:
     """Number of the slice of ``tensor`` that each place names, int64 (places,).
 
     Negative coordinates count from the end where ``wrap``; any other outside of the tensor is an error.
@@ -72,7 +71,7 @@ def flat_bytes(index: Shape) -> int:
     return take_bytes(((places,), INDEX), ((index[0], places), INDEX), ((2, index[0]), INDEX))
 
 
-def _slices(array: Any, axes: int) -> Any:
+def _slices(array: RawArray, axes: int) -> RawArray:
     """A view of ``array`` as (slices, elements of one)."""
     return array.reshape(math.prod(array.shape[:axes]), math.prod(array.shape[axes:]))
 
@@ -150,7 +149,7 @@ def _scatter_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
 
 
 @workspace_kernel
-def _scatter(ctx: Workspace, p: Params, data: Any, index: Any, out: Any) -> None:
+def _scatter(ctx: Workspace, p: Params, data: RawArray, index: RawArray, out: RawArray) -> None:
     flat = flat_places(ctx, "scatter_nd", index, out.shape, wrap=False)
     target = _slices(out, index.shape[0])
     out.fill(0)
@@ -196,7 +195,7 @@ def _batch_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data, np.dtype(np.int32) if ins[1] is None else ins[1]], [data]
 
 
-def _batch_places(ctx: Workspace, index: RawArray, shape: Shape) -> Any:
+def _batch_places(ctx: Workspace, index: RawArray, shape: Shape) -> RawArray:
     """Flat place in the matrix of the element that each row takes; indices are clipped to the columns."""
     xp = ctx.xp
     flat, rows = ctx.take(index.shape, INDEX), ctx.take(index.shape, INDEX)

@@ -5,15 +5,13 @@ The kernel writes ranges into views of its output and keeps nothing; importing t
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from weftplan.ops.core.forms import kernel
 from weftplan.ops.core.kernels import INDEX
 from weftplan.ops.core.params import p_optional, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape, normalize_axis, zero_gradient
 from weftplan.ops.core.schema import Op, Param, Params
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def _axes(params: Params, ndim: int) -> list[int]:
@@ -38,7 +36,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 @kernel
-def _index_array(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
+def _index_array(xp: ArrayModule, p: Params, data: RawArray | None, out: RawArray) -> None:
     shape = out.shape[:-1]
     for place, axis in enumerate(_axes(p, len(shape))):
         positions = xp.arange(shape[axis], dtype=INDEX)  # one number a row, not an activation

@@ -7,7 +7,6 @@ all of the new rows, as in MXNet 1.9.1; one outside of the tensor is an error, w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import workspace_kernel
@@ -16,6 +15,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape
 from weftplan.ops.core.schema import InplacePair, Op, Params, TensorSpec, Workspace
 from weftplan.ops.indexing.gather_nd import flat_bytes, flat_places
+from weftplan.support.array_types import RawArray
 
 _NAME = "index_copy"
 
@@ -45,12 +45,12 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [dtype, ins[1], dtype], [dtype]
 
 
-def _places(ctx: Workspace, index: Any, tensor: Any) -> Any:
+def _places(ctx: Workspace, index: RawArray, tensor: RawArray) -> RawArray:
     return flat_places(ctx, _NAME, index.reshape(1, -1), tensor.shape[:1], wrap=False)
 
 
 @workspace_kernel
-def _forward(ctx: Workspace, p: Params, old: object, index: Any, new: object, out: Any) -> None:
+def _forward(ctx: Workspace, p: Params, old: RawArray, index: RawArray, new: RawArray, out: RawArray) -> None:
     positions = _places(ctx, index, old)
     if out is not old:
         ctx.xp.copyto(out, old)
@@ -58,7 +58,9 @@ def _forward(ctx: Workspace, p: Params, old: object, index: Any, new: object, ou
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, g: Any, index: Any, old: Any, new: object) -> None:
+def _backward(
+    ctx: Workspace, p: Params, g: RawArray, index: RawArray, old: RawArray | None, new: RawArray | None
+) -> None:
     """The rows that were kept, and those that were replaced."""
     positions = _places(ctx, index, g)
     if new is not None:

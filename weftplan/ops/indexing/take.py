@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -28,13 +26,13 @@ from weftplan.ops.core.rules import (
     take_bytes,
     zero_gradient,
 )
-from weftplan.ops.core.schema import Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.core.schema import Op, Param, Params, Shape, SpecLike, TensorSpec, Workspace, WorkspaceRule
 from weftplan.ops.elementwise.scalar import converted
 from weftplan.ops.shape.broadcast import like_dtype
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
-def _count_up(xp: ModuleType, out: RawArray) -> RawArray:
+def _count_up(xp: ArrayModule, out: RawArray) -> RawArray:
     """Fill ``out`` (int64) with 0, 1, 2, … without a temporary."""
     out.fill(1)
     xp.cumsum(out, out=out)
@@ -54,7 +52,7 @@ def _take_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return ins, [merge_shape(outs[0], out, f"output of take of {source} at indices of shape {index}")]
 
 
-def _positions(ctx: Workspace, params: Params, index: RawArray, size: int) -> Any:
+def _positions(ctx: Workspace, params: Params, index: RawArray, size: int) -> RawArray:
     positions = ctx.take(index.shape, INDEX)
     xp = ctx.xp
     if params["mode"] != "raise":
@@ -96,7 +94,7 @@ def _backward_take(ctx: Workspace, p: Params, g: RawArray, index: RawArray, out:
             ctx.xp.add.at(target[k], positions, source[k])
 
 
-def _index_workspace(position: int) -> Any:
+def _index_workspace(position: int) -> WorkspaceRule:
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         limits = [((2,), INDEX)] if params["mode"] == "raise" else []
         return take_bytes((inputs[position].shape, INDEX), *limits)
@@ -155,7 +153,7 @@ def _pick_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [source, index], [out]
 
 
-def _pick_positions(ctx: Workspace, params: Params, shape: Shape, index: RawArray) -> Any:
+def _pick_positions(ctx: Workspace, params: Params, shape: Shape, index: RawArray) -> RawArray:
     """Flat positions of the picked elements, shape (outer · inner,)."""
     xp = ctx.xp
     outer, size, inner = _pick_axis(params, shape)
@@ -218,7 +216,7 @@ backward(
 # -------------------------------------------------------------------------------------------------------------- one_hot
 
 
-def _p_depth(value: RawArray) -> int:
+def _p_depth(value: object) -> int:
     depth = p_int(value)
     if depth < 1:
         raise ValueError("expected at least 1")
@@ -241,7 +239,7 @@ def _one_hot_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
     return ins, [merge_dtype(outs[0], params["dtype"], "output of one_hot and its dtype")]
 
 
-def _one_hot_scratch(params: Params, indices: RawArray, out: RawArray) -> Room:
+def _one_hot_scratch(params: Params, indices: SpecLike, out: SpecLike) -> Room:
     """The classes, and of the indices of one block: whole numbers, and where each is on."""
     depth = params["depth"]
     rows = rows_per_block((math.prod(indices.shape), depth))
@@ -250,7 +248,7 @@ def _one_hot_scratch(params: Params, indices: RawArray, out: RawArray) -> Room:
 
 @kernel(scratch=_one_hot_scratch)
 def _one_hot(
-    xp: ModuleType, p: Params, indices: RawArray, out: RawArray, classes: RawArray, whole: RawArray, hot: RawArray
+    xp: ArrayModule, p: Params, indices: RawArray, out: RawArray, classes: RawArray, whole: RawArray, hot: RawArray
 ) -> None:
     depth = p["depth"]
     index = indices.reshape(-1)

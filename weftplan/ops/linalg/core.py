@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -18,13 +16,13 @@ from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ops.core.products import multiply
 from weftplan.ops.core.rules import DTypes, Shapes, merge_dim, merge_shape, same_dtype
 from weftplan.ops.core.schema import DTypeRule, Params, Shape, ShapeRule
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 PANEL = 32
 """Rows of one panel."""
 
 
-def batched(x: Any) -> Any:
+def batched(x: RawArray) -> RawArray:
     """(…, m, n) as (batch, m, n), a view."""
     return x.reshape(-1, *x.shape[-2:])
 
@@ -34,7 +32,7 @@ def batch_of(shape: Shape) -> int:
     return math.prod(shape[:-2])
 
 
-def flip(x: Any, transpose: bool = True) -> Any:
+def flip(x: RawArray, transpose: bool = True) -> RawArray:
     """Every matrix transposed (a view), or ``x`` itself."""
     return x.swapaxes(-1, -2) if transpose else x
 
@@ -43,7 +41,7 @@ def _cut(scratch: RawArray, shape: Shape) -> RawArray:
     return scratch.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
-def triangle(xp: ModuleType, source: RawArray, out: RawArray, lower: bool = True) -> None:
+def triangle(xp: ArrayModule, source: RawArray, out: RawArray, lower: bool = True) -> None:
     """``out`` = the triangle of ``source`` with its diagonal, zeros elsewhere; ``out`` may be ``source``."""
     source, out = flip(source, not lower), flip(out, not lower)
     for row in range(source.shape[-1]):
@@ -52,19 +50,19 @@ def triangle(xp: ModuleType, source: RawArray, out: RawArray, lower: bool = True
         out[:, row, row + 1 :] = 0
 
 
-def mirror(xp: ModuleType, x: RawArray) -> None:
+def mirror(xp: ArrayModule, x: RawArray) -> None:
     """Copies the lower triangle over the upper one, in place."""
     for row in range(x.shape[-1] - 1):
         xp.copyto(x[:, row, row + 1 :], x[:, row + 1 :, row])
 
 
-def identity(xp: ModuleType, out: RawArray) -> None:
+def identity(xp: ArrayModule, out: RawArray) -> None:
     """Every matrix of ``out`` becomes the identity."""
     out.fill(0)
     diagonal(out)[...] = 1
 
 
-def diagonal(x: Any, offset: int = 0) -> Any:
+def diagonal(x: RawArray, offset: int = 0) -> RawArray:
     """The diagonals of contiguous matrices (batch, n, n), a view that can be written to."""
     n = x.shape[-1]
     start = offset if offset >= 0 else -offset * n
@@ -77,7 +75,7 @@ def solve_scratch(batch: int, rows: int, columns: int) -> int:
     return batch * min(PANEL, rows) * columns
 
 
-def solve(xp: ModuleType, a: RawArray, b: RawArray, scratch: RawArray, *, lower: bool, unit: bool = False) -> None:
+def solve(xp: ArrayModule, a: RawArray, b: RawArray, scratch: RawArray, *, lower: bool, unit: bool = False) -> None:
     """``b`` becomes a⁻¹ b, where ``a`` (batch, n, n) counts as triangular: its other triangle is not read.
 
     ``unit``: the diagonal counts as 1, and is not read either.
@@ -108,7 +106,7 @@ def cholesky_scratch(batch: int, rows: int) -> int:
     return batch * rows * min(PANEL, rows)
 
 
-def cholesky(xp: ModuleType, a: RawArray, scratch: RawArray) -> None:
+def cholesky(xp: ArrayModule, a: RawArray, scratch: RawArray) -> None:
     """The lower triangle of ``a`` becomes the factor L of a = L Lᵀ, the upper one zeros.
 
     Raises:
@@ -146,7 +144,7 @@ def lu_scratch(batch: int, rows: int) -> int:
     return (batch + 1) * rows
 
 
-def lu(xp: ModuleType, a: RawArray, pivots: RawArray, scratch: RawArray) -> None:
+def lu(xp: ArrayModule, a: RawArray, pivots: RawArray, scratch: RawArray) -> None:
     """Replace ``a`` by its factors L (unit, below) and U, with rows swapped after ``pivots`` (batch, n).
 
     Step k exchanges row k with row ``pivots[:, k]`` (at least k), which holds the largest element of the column.

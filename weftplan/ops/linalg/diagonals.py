@@ -7,27 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import kernel
+from weftplan.ops.core.forms import ArrayKernel, kernel
 from weftplan.ops.core.params import p_bool, p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_dim, merge_shape
-from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.ops.core.schema import Op, Param, Params, Shape, ShapeRule
 from weftplan.ops.linalg.core import batch_of, batched, diagonal, flip, square_shape, wide_floats
+from weftplan.support.array_types import ArrayModule, RawArray
 
 # ----------------------------------------------------------------------------------------------------------- sumlogdiag
 
 
 @kernel(scratch=lambda p, A, out: [((batch_of(A.shape), A.shape[-1]), A.dtype)])
-def _sumlogdiag(xp: Any, p: Params, A: Any, out: Any, logs: object) -> None:
+def _sumlogdiag(xp: ArrayModule, p: Params, A: RawArray, out: RawArray, logs: RawArray) -> None:
     xp.log(diagonal(batched(A)), out=logs)
     xp.sum(logs, axis=1, out=out.reshape(-1))
 
 
 @kernel
-def _backward_sumlogdiag(xp: Any, p: Params, ograd: Any, A: Any, out: Any) -> None:
+def _backward_sumlogdiag(xp: ArrayModule, p: Params, ograd: RawArray, A: RawArray, out: RawArray) -> None:
     out.fill(0)
     xp.divide(ograd.reshape(-1, 1), diagonal(batched(A)), out=diagonal(batched(out)))
 
@@ -70,7 +70,9 @@ def _side(params: Params, length: int, packed: bool, name: str) -> int:
     return side
 
 
-def _relate(name: str, packed: bool, params: Params, matrix: Shape | None, vector: Shape | None) -> tuple[Any, Any]:
+def _relate(
+    name: str, packed: bool, params: Params, matrix: Shape | None, vector: Shape | None
+) -> tuple[Shape | None, Shape | None]:
     """Shapes of matrix and vector from each other."""
     if matrix is not None:
         if len(matrix) < 2:
@@ -87,7 +89,7 @@ def _relate(name: str, packed: bool, params: Params, matrix: Shape | None, vecto
     return matrix, vector
 
 
-def _cells(params: Params, packed: bool, matrix: Any) -> Iterator[tuple[slice, Any]]:
+def _cells(params: Params, packed: bool, matrix: RawArray) -> Iterator[tuple[slice, RawArray]]:
     """(place in the vector, view of the matrix) of each piece: the diagonal, or each row of the triangle."""
     offset = params["offset"]
     if not packed:
@@ -101,9 +103,9 @@ def _cells(params: Params, packed: bool, matrix: Any) -> Iterator[tuple[slice, A
         at += row + 1
 
 
-def _extract(packed: bool) -> Any:
+def _extract(packed: bool) -> ArrayKernel:
     @kernel
-    def compute(xp: Any, p: Params, A: Any, out: Any) -> None:
+    def compute(xp: ArrayModule, p: Params, A: RawArray, out: RawArray) -> None:
         out = out.reshape(-1, out.shape[-1])
         for place, cells in _cells(p, packed, batched(A)):
             xp.copyto(out[:, place], cells)
@@ -111,9 +113,9 @@ def _extract(packed: bool) -> Any:
     return compute
 
 
-def _make(packed: bool) -> Any:
+def _make(packed: bool) -> ArrayKernel:
     @kernel
-    def compute(xp: Any, p: Params, A: Any, out: Any) -> None:
+    def compute(xp: ArrayModule, p: Params, A: RawArray, out: RawArray) -> None:
         vector = A.reshape(-1, A.shape[-1])
         out.fill(0)
         for place, cells in _cells(p, packed, batched(out)):
@@ -122,7 +124,7 @@ def _make(packed: bool) -> Any:
     return compute
 
 
-def _extract_shape(name: str, packed: bool) -> Any:
+def _extract_shape(name: str, packed: bool) -> ShapeRule:
     def rule(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         matrix, vector = _relate(name, packed, params, ins[0], outs[0])
         return [matrix], [vector]
@@ -130,7 +132,7 @@ def _extract_shape(name: str, packed: bool) -> Any:
     return rule
 
 
-def _make_shape(name: str, packed: bool) -> Any:
+def _make_shape(name: str, packed: bool) -> ShapeRule:
     def rule(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         matrix, vector = _relate(name, packed, params, outs[0], ins[0])
         return [vector], [matrix]

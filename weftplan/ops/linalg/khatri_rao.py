@@ -6,7 +6,6 @@ Every matrix is seen with its rows along an axis of its own; the output is their
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 from weftplan.errors import ShapeError
@@ -16,7 +15,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, merge_dim, merge_shape, same_dtype
 from weftplan.ops.core.schema import Arrays, EntryRef, GradientBuilder, Op, Params
 from weftplan.ops.elementwise.add_n import NUM_ARGS, numbered_inputs
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -31,18 +30,18 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     return [merge_shape(shape, (0, out[1]), "input of khatri_rao") for shape in ins], [out]
 
 
-def _factor(matrix: Any, axis: int, rank: int) -> Any:
+def _factor(matrix: RawArray, axis: int, rank: int) -> RawArray:
     """A matrix with its rows along ``axis`` of as many axes as there are matrices, and one for the columns."""
     return matrix.reshape(*(matrix.shape[0] if a == axis else 1 for a in range(rank)), matrix.shape[1])
 
 
-def _apart(array: Any, matrices: Arrays) -> Any:
+def _apart(array: RawArray, matrices: Arrays) -> RawArray:
     """The output, or its gradient, with an axis for the rows of each matrix."""
     return array.reshape(*(matrix.shape[0] for matrix in matrices), array.shape[1])
 
 
 @kernel
-def _khatri_rao(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
+def _khatri_rao(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     whole, rank = _apart(out, inputs), len(inputs)
     xp.copyto(whole, _factor(inputs[-1], rank - 1, rank))
@@ -51,7 +50,7 @@ def _khatri_rao(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
 
 
 @kernel(scratch=lambda p, g, *arrays: [(g.shape, g.dtype)])
-def _backward(xp: Any, p: Params, g: Any, *arrays: Any) -> None:
+def _backward(xp: ArrayModule, p: Params, g: RawArray, *arrays: Any) -> None:
     """Of each matrix: the sum of the gradient times all others, over the rows of the others."""
     rank = len(arrays) // 2
     matrices, outputs = arrays[:rank], arrays[rank:-1]

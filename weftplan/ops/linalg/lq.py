@@ -10,15 +10,13 @@ eigenvectors by first-order perturbation, where pairs of equal eigenvalues count
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import Room, kernel
 from weftplan.ops.core.kernels import BOOL, INDEX
 from weftplan.ops.core.products import multiply
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape
-from weftplan.ops.core.schema import Op, Params
+from weftplan.ops.core.schema import Op, Params, SpecLike
 from weftplan.ops.linalg.core import (
     batch_of,
     batched,
@@ -31,7 +29,7 @@ from weftplan.ops.linalg.core import (
     triangle,
     wide_floats,
 )
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 # ---------------------------------------------------------------------------------------------------------------- gelqf
 
@@ -55,7 +53,7 @@ def _gelqf_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [a], [a, factor]
 
 
-def _gelqf_scratch(params: Params, A: RawArray, Q: RawArray, L: RawArray) -> Room:
+def _gelqf_scratch(params: Params, A: SpecLike, Q: SpecLike | None, L: SpecLike | None) -> Room:
     """The reflections (their heads stand in ``work``), products with rows, what each head is scaled by, diagonals."""
     batch, (rows, columns) = batch_of(A.shape), A.shape[-2:]
     whole, column, one = (batch, rows, columns), (batch, rows, 1), (batch, 1, 1)
@@ -63,7 +61,7 @@ def _gelqf_scratch(params: Params, A: RawArray, Q: RawArray, L: RawArray) -> Roo
 
 
 def _reflect(
-    xp: ModuleType, rows: RawArray, head: RawArray, scale: RawArray, product: RawArray, outer: RawArray
+    xp: ArrayModule, rows: RawArray, head: RawArray, scale: RawArray, product: RawArray, outer: RawArray
 ) -> None:
     """``rows`` (batch, m, k) -= scale · (rows · head) headᵀ, where ``head`` is (batch, 1, k)."""
     if rows.shape[1] == 0:
@@ -77,7 +75,7 @@ def _reflect(
 
 
 @kernel(scratch=_gelqf_scratch)
-def _gelqf(xp: ModuleType, p: Params, A: RawArray, Q: RawArray, L: RawArray, *rooms: RawArray) -> None:
+def _gelqf(xp: ArrayModule, p: Params, A: RawArray, Q: RawArray | None, L: RawArray | None, *rooms: RawArray) -> None:
     work, outer, product, scales, norm, beta, diagonals = rooms
     batch, m, n = work.shape
     xp.copyto(work, batched(A))
@@ -114,7 +112,7 @@ def _gelqf(xp: ModuleType, p: Params, A: RawArray, Q: RawArray, L: RawArray, *ro
 
 
 def _gelqf_backward_scratch(
-    params: Params, ograd_Q: RawArray, ograd_L: RawArray, Q: RawArray, L: RawArray, out: RawArray
+    params: Params, ograd_Q: SpecLike, ograd_L: SpecLike, Q: SpecLike, L: SpecLike, out: SpecLike
 ) -> Room:
     batch, (m, n) = batch_of(Q.shape), Q.shape[-2:]
     square = (batch, m, m)
@@ -123,7 +121,7 @@ def _gelqf_backward_scratch(
 
 @kernel(scratch=_gelqf_backward_scratch)
 def _backward_gelqf(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     ograd_Q: RawArray,
     ograd_L: RawArray,
@@ -166,11 +164,11 @@ backward("_linalg_gelqf", _backward_gelqf, ("ograd_Q", "ograd_L", "Q", "L"))
 
 @kernel(scratch=lambda p, A, U, L: [(A.shape[-2:], A.dtype), (A.shape[-1:], INDEX), (A.shape[-1:], BOOL)])
 def _syevd(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     A: RawArray,
-    U: RawArray,
-    L: RawArray,
+    U: RawArray | None,
+    L: RawArray | None,
     sizes: RawArray,
     greatest: RawArray,
     negative: RawArray,
@@ -194,7 +192,7 @@ def _syevd(
 
 
 def _syevd_backward_scratch(
-    params: Params, du: RawArray, dvalues: RawArray, u: RawArray, values: RawArray, out: RawArray
+    params: Params, du: SpecLike, dvalues: SpecLike, u: SpecLike, values: SpecLike, out: SpecLike
 ) -> Room:
     square = (batch_of(u.shape), *u.shape[-2:])
     return [(square, u.dtype), (square, u.dtype), (square, BOOL)]
@@ -202,7 +200,7 @@ def _syevd_backward_scratch(
 
 @kernel(scratch=_syevd_backward_scratch)
 def _backward_syevd(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     du: RawArray,
     dvalues: RawArray,

@@ -6,7 +6,6 @@ Where a determinant is 0, its gradients are 0, as MXNet 1.9.1 defines them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 from weftplan.errors import MXNetError
@@ -16,7 +15,7 @@ from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.products import multiply
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, backward, grad, merge_dtype
-from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape
+from weftplan.ops.core.schema import DTypeRule, EntryRef, GradientBuilder, Op, Param, Params, Shape, SpecLike
 from weftplan.ops.linalg.core import (
     batch_of,
     batched,
@@ -29,24 +28,24 @@ from weftplan.ops.linalg.core import (
     square_shape,
     wide_floats,
 )
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 Spec = tuple[Shape, Any]
 
 
-def _factor_room(a: RawArray) -> list[Spec]:
+def _factor_room(a: SpecLike) -> list[Spec]:
     """Scratch for the factors, for the pivots, and for the work on them."""
     shape, dtype = a.shape, a.dtype
     batch, n = batch_of(shape), shape[-1]
     return [((batch, n, n), dtype), ((batch, n), INDEX), ((lu_scratch(batch, n),), dtype)]
 
 
-def _solve_room(a: RawArray) -> Spec:
+def _solve_room(a: SpecLike) -> Spec:
     n = a.shape[-1]
     return (solve_scratch(batch_of(a.shape), n, n),), a.dtype
 
 
-def _invert(xp: ModuleType, factors: RawArray, pivots: RawArray, out: RawArray, scratch: RawArray) -> None:
+def _invert(xp: ArrayModule, factors: RawArray, pivots: RawArray, out: RawArray, scratch: RawArray) -> None:
     """Write U⁻¹ L⁻¹ P, the inverse of the factored matrix, into ``out``."""
     out.fill(0)
     rows = list(range(out.shape[-1]))
@@ -62,7 +61,7 @@ def _invert(xp: ModuleType, factors: RawArray, pivots: RawArray, out: RawArray, 
 
 @kernel(scratch=lambda p, A, out: [*_factor_room(A), _solve_room(A)])
 def _inverse(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     A: RawArray,
     out: RawArray,
@@ -80,7 +79,7 @@ def _inverse(
 
 @kernel(scratch=lambda p, ograd, output, out: [(ograd.shape, ograd.dtype)])
 def _backward_inverse(
-    xp: ModuleType, p: Params, ograd: RawArray, output: RawArray, out: RawArray, product: RawArray
+    xp: ArrayModule, p: Params, ograd: RawArray, output: RawArray, out: RawArray, product: RawArray
 ) -> None:
     """-Y^T G Y^T, where Y is the inverse."""
     g, y, product = (batched(x) for x in (ograd, output, product))
@@ -106,7 +105,7 @@ backward("_linalg_inverse", _backward_inverse, ("ograd", "output"))
 # --------------------------------------------------------------------------------------------------------- determinants
 
 
-def _with_pivots(name: str, kept: int) -> Any:
+def _with_pivots(name: str, kept: int) -> DTypeRule:
     """Everything has the input's dtype but the last output, the pivots."""
     common = wide_floats(name)
 
@@ -118,7 +117,7 @@ def _with_pivots(name: str, kept: int) -> Any:
 
 
 def _factors(
-    xp: ModuleType, a: RawArray, kept: Sequence[RawArray], room: RawArray, places: RawArray, spare: RawArray
+    xp: ArrayModule, a: RawArray, kept: Sequence[RawArray | None], room: RawArray, places: RawArray, spare: RawArray
 ) -> tuple[RawArray, RawArray]:
     """(factors, pivots), in the outputs ``kept`` where those are wanted."""
     factors = room if kept[0] is None else batched(kept[0])
@@ -128,7 +127,7 @@ def _factors(
     return factors, pivots
 
 
-def _apply_parity(xp: ModuleType, pivots: RawArray, out: RawArray) -> None:
+def _apply_parity(xp: ArrayModule, pivots: RawArray, out: RawArray) -> None:
     """Negate the elements of ``out`` (batch,) whose rows were swapped an odd number of times."""
     for item in range(pivots.shape[0]):
         if sum(int(pivots[item, k]) != k for k in range(pivots.shape[1])) % 2:
@@ -137,12 +136,12 @@ def _apply_parity(xp: ModuleType, pivots: RawArray, out: RawArray) -> None:
 
 @kernel(scratch=lambda p, A, *outputs: _factor_room(A))
 def _det(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     A: RawArray,
-    output0: RawArray,
-    output1: RawArray,
-    output2: RawArray,
+    output0: RawArray | None,
+    output1: RawArray | None,
+    output2: RawArray | None,
     room: RawArray,
     places: RawArray,
     spare: RawArray,
@@ -155,13 +154,13 @@ def _det(
 
 @kernel(scratch=lambda p, A, *outputs: [*_factor_room(A), ((batch_of(A.shape), A.shape[-1]), A.dtype)])
 def _slogdet(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     A: RawArray,
-    output0: RawArray,
-    output1: RawArray,
-    output2: RawArray,
-    output3: RawArray,
+    output0: RawArray | None,
+    output1: RawArray | None,
+    output2: RawArray | None,
+    output3: RawArray | None,
     *rooms: RawArray,
 ) -> None:
     room, places, spare, terms = rooms
@@ -178,7 +177,7 @@ def _slogdet(
 
 @kernel(scratch=lambda p, ograd, value, factors, pivots, out: [_solve_room(factors)])
 def _backward_determinant(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     ograd: RawArray,
     value: RawArray,

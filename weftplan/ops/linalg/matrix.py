@@ -6,7 +6,6 @@ Products run in the BLAS of the array module, whose number of threads the engine
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import kernel
@@ -15,7 +14,7 @@ from weftplan.ops.core.products import multiply
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_dim, merge_shape, normalize_axis, same_dtype
 from weftplan.ops.core.schema import Op, Param, Params, Shape
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 # ------------------------------------------------------------------------------------------------------------ transpose
 
@@ -52,12 +51,12 @@ def _transpose_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
 
 
 @kernel
-def _transpose(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
+def _transpose(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     xp.copyto(out, data.transpose(_permutation(p["axes"], out.ndim)))
 
 
 @kernel
-def _backward_transpose(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
+def _backward_transpose(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
     order = _permutation(p["axes"], out.ndim)
     xp.copyto(out.transpose(order), ograd)
 
@@ -93,7 +92,7 @@ def _swap_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 @kernel
-def _swap(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
+def _swap(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     xp.copyto(out, data.swapaxes(p["dim1"], p["dim2"]))
 
 
@@ -155,7 +154,7 @@ def _matrix(x: RawArray, first: bool) -> RawArray:
 
 
 @kernel
-def _dot(xp: ModuleType, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> None:
+def _dot(xp: ArrayModule, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> None:
     a = _matrix(lhs, p["transpose_a"])
     b = _matrix(rhs, not p["transpose_b"])
     multiply(xp, a, b.T, out.reshape(a.shape[0], b.shape[0]))
@@ -163,7 +162,13 @@ def _dot(xp: ModuleType, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray)
 
 @kernel
 def _backward_dot(
-    xp: ModuleType, p: Params, g: RawArray, lhs: RawArray, rhs: RawArray, d_lhs: RawArray, d_rhs: RawArray
+    xp: ArrayModule,
+    p: Params,
+    g: RawArray,
+    lhs: RawArray,
+    rhs: RawArray,
+    d_lhs: RawArray | None,
+    d_rhs: RawArray | None,
 ) -> None:
     a = _matrix(lhs, p["transpose_a"])
     b = _matrix(rhs, not p["transpose_b"])
@@ -232,14 +237,20 @@ def _flipped(x: RawArray, transpose: bool) -> RawArray:
 
 
 @kernel
-def _batch_product(xp: ModuleType, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> None:
+def _batch_product(xp: ArrayModule, p: Params, lhs: RawArray, rhs: RawArray, out: RawArray) -> None:
     a, b = (_flipped(x, p[flag]) for x, flag in zip((lhs, rhs), ("transpose_a", "transpose_b"), strict=True))
     multiply(xp, a, b, out)
 
 
 @kernel
 def _backward_batch(
-    xp: ModuleType, p: Params, g: RawArray, lhs: RawArray, rhs: RawArray, d_lhs: RawArray, d_rhs: RawArray
+    xp: ArrayModule,
+    p: Params,
+    g: RawArray,
+    lhs: RawArray,
+    rhs: RawArray,
+    d_lhs: RawArray | None,
+    d_rhs: RawArray | None,
 ) -> None:
     a, b = _flipped(lhs, p["transpose_a"]), _flipped(rhs, p["transpose_b"])
     if d_lhs is not None:

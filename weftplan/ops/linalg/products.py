@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import kernel, workspace_kernel
@@ -21,7 +19,7 @@ from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_d
 from weftplan.ops.core.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.linalg.core import batched, flip, triangle, wide_floats
 from weftplan.ops.linalg.matrix import batch_shape
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _ALPHA = Param("alpha", p_float, 1.0, "factor of the product")
 
@@ -59,11 +57,11 @@ def _gemm_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [*(_rows_last(s, params) for s in factors), *[out] * len(ins[2:])], [out]
 
 
-def _matrices(x: Any, params: Params) -> Any:
+def _matrices(x: RawArray, params: Params) -> RawArray:
     return x.swapaxes(params["axis"], -2)
 
 
-def _product(xp: ModuleType, params: Params, a: RawArray, b: RawArray, out: RawArray) -> None:
+def _product(xp: ArrayModule, params: Params, a: RawArray, b: RawArray, out: RawArray) -> None:
     a, b = flip(_matrices(a, params), params["transpose_a"]), flip(_matrices(b, params), params["transpose_b"])
     multiply(xp, a, b, _matrices(out, params))
     if params["alpha"] != 1.0:
@@ -71,7 +69,7 @@ def _product(xp: ModuleType, params: Params, a: RawArray, b: RawArray, out: RawA
 
 
 @kernel
-def _gemm2(xp: ModuleType, p: Params, A: RawArray, B: RawArray, out: RawArray) -> None:
+def _gemm2(xp: ArrayModule, p: Params, A: RawArray, B: RawArray, out: RawArray) -> None:
     _product(xp, p, A, B, out)
 
 
@@ -89,7 +87,9 @@ def _gemm_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seque
 
 
 @kernel
-def _backward_gemm(xp: ModuleType, p: Params, ograd: RawArray, A: RawArray, B: RawArray, *outputs: RawArray) -> None:
+def _backward_gemm(
+    xp: ArrayModule, p: Params, ograd: RawArray, A: RawArray, B: RawArray, *outputs: RawArray | None
+) -> None:
     g, a, b = (_matrices(x, p) for x in (ograd, A, B))
     a, b = flip(a, p["transpose_a"]), flip(b, p["transpose_b"])
     for out, left, right, transpose in (
@@ -157,14 +157,14 @@ def _syrk_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 @kernel
-def _syrk(xp: ModuleType, p: Params, A: RawArray, out: RawArray) -> None:
+def _syrk(xp: ArrayModule, p: Params, A: RawArray, out: RawArray) -> None:
     a = flip(A, p["transpose"])
     xp.matmul(a, flip(a), out=out)  # not multiply: both are one array always, and NumPy computes one triangle
     xp.multiply(out, p["alpha"], out=out)
 
 
 @kernel(scratch=lambda p, g, a, out: [(a.shape, a.dtype)])
-def _backward_syrk(xp: ModuleType, p: Params, g: RawArray, a: RawArray, out: RawArray, spare: RawArray) -> None:
+def _backward_syrk(xp: ArrayModule, p: Params, g: RawArray, a: RawArray, out: RawArray, spare: RawArray) -> None:
     if p["transpose"]:
         multiply(xp, a, g, out)
         multiply(xp, a, flip(g), spare)
@@ -218,7 +218,7 @@ def triangular_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
 
 
 @kernel(scratch=lambda p, a, b, out: [(a.shape, a.dtype)])
-def _trmm(xp: ModuleType, p: Params, a: RawArray, b: RawArray, out: RawArray, clean: RawArray) -> None:
+def _trmm(xp: ArrayModule, p: Params, a: RawArray, b: RawArray, out: RawArray, clean: RawArray) -> None:
     clean = batched(clean)
     triangle(xp, batched(a), clean, p["lower"])
     clean = flip(clean, p["transpose"])
@@ -231,7 +231,14 @@ def _trmm(xp: ModuleType, p: Params, a: RawArray, b: RawArray, out: RawArray, cl
 
 @kernel(scratch=lambda p, ograd, A, B, d_A, d_B: [(A.shape, A.dtype)])
 def _backward_trmm(
-    xp: ModuleType, p: Params, ograd: RawArray, A: RawArray, B: RawArray, d_A: RawArray, d_B: RawArray, clean: RawArray
+    xp: ArrayModule,
+    p: Params,
+    ograd: RawArray,
+    A: RawArray,
+    B: RawArray,
+    d_A: RawArray | None,
+    d_B: RawArray | None,
+    clean: RawArray,
 ) -> None:
     g, a, b, clean = (batched(x) for x in (ograd, A, B, clean))
     if d_A is not None:

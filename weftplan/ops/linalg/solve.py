@@ -6,15 +6,12 @@ operators follow from d(A⁻¹) = -A⁻¹ dA A⁻¹.
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
-
 from weftplan.ops.core.forms import kernel
 from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.products import multiply
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, backward, grad
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, SpecLike
 from weftplan.ops.linalg.core import (
     batch_of,
     batched,
@@ -30,17 +27,19 @@ from weftplan.ops.linalg.core import (
     wide_floats,
 )
 from weftplan.ops.linalg.products import TRIANGULAR, triangular_shape
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, DType, RawArray
 
 
-def _one_solve(x: RawArray, rows: int, columns: int) -> tuple[Shape, Any]:
+def _one_solve(x: SpecLike, rows: int, columns: int) -> tuple[Shape, DType]:
     return (solve_scratch(batch_of(x.shape), rows, columns),), x.dtype
 
 
 # ----------------------------------------------------------------------------------------------------------------- trsm
 
 
-def _solved(xp: ModuleType, params: Params, a: RawArray, b: RawArray, scratch: RawArray, adjoint: bool = False) -> None:
+def _solved(
+    xp: ArrayModule, params: Params, a: RawArray, b: RawArray, scratch: RawArray, adjoint: bool = False
+) -> None:
     """``b`` becomes the solution; ``adjoint``: of the transposed system. A right side is a left one, transposed."""
     transpose = params["transpose"] != adjoint
     right = params["rightside"]
@@ -48,26 +47,26 @@ def _solved(xp: ModuleType, params: Params, a: RawArray, b: RawArray, scratch: R
     solve(xp, a, flip(b, right), scratch, lower=params["lower"] != (transpose != right))
 
 
-def _trsm_scratch(params: Params, b: RawArray) -> tuple[Shape, Any]:
+def _trsm_scratch(params: Params, b: SpecLike) -> tuple[Shape, DType]:
     rows, columns = b.shape[-2:]
     return _one_solve(b, columns, rows) if params["rightside"] else _one_solve(b, rows, columns)
 
 
 @kernel(scratch=lambda p, A, B, out: [_trsm_scratch(p, out)])
-def _trsm(xp: ModuleType, p: Params, A: RawArray, B: RawArray, out: RawArray, scratch: RawArray) -> None:
+def _trsm(xp: ArrayModule, p: Params, A: RawArray, B: RawArray, out: RawArray, scratch: RawArray) -> None:
     xp.multiply(B, p["alpha"], out=out)
     _solved(xp, p, batched(A), batched(out), scratch)
 
 
 @kernel(scratch=lambda p, g, a, x, d_A, d_B: [(g.shape, g.dtype), _trsm_scratch(p, g)])
 def _backward_trsm(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     g: RawArray,
     a: RawArray,
     x: RawArray,
-    d_A: RawArray,
-    d_B: RawArray,
+    d_A: RawArray | None,
+    d_B: RawArray | None,
     inner: RawArray,
     scratch: RawArray,
 ) -> None:
@@ -109,13 +108,13 @@ backward("_linalg_trsm", _backward_trsm, ("ograd", "A", "output"), grad_inputs=(
 _LOWER = (Param("lower", p_bool, True, "False: the factor is upper triangular"),)
 
 
-def _square_scratch(x: RawArray) -> tuple[Shape, Any]:
+def _square_scratch(x: SpecLike) -> tuple[Shape, DType]:
     n = x.shape[-1]
     return _one_solve(x, n, n)
 
 
 @kernel(scratch=lambda p, A, out: [((cholesky_scratch(batch_of(A.shape), A.shape[-1]),), A.dtype)])
-def _potrf(xp: ModuleType, p: Params, A: RawArray, out: RawArray, scratch: RawArray) -> None:
+def _potrf(xp: ArrayModule, p: Params, A: RawArray, out: RawArray, scratch: RawArray) -> None:
     if out is not A:
         xp.copyto(out, A)
     cholesky(xp, flip(batched(out), not p["lower"]), scratch)
@@ -123,7 +122,7 @@ def _potrf(xp: ModuleType, p: Params, A: RawArray, out: RawArray, scratch: RawAr
 
 @kernel(scratch=lambda p, ograd, output, out: [_square_scratch(out)])
 def _backward_potrf(
-    xp: ModuleType, p: Params, ograd: RawArray, output: RawArray, out: RawArray, scratch: RawArray
+    xp: ArrayModule, p: Params, ograd: RawArray, output: RawArray, out: RawArray, scratch: RawArray
 ) -> None:
     g, factor = (flip(batched(x), not p["lower"]) for x in (ograd, output))
     out = batched(out)  # symmetric, so either way up
@@ -135,7 +134,7 @@ def _backward_potrf(
 
 
 @kernel(scratch=lambda p, A, out: [_square_scratch(out)])
-def _potri(xp: ModuleType, p: Params, A: RawArray, out: RawArray, scratch: RawArray) -> None:
+def _potri(xp: ArrayModule, p: Params, A: RawArray, out: RawArray, scratch: RawArray) -> None:
     factor, out = flip(batched(A), not p["lower"]), batched(out)
     identity(xp, out)
     solve(xp, factor, out, scratch, lower=True)
@@ -144,7 +143,7 @@ def _potri(xp: ModuleType, p: Params, A: RawArray, out: RawArray, scratch: RawAr
 
 @kernel(scratch=lambda p, ograd, A, output, out: [(ograd.shape, ograd.dtype), _square_scratch(out)])
 def _backward_potri(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     ograd: RawArray,
     A: RawArray,

@@ -7,7 +7,6 @@ caller provides its scratch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 
 from weftplan.ops.core.kernels import BOOL, BlockKernel, scratch_dtype
 from weftplan.ops.core.params import p_enum
@@ -15,7 +14,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, DTypes, backward, floats_only, grad, same_dtype, same_shape
 from weftplan.ops.core.schema import DType, InplacePair, Op, Param, Params
 from weftplan.ops.elementwise.unary import relu_step
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 Step = Callable[..., None]
 
@@ -27,7 +26,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[Sequence[DT
     return rule(params, ins, outs)
 
 
-def sigmoid_block(xp: ModuleType, x: RawArray, out: RawArray, t: RawArray) -> None:
+def sigmoid_block(xp: ArrayModule, x: RawArray, out: RawArray, t: RawArray) -> None:
     """Compute ``out`` = 1 / (1 + exp(-x)) with scratch ``t`` of a float dtype; ``out`` may be ``x``."""
     xp.negative(x, out=t)
     xp.exp(t, out=t)  # infinite for very negative x, whose sigmoid is 0
@@ -35,7 +34,7 @@ def sigmoid_block(xp: ModuleType, x: RawArray, out: RawArray, t: RawArray) -> No
     xp.divide(1.0, t, out=out, casting="same_kind")
 
 
-def _softrelu(xp: ModuleType, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _softrelu(xp: ArrayModule, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.absolute(x, out=t)
     xp.negative(t, out=t)
     xp.exp(t, out=t)
@@ -44,32 +43,32 @@ def _softrelu(xp: ModuleType, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.add(out, t, out=out, casting="same_kind")
 
 
-def _softsign(xp: ModuleType, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _softsign(xp: ArrayModule, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.absolute(x, out=t)
     xp.add(t, 1.0, out=t)
     xp.divide(x, t, out=out, casting="same_kind")
 
 
-def relu_gradient(xp: ModuleType, g: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
+def relu_gradient(xp: ArrayModule, g: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
     """Compute the relu's input gradient ``out`` from the output gradient ``g`` and the output ``y``; ``mask`` is
     scratch."""
     xp.not_equal(y, 0, out=mask)  # y is never negative; at NaN the incoming gradient must pass
     xp.multiply(g, mask, out=out)
 
 
-def _sigmoid_gradient(xp: ModuleType, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
+def _sigmoid_gradient(xp: ArrayModule, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.subtract(1, y, out=t)
     xp.multiply(t, y, out=t)
     xp.multiply(g, t, out=out, casting="same_kind")
 
 
-def _tanh_gradient(xp: ModuleType, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
+def _tanh_gradient(xp: ArrayModule, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     xp.multiply(y, y, out=t)
     xp.subtract(1.0, t, out=t)
     xp.multiply(g, t, out=out, casting="same_kind")
 
 
-def _softrelu_gradient(xp: ModuleType, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
+def _softrelu_gradient(xp: ArrayModule, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     # y = log(1 + exp(x)), so the derivative exp(x) / (1 + exp(x)) is 1 - exp(-y).
     xp.negative(y, out=t)
     xp.expm1(t, out=t)
@@ -77,7 +76,7 @@ def _softrelu_gradient(xp: ModuleType, g: RawArray, y: RawArray, out: RawArray, 
     xp.multiply(g, t, out=out, casting="same_kind")
 
 
-def _softsign_gradient(xp: ModuleType, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
+def _softsign_gradient(xp: ArrayModule, g: RawArray, y: RawArray, out: RawArray, t: RawArray) -> None:
     # 1 - |y| is 1 / (1 + |x|), and the derivative is its square.
     xp.absolute(y, out=t)
     xp.subtract(1.0, t, out=t)
@@ -95,7 +94,7 @@ _GRADIENT: dict[str, Step] = {
 }
 
 
-def _forward_step(xp: ModuleType, params: Params, x: RawArray, out: RawArray, *scratch: RawArray) -> None:
+def _forward_step(xp: ArrayModule, params: Params, x: RawArray, out: RawArray, *scratch: RawArray) -> None:
     kind = params["act_type"]
     if kind == "relu":
         relu_step(xp, params, x, out)
@@ -105,7 +104,7 @@ def _forward_step(xp: ModuleType, params: Params, x: RawArray, out: RawArray, *s
         _FORWARD[kind](xp, x, out, *scratch)
 
 
-def _backward_step(xp: ModuleType, params: Params, *block: RawArray) -> None:
+def _backward_step(xp: ArrayModule, params: Params, *block: RawArray) -> None:
     _GRADIENT[params["act_type"]](xp, *block)
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import kernel, workspace_kernel
+from weftplan.ops.core.forms import ArrayKernel, kernel, workspace_kernel
 from weftplan.ops.core.params import p_int
 from weftplan.ops.core.products import multiply
 from weftplan.ops.core.registry import register
@@ -27,7 +26,8 @@ from weftplan.ops.core.rules import (
     merge_shape,
     same_shape,
 )
-from weftplan.ops.core.schema import Op, Param, Params, Shape, Workspace
+from weftplan.ops.core.schema import Op, Param, Params, Shape, ShapeRule, Workspace
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def _heads(value: object) -> int:
@@ -40,14 +40,14 @@ def _heads(value: object) -> int:
 _HEADS = (Param("heads", _heads, doc="number of attention heads"),)
 
 
-def _part(x: Any, heads: int, parts: int, part: int) -> Any:
+def _part(x: RawArray, heads: int, parts: int, part: int) -> RawArray:
     """Return part ``part`` of ``parts`` interleaved in (steps, batch, …) as a view (batch, heads, steps, units)."""
     steps, batch, width = x.shape
     units = width // (heads * parts)
     return x.reshape(steps, batch, heads, parts, units)[:, :, :, part].transpose(1, 2, 0, 3)
 
 
-def _spread(attention: Any, heads: int) -> Any:
+def _spread(attention: RawArray, heads: int) -> RawArray:
     """Return the attention as (batch, heads, queries, keys)."""
     return attention.reshape(-1, heads, *attention.shape[1:])
 
@@ -102,7 +102,7 @@ def _product(
     return merged, (rows, queries, keys)
 
 
-def _score_shape(name: str, parts: tuple[int, ...]) -> Any:
+def _score_shape(name: str, parts: tuple[int, ...]) -> ShapeRule:
     """Return the rule that infers the shape of attention from one sequence or two."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -113,7 +113,7 @@ def _score_shape(name: str, parts: tuple[int, ...]) -> Any:
     return infer
 
 
-def _value_shape(name: str, parts: int, same: bool) -> Any:
+def _value_shape(name: str, parts: int, same: bool) -> ShapeRule:
     """Return the shape rule of values weighted by attention; ``same``: keys and queries are one sequence."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -133,14 +133,16 @@ def _value_shape(name: str, parts: int, same: bool) -> Any:
 # ------------------------------------------------------------------------------------------------------------- kernels
 
 
-def _scores(ctx: Workspace, heads: int, queries: Any, keys: Any, out: Any) -> None:
+def _scores(ctx: Workspace, heads: int, queries: RawArray, keys: RawArray, out: RawArray) -> None:
     """Compute ``out`` = scaled products of queries and keys, both (batch, heads, steps, units)."""
     target = _spread(out, heads)
     multiply(ctx.xp, queries, keys.swapaxes(-1, -2), target)
     ctx.xp.multiply(out, 1.0 / math.sqrt(queries.shape[-1]), out=out)
 
 
-def _scores_gradient(ctx: Workspace, g: Any, queries: Any, keys: object, d_queries: object, d_keys: object) -> None:
+def _scores_gradient(
+    ctx: Workspace, g: RawArray, queries: RawArray, keys: RawArray, d_queries: RawArray | None, d_keys: RawArray | None
+) -> None:
     xp, scale = ctx.xp, 1.0 / math.sqrt(queries.shape[-1])
     if d_queries is not None:
         multiply(xp, g, keys, d_queries)
@@ -151,13 +153,13 @@ def _scores_gradient(ctx: Workspace, g: Any, queries: Any, keys: object, d_queri
 
 
 @workspace_kernel
-def _selfatt_qk(ctx: Workspace, p: Params, queries_keys_values: object, out: Any) -> None:
+def _selfatt_qk(ctx: Workspace, p: Params, queries_keys_values: RawArray, out: RawArray) -> None:
     heads = p["heads"]
     _scores(ctx, heads, _part(queries_keys_values, heads, 3, 0), _part(queries_keys_values, heads, 3, 1), out)
 
 
 @workspace_kernel
-def _backward_selfatt_qk(ctx: Workspace, p: Params, g: Any, x: Any, out: Any) -> None:
+def _backward_selfatt_qk(ctx: Workspace, p: Params, g: RawArray, x: RawArray, out: RawArray) -> None:
     heads = p["heads"]
     queries, keys, _ = (_part(x, heads, 3, k) for k in range(3))
     d_queries, d_keys, d_values = (_part(out, heads, 3, k) for k in range(3))
@@ -166,14 +168,20 @@ def _backward_selfatt_qk(ctx: Workspace, p: Params, g: Any, x: Any, out: Any) ->
 
 
 @workspace_kernel
-def _encdec_qk(ctx: Workspace, p: Params, queries: object, keys_values: object, out: Any) -> None:
+def _encdec_qk(ctx: Workspace, p: Params, queries: RawArray, keys_values: RawArray, out: RawArray) -> None:
     heads = p["heads"]
     _scores(ctx, heads, _part(queries, heads, 1, 0), _part(keys_values, heads, 2, 0), out)
 
 
 @workspace_kernel
 def _backward_encdec_qk(
-    ctx: Workspace, p: Params, g: Any, queries: object, keys_values: object, d_queries: object, d_keys_values: object
+    ctx: Workspace,
+    p: Params,
+    g: RawArray,
+    queries: RawArray,
+    keys_values: RawArray,
+    d_queries: RawArray | None,
+    d_keys_values: RawArray | None,
 ) -> None:
     heads = p["heads"]
     d_queries = None if d_queries is None else _part(d_queries, heads, 1, 0)
@@ -184,11 +192,11 @@ def _backward_encdec_qk(
         _part(d_keys_values, heads, 2, 1)[...] = 0
 
 
-def _weighted(parts: int) -> Any:
+def _weighted(parts: int) -> ArrayKernel:
     """Return the kernel that weights values, the last of ``parts`` interleaved tensors, by attention."""
 
     @kernel
-    def compute(xp: Any, p: Params, keys_values: object, attention: object, out: Any) -> None:
+    def compute(xp: ArrayModule, p: Params, keys_values: RawArray, attention: RawArray, out: RawArray) -> None:
         heads = p["heads"]
         values, attention = _part(keys_values, heads, parts, parts - 1), _spread(attention, heads)
         multiply(xp, attention, values, _part(out, heads, 1, 0))
@@ -196,16 +204,16 @@ def _weighted(parts: int) -> Any:
     return compute
 
 
-def _backward_weighted(parts: int) -> Any:
+def _backward_weighted(parts: int) -> ArrayKernel:
     @kernel
     def compute(
-        xp: Any,
+        xp: ArrayModule,
         p: Params,
-        g: Any,
-        sequence: object,
-        attention: object,
-        d_queries_keys_values: object,
-        d_attention: object,
+        g: RawArray,
+        sequence: RawArray,
+        attention: RawArray,
+        d_queries_keys_values: RawArray | None,
+        d_attention: RawArray | None,
     ) -> None:
         heads = p["heads"]
         g = _part(g, heads, 1, 0)
@@ -281,7 +289,7 @@ for _name, _inputs, _rule, _kernel, _gradient_kernel, _doc in (
 
 
 @kernel
-def _div_sqrt_dim(xp: Any, p: Params, data: Any, out: Any) -> None:
+def _div_sqrt_dim(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     xp.multiply(data, 1.0 / math.sqrt(data.shape[-1]), out=out)
 
 

@@ -47,7 +47,7 @@ from weftplan.ops.core.schema import (
     TensorSpec,
     Workspace,
 )
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 NORM = "norm"
 """The parameter of a convolution fused with its batch norm that holds the parameters of the batch norm."""
@@ -118,13 +118,13 @@ class _Split:
             for o in range(0, self.outer, self.outer_step):
                 yield slice(o, min(o + self.outer_step, self.outer)), channels
 
-    def cut(self, buffer: Any, where: tuple[slice, slice]) -> Any:
+    def cut(self, buffer: RawArray, where: tuple[slice, slice]) -> RawArray:
         """Return the start of ``buffer`` (of shape :attr:`block`) as a contiguous array of block ``where``'s size."""
         outer, channels = (part.stop - part.start for part in where)
         return buffer.reshape(-1)[: outer * channels * self.inner].reshape(outer, channels, self.inner)
 
 
-def _add_up(xp: Any, values: Any, where: tuple[slice, slice], total: Any, part: Any) -> None:
+def _add_up(xp: ArrayModule, values: RawArray, where: tuple[slice, slice], total: RawArray, part: RawArray) -> None:
     """Add the sums of a block per channel to ``total``; the first block of its channels sets it."""
     channels = where[1]
     if where[0].start == 0:
@@ -134,7 +134,9 @@ def _add_up(xp: Any, values: Any, where: tuple[slice, slice], total: Any, part: 
         xp.add(total[channels], part[channels], out=total[channels])
 
 
-def _statistics(xp: Any, split: _Split, data: Any, mean: Any, var: Any, part: object, block: object) -> None:
+def _statistics(
+    xp: ArrayModule, split: _Split, data: RawArray, mean: RawArray, var: RawArray, part: RawArray, block: RawArray
+) -> None:
     """Compute the mean and the biased variance per channel, the variance from centred data."""
     if xp is not np and split.outer_step == split.outer and split.channel_step == split.channels:
         xp.mean(data, axis=(0, 2), dtype=mean.dtype, out=mean)  # a launch fewer than a sum and a product
@@ -157,14 +159,14 @@ def _statistics(xp: Any, split: _Split, data: Any, mean: Any, var: Any, part: ob
 def _forward(
     ctx: OpContext,
     p: Params,
-    data: Any,
-    gamma: Any,
-    beta: Any,
-    moving_mean: Any,
-    moving_var: object,
-    out: Any,
-    kept_mean: object,
-    kept_inverse: object,
+    data: RawArray,
+    gamma: RawArray | None,
+    beta: RawArray,
+    moving_mean: RawArray,
+    moving_var: RawArray,
+    out: RawArray | None,
+    kept_mean: RawArray | None,
+    kept_inverse: RawArray | None,
 ) -> None:
     xp = ctx.xp
     split = _Split(p, data.shape)
@@ -213,14 +215,20 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: Any, *others: Any) -> None:
+def _backward(ctx: Workspace, p: Params, ograd: RawArray, *others: Any) -> None:
     """With d = data - mean, v = var + eps: dgrad = gamma / sqrt(v) · (ograd - mean(ograd) - d · mean(ograd·d) / v)."""
     _backward_of(ctx, p, ograd, None, *others)
 
 
 @workspace_kernel
 def backward_behind_relu(
-    ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, gamma: RawArray, beta: RawArray, *others: RawArray
+    ctx: Workspace,
+    p: Params,
+    ograd: RawArray,
+    data: RawArray,
+    gamma: RawArray | None,
+    beta: RawArray,
+    *others: Any,
 ) -> None:
     """Compute the gradients of a batch norm that is followed by a relu."""
     _backward_of(ctx, p, ograd, beta, data, gamma, *others)
@@ -229,15 +237,15 @@ def backward_behind_relu(
 def _backward_of(
     ctx: Workspace,
     params: Params,
-    ograd: Any,
-    beta: Any,
-    data: Any,
-    gamma: Any,
-    mean: Any,
-    inverse: object,
-    dgrad: Any,
-    ggrad: Any,
-    bgrad: object,
+    ograd: RawArray,
+    beta: RawArray | None,
+    data: RawArray,
+    gamma: RawArray | None,
+    mean: RawArray,
+    inverse: RawArray,
+    dgrad: RawArray | None,
+    ggrad: RawArray | None,
+    bgrad: RawArray | None,
 ) -> None:
     xp = ctx.xp
     split = _Split(params, data.shape)
@@ -256,7 +264,7 @@ def _backward_of(
         xp.multiply(mean, scale, out=shift)
         xp.subtract(beta, shift, out=shift)
 
-    def incoming(where: tuple[slice, slice]) -> Any:
+    def incoming(where: tuple[slice, slice]) -> RawArray:
         """Return the relu's gradient of a block; it overwrites ``block``."""
         if beta is None:
             return ograd[where]

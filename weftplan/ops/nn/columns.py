@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core.forms import workspace_kernel
@@ -57,7 +56,9 @@ def window_counts(params: Params, image: Shape, name: str) -> Shape:
     return tuple(counts)
 
 
-def _taps(params: Params, image: Any, columns: Any, counts: Shape, name: str) -> Iterator[tuple[Any, Any]]:
+def _taps(
+    params: Params, image: RawArray, columns: RawArray, counts: Shape, name: str
+) -> Iterator[tuple[RawArray, RawArray]]:
     """Yield (elements of the image, elements of the columns) that belong together, for each position in the window."""
     kernel, stride, dilate, pad = window(params, name)
     batch, channels, *sizes = image.shape
@@ -72,7 +73,8 @@ def _taps(params: Params, image: Any, columns: Any, counts: Shape, name: str) ->
             start = begin + first * s
             of_image.append(slice(start, max(start, begin + (last - 1) * s + 1), s))
             of_grid.append(slice(first, max(first, last)))
-        yield image[(every, every, *of_image)], grid[(every, every, *position, *of_grid)]
+        place: tuple[slice | int, ...] = (every, every, *position, *of_grid)
+        yield image[(every, every, *of_image)], grid[place]
 
 
 def _gather(ctx: Workspace, params: Params, image: RawArray, columns: RawArray, counts: Shape, name: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import product
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from weftplan.ops.core.products import multiply, stacked_product
 from weftplan.ops.core.schema import Workspace
 from weftplan.ops.nn.conv_geometry import Geometry, Part, parts, room_nbytes
+from weftplan.support.array_types import ArrayModule, RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
 
@@ -37,20 +39,20 @@ class _Buffers:
         """Whether there is a buffer for the image."""
         return self._image is not None
 
-    def columns(self, images: int, rows: int) -> Any:
+    def columns(self, images: int, rows: int) -> RawArray:
         """Return the columns of a tile: (channels, *kernel, images, rows, *rest)."""
         geo = self.geo
         shape = (geo.channels, *geo.kernel, images, rows, *geo.rest)
         return self._columns[: math.prod(shape)].reshape(shape)
 
-    def grid(self, images: int, rows: int) -> Any:
+    def grid(self, images: int, rows: int) -> RawArray:
         """Return the buffer of a tile's outputs, one per column: (filters, images, rows, *rest)."""
         geo = self.geo
         shape = (geo.filters, images, rows, *geo.rest)
         assert self._grid is not None
         return self._grid[: math.prod(shape)].reshape(shape)
 
-    def image(self, images: int) -> tuple[Any, Any]:
+    def image(self, images: int) -> tuple[RawArray, RawArray]:
         """Return the buffer of the image, flat per channel, and the part of it that is neither padding nor slack."""
         geo = self.geo
         assert self._image is not None
@@ -66,14 +68,15 @@ class _Buffers:
         return flat, inner
 
 
-def _windows(geo: Geometry, part: Any) -> Any:
+def _windows(geo: Geometry, part: RawArray) -> RawArray:
     """Return the part of an array (…, rows, *rest) whose columns are windows."""
     if geo.rest == geo.grid[1:]:
         return part
-    return part[(..., slice(None), *(slice(size) for size in geo.grid[1:]))]
+    windows: tuple[EllipsisType | slice, ...] = (..., slice(None), *(slice(size) for size in geo.grid[1:]))
+    return part[windows]
 
 
-def _widened(ctx: Workspace, geo: Geometry, weight: Any) -> Any:
+def _widened(ctx: Workspace, geo: Geometry, weight: RawArray) -> RawArray:
     if geo.acc == geo.dtype:
         return weight
     wide = ctx.take(weight.shape, geo.acc)
@@ -81,7 +84,7 @@ def _widened(ctx: Workspace, geo: Geometry, weight: Any) -> Any:
     return wide
 
 
-def _matrices(geo: Geometry, weight: Any) -> Any:
+def _matrices(geo: Geometry, weight: RawArray) -> RawArray:
     """Return a weight, or its gradient, as a matrix for each group."""
     return weight.reshape(geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)
 
@@ -96,7 +99,7 @@ def _each(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, Part], None]
     split_in_rooms(lambda part, room: work(Workspace(ctx.xp, rooms[room]), pieces[part]), len(pieces))
 
 
-def _fill(buffers: _Buffers, data: Any, first: int, last: int, *, padded: bool = False) -> Any:
+def _fill(buffers: _Buffers, data: RawArray, first: int, last: int, *, padded: bool = False) -> RawArray:
     """Return the images first…last as :func:`_lay_out` wants them: flat copies per channel, or the data itself.
 
     ``padded``: the buffer holds images of an earlier tile, so what is around them is zero already.
@@ -110,7 +113,7 @@ def _fill(buffers: _Buffers, data: Any, first: int, last: int, *, padded: bool =
     return flat
 
 
-def _lay_out(ctx: Workspace, geo: Geometry, flat: Any, first_row: int, columns: Any) -> None:
+def _lay_out(ctx: Workspace, geo: Geometry, flat: RawArray, first_row: int, columns: RawArray) -> None:
     """Copy the windows of an image (images, channels, flat) into ``columns``."""
     images, rows = columns.shape[1 + len(geo.kernel) : 3 + len(geo.kernel)]
     item = flat.itemsize
@@ -125,7 +128,7 @@ def _lay_out(ctx: Workspace, geo: Geometry, flat: Any, first_row: int, columns: 
     columns[...] = ctx.xp.lib.stride_tricks.as_strided(begin, columns.shape, strides)
 
 
-def _add_back(ctx: Workspace, geo: Geometry, columns: Any, first_row: int, image: Any) -> None:
+def _add_back(ctx: Workspace, geo: Geometry, columns: RawArray, first_row: int, image: RawArray) -> None:
     """Add every column to the places it was taken from: the transpose of :func:`_lay_out`.
 
     ``image`` is flat per channel in the wide layout, (images, channels, *padded) otherwise. Columns that are no window
@@ -141,7 +144,8 @@ def _add_back(ctx: Workspace, geo: Geometry, columns: Any, first_row: int, image
                 index * dilate * step for index, dilate, step in zip(tap, geo.dilate, steps, strict=True)
             )
             target = image[:, :, begin : begin + run]
-            ctx.xp.add(target, flat[(slice(None), *tap)].swapaxes(0, 1), out=target)
+            at: tuple[slice | int, ...] = (slice(None), *tap)
+            ctx.xp.add(target, flat[at].swapaxes(0, 1), out=target)
         return
     counts = (rows, *geo.grid[1:])
     for tap in product(*(range(extent) for extent in geo.kernel)):
@@ -151,10 +155,13 @@ def _add_back(ctx: Workspace, geo: Geometry, columns: Any, first_row: int, image
             start = index * geo.dilate[axis] + (first_row * stride if axis == 0 else 0)
             place.append(slice(start, start + stride * (counts[axis] - 1) + 1, stride))
         target = image[tuple(place)]
-        ctx.xp.add(target, columns[(slice(None), *tap)].swapaxes(0, 1), out=target)
+        at = (slice(None), *tap)
+        ctx.xp.add(target, columns[at].swapaxes(0, 1), out=target)
 
 
-def correlate(ctx: Workspace, geo: Geometry, data: Any, weight: Any, bias: Any, out: Any) -> None:
+def correlate(
+    ctx: Workspace, geo: Geometry, data: RawArray, weight: RawArray, bias: RawArray | None, out: RawArray
+) -> None:
     """Compute ``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None. Shapes as in Convolution."""
     if geo.pointwise:
         xp = ctx.xp
@@ -174,15 +181,17 @@ def correlate(ctx: Workspace, geo: Geometry, data: Any, weight: Any, bias: Any, 
     )
 
 
-def _per_filter(geo: Geometry, bias: Any) -> Any:
+def _per_filter(geo: Geometry, bias: RawArray) -> RawArray:
     return bias.reshape((1, geo.filters, *(1 for _ in geo.grid)))
 
 
-def _correlate(ctx: Workspace, geo: Geometry, data: Any, kernel: object, bias: Any, out: Any) -> None:
+def _correlate(
+    ctx: Workspace, geo: Geometry, data: RawArray, kernel: RawArray, bias: RawArray | None, out: RawArray
+) -> None:
     """Compute :func:`correlate` of one part."""
     xp = ctx.xp
     buffers = _Buffers(ctx, geo)
-    image = None
+    image: Any = None
     for first, last, top, bottom in geo.tiles():
         if top == 0:
             image = _fill(buffers, data, first, last, padded=first > 0)
@@ -204,7 +213,15 @@ def _correlate(ctx: Workspace, geo: Geometry, data: Any, kernel: object, bias: A
             part[...] = turned
 
 
-def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any) -> None:
+def adjoint(
+    ctx: Workspace,
+    geo: Geometry,
+    data: Any,
+    ograd: RawArray,
+    weight: Any,
+    dgrad: RawArray | None,
+    wgrad: RawArray | None,
+) -> None:
     """Compute the gradients of :func:`correlate` with respect to ``data`` (into ``dgrad``) and ``weight`` (into
     ``wgrad``).
 
@@ -240,13 +257,21 @@ def adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, d
     _each(ctx, geo, work, weight=wgrad is not None)
 
 
-def _adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any) -> None:
+def _adjoint(
+    ctx: Workspace,
+    geo: Geometry,
+    data: Any,
+    ograd: RawArray,
+    weight: Any,
+    dgrad: RawArray | None,
+    wgrad: RawArray | None,
+) -> None:
     """Compute :func:`adjoint` of one part; ``weight`` has the accumulator dtype."""
     xp = ctx.xp
     buffers = _Buffers(ctx, geo)
-    kernel = None if dgrad is None else _matrices(geo, weight).swapaxes(1, 2)
+    kernel: Any = None if dgrad is None else _matrices(geo, weight).swapaxes(1, 2)
     sums, term = _weight_sums(ctx, geo, wgrad)
-    image = None
+    image: Any = None
     for count, (first, last, top, bottom) in enumerate(geo.tiles()):
         columns = buffers.columns(last - first, bottom - top)
         matrix = columns.reshape(geo.groups, geo.taps // geo.groups, -1)
@@ -269,7 +294,7 @@ def _adjoint(ctx: Workspace, geo: Geometry, data: Any, ograd: Any, weight: Any, 
         wgrad[...] = sums.reshape(wgrad.shape)
 
 
-def _multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
+def _multiply(xp: ArrayModule, a: RawArray, b: RawArray, out: RawArray) -> None:
     """Compute ``out`` = ``a`` times ``b``, group by group. Of one group alone CuPy takes the transpose of an operand
     without a copy of it, which it makes for products of several."""
     if xp is not np and out.shape[0] == 1:
@@ -278,7 +303,7 @@ def _multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
         multiply(xp, a, b, out)
 
 
-def _turned(geo: Geometry, buffers: _Buffers, ograd: Any, tile: tuple[int, int, int, int]) -> Any:
+def _turned(geo: Geometry, buffers: _Buffers, ograd: RawArray, tile: tuple[int, int, int, int]) -> RawArray:
     """Return the tile of ``ograd`` as (groups, filters, columns), with zeros in the columns that are no window."""
     first, last, top, bottom = tile
     part = ograd[first:last, :, top:bottom]
@@ -292,7 +317,7 @@ def _turned(geo: Geometry, buffers: _Buffers, ograd: Any, tile: tuple[int, int, 
     return part.reshape(geo.groups, geo.filters // geo.groups, -1)
 
 
-def _weight_sums(ctx: Workspace, geo: Geometry, wgrad: Any) -> tuple[Any, Any]:
+def _weight_sums(ctx: Workspace, geo: Geometry, wgrad: RawArray | None) -> tuple[Any, Any]:
     """Return the accumulator of the weight's gradient, and the buffer of one tile's term."""
     if wgrad is None:
         return None, None
@@ -302,7 +327,12 @@ def _weight_sums(ctx: Workspace, geo: Geometry, wgrad: Any) -> tuple[Any, Any]:
 
 
 def _scatter(
-    ctx: Workspace, geo: Geometry, buffers: _Buffers, columns: Any, tile: tuple[int, int, int, int], dgrad: Any
+    ctx: Workspace,
+    geo: Geometry,
+    buffers: _Buffers,
+    columns: RawArray,
+    tile: tuple[int, int, int, int],
+    dgrad: RawArray,
 ) -> None:
     """Add the columns of a tile to the data gradient of its images."""
     first, last, top, _ = tile

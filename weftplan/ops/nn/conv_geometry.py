@@ -27,6 +27,7 @@ from weftplan.ops.core import tiling
 from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.products import FEW, MOST, SHARE, ranges
 from weftplan.ops.core.schema import Shape, aligned
+from weftplan.support.array_types import DType
 
 WIDE_FILTERS = 192
 """With more filters per group the products cost more than the copies, and superfluous columns do not pay."""
@@ -238,7 +239,7 @@ def tiled(
     pad: Shape,
     grid: Shape,
     groups: int,
-    dtype: np.dtype[Any],
+    dtype: DType,
     workspace: int,
     tile_bytes: int,
 ) -> Geometry:

@@ -2,7 +2,7 @@
 
 It owns the parameters and sizes, which Deconvolution shares; NumPy's arithmetic is in ``conv_gemm.py``.
 
-The algorithm of a node is chosen in ``planner/symbolic/kernel_choice.py``: it asks the implementations that are
+The algorithm of a node is chosen in ``planner/symbolic/cost.py``: it asks the implementations that are
 provided (``ops/core/implementations.py``, ``ops/compiled/convolution``, ``ops/cuda``), and measures them if the user
 wants that (``ops/autotune.py``). The parameter ``workspace`` limits NumPy's tiles (``conv_geometry.py``), cuDNN's
 algorithms (``ops/cuda/cudnn_algorithms.py``) and measured choices.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core.forms import workspace_kernel
@@ -24,6 +23,7 @@ from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape, same_dt
 from weftplan.ops.core.schema import Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
+from weftplan.support.array_types import RawArray
 
 _TUNE = "Who computes on a CPU, which algorithm of cuDNN on a GPU, whatever MXNET_CUDNN_AUTOTUNE_DEFAULT says."
 LAYOUTS = ("NCW", "NCHW", "NCDHW")
@@ -153,7 +153,7 @@ def sizes(params: Params, data: TensorSpec, out: Shape) -> Geometry:
 
 
 @workspace_kernel
-def _forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _forward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     data, weight = inputs[:2]
     geo = sizes(p, TensorSpec(data.shape, data.dtype), out.shape)
@@ -165,7 +165,9 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, weight: Any, *outputs: Any) -> None:
+def _backward(
+    ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, weight: RawArray, *outputs: RawArray | None
+) -> None:
     if not p["no_bias"] and outputs[2] is not None:
         ctx.xp.sum(
             ograd, axis=(0, *range(2, ograd.ndim)), dtype=accumulator(ograd.dtype), out=outputs[2], keepdims=False

@@ -8,7 +8,6 @@ square is one operation on strided views of the padded images.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core.forms import Room, kernel
@@ -16,8 +15,8 @@ from weftplan.ops.core.kernels import accumulator
 from weftplan.ops.core.params import p_bool, p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
-from weftplan.ops.core.schema import Op, Param, Params, Shape
-from weftplan.support.array_types import RawArray
+from weftplan.ops.core.schema import Op, Param, Params, Shape, SpecLike
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
     Param("kernel_size", p_int, 1, "side of the square, odd"),
@@ -77,17 +76,17 @@ def _padded(params: Params, shape: Shape) -> Shape:
     return (shape[1], shape[2] + pad, shape[3] + pad)
 
 
-def _inner(params: Params, padded: Any, shape: Shape) -> Any:
+def _inner(params: Params, padded: RawArray, shape: Shape) -> RawArray:
     """Return the map itself within its padding, a view."""
     pad = params["pad_size"]
     return padded[:, pad : pad + shape[2], pad : pad + shape[3]]
 
 
-def _squares(params: Params, out: Shape, first: object, second: object) -> Iterator[tuple[int, Any, Any]]:
+def _squares(params: Params, out: Shape, first: RawArray, second: RawArray) -> Iterator[tuple[int, RawArray, RawArray]]:
     """Yield (output channel, pixels of the first map, pixels of the second), once for each pixel of the square."""
     radius, reach, step = _radius(params), params["max_displacement"], params["stride1"]
 
-    def view(padded: Any, top: int, left: int) -> Any:
+    def view(padded: RawArray, top: int, left: int) -> RawArray:
         rows = slice(top, top + (out[2] - 1) * step + 1, step)
         return padded[:, rows, left : left + (out[3] - 1) * step + 1 : step]
 
@@ -99,7 +98,7 @@ def _squares(params: Params, out: Shape, first: object, second: object) -> Itera
                 yield channel, view(first, row, column), view(second, row + down, column + right)
 
 
-def _scratch(params: Params, data1: Any, data2: object, out: Any) -> Room:
+def _scratch(params: Params, data1: SpecLike, data2: object, out: SpecLike) -> Room:
     """Return both padded maps of one image, terms of one output channel, and their sum."""
     wide, padded, map_shape = accumulator(out.dtype), _padded(params, data1.shape), out.shape[2:]
     shapes = (padded, padded, (data1.shape[1], *map_shape), map_shape, map_shape)
@@ -107,7 +106,7 @@ def _scratch(params: Params, data1: Any, data2: object, out: Any) -> Room:
 
 
 @kernel(scratch=_scratch)
-def _forward(xp: Any, p: Params, data1: Any, data2: Any, out: Any, *rooms: Any) -> None:
+def _forward(xp: ArrayModule, p: Params, data1: RawArray, data2: RawArray, out: RawArray, *rooms: RawArray) -> None:
     first, second, terms, part, total = rooms
     shape = data1.shape
     first.fill(0)
@@ -131,14 +130,21 @@ def _forward(xp: Any, p: Params, data1: Any, data2: Any, out: Any, *rooms: Any) 
             xp.multiply(total, scale, out=out[item, channel], casting="same_kind")
 
 
-def _backward_scratch(params: Params, ograd: RawArray, data1: RawArray, *others: RawArray) -> Room:
+def _backward_scratch(params: Params, ograd: SpecLike, data1: SpecLike, *others: SpecLike | None) -> Room:
     wide, padded, map_shape = accumulator(ograd.dtype), _padded(params, data1.shape), ograd.shape[2:]
     return [*[(padded, wide)] * 4, ((data1.shape[1], *map_shape), wide), (map_shape, wide)]
 
 
 @kernel(scratch=_backward_scratch)
 def _backward(
-    xp: Any, p: Params, ograd: Any, data1: Any, data2: Any, d_data1: Any, d_data2: Any, *scratch: Any
+    xp: ArrayModule,
+    p: Params,
+    ograd: RawArray,
+    data1: RawArray,
+    data2: RawArray,
+    d_data1: RawArray | None,
+    d_data2: RawArray | None,
+    *scratch: RawArray,
 ) -> None:
     shape = data1.shape
     maps, gradients, terms, g = scratch[:2], scratch[2:4], scratch[4], scratch[5]

@@ -12,6 +12,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, merge_shape, same_dtype
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, Param, Params, Shape
 from weftplan.ops.elementwise.add_n import NUM_ARGS, numbered_inputs
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
     NUM_ARGS,
@@ -71,14 +72,14 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 @kernel
-def _forward(xp: Any, p: Params, *arrays: Any) -> None:
+def _forward(xp: ArrayModule, p: Params, *arrays: Any) -> None:
     *inputs, out = arrays
     rows, columns = _window(p, inputs[0].shape, out.shape[2:])
     xp.copyto(out, inputs[0][:, :, rows, columns])
 
 
 @kernel
-def _backward(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+def _backward(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
     rows, columns = _window(p, out.shape, ograd.shape[2:])
     out.fill(0)
     xp.copyto(out[:, :, rows, columns], ograd)

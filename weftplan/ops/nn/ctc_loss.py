@@ -97,7 +97,7 @@ def _plan_scratch(batch: int, labels: int) -> list[tuple[Shape, DType]]:
     return [(wide, INDEX), (wide, INDEX), (wide, BOOL), ((batch, 1), INDEX), ((batch,), INDEX), ((batch,), BOOL)]
 
 
-def _plan(ctx: Workspace, params: Params, data: Shape, label: Any, lengths: Sequence[object]) -> _Plan:
+def _plan(ctx: Workspace, params: Params, data: Shape, label: RawArray, lengths: Sequence[object]) -> _Plan:
     xp = ctx.xp
     steps, batch, channels = data
     count = label.shape[1]
@@ -237,7 +237,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _backward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     """ograd · (softmax - the probability of each channel, given the labels)."""
     ograd, alpha, data, label, *lengths, target = arrays
     xp = ctx.xp

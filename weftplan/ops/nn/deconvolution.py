@@ -6,7 +6,6 @@ Forward is Convolution's data gradient and the other way round, so both sides us
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core.forms import workspace_kernel
@@ -18,6 +17,7 @@ from weftplan.ops.core.schema import DType, Op, Param, Params, Shape, TensorSpec
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry
 from weftplan.ops.nn.convolution import check_channels, convolution_params, window
+from weftplan.support.array_types import RawArray
 
 _PARAMS = (
     *convolution_params(512, no_bias=True),
@@ -93,7 +93,7 @@ def sizes(params: Params, data: Shape, out: Shape, dtype: DType) -> Geometry:
 
 
 @workspace_kernel
-def _forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _forward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     data, weight = inputs[:2]
     geo = sizes(p, data.shape, out.shape, data.dtype)
@@ -108,7 +108,9 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, weight: Any, *outputs: Any) -> None:
+def _backward(
+    ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, weight: RawArray, *outputs: RawArray | None
+) -> None:
     if not p["no_bias"] and outputs[2] is not None:
         axes = (0, *range(2, ograd.ndim))
         ctx.xp.sum(ograd, axis=axes, dtype=accumulator(ograd.dtype), out=outputs[2])

@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
 from weftplan.ops.core import tiling
 from weftplan.ops.core.kernels import BOOL, accumulator
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import DType, Shape, Workspace
 from weftplan.ops.nn.sampling import Sampler, sampler_bytes
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +77,14 @@ class Sizes:
         return take_bytes(*self.buffers(back=back)) + sampler_bytes(self.channels // self.moved, places, self.acc)
 
 
-def cut(space: Any, *shape: int) -> Any:
+def cut(space: RawArray, *shape: int) -> RawArray:
     return space[: math.prod(shape)].reshape(shape)
 
 
 class Columns:
     """The buffers of one call, and the steps that both directions share."""
 
-    def __init__(self, ctx: Workspace, sizes: Sizes, weight: Any, *, back: bool) -> None:
+    def __init__(self, ctx: Workspace, sizes: Sizes, weight: RawArray, *, back: bool) -> None:
         self.xp, self.sizes = ctx.xp, sizes
         taken = [ctx.take(*spec) for spec in sizes.buffers(back=back)]
         self._inside, self._other, self._points, self._columns, self._grid, wide_weight, self._image, *self.more = taken
@@ -97,12 +95,12 @@ class Columns:
             self.xp.copyto(self._weight, weight)
 
     @property
-    def weight(self) -> Any:
+    def weight(self) -> RawArray:
         """(groups, filters of each, rows of columns of each)."""
         sizes = self.sizes
         return self._weight.reshape(sizes.groups, sizes.filters // sizes.groups, -1)
 
-    def image(self, data: Any) -> Any:
+    def image(self, data: RawArray) -> RawArray:
         """Return one image (channels, height, width), converted to the wider dtype if needed."""
         if self.sizes.acc == self.sizes.dtype:
             return data
@@ -110,7 +108,7 @@ class Columns:
         self.xp.copyto(wide, data)
         return wide
 
-    def tiles(self) -> Iterator[tuple[slice, Any, Any]]:
+    def tiles(self) -> Iterator[tuple[slice, RawArray, RawArray]]:
         """Yield (windows, columns (channels, taps, windows), window side (filters, windows)) of each tile in turn."""
         sizes = self.sizes
         for first in range(0, sizes.windows, sizes.tile):
@@ -119,7 +117,7 @@ class Columns:
             columns = cut(self._columns, sizes.channels, sizes.taps, count)
             yield slice(first, first + count), columns, cut(self._grid, sizes.filters, count)
 
-    def moved(self, offset: RawArray, where: slice) -> Iterator[tuple[int, slice, Any]]:
+    def moved(self, offset: RawArray, where: slice) -> Iterator[tuple[int, slice, RawArray]]:
         """Yield (group, its channels, its points (2, taps, windows), x first) of each group in turn."""
         xp, sizes = self.xp, self.sizes
         points = cut(self._points, 2, sizes.taps, where.stop - where.start)
@@ -170,7 +168,7 @@ class Columns:
             self.sampler.forward(image[channels], points.reshape(2, -1), target.reshape(len(target), -1))
 
 
-def masked(xp: ModuleType, sizes: Sizes, mask: RawArray, where: slice, columns: RawArray) -> None:
+def masked(xp: ArrayModule, sizes: Sizes, mask: RawArray, where: slice, columns: RawArray) -> None:
     """Multiply the columns of a tile by the mask of one image."""
     each = columns.reshape(sizes.moved, -1, *columns.shape[1:])
     values = mask.reshape(sizes.moved, 1, sizes.taps, sizes.windows)[..., where]

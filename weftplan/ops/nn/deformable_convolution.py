@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
@@ -35,7 +34,7 @@ from weftplan.ops.core.schema import (
 )
 from weftplan.ops.nn.convolution import convolution_params, convolution_shape, window
 from weftplan.ops.nn.deformable_columns import Columns, Sizes, cut, masked
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 PLAIN, MODULATED = "DeformableConvolution", "ModulatedDeformableConvolution"
 
@@ -65,7 +64,7 @@ def _sizes(name: str, params: Params, data: Shape, dtype: DType, out: Shape) -> 
 
 def _forward(name: str) -> Kernel:
     @workspace_kernel
-    def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:
+    def compute(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
         *inputs, out = arrays
         xp = ctx.xp
         data, offset, *masks = inputs[: 3 if name == MODULATED else 2]
@@ -91,7 +90,7 @@ def _forward(name: str) -> Kernel:
 
 
 def _mask_gradient(
-    xp: ModuleType, call: Columns, columns: RawArray, of_columns: RawArray, target: RawArray, where: slice
+    xp: ArrayModule, call: Columns, columns: RawArray, of_columns: RawArray, target: RawArray, where: slice
 ) -> None:
     """Sums over each group's channels of the samples times the columns' gradients: (groups, taps, windows)."""
     sizes = call.sizes

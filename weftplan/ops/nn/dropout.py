@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -31,13 +29,13 @@ from weftplan.ops.core.rules import (
     take_bytes,
 )
 from weftplan.ops.core.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, Generator, RawArray
 
 _MASK = np.dtype(np.uint8)
 _DRAW = np.dtype(np.float32)
 
 
-def _p_fraction(value: RawArray) -> float:
+def _p_fraction(value: object) -> float:
     p = p_float(value)
     if not 0 <= p <= 1:
         raise ValueError("expected a number from 0 to 1")
@@ -80,7 +78,7 @@ def _scale(params: Params) -> float:
 
 
 @context_kernel
-def _forward(ctx: OpContext, p: Params, data: Any, out: Any, mask: Any) -> None:
+def _forward(ctx: OpContext, p: Params, data: RawArray, out: RawArray | None, mask: RawArray | None) -> None:
     shape = _mask_shape(p, data.shape)
     whole = shape == data.shape
     size = min(math.prod(shape), tiling.block())
@@ -113,7 +111,7 @@ def _forward(ctx: OpContext, p: Params, data: Any, out: Any, mask: Any) -> None:
             ctx.xp.multiply(target, _scale(p), out=target)
 
 
-def _draw(xp: ModuleType, generator: Any, params: Params, draws: RawArray, part: RawArray) -> None:
+def _draw(xp: ArrayModule, generator: Generator, params: Params, draws: RawArray, part: RawArray) -> None:
     numbers = draws[: part.size]
     generator.random(numbers.shape, dtype=_DRAW, out=numbers)
     xp.greater_equal(numbers, params["p"], out=part)
@@ -127,7 +125,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 @context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, mask: Any, out: Any) -> None:
+def _backward(ctx: OpContext, p: Params, ograd: RawArray, mask: RawArray, out: RawArray) -> None:
     xp = ctx.xp
     if not _active(ctx, p):
         xp.copyto(out, ograd)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,8 +24,9 @@ from weftplan.ops.core.schema import (
     Param,
     Params,
     Shape,
+    SpecLike,
 )
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _INDICES = 4096
 """Number of indices that are looked up at a time."""
@@ -68,7 +68,7 @@ def _block(indices: Shape) -> tuple[Shape, DType]:
 
 
 @kernel(scratch=lambda p, data, weight, out: [_block(data.shape)])
-def _forward(xp: Any, p: Params, data: Any, weight: Any, out: Any, room: Any) -> None:
+def _forward(xp: ArrayModule, p: Params, data: RawArray, weight: RawArray, out: RawArray, room: RawArray) -> None:
     indices = data.reshape(-1)
     out = out.reshape(-1, weight.shape[1])
     for first in range(0, indices.size, _INDICES):
@@ -78,14 +78,22 @@ def _forward(xp: Any, p: Params, data: Any, weight: Any, out: Any, room: Any) ->
         gather(xp, weight, index, 0, out[first : first + part.size])
 
 
-def _backward_scratch(params: Params, ograd: RawArray, data: RawArray, wgrad: RawArray) -> Room:
+def _backward_scratch(params: Params, ograd: SpecLike, data: SpecLike, wgrad: SpecLike) -> Room:
     """Return the scratch: a block of indices, and the sums if they need a wider dtype."""
     acc = accumulator(wgrad.dtype)
     return [_block(data.shape), *([] if acc == wgrad.dtype else [(wgrad.shape, acc)])]
 
 
 @kernel(scratch=_backward_scratch)
-def _backward(xp: Any, p: Params, ograd: Any, data: Any, wgrad: Any, room: Any, wide: Any = None) -> None:
+def _backward(
+    xp: ArrayModule,
+    p: Params,
+    ograd: RawArray,
+    data: RawArray,
+    wgrad: RawArray,
+    room: RawArray,
+    wide: RawArray | None = None,
+) -> None:
     indices = data.reshape(-1)
     ograd = ograd.reshape(-1, wgrad.shape[1])
     sums = wgrad if wide is None else wide
@@ -99,7 +107,7 @@ def _backward(xp: Any, p: Params, ograd: Any, data: Any, wgrad: Any, room: Any, 
         wgrad[...] = sums
 
 
-def _add_rows(xp: Any, sums: Any, index: Any, rows: Any) -> None:
+def _add_rows(xp: ArrayModule, sums: RawArray, index: RawArray, rows: RawArray) -> None:
     """Add each row to the sum of its index, in order of position: one fixed order of additions."""
     if xp is np and rows.shape[1] >= _LONG and rows.dtype == sums.dtype:
         for here, row in zip(map(sums.__getitem__, index.tolist()), rows, strict=True):

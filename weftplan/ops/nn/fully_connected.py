@@ -6,7 +6,7 @@ Operands of float16 are multiplied as float32, in scratch that is declared here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_dim, merge_shape, same_dtype, take_bytes
 from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
 from weftplan.ops.elementwise.add_n import p_count
+from weftplan.support.array_types import RawArray
 
 _PARAMS = (
     Param("num_hidden", p_count, doc="Columns of the output."),
@@ -76,7 +77,7 @@ def _wide_bytes(specs: Sequence[TensorSpec]) -> int:
     return 0 if acc == dtype else take_bytes(*((shape, acc) for shape, _ in specs))
 
 
-def _widen(ctx: Workspace, array: Any) -> Any:
+def _widen(ctx: Workspace, array: RawArray) -> RawArray:
     """Return ``array``, or its float32 copy in workspace when it is float16."""
     acc = accumulator(array.dtype)
     if acc == array.dtype:
@@ -91,7 +92,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 @workspace_kernel
-def _forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _forward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     data, weight = inputs[:2]
@@ -108,7 +109,7 @@ def _forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
         xp.copyto(out, wide, casting="same_kind")
 
 
-def _bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
+def _bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Callable[..., object] | None:
     if _workspace(params, inputs, outputs):
         return None
     columns, hidden, biased = inputs[1].shape[1], params["num_hidden"], not params["no_bias"]
@@ -118,7 +119,7 @@ def _bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[Tensor
     if rows * hidden * columns < 2 * FEW:
         times = np.matmul if rows != hidden else partial(multiply, np)
 
-    def call(data: Any, weight: Any, *rest: Any) -> None:
+    def call(data: RawArray, weight: RawArray, *rest: RawArray) -> None:
         out = rest[-1]
         if not flat:
             data, out = data.reshape(-1, columns), out.reshape(-1, hidden)
@@ -134,7 +135,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, weight: Any, *outputs: Any) -> None:
+def _backward(ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, weight: RawArray, *outputs: Any) -> None:
     xp = ctx.xp
     dgrad, wgrad = outputs[:2]
     bgrad = None if p["no_bias"] else outputs[2]

@@ -9,7 +9,6 @@ training forward pass (there, in the backward pass), as the statistics of BatchN
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import context_kernel, kernel
@@ -27,8 +26,10 @@ from weftplan.ops.core.schema import (
     Param,
     Params,
     Shape,
+    SpecLike,
     TensorSpec,
 )
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _NAME = "IdentityAttachKLSparseReg"
 _PARAMS = (
@@ -57,7 +58,9 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 @context_kernel
-def _forward(ctx: OpContext, p: Params, data: Any, moving: Any, out: Any, average: Any) -> None:
+def _forward(
+    ctx: OpContext, p: Params, data: RawArray, moving: RawArray, out: RawArray | None, average: RawArray | None
+) -> None:
     xp = ctx.xp
     mean = ctx.take(moving.shape, moving.dtype)
     if ctx.is_train and not ctx.recompute:
@@ -75,12 +78,14 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes((inputs[1].shape, inputs[1].dtype))
 
 
-def _scratch(p: Params, ograd: Any, average: Any, grad: Any) -> list[tuple[Shape, DType]]:
+def _scratch(p: Params, ograd: SpecLike, average: SpecLike, grad: SpecLike) -> list[tuple[Shape, DType]]:
     return [(average.shape, average.dtype)] * 2
 
 
 @kernel(scratch=_scratch)
-def _backward(xp: Any, p: Params, ograd: Any, average: Any, grad: Any, slope: Any, other: Any) -> None:
+def _backward(
+    xp: ArrayModule, p: Params, ograd: RawArray, average: RawArray, grad: RawArray, slope: RawArray, other: RawArray
+) -> None:
     """Add the derivative of the divergence: penalty (-target / average + (1 - target) / (1 - average))."""
     xp.divide(-p["sparseness_target"], average, out=slope)
     xp.subtract(1.0, average, out=other)

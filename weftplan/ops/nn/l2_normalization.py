@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import Room, kernel
@@ -20,7 +19,8 @@ from weftplan.ops.core.rules import (
     merge_dtype,
     merge_shape,
 )
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, SpecLike
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
     Param("eps", p_float, 1e-10, "Added to the sum of squares."),
@@ -60,7 +60,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data], [data, merge_dtype(norm, outs[1], "L2Normalization: norm (float32 for float16 data)")]
 
 
-def _scratch(params: Params, data: Any, *others: Any) -> Room:
+def _scratch(params: Params, data: SpecLike, *others: SpecLike | None) -> Room:
     """Return the scratch of either direction: a block, and a number for each of its norms."""
     rows, acc = _rows(params, data.shape), accumulator(data.dtype)
     step = rows_per_block(rows)
@@ -68,7 +68,15 @@ def _scratch(params: Params, data: Any, *others: Any) -> Room:
 
 
 @kernel(scratch=_scratch)
-def _forward(xp: Any, p: Params, x: Any, out: Any, norms: Any, square_room: Any, norm_room: Any) -> None:
+def _forward(
+    xp: ArrayModule,
+    p: Params,
+    x: RawArray,
+    out: RawArray | None,
+    norms: RawArray | None,
+    square_room: RawArray,
+    norm_room: RawArray,
+) -> None:
     rows = _rows(p, x.shape)
     data = x.reshape(rows)
     for here in row_blocks(rows):
@@ -85,7 +93,16 @@ def _forward(xp: Any, p: Params, x: Any, out: Any, norms: Any, square_room: Any,
 
 
 @kernel(scratch=_scratch)
-def _backward(xp: Any, p: Params, ograd: Any, output: Any, norm: Any, out: Any, term_room: Any, sum_room: Any) -> None:
+def _backward(
+    xp: ArrayModule,
+    p: Params,
+    ograd: RawArray,
+    output: RawArray,
+    norm: RawArray,
+    out: RawArray,
+    term_room: RawArray,
+    sum_room: RawArray,
+) -> None:
     """Compute dgrad = (ograd - output · sum(ograd · output)) / norm."""
     rows = _rows(p, out.shape)
     ograd, output, target = ograd.reshape(rows), output.reshape(rows), out.reshape(rows)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import Room, kernel
+from weftplan.ops.core.forms import ArrayKernel, Room, kernel
 from weftplan.ops.core.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.core.params import p_bool, p_float, p_int
 from weftplan.ops.core.registry import register
@@ -30,12 +29,13 @@ from weftplan.ops.core.schema import (
     GradientBuilder,
     InplacePair,
     Op,
-    OpContext,
     Param,
     Params,
     Shape,
+    ShapeRule,
+    SpecLike,
 )
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _LAYER = (
     Param("axis", p_int, -1, "The axis along which mean and deviation are taken."),
@@ -91,22 +91,30 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data] * 3, [data, *[merge_dtype(statistics, dtype, "normalisation: statistics") for dtype in outs[1:]]]
 
 
-def _blocks(view: View, params: Params, data: RawArray) -> Room:
+def _blocks(view: View, params: Params, data: SpecLike) -> Room:
     """Return the scratch of either direction: two blocks of the data, and two of its statistics."""
     shape, _ = view(params, data.shape)
     step, acc = rows_per_block(shape), accumulator(data.dtype)
     return [((step, *shape[1:]), acc)] * 2 + [((step, shape[1], 1, shape[3]), acc)] * 2
 
 
-def _vectors(view: View, params: Params, data: RawArray) -> Room:
+def _vectors(view: View, params: Params, data: SpecLike) -> Room:
     """Return the accumulators of the backward pass: the gradients of gamma and beta, and a block's partial sum."""
     return [(view(params, data.shape)[1], accumulator(data.dtype))] * 3
 
 
-def _forward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
+def _forward(view: View) -> ArrayKernel:
     @kernel(scratch=lambda p, data, *others: _blocks(view, p, data))
     def compute(
-        xp: Any, p: Params, data: Any, gamma: Any, beta: Any, out: Any, means: Any, stds: Any, *rooms: Any
+        xp: ArrayModule,
+        p: Params,
+        data: RawArray,
+        gamma: RawArray,
+        beta: RawArray,
+        out: RawArray | None,
+        means: RawArray | None,
+        stds: RawArray | None,
+        *rooms: RawArray,
     ) -> None:
         centred_room, square_room, mean_room, std_room = rooms
         shape, vector = view(p, data.shape)
@@ -138,22 +146,22 @@ def _forward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence
     return compute
 
 
-def _backward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
+def _backward(view: View) -> ArrayKernel:
     """With n = (data - mean) / std and h = ograd · gamma: dgrad = (h - mean(h) - n · mean(h · n)) / std."""
 
     @kernel(scratch=lambda p, ograd, data, *others: [*_blocks(view, p, data), *_vectors(view, p, data)])
     def compute(
-        xp: Any,
+        xp: ArrayModule,
         p: Params,
-        ograd: Any,
-        data: Any,
-        gamma: Any,
-        means: Any,
-        stds: Any,
-        dgrad: Any,
-        d_gamma: Any,
-        d_beta: Any,
-        *rooms: Any,
+        ograd: RawArray,
+        data: RawArray,
+        gamma: RawArray,
+        means: RawArray,
+        stds: RawArray,
+        dgrad: RawArray | None,
+        d_gamma: RawArray | None,
+        d_beta: RawArray | None,
+        *rooms: RawArray,
     ) -> None:
         normal_room, product_room, first_room, second_room, gamma_sum, beta_sum, part = rooms
         shape, vector = view(p, data.shape)
@@ -196,7 +204,14 @@ def _backward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequenc
     return compute
 
 
-def register_norm(name: str, view: View, params: tuple[Param, ...], shape_rule: Any, visible: Any, doc: str) -> None:
+def register_norm(
+    name: str,
+    view: View,
+    params: tuple[Param, ...],
+    shape_rule: ShapeRule,
+    visible: int | Callable[[Params], int],
+    doc: str,
+) -> None:
     """Register a normalisation and its backward operator, given how it sees its data (:data:`View`)."""
 
     def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ from weftplan.ops.nn.prelu import (
     prelu_part,
     prelu_rows,
 )
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _LAMBDA = 1.0507009873554804934193349852946
 _ALPHA = 1.6732632423543772848170429916717
@@ -78,14 +77,14 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [data, ins[1] if data is None else prelu_gamma_shape(data, ins[1])], [data]
 
 
-def _leaky(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _leaky(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.minimum(x, 0, out=t)
     xp.multiply(t, p["slope"], out=t)
     xp.maximum(x, 0, out=out)
     xp.add(out, t, out=out, casting="same_kind")
 
 
-def _elu(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _elu(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.minimum(x, 0, out=t)
     xp.expm1(t, out=t)
     xp.multiply(t, p["slope"], out=t)
@@ -93,7 +92,7 @@ def _elu(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> 
     xp.add(out, t, out=out, casting="same_kind")
 
 
-def _selu(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
+def _selu(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, t: RawArray) -> None:
     xp.minimum(x, 0, out=t)
     xp.expm1(t, out=t)
     xp.multiply(t, _LAMBDA * _ALPHA, out=t)
@@ -102,7 +101,7 @@ def _selu(xp: ModuleType, p: Params, x: RawArray, out: RawArray, t: RawArray) ->
     xp.add(out, t, out=out, casting="same_kind")
 
 
-def _normal_cdf(xp: ModuleType, x: RawArray, out: RawArray, scratch: Sequence[RawArray]) -> None:
+def _normal_cdf(xp: ArrayModule, x: RawArray, out: RawArray, scratch: Sequence[RawArray]) -> None:
     """Compute ``out`` = P(N(0, 1) <= x); scratch: six of out's dtype and a bool."""
     scaled, t, u, a, b, c, near = scratch
     xp.multiply(x, math.sqrt(0.5), out=scaled)
@@ -111,7 +110,7 @@ def _normal_cdf(xp: ModuleType, x: RawArray, out: RawArray, scratch: Sequence[Ra
     xp.multiply(out, 0.5, out=out)
 
 
-def _gelu(xp: ModuleType, p: Params, x: RawArray, out: RawArray, cdf: RawArray, *scratch: RawArray) -> None:
+def _gelu(xp: ArrayModule, p: Params, x: RawArray, out: RawArray, cdf: RawArray, *scratch: RawArray) -> None:
     _normal_cdf(xp, x, cdf, scratch)
     xp.multiply(x, cdf, out=out, casting="same_kind")
 
@@ -127,7 +126,7 @@ def _scratch(params: Params, dtype: DType, *, backward: bool = False) -> list[DT
     return [wide, BOOL] if backward else [wide]
 
 
-def _forward_step(xp: ModuleType, params: Params, x: RawArray, out: RawArray, *scratch: RawArray) -> None:
+def _forward_step(xp: ArrayModule, params: Params, x: RawArray, out: RawArray, *scratch: RawArray) -> None:
     _FORWARD[params["act_type"]](xp, params, x, out, *scratch)
 
 
@@ -141,12 +140,12 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return block_bytes(size, _scratch(params, dtype))
 
 
-def _leaky_slope(xp: ModuleType, p: Params, kept: RawArray, t: RawArray, mask: RawArray) -> None:
+def _leaky_slope(xp: ArrayModule, p: Params, kept: RawArray, t: RawArray, mask: RawArray) -> None:
     xp.copyto(t, p["slope"])
     xp.copyto(t, 1, where=mask)
 
 
-def _elu_slope(xp: ModuleType, p: Params, kept: RawArray, t: RawArray, mask: RawArray) -> None:
+def _elu_slope(xp: ArrayModule, p: Params, kept: RawArray, t: RawArray, mask: RawArray) -> None:
     if p["slope"] >= 0:  # kept is the output, slope·(exp(x) - 1) below 0
         xp.add(kept, p["slope"], out=t)
     else:
@@ -156,7 +155,7 @@ def _elu_slope(xp: ModuleType, p: Params, kept: RawArray, t: RawArray, mask: Raw
     xp.copyto(t, 1, where=mask)
 
 
-def _selu_slope(xp: ModuleType, p: Params, kept: RawArray, t: RawArray, mask: RawArray) -> None:
+def _selu_slope(xp: ArrayModule, p: Params, kept: RawArray, t: RawArray, mask: RawArray) -> None:
     xp.add(kept, _LAMBDA * _ALPHA, out=t)
     xp.copyto(t, _LAMBDA, where=mask)
 
@@ -165,7 +164,7 @@ _SLOPE = {"leaky": _leaky_slope, "elu": _elu_slope, "selu": _selu_slope}
 
 
 def _gelu_backward(
-    xp: ModuleType, g: RawArray, x: RawArray, out: RawArray, slope: RawArray, density: RawArray, *scratch: RawArray
+    xp: ArrayModule, g: RawArray, x: RawArray, out: RawArray, slope: RawArray, density: RawArray, *scratch: RawArray
 ) -> None:
     """The derivative is cdf(x) + x·density(x)."""
     _normal_cdf(xp, x, slope, scratch)
@@ -179,7 +178,7 @@ def _gelu_backward(
 
 
 def _backward_step(
-    xp: ModuleType, params: Params, g: RawArray, kept: RawArray, out: RawArray, *scratch: RawArray
+    xp: ArrayModule, params: Params, g: RawArray, kept: RawArray, out: RawArray, *scratch: RawArray
 ) -> None:
     kind = params["act_type"]
     if kind == "gelu":
@@ -207,7 +206,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 
 
 @context_kernel
-def _random_forward(ctx: OpContext, p: Params, data: RawArray, out: Any, mask: RawArray) -> None:
+def _random_forward(ctx: OpContext, p: Params, data: RawArray, out: RawArray | None, mask: RawArray | None) -> None:
     """Compute rrelu, with random slopes in training and their mean otherwise. The mask is 1 above 0, else the slope."""
     xp = ctx.xp
     low, high = p["lower_bound"], p["upper_bound"]
@@ -242,7 +241,7 @@ def _prelu(ctx: Workspace, p: Params, data: RawArray, gamma: RawArray, out: RawA
 
 
 @workspace_kernel
-def _backward_prelu(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
+def _backward_prelu(ctx: Workspace, p: Params, *arrays: Any) -> None:
     prelu_backward(ctx, *arrays)
 
 

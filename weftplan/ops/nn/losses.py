@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from types import ModuleType
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import workspace_kernel
@@ -39,7 +38,7 @@ from weftplan.ops.core.schema import (
     Workspace,
 )
 from weftplan.ops.nn.activation import sigmoid_block
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _SCALE = (Param("grad_scale", p_float, 1.0, "Factor of the gradient."),)
 
@@ -69,7 +68,7 @@ def _label_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 @workspace_kernel
-def _sigmoid(ctx: Workspace, p: Params, data: RawArray, label: RawArray, out: RawArray) -> None:
+def _sigmoid(ctx: Workspace, p: Params, data: RawArray, label: RawArray | None, out: RawArray) -> None:
     for x, y, scratch in blocks(ctx, (data, out), (scratch_dtype("float", out.dtype),)):
         sigmoid_block(ctx.xp, x, y, scratch)
 
@@ -78,11 +77,11 @@ def _sigmoid_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequen
     return block_bytes(math.prod(inputs[0].shape), [scratch_dtype("float", inputs[0].dtype)])
 
 
-def _difference(xp: ModuleType, y: RawArray, label: RawArray, out: RawArray) -> None:
+def _difference(xp: ArrayModule, y: RawArray, label: RawArray, out: RawArray) -> None:
     xp.subtract(y, label, out=out, casting="same_kind")
 
 
-def _sign(xp: ModuleType, y: RawArray, label: RawArray, out: RawArray) -> None:
+def _sign(xp: ArrayModule, y: RawArray, label: RawArray, out: RawArray) -> None:
     xp.subtract(y, label, out=out, casting="same_kind")
     xp.sign(out, out=out)
 

@@ -6,8 +6,6 @@ The hidden output ``tmp_norm`` is the data's divisor before the power ``beta``.
 from __future__ import annotations
 
 import math
-from types import ModuleType
-from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core.forms import Room, kernel
@@ -24,8 +22,8 @@ from weftplan.ops.core.rules import (
     merge_dtype,
     merge_shape,
 )
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape
-from weftplan.support.array_types import RawArray
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, SpecLike
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
     Param("nsize", p_int, doc="Channels in a window, an odd number."),
@@ -56,13 +54,13 @@ def _rows(shape: Shape) -> Shape:
     return shape[0], shape[1], math.prod(shape[2:])
 
 
-def _scratch(params: Params, data: Any, *others: Any) -> Room:
+def _scratch(params: Params, data: SpecLike, *others: SpecLike | None) -> Room:
     """Return the scratch of either direction: two blocks."""
     rows = _rows(data.shape)
     return [((rows_per_block(rows), *rows[1:]), accumulator(data.dtype))] * 2
 
 
-def _window_sum(xp: ModuleType, values: RawArray, half: int, out: RawArray) -> None:
+def _window_sum(xp: ArrayModule, values: RawArray, half: int, out: RawArray) -> None:
     """Compute ``out`` = sum of ``values`` over the channels at most ``half`` away."""
     xp.copyto(out, values)
     for shift in range(1, min(half, values.shape[1] - 1) + 1):
@@ -71,9 +69,18 @@ def _window_sum(xp: ModuleType, values: RawArray, half: int, out: RawArray) -> N
 
 
 @kernel(scratch=_scratch)
-def _forward(xp: Any, p: Params, data: Any, out: Any, norms: Any, square_room: Any, sum_room: Any) -> None:
+def _forward(
+    xp: ArrayModule,
+    p: Params,
+    data: RawArray,
+    out: RawArray | None,
+    norms: RawArray | None,
+    square_room: RawArray,
+    sum_room: RawArray,
+) -> None:
     rows = _rows(data.shape)
-    data, out, norms = (None if array is None else array.reshape(rows) for array in (data, out, norms))
+    data = data.reshape(rows)
+    out, norms = (None if array is None else array.reshape(rows) for array in (out, norms))
     for here in row_blocks(rows):
         x = data[here]
         square, norm = square_room[: x.shape[0]], sum_room[: x.shape[0]]
@@ -89,7 +96,16 @@ def _forward(xp: Any, p: Params, data: Any, out: Any, norms: Any, square_room: A
 
 
 @kernel(scratch=_scratch)
-def _backward(xp: Any, p: Params, ograd: Any, data: Any, norms: Any, out: Any, term_room: Any, sum_room: Any) -> None:
+def _backward(
+    xp: ArrayModule,
+    p: Params,
+    ograd: RawArray,
+    data: RawArray,
+    norms: RawArray,
+    out: RawArray,
+    term_room: RawArray,
+    sum_room: RawArray,
+) -> None:
     """Compute dgrad = ograd · norm^-beta - 2·alpha·beta/nsize · data · windowsum(ograd · data · norm^(-beta-1))."""
     rows = _rows(out.shape)
     ograd, data, norms, out = (array.reshape(rows) for array in (ograd, data, norms, out))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core import tiling
@@ -31,7 +30,7 @@ from weftplan.ops.nn.pooling_windows import (
     spread_max,
     spread_power,
 )
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import DType, RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
 _LAYOUTS = ("NCW", "NCHW", "NCDHW")
@@ -148,17 +147,17 @@ def _each_block(image: Shape, total: int, work: Callable[[int, int, int], None])
     split_in_rooms(part, -(-total // each))
 
 
-def _flat(array: Any) -> Any:
+def _flat(array: RawArray) -> RawArray:
     """Return (batch, channels, *spatial) as (planes, *spatial)."""
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
-def _needs_sum_block(params: Params, dtype: Any) -> bool:
+def _needs_sum_block(params: Params, dtype: DType) -> bool:
     return bool(params["pool_type"] != "max") and accumulator(dtype) != dtype
 
 
 @workspace_kernel
-def _forward(ctx: Workspace, params: Params, data: Any, out: Any) -> None:
+def _forward(ctx: Workspace, params: Params, data: RawArray, out: RawArray) -> None:
     xp = ctx.xp
     data, out = _flat(data), _flat(out)
     kind, p = params["pool_type"], params["p_value"]
@@ -214,7 +213,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, params: Params, *arrays: Any) -> None:
+def _backward(ctx: Workspace, params: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     ograd, dgrad = _flat(inputs[0]), _flat(out)
@@ -222,6 +221,7 @@ def _backward(ctx: Workspace, params: Params, *arrays: Any) -> None:
     image, shape = dgrad.shape[1:], ograd.shape[1:]
     acc = accumulator(dgrad.dtype)
     step = _planes(image, dgrad.shape[0])
+    scale: RawArray | float | None
     if params["global_pool"] and kind == "max":
         _global_max_backward(ctx, ograd, _flat(inputs[1]), dgrad, step)
         return

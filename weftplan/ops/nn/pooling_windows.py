@@ -10,14 +10,12 @@ import functools
 import math
 from dataclasses import dataclass
 from itertools import product
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from weftplan.ops.core.floats import is_float, limits
 from weftplan.ops.core.schema import Shape
-from weftplan.support.array_types import DTypeLike, RawArray
+from weftplan.support.array_types import ArrayModule, DType, DTypeLike, RawArray, Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +63,22 @@ def make_grid(image: Shape, grid: Shape, kernel: Shape, stride: Shape, pad: Shap
     return Grid(image, grid, taps, covering, all(s >= k for s, k in zip(stride, kernel, strict=True)), tuple(counts))
 
 
-def lowest(dtype: Any) -> Any:
+def lowest(dtype: DType) -> Scalar:
     """Return the least finite number, which is the maximum of a window without elements."""
-    return limits(dtype).min if is_float(dtype) else np.iinfo(dtype).min
+    least: Scalar = limits(dtype).min if is_float(dtype) else np.iinfo(dtype).min
+    return least
 
 
-def divisors(xp: ModuleType, grid: Grid, dtype: DTypeLike) -> Any:
+def divisors(xp: ArrayModule, grid: Grid, dtype: DTypeLike) -> RawArray | float:
     """Return 1 / count of each window: a number if all counts are equal, else a small array over the grid."""
     if all(len(set(spans)) == 1 for spans in grid.counts):
         return 1.0 / math.prod(spans[0] for spans in grid.counts)
     counts = functools.reduce(np.multiply.outer, (np.array(spans, np.float64) for spans in grid.counts))
-    return xp.asarray((1.0 / counts).astype(dtype))
+    shares: RawArray = xp.asarray((1.0 / counts).astype(dtype))
+    return shares
 
 
-def _power(xp: ModuleType, source: RawArray, p: int, out: RawArray) -> None:
+def _power(xp: ArrayModule, source: RawArray, p: int, out: RawArray) -> None:
     """Write ``source`` to the power ``p`` (0, 1, 2 or 3) to ``out`` (another array)."""
     if p == 0:
         out.fill(1)
@@ -90,7 +90,7 @@ def _power(xp: ModuleType, source: RawArray, p: int, out: RawArray) -> None:
             xp.multiply(out, source, out=out)
 
 
-def root(xp: ModuleType, array: RawArray, p: int) -> None:
+def root(xp: ArrayModule, array: RawArray, p: int) -> None:
     """Replace ``array`` by its ``p``-th root."""
     if p == 2:
         xp.sqrt(array, out=array)
@@ -98,7 +98,7 @@ def root(xp: ModuleType, array: RawArray, p: int) -> None:
         xp.cbrt(array, out=array)
 
 
-def reduce_max(xp: ModuleType, grid: Grid, source: RawArray, target: RawArray) -> None:
+def reduce_max(xp: ArrayModule, grid: Grid, source: RawArray, target: RawArray) -> None:
     """Compute ``target`` = maximum of each window of ``source`` (planes, *spatial)."""
     begun = grid.covering[0]
     if not begun:
@@ -110,7 +110,9 @@ def reduce_max(xp: ModuleType, grid: Grid, source: RawArray, target: RawArray) -
             xp.maximum(target[windows], source[elements], out=target[windows])
 
 
-def reduce_sum(xp: Any, grid: Grid, source: Any, target: Any, p: int, powers: Any) -> None:
+def reduce_sum(
+    xp: ArrayModule, grid: Grid, source: RawArray, target: RawArray, p: int, powers: RawArray | None
+) -> None:
     """Compute ``target`` = sum of each window of ``source`` to the power ``p``; ``powers``: scratch like it, None for p
     = 1."""
     target.fill(0)
@@ -125,7 +127,7 @@ def reduce_sum(xp: Any, grid: Grid, source: Any, target: Any, p: int, powers: An
 
 
 def spread_max(
-    xp: ModuleType,
+    xp: ArrayModule,
     grid: Grid,
     data: RawArray,
     output: RawArray,
@@ -147,7 +149,7 @@ def spread_max(
 
 
 def spread_power(
-    xp: ModuleType,
+    xp: ArrayModule,
     grid: Grid,
     data: RawArray,
     output: RawArray,

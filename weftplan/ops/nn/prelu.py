@@ -72,7 +72,7 @@ def prelu_forward(ctx: Workspace, data: RawArray, gamma: RawArray, out: RawArray
 
 
 def prelu_backward(
-    ctx: Workspace, ograd: RawArray, data: RawArray, gamma: RawArray, dgrad: RawArray, ggrad: RawArray
+    ctx: Workspace, ograd: RawArray, data: RawArray, gamma: RawArray, dgrad: RawArray | None, ggrad: RawArray | None
 ) -> None:
     """Compute the gradients of data and gamma; the first may take the memory of ograd or data."""
     xp = ctx.xp

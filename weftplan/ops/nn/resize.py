@@ -89,7 +89,7 @@ def _planes(old: Shape, new: Shape) -> int:
     return rows_per_block((old[0] * old[1], widest))
 
 
-def _matrices(ctx: Workspace, weights: Weights, params: Params, old: Shape, new: Shape, dtype: DType) -> list[Any]:
+def _matrices(ctx: Workspace, weights: Weights, params: Params, old: Shape, new: Shape, dtype: DType) -> list[RawArray]:
     taken = [ctx.take(*spec) for spec in _scratch(old, new, dtype)]
     for matrix, axis in zip(taken, (2, 3), strict=False):
         matrix[...] = ctx.xp.asarray(weights(params, old[axis], new[axis]))

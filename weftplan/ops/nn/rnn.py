@@ -36,27 +36,27 @@ from weftplan.ops.core.schema import (
 )
 from weftplan.ops.nn.rnn_layout import Layout, layout
 from weftplan.ops.nn.rnn_passes import BackwardPass, ForwardPass, backward_scratch, forward_scratch
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, Generator, RawArray
 
 _MASK = np.dtype(np.uint8)
 _DRAW = np.dtype(np.float32)
 
 
-def _p_positive(value: RawArray) -> int:
+def _p_positive(value: object) -> int:
     number = p_int(value)
     if number < 1:
         raise ValueError("expected at least 1")
     return number
 
 
-def _p_fraction(value: RawArray) -> float:
+def _p_fraction(value: object) -> float:
     p = p_float(value)
     if not 0 <= p < 1:
         raise ValueError("expected a number from 0 to below 1")
     return p
 
 
-def _p_no_clip(value: RawArray) -> None:
+def _p_no_clip(value: object) -> None:
     if p_optional(p_float)(value) is not None:
         raise ValueError("expected None: states are not clipped (MXNet 1.9.1 clips them with cuDNN only)")
 
@@ -162,7 +162,7 @@ def _active_scratch(plan: Layout) -> list[tuple[Shape, DType]]:
     return [((plan.steps, plan.batch, 1), BOOL), ((plan.steps, 1), np.dtype(np.float64))]
 
 
-def _active(ctx: Workspace, plan: Layout, lengths: object) -> Any:
+def _active(ctx: Workspace, plan: Layout, lengths: RawArray | None) -> RawArray | None:
     """Return (steps, batch, 1) bool: the sample still runs; None when no lengths are given."""
     if not plan.lengths:
         return None
@@ -172,7 +172,7 @@ def _active(ctx: Workspace, plan: Layout, lengths: object) -> Any:
     return active
 
 
-def _side(wide: Any, direction: int, units: int) -> Any:
+def _side(wide: RawArray, direction: int, units: int) -> RawArray:
     """Return the part of (steps, batch, directions · units) that a direction writes."""
     return wide[:, :, direction * units : (direction + 1) * units]
 
@@ -182,7 +182,15 @@ def _drop_scratch(params: Params, plan: Layout) -> list[tuple[Shape, DType]]:
     return [((size,), _DRAW), ((size,), _MASK)] if _drops(params) else []
 
 
-def _drop(xp: Any, params: Params, generator: Any, scratch: Sequence[Any], source: Any, mask: Any, out: Any) -> None:
+def _drop(
+    xp: ArrayModule,
+    params: Params,
+    generator: Generator,
+    scratch: Sequence[RawArray],
+    source: RawArray,
+    mask: RawArray | None,
+    out: RawArray,
+) -> None:
     """Compute ``out`` = the elements of ``source`` that are kept, scaled; ``mask`` (or None) gets which."""
     draws, room = scratch
     for first in range(0, source.size, tiling.block()):
@@ -194,13 +202,13 @@ def _drop(xp: Any, params: Params, generator: Any, scratch: Sequence[Any], sourc
         _masked(xp, params, source.reshape(-1)[here], kept, out.reshape(-1)[here])
 
 
-def _masked(xp: Any, params: Params, source: Any, kept: object, out: Any) -> None:
+def _masked(xp: ArrayModule, params: Params, source: RawArray, kept: RawArray, out: RawArray) -> None:
     xp.multiply(source, kept, out=out)
     xp.multiply(out, 1.0 / (1.0 - params["p"]), out=out)
 
 
 @context_kernel
-def _forward(ctx: OpContext, params: Params, *arrays: Any) -> None:
+def _forward(ctx: OpContext, params: Params, *arrays: RawArray) -> None:
     xp = ctx.xp
     count = len(_inputs(params))
     inputs, outputs = arrays[:count], arrays[count:]
@@ -217,7 +225,7 @@ def _forward(ctx: OpContext, params: Params, *arrays: Any) -> None:
     one = ForwardPass(ctx, plan, x.dtype)
     scratch = [ctx.take(*spec) for spec in _drop_scratch(params, plan)]
     dropping = _dropping(ctx, params)
-    generator = ctx.generator() if dropping else None
+    generator: Any = ctx.generator() if dropping else None
     weights = plan.weights(vector)
     for layer in range(plan.layers):
         last = layer == plan.layers - 1
@@ -287,7 +295,7 @@ def _dropped_buffer(params: Params, plan: Layout, dtype: DType) -> list[tuple[Sh
 
 
 @context_kernel
-def _backward(ctx: OpContext, params: Params, *arrays: Any) -> None:
+def _backward(ctx: OpContext, params: Params, *arrays: RawArray) -> None:
     xp = ctx.xp
     names = _backward_inputs(params)
     named, outputs = dict(zip(names, arrays, strict=False)), arrays[len(names) :]

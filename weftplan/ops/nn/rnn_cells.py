@@ -7,31 +7,30 @@ Backwards, ``d_gates`` gets the gradient of the gates before it. Formulas: Elman
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from weftplan.ops.core.cuda_gemm import DTYPES, gemm
 from weftplan.ops.core.products import matmul
 from weftplan.ops.nn.rnn_cuda_cells import fused, gru_back, gru_step, lstm_back, lstm_step
 from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
-def _sigmoid(xp: ModuleType, x: RawArray) -> None:
+def _sigmoid(xp: ArrayModule, x: RawArray) -> None:
     xp.multiply(x, -1.0, out=x)  # not negative: see kernels.py
     xp.exp(x, out=x)
     xp.add(x, 1.0, out=x)
     xp.divide(1.0, x, out=x)
 
 
-def _slope_sigmoid(xp: ModuleType, y: RawArray, target: RawArray, spare: RawArray) -> None:
+def _slope_sigmoid(xp: ArrayModule, y: RawArray, target: RawArray, spare: RawArray) -> None:
     """Compute ``target`` *= y (1 - y)."""
     xp.multiply(target, y, out=target)
     xp.subtract(1.0, y, out=spare)
     xp.multiply(target, spare, out=target)
 
 
-def _slope_tanh(xp: Any, y: Any, target: Any, spare: Any) -> None:
+def _slope_tanh(xp: ArrayModule, y: RawArray, target: RawArray, spare: RawArray) -> None:
     """Compute ``target`` *= 1 - y²."""
     xp.multiply(y, y, out=spare)
     xp.subtract(1.0, spare, out=spare)
@@ -44,14 +43,22 @@ class Cell:
     Scratch: ``product`` (batch, gates), ``spare`` (batch, state_size).
     """
 
-    def __init__(self, xp: ModuleType, plan: Layout, weights: Weights, product: RawArray, spare: RawArray) -> None:
+    def __init__(self, xp: ArrayModule, plan: Layout, weights: Weights, product: RawArray, spare: RawArray) -> None:
         self.xp = xp
         self.plan = plan
         self.weights = weights
         self.product = product
         self.spare = spare
 
-    def step(self, gates: Any, state: Any, cell: Any, next_state: object, next_cell: object, hidden: object) -> None:
+    def step(
+        self,
+        gates: RawArray,
+        state: RawArray,
+        cell: RawArray,
+        next_state: RawArray,
+        next_cell: RawArray,
+        hidden: RawArray | None,
+    ) -> None:
         """Compute a step.
 
         ``next_state`` may be ``state``, and ``next_cell`` ``cell``; ``hidden`` is as in :class:`Kept`, or None.
@@ -88,7 +95,7 @@ class Cell:
                 xp.multiply(hidden, o, out=hidden)
                 matmul(xp, hidden, self.weights.of_projection.T, next_state)
 
-    def _gru(self, gates: Any, state: Any, next_state: object, hidden: object) -> None:
+    def _gru(self, gates: RawArray, state: RawArray, next_state: RawArray, hidden: RawArray | None) -> None:
         xp, n, product = self.xp, self.plan.size, self.product
         bias = self.weights.state_bias
         if fused(xp, gates, product, bias, state, next_state, *(() if hidden is None else (hidden,))):
@@ -114,7 +121,7 @@ class CellGradient:
     Scratch: ``product`` (batch, gates), used by gru alone, ``spare`` (2, batch, state_size).
     """
 
-    def __init__(self, xp: ModuleType, plan: Layout, weights: Weights, product: RawArray, spare: RawArray) -> None:
+    def __init__(self, xp: ArrayModule, plan: Layout, weights: Weights, product: RawArray, spare: RawArray) -> None:
         self.xp = xp
         self.plan = plan
         self.weights = weights
@@ -125,13 +132,13 @@ class CellGradient:
         self,
         kept: Kept,
         t: int,
-        state: Any,
+        state: RawArray,
         cell: Any,
-        d_state: object,
-        d_cell: object,
-        d_gates: object,
-        next_d_state: object,
-        next_d_cell: object,
+        d_state: RawArray,
+        d_cell: RawArray,
+        d_gates: RawArray,
+        next_d_state: RawArray,
+        next_d_cell: RawArray,
     ) -> None:
         """Compute the gradients of step ``t``; ``state`` and ``cell`` are the values before it.
 
@@ -154,13 +161,13 @@ class CellGradient:
 
     def _lstm(
         self,
-        gates: Any,
-        after: object,
-        cell: Any,
-        d_state: object,
-        d_cell: object,
-        d_gates: Any,
-        next_d_cell: object,
+        gates: RawArray,
+        after: RawArray,
+        cell: RawArray,
+        d_state: RawArray,
+        d_cell: RawArray,
+        d_gates: RawArray,
+        next_d_cell: RawArray,
     ) -> None:
         xp, n = self.xp, self.plan.size
         spare, curve = self.spare
@@ -190,7 +197,15 @@ class CellGradient:
         _slope_sigmoid(xp, f, d_f, spare)
         xp.multiply(curve, f, out=next_d_cell)
 
-    def _gru(self, gates: Any, share: object, state: Any, d_state: object, d_gates: Any, next_d_state: object) -> None:
+    def _gru(
+        self,
+        gates: RawArray,
+        share: RawArray,
+        state: RawArray,
+        d_state: RawArray,
+        d_gates: RawArray,
+        next_d_state: RawArray,
+    ) -> None:
         xp, n, product = self.xp, self.plan.size, self.product
         spare, kept = self.spare
         if fused(xp, gates, share, d_state, d_gates, product, next_d_state):

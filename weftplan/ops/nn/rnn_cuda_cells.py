@@ -5,11 +5,10 @@ The formulas are those of :mod:`weftplan.ops.nn.rnn_cells`, which calls this on 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from weftplan.ops.core.cuda_source import each
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _SOURCE = """
 __device__ A sigmoid(A x) {
@@ -93,26 +92,43 @@ extern "C" __global__ void gru_back(const T* gates, const T* share, const T* sta
 """
 
 
-def fused(xp: Any, *arrays: Any) -> bool:
+def fused(xp: ArrayModule, *arrays: RawArray) -> bool:
     """Return whether the kernels can take these arrays: on a GPU, contiguous, of a float type."""
     return xp is not np and all(a.flags.c_contiguous and a.dtype == arrays[0].dtype for a in arrays)
 
 
-def lstm_step(xp: Any, gates: Any, product: Any, cell: Any, next_cell: object, next_state: object) -> None:
+def lstm_step(
+    xp: ArrayModule, gates: RawArray, product: RawArray, cell: RawArray, next_cell: RawArray, next_state: RawArray
+) -> None:
     """``gates`` (batch, 4 size) before their activation, with ``product`` to be added, are left activated."""
     args = (gates, product, cell, next_cell, next_state, cell.shape[1])
     each(xp, _SOURCE, "lstm_step", cell.size, args, T=gates.dtype)
 
 
 def lstm_back(
-    xp: Any, gates: Any, after: object, cell: Any, d_state: object, d_cell: object, d_gates: object, next_d_cell: object
+    xp: ArrayModule,
+    gates: RawArray,
+    after: RawArray,
+    cell: RawArray,
+    d_state: RawArray,
+    d_cell: RawArray,
+    d_gates: RawArray,
+    next_d_cell: RawArray,
 ) -> None:
     """Compute the gradients of the gates and of the cell before the step."""
     args = (gates, after, cell, d_state, d_cell, d_gates, next_d_cell, cell.shape[1])
     each(xp, _SOURCE, "lstm_back", cell.size, args, T=gates.dtype)
 
 
-def gru_step(xp: Any, gates: Any, product: Any, bias: Any, state: Any, next_state: object, share: object) -> None:
+def gru_step(
+    xp: ArrayModule,
+    gates: RawArray,
+    product: RawArray,
+    bias: RawArray,
+    state: RawArray,
+    next_state: RawArray,
+    share: RawArray | None,
+) -> None:
     """``gates`` (batch, 3 size) before their activation are left activated; ``product`` is the state's share without
     its ``bias``. ``share`` (batch, size), or None, gets that of the new state. ``next_state`` may be ``state``."""
     keep = np.int32(share is not None)
@@ -121,7 +137,14 @@ def gru_step(xp: Any, gates: Any, product: Any, bias: Any, state: Any, next_stat
 
 
 def gru_back(
-    xp: Any, gates: Any, share: object, state: Any, d_state: object, d_gates: object, product: Any, kept: object
+    xp: ArrayModule,
+    gates: RawArray,
+    share: RawArray,
+    state: RawArray,
+    d_state: RawArray,
+    d_gates: RawArray,
+    product: RawArray,
+    kept: RawArray,
 ) -> None:
     """Compute the gradients of the gates, and of the state's products into ``product``. ``kept``, which may be
     ``d_state``, gets the direct part of the previous state's gradient."""

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from weftplan.ops.core.schema import Params, Shape
+from weftplan.support.array_types import RawArray
 
 GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
@@ -72,7 +73,7 @@ class Layout:
         total: int = self.directions * (weights + self.layers * 2 * self.gates)
         return total
 
-    def weights(self, vector: Any) -> list[Weights]:
+    def weights(self, vector: RawArray) -> list[Weights]:
         """Return views of ``vector`` for layer 0 forwards, layer 0 backwards, layer 1 forwards, …"""
         at = 0
         matrices: list[tuple[Any, Any, Any]] = []
@@ -106,12 +107,12 @@ class Layout:
         each = sum(math.prod(shape) for shape in self._kept_shapes() if shape is not None)
         return self.layers * self.directions * each + (self.layers - 1) * math.prod(self.wide)
 
-    def between(self, reserve: Any) -> list[Any]:
+    def between(self, reserve: RawArray) -> list[RawArray]:
         """Return views of the outputs, before dropout, of all layers but the last; each has shape :attr:`wide`."""
         size = math.prod(self.wide)
         return [reserve[k * size : (k + 1) * size].reshape(self.wide) for k in range(self.layers - 1)]
 
-    def kept(self, reserve: Any) -> list[Kept]:
+    def kept(self, reserve: RawArray) -> list[Kept]:
         """Return the views of ``reserve`` for each layer and direction, in the order of :meth:`weights`."""
         at = (self.layers - 1) * math.prod(self.wide)
         kept_views = []
@@ -128,7 +129,7 @@ class Layout:
 
 
 @lru_cache(maxsize=256)
-def _layout(key: tuple[tuple[str, Any], ...], data: Shape) -> Layout:
+def _layout(key: tuple[tuple[str, object], ...], data: Shape) -> Layout:
     return Layout(dict(key), data)
 
 

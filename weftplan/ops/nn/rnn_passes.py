@@ -11,6 +11,7 @@ from weftplan.ops.core.products import matmul, product
 from weftplan.ops.core.schema import DType, Shape, Workspace
 from weftplan.ops.nn.rnn_cells import Cell, CellGradient
 from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
+from weftplan.support.array_types import RawArray
 
 
 def span(plan: Layout) -> int:
@@ -54,14 +55,14 @@ class ForwardPass:
 
     def run(
         self,
-        x: Any,
+        x: RawArray,
         weights: Weights,
-        state: Any,
-        cell: Any,
-        out: Any,
+        state: RawArray,
+        cell: RawArray | None,
+        out: RawArray | None,
         kept: Kept | None,
         reverse: bool,
-        active: Any,
+        active: RawArray | None,
     ) -> None:
         """Run all steps. ``out`` (steps, batch, units) or None gets every state, :attr:`state` and :attr:`cell` the
         last.
@@ -129,19 +130,19 @@ class BackwardPass:
         taken = [ctx.take(*spec) for spec in backward_scratch(plan, dtype)]
         self.d_gates, self.product, self.spare, self.d_state, self.d_cell = taken[:5]
         self.before, self.matrix, self.rows = taken[5:7], taken[7], taken[8]
-        self.projection = taken[9] if plan.projected else None
+        self.projection: Any = taken[9] if plan.projected else None
 
     def run(
         self,
         weights: Weights,
         kept: Kept,
-        states: Any,
-        initial: tuple[Any, Any],
-        d_out: Any,
-        d_last: tuple[Any, Any],
+        states: RawArray,
+        initial: tuple[RawArray, RawArray | None],
+        d_out: RawArray,
+        d_last: tuple[RawArray | None, RawArray | None],
         d_weights: Weights | None,
         reverse: bool,
-        active: Any,
+        active: RawArray | None,
     ) -> None:
         """``states`` (steps, batch, units): after each step. Afterwards :attr:`d_state`, :attr:`d_cell` hold the
         gradients of ``initial``, and :attr:`d_gates` those of the gates before their activation."""
@@ -175,7 +176,7 @@ class BackwardPass:
                 xp.copyto(self.d_state, d_before, where=active[t])
                 xp.copyto(self.d_cell, c_before, where=active[t])
 
-    def _project(self, hidden: object, d_weights: Weights, active: Any, t: int) -> None:
+    def _project(self, hidden: RawArray, d_weights: Weights, active: RawArray | None, t: int) -> None:
         xp = self.xp
         d_state = self.d_state
         if active is not None:
@@ -184,7 +185,7 @@ class BackwardPass:
         matmul(xp, d_state.T, hidden, self.projection)
         xp.add(d_weights.of_projection, self.projection, out=d_weights.of_projection)
 
-    def input_gradient(self, weights: Weights, out: Any, add: bool) -> None:
+    def input_gradient(self, weights: Weights, out: RawArray, add: bool) -> None:
         """Write the input's gradient to ``out`` (steps, batch, inputs), or ``add`` it; call this after :meth:`run`."""
         xp, plan = self.xp, self.plan
         width = span(plan)
@@ -200,7 +201,7 @@ class BackwardPass:
                 product(xp, rows, weights.of_input, target)
 
     def weight_gradients(
-        self, d_weights: Weights, x: Any, kept: Kept, states: Any, initial: object, reverse: bool
+        self, d_weights: Weights, x: RawArray, kept: Kept, states: RawArray, initial: RawArray, reverse: bool
     ) -> None:
         """Compute the gradients of weights and biases, after :meth:`input_gradient`: a gru changes :attr:`d_gates`."""
         xp, plan = self.xp, self.plan

@@ -18,7 +18,7 @@ from weftplan.ops.core.params import p_float, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
 from weftplan.ops.core.schema import Op, Param, Params, Shape
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, FloatType, RawArray
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),
@@ -55,12 +55,12 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [data, data], [data, merge_dtype(INDEX, outs[1], "ROIPooling: places of the maxima")]
 
 
-def away(value: RawArray) -> int:
+def away(value: Any) -> int:
     """Round to the nearest integer, halves away from 0."""
     return int(math.copysign(math.floor(abs(value) + 0.5), value))
 
 
-def _cells(start: int, end: int, cells: int, extent: int, kind: Any) -> list[tuple[int, int]]:
+def _cells(start: int, end: int, cells: int, extent: int, kind: FloatType) -> list[tuple[int, int]]:
     """Return the range within ``extent`` of each cell of a region from pixel ``start`` to ``end``.
 
     The division runs in the data's float dtype, as in MXNet 1.9.1, since rounding decides about borders.
@@ -74,7 +74,9 @@ def _cells(start: int, end: int, cells: int, extent: int, kind: Any) -> list[tup
     return ranges
 
 
-def _regions(params: Params, rois: Any, data: Shape, kind: Any) -> Iterator[tuple[int, int, int, int, slice, slice]]:
+def _regions(
+    params: Params, rois: RawArray, data: Shape, kind: FloatType
+) -> Iterator[tuple[int, int, int, int, slice, slice]]:
     """Yield (region, image, cell row, cell column, rows, columns) of every cell that is not empty."""
     height, width = _size(params)
     scale = kind(params["spatial_scale"])
@@ -92,7 +94,9 @@ def _regions(params: Params, rois: Any, data: Shape, kind: Any) -> Iterator[tupl
 
 
 @kernel
-def _forward(xp: Any, p: Params, data: Any, rois: Any, out: Any, places: Any) -> None:
+def _forward(
+    xp: ArrayModule, p: Params, data: RawArray, rois: RawArray, out: RawArray | None, places: RawArray | None
+) -> None:
     """Pool the regions; output 1 is the position (row · width + column) of each maximum, -1 for an empty cell."""
     if out is not None:
         out.fill(0)
@@ -111,7 +115,15 @@ def _forward(xp: Any, p: Params, data: Any, rois: Any, out: Any, places: Any) ->
 
 
 @kernel
-def _backward(xp: Any, p: Params, ograd: Any, rois: Any, places: Any, of_data: Any, of_rois: Any) -> None:
+def _backward(
+    xp: ArrayModule,
+    p: Params,
+    ograd: RawArray,
+    rois: RawArray,
+    places: RawArray,
+    of_data: RawArray | None,
+    of_rois: RawArray | None,
+) -> None:
     """Add each gradient to its maximum's element, in the order of the regions; regions get no gradient."""
     if of_rois is not None:
         of_rois.fill(0)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from weftplan.ops.core.kernels import BOOL, INDEX, accumulator, gather
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import DType, Shape, Workspace
+from weftplan.support.array_types import RawArray
 
 
 def _room(channels: int, places: int, dtype: DType) -> list[tuple[Shape, DType]]:
@@ -47,7 +47,7 @@ class Sampler:
         self._index, self._bad, self._other = rows[8:]
         self._values = values.reshape(-1)[: values.shape[0] * places].reshape(values.shape[0], places)
 
-    def _corners(self, grid: Any, height: int, width: int, planes: object = None) -> Iterator[tuple[int, int]]:
+    def _corners(self, grid: RawArray, height: int, width: int, planes: object = None) -> Iterator[tuple[int, int]]:
         """Yield the side of each corner (x, y: -1 or 1), with its index, bad, near and weight arrays filled."""
         xp = self._xp
         for points, place, extent in ((grid[0], self._x, width), (grid[1], self._y, height)):
@@ -84,7 +84,9 @@ class Sampler:
                 xp.multiply(self._near_x, self._near_y, out=self._weight)
                 yield 2 * column - 1, 2 * row - 1
 
-    def forward(self, image: Any, grid: Any, out: Any, *, planes: object = None, add: bool = False) -> None:
+    def forward(
+        self, image: RawArray, grid: RawArray, out: RawArray, *, planes: object = None, add: bool = False
+    ) -> None:
         """``out`` (channels, places) = samples of ``image`` (channels, …, height, width) at ``grid`` (2, places)."""
         xp = self._xp
         flat = image.reshape(image.shape[0], -1)
@@ -97,7 +99,15 @@ class Sampler:
             xp.add(out, self._values, out=out)
 
     def backward(
-        self, ograd: Any, image: Any, grid: Any, of_image: Any, of_grid: Any, *, planes: Any = None, add: bool = False
+        self,
+        ograd: RawArray,
+        image: RawArray,
+        grid: RawArray,
+        of_image: RawArray | None,
+        of_grid: RawArray | None,
+        *,
+        planes: RawArray | None = None,
+        add: bool = False,
     ) -> None:
         """Compute the gradients of the image (``add``: added to it) and of the grid's (2, places), each unless None."""
         xp = self._xp
@@ -134,7 +144,7 @@ def base_bytes(height: int, width: int, dtype: DType) -> int:
     return take_bytes(((3, height, width), dtype))
 
 
-def base_grid(ctx: Workspace, height: int, width: int, dtype: DType) -> Any:
+def base_grid(ctx: Workspace, height: int, width: int, dtype: DType) -> RawArray:
     """Return (3, height · width): x, y and 1 of every pixel, which an affine map (2 by 3) is multiplied by."""
     xp = ctx.xp
     base = ctx.take((3, height, width), dtype)

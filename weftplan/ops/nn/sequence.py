@@ -8,12 +8,11 @@ of length 0 (MXNet 1.9.1 reads beyond the array in both cases). No gradient flow
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.forms import WorkspaceKernel, workspace_kernel
 from weftplan.ops.core.kernels import INDEX
 from weftplan.ops.core.params import p_bool, p_float, p_int
 from weftplan.ops.core.registry import register
@@ -22,13 +21,15 @@ from weftplan.ops.core.schema import (
     DType,
     EntryRef,
     GradientBuilder,
+    Kernel,
     Op,
-    OpContext,
     Param,
     Params,
     Shape,
+    ShapeRule,
     TensorSpec,
     Workspace,
+    WorkspaceRule,
 )
 from weftplan.ops.elementwise.scalar import converted
 from weftplan.support.array_types import RawArray
@@ -99,12 +100,12 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 # -------------------------------------------------------------------------------------------------------------- kernels
 
 
-def _time_first(array: Any, axis: int) -> Any:
+def _time_first(array: RawArray, axis: int) -> RawArray:
     """Return a view of (time, batch, …)."""
     return array if axis == 0 else array.swapaxes(0, 1)
 
 
-def _whole(ctx: Workspace, lengths: Any, low: int, steps: int) -> Any:
+def _whole(ctx: Workspace, lengths: RawArray, low: int, steps: int) -> RawArray:
     """Return the lengths as integers between ``low`` and ``steps``."""
     xp = ctx.xp
     whole = ctx.take(lengths.shape, INDEX)
@@ -117,11 +118,11 @@ def _length_bytes(batch: int, *more: tuple[Shape, DType]) -> int:
     return take_bytes(((batch,), INDEX), *more)
 
 
-def _masked(fill: Callable[[Params], float]) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
+def _masked(fill: Callable[[Params], float]) -> WorkspaceKernel:
     """Copy input 0; the steps beyond the lengths (the last input) become ``fill``."""
 
     @workspace_kernel
-    def compute(ctx: Workspace, p: Params, data: Any, *others: Any) -> None:
+    def compute(ctx: Workspace, p: Params, data: RawArray, *others: RawArray) -> None:
         out = others[-1]
         xp = ctx.xp
         xp.copyto(out, data)
@@ -203,13 +204,13 @@ def _gradient(name: str) -> Callable[[GradientBuilder], Sequence[EntryRef | None
 
 def _sequence(
     name: str,
-    forward: Any,
-    reverse: Any,
+    forward: Kernel,
+    reverse: Kernel,
     *,
     value: bool = False,
     inplace: bool = False,
-    sizes: tuple[Any, Any],
-    shape: Any = None,
+    sizes: tuple[WorkspaceRule, WorkspaceRule],
+    shape: ShapeRule | None = None,
     doc: str,
 ) -> None:
     filled = (Param("value", p_float, 0.0, "What stands beyond the end of a sequence."),) if value else ()

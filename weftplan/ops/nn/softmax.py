@@ -5,8 +5,7 @@ The four share one family of kernels over rows, which differ in a sign and a log
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from weftplan.errors import ParameterError
 from weftplan.ops.core.forms import workspace_kernel
@@ -90,13 +89,15 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
     params = _PARAMS
 
     @workspace_kernel
-    def forward(ctx: Workspace, p: Params, *arrays: Any) -> None:
+    def forward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
         *inputs, out = arrays
         rows = as_rows(inputs[0].shape, p["axis"])
         length = inputs[1].reshape(rows[0], rows[2]) if len(inputs) > 1 else None
         softmax(ctx, inputs[0].reshape(rows), out.reshape(rows), scale=_scale(p, sign), log=log, length=length)
 
-    def bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
+    def bare(
+        params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> Callable[..., object] | None:
         plain = len(inputs) == 1 and inputs[0].dtype == outputs[0].dtype and params.get("temperature") is None
         if not plain or log or sign != 1.0:
             return None

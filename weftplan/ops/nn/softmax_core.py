@@ -7,6 +7,7 @@ computed alike in any part.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,15 @@ def _parts(shape: Shape, *, plain: bool) -> tuple[int, int]:
     return parts, max(rows_per_block(shape), -(-rows // max(1, rows * math.prod(shape[1:]) // FEW)))
 
 
-def softmax(ctx: Workspace, data: Any, out: Any, *, scale: float = 1.0, log: bool = False, length: Any = None) -> None:
+def softmax(
+    ctx: Workspace,
+    data: RawArray,
+    out: RawArray,
+    *,
+    scale: float = 1.0,
+    log: bool = False,
+    length: Any = None,
+) -> None:
     """Compute ``out`` = softmax of ``scale · data`` over axis 1, or its logarithm; both (outer, classes, inner).
 
     ``out`` may be ``data``. Of row (o, ·, i) only the first ``length[o, i]`` classes count; the others give 0.
@@ -83,7 +92,7 @@ def softmax(ctx: Workspace, data: Any, out: Any, *, scale: float = 1.0, log: boo
     hidden = ctx.take((step, *shape[1:]), np.dtype(bool)) if length is not None else None
     places = xp.arange(shape[1]).reshape(1, -1, 1) if length is not None else None
 
-    def block(here: slice, most: Any) -> None:
+    def block(here: slice, most: RawArray) -> None:
         x, y = data[here], out[here]
         most, z = most[: x.shape[0]], y if wide is None else wide[: x.shape[0]]
         if scale != 1.0 or hidden is not None:
@@ -123,7 +132,7 @@ def softmax(ctx: Workspace, data: Any, out: Any, *, scale: float = 1.0, log: boo
             block(here, reduced)
 
 
-def softmax_bare(shape: Shape, dtype: DType) -> Any:
+def softmax_bare(shape: Shape, dtype: DType) -> Callable[..., object] | None:
     """Return the bare form of :func:`softmax` for (outer, classes, inner) in one block of a dtype that needs no wider
     one; None for others."""
     if rows_per_block(shape) < shape[0] or accumulator(dtype) != dtype:
@@ -134,7 +143,7 @@ def softmax_bare(shape: Shape, dtype: DType) -> Any:
     largest: Any = np.maximum.reduce
     total: Any = np.add.reduce
 
-    def call(data: Any, out: Any, workspace: Any) -> None:
+    def call(data: RawArray, out: RawArray, workspace: RawArray) -> None:
         if data.shape != shape:
             data, out = data.reshape(shape), out.reshape(shape)
         most: Any = np.ndarray(small, dtype, workspace)

@@ -7,8 +7,6 @@ outside the classes are clipped to the first or last class.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from weftplan.ops.core.kernels import INDEX, accumulator, gather, row_blocks, ro
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape, same_dtype, take_bytes
 from weftplan.ops.core.schema import InplacePair, Op, Params, Shape, TensorSpec, Workspace
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, DType, RawArray
 
 _LEAST = 1e-8
 _DOUBLE = np.dtype(np.float64)
@@ -36,7 +34,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [(label[0], data[1]), label], [out]
 
 
-def _powers(xp: ModuleType, x: RawArray, most: RawArray, z: RawArray) -> None:
+def _powers(xp: ArrayModule, x: RawArray, most: RawArray, z: RawArray) -> None:
     """Compute z = exp(x - max), most = its sum over each row."""
     xp.max(x, axis=1, out=most, keepdims=True)
     xp.subtract(x, most, out=z, dtype=z.dtype)
@@ -44,14 +42,14 @@ def _powers(xp: ModuleType, x: RawArray, most: RawArray, z: RawArray) -> None:
     xp.sum(z, axis=1, out=most, keepdims=True)
 
 
-def _places(xp: Any, label: Any, classes: int, index: Any, rows: Any) -> Any:
+def _places(xp: ArrayModule, label: RawArray, classes: int, index: RawArray, rows: RawArray) -> RawArray:
     """Return the flat places of the labels in a block of rows; ``rows`` holds 0, 1, 2, …"""
     to_index(xp, label, classes, "clip", index)
     xp.add(index, rows[: index.size] * classes, out=index)
     return index
 
 
-def _room(ctx: Workspace, shape: Shape, acc: object) -> tuple[Any, Any, Any, Any]:
+def _room(ctx: Workspace, shape: Shape, acc: DType) -> tuple[RawArray, RawArray, RawArray, RawArray]:
     step = rows_per_block(shape)
     rows = ctx.take((step,), INDEX)
     rows.fill(1)
@@ -60,13 +58,13 @@ def _room(ctx: Workspace, shape: Shape, acc: object) -> tuple[Any, Any, Any, Any
     return ctx.take((step, shape[1]), acc), ctx.take((step, 1), acc), ctx.take((step,), INDEX), rows
 
 
-def _room_bytes(shape: Shape, acc: Any) -> int:
+def _room_bytes(shape: Shape, acc: DType) -> int:
     step = rows_per_block(shape)
     return take_bytes(((step,), INDEX), ((step, shape[1]), acc), ((step, 1), acc), ((step,), INDEX))
 
 
 @workspace_kernel
-def _forward(ctx: Workspace, p: Params, data: Any, label: Any, out: Any) -> None:
+def _forward(ctx: Workspace, p: Params, data: RawArray, label: RawArray, out: RawArray) -> None:
     xp = ctx.xp
     wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))
     picked = ctx.take((places.size,), wide.dtype)
@@ -94,7 +92,7 @@ def _forward_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequen
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, ograd: Any, data: Any, label: Any, out: Any) -> None:
+def _backward(ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, label: RawArray, out: RawArray) -> None:
     """Compute (softmax - 1 at the label) times the output gradient, a number."""
     xp = ctx.xp
     wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))

@@ -43,6 +43,7 @@ from weftplan.ops.core.schema import (
     Workspace,
 )
 from weftplan.ops.nn.softmax_core import FEW, as_rows, forward_bytes, softmax
+from weftplan.support.array_types import ArrayModule, RawArray
 from weftplan.support.core_sharing import split
 
 _LABELS = 4096
@@ -103,7 +104,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 @workspace_kernel
-def _forward(ctx: Workspace, p: Params, data: Any, label: Any, out: Any) -> None:
+def _forward(ctx: Workspace, p: Params, data: RawArray, label: RawArray | None, out: RawArray) -> None:
     rows = as_rows_of(p, data.shape)
     softmax(ctx, data.reshape(rows), out.reshape(rows))
 
@@ -112,7 +113,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return forward_bytes(as_rows_of(params, inputs[0].shape), inputs[0].dtype, outputs[0].dtype)
 
 
-def _label_blocks(labels: Any, size: int, index: Any) -> Iterator[tuple[int, Any]]:
+def _label_blocks(labels: RawArray, size: int, index: RawArray) -> Iterator[tuple[int, RawArray]]:
     """Yield (first place, labels as integers) over the first ``size`` labels."""
     flat = labels.reshape(-1)
     for first in range(0, size, _LABELS):
@@ -123,7 +124,7 @@ def _label_blocks(labels: Any, size: int, index: Any) -> Iterator[tuple[int, Any
 
 
 @workspace_kernel
-def _backward(ctx: Workspace, p: Params, *arrays: Any) -> None:
+def _backward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     output, label = inputs[:2]
@@ -138,7 +139,7 @@ def _backward(ctx: Workspace, p: Params, *arrays: Any) -> None:
         xp.multiply(out, inputs[2], out=out)
 
 
-def _scaled(xp: Any, out: Any, scale: float) -> None:
+def _scaled(xp: ArrayModule, out: RawArray, scale: float) -> None:
     """Compute ``out *= scale``, on several cores of a host if that pays."""
     parts = min(MOST, out.size // FEW)
     if xp is not np or parts < 2:
@@ -154,7 +155,7 @@ def _scaled(xp: Any, out: Any, scale: float) -> None:
     split(part, parts)
 
 
-def _subtract_labels(ctx: Workspace, params: Params, output: Any, label: Any, out: Any) -> float:
+def _subtract_labels(ctx: Workspace, params: Params, output: RawArray, label: RawArray, out: RawArray) -> float:
     """``out`` = output minus the labels' distribution; returns the factor that remains to be applied."""
     xp = ctx.xp
     outer, classes, inner = as_rows_of(params, output.shape)

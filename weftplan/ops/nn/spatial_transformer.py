@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core.forms import workspace_kernel
@@ -16,7 +15,7 @@ from weftplan.ops.core.params import p_bool, p_enum, p_optional, p_shape
 from weftplan.ops.core.products import multiply
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, TensorSpec, Workspace, WorkspaceRule
 from weftplan.ops.nn.sampling import Sampler, base_bytes, base_grid, sampler_bytes
 from weftplan.support.array_types import RawArray
 
@@ -157,13 +156,24 @@ def _sample_all(ctx: Workspace, data: RawArray, points: RawArray, out: RawArray)
 
 @workspace_kernel
 def _sample_backward(
-    ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, grid: RawArray, d_data: RawArray, d_grid: RawArray
+    ctx: Workspace,
+    p: Params,
+    ograd: RawArray,
+    data: RawArray,
+    grid: RawArray,
+    d_data: RawArray | None,
+    d_grid: RawArray | None,
 ) -> None:
     _backward_all(ctx, ograd, data, _points(grid), d_data, None if d_grid is None else _points(d_grid))
 
 
 def _backward_all(
-    ctx: Workspace, ograd: RawArray, data: RawArray, points: RawArray, of_data: RawArray, of_points: RawArray
+    ctx: Workspace,
+    ograd: RawArray,
+    data: RawArray,
+    points: RawArray,
+    of_data: RawArray | None,
+    of_points: RawArray | None,
 ) -> None:
     sampler = Sampler(ctx, data.shape[1], points.shape[2], data.dtype)
     if of_data is None and of_points is None:
@@ -173,7 +183,7 @@ def _backward_all(
         sampler.backward(g, image, grid, *targets)
 
 
-def _sample_bytes(position: int) -> Any:
+def _sample_bytes(position: int) -> WorkspaceRule:
     """Of the input with the sampled extents: the grid (1) forward, the incoming gradient (0) backward."""
 
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -232,7 +242,7 @@ def _spatial_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     return [None if data is None else (*out[:2], *data[2:]), maps], [out]
 
 
-def _map_points(ctx: Workspace, loc: RawArray, base: RawArray) -> Any:
+def _map_points(ctx: Workspace, loc: RawArray, base: RawArray) -> RawArray:
     points = ctx.take((loc.shape[0], 2, base.shape[1]), loc.dtype)
     multiply(ctx.xp, loc.reshape(-1, 3), base, points.reshape(-1, base.shape[1]))
     return points
@@ -247,7 +257,13 @@ def _spatial(ctx: Workspace, p: Params, data: RawArray, loc: RawArray, out: RawA
 
 @workspace_kernel
 def _spatial_backward(
-    ctx: Workspace, p: Params, ograd: RawArray, data: RawArray, loc: RawArray, d_data: RawArray, d_loc: RawArray
+    ctx: Workspace,
+    p: Params,
+    ograd: RawArray,
+    data: RawArray,
+    loc: RawArray,
+    d_data: RawArray | None,
+    d_loc: RawArray | None,
 ) -> None:
     height, width = p["target_shape"]
     base = base_grid(ctx, height, width, loc.dtype)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import Room, kernel
@@ -26,7 +25,9 @@ from weftplan.ops.core.schema import (
     Param,
     Params,
     Shape,
+    SpecLike,
 )
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
     Param("margin", p_float, 1.0, "Scores should exceed it for the label, and lie below its negative elsewhere."),
@@ -51,14 +52,23 @@ def _rows(shape: Shape) -> Shape:
     return math.prod(shape[:-1]), shape[-1]
 
 
-def _scratch(params: Params, output: Any, label: Any, out: Any) -> Room:
+def _scratch(params: Params, output: SpecLike, label: SpecLike, out: SpecLike) -> Room:
     rows, columns = _rows(output.shape)
     step = rows_per_block((rows, columns))
     return [((step, columns), output.dtype), ((step, 1), INDEX), ((columns,), INDEX)]
 
 
 @kernel(scratch=_scratch)
-def _backward(xp: Any, p: Params, output: Any, label: Any, out: Any, sign_room: Any, whole: Any, classes: Any) -> None:
+def _backward(
+    xp: ArrayModule,
+    p: Params,
+    output: RawArray,
+    label: RawArray,
+    out: RawArray,
+    sign_room: RawArray,
+    whole: RawArray,
+    classes: RawArray,
+) -> None:
     shape = _rows(output.shape)
     scores, out = output.reshape(shape), out.reshape(shape)
     label = label.reshape(-1)

@@ -19,6 +19,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, merge_shape, same_dtype
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.elementwise.add_n import NUM_ARGS, numbered_inputs
+from weftplan.support.array_types import RawArray
 
 _PARAMS = (
     Param("scale", p_int, doc="Factor of height and width."),
@@ -112,7 +113,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return (_bilinear_shape if _bilinear(params) else _nearest_shape)(params, ins, outs)
 
 
-def _parts(params: Params, out: Any, inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
+def _parts(params: Params, out: RawArray, inputs: Sequence[RawArray]) -> list[tuple[RawArray, RawArray]]:
     """Return, per input, its part of ``out`` and itself, both as (batch, channels, height, rows, width, columns)."""
     parts = []
     first = 0
@@ -131,7 +132,7 @@ def _parts(params: Params, out: Any, inputs: Sequence[Any]) -> list[tuple[Any, A
 
 
 @context_kernel
-def _forward(ctx: OpContext, p: Params, *arrays: Any) -> None:
+def _forward(ctx: OpContext, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     if _bilinear(p):
         channels = inputs[0].shape[1]
@@ -152,7 +153,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 @context_kernel
-def _backward(ctx: OpContext, p: Params, ograd: Any, *arrays: Any) -> None:
+def _backward(ctx: OpContext, p: Params, ograd: RawArray, *arrays: Any) -> None:
     if _bilinear(p):
         inner = _deconvolution(p, arrays[0].shape[1])
         registry.get("_backward_Deconvolution").forward(ctx, inner, (ograd, *arrays[:2]), arrays[2:])

@@ -6,9 +6,6 @@ Of floats they are the operators of this package. Comparisons give booleans. Whe
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
-
 from weftplan.ops.core.forms import kernel
 from weftplan.ops.core.kernels import BOOL, UfuncKernel
 from weftplan.ops.core.params import p_dtype, p_float, p_optional, p_str
@@ -17,7 +14,7 @@ from weftplan.ops.core.rules import DTypes, broadcast_shape, floats_only, merge_
 from weftplan.ops.core.schema import Kernel, Op, Param, Params
 from weftplan.ops.elementwise.scalar import SCALAR
 from weftplan.ops.numpy.derive import derive
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 for _name in ("exp", "expm1", "log", "log10", "log2", "log1p", "sqrt", "cbrt", "square", "sin", "cos", "tan", "arcsin",
               "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "degrees", "radians",
@@ -62,7 +59,7 @@ def _bool_out(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes
 
 def _against_number(ufunc: str) -> Kernel:
     @kernel
-    def compute(xp: Any, p: Params, data: Any, out: Any) -> None:
+    def compute(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
         getattr(xp, ufunc)(data, p["scalar"], out=out)
 
     return compute
@@ -113,7 +110,7 @@ def _like_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 @kernel
-def _full_like(xp: ModuleType, p: Params, a: RawArray, out: RawArray) -> None:
+def _full_like(xp: ArrayModule, p: Params, a: RawArray | None, out: RawArray) -> None:
     out.fill(p["fill_value"])
 
 

@@ -90,7 +90,7 @@ def derive(
 def _with_parameters(op: Op, params: tuple[Param, ...], translate: Translate) -> Op:
     """Return ``op`` declaring ``params``; each of its functions gets the translated parameters."""
 
-    def first(function: Callable[..., Any]) -> Callable[..., Any]:
+    def first(function: Callable[..., object]) -> Callable[..., object]:
         return lambda values, *rest: function(translate(values), *rest)
 
     changes: dict[str, Any] = {

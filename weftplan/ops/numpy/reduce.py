@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import DTypeError, ParameterError
-from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.forms import WorkspaceKernel, workspace_kernel
 from weftplan.ops.core.kernels import INDEX
 from weftplan.ops.core.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.core.registry import get, register
@@ -30,7 +29,7 @@ from weftplan.ops.reduction.reduce import kept_shape, reduced_axes
 from weftplan.support.array_types import RawArray
 
 
-def _p_nothing(value: RawArray) -> None:
+def _p_nothing(value: object) -> None:
     if value is not None and str(value).strip().lower() not in ("none", ""):
         raise ValueError("expected None: another start than the usual one is not supported")
 
@@ -129,9 +128,9 @@ def _correction(params: Params, source: Shape) -> float:
     return count / float(count - params["ddof"])
 
 
-def _spread(root: bool) -> Any:
+def _spread(root: bool) -> WorkspaceKernel:
     @workspace_kernel
-    def compute(ctx: Workspace, p: Params, a: Any, out: Any, mean: Any) -> None:
+    def compute(ctx: Workspace, p: Params, a: RawArray, out: RawArray | None, mean: RawArray | None) -> None:
         """Output 1: the mean, which the gradient needs."""
         source = a.shape
         moments_forward(ctx, _moments(p, len(source)), (a,), [mean, out])
@@ -149,9 +148,11 @@ def _spread_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seq
     return get("moments").workspace_bytes(_moments(params, len(inputs[0].shape)), inputs, outputs)
 
 
-def _backward_spread(root: bool) -> Any:
+def _backward_spread(root: bool) -> WorkspaceKernel:
     @workspace_kernel
-    def compute(ctx: Workspace, p: Params, g: Any, data: Any, value: object, mean: Any, out: Any) -> None:
+    def compute(
+        ctx: Workspace, p: Params, g: RawArray, data: RawArray, value: RawArray, mean: RawArray, out: RawArray
+    ) -> None:
         xp = ctx.xp
         of_mean, of_var = ctx.take(g.shape, g.dtype), ctx.take(g.shape, g.dtype)
         of_mean.fill(0)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.core.registry import get
 from weftplan.ops.core.rules import Shapes, merge_shape
-from weftplan.ops.core.schema import Param, Params
+from weftplan.ops.core.schema import Param, Params, ShapeRule
 from weftplan.ops.elementwise.add_n import NUM_ARGS
 from weftplan.ops.numpy.derive import derive
 
@@ -45,7 +44,7 @@ derive(
 )
 
 
-def _join_axis(params: Params) -> Mapping[str, Any]:
+def _join_axis(params: Params) -> Params:
     return {"num_args": params["num_args"], "dim": params["dim"] if params["axis"] is None else params["axis"]}
 
 
@@ -67,14 +66,14 @@ _CODES = {-1: (-1,), -2: (0,), -4: (-2,), -5: (-3,)}
 """Codes of npx.reshape, as those of Reshape."""
 
 
-def _plain(params: Params) -> Mapping[str, Any]:
+def _plain(params: Params) -> Params:
     sizes = params["newshape"]
     if any(size < -1 or size == 0 for size in sizes):
         raise ParameterError(f"_np_reshape: newshape={sizes}: expected positive sizes, of which one may be -1")
     return {"shape": sizes, "reverse": False, "target_shape": (), "keep_highest": False}
 
 
-def _coded(params: Params) -> Mapping[str, Any]:
+def _coded(params: Params) -> Params:
     codes: list[int] = []
     newshape = params["newshape"]
     position = 0
@@ -116,7 +115,7 @@ derive(
 # ------------------------------------------------------------------------------------------------------------ products
 
 
-def _product_shape(name: str, base: str, ranks: Sequence[int], options: Mapping[str, Any]) -> Any:
+def _product_shape(name: str, base: str, ranks: Sequence[int], options: Params) -> ShapeRule:
     """Apply the base's rule to tensors of these ranks; refuse other ranks."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:

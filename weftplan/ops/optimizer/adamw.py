@@ -8,7 +8,6 @@ computed, and used only if the factor is valid.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from weftplan.ops.core.schema import Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.optimizer.mixed_precision import mixed_dtype
 from weftplan.ops.optimizer.sgd_adam import COMMON, LR
 from weftplan.ops.optimizer.variants import single
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _WIDE = np.dtype(np.float32)
 _ADAMW = (
@@ -35,7 +34,7 @@ _ADAMW = (
 )
 
 
-def _factor(ctx: Workspace, given: object) -> tuple[Any, Any]:
+def _factor(ctx: Workspace, given: RawArray) -> tuple[RawArray, RawArray]:
     """The factor of the gradient, and whether it is good, as arrays of one element."""
     xp = ctx.xp
     good, nonzero = ctx.take((1,), BOOL), ctx.take((1,), BOOL)
@@ -49,7 +48,17 @@ _FACTOR_BYTES = take_bytes(((1,), BOOL), ((1,), BOOL))
 
 
 def _step(
-    xp: Any, p: Params, w: Any, g: Any, mean: Any, var: Any, factor: tuple[Any, Any], out: Any, t: Any, u: Any, s: Any
+    xp: ArrayModule,
+    p: Params,
+    w: RawArray,
+    g: RawArray,
+    mean: RawArray,
+    var: RawArray,
+    factor: tuple[RawArray, RawArray],
+    out: RawArray,
+    t: RawArray,
+    u: RawArray,
+    s: RawArray,
 ) -> None:
     """One block; ``out`` may be ``w``, ``t`` may be ``g``."""
     scale, good = factor
@@ -79,7 +88,14 @@ def _step(
 
 @workspace_kernel
 def _adamw(
-    ctx: Workspace, p: Params, w: RawArray, g: RawArray, mean: RawArray, var: RawArray, given: RawArray, out: RawArray
+    ctx: Workspace,
+    p: Params,
+    w: RawArray,
+    g: RawArray,
+    mean: RawArray,
+    var: RawArray,
+    given: RawArray,
+    out: RawArray | None,
 ) -> None:
     if out is None:  # without the new weight the states stay, too
         return
@@ -92,13 +108,13 @@ def _adamw(
 def _mp_adamw(
     ctx: Workspace,
     p: Params,
-    weight: RawArray,
+    weight: RawArray | None,
     g: RawArray,
     mean: RawArray,
     var: RawArray,
     weight32: RawArray,
     given: RawArray,
-    out: RawArray,
+    out: RawArray | None,
 ) -> None:
     if out is None:
         return

@@ -32,7 +32,7 @@ Steps = Callable[[Sequence[Any], Any], None]
 @lru_cache(maxsize=64)
 def work(
     name: str,
-    params: tuple[tuple[tuple[str, Any], ...], ...],
+    params: tuple[tuple[tuple[str, object], ...], ...],
     arrays: int,
     sizes: tuple[int, ...],
     dtype: DType,
@@ -67,7 +67,7 @@ def work(
     pieces = _pieces(ends, step)
     room = max(nbytes for _, nbytes in kernels)
 
-    def run(raws: Sequence[Any], scratch: Any) -> None:
+    def run(raws: Sequence[RawArray], scratch: Any) -> None:
         flat = [raw.reshape(-1) for raw in raws]
 
         def part(number: int, place: int) -> None:
@@ -113,7 +113,7 @@ def _kernel(name: str, given: Params, arrays: int, dtype: DType, *, compiled: bo
         if formula is not None:
             call = elementwise.compiled(formula.at(float(given[_RATE])), dtype)
 
-            def compute(mine: Sequence[object], first: int, last: int, scratch: Any) -> None:
+            def compute(mine: Sequence[object], first: int, last: int, scratch: RawArray | None) -> None:
                 call([*mine, mine[0]], first, last)
 
             return compute, 0
@@ -152,7 +152,7 @@ _RATE = "lr"
 
 
 @lru_cache(maxsize=256)
-def _formula(name: str, others: tuple[tuple[str, Any], ...], arrays: int, dtype: DType) -> Recorded | None:
+def _formula(name: str, others: tuple[tuple[str, object], ...], arrays: int, dtype: DType) -> Recorded | None:
     """Return a step's formula for any learning rate; None if only NumPy can compute it."""
     op = get(name)
     params = {**parse_params(op, {**dict(others), _RATE: 0.0}), _RATE: Number()}

@@ -6,7 +6,7 @@ All arithmetic is done on the copy, the last input; the output is the new copy, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from weftplan.ops.core.rules import DTypes, merge_dtype, same_shape
 from weftplan.ops.core.schema import InplacePair, Kernel, Op, Params, Workspace
 from weftplan.ops.optimizer.sgd_adam import COMMON, LR, Step, rescaled, sgd_mom_step, sgd_step
 from weftplan.ops.optimizer.variants import MOMENTUM
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _WIDE = np.dtype(np.float32)
 
@@ -34,7 +34,7 @@ def mixed_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return [narrow, narrow, *wide], [narrow]
 
 
-def mixed_step(xp: ModuleType, step: Step, p: Params, block: Sequence[RawArray]) -> None:
+def mixed_step(xp: ArrayModule, step: Step, p: Params, block: Sequence[RawArray]) -> None:
     """``step`` on one block of (gradient, states…, the copy, the narrow weight), followed by three of scratch."""
     gradient, *others, weight, target, wide, t, u = block
     xp.copyto(wide, gradient)
@@ -44,7 +44,7 @@ def mixed_step(xp: ModuleType, step: Step, p: Params, block: Sequence[RawArray])
 
 def _mixed(step: Step) -> Kernel:
     @workspace_kernel
-    def compute(ctx: Workspace, p: Params, *arrays: object) -> None:
+    def compute(ctx: Workspace, p: Params, *arrays: Any) -> None:
         *inputs, out = arrays
         if out is None:  # without the new weight the states stay, too
             return
@@ -55,7 +55,7 @@ def _mixed(step: Step) -> Kernel:
 
 
 def _nag_mom(
-    xp: ModuleType, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
+    xp: ArrayModule, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
 ) -> None:
     """nag_mom_update, but the velocity is decayed by the new weight: so does MXNet 1.9.1, whose states must go on."""
     rescaled(xp, p, g, g)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -27,22 +25,22 @@ from weftplan.ops.core.rules import (
     same_shape,
     take_bytes,
 )
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, ShapeRule, SpecLike, TensorSpec, Workspace
 from weftplan.ops.elementwise.add_n import numbered
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _SINGLE = np.dtype(np.float32)
 
 # ----------------------------------------------------------------------------------------------------- counts of arrays
 
 
-def _p_true(value: RawArray) -> bool:
+def _p_true(value: object) -> bool:
     if not p_bool(value):
         raise ValueError("expected True: an output is written, its old value is never read")
     return True
 
 
-def _reduced(length: Callable[[Params], int]) -> Any:
+def _reduced(length: Callable[[Params], int]) -> ShapeRule:
     def rule(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         return ins, [merge_shape((length(params),), outs[0], "output of a count over arrays")]
 
@@ -135,13 +133,13 @@ register(
 # ----------------------------------------------------------------------------------------------------------- multi_lars
 
 
-def _of_rates(params: Params, rates: RawArray, *others: RawArray) -> Room:
+def _of_rates(params: Params, rates: SpecLike, *others: SpecLike) -> Room:
     return [*[(rates.shape, rates.dtype)] * 3, *[(rates.shape, BOOL)] * 2]
 
 
 @kernel(scratch=_of_rates)
 def _multi_lars(
-    xp: ModuleType, p: Params, rates: RawArray, weights: RawArray, grads: RawArray, decays: RawArray, out: RawArray,
+    xp: ArrayModule, p: Params, rates: RawArray, weights: RawArray, grads: RawArray, decays: RawArray, out: RawArray,
     weight: RawArray, grad: RawArray, decay: RawArray, either: RawArray, zero: RawArray,
 ) -> None:  # fmt: skip
     """Compute rate · eta · |w| / (|g| + wd · |w| + eps); the rate itself if a norm is 0."""

@@ -22,11 +22,12 @@ from weftplan.ops.core.kernels import block_bytes, blocks
 from weftplan.ops.core.params import p_float, p_inputs, p_tuple
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape
-from weftplan.ops.core.schema import DType, InplacePair, Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.core.schema import Arrays, DType, InplacePair, Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.elementwise.add_n import numbered
 from weftplan.ops.optimizer.mixed_precision import mixed_dtype, mixed_step
 from weftplan.ops.optimizer.sgd_adam import COMMON, Step, sgd_mom_step, sgd_step
 from weftplan.ops.optimizer.variants import MOMENTUM
+from weftplan.support.array_types import RawArray
 
 _WIDE = np.dtype(np.float32)
 _RATES = (
@@ -137,7 +138,7 @@ class _Group:
         """The scratch of all weights."""
         return sum(block_bytes(math.prod(shape), self.scratch(dtype)) for shape, dtype in outputs)
 
-    def rates(self, params: Params, inputs: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    def rates(self, params: Params, inputs: Arrays) -> Iterator[tuple[RawArray | float, RawArray | float]]:
         """Yield (lr, wd) of each weight: numbers, or arrays of one element in the computing dtype."""
         self.check(params)
         if not self.preloaded:

@@ -6,15 +6,13 @@ The new weight is the output, which may take the old weight's memory; the optimi
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
 
 from weftplan.ops.core.kernels import BlockKernel, block_workspace
 from weftplan.ops.core.params import p_bool, p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, same_dtype, same_shape
 from weftplan.ops.core.schema import Kernel, Op, Param, Params
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 LR = Param("lr", p_float, doc="learning rate")
 COMMON = (
@@ -25,7 +23,9 @@ COMMON = (
 )
 
 
-def rescaled(xp: Any, params: Params, gradient: object, out: Any, decayed: object = None) -> None:
+def rescaled(
+    xp: ArrayModule, params: Params, gradient: RawArray, out: RawArray, decayed: RawArray | None = None
+) -> None:
     """``out`` = gradient · rescale_grad (+ wd · decayed), clipped."""
     xp.multiply(gradient, params["rescale_grad"], out=out)
     if decayed is not None:
@@ -39,7 +39,7 @@ Step = Callable[..., None]
 """``step(xp, params, weight, grad, *states, out, scratch, scratch)`` on one block; ``out`` may be ``weight``."""
 
 
-def sgd_step(xp: ModuleType, p: Params, w: RawArray, g: RawArray, out: RawArray, t: RawArray, u: RawArray) -> None:
+def sgd_step(xp: ArrayModule, p: Params, w: RawArray, g: RawArray, out: RawArray, t: RawArray, u: RawArray) -> None:
     """Plain descent."""
     rescaled(xp, p, g, t)
     xp.multiply(t, -p["lr"], out=t)
@@ -48,7 +48,7 @@ def sgd_step(xp: ModuleType, p: Params, w: RawArray, g: RawArray, out: RawArray,
 
 
 def sgd_mom_step(
-    xp: ModuleType, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
+    xp: ArrayModule, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
 ) -> None:
     """Descent with a velocity."""
     rescaled(xp, p, g, t)
@@ -63,7 +63,7 @@ def sgd_mom_step(
 
 
 def _adam(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     w: RawArray,
     g: RawArray,

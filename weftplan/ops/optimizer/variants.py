@@ -6,7 +6,6 @@ Formulas are those of MXNet 1.9.1, with decay rates as float32 numbers, so 1 - 0
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, merge_shape, same_dtype, same_shape
 from weftplan.ops.core.schema import Op, Param, Params, TensorSpec, Workspace
 from weftplan.ops.optimizer.sgd_adam import COMMON, LR, rescaled, step_kernel
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _SHARED = COMMON[:3]
 MOMENTUM = Param("momentum", p_float, 0.0, "factor of the velocity")
@@ -29,7 +28,7 @@ def single(value: float) -> float:
     return float(np.float32(value))
 
 
-def _decay(xp: ModuleType, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
+def _decay(xp: ArrayModule, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
     """``average`` = rate · average + (1 - rate) · news."""
     rate = single(rate)
     xp.multiply(average, rate, out=average)
@@ -37,7 +36,7 @@ def _decay(xp: ModuleType, average: RawArray, rate: float, news: RawArray, spare
     xp.add(average, spare, out=average)
 
 
-def _decay_square(xp: ModuleType, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
+def _decay_square(xp: ArrayModule, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
     """The same of the square of ``news``."""
     rate = single(rate)
     xp.multiply(average, rate, out=average)
@@ -46,12 +45,12 @@ def _decay_square(xp: ModuleType, average: RawArray, rate: float, news: RawArray
     xp.add(average, spare, out=average)
 
 
-def _limit(xp: ModuleType, limit: float, out: RawArray) -> None:
+def _limit(xp: ArrayModule, limit: float, out: RawArray) -> None:
     if limit >= 0:
         xp.clip(out, -limit, limit, out=out)
 
 
-def _signsgd(xp: ModuleType, p: Params, w: RawArray, g: RawArray, out: RawArray, t: RawArray, u: RawArray) -> None:
+def _signsgd(xp: ArrayModule, p: Params, w: RawArray, g: RawArray, out: RawArray, t: RawArray, u: RawArray) -> None:
     xp.sign(g, out=t)
     xp.multiply(t, p["lr"], out=t)
     xp.multiply(w, 1.0 - p["lr"] * p["wd"], out=out)
@@ -59,7 +58,7 @@ def _signsgd(xp: ModuleType, p: Params, w: RawArray, g: RawArray, out: RawArray,
 
 
 def _signum(
-    xp: ModuleType, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
+    xp: ArrayModule, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
 ) -> None:
     rescaled(xp, p, g, t)
     xp.multiply(w, p["wd"], out=u)
@@ -74,7 +73,7 @@ def _signum(
 
 
 def _nag_mom(
-    xp: ModuleType, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
+    xp: ArrayModule, p: Params, w: RawArray, g: RawArray, mom: RawArray, out: RawArray, t: RawArray, u: RawArray
 ) -> None:
     """Nesterov's descent: mom = momentum · mom - lr · (gradient + wd · weight); weight + momentum · mom - lr · (…)."""
     rescaled(xp, p, g, t)
@@ -89,7 +88,7 @@ def _nag_mom(
 
 
 def _rmsprop(
-    xp: ModuleType, p: Params, w: RawArray, g: RawArray, n: RawArray, out: RawArray, t: RawArray, u: RawArray
+    xp: ArrayModule, p: Params, w: RawArray, g: RawArray, n: RawArray, out: RawArray, t: RawArray, u: RawArray
 ) -> None:
     xp.multiply(w, p["wd"], out=u)
     rescaled(xp, p, g, t, u)
@@ -103,7 +102,7 @@ def _rmsprop(
 
 
 def _rmspropalex(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     w: RawArray,
     g: RawArray,
@@ -131,7 +130,7 @@ def _rmspropalex(
 
 
 def _ftrl(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     w: RawArray,
     g: RawArray,
@@ -164,7 +163,7 @@ def _ftrl(
 
 
 def _ftml(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     w: RawArray,
     g: RawArray,
@@ -196,7 +195,7 @@ def _ftml(
 
 
 def _lamb1(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     w: RawArray,
     g: RawArray,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,9 @@ from weftplan.ops.core.forms import Room, kernel
 from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
-from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.ops.core.schema import Kernel, Op, Param, Params, Shape, ShapeRule, SpecLike
 from weftplan.ops.elementwise.special import digamma_of, gammaln_of
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _AT_ONCE = 4096
 """Elements computed at a time."""
@@ -46,62 +45,70 @@ class _Density:
     parameter."""
 
 
-def _uniform_log(xp: ModuleType, x: RawArray, low: RawArray, high: RawArray) -> Any:
-    return -xp.log(high - low) + 0 * x
+def _uniform_log(xp: ArrayModule, x: RawArray, low: RawArray, high: RawArray) -> RawArray:
+    density: RawArray = -xp.log(high - low) + 0 * x
+    return density
 
 
-def _uniform_slopes(xp: ModuleType, x: RawArray, low: RawArray, high: RawArray) -> tuple[Any, ...]:
+def _uniform_slopes(xp: ArrayModule, x: RawArray, low: RawArray, high: RawArray) -> tuple[None, RawArray, RawArray]:
     return None, 1 / (high - low), -1 / (high - low)
 
 
-def _normal_log(xp: ModuleType, x: RawArray, mu: RawArray, sigma: RawArray) -> Any:
-    return -0.5 * ((x - mu) / sigma) ** 2 - xp.log(sigma) - 0.5 * math.log(2 * math.pi)
+def _normal_log(xp: ArrayModule, x: RawArray, mu: RawArray, sigma: RawArray) -> RawArray:
+    density: RawArray = -0.5 * ((x - mu) / sigma) ** 2 - xp.log(sigma) - 0.5 * math.log(2 * math.pi)
+    return density
 
 
-def _normal_slopes(xp: ModuleType, x: RawArray, mu: RawArray, sigma: RawArray) -> tuple[RawArray, ...]:
+def _normal_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, sigma: RawArray) -> tuple[RawArray, ...]:
     scaled = (x - mu) / sigma
     return -scaled / sigma, scaled / sigma, (scaled**2 - 1) / sigma
 
 
-def _gamma_log(xp: ModuleType, x: RawArray, alpha: RawArray, beta: RawArray) -> Any:
+def _gamma_log(xp: ArrayModule, x: RawArray, alpha: RawArray, beta: RawArray) -> RawArray:
     """``beta`` is the rate here, though ``_sample_gamma`` multiplies by it: as in MXNet."""
-    return alpha * xp.log(beta) + (alpha - 1) * xp.log(x) - beta * x - gammaln_of(xp, alpha)
+    density: RawArray = alpha * xp.log(beta) + (alpha - 1) * xp.log(x) - beta * x - gammaln_of(xp, alpha)
+    return density
 
 
-def _gamma_slopes(xp: ModuleType, x: RawArray, alpha: RawArray, beta: RawArray) -> tuple[RawArray, ...]:
+def _gamma_slopes(xp: ArrayModule, x: RawArray, alpha: RawArray, beta: RawArray) -> tuple[RawArray, ...]:
     return (alpha - 1) / x - beta, xp.log(beta) + xp.log(x) - digamma_of(xp, alpha), alpha / beta - x
 
 
-def _exponential_log(xp: ModuleType, x: RawArray, lam: RawArray) -> Any:
-    return xp.log(lam) - lam * x
+def _exponential_log(xp: ArrayModule, x: RawArray, lam: RawArray) -> RawArray:
+    density: RawArray = xp.log(lam) - lam * x
+    return density
 
 
-def _exponential_slopes(xp: ModuleType, x: RawArray, lam: RawArray) -> tuple[RawArray, ...]:
+def _exponential_slopes(xp: ArrayModule, x: RawArray, lam: RawArray) -> tuple[RawArray, ...]:
     return -lam, 1 / lam - x
 
 
-def _poisson_log(xp: ModuleType, x: RawArray, lam: RawArray) -> Any:
-    return x * xp.log(lam) - lam - gammaln_of(xp, x + 1)
+def _poisson_log(xp: ArrayModule, x: RawArray, lam: RawArray) -> RawArray:
+    density: RawArray = x * xp.log(lam) - lam - gammaln_of(xp, x + 1)
+    return density
 
 
-def _poisson_slopes(xp: ModuleType, x: RawArray, lam: RawArray) -> tuple[Any, ...]:
+def _poisson_slopes(xp: ArrayModule, x: RawArray, lam: RawArray) -> tuple[None, RawArray]:
     return None, x / lam - 1
 
 
-def _negative_binomial_log(xp: ModuleType, x: RawArray, k: RawArray, p: RawArray) -> Any:
+def _negative_binomial_log(xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray) -> RawArray:
     ways = gammaln_of(xp, x + k) - gammaln_of(xp, x + 1) - gammaln_of(xp, k)
-    return ways + k * xp.log(p) + x * xp.log(1 - p)
+    density: RawArray = ways + k * xp.log(p) + x * xp.log(1 - p)
+    return density
 
 
-def _negative_binomial_slopes(xp: ModuleType, x: RawArray, k: RawArray, p: RawArray) -> tuple[Any, ...]:
+def _negative_binomial_slopes(
+    xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray
+) -> tuple[None, RawArray, RawArray]:
     return None, digamma_of(xp, x + k) - digamma_of(xp, k) + xp.log(p), k / p - x / (1 - p)
 
 
-def _generalized_log(xp: ModuleType, x: RawArray, mu: RawArray, alpha: RawArray) -> Any:
+def _generalized_log(xp: ArrayModule, x: RawArray, mu: RawArray, alpha: RawArray) -> RawArray:
     return _negative_binomial_log(xp, x, 1 / alpha, 1 / (mu * alpha + 1))
 
 
-def _generalized_slopes(xp: ModuleType, x: RawArray, mu: RawArray, alpha: RawArray) -> tuple[Any, ...]:
+def _generalized_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, alpha: RawArray) -> tuple[None, RawArray, RawArray]:
     k, p = 1 / alpha, 1 / (mu * alpha + 1)
     _, by_k, by_p = _negative_binomial_slopes(xp, x, k, p)
     return None, -by_p * alpha * p**2, -by_k * k**2 - by_p * mu * p**2
@@ -132,7 +139,7 @@ def _wide(values: RawArray) -> RawArray:
 
 def _forward(density: _Density) -> Callable[..., None]:
     @kernel
-    def compute(xp: Any, p: Params, *arrays: Any) -> None:
+    def compute(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
         *inputs, out = arrays
         rows = inputs[1].size
         samples, out = inputs[0].reshape(rows, -1), out.reshape(rows, -1)
@@ -144,7 +151,7 @@ def _forward(density: _Density) -> Callable[..., None]:
     return compute
 
 
-def _sums(parameters: Sequence[RawArray]) -> Room:
+def _sums(parameters: Sequence[SpecLike]) -> Room:
     """One float64 for each element of each parameter."""
     return [(one.shape, _DOUBLE) for one in parameters]
 
@@ -153,7 +160,7 @@ def _backward(density: _Density) -> Callable[..., None]:
     count = len(density.parameters)
 
     @kernel(scratch=lambda p, ograd, sample, *arrays: _sums(arrays[:count]))
-    def compute(xp: Any, p: Params, ograd: Any, sample: Any, *arrays: Any) -> None:
+    def compute(xp: ArrayModule, p: Params, ograd: RawArray, sample: RawArray, *arrays: Any) -> None:
         rows, out, outputs = arrays[0].size, arrays[count], arrays[count + 1 : -count]
         ograds, samples = ograd.reshape(rows, -1), sample.reshape(rows, -1)
         values = [value.reshape(rows, 1) for value in arrays[:count]]
@@ -228,13 +235,14 @@ def _dirichlet_tiles(shape: Shape) -> Iterator[tuple[slice, slice]]:
             yield slice(row, row + 1), slice(column, column + together)
 
 
-def _dirichlet_log(xp: ModuleType, x: RawArray, alpha: RawArray) -> Any:
+def _dirichlet_log(xp: ArrayModule, x: RawArray, alpha: RawArray) -> RawArray:
     norm = gammaln_of(xp, alpha.sum(axis=-1)) - gammaln_of(xp, alpha).sum(axis=-1)
-    return ((alpha - 1) * xp.log(x)).sum(axis=-1) + norm
+    density: RawArray = ((alpha - 1) * xp.log(x)).sum(axis=-1) + norm
+    return density
 
 
 @kernel
-def _dirichlet(xp: ModuleType, p: Params, sample: RawArray, parameter: RawArray, out: RawArray) -> None:
+def _dirichlet(xp: ArrayModule, p: Params, sample: RawArray, parameter: RawArray, out: RawArray) -> None:
     samples, alpha = _dirichlet_parts(sample, parameter)
     out = out.reshape(samples.shape[:2])
     for row, column in _dirichlet_tiles(samples.shape):
@@ -244,13 +252,13 @@ def _dirichlet(xp: ModuleType, p: Params, sample: RawArray, parameter: RawArray,
 
 @kernel(scratch=lambda p, ograd, sample, parameter, *outputs: _sums([parameter]))
 def _dirichlet_backward(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     ograd: RawArray,
     sample: RawArray,
     parameter: RawArray,
-    out: RawArray,
-    d_alpha: RawArray,
+    out: RawArray | None,
+    d_alpha: RawArray | None,
     total: RawArray,
 ) -> None:
     samples, alpha = _dirichlet_parts(sample, parameter)
@@ -270,7 +278,7 @@ def _dirichlet_backward(
         d_alpha.reshape(alpha.shape)[...] = total
 
 
-def _register(name: str, parameters: tuple[str, ...], forward: Any, back: Any, rule: Any) -> None:
+def _register(name: str, parameters: tuple[str, ...], forward: Kernel, back: Kernel, rule: ShapeRule) -> None:
     uses = ("g0", *(f"x{k}" for k in range(1 + len(parameters))))
     register(
         Op(

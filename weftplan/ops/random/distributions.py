@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from weftplan.ops.core.rules import (
 )
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
 from weftplan.ops.creation.filling import FLOAT32, declared_shape, placed
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, DType, Generator, RawArray
 
 _AT_ONCE = 4096
 """Elements drawn at a time."""
@@ -39,36 +38,37 @@ Draw = Callable[..., Any]
 """``draw(generator, xp, count, *parameters)``: ``count`` numbers; parameters are numbers or arrays of ``count``."""
 
 
-def _uniform(g: Any, xp: ModuleType, n: int, low: RawArray, high: RawArray) -> Any:
+def _uniform(g: Generator, xp: ArrayModule, n: int, low: RawArray | float, high: RawArray | float) -> RawArray:
     return g.random(n) * (high - low) + low
 
 
-def _normal(g: Any, xp: ModuleType, n: int, mu: RawArray, sigma: RawArray) -> Any:
+def _normal(g: Generator, xp: ArrayModule, n: int, mu: RawArray | float, sigma: RawArray | float) -> RawArray:
     return g.standard_normal(n) * sigma + mu
 
 
-def _gamma(g: Any, xp: ModuleType, n: int, alpha: RawArray, beta: RawArray) -> Any:
+def _gamma(g: Generator, xp: ArrayModule, n: int, alpha: RawArray | float, beta: RawArray | float) -> RawArray:
     return g.standard_gamma(alpha, n) * beta
 
 
-def _exponential(g: Any, xp: ModuleType, n: int, lam: RawArray) -> Any:
+def _exponential(g: Generator, xp: ArrayModule, n: int, lam: RawArray | float) -> RawArray:
     return g.standard_exponential(n) / lam
 
 
-def _poisson(g: Any, xp: ModuleType, n: int, lam: RawArray) -> Any:
+def _poisson(g: Generator, xp: ArrayModule, n: int, lam: RawArray | float) -> RawArray:
     return g.poisson(lam, n)
 
 
-def _negative_binomial(g: Any, xp: ModuleType, n: int, k: RawArray, p: RawArray) -> Any:
+def _negative_binomial(g: Generator, xp: ArrayModule, n: int, k: RawArray | float, p: RawArray | float) -> RawArray:
     """A Poisson number whose mean is gamma distributed."""
     return g.poisson(g.standard_gamma(k, n) * ((1 - p) / p))
 
 
-def _generalized(g: Any, xp: ModuleType, n: int, mu: RawArray, alpha: RawArray) -> Any:
+def _generalized(g: Generator, xp: ArrayModule, n: int, mu: RawArray | float, alpha: RawArray | float) -> RawArray:
     """The same by mean and dispersion; plain Poisson where alpha is 0."""
     spread = xp.maximum(alpha, 1e-300)
     means = g.standard_gamma(1 / spread, n) * (mu * alpha)
-    return g.poisson(xp.where(xp.asarray(alpha) == 0, mu, means))
+    numbers: RawArray = g.poisson(xp.where(xp.asarray(alpha) == 0, mu, means))
+    return numbers
 
 
 class _Kind:
@@ -99,7 +99,7 @@ _KINDS = {
 }
 
 
-def _check(name: str, kind: _Kind, values: Sequence[RawArray]) -> None:
+def _check(name: str, kind: _Kind, values: Sequence[Any]) -> None:
     """Raise ParameterError for parameters that define no distribution."""
     for key, value in zip(kind.bounds, values, strict=True):
         words, fits = _BOUNDS[kind.bounds[key]]
@@ -111,7 +111,7 @@ def _check(name: str, kind: _Kind, values: Sequence[RawArray]) -> None:
         raise ParameterError(f"{name}: low must not be above high")
 
 
-def _float(value: RawArray) -> Any:
+def _float(value: object) -> DType:
     dtype = p_optional(p_dtype)(value)
     return FLOAT32 if dtype is None else dtype
 
@@ -120,7 +120,7 @@ def _drawn_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [], [merge_dtype(outs[0], params["dtype"], "output and the parameter dtype")]
 
 
-def _fill(ctx: OpContext, out: Any, draw: Callable[[Any, int, int], Any]) -> None:
+def _fill(ctx: OpContext, out: RawArray, draw: Callable[[Generator, int, int], RawArray]) -> None:
     """Fill ``out`` with ``draw(generator, start, count)``, a few thousand elements at a time."""
     generator, flat = ctx.generator(), out.reshape(-1)
     for start in range(0, flat.size, _AT_ONCE):
@@ -130,7 +130,7 @@ def _fill(ctx: OpContext, out: Any, draw: Callable[[Any, int, int], Any]) -> Non
 
 def _of_numbers(name: str, kind: _Kind) -> Callable[..., None]:
     @context_kernel
-    def compute(ctx: OpContext, p: Params, *arrays: object) -> None:
+    def compute(ctx: OpContext, p: Params, *arrays: RawArray | None) -> None:
         out = arrays[-1]
         values = [p[key] for key in kind.defaults]
         _check(name, kind, values)
@@ -142,15 +142,16 @@ def _of_numbers(name: str, kind: _Kind) -> Callable[..., None]:
 
 def _of_arrays(name: str, kind: _Kind) -> Callable[..., None]:
     @context_kernel
-    def compute(ctx: OpContext, p: Params, *arrays: Any) -> None:
+    def compute(ctx: OpContext, p: Params, *arrays: RawArray) -> None:
         *inputs, out = arrays
         flat = [value.reshape(-1) for value in inputs]
         _check(name, kind, flat)
         xp, inner = ctx.xp, out.size // flat[0].size
 
-        def draw(generator: object, start: int, count: int) -> Any:
+        def draw(generator: Generator, start: int, count: int) -> RawArray:
             rows = xp.arange(start, start + count) // inner
-            return kind.draw(generator, xp, count, *(value[rows].astype(np.float64) for value in flat))
+            numbers: RawArray = kind.draw(generator, xp, count, *(value[rows].astype(np.float64) for value in flat))
+            return numbers
 
         _fill(ctx, out, draw)
 
@@ -226,7 +227,7 @@ for _name, _kind in _KINDS.items():
 
 
 @context_kernel
-def _integers(ctx: OpContext, p: Params, out: RawArray) -> None:
+def _integers(ctx: OpContext, p: Params, out: RawArray | None) -> None:
     low, high = p["low"], p["high"]
     if not low < high:
         raise ParameterError(f"_random_randint: expected low < high, got low={low} and high={high}")
@@ -234,7 +235,7 @@ def _integers(ctx: OpContext, p: Params, out: RawArray) -> None:
         _fill(ctx, out, lambda g, start, count: g.integers(low, high, count, dtype=np.int64))
 
 
-def _integer(value: RawArray) -> Any:
+def _integer(value: object) -> DType:
     dtype = p_optional(p_dtype)(value)
     if dtype is not None and dtype.kind not in "iu":
         raise ValueError("expected an integer dtype or None")
@@ -263,7 +264,7 @@ register(
 
 
 @context_kernel
-def _shuffle(ctx: OpContext, p: Params, data: Any, out: RawArray) -> None:
+def _shuffle(ctx: OpContext, p: Params, data: RawArray, out: RawArray) -> None:
     # Drawn on the host, so that the order is the same on every device.
     order = OpContext(np, random_key=ctx.random_key).generator().permutation(data.shape[0])
     for row, source in enumerate(order.tolist()):
@@ -297,7 +298,7 @@ def _classes_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
 
 
 @context_kernel
-def _classes(ctx: OpContext, p: Params, data: Any, *outputs: Any) -> None:
+def _classes(ctx: OpContext, p: Params, data: RawArray, *outputs: RawArray | None) -> None:
     xp, generator = ctx.xp, ctx.generator()
     table = data.reshape(-1, data.shape[-1])
     flat = [None if out is None else out.reshape(len(table), -1) for out in outputs]
@@ -323,7 +324,7 @@ def _classes_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
 
 
 @kernel
-def _backward_classes(xp: ModuleType, p: Params, g: RawArray, data: RawArray, drawn: RawArray, out: RawArray) -> None:
+def _backward_classes(xp: ArrayModule, p: Params, g: RawArray, data: RawArray, drawn: RawArray, out: RawArray) -> None:
     width = data.shape[-1]
     out, table = out.reshape(-1, width), data.reshape(-1, width)
     out.fill(0)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.ops.core.floats import is_float, is_half
@@ -18,10 +17,10 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, merge_dtype, zero_gradient
 from weftplan.ops.core.schema import Kernel, Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.creation.filling import FLOAT32, declared_shape, placed
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import DType, RawArray
 
 
-def _float_dtype(value: RawArray) -> Any:
+def _float_dtype(value: object) -> DType:
     dtype = p_optional(p_dtype)(value)
     if dtype is not None and not is_float(dtype):
         raise ValueError("expected float16, bfloat16, float32, float64 or None")
@@ -32,7 +31,7 @@ def _drawn_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [], [merge_dtype(outs[0], params["dtype"], "output and the parameter dtype")]
 
 
-def _scratch(dtype: Any) -> list[Any]:
+def _scratch(dtype: DType) -> list[DType]:
     """Generators draw float32 and float64; float16 is converted block by block."""
     return [FLOAT32] if is_half(dtype) else []
 
@@ -50,11 +49,11 @@ def _check_normal(params: Params) -> None:
         )
 
 
-def _drawing(method: str, shift: str, scale: Any, check: Callable[[Params], None]) -> Kernel:
+def _drawing(method: str, shift: str, scale: Callable[[Params], float], check: Callable[[Params], None]) -> Kernel:
     """``generator.<method>() * scale(params) + params[shift]``; ``check`` raises what no distribution has."""
 
     @context_kernel
-    def compute(ctx: OpContext, p: Params, out: Any) -> None:
+    def compute(ctx: OpContext, p: Params, out: RawArray) -> None:
         check(p)
         if out.size == 0:
             return

@@ -18,7 +18,7 @@ from weftplan.ops.core.params import p_int, p_optional, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape, zero_gradient
 from weftplan.ops.core.schema import Op, OpContext, Param, Params
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import Generator, RawArray
 
 _AT_ONCE = 4096
 """Draws made at a time."""
@@ -40,7 +40,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [], [merge_dtype(INDEX, dtype, "output of sample_unique_zipfian") for dtype in outs]
 
 
-def _draw(generator: Any, count: int, range_max: int) -> tuple[Any, int]:
+def _draw(generator: Generator, count: int, range_max: int) -> tuple[RawArray, int]:
     """Return ``count`` distinct classes in order of their draws, and the number of draws."""
     distinct, tries = np.empty(0, np.int64), 0
     while True:
@@ -56,7 +56,7 @@ def _draw(generator: Any, count: int, range_max: int) -> tuple[Any, int]:
 
 
 @context_kernel
-def _unique(ctx: OpContext, p: Params, out: RawArray, num_tries: RawArray) -> None:
+def _unique(ctx: OpContext, p: Params, out: Any, num_tries: RawArray | None) -> None:
     generator = ctx.generator()
     rows, count = (ctx.output_shapes or [out.shape])[0]
     for row in range(rows):

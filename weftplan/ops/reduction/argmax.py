@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from weftplan.ops.core.forms import ChosenKernel, Room, kernel
 from weftplan.ops.core.kernels import INDEX
 from weftplan.ops.core.params import p_bool, p_int, p_optional
 from weftplan.ops.core.registry import get, register
 from weftplan.ops.core.rules import Shapes, merge_shape, normalize_axis, same_dtype, zero_gradient
-from weftplan.ops.core.schema import Kernel, Op, Param, Params, Shape
+from weftplan.ops.core.schema import Kernel, Op, Param, Params, Shape, SpecLike
 from weftplan.ops.reduction.reduce import kept_shape
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _ARG = (
     Param("axis", p_optional(p_int), None, "axis; None: the position in the flattened tensor"),
@@ -30,7 +30,7 @@ def _arg_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
     return ins, [merge_shape(outs[0], out, "output of argmax or argmin")]
 
 
-def _scratch(params: Params, data: Any, out: Any) -> Room:
+def _scratch(params: Params, data: SpecLike, out: SpecLike) -> Room:
     """Return the scratch: positions, and one outer slice with the axis last if it is not last already."""
     outer, size, inner = _arg_plan(data.shape, params["axis"])
     slab = (inner, size) if inner != 1 else (0,)
@@ -39,7 +39,7 @@ def _scratch(params: Params, data: Any, out: Any) -> Room:
 
 def _arg(function: str) -> Kernel:
     @kernel(scratch=_scratch)
-    def compute(xp: Any, p: Params, data: Any, out: Any, places: Any, slab: object) -> None:
+    def compute(xp: ArrayModule, p: Params, data: RawArray, out: RawArray, places: RawArray, slab: RawArray) -> None:
         outer, size, inner = _arg_plan(data.shape, p["axis"])
         x = data.reshape(outer, size, inner)
         positions = places.reshape(outer, inner)

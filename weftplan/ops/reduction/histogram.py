@@ -5,7 +5,6 @@ Counting is that of NumPy or CuPy, whose rule for a number on an edge it has. It
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from weftplan.ops.core.params import p_float, p_optional, p_range, p_tuple
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, Shapes, merge_dtype, merge_shape
 from weftplan.ops.core.schema import Op, Param, Params
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _COUNT = np.dtype(np.int64)
 
@@ -48,7 +47,7 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 @kernel
-def _histogram(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
+def _histogram(xp: ArrayModule, p: Params, *arrays: RawArray | None) -> None:
     *inputs, output, bin_edges = arrays
     if p["bin_cnt"] is None:
         counts, edges = xp.histogram(inputs[0], bins=inputs[1])

@@ -6,8 +6,6 @@ Sums are taken block by block in a fixed order, so that the scratch is bounded a
 from __future__ import annotations
 
 import math
-from types import ModuleType
-from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.ops.core.forms import Room, kernel
@@ -15,9 +13,9 @@ from weftplan.ops.core.kernels import accumulator, collapse, row_blocks, rows_pe
 from weftplan.ops.core.params import p_bool, p_optional, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, SpecLike
 from weftplan.ops.reduction.reduce import kept_shape, reduced_axes
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _PARAMS = (
     Param("axes", p_optional(p_shape), None, "axes over which mean and variance are taken; at least one"),
@@ -49,7 +47,7 @@ def _view(params: Params, source: Shape) -> tuple[Shape, Shape, int]:
     return shape, small, math.prod(source[axis] for axis in axes)
 
 
-def _scratch(params: Params, data: Any, *outputs: Any) -> Room:
+def _scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> Room:
     """A block of the data, the means, the variances, and one block's share of a sum."""
     shape, small, _ = _view(params, data.shape)
     step, acc = rows_per_block(shape), accumulator(data.dtype)
@@ -57,7 +55,7 @@ def _scratch(params: Params, data: Any, *outputs: Any) -> Room:
     return [((step, *shape[1:]), acc), (small, acc), (small, acc), (part, acc)]
 
 
-def _sums(xp: ModuleType, block: RawArray, total: RawArray, here: slice, part: RawArray) -> None:
+def _sums(xp: ArrayModule, block: RawArray, total: RawArray, here: slice, part: RawArray) -> None:
     """Add the sums of ``block``, rows ``here`` of the data, to ``total``, or put them where its rows are kept."""
     axes = tuple(axis for axis in range(total.ndim) if total.shape[axis] == 1)
     if total.shape[0] == 1:
@@ -69,11 +67,11 @@ def _sums(xp: ModuleType, block: RawArray, total: RawArray, here: slice, part: R
 
 @kernel(scratch=_scratch)
 def moments_forward(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     data: RawArray,
-    of_mean: RawArray,
-    of_var: RawArray,
+    of_mean: RawArray | None,
+    of_var: RawArray | None,
     block: RawArray,
     mean: RawArray,
     var: RawArray,
@@ -98,7 +96,7 @@ def moments_forward(
 
 
 def _backward_scratch(
-    params: Params, d_mean: RawArray, d_var: RawArray, data: RawArray, mean: RawArray, out: RawArray
+    params: Params, d_mean: SpecLike, d_var: SpecLike, data: SpecLike, mean: SpecLike, out: SpecLike
 ) -> Room:
     """A block of the data."""
     return _scratch(params, data)[:1]
@@ -106,7 +104,7 @@ def _backward_scratch(
 
 @kernel(scratch=_backward_scratch)
 def moments_backward(
-    xp: ModuleType,
+    xp: ArrayModule,
     p: Params,
     d_mean: RawArray,
     d_var: RawArray,

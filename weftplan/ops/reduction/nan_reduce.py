@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
-
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.forms import Room, kernel
 from weftplan.ops.core.kernels import BOOL, accumulator
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import backward, grad, same_dtype
-from weftplan.ops.core.schema import InplacePair, Kernel, Op, Params
+from weftplan.ops.core.schema import InplacePair, Kernel, Op, Params, SpecLike
 from weftplan.ops.reduction.reduce import AXES, kept_shape, reduced_axes, reduced_shape, rowwise
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
-def _scratch(params: Params, x: Any, out: Any) -> Room:
+def _scratch(params: Params, x: SpecLike, out: SpecLike) -> Room:
     """Where numbers may be NaN: a mask, and the data without them."""
     return [(x.shape, BOOL), (x.shape, x.dtype)] if is_float(x.dtype) else []
 
 
 def _forward(function: str, neutral: int) -> Kernel:
     @kernel(scratch=_scratch)
-    def compute(xp: Any, p: Params, x: Any, out: Any, mask: Any = None, kept: object = None) -> None:
+    def compute(
+        xp: ArrayModule,
+        p: Params,
+        x: RawArray,
+        out: RawArray,
+        mask: RawArray | None = None,
+        kept: RawArray | None = None,
+    ) -> None:
         axes = reduced_axes(p, x.ndim, "a reduction")
         view = out.reshape(kept_shape(x.shape, axes))
         if kept is not None:
@@ -38,13 +42,13 @@ def _forward(function: str, neutral: int) -> Kernel:
     return compute
 
 
-def _sum_gradient(xp: ModuleType, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
+def _sum_gradient(xp: ArrayModule, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
     xp.isnan(x, out=mask)
     xp.copyto(out, g)
     xp.copyto(out, 0, where=mask)
 
 
-def _prod_gradient(xp: ModuleType, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
+def _prod_gradient(xp: ArrayModule, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
     xp.isnan(x, out=mask)
     xp.divide(y, x, out=out)
     xp.multiply(out, g, out=out)

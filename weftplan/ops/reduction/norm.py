@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
-
 import numpy as np
 
 from weftplan.ops.core.floats import is_half
@@ -13,12 +10,12 @@ from weftplan.ops.core.kernels import accumulator, collapse, reduce_to, rows_per
 from weftplan.ops.core.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, backward, grad, merge_dtype, same_dtype
-from weftplan.ops.core.schema import DType, InplacePair, Op, Param, Params, Shape
+from weftplan.ops.core.schema import DType, InplacePair, Op, Param, Params, Shape, SpecLike
 from weftplan.ops.reduction.reduce import kept_shape, reduced_axes, reduced_shape, rowwise
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
-def _norm_ord(value: RawArray) -> int:
+def _norm_ord(value: object) -> int:
     order = p_int(value)
     if order not in (1, 2):
         raise ValueError("expected 1 or 2")
@@ -53,7 +50,7 @@ def _working(params: Params, data: DType, out: DType) -> DType:
     return np.dtype(np.float64)
 
 
-def _scratch(params: Params, data: Any, out: Any) -> Room:
+def _scratch(params: Params, data: SpecLike, out: SpecLike) -> Room:
     """Return the scratch: a block of powers, the sums, and a block's partial sums if they run over blocks."""
     shape, small, rows = _norm_plan(data.shape, params)
     part: Shape = small if rows < shape[0] and small[0] == 1 else (0,)
@@ -62,7 +59,7 @@ def _scratch(params: Params, data: Any, out: Any) -> Room:
 
 @kernel(scratch=_scratch)
 def _norm(
-    xp: ModuleType, p: Params, data: RawArray, out: RawArray, powers: RawArray, total: RawArray, part: RawArray
+    xp: ArrayModule, p: Params, data: RawArray, out: RawArray, powers: RawArray, total: RawArray, part: RawArray
 ) -> None:
     shape, small, rows = _norm_plan(data.shape, p)
     x, y = data.reshape(shape), out.reshape(small)
@@ -86,12 +83,16 @@ def _norm(
     xp.copyto(y, total, casting="unsafe")
 
 
-def _norm1_gradient(xp: ModuleType, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
+def _norm1_gradient(
+    xp: ArrayModule, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray | None
+) -> None:
     xp.sign(x, out=out)
     xp.multiply(out, g, out=out, casting="unsafe")
 
 
-def _norm2_gradient(xp: ModuleType, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
+def _norm2_gradient(
+    xp: ArrayModule, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray | None
+) -> None:
     xp.divide(x, y, out=out, casting="unsafe")
     xp.multiply(out, g, out=out, casting="unsafe")
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +30,7 @@ from weftplan.ops.core.schema import (
     TensorSpec,
     Workspace,
 )
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _INT32 = np.dtype(np.int32)
 _SORTED = 1 << 12
@@ -61,7 +59,7 @@ def _as_rows(array: RawArray, extents: tuple[int, int, int]) -> RawArray:
 
 def _orders(
     ctx: Workspace, data: RawArray, extents: tuple[int, int, int], ascending: bool
-) -> Iterator[tuple[Any, Any]]:
+) -> Iterator[tuple[tuple[int, slice], RawArray]]:
     """((group, rows), order of the elements in each of these rows), block by block."""
     xp = ctx.xp
     rows = _as_rows(data, extents)
@@ -85,7 +83,9 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(((_rows_at_once(lines, size), size), dtype))
 
 
-def _scatter(xp: Any, target: Any, where: object, order: Any, values: Any) -> None:
+def _scatter(
+    xp: ArrayModule, target: RawArray, where: tuple[int, slice], order: RawArray, values: RawArray | int
+) -> None:
     """``target[where]`` at the positions ``order`` of each row becomes ``values``."""
     rows = target[where]
     rows[xp.arange(len(order))[:, None], order] = values
@@ -154,7 +154,7 @@ def _topk_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 @workspace_kernel
-def _topk(ctx: Workspace, p: Params, data: RawArray, *outputs: RawArray) -> None:
+def _topk(ctx: Workspace, p: Params, data: RawArray, *outputs: RawArray | None) -> None:
     xp = ctx.xp
     extents = _extents(data.shape, p["axis"])
     k = p["k"] if p["k"] > 0 else extents[1]
@@ -176,7 +176,7 @@ def _topk(ctx: Workspace, p: Params, data: RawArray, *outputs: RawArray) -> None
 
 
 @kernel
-def _backward_order(xp: ModuleType, p: Params, g: RawArray, positions: RawArray, out: RawArray) -> None:
+def _backward_order(xp: ArrayModule, p: Params, g: RawArray, positions: RawArray, out: RawArray) -> None:
     """Scatter the incoming gradient to the original positions of the values."""
     extents = _extents(out.shape, p["axis"])
     out.fill(0)
@@ -243,7 +243,7 @@ def _sort_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 @workspace_kernel
-def _sort(ctx: Workspace, p: Params, data: RawArray, output0: RawArray, output1: RawArray) -> None:
+def _sort(ctx: Workspace, p: Params, data: RawArray, output0: RawArray | None, output1: RawArray | None) -> None:
     extents = _extents(data.shape, p["axis"])
     source = _as_rows(data, extents)
     values, positions = (None if out is None else _as_rows(out, extents) for out in (output0, output1))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,19 @@ from weftplan.ops.core.kernels import (
 from weftplan.ops.core.params import p_bool, p_optional, p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype, take_bytes
-from weftplan.ops.core.schema import InplacePair, Kernel, Op, Param, Params, Shape, TensorSpec, Workspace, WorkspaceRule
-from weftplan.support.array_types import RawArray
+from weftplan.ops.core.schema import (
+    InplacePair,
+    Kernel,
+    Op,
+    Param,
+    Params,
+    Shape,
+    SpecLike,
+    TensorSpec,
+    Workspace,
+    WorkspaceRule,
+)
+from weftplan.support.array_types import ArrayModule, RawArray
 
 AXES = (
     Param("axis", p_optional(p_shape), None, "axes to reduce; None or (): all"),
@@ -65,7 +75,7 @@ def reduced_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return ins, [merge_shape(outs[0], out, f"output of reducing axes {axes} of {source}")]
 
 
-def _views(params: Params, source: Any, small: Any) -> tuple[tuple[int, ...], Any]:
+def _views(params: Params, source: RawArray, small: RawArray) -> tuple[tuple[int, ...], RawArray]:
     """The reduced axes of ``source``, and ``small`` (an output or its gradient) viewed with those axes kept."""
     axes = reduced_axes(params, source.ndim, "a reduction")
     return axes, small.reshape(kept_shape(source.shape, axes))
@@ -73,7 +83,7 @@ def _views(params: Params, source: Any, small: Any) -> tuple[tuple[int, ...], An
 
 def _reduction(function: str) -> KernelWithBare:
     @kernel
-    def compute(xp: Any, p: Params, x: Any, out: Any) -> None:
+    def compute(xp: ArrayModule, p: Params, x: RawArray, out: RawArray) -> None:
         axes, view = _views(p, x, out)
         if not axes:
             xp.copyto(view, x)
@@ -82,7 +92,9 @@ def _reduction(function: str) -> KernelWithBare:
         else:
             getattr(xp, function)(x, axis=axes, out=view, keepdims=True)
 
-    def bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
+    def bare(
+        params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> Callable[..., object] | None:
         source, (_, dtype) = inputs[0].shape, outputs[0]
         axes = reduced_axes(params, len(source), "a reduction")
         kept = kept_shape(source, axes)
@@ -125,13 +137,13 @@ def _mean_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seque
 
 
 @kernel
-def _spread(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+def _spread(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
     """Gradient of a sum: the incoming one repeated along the reduced axes."""
     xp.copyto(out, _views(p, out, ograd)[1])
 
 
 @kernel
-def _spread_mean(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
+def _spread_mean(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
     view = _views(p, out, ograd)[1]
     xp.divide(view, out.size // max(1, view.size), out=out, casting="unsafe")
 
@@ -140,7 +152,7 @@ Formula = Callable[[Any, Any, Any, Any, Any, Any], None]
 """``formula(xp, ograd, x, y, out, mask)``, ograd and y broadcasting to x and out."""
 
 
-def _mask(params: Params, g: RawArray, x: RawArray, y: RawArray, out: RawArray) -> Room:
+def _mask(params: Params, g: SpecLike, x: SpecLike, y: SpecLike, out: SpecLike) -> Room:
     """A mask of the rows that :func:`rowwise` works on together."""
     shape, _ = collapse(x.shape, kept_shape(x.shape, reduced_axes(params, len(x.shape), "a reduction")))
     return [((rows_per_block(shape), *shape[1:]), BOOL)]
@@ -149,7 +161,9 @@ def _mask(params: Params, g: RawArray, x: RawArray, y: RawArray, out: RawArray) 
 def rowwise(formula: Formula, masked: bool) -> ArrayKernel:
     """A backward kernel of (ograd, data, output) that works through rows of data."""
 
-    def compute(xp: Any, p: Params, g: Any, x: Any, y: Any, out: Any, mask: Any = None) -> None:
+    def compute(
+        xp: ArrayModule, p: Params, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray | None = None
+    ) -> None:
         g = _views(p, x, g)[1]
         shape, small = collapse(x.shape, g.shape)
         rows = rows_per_block(shape)
@@ -164,12 +178,14 @@ def rowwise(formula: Formula, masked: bool) -> ArrayKernel:
     return ArrayKernel(compute, _mask if masked else None)
 
 
-def _extremum_gradient(xp: ModuleType, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
+def _extremum_gradient(xp: ArrayModule, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
     xp.equal(x, y, out=mask)
     xp.multiply(mask, g, out=out)
 
 
-def _prod_gradient(xp: ModuleType, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray) -> None:
+def _prod_gradient(
+    xp: ArrayModule, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray | None
+) -> None:
     xp.divide(y, x, out=out, casting="unsafe")
     xp.multiply(out, g, out=out)
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from types import ModuleType
-from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import kernel
@@ -27,19 +25,19 @@ from weftplan.ops.core.rules import (
     same_dtype,
 )
 from weftplan.ops.core.schema import Op, Param, Params, Shape
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 # ------------------------------------------------------------------------------------------------------------ broadcast
 
 
 @kernel
-def _broadcast(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
+def _broadcast(xp: ArrayModule, p: Params, *arrays: RawArray | None) -> None:
     *inputs, out = arrays
     xp.copyto(out, inputs[0])
 
 
 @kernel
-def _backward_broadcast(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
+def _backward_broadcast(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
     reduce_to(xp, ograd, out)
 
 
@@ -155,7 +153,7 @@ for _name, _infer, _params, _inputs, _aliases, _doc in (
 # --------------------------------------------------------------------------------------------------------------- repeat
 
 
-def _p_positive(value: RawArray) -> int:
+def _p_positive(value: object) -> int:
     number = p_int(value)
     if number < 1:
         raise ValueError("expected at least 1")
@@ -186,13 +184,13 @@ def _repeat_views(params: Params, small: RawArray, large: RawArray) -> tuple[Raw
 
 
 @kernel
-def _repeat(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
+def _repeat(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     small, large = _repeat_views(p, data, out)
     xp.copyto(large, small)
 
 
 @kernel
-def _backward_repeat(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
+def _backward_repeat(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
     small, large = _repeat_views(p, out, ograd)
     reduce_to(xp, large, small)
 
@@ -224,7 +222,7 @@ def _tile_dims(source: Shape, reps: Shape) -> tuple[list[int], list[int]]:
     return [1] * (rank - len(source)) + list(source), [1] * (rank - len(reps)) + list(reps)
 
 
-def _p_reps(value: RawArray) -> Shape:
+def _p_reps(value: object) -> Shape:
     reps: Shape = p_shape(value)
     if any(rep < 1 for rep in reps):
         raise ValueError("expected numbers of at least 1")
@@ -250,13 +248,13 @@ def _tile_views(params: Params, small: RawArray, large: RawArray) -> tuple[RawAr
 
 
 @kernel
-def _tile(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
+def _tile(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     small, large = _tile_views(p, data, out)
     xp.copyto(large, small)
 
 
 @kernel
-def _backward_tile(xp: ModuleType, p: Params, ograd: RawArray, out: RawArray) -> None:
+def _backward_tile(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
     small, large = _tile_views(p, out, ograd)
     axes = tuple(range(0, large.ndim, 2))
     xp.sum(large, axis=axes, dtype=accumulator(small.dtype), out=small, keepdims=True)
@@ -300,28 +298,32 @@ def _pad_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
     return ins, [merge_shape(outs[0], out, f"output of Pad of {source}")]
 
 
-def _centre(params: Params, padded: Any) -> Any:
+def _centre(params: Params, padded: RawArray) -> RawArray:
     pairs = _pairs(params, padded.ndim)
     return padded[tuple(slice(before, dim - after) for dim, (before, after) in zip(padded.shape, pairs, strict=True))]
 
 
-def _mirrors(params: Params, padded: Any) -> Iterator[tuple[Any, Any]]:
+def _layer(padded: RawArray, axis: int, index: int) -> RawArray:
+    place: tuple[slice | int, ...] = (*(slice(None),) * axis, index)
+    return padded[place]
+
+
+def _mirrors(params: Params, padded: RawArray) -> Iterator[tuple[RawArray, RawArray]]:
     """Yield (border, source) views, axis by axis: each border layer and the layer that it repeats.
 
     Filling them in this order fills corners from borders that are complete; folding gradients back goes in reverse.
     """
     edge = params["mode"] == "edge"
     for axis, (before, after) in enumerate(_pairs(params, padded.ndim)):
-        lead = (slice(None),) * axis
         first, last = before, padded.shape[axis] - after - 1
         for k in range(1, before + 1):
-            yield padded[(*lead, first - k)], padded[(*lead, first if edge else first + k)]
+            yield _layer(padded, axis, first - k), _layer(padded, axis, first if edge else first + k)
         for k in range(1, after + 1):
-            yield padded[(*lead, last + k)], padded[(*lead, last if edge else last - k)]
+            yield _layer(padded, axis, last + k), _layer(padded, axis, last if edge else last - k)
 
 
 @kernel
-def _pad(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
+def _pad(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     if p["mode"] == "constant":
         out.fill(p["constant_value"])
     xp.copyto(_centre(p, out), data)
@@ -331,7 +333,7 @@ def _pad(xp: ModuleType, p: Params, data: RawArray, out: RawArray) -> None:
 
 
 @kernel(scratch=lambda p, g, out: [] if p["mode"] == "constant" else [(g.shape, g.dtype)])
-def _backward_pad(xp: Any, p: Params, g: Any, out: Any, folded: object = None) -> None:
+def _backward_pad(xp: ArrayModule, p: Params, g: RawArray, out: RawArray, folded: RawArray | None = None) -> None:
     if folded is not None:
         xp.copyto(folded, g)
         for border, source in reversed(list(_mirrors(p, folded))):
@@ -340,7 +342,7 @@ def _backward_pad(xp: Any, p: Params, g: Any, out: Any, folded: object = None) -
     xp.copyto(out, _centre(p, g))
 
 
-def _p_width(value: RawArray) -> Shape:
+def _p_width(value: object) -> Shape:
     width: Shape = p_shape(value)
     if any(number < 0 for number in width):
         raise ValueError("expected numbers of at least 0")

@@ -5,9 +5,7 @@ The gradient of joining is splitting and the other way round, so each pair of ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -17,12 +15,12 @@ from weftplan.ops.core.kernels import KernelWithBare
 from weftplan.ops.core.params import p_bool, p_int, p_outputs
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_dim, merge_shape, normalize_axis, same_dtype
-from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.core.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
 from weftplan.ops.elementwise.add_n import NUM_ARGS, numbered, numbered_inputs
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
-def _pieces(whole: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
+def _pieces(whole: RawArray, axis: int, sizes: Sequence[int]) -> list[RawArray]:
     """Return the views of ``whole``, of these sizes along ``axis``, one after the other."""
     views = []
     start = 0
@@ -87,19 +85,19 @@ def _parameters_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes
 
 
 @kernel
-def _concat(xp: Any, p: Params, *arrays: Any) -> None:
+def _concat(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     axis = p["dim"] % out.ndim
     for piece, x in zip(_pieces(out, axis, [x.shape[axis] for x in inputs]), inputs, strict=True):
         xp.copyto(piece, x)
 
 
-def _concat_bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
+def _concat_bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Callable[..., object]:
     axis = params["dim"] % len(outputs[0].shape)
     return lambda *arrays: np.concatenate(arrays[:-1], axis, arrays[-1])
 
 
-def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Sequence[Any]) -> list[tuple[int, int]]:
+def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Arrays) -> list[tuple[int, int]]:
     """Return (start, stop) along ``axis`` of each wanted output; (0, 0) for the others.
 
     Without ``ctx.output_shapes`` the unwanted outputs' sizes are known only together: what lies between two of them
@@ -131,7 +129,7 @@ def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Sequence[Any]) -> lis
 
 
 @context_kernel
-def _backward_concat(ctx: OpContext, p: Params, g: RawArray, *outputs: RawArray) -> None:
+def _backward_concat(ctx: OpContext, p: Params, g: RawArray, *outputs: RawArray | None) -> None:
     axis = p["dim"] % g.ndim
     before = (slice(None),) * axis
     for out, span in zip(outputs, _sizes(ctx, g.shape[axis], axis, outputs), strict=True):
@@ -197,7 +195,7 @@ def _stack_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 @kernel
-def _stack(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
+def _stack(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     before = (slice(None),) * (p["axis"] % out.ndim)
     for k, x in enumerate(inputs):
@@ -205,7 +203,7 @@ def _stack(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
 
 
 @kernel
-def _backward_stack(xp: ModuleType, p: Params, g: RawArray, *outputs: RawArray) -> None:
+def _backward_stack(xp: ArrayModule, p: Params, g: RawArray, *outputs: RawArray | None) -> None:
     before = (slice(None),) * (p["axis"] % g.ndim)
     for k, out in enumerate(outputs):
         if out is not None:
@@ -265,14 +263,14 @@ def _slots(params: Params, whole: RawArray) -> list[RawArray]:
 
 
 @kernel
-def _split(xp: ModuleType, p: Params, data: RawArray, *outputs: RawArray) -> None:
+def _split(xp: ArrayModule, p: Params, data: RawArray, *outputs: RawArray | None) -> None:
     for out, piece in zip(outputs, _slots(p, data), strict=True):
         if out is not None:
             xp.copyto(out, piece)
 
 
 @kernel
-def _backward_split(xp: ModuleType, p: Params, *arrays: RawArray) -> None:
+def _backward_split(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     for g, piece in zip(inputs, _slots(p, out), strict=True):
         xp.copyto(piece, g)

@@ -6,18 +6,17 @@ Each is a copy between two views with six axes, and the gradient of the other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import kernel
 from weftplan.ops.core.params import p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, grad, merge_shape, same_dtype
-from weftplan.ops.core.schema import Kernel, Op, Param, Params, Shape
-from weftplan.support.array_types import RawArray
+from weftplan.ops.core.schema import Kernel, Op, Param, Params, Shape, ShapeRule
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
-def _p_block(value: RawArray) -> int:
+def _p_block(value: object) -> int:
     number = p_int(value)
     if number < 1:
         raise ValueError("expected at least 1")
@@ -45,7 +44,7 @@ def _wide(shape: Shape, block: int, name: str) -> Shape:
     return batch, channels // (block * block), height * block, width * block
 
 
-def _infer(name: str, forth: Callable[..., Shape], back: Callable[..., Shape]) -> Any:
+def _infer(name: str, forth: Callable[..., Shape], back: Callable[..., Shape]) -> ShapeRule:
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         source, out, block = ins[0], outs[0], params["block_size"]
         for shape in (source, out):
@@ -62,7 +61,7 @@ def _infer(name: str, forth: Callable[..., Shape], back: Callable[..., Shape]) -
 
 def _kernel(*, to_space: bool) -> Kernel:
     @kernel
-    def compute(xp: Any, p: Params, data: Any, out: Any) -> None:
+    def compute(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
         block = p["block_size"]
         deep, wide = (data, out) if to_space else (out, data)
         batch, channels, height, width = wide.shape

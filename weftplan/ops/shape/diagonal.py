@@ -5,8 +5,7 @@ Both directions go through one strided line of the matrix, so that the gradient 
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
+from types import EllipsisType
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import kernel, workspace_kernel
@@ -14,7 +13,7 @@ from weftplan.ops.core.params import p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype
 from weftplan.ops.core.schema import Op, Param, Params, Shape, Workspace
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _DIAG = (
     Param("k", p_int, 0, "which diagonal: above the main one when positive"),
@@ -53,7 +52,9 @@ def _diag_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return ins, [merge_shape(outs[0], out, f"output of diag of {source}")]
 
 
-def _line(xp: ModuleType, params: Params, matrices: RawArray, rows: int, columns: int) -> tuple[Any, Any]:
+def _line(
+    xp: ArrayModule, params: Params, matrices: RawArray, rows: int, columns: int
+) -> tuple[RawArray, tuple[EllipsisType, RawArray, RawArray]]:
     """Return ``matrices`` with rows and columns as the last axes, and the index of their diagonal."""
     k = params["k"]
     last = xp.moveaxis(matrices, (rows, columns), (-2, -1))
@@ -78,7 +79,7 @@ def _diag(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
 
 
 @kernel
-def _backward_diag(xp: ModuleType, p: Params, g: RawArray, out: RawArray) -> None:
+def _backward_diag(xp: ArrayModule, p: Params, g: RawArray, out: RawArray) -> None:
     if out.ndim == 1:
         view, line = _line(xp, p, g, 0, 1)
         xp.copyto(out, view[line])

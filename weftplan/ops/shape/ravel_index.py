@@ -7,7 +7,6 @@ be -1, since it tells nothing. Division goes towards zero, as in MXNet 1.9.1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core.forms import workspace_kernel
@@ -15,7 +14,7 @@ from weftplan.ops.core.kernels import INDEX, block_bytes, blocks, divide_integer
 from weftplan.ops.core.params import p_shape
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, merge_shape, same_dtype, zero_gradient
-from weftplan.ops.core.schema import Op, Param, Params, TensorSpec, Workspace
+from weftplan.ops.core.schema import Op, Param, Params, TensorSpec, Workspace, WorkspaceRule
 from weftplan.support.array_types import RawArray
 
 _PARAMS = (Param("shape", p_shape, doc="shape of the tensor that the places are in"),)
@@ -75,7 +74,7 @@ def _unravel(ctx: Workspace, p: Params, data: RawArray, out: RawArray) -> None:
         xp.copyto(coordinates[0], remainder, casting="unsafe")
 
 
-def _bytes(count: int) -> Any:
+def _bytes(count: int) -> WorkspaceRule:
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         places = inputs[0].shape[-1]
         return block_bytes(places, [INDEX] * count)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.floats import is_float
@@ -45,7 +44,7 @@ from weftplan.ops.core.schema import (
     Workspace,
 )
 from weftplan.ops.shape.reshape_codes import reshaped
-from weftplan.support.array_types import RawArray
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def _solve_one(partial: Shape, size: int, what: str) -> Shape:
@@ -269,7 +268,7 @@ def _by_way_of(source: DType, target: DType) -> list[DType]:
     return [INDEX] if is_float(source) and target.kind in "iu" and target.itemsize < 8 else []
 
 
-def _convert(xp: Any, x: Any, out: Any, between: object = None) -> None:
+def _convert(xp: ArrayModule, x: RawArray, out: RawArray, between: RawArray | None = None) -> None:
     if between is not None:
         xp.copyto(between, x, casting="unsafe")
         x = between
@@ -290,7 +289,7 @@ class CastKernel:
         whole = ctx.repeated(partial(self, ctx, params, inputs, outputs))
         return replayed(partial(_convert, ctx.xp), self._blocks(ctx, inputs[0], outputs[0])) or whole
 
-    def _blocks(self, ctx: Workspace, source: RawArray, out: RawArray) -> Iterator[tuple[Any, ...]]:
+    def _blocks(self, ctx: Workspace, source: RawArray, out: RawArray) -> Iterator[tuple[RawArray, ...]]:
         # Block by block: in place NumPy copies what it converts.
         return blocks(ctx, (source, out), _by_way_of(source.dtype, out.dtype))
 

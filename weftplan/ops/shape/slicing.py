@@ -14,9 +14,10 @@ from weftplan.ops.core.forms import kernel
 from weftplan.ops.core.params import p_float, p_int, p_optional, p_shape, p_tuple
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype, same_shape
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, ShapeRule
 from weftplan.ops.elementwise.scalar import converted
 from weftplan.ops.shape.broadcast import like_dtype
+from weftplan.support.array_types import ArrayModule, RawArray
 
 Region = Callable[[Params, Shape, Shape], tuple[slice, ...]]
 """The selected region of a tensor, from the parameters, its shape and the shape of the region."""
@@ -25,19 +26,19 @@ Region = Callable[[Params, Shape, Shape], tuple[slice, ...]]
 def _register(
     name: str,
     region: Region,
-    infer_shape: Any,
+    infer_shape: ShapeRule,
     params: tuple[Param, ...],
     doc: str,
     inputs: tuple[str, ...] = ("data",),
     aliases: tuple[str, ...] = (),
 ) -> None:
     @kernel
-    def forward(xp: Any, p: Params, data: Any, *others: Any) -> None:
+    def forward(xp: ArrayModule, p: Params, data: RawArray, *others: Any) -> None:
         out = others[-1]
         xp.copyto(out, data[region(p, data.shape, out.shape)])
 
     @kernel
-    def reverse(xp: Any, p: Params, ograd: Any, out: Any) -> None:
+    def reverse(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
         out.fill(0)
         xp.copyto(out[region(p, out.shape, ograd.shape)], ograd)
 
@@ -58,7 +59,7 @@ def _register(
     backward(name, reverse, ("ograd",), params=params)
 
 
-def _region_shape(name: str, region: Region) -> Any:
+def _region_shape(name: str, region: Region) -> ShapeRule:
     """Return the shape rule of a region that depends on the parameters alone."""
 
     def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -166,7 +167,7 @@ def _assign_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 @kernel
-def _assign(xp: Any, p: Params, *arrays: Any) -> None:
+def _assign(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     if out is not inputs[0]:
         xp.copyto(out, inputs[0])
@@ -178,7 +179,7 @@ def _assign(xp: Any, p: Params, *arrays: Any) -> None:
 
 
 @kernel
-def _assign_backward(xp: Any, p: Params, g: Any, *outputs: Any) -> None:
+def _assign_backward(xp: ArrayModule, p: Params, g: RawArray, *outputs: RawArray | None) -> None:
     """Route the region's gradient to the assigned value, and the remainder to the input."""
     region = _slice_region(p, g.shape, ())
     if len(outputs) == 2 and outputs[1] is not None:
@@ -220,7 +221,7 @@ for _name, _inputs, _params, _aliases, _doc in (
 
 
 @kernel
-def _reverse(xp: Any, p: Params, data: Any, out: Any) -> None:
+def _reverse(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
     axes = {normalize_axis(axis, out.ndim, "axis of reverse") for axis in p["axis"]}
     flipped = tuple(slice(None, None, -1 if axis in axes else None) for axis in range(out.ndim))
     xp.copyto(out, data[flipped])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core.forms import kernel
@@ -16,6 +15,7 @@ from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, merge_shape, normalize_axis, same_dtype
 from weftplan.ops.core.schema import EntryRef, GradientBuilder, Op, Param, Params
 from weftplan.ops.elementwise.add_n import numbered
+from weftplan.support.array_types import ArrayModule, RawArray
 
 _SPLIT = (
     Param("indices", p_shape, doc="where each piece begins, the first at 0; unused when sections is given"),
@@ -67,7 +67,9 @@ def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     return ins, pieces
 
 
-def _pieces(params: Params, whole: Any, parts: Sequence[Any]) -> list[tuple[Any, Any]]:
+def _pieces(
+    params: Params, whole: RawArray, parts: Sequence[RawArray | None]
+) -> list[tuple[RawArray, RawArray | None]]:
     """Return (view of ``whole``, part seen in its shape); None stays."""
     axis = params["axis"] % whole.ndim
     views = [whole[(*(slice(None),) * axis, part)] for part in _bounds(params, whole.shape[axis])]
@@ -75,14 +77,14 @@ def _pieces(params: Params, whole: Any, parts: Sequence[Any]) -> list[tuple[Any,
 
 
 @kernel
-def _forward(xp: Any, p: Params, data: Any, *outputs: Any) -> None:
+def _forward(xp: ArrayModule, p: Params, data: RawArray, *outputs: RawArray | None) -> None:
     for view, out in _pieces(p, data, outputs):
         if out is not None:
             xp.copyto(out, view)
 
 
 @kernel
-def _backward(xp: Any, p: Params, *arrays: object) -> None:
+def _backward(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     for view, g in _pieces(p, out, inputs):
         xp.copyto(view, g)

@@ -8,7 +8,6 @@ on nothing but NumPy, so other programs may use it alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards, variants_of
-from weftplan.planner.packing.hard import greedy
-from weftplan.planner.packing.hard.search import Allowance, improve
+from weftplan.planner.packing.hard.search import Allowance, improve, portfolio
 from weftplan.planner.packing.problem import (
     MANY,
     Deadline,
@@ -145,7 +143,9 @@ def _in_parts(
     others: above ``bound``, which is that of the whole problem."""
     offsets = np.zeros(len(problem), np.int64)
     leaves = leaf_parts(problem)
-    allowance = _allowance(spending, deadline, sizes=[len(part) for _, part in leaves])
+    middling = max((len(part) for _, part in leaves if len(part) <= MANY), default=0)
+    scale = min(max(middling / BUFFERS_PER_ALLOWANCE, 1.0), MOST_ALLOWANCES)
+    allowance = Allowance(int(spending.work * scale), deadline)  # what searches of all parts may spend together
     for base, part in leaves:
         best = Incumbent(part, bound - base, spending=spending, deadline=deadline, order=order)
         try:
@@ -261,14 +261,7 @@ class Incumbent:
         """Try what sweeps are not: greedy packings, and then a search, as far as the allowance of all parts goes."""
         part, spending = self.part, self.spending
         tries = spending.tries if self.is_small else 1  # the time of one grows with the square of the buffers
-        self.offer(greedy.portfolio(part, self.floor, tries=tries, deadline=self.deadline))
+        self.offer(portfolio(part, self.floor, tries=tries, deadline=self.deadline))
         if self.peak > self.enough and len(part) <= spending.largest:
             good_enough = spending.good_enough
             self.offer(improve(part, self.offsets, floor=self.floor, allowance=allowance, good_enough=good_enough))
-
-
-def _allowance(spending: Spending, deadline: Deadline, *, sizes: Sequence[int]) -> Allowance:
-    """Return what searches of all parts, which have these numbers of buffers, may spend together."""
-    middling = max((size for size in sizes if size <= MANY), default=0)
-    scale = min(max(middling / BUFFERS_PER_ALLOWANCE, 1.0), MOST_ALLOWANCES)
-    return Allowance(int(spending.work * scale), deadline)

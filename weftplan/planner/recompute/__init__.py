@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from weftplan.planner.recompute.archive import undominated
-from weftplan.planner.recompute.blocks import block_sets
-from weftplan.planner.recompute.policies import Cost, apply, gain, nothing_fits, wanted
-from weftplan.planner.recompute.rewrite import repeat
+from weftplan.planner.recompute.ladder import curve, undominated
+from weftplan.planner.recompute.policies import Cost, apply, gain, nothing_fits
+from weftplan.planner.recompute.segments import block_sets
 from weftplan.planner.recompute.tape import Price, Tape
-from weftplan.planner.recompute.trade_off import curve
+from weftplan.planner.rewiring import repeat
 
 __all__ = [
     "Cost",
@@ -23,5 +22,4 @@ __all__ = [
     "nothing_fits",
     "repeat",
     "undominated",
-    "wanted",
 ]

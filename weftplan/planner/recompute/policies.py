@@ -9,23 +9,20 @@ operators MXNet's mirroring repeats.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 
 from weftplan.device.amounts import counted, pasteable
 from weftplan.errors import BudgetError
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.order import lazy_backward, reversed_backward, stepwise_forward
 from weftplan.planner.program import Program
-from weftplan.planner.recompute.archive import Archive
-from weftplan.planner.recompute.echo import chosen_echo
-from weftplan.planner.recompute.ladder import Ladder
-from weftplan.planner.recompute.orders import lazy_backward, reversed_backward, stepwise_forward
-from weftplan.planner.recompute.rewrite import repeat
+from weftplan.planner.recompute.ladder import Ladder, curve
 from weftplan.planner.recompute.segments import WINDOWS, square_root
 from weftplan.planner.recompute.tape import Price, Tape
-from weftplan.planner.recompute.trade_off import curve
+from weftplan.planner.rewiring import repeat
 from weftplan.planner.strategies import Draft, assignment, plan_graph
 
 Cost = Callable[[Program], Sequence[float]]
@@ -34,12 +31,6 @@ WORTH_A_PLAN = 0.99
 """A proposal is planned if its lower bound is below this part of the smallest plan so far."""
 CHEAP_SHARE = 0.05
 """Policy ``cheap`` spends at most this part of a step's modelled time on repeating."""
-
-
-def wanted(options: PlanOptions, program: Program) -> bool:
-    """Whether these options (or a node) ask for recomputation."""
-    asked = options.recompute != "off" or options.budget is not None
-    return asked or any(map(attrgetter("asked_twice"), program.graph.works))
 
 
 def apply(start: Draft, options: PlanOptions, *, cost: Cost, most_time: float | None = None) -> Draft:
@@ -112,8 +103,8 @@ def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:
     whole = square_root(tape)
     if not whole.twins:
         return []
-    archive = Archive(tape)
-    trimmed = archive.price(Ladder(archive).trim(frozenset(whole.twins), whole.peak))
+    ladder = Ladder(tape)
+    trimmed = ladder.price(ladder.trim(frozenset(whole.twins), whole.peak))
     return [(tape, trimmed), (tape, whole)]
 
 
@@ -205,3 +196,164 @@ def gain(nbytes: int, before: int, *, more_time: float) -> str:
     """Return how many bytes a plan saves, and the time that this costs, in words."""
     less = 100.0 * (1.0 - nbytes / before)
     return f"{nbytes:,} bytes instead of {before:,} (-{less:.1f} %) for {100.0 * more_time:.1f} % more modelled time"
+
+
+def chosen_echo(tape: Tape) -> frozenset[int]:
+    """The nodes that the echo rule repeats, as far as they are repeatable at all."""
+    return _Echo(tape).run() & frozenset(tape.repeatable)
+
+
+class _Echo:
+    """One run of the echo rule (MXNET_MEMORY_OPT=1): repeat what lies between heavy operators, if storing it is dearer.
+
+    Forward nodes fall into subgraphs that end at operators which are never repeated (``Work.rules`` says which). In
+    each subgraph, nodes are decided from the inputs up. A group of undecided nodes whose inputs are all kept is stored
+    after all when the bytes that storing it frees (inputs that no other node needs) are at least the bytes it adds (its
+    outputs, and inputs that others need anyway). What is left undecided in the end is repeated.
+
+    A node is a forward node (variables included); ``stored`` holds what is decided.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        program = tape.program
+        graph = program.graph
+        self.tape = tape
+        self.nbytes = program.nbytes
+        self.may = ["echo" in work.rules for work in graph.works]
+        self.inputs = graph.inputs
+        self.before = [[*(tape.makers[e] for e in ins), *graph.controls[n]] for n, ins in enumerate(graph.inputs)]
+        self.users: dict[int, set[int]] = {}
+        """Nodes, forward and backward, that read an entry's value when nothing is repeated."""
+        for nid in program.order:
+            for e in program.reads[nid]:
+                self.users.setdefault(e, set()).add(nid)
+        forward = set(tape.forward)
+        self.readers = {e: [n for n in users if n in forward] for e, users in self.users.items()}
+        self.followers: dict[int, list[int]] = {}
+        for nid in tape.forward:
+            for source in dict.fromkeys(self.before[nid]):
+                self.followers.setdefault(source, []).append(nid)
+        self.heads = list(dict.fromkeys(tape.makers[e] for e in graph.outputs if tape.makers[e] in forward))
+        self.repeated: set[int] = set()
+        self.stored: set[int] = set()
+
+    def run(self) -> frozenset[int]:
+        queue = deque(self.heads)
+        while queue:
+            item = queue.popleft()
+            if item in self.stored or item in self.repeated:
+                continue
+            subgraph, ends = self._subgraph(item)
+            queue.extend(ends)
+            self._decide(subgraph)
+        return frozenset(self.repeated)
+
+    def _subgraph(self, item: int) -> tuple[set[int], list[int]]:
+        """(nodes decided together with ``item``; never-repeated nodes below them)."""
+        inside: set[int] = set()
+        ends: dict[int, None] = {}
+        fresh: list[int] = []
+        checked: set[int] = set()
+        # Entries are checked as nodes come in; nodes that they bring in are walked immediately. The set only grows, so
+        # its end does not depend on the order of the checks.
+        self._walk(item, inside, ends, fresh)
+        while fresh:
+            for e in self.inputs[fresh.pop()]:
+                if e in checked:
+                    continue
+                checked.add(e)
+                for reader in self.readers.get(e, ()):
+                    if reader not in inside:
+                        for head in self._forward_to_heads(reader, inside):
+                            self._walk(head, inside, ends, fresh)
+        return inside, [n for n in ends if n not in inside]
+
+    def _walk(self, item: int, inside: set[int], ends: dict[int, None], fresh: list[int]) -> None:
+        """Add ``item`` and every repeatable node that it needs without a heavy node in between."""
+        if item in inside:
+            return
+        inside.add(item)
+        fresh.append(item)
+        stack = [item]
+        while stack:
+            for source in self.before[stack.pop()]:
+                if source in inside:
+                    continue
+                if self.may[source]:
+                    inside.add(source)
+                    fresh.append(source)
+                    stack.append(source)
+                else:
+                    ends[source] = None
+
+    def _forward_to_heads(self, start: int, inside: set[int]) -> Iterable[int]:
+        """Where paths from ``start`` end: heavy nodes, outputs, and nodes without a follower."""
+        ends: dict[int, None] = {}
+        seen = {start}
+        stack = [start]
+        outputs = set(self.heads)
+        while stack:
+            nid = stack.pop()
+            after = self.followers.get(nid, ())
+            if not self.may[nid] or nid in outputs or not after:
+                ends[nid] = None
+                continue
+            for follower in after:
+                if follower not in seen and follower not in inside:
+                    seen.add(follower)
+                    stack.append(follower)
+        if not ends:
+            # Every path runs into the subgraph: the node itself belongs to it.
+            ends[start] = None
+        return ends
+
+    def _decide(self, subgraph: set[int]) -> None:
+        may, stored = self.may, self.stored
+        stored.update(nid for nid in subgraph if not may[nid])
+        undecided = {nid for nid in subgraph if may[nid] and nid not in self.repeated and nid not in stored}
+
+        def ready(nid: int) -> bool:
+            return all(not may[m] or m in stored for m in self.before[nid])
+
+        frontier = {nid for nid in undecided if ready(nid)}
+        while frontier:
+            for group in self._groups(frontier):
+                if self._storing_pays(group, frontier):
+                    stored.update(group)
+                    undecided.difference_update(group)
+                    frontier.difference_update(group)
+                    for nid in group:
+                        for follower in self.followers.get(nid, ()):
+                            if follower in undecided and ready(follower):
+                                frontier.add(follower)
+                    break
+            else:
+                break
+        self.repeated |= undecided
+
+    def _groups(self, frontier: set[int]) -> list[list[int]]:
+        """Nodes of the frontier connected by entries that they share, in graph order."""
+        place = self.tape.place
+        leader: dict[int, int] = {nid: nid for nid in frontier}
+
+        def lead(nid: int) -> int:
+            while leader[nid] != nid:
+                leader[nid] = nid = leader[leader[nid]]
+            return nid
+
+        first: dict[int, int] = {}
+        for nid in frontier:
+            for e in self.inputs[nid]:
+                leader[lead(nid)] = lead(first.setdefault(e, nid))
+        groups: dict[int, list[int]] = {}
+        for nid in sorted(frontier, key=place.__getitem__):
+            groups.setdefault(lead(nid), []).append(nid)
+        return list(groups.values())
+
+    def _storing_pays(self, group: list[int], frontier: set[int]) -> bool:
+        outputs = {e for nid in group for e in self.tape.outputs[nid] if self.users.get(e)}
+        inputs = {e for nid in group for e in self.inputs[nid]}
+        needed_elsewhere = {e for e in inputs if self.users.get(e, set()) - frontier}
+        allocated = sum(self.nbytes[e] for e in outputs | needed_elsewhere)
+        released = sum(self.nbytes[e] for e in inputs - needed_elsewhere)
+        return released >= allocated

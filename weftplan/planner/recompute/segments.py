@@ -10,6 +10,9 @@ M - 1, M - 2, … layers long and M is about sqrt(2 n), where equal segments (Ch
 sublinear memory cost") need 2 sqrt(n).
 
 Where exactly a segment ends is free within a window: the cut is made where fewest bytes cross.
+
+Deep networks repeat one block many times: :func:`block_sets` finds the period of the forward part once, and the cut
+within it that fewest bytes cross.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.planner.graph import IntArray
+from weftplan.planner.program import IntArray
 from weftplan.planner.recompute.tape import Price, Tape
 
 WINDOWS = (0.75, 0.4)
@@ -91,7 +94,7 @@ def segments(
         last = begin + int(np.searchsorted(load, room, side="right"))
         if last <= begin + 1 or used >= room:
             return None
-        across = _across(cuts, crossing, kept, begin, last)
+        across = _across(cuts, np.where(kept, 0, crossing), begin, last)
         tail = int(heavy[-1]) - heavy[begin:last] + int(fixed[-1]) + held + across
         enough = np.flatnonzero(tail <= room)
         if len(enough):
@@ -111,12 +114,11 @@ def segments(
     return frozenset(cuts.nodes[repeated].tolist())
 
 
-def _across(cuts: Cuts, crossing: IntArray, kept: NDArray[np.bool_], begin: int, end: int) -> IntArray:
-    """Per step of begin … end: bytes made since ``begin`` that later steps read, without what is kept anyway."""
+def _across(cuts: Cuts, crossing: IntArray, begin: int, end: int) -> IntArray:
+    """Per step of begin … end: bytes made since ``begin``, as ``crossing`` counts them, that later steps read."""
     change = np.zeros(end - begin + 1, dtype=np.int64)
-    nbytes = np.where(kept[begin:end], 0, crossing[begin:end])
-    change[:-1] = nbytes
-    np.subtract.at(change, np.minimum(cuts.until[begin:end], end) - begin, nbytes)
+    change[:-1] = crossing[begin:end]
+    np.subtract.at(change, np.minimum(cuts.until[begin:end], end) - begin, crossing[begin:end])
     return np.cumsum(change)[:-1]
 
 
@@ -162,3 +164,58 @@ def square_root(tape: Tape, *, windows: Sequence[float] = WINDOWS) -> Price:
                 best, idle = price, 0
             room *= 2.0 ** (1 / 8)
     return best
+
+
+SHORTEST = 3
+"""Fewest steps of a block."""
+ENOUGH = 0.9
+"""The shortest period counts whose run has this part of the longest run."""
+STRIDES = 4
+"""Most blocks of a segment."""
+
+
+def block_sets(tape: Tape) -> list[frozenset[int]]:
+    """Choices that keep only what crosses from block to block; none when the forward part has no period."""
+    graph, nbytes = tape.program.graph, tape.program.nbytes
+    numbers: dict[object, int] = {}  # steps of one label, one number of inputs and equal sizes are of one kind
+    facts = (
+        (graph.works[nid].label, len(graph.inputs[nid]), *(nbytes[e] for e in tape.outputs[nid]))
+        for nid in tape.forward
+    )
+    kinds = np.array([numbers.setdefault(fact, len(numbers)) for fact in facts], dtype=np.int64)
+    run = _period(kinds)
+    if run is None:
+        return []
+    period, start, length = run
+    cuts = measure(tape)
+    across = _across(cuts, cuts.crossing, 0, len(kinds))
+    phase = min(range(period), key=lambda k: (int(across[start + k : start + length : period].sum()), k))
+    places = list(range(start + phase, start + length, period))
+    sets = []
+    for stride in range(1, STRIDES + 1):
+        kept = np.zeros(len(kinds), dtype=np.bool_)
+        steps = np.arange(len(kinds))
+        last = places[(len(places) - 1) // stride * stride]
+        for cut in places[::stride]:
+            kept |= (steps <= cut) & (cuts.until > cut)
+        chosen = cuts.can & ~kept
+        sets += [frozenset(cuts.nodes[chosen & (steps <= end)].tolist()) for end in (last, len(kinds))]
+    return [chosen for chosen in dict.fromkeys(sets) if chosen]
+
+
+def _period(kinds: IntArray) -> tuple[int, int, int] | None:
+    """(period, first step, number of steps) of the longest part that repeats itself at least twice."""
+    runs: dict[int, tuple[int, int]] = {}
+    for period in range(SHORTEST, len(kinds) // 2 + 1):
+        differs = np.flatnonzero(kinds[:-period] != kinds[period:])
+        ends = np.concatenate([[-1], differs, [len(kinds) - period]])
+        lengths = np.diff(ends) - 1
+        longest = int(np.argmax(lengths))
+        if lengths[longest] >= period:
+            runs[period] = int(lengths[longest]), int(ends[longest]) + 1
+    if not runs:
+        return None
+    most = max(run + period for period, (run, _) in runs.items())
+    period = min(p for p, (run, _) in runs.items() if run + p >= ENOUGH * most)
+    run, start = runs[period]
+    return period, start, run + period

@@ -1,6 +1,6 @@
 """A fast price of "repeat these nodes": peak bytes and seconds without building the rewritten graph.
 
-The bytes are those alive when the steps that :func:`weftplan.planner.recompute.rewrite.repeat` would schedule run with
+The bytes are those alive when the steps that :func:`weftplan.planner.rewiring.repeat` would schedule run with
 the in-place rules of :func:`weftplan.planner.inplace.assign`: the lower bound of the plan that the real planner would
 make. Three facts replace its walk over the steps by sums over intervals. A test holds the result against the walk.
 
@@ -23,11 +23,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.program import Program, scratch_of
-from weftplan.planner.recompute.rewrite import repeatable
+from weftplan.planner.program import IntArray, Program, scratch_of
+from weftplan.planner.rewiring import repeatable
 
 Pair = tuple[int, int, int, bool]
 """(input slot, input entry, output entry, may share while others still read)."""

@@ -16,9 +16,8 @@ from weftplan.planner import recompute
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.spill.links import places
-from weftplan.planner.spill.rewrite import spilled
-from weftplan.planner.spill.search import Choice, Search
+from weftplan.planner.rewiring import spilled
+from weftplan.planner.spill.search import Choice, Search, places
 from weftplan.planner.strategies import Draft, assignment, plan_graph
 
 BASES = 4

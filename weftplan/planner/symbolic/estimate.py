@@ -15,7 +15,7 @@ from weftplan.errors import PlanError, did_you_mean
 from weftplan.ops.core.params import p_dtype
 from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.batch import with_batch
-from weftplan.planner.budget import plan_within
+from weftplan.planner.drafts import plan_within
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.pipeline import PlannedGraph, SizedGraph, size_symbol
@@ -104,7 +104,11 @@ planned peak of 4,032 bytes (of 4,032 without recomputation) are needed; the sma
     """
     known, overrides = _sorted_out(symbol, shapes or {}, more)
     chosen = (PlanOptions.from_environment() if options is None else options).replace(**overrides)
-    chosen = chosen.replace(workspaces=workspaces and chosen.workspaces, **_chosen(strategy, order, recompute))
+    if order is not None and order not in ORDERS:
+        raise PlanError(f"order must be one of {', '.join(ORDERS)}; got {order!r}")
+    named = {"strategy": strategy, "recompute": recompute, "reorder": None if order is None else ORDERS[order]}
+    named = {name: value for name, value in named.items() if value is not None}
+    chosen = chosen.replace(workspaces=workspaces and chosen.workspaces, **named)
     dtypes, notes = _dtypes(dtype, known)
     question = Question(
         symbol,
@@ -250,14 +254,6 @@ def _some(names: Sequence[str]) -> str:
 
 OPTIONS = tuple(name for name, one in signature(plan).parameters.items() if one.kind is one.KEYWORD_ONLY)
 """Keywords of :func:`plan` that are no shapes."""
-
-
-def _chosen(strategy: str | None, order: str | None, recompute: str | None) -> dict[str, Any]:
-    """The options that were named."""
-    if order is not None and order not in ORDERS:
-        raise PlanError(f"order must be one of {', '.join(ORDERS)}; got {order!r}")
-    named = {"strategy": strategy, "recompute": recompute, "reorder": None if order is None else ORDERS[order]}
-    return {name: value for name, value in named.items() if value is not None}
 
 
 def _dtypes(dtype: Any, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -18,9 +18,8 @@ from weftplan.ops.core.rule_cache import Settled
 from weftplan.ops.core.schema import Op, Params
 from weftplan.ops.fusion import depthwise_block
 from weftplan.ops.fusion.relu import layer_of
-from weftplan.planner.graph import VARIABLE, Graph, Work
-from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import Order, depth_first_order
+from weftplan.planner.program import VARIABLE, Graph, Work
+from weftplan.symbol.node import Entry, Node, Order, depth_first_order
 
 FORCE, OLD_FORCE = "__force_mirroring__", "force_mirroring"
 NEVER_V1 = frozenset(("Convolution", "FullyConnected", "Concat", "SoftmaxOutput", depthwise_block.NAME))

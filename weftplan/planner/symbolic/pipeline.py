@@ -1,8 +1,8 @@
 """From a symbol to a planned graph, in three parts: translate and pass; ask operators; plan and rewrite.
 
-``translate.py`` makes a graph in numbers, which the passes change and size (``passes``). Then operators are asked what
+``network.py`` makes a graph in numbers, which the passes change and size (``passes``). Then operators are asked what
 they declare. The third part is the core's (``drafts.py``), which knows no symbol; what it rewrote becomes nodes again
-in ``translate.py``. Under recomputation several forms of the graph are planned, fused and unfused; the better is taken.
+in ``network.py``. Under recomputation several forms of the graph are planned, fused and unfused; the better is taken.
 """
 
 from __future__ import annotations
@@ -22,22 +22,18 @@ from weftplan.ops.core.implementations import Choice
 from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
 from weftplan.planner.inplace import Kind
-from weftplan.planner.labels import Pass
-from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.memory_plan import MemoryPlan, Pass
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Cost
 from weftplan.planner.strategies import Draft
-from weftplan.planner.symbolic.cost import node_seconds
+from weftplan.planner.symbolic.cost import library_bytes, node_seconds, operator_choices
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.kernel_choice import operator_choices
-from weftplan.planner.symbolic.library_memory import library_bytes
-from weftplan.planner.symbolic.network import Network
+from weftplan.planner.symbolic.network import Network, realised, translated
 from weftplan.planner.symbolic.passes import fuse_depthwise, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
-from weftplan.planner.symbolic.translate import realised, translated
-from weftplan.symbol.traversal import Order
+from weftplan.symbol.node import Order
 
 MAX_BYTES = (1 << 63) - 1
 RULES = ("mxnet", "echo")
@@ -123,21 +119,11 @@ def size_symbol(
     options: PlanOptions | None = None,
     order: Order | None = None,
 ) -> SizedGraph:
-    """The first half of :func:`plan_symbol`, whose arguments it takes: everything but memory.
-
-    ``grad_dtypes`` holds the dtypes of gradients that are not to have their argument's, ``order`` is the depth-first
-    order of the symbol, when the caller has it.
+    """Do the first half of :func:`plan_symbol`: everything but memory.
 
     Args:
-        symbol: the network.
-        shapes: shapes of inputs by name.
-        dtypes: dtypes of inputs by name; others are float32.
-        grad_req: ``write``, ``add`` or ``null``, for all arguments or by name.
+        symbol, shapes, dtypes, grad_req, context, group2ctx, variable_contexts, options: as there.
         grad_dtypes: dtypes of gradients that differ from their argument's.
-        context: the device.
-        group2ctx: devices of the symbol's groups.
-        variable_contexts: devices of single variables.
-        options: settings of the planner; None: those of the environment.
         order: the depth-first order of the symbol, if the caller has it.
     """
     settings = Settings(

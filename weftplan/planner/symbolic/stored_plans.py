@@ -20,13 +20,11 @@ from weftplan.device.context import Context
 from weftplan.ops.core import implementations, registry
 from weftplan.ops.core.implementations import Choice, Implementation
 from weftplan.ops.core.schema import Op, Req
-from weftplan.planner.labels import Labels, Pass
-from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.memory_plan import Labels, MemoryPlan, Pass
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph, works_of
 from weftplan.planner.symbolic.pipeline import PlannedGraph
-from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import Order
+from weftplan.symbol.node import Entry, Node, Order
 
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 _AS_THEY_ARE: frozenset[type[Any]] = frozenset((PlannedGraph, MemoryPlan, PlanOptions, Pass, Req))

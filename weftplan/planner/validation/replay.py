@@ -11,8 +11,7 @@ from weftplan.errors import PlanError
 from weftplan.planner.drafts import PlannedSteps
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.validation.claims import Claims
-from weftplan.planner.validation.stated import ByteMap, check_layout
+from weftplan.planner.validation.claims import ByteMap, Claims, check_layout
 from weftplan.support.tensor_types import Req
 
 
@@ -58,7 +57,7 @@ class _Replay(Claims):
             for eid in held.get(nid, ()):
                 self._expect(eid, step, "its holder")
         self._check_outputs(len(self.planned.order))
-        self.check_totals()
+        self.check_lower_bound()
 
     def _range(self, storage: int, nbytes: int) -> tuple[int, int, int]:
         offset = int(self.plan.storage_offset[storage])

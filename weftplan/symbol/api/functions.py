@@ -1,15 +1,19 @@
-"""``mx.sym.<Operator>``: one function per registered operator and alias, made on first use.
+"""``mx.sym.<Operator>``: one function per registered operator and alias, and the namespaces of operators.
 
-This file owns the table of functions made so far. It relies on the operator registry for signatures and documentation.
-Any thread may use it; two threads that look up the same new function concurrently may get two equal functions.
+Functions are made on first use; this file owns the table of those made so far. It relies on the operator registry for
+signatures and documentation. A namespace (``mx.sym.random``, ``.linalg``, ``.contrib``, ``.image``, ``._internal``)
+looks up its operators on access and stores none; ``random`` has functions with arguments of their own, whose parameters
+are numbers, or symbols: each element then gives a block of ``shape``. Any thread may use this file; two threads that
+look up the same new function concurrently may get two equal functions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weftplan.errors import DTypeError, ParameterError
+from weftplan.errors import DTypeError, ParameterError, UnknownOperatorError, did_you_mean
 from weftplan.ops.core import registry
 from weftplan.ops.core.schema import Op
 from weftplan.ops.core.signatures import document, signature
@@ -133,3 +137,158 @@ def _no_symbol(op: Op, which: str, value: Any) -> DTypeError:
 
 
 slots.SYMBOL_OPERATOR.fill(function)
+
+
+Numbers = float | Symbol
+
+
+def _draw(name: str, params: dict[str, Any], shape: Any, dtype: Any, kwargs: dict[str, Any]) -> Symbol:
+    """Apply ``_sample_<name>`` to symbols or ``_random_<name>`` to numbers."""
+    symbols = [isinstance(value, Symbol) for value in params.values()]
+    if any(symbols) and not all(symbols):
+        raise DTypeError(f"random.{name}: {', '.join(params)} must all be symbols, or all numbers")
+    options = {key: value for key, value in kwargs.items() if value is not None}
+    if dtype is not None and dtype != "None":
+        options["dtype"] = dtype
+    if shape is not None and shape != ():
+        options["shape"] = shape
+    if all(symbols):
+        return function(f"_sample_{name}")(*params.values(), **options)
+    return function(f"_random_{name}")(**params, **options)
+
+
+def uniform(low: Numbers = 0, high: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """Uniform on [low, high)."""
+    return _draw("uniform", {"low": low, "high": high}, shape, dtype, kwargs)
+
+
+def normal(loc: Numbers = 0, scale: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """Normal with mean ``loc`` and standard deviation ``scale``."""
+    return _draw("normal", {"loc": loc, "scale": scale}, shape, dtype, kwargs)
+
+
+def randn(*shape: int, loc: Numbers = 0, scale: Numbers = 1, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """:func:`normal` with the shape as arguments; ``data=symbol``: with the shape of a symbol."""
+    if isinstance(kwargs.get("data"), Symbol):
+        options = {key: value for key, value in kwargs.items() if value is not None}
+        drawn = function("_random_normal_like")(loc=loc, scale=scale, **options)
+        return drawn if dtype is None else function("Cast")(drawn, dtype=dtype)
+    return normal(loc, scale, shape, dtype, **kwargs)
+
+
+def gamma(alpha: Numbers = 1, beta: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """Gamma with shape ``alpha`` and scale ``beta``."""
+    return _draw("gamma", {"alpha": alpha, "beta": beta}, shape, dtype, kwargs)
+
+
+def exponential(scale: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """Exponential with mean ``scale``; the operator takes the rate, as ``lam``."""
+    rate = kwargs.pop("lam", None)
+    return _draw("exponential", {"lam": 1.0 / scale if rate is None else rate}, shape, dtype, kwargs)
+
+
+def poisson(lam: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """Poisson with mean ``lam``, as floats."""
+    return _draw("poisson", {"lam": lam}, shape, dtype, kwargs)
+
+
+def negative_binomial(k: Numbers = 1, p: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """Failures before ``k`` successes of probability ``p``, as floats."""
+    return _draw("negative_binomial", {"k": k, "p": p}, shape, dtype, kwargs)
+
+
+def generalized_negative_binomial(
+    mu: Numbers = 1, alpha: Numbers = 1, shape: Any = None, dtype: Any = None, **kwargs: Any
+) -> Symbol:
+    """Negative binomial with mean ``mu`` and variance mu + alpha mu², as floats."""
+    return _draw("generalized_negative_binomial", {"mu": mu, "alpha": alpha}, shape, dtype, kwargs)
+
+
+def multinomial(data: Symbol, shape: Any = None, get_prob: bool = True, dtype: Any = "int32", **kwargs: Any) -> Symbol:
+    """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also their logarithms."""
+    options = {} if shape in (None, ()) else {"shape": shape}
+    return function("_sample_multinomial")(data, get_prob=get_prob, dtype=dtype, **options, **kwargs)
+
+
+def shuffle(data: Symbol, **kwargs: Any) -> Symbol:
+    """``data`` with its rows in random order."""
+    return function("_shuffle")(data, **kwargs)
+
+
+def rand_zipfian(true_classes: Symbol, num_sampled: int, range_max: int) -> tuple[Symbol, Symbol, Symbol]:
+    """Classes drawn with replacement, class ``k`` of ``range_max`` with probability log((k + 2) / (k + 1)) /
+    log(range_max + 1): ``mx.sym.contrib.rand_zipfian``.
+
+    Returns:
+        (``num_sampled`` classes in int64; how often each of ``true_classes`` is expected among them, and how often each
+        of those drawn is, both in float64).
+    """
+    log_range = math.log(range_max + 1)
+    drawn = uniform(0, log_range, shape=(num_sampled,), dtype="float64")
+    classes = (function("exp")(drawn) - 1).astype("int64") % range_max
+
+    def expected(classes: Symbol) -> Symbol:
+        wide = classes.astype("float64")
+        counts: Symbol = function("log")((wide + 2.0) / (wide + 1.0)) / log_range * num_sampled
+        return counts
+
+    return classes, expected(true_classes), expected(classes)
+
+
+FUNCTIONS: dict[str, Callable[..., Symbol]] = {
+    one.__name__: one
+    for one in (
+        uniform, normal, randn, gamma, exponential, poisson, negative_binomial, generalized_negative_binomial,
+        multinomial, shuffle,
+    )
+}  # fmt: skip
+"""Functions with their own arguments; ``randint`` and ``*_like`` are the operators themselves."""
+
+
+_EAGER = "or run the step on arrays with mx.nd.contrib.{}, which has no gradient"
+LOOPS = {
+    "foreach": "a graph has no loops; unroll it with a loop in Python (mx.sym.SliceChannel gives the rows, "
+    "mx.sym.stack joins outputs; mx.rnn cells have unroll), " + _EAGER.format("foreach"),
+    "while_loop": "a graph has no loops; unroll it with a loop in Python over as many steps as there may be, with "
+    "mx.sym.where to keep what is done, " + _EAGER.format("while_loop"),
+    "cond": "a graph has no branches; compute both and choose with mx.sym.where, " + _EAGER.format("cond"),
+}
+"""MXNet's operators with subgraphs, and their replacements."""
+
+
+class Namespace:
+    """A namespace of operators whose registered names are one of ``prefixes`` followed by the attribute name.
+
+    With ``short``, automatic node names omit the prefix.
+
+    >>> Namespace("linalg", "_linalg_").nope
+    Traceback (most recent call last):
+    weftplan.errors.UnknownOperatorError: mx.sym.linalg has no operator 'nope'
+    """
+
+    def __init__(self, name: str, *prefixes: str, short: bool = False) -> None:
+        self._name = name
+        self._short = short
+        self._prefixes = prefixes
+
+    def __getattr__(self, name: str) -> Callable[..., Symbol]:
+        if not name.startswith("__"):
+            for prefix in self._prefixes:
+                if registry.contains(prefix + name):
+                    return function(prefix + name, name if self._short else "")
+        if self._name == "contrib" and name in LOOPS:
+            raise UnknownOperatorError(f"mx.sym.contrib.{name} is absent on purpose: {LOOPS[name]}")
+        near = "" if name.startswith("__") else did_you_mean(name, self.__dir__())
+        raise UnknownOperatorError(f"mx.sym.{self._name} has no operator {name!r}" + (near and f"; {near.rstrip()}"))
+
+    def __dir__(self) -> list[str]:
+        return sorted(n.removeprefix(p) for n in registry.names() for p in self._prefixes if n.startswith(p))
+
+
+random = Namespace("random", "_random_", "_sample_", "random_", "sample_")
+vars(random).update(FUNCTIONS)
+linalg = Namespace("linalg", "linalg_", "_linalg_", short=True)
+contrib = Namespace("contrib", "_contrib_", "contrib_", short=True)
+image = Namespace("image", "_image_", short=True)
+vars(contrib)["rand_zipfian"] = rand_zipfian
+internal = Namespace("_internal", "")

@@ -1,7 +1,8 @@
 """The inference solver: shapes and dtypes of all entries of a graph, from those of some variables.
 
 Operators' rules work in both directions; the graph is walked alternately forwards and backwards until nothing changes.
-``rules.py`` calls the rules; :func:`of_one_dtype` handles graphs that need no such walk.
+:func:`of_one_dtype` handles graphs that need no such walk. A rule is called once per distinct (operator, parameters,
+known facts) in the whole process; see ``ops/core/rule_cache.py``.
 A backward node (operator with ``backward_of``) needs no rule: its outputs have the shapes of the forward inputs whose
 gradients they are; its forward node is ``control_deps[0]``.
 
@@ -10,20 +11,132 @@ The planner uses :func:`infer_shapes` and :func:`infer_dtypes` on graphs of 10^6
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from weftplan.errors import FormatError, MXNetError, ParameterError, own
-from weftplan.ops.core.schema import DType, Shape
-from weftplan.symbol.inference.rules import DTYPES, SHAPES, Kind, Learnt, News, Sort, differ, made_at, sort_of, where
+from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError, ShapeError, own, shape_text
+from weftplan.ops.core.params import p_dtype, p_shape
+from weftplan.ops.core.rule_cache import Settled
+from weftplan.ops.core.rules import is_known, merge_dtype, merge_shape
+from weftplan.ops.core.schema import DType, Op, Shape
 from weftplan.symbol.node import Node
+
+News = list[tuple[int, Any]]
+"""(position, new fact) of each input or output about which a rule inferred more."""
+Learnt = tuple[News, News, list[int], list[int]]
+"""New facts of inputs and of outputs, and the positions of inputs and of outputs that are still partly unknown."""
+Sort = tuple[int, int, int]
+"""The result of :func:`sort_of`."""
+
+
+@dataclass(eq=False, slots=True)
+class Kind:
+    """A kind of fact, shapes or dtypes: its names, parser, merge function, rule and error class."""
+
+    word: str
+    hint: str
+    rule: Callable[[Any], Callable[..., Any]]
+    parse: Callable[[Any], Any]
+    complete: Callable[[Any], bool]
+    merge: Callable[[Any, Any, str], Any]
+    error: type[MXNetError]
+    settled: Settled[Learnt] = field(default_factory=Settled)
+
+    def told(self, op: Op, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
+        """Return the answer of the operator's rule for a node with these facts, from the cache if possible."""
+        return self.settled.answer(op, node.params, (len(ins), *ins, *outs), partial(self._rule, node, ins, outs))
+
+    def outputs(self, op: Op, node: Node, ins: list[Any]) -> list[Any]:
+        """Return the facts of the outputs of a node, all of whose inputs are known; raise an error if some are open."""
+        _, outs, _, unknown = self.told(op, node, ins, [None] * op.num_outputs(node.params))
+        if unknown:
+            raise self.error(f"{self.word} of output {unknown[0]} of {where(node)} cannot be inferred{made_at(node)}")
+        return [fact for _, fact in outs]
+
+    def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> Learnt:
+        """Call the operator's rule."""
+        op = node.op
+        assert op is not None
+        names = op.input_names(node.params)
+        if len(names) != len(ins):
+            raise FormatError(
+                f"{where(node)} takes {len(names)} input(s) {list(names)}, but the graph gives it {len(ins)}"
+            )
+        try:
+            made_ins, made_outs = self.rule(op)(node.params, list(ins), list(outs))
+            new_ins = [
+                new if old is None or old is new else self.merge(old, new, f"input {name}")
+                for name, old, new in zip(names, ins, made_ins, strict=True)
+            ]
+            new_outs = [
+                new if old is None else self.merge(old, new, "output") for old, new in zip(outs, made_outs, strict=True)
+            ]
+        except ParameterError as error:
+            raise ParameterError(f"Error in {where(node)}: {error}{made_at(node)}") from own(error)
+        except (MXNetError, ValueError, TypeError, IndexError) as error:
+            facts = [f"{n}={_show(v)}" for n, v in zip(names, ins, strict=True)]
+            facts += [
+                f"{n}={_show(v)}" for n, v in zip(op.output_names(node.params), outs, strict=True) if v is not None
+            ]
+            raise self.error(f"Error in {where(node)}: {error}; {', '.join(facts)}{made_at(node)}") from own(error)
+        unknown = [[k for k, fact in enumerate(facts) if not self.complete(fact)] for facts in (new_ins, new_outs)]
+        return _news(ins, new_ins), _news(outs, new_outs), unknown[0], unknown[1]
+
+
+def _parse_shape(value: Any) -> Shape | None:
+    shape = p_shape(value)
+    if min(shape, default=0) < -1:
+        raise ValueError("dimensions must be >= 0, or -1 or 0 where unknown")
+    return (tuple(max(dim, 0) for dim in shape) if -1 in shape else shape) or None
+
+
+SHAPES = Kind("shape", "__shape__", lambda op: op.infer_shape, _parse_shape, is_known, merge_shape, ShapeError)
+DTYPES = Kind(
+    "dtype", "__dtype__", lambda op: op.infer_dtype, p_dtype, lambda dtype: dtype is not None, merge_dtype, DTypeError
+)
+
+
+def sort_of(node: Node) -> Sort:
+    """Return a key such that a rule answers alike for nodes with equal keys and equal input facts.
+
+    The parser shares one dictionary between equal parameters, so its identity can be part of the key.
+    """
+    return id(node.op), id(node.params), len(node.inputs)
+
+
+def differ(old: Any, new: Any) -> bool:
+    """Return whether two facts differ; unlike ``!=``, it distinguishes ``dtype("float64")`` from None."""
+    return old is not new and (old is None or new is None or bool(old != new))
+
+
+def _news(old: list[Any], new: list[Any]) -> News:
+    return [(i, fact) for i, fact in enumerate(new) if fact is not old[i] and differ(old[i], fact)]
+
+
+def where(node: Node) -> str:
+    """Describe a node in an error message."""
+    assert node.op is not None
+    return f"operator {node.op.name} (node {node.name!r})"
+
+
+def made_at(node: Node) -> str:
+    """Return the end of an error message: the user's line that made the node."""
+    return f"; created at {node.created_at}" if node.created_at else ""
+
+
+def _show(value: Any) -> str:
+    return shape_text(value) if value is None or isinstance(value, tuple) else str(value)
+
 
 Known = Mapping[str, Any] | Mapping[Node, Any] | Mapping[str | Node, Any]
 """Facts about variables, by name or by node; None is unknown."""
+Edges = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
+"""Of nodes: :func:`entry_rows`, the entries that each reads, the positions of other nodes that each must follow."""
 
 
 def entry_rows(nodes: Sequence[Node]) -> list[int]:
@@ -36,38 +149,23 @@ def entry_rows(nodes: Sequence[Node]) -> list[int]:
     return rows
 
 
-def infer_shapes(
-    nodes: Sequence[Node],
-    known: Known,
-    *,
-    rows: Sequence[int] | None = None,
-    inputs: Sequence[Sequence[int]] | None = None,
-    controls: Sequence[Sequence[int]] | None = None,
-) -> list[Shape | None]:
+def infer_shapes(nodes: Sequence[Node], known: Known, *, edges: Edges | None = None) -> list[Shape | None]:
     """Infer the shape of every entry; None is an unknown shape, 0 an unknown dimension.
 
     Args:
         nodes: in topological order.
         known: shapes of variables, by name or node; None, and ``()`` by name, are unknown. Unknown dimensions are
             filled from the variable's ``__shape__``.
-        rows: :func:`entry_rows` of ``nodes``, when the caller has them.
-        inputs: entry ids that each node reads, when the caller has them.
-        controls: positions of the nodes that each node must follow besides, when the caller has them.
+        edges: those of ``nodes``, when the caller has them.
 
     Raises:
         ShapeError: shapes conflict; names operator, node, the shapes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, controls, SHAPES).solve(known)
+    return _Solver(nodes, edges, SHAPES).solve(known)
 
 
 def infer_dtypes(
-    nodes: Sequence[Node],
-    known: Known,
-    *,
-    rows: Sequence[int] | None = None,
-    inputs: Sequence[Sequence[int]] | None = None,
-    controls: Sequence[Sequence[int]] | None = None,
-    default: DType | None = None,
+    nodes: Sequence[Node], known: Known, *, edges: Edges | None = None, default: DType | None = None
 ) -> list[DType | None]:
     """Infer the dtype of every entry, None if unknown; arguments as for :func:`infer_shapes`.
 
@@ -76,30 +174,20 @@ def infer_dtypes(
     Raises:
         DTypeError: dtypes conflict; names operator, node, the dtypes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, controls, DTYPES).solve(known, default)
+    return _Solver(nodes, edges, DTYPES).solve(known, default)
 
 
 class _Solver:
     """One inference. ``values`` holds a fact per entry; it only ever grows, so the walk ends."""
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        rows: Sequence[int] | None,
-        inputs: Sequence[Sequence[int]] | None,
-        controls: Sequence[Sequence[int]] | None,
-        kind: Kind,
-    ) -> None:
+    def __init__(self, nodes: Sequence[Node], edges: Edges | None, kind: Kind) -> None:
         self.nodes = nodes
         self.kind = kind
-        self.rows = entry_rows(nodes) if rows is None else rows
-        if inputs is None or controls is None:
-            number = {node: i for i, node in enumerate(nodes)}
-            first = {node: self.rows[i] for node, i in number.items()}
-            inputs = [[first[entry[0]] + entry[1] for entry in node.inputs] for node in nodes]
-            controls = [[number.get(dep, -1) for dep in node.control_deps] for node in nodes]
-        self.controls = controls
-        self.inputs = inputs
+        if edges is None:
+            rows, number = entry_rows(nodes), {node: i for i, node in enumerate(nodes)}
+            inputs = [[rows[number[entry[0]]] + entry[1] for entry in node.inputs] for node in nodes]
+            edges = rows, inputs, [[number.get(dep, -1) for dep in node.control_deps] for node in nodes]
+        self.rows, self.inputs, self.controls = edges
         self.values: list[Any] = [None] * self.rows[-1]
         self.memo: dict[tuple[Any, ...], Learnt] = {}
 
@@ -272,10 +360,8 @@ def of_one_dtype(
     This holds if no variable has another known dtype, and if each rule, given the default for all inputs, keeps it for
     them and deviates only for outputs that no node reads.
 
-    Args:
-        values: the known dtype of each entry before any rule is called, or None.
-        rows, inputs: as for :func:`weftplan.symbol.inference.solver.infer_dtypes`.
-        sorts: of each sort of node one.
+    ``values`` holds the known dtype of each entry before any rule is called, or None, ``sorts`` of each sort of node
+    one.
     """
     for fact in values:
         if fact is not None and fact is not default and fact != default:

@@ -18,8 +18,7 @@ from weftplan.ops.core import registry
 from weftplan.ops.core.floats import dtype_of
 from weftplan.ops.nn.batch_norm import BATCH_NORMS
 from weftplan.symbol import Symbol
-from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import topological_order
+from weftplan.symbol.node import Entry, Node, topological_order
 
 SCALE = "weftplan_loss_scale"
 """The argument of a lowered network that holds the scale."""

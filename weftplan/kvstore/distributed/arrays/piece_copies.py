@@ -98,7 +98,7 @@ def _placed(span: Span, item: int) -> tuple[int, int, tuple[_Place, ...], tuple[
 
 
 def _place(operand: Operand, item: int) -> _Place:
-    if operand.__class__ is Row:
+    if isinstance(operand, Row):
         return address(operand.array) - operand.origin * item
     return tuple([address(array) for array in operand])
 

@@ -71,7 +71,7 @@ def _on_channels(name: str, names: Sequence[str], data: RawArray, settled: Pass)
     return one_after_other(settled.before, run, settled.behind)
 
 
-def _address(array: Any) -> int:
+def _address(array: RawArray | None) -> int:
     return 0 if array is None else address(array)
 
 
@@ -180,11 +180,13 @@ def _backward_behind_relu(ctx: OpContext, params: Params, inputs: Arrays, output
     return _backward(ctx, params, [ograd, data, gamma, mean, inverse], outputs, beta=beta)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, beta: Any = None) -> Call:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, beta: RawArray | None = None) -> Call:
     return _on_channels("backward", BACKWARD, inputs[1], backward_pass(ctx, params, inputs, outputs, beta=beta))
 
 
-def backward_pass(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, beta: Any = None) -> Pass:
+def backward_pass(
+    ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, beta: RawArray | None = None
+) -> Pass:
     """Return the pass of a BatchNorm's gradients; with ``beta`` a relu follows the batch norm."""
     ograd, data, gamma, mean, inverse = inputs
     images, channels, plane = _extents(params, data.shape)

@@ -37,6 +37,7 @@ from weftplan.ops.compiled.scratch import (
 from weftplan.ops.compiled.size_table import Bands, Sizes, data_bands, forward_bands
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.core.schema import DType
+from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import split, split_in_rooms
 
 FEW_PACKED = 1 << 20
@@ -146,7 +147,8 @@ def _packing(
 
 
 def forward(
-    s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: object, padded: Any, target: Target | None = None, *,
+    s: Sizes, x: RawArray, weight: RawArray, bias: Any, y: RawArray, packed: RawArray,
+    padded: RawArray | None, target: Target | None = None, *,
     widened: Any = None, after: offset_tables.After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
     """Return a call that convolves ``x`` with ``weight`` into ``y``, adds ``bias`` unless None, and applies the
@@ -164,7 +166,13 @@ def forward(
 
 
 def data_gradient(
-    s: Sizes, ograd: Any, weight: Any, dgrad: Any, packed: object, padded: Any, target: Target | None = None
+    s: Sizes,
+    ograd: RawArray,
+    weight: RawArray,
+    dgrad: RawArray,
+    packed: RawArray,
+    padded: RawArray | None,
+    target: Target | None = None,
 ) -> Call:
     """Return a call that computes ``dgrad``, the gradient with respect to the image."""
     steps = {"w": s.taps * s.stored, "y": math.prod(s.image) * s.stored}
@@ -176,7 +184,8 @@ def data_gradient(
 
 
 def weight_gradient(
-    s: Sizes, data: Any, ograd: Any, wgrad: Any, packed: object, padded: Any, target: Target | None = None, *,
+    s: Sizes, data: RawArray, ograd: RawArray, wgrad: RawArray, packed: RawArray, padded: Any,
+    target: Target | None = None, *,
     widened: Any = None,
 ) -> Call:  # fmt: skip
     """Return a call that computes ``wgrad``, the gradient with respect to the weight."""

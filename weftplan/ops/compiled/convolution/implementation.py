@@ -70,11 +70,11 @@ def _nbytes(s: Sizes, *scratches: Scratch) -> int:
     return max(need.nbytes for need in scratches)
 
 
-def _room(ctx: OpContext, s: Sizes, *scratches: Scratch) -> Any:
+def _room(ctx: OpContext, s: Sizes, *scratches: Scratch) -> RawArray:
     return ctx.take((_nbytes(s, *scratches),), np.uint8)
 
 
-def _buffers(room: Any, need: Scratch) -> tuple[Any, Any, Any]:
+def _buffers(room: RawArray, need: Scratch) -> tuple[RawArray, RawArray | None, RawArray | None]:
     """Return the buffers of a dense pass, packed, padded and widened; None for buffers that it does not need."""
     begin = aligned(need.packed)
     end = begin + aligned(need.padded)
@@ -135,11 +135,11 @@ def _spec(array: RawArray) -> TensorSpec:
 
 def _correlate(
     s: Sizes,
-    data: Any,
-    weight: Any,
-    bias: Any,
-    out: Any,
-    room: Any,
+    data: RawArray,
+    weight: RawArray,
+    bias: RawArray | None,
+    out: RawArray,
+    room: RawArray,
     *,
     after: After | None = None,
     relu: bool = False,
@@ -158,7 +158,9 @@ def _correlate(
     return dense.forward(s, data, weight, bias, out, packed, padded, widened=widened, after=after, relu=relu)
 
 
-def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Any) -> list[Call]:
+def _adjoint(
+    s: Sizes, data: Any, ograd: RawArray, weight: Any, dgrad: RawArray | None, wgrad: RawArray | None, room: RawArray
+) -> list[Call]:
     """Return calls that compute the gradients of :func:`_correlate`: ``dgrad`` and ``wgrad``, each unless None."""
     single, small, turned = depthwise_tables.takes(s), pointwise.data_pass(s), pointwise_weights.weight_pass(s)
     calls: list[Call] = []

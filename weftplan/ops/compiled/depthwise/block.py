@@ -22,7 +22,7 @@ from weftplan.ops.compiled.batch_norm.kernels import EARLY, LATE
 from weftplan.ops.compiled.depthwise import implementation as depthwise
 from weftplan.ops.compiled.depthwise import tables as depthwise_tables
 from weftplan.ops.compiled.depthwise.implementation import PASS
-from weftplan.ops.compiled.ir import Function
+from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.offset_tables import KernelArguments
 from weftplan.ops.compiled.parts import in_parts
@@ -72,7 +72,7 @@ class _Driver:
             self.set(f"{block}.first", channel)
             self.set(f"{block}.last", behind)
 
-    def set(self, name: str, value: Any) -> None:
+    def set(self, name: str, value: Value) -> None:
         """Change the word called ``name``."""
         self.f.keep(value, "%words", self._names.index(name))
 
@@ -180,7 +180,9 @@ class _Words:
     def _put(self, block: str, values: Mapping[str, int]) -> None:
         self._values |= {f"{block}.{name}": value for name, value in values.items()}
 
-    def call(self, entry: Entry, s: Sizes, room: Any, layers: Mapping[str, KernelArguments], *, weighs: bool) -> Call:
+    def call(
+        self, entry: Entry, s: Sizes, room: RawArray, layers: Mapping[str, KernelArguments], *, weighs: bool
+    ) -> Call:
         """Return a call that runs ``entry`` on all channels, in parts; ``layers``: the plans of blocks with scratch."""
         moves = {}
         begin, nbytes = address(room), depthwise_tables.scratch(s) // depthwise_tables.parts(s)
@@ -228,7 +230,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     room = ctx.take((_room(s),), np.uint8)
 
     def norm(
-        name: str, ograd: RawArray, data: RawArray, vectors: Sequence[RawArray], outputs: Arrays, *, relu: bool
+        name: str, ograd: RawArray, data: RawArray, vectors: Sequence[RawArray | None], outputs: Arrays, *, relu: bool
     ) -> Pass:
         gamma, beta, *kept = vectors
         return batch_norm.backward_pass(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from itertools import product as every
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from weftplan.ops.compiled.replay import Call, holding
 from weftplan.ops.compiled.size_table import Sizes
 from weftplan.ops.compiled.target import Target
 from weftplan.ops.core.schema import DType
+from weftplan.support.array_types import RawArray
 
 
 def takes(s: Sizes) -> bool:
@@ -191,7 +191,8 @@ def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
 
 
 def run(
-    name: str, s: Sizes, plan: KernelArguments, x: Any, w: Any, y: Any, room: Any, target: Target | None = None,
+    name: str, s: Sizes, plan: KernelArguments, x: RawArray, w: RawArray, y: RawArray, room: RawArray,
+    target: Target | None = None,
     **more: int,
 ) -> Call:  # fmt: skip
     """Return a call of one pass: ``x`` is the padded side, ``y`` the other side; ``more`` words."""
@@ -217,7 +218,8 @@ def run(
 
 
 def forward_call(
-    s: Sizes, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
+    s: Sizes, x: RawArray, weight: RawArray, bias: RawArray | None, y: RawArray, room: RawArray,
+    target: Target | None = None, *,
     after: After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
     """Return a call that convolves each channel of ``x`` with its filter into ``y``, with optional ``bias`` and
@@ -226,13 +228,17 @@ def forward_call(
     return holding(run("forward", s, forward(_level(s)), x, weight, y, room, target, **more), bias, after)
 
 
-def data_call(s: Sizes, ograd: Any, weight: Any, dgrad: Any, room: Any, target: Target | None = None) -> Call:
+def data_call(
+    s: Sizes, ograd: RawArray, weight: RawArray, dgrad: RawArray, room: RawArray, target: Target | None = None
+) -> Call:
     """Return a call that computes the gradient of the image."""
     s = _level(s)
     name = "forward" if s.stride[1:] == (1, 1) else "data_by_two"
     return run(name, s, data(s), ograd, weight, dgrad, room, target)
 
 
-def weight_call(s: Sizes, x: Any, ograd: Any, wgrad: Any, room: Any, target: Target | None = None) -> Call:
+def weight_call(
+    s: Sizes, x: RawArray, ograd: RawArray, wgrad: RawArray, room: RawArray, target: Target | None = None
+) -> Call:
     """Return a call that computes the gradient of the weight."""
     return run("weights", s, weight(_level(s)), x, wgrad, ograd, room, target)

@@ -17,6 +17,7 @@ from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.target import host
+from weftplan.support.array_types import DType
 
 MOST = 32
 """Maximum arrays of a loop: each takes a register for its address and a stream of the hardware prefetcher."""
@@ -109,7 +110,7 @@ class Pieces:
         self._entry(self._start)
 
 
-def compiled_pieces(pieces: Sequence[Sequence[int]], terms: int, dtype: np.dtype[Any]) -> Pieces | None:
+def compiled_pieces(pieces: Sequence[Sequence[int]], terms: int, dtype: DType) -> Pieces | None:
     """Return a call that writes, piece by piece, the sum of its terms, from left to right, to every target; None if
     there is no compiled kernel for it.
 

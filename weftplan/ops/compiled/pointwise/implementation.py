@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.compiled.winograd.kernels import VECTORS
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import DType, aligned
+from weftplan.support.array_types import RawArray
 
 LEAST_PIXELS = 8
 """Minimum pixels of an image at which this kernel is as fast as a matrix product: fewer do not fill a vector."""
@@ -183,7 +183,8 @@ def _arguments(p: Pass, bits: int) -> KernelArguments:
 
 
 def call(
-    p: Pass, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
+    p: Pass, x: RawArray, weight: RawArray, bias: RawArray | None, y: RawArray, room: RawArray,
+    target: Target | None = None, *,
     after: After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
     """Return a call that computes ``y`` from ``x``, in scratch of :attr:`Pass.nbytes`; ``relu`` applies the relu."""

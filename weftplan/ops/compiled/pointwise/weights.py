@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from weftplan.ops.compiled.size_table import Sizes
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import DType
+from weftplan.support.array_types import RawArray
 
 LEAST_CHANNELS = 16
 """Minimum channels of the image at which vectors along channels pay."""
@@ -96,7 +96,7 @@ def _arguments(p: Pass) -> KernelArguments:
 
 
 def call(
-    p: Pass, x: Any, dy: object, dw: object, target: Target | None = None, *, bias: Any = None
+    p: Pass, x: RawArray, dy: RawArray, dw: RawArray, target: Target | None = None, *, bias: RawArray | None = None
 ) -> Call:  # fmt: skip
     """Return a call that computes ``dw`` from images ``x`` and output gradients ``dy``.
 

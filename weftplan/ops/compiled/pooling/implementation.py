@@ -7,7 +7,7 @@ with a buffer of a few rows. The kernels are those of ``kernels.py``; any worker
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from weftplan.ops.core.implementations import Implementation, Specs, provide
 from weftplan.ops.core.schema import Arrays, DType, OpContext, Params, Shape, aligned
 from weftplan.ops.nn.pooling import grid_of, window
 from weftplan.ops.nn.pooling_windows import divisors, lowest
+from weftplan.support.array_types import RawArray, Scalar
 
 FEW = 1 << 17
 """Minimum elements of a part, a range of planes, for an idle core."""
@@ -75,7 +76,8 @@ def entries(dtype: DType, step: int, target: Target | None = None) -> dict[str, 
 
 
 def _compute(
-    ctx: OpContext, params: Params, name: str, start: float, padding: float, *, scales: Any = None, **arrays: Any
+    ctx: OpContext, params: Params, name: str, start: Scalar, padding: float, *, scales: RawArray | None = None,
+    **arrays: RawArray
 ) -> Call:  # fmt: skip
     """Return a call of ``name``; ``arrays`` are x, y and for a gradient dy and dx, ``scales`` the factors of sums."""
     data, out = arrays["x"], arrays["y"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from weftplan.ops.compiled.winograd import kernels as winograd_kernels
 from weftplan.ops.compiled.winograd.kernels import PLACES, WINOGRAD
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import aligned
+from weftplan.support.array_types import RawArray
 
 LEAST_CHANNELS = 32
 """Minimum channels and filters at which this algorithm is faster: with fewer, computing v and y costs more than it
@@ -234,7 +234,8 @@ def _arguments(p: Pass, at: Layout) -> KernelArguments:
 
 
 def call(
-    p: Pass, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *,
+    p: Pass, x: RawArray, weight: RawArray, bias: RawArray | None, y: RawArray, room: RawArray,
+    target: Target | None = None, *,
     after: After | None = None, relu: bool = False,
 ) -> Call:  # fmt: skip
     """Return a call that computes ``y`` from ``x``, in scratch of :attr:`Layout.nbytes`; ``relu`` applies the relu."""

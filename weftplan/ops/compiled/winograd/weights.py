@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from weftplan.ops.compiled.winograd.kernels import PLACES
 from weftplan.ops.compiled.winograd.weight_kernels import ROWS_OF, WEIGHTS
 from weftplan.ops.core.products import MOST
 from weftplan.ops.core.schema import aligned
+from weftplan.support.array_types import RawArray
 
 BLOCK = 64
 """Tiles in one chain of additions. It determines the result's bits, so it is a constant."""
@@ -104,7 +104,7 @@ def functions(target: Target) -> dict[str, Entry]:
 def _arguments(p: Pass, at: Layout) -> KernelArguments:
     """Return the argument words of a pass, without the addresses of its arrays."""
 
-    def rows(planes: int, extents: tuple[int, int], lead: int) -> Any:
+    def rows(planes: int, extents: tuple[int, int], lead: int) -> RawArray:
         plane = extents[0] * extents[1] * 4
         values = {"image": planes * plane, "plane": plane, "height": extents[0], "width": extents[1], "lead": lead,
                   "line": at.columns * LANES * 4}  # fmt: skip
@@ -122,7 +122,7 @@ def _arguments(p: Pass, at: Layout) -> KernelArguments:
     return KernelArguments(WEIGHTS, words, [images, outputs])
 
 
-def call(p: Pass, x: Any, dy: object, dw: object, room: Any, target: Target | None = None) -> Call:
+def call(p: Pass, x: RawArray, dy: RawArray, dw: RawArray, room: RawArray, target: Target | None = None) -> Call:
     """Return a call that computes ``dw``, in scratch of :attr:`Layout.nbytes`; ``p`` is the forward pass."""
     machine = host() if target is None else target
     assert isinstance(machine, Target)

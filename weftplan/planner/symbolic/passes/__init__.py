@@ -3,17 +3,18 @@
 Each is a record (:class:`~weftplan.planner.symbolic.passes.graph_pass.GraphPass`) in a file of its own, which has all
 of it: the pattern, how the graph changes, and for a fusion how it is undone. :func:`run_passes` runs the passes that
 the caller wants, checks that each has what it needs, and in debug mode checks the graph after each. ``weftplan plan
---kernels`` and the page of a plan show what it reports.
+--kernels`` and the page of a plan show what it reports. :func:`unfused` undoes fusions, for readers and for files.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from weftplan.errors import PlanError
-from weftplan.planner.labels import Pass
+from weftplan.planner.memory_plan import Pass
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Network
 from weftplan.planner.symbolic.passes import (
     batch_weight_gradients,
@@ -26,6 +27,8 @@ from weftplan.planner.symbolic.passes import (
     sizes,
 )
 from weftplan.planner.symbolic.passes.graph_pass import GraphPass, Settings, changed_by_pass
+from weftplan.support.post_order import post_order
+from weftplan.symbol.node import Entry, Node
 
 PASSES: list[GraphPass] = [
     common_subexpressions.PASS,
@@ -92,3 +95,36 @@ def _check(one: GraphPass, before: Network, after: Network) -> None:
 def notes_of(passes: Iterable[Pass]) -> list[str]:
     """Return the changes of passes, for readers of a plan's notes."""
     return [f"{one.changed} ({one.switch})" for one in passes if one.changed]
+
+
+def _pass_of(node: Node) -> GraphPass | None:
+    """The fusion that made a node."""
+    return next((one for one in PASSES if any(node.op is op for op in one.fused)), None)
+
+
+def hidden_members(nodes: Iterable[Node]) -> list[str]:
+    """Return the names of nodes that became part of others, which do not make their outputs."""
+    return [name for node in nodes if (one := _pass_of(node)) is not None for name in one.members(node)]
+
+
+def unfused(graph: IndexedGraph, heads: Sequence[int]) -> list[Entry]:
+    """Return new symbol nodes for everything that these entries of a forward part need, without fused nodes."""
+    makers, row = graph.entry_node, graph.row
+    outputs_of: dict[int, Sequence[Entry]] = {}
+
+    def at(entry: int, version: int = 0) -> Entry:
+        outputs = outputs_of[makers[entry]]
+        return outputs[entry - row[makers[entry]]]._replace(version=version)
+
+    needs = [[makers[e] for e in inputs] + deps for inputs, deps in zip(graph.inputs, graph.controls, strict=True)]
+    for nid in post_order([makers[e] for e in heads], needs):
+        node = graph.nodes[nid]
+        inputs = [at(e, graph.version(nid, slot)) for slot, e in enumerate(graph.inputs[nid])]
+        fusion = _pass_of(node)
+        if fusion is not None and fusion.unfuse is not None:
+            outputs_of[nid] = fusion.unfuse(node, inputs)
+            continue
+        controls = [outputs_of[dep][0].node for dep in graph.controls[nid]]
+        copy = node.like(inputs, controls, attrs=dict(node.attrs), mirror_of=None)
+        outputs_of[nid] = [Entry(copy, k) for k in range(row[nid + 1] - row[nid])]
+    return [at(e) for e in heads]

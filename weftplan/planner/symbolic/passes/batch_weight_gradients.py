@@ -198,7 +198,7 @@ def _group(edit: Edit, layers: Sequence[int], *, whole: bool, known: dict[tuple[
 PASS = GraphPass(
     name="shared gradients gathered",
     switch=FUSION,
-    enabled=lambda settings: settings.fuses and settings.options.drop_dead_outputs,
+    enabled=lambda settings: settings.fuses() and settings.options.drop_dead_outputs,
     run=batch_weight_gradients,
     changes=frozenset((BACKWARD,)),
     needs=frozenset((GRADIENTS, SIZES)),

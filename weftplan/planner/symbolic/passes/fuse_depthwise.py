@@ -239,17 +239,15 @@ def _is_closed(block: Block, readers: Readers, waiting: dict[int, list[int]]) ->
     passed = (entry(before), entry(before, 1), entry(before, 2), entry(layer), entry(last), entry(gradient))
     if any(place == HEAD or nid not in inside for e in passed for nid, place in readers.get(e, ())):
         return False
-    if not any(_reads(graph, *reader) for reader in readers.get(entry(first), ())):
+    if all(
+        place != HEAD and not graph.is_variable[nid] and place in graph.works[nid].ignored  # its shape alone matters
+        for nid, place in readers.get(entry(first), ())
+    ):
         return False
     side_results = (entry(last, 1), entry(last, 2), entry(gradient, 1))
     if any(place != HEAD for e in side_results for _, place in readers.get(e, ())):
         return False
     return all(alike(graph.nodes[gradient], graph.nodes[nid]) for nid in inside if nid != gradient)
-
-
-def _reads(graph: IndexedGraph, nid: int, place: int) -> bool:
-    """Whether the values of an input matter, not its shape alone."""
-    return place == HEAD or graph.is_variable[nid] or place not in graph.works[nid].ignored
 
 
 def _controls(graph: IndexedGraph, nids: Sequence[int]) -> list[int]:
@@ -283,7 +281,7 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
 PASS = GraphPass(
     name="depthwise blocks joined",
     switch=FUSION,
-    enabled=lambda settings: settings.fuses,
+    enabled=Settings.fuses,
     run=fuse_depthwise,
     changes=frozenset((FORWARD, BACKWARD)),
     needs=frozenset((GRADIENTS, SIZES)),
@@ -294,7 +292,7 @@ PASS = GraphPass(
 REMATERIALIZE = GraphPass(
     name="block results rematerialized",
     switch="MXNET_BACKWARD_DO_MIRROR",
-    enabled=lambda settings: settings.fuses and settings.rematerializes,
+    enabled=lambda settings: settings.fuses() and settings.rematerializes,
     run=rematerialize,
     changes=frozenset((BACKWARD,)),
     needs=frozenset((GRADIENTS, SIZES)),

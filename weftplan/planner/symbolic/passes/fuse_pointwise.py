@@ -15,14 +15,19 @@ The pass runs last, when all shapes are known, and only if kernels are generated
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from weftplan.device.amounts import counted
 from weftplan.ops.cuda import pointwise as generated
 from weftplan.ops.fusion.pointwise import POINTWISE
 from weftplan.planner.symbolic.network import Edit, Network, alike
-from weftplan.planner.symbolic.passes.elementwise_members import PLAIN, ElementwiseNodes
-from weftplan.planner.symbolic.passes.elementwise_node import FusedNode, SharedParams, members, unfuse
+from weftplan.planner.symbolic.passes.elementwise_node import (
+    PLAIN,
+    ElementwiseNodes,
+    FusedNode,
+    members,
+    unfuse,
+)
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, GRADIENTS, SIZES, GraphPass, Settings
 
 _MOST_MEMBERS = 48
@@ -33,26 +38,21 @@ class _Tree:
     """Nodes that become one."""
 
     nodes: list[int]
-    """In ascending order."""
-    members: frozenset[int] = field(default_factory=frozenset)
+    """In ascending order; the group runs in the place of the last."""
 
-    @property
-    def last(self) -> int:
-        """The place at which the group runs."""
-        return self.nodes[-1]
+    def __post_init__(self) -> None:
+        self.last, self.members = self.nodes[-1], frozenset(self.nodes)
 
 
 def fuse_pointwise(network: Network, settings: Settings) -> tuple[Network, str]:
     """Fuse such trees on GPUs."""
     around = ElementwiseNodes(network, settings)
     trees = [tree for tree in _trees(around) if _is_worth_it(around, tree)]
-    edit, shared_params, count = Edit(network), SharedParams(), 0
-    for tree in trees:
-        node = FusedNode(around, tree.nodes)
-        node.replace(edit, shared_params)
-        count += len(tree.nodes)
-    if not count:
+    if not trees:
         return network, ""
+    edit, count = Edit(network), sum(len(tree.nodes) for tree in trees)
+    for tree in trees:
+        FusedNode(around, tree.nodes).replace(edit)
     return edit.done(), f"fused {counted(count, 'elementwise node')} into {len(trees):,}"
 
 
@@ -63,24 +63,22 @@ def _trees(around: ElementwiseNodes) -> list[_Tree]:
     for nid, kind in enumerate(kinds):
         if not kind:
             continue
-        tree = tree_of[nid] = _Tree([nid], frozenset((nid,)))
+        tree = tree_of[nid] = _Tree([nid])
         if kind != PLAIN:  # these begin a group
             continue
         for entry in dict.fromkeys(graph.inputs[nid]):
             before = tree_of.get(graph.entry_node[entry])
             # Of a layer or a batch norm the group computes the first output alone.
-            if before is None or before is tree or not _is_first(around, entry):
+            if before is None or before is tree:
                 continue
-            joined = _Tree(sorted((*before.nodes, *tree.nodes)), before.members | tree.members)
+            maker = graph.entry_node[entry]
+            if kinds[maker] != PLAIN and entry != around.main(maker):
+                continue
+            joined = _Tree(sorted((*before.nodes, *tree.nodes)))
             if _may_join(around, before, tree, joined):
                 tree = joined
                 tree_of.update(dict.fromkeys(joined.nodes, joined))
     return list({id(tree): tree for tree in tree_of.values()}.values())
-
-
-def _is_first(around: ElementwiseNodes, entry: int) -> bool:
-    maker = around.graph.entry_node[entry]
-    return around.kinds[maker] == PLAIN or entry == around.main(maker)
 
 
 def _may_join(around: ElementwiseNodes, before: _Tree, tree: _Tree, joined: _Tree) -> bool:
@@ -141,16 +139,10 @@ def _is_worth_it(around: ElementwiseNodes, tree: _Tree) -> bool:
     return bool(plain) and (len(tree.nodes) > 1 or around.costs[plain[0]] > 1)
 
 
-def _uses_gpus(settings: Settings) -> bool:
-    """Return whether kernels are generated, and a node may be on a GPU."""
-    contexts = (settings.context, *settings.group2ctx.values(), *settings.variable_contexts.values())
-    return settings.options.kernels != "numpy" and any(one.device_type == "gpu" for one in contexts)
-
-
 PASS = GraphPass(
     name="elementwise nodes fused",
     switch=FUSION,
-    enabled=lambda settings: settings.fuses and _uses_gpus(settings),
+    enabled=Settings.fuses_on_gpus,
     run=fuse_pointwise,
     needs=frozenset((GRADIENTS, SIZES)),
     fused=(POINTWISE,),

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from weftplan.device.amounts import counted
 from weftplan.ops.core import registry
 from weftplan.ops.fusion import relu as fused
 from weftplan.ops.nn.batch_norm import NORM
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.network import ALIKE, Edit, Network, alike
+from weftplan.planner.symbolic.network import Edit, Network, alike, shared
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, FUSION, GraphPass, Settings
 from weftplan.symbol.node import Entry, Node
 
@@ -39,8 +40,8 @@ def fuse_relu(network: Network, settings: Settings) -> tuple[Network, str]:
     if not candidates:
         return network, ""
     first_of = {nid: makers[graph.inputs[nid][0]] for nid in candidates}
-    norms = [nid for nid in candidates if _is(nodes[nid], "BatchNorm")]
-    uses = _uses(graph, {*first_of.values(), *norms})
+    counted_nodes = {*first_of.values(), *candidates}
+    uses = Counter([e for ins in (*graph.inputs, graph.outputs) for e in ins if makers[e] in counted_nodes])
     after: dict[int, list[int]] = {}  # node -> those that it must precede: its gradients
     for nid, deps in enumerate(graph.controls):
         for dep in deps:
@@ -50,23 +51,21 @@ def fuse_relu(network: Network, settings: Settings) -> tuple[Network, str]:
     before_norm: dict[int, int] = {}  # batch norm -> the convolution before it
     for nid in candidates:
         node, entry, first = nodes[nid], graph.inputs[nid][0], first_of[nid]
-        op = nodes[first].op
-        if op is None or uses[entry] != 1 or not alike(nodes[first], node):
+        own, op = node.op, nodes[first].op
+        if own is None or op is None or uses[entry] != 1 or not alike(nodes[first], node):
             continue
-        if _is_relu(node):
-            if (
-                op.name in fused.LAYERS
-                and entry == row[first]
-                and not graph.controls[first]
-                and not graph.controls[nid]
-            ):
+        if fused.is_relu(own, node.params):
+            waits = graph.controls[first] or graph.controls[nid]
+            if op.name in fused.LAYERS and entry == row[first] and not waits:
                 layers[first] = nid
-        elif _is(node, "BatchNorm"):
+        elif own.name == "BatchNorm":
             free = not any(graph.controls[one] or one in after for one in (first, nid))
             alone = free and not uses[row[nid] + 1] and not uses[row[nid] + 2]
             if alone and op.name == "Convolution" and node.params["axis"] == 1:
                 before_norm[nid] = first
-        elif first not in after and _is_gradient_of_relu(nodes[first]) and _norm_of(graph, nid, first) is not None:
+        elif first in after or not fused.is_gradient_of_relu(op, nodes[first].params):
+            continue
+        elif _norm_of(graph, nid, first) is not None:
             inner[nid] = first
     # The shapes of a gradient are those of its forward node's inputs, so that of a relu needs the relu as it is.
     gone = set(inner.values())
@@ -143,24 +142,6 @@ def _fuse_gradients(edit: Edit, gradient: int, before: int) -> None:
     edit.fuse((gradient,), {row[gradient] + k: fused_entry + k for k in range(row[gradient + 1] - row[gradient])})
 
 
-def _uses(graph: IndexedGraph, makers: set[int]) -> Counter[int]:
-    """How often each output of ``makers`` is read or is an output of the graph."""
-    entry_node = graph.entry_node
-    return Counter([e for inputs in (*graph.inputs, graph.outputs) for e in inputs if entry_node[e] in makers])
-
-
-def _is(node: Node, name: str) -> bool:
-    return node.op is not None and node.op.name == name
-
-
-def _is_relu(node: Node) -> bool:
-    return node.op is not None and fused.is_relu(node.op, node.params)
-
-
-def _is_gradient_of_relu(node: Node) -> bool:
-    return node.op is not None and fused.is_gradient_of_relu(node.op, node.params)
-
-
 def _norm_of(graph: IndexedGraph, gradient: int, before: int) -> int | None:
     """The batch norm whose gradient a node is, if ``before`` is that of the relu after it."""
     relu = graph.entry_node[graph.inputs[before][1]]
@@ -173,36 +154,21 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
     assert node.op is not None
     attrs = {key: text for key, text in node.attrs.items() if key not in (LAYER, NORMALIZED)}
     normalized = NORMALIZED in node.attrs
-    layer = Node(
-        registry.get(fused.layer_of(node.op.name)),
-        node.attrs[LAYER],
-        attrs=attrs,
-        params={key: value for key, value in node.params.items() if key != NORM},
-        inputs=[*inputs[:2], *inputs[6:]] if normalized else list(inputs),
-        created_at=node.created_at,
-    )
+
+    def _node(op: str, name: str, attrs: dict[str, str], params: dict[str, Any], inputs: list[Entry]) -> Node:
+        return Node(registry.get(op), name, attrs=attrs, params=params, inputs=inputs, created_at=node.created_at)
+
+    params = {key: value for key, value in node.params.items() if key != NORM}
+    own = [*inputs[:2], *inputs[6:]] if normalized else list(inputs)
+    layer = _node(fused.layer_of(node.op.name), node.attrs[LAYER], attrs, params, own)
     if normalized:
         name, norm_attrs = json.loads(node.attrs[NORMALIZED])
-        layer = Node(
-            registry.get("BatchNorm"),
-            name,
-            attrs=norm_attrs,
-            params=node.params[NORM],
-            inputs=[Entry(layer), *inputs[2:6]],
-            created_at=node.created_at,
-        )
+        layer = _node("BatchNorm", name, norm_attrs, node.params[NORM], [Entry(layer), *inputs[2:6]])
     outputs = [Entry(layer, k) for k in range(layer.num_outputs)]
     if node.op.name.endswith(fused.RELU):
-        op = registry.get("Activation")
-        relu = Node(
-            op,
-            node.name,
-            attrs={"act_type": "relu", **{key: node.attrs[key] for key in ALIKE if key in node.attrs}},
-            params=registry.parse_params(op, {"act_type": "relu"}),
-            inputs=outputs[:1],
-            created_at=node.created_at,
-        )
-        outputs[0] = Entry(relu)
+        act = {"act_type": "relu"}
+        params = registry.parse_params(registry.get("Activation"), act)
+        outputs[0] = Entry(_node("Activation", node.name, act | shared(node), params, outputs[:1]))
     return outputs
 
 
@@ -218,7 +184,7 @@ def members(node: Node) -> list[str]:
 PASS = GraphPass(
     name="layers joined",
     switch=FUSION,
-    enabled=lambda settings: settings.fuses and settings.context.is_host and not settings.group2ctx,
+    enabled=lambda settings: settings.fuses() and settings.context.is_host and not settings.group2ctx,
     run=fuse_relu,
     changes=frozenset((FORWARD, BACKWARD)),
     fused=(*fused.LAYERS.values(), *fused.NORMALIZED.values()),

@@ -17,7 +17,7 @@ import numpy as np
 from weftplan.errors import PlanError
 from weftplan.ops.core import registry
 from weftplan.ops.core.schema import EntryRef, Op, Params, Req
-from weftplan.planner.graph import Work
+from weftplan.planner.program import Work
 from weftplan.planner.symbolic.indexed_graph import work_of
 from weftplan.planner.symbolic.network import Edit, Network
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, GRADIENTS, GraphPass, Settings
@@ -91,7 +91,10 @@ class _Pass:
             if op is not None and needed[nid]:
                 self.visit += 1
                 self._visit(nid, op, needed)
-        entries = [self._gradient_of(variable) for variable in variables]
+        entries = []
+        for variable in variables:
+            entry, name = self.aggregate(variable, 0), f"{graph.names[variable]}_backward"
+            entries.append(self.make("zeros_like", name, [graph.row[variable]], {})[0] if entry is None else entry)
         self._separate(entries, variables, accumulated)
         return entries
 
@@ -202,13 +205,6 @@ class _Pass:
         final = self.make("_copy", f"{name}_final", [total], {})[0]
         self.visit = now
         return final
-
-    def _gradient_of(self, variable: int) -> int:
-        entry = self.aggregate(variable, 0)
-        if entry is None:
-            name, row = self.graph.names[variable], self.graph.row
-            entry = self.make("zeros_like", f"{name}_backward", [row[variable]], {})[0]
-        return entry
 
     def _separate(self, entries: list[int], wanted: Sequence[int], accumulated: Collection[int]) -> None:
         """Give every gradient an entry of its own, because each is written to an array of its own.

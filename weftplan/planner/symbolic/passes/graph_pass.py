@@ -34,10 +34,19 @@ class Settings:
     rematerializes: bool = False
     """Whether the backward part makes results of fused blocks again from entries that their gradients keep."""
 
-    @property
     def fuses(self) -> bool:
         """Whether nodes may be fused at all."""
         return self.options.fusion and self.options.compat == "none"
+
+    def fuses_on_gpus(self) -> bool:
+        """Whether they may, a node may be on a GPU, and kernels are generated."""
+        contexts = (self.context, *self.group2ctx.values(), *self.variable_contexts.values())
+        kernels = self.options.kernels != "numpy" and "gpu" in [one.device_type for one in contexts]
+        return kernels and self.fuses()
+
+    def spreads(self) -> bool:
+        """Whether nodes may be on several devices."""
+        return bool(self.group2ctx or self.variable_contexts)
 
 
 @dataclass(frozen=True, kw_only=True)

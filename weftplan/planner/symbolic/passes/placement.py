@@ -20,7 +20,6 @@ from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Edit, Network
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, PLACED, GraphPass, Settings
 from weftplan.symbol.attribute import INHERITED
-from weftplan.symbol.node import Node
 
 
 def place(network: Network, settings: Settings) -> tuple[Network, str]:
@@ -29,8 +28,6 @@ def place(network: Network, settings: Settings) -> tuple[Network, str]:
     Raises:
         BindError: a group has no device, or a state that an operator writes is on another device.
     """
-    if not settings.group2ctx and not settings.variable_contexts:
-        return network, ""
     graph, edit = network.graph, Edit(network)
     where = edit.devices = _assign(graph, settings)
     copy_op, local_op = registry.get("_CrossDeviceCopy"), registry.get("_copy")
@@ -54,19 +51,13 @@ def place(network: Network, settings: Settings) -> tuple[Network, str]:
         if graph.nodes[nid].op is not None:
             _check_states(graph, nid, where)
             edit.inputs[nid] = [carried(e, where[nid]) for e in inputs]
-    homes = {
-        position: _home(graph.nodes[network.arguments[name]], settings)
-        for position, name in enumerate(network.wanted, network.num_outputs)
-    }
-    added = {
-        position
-        for position, name in enumerate(network.wanted, network.num_outputs)
-        if network.requests[name] == Req.ADD
-    }
+    gradient_of = dict(enumerate(network.wanted, network.num_outputs))
     for k, entry in enumerate(graph.outputs):
-        head = carried(entry, homes.get(k, where[graph.entry_node[entry]]), private=True)
+        name = gradient_of.get(k, "")  # a gradient lies with the array of its argument
+        owner = network.arguments[name] if name else graph.entry_node[entry]
+        head = carried(entry, where[owner], private=True)
         maker = edit.makers[head]
-        if k in added and edit.nodes[maker].op is copy_op:
+        if name and network.requests[name] == Req.ADD and edit.nodes[maker].op is copy_op:
             adder = edit.add(local_op, f"{edit.nodes[maker].name}_added", inputs=[head], params=local_params)
             edit.devices[edit.makers[adder]] = edit.devices[maker]
             head = adder
@@ -104,14 +95,6 @@ def _assign(graph: IndexedGraph, settings: Settings) -> list[Context]:
     return [settings.context if w is None else w for w in where]
 
 
-def _home(variable: Node, settings: Settings) -> Context:
-    """Return the device of the array of an argument's gradient."""
-    if variable.name in settings.variable_contexts:
-        return settings.variable_contexts[variable.name]
-    group = next((variable.attrs[key] for key in INHERITED if key in variable.attrs), None)
-    return settings.context if group is None else settings.group2ctx.get(group, settings.context)
-
-
 def _check_states(graph: IndexedGraph, nid: int, where: list[Context]) -> None:
     node = graph.nodes[nid]
     assert node.op is not None
@@ -128,6 +111,7 @@ def _check_states(graph: IndexedGraph, nid: int, where: list[Context]) -> None:
 PASS = GraphPass(
     name="nodes placed",
     switch="group2ctx",
+    enabled=Settings.spreads,
     run=place,
     changes=frozenset((FORWARD, BACKWARD)),
     gives=frozenset((PLACED,)),

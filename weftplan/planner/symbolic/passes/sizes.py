@@ -33,12 +33,12 @@ def infer_sizes(network: Network, settings: Settings) -> tuple[Network, str]:
     for name, shape in settings.shapes.items():
         _check_given(name, shape)
     graph = network.graph
-    how: dict[str, Any] = {"rows": graph.row, "inputs": graph.inputs, "controls": graph.controls}
-    shapes: Sequence[Any] = infer_shapes(graph.nodes, settings.shapes, **how)
+    edges = graph.row, graph.inputs, graph.controls
+    shapes: Sequence[Any] = infer_shapes(graph.nodes, settings.shapes, edges=edges)
     open_shape = next((eid for eid, shape in enumerate(shapes) if shape is None or 0 in shape), None)
     if open_shape is not None:
         raise ShapeError(_unknown(graph, open_shape, shapes, "shape"))
-    dtypes: Sequence[Any] = infer_dtypes(graph.nodes, settings.dtypes, default=FLOAT32, **how)
+    dtypes: Sequence[Any] = infer_dtypes(graph.nodes, settings.dtypes, default=FLOAT32, edges=edges)
     open_dtype = next((eid for eid, dtype in enumerate(dtypes) if dtype is None), None)
     if open_dtype is not None:
         raise DTypeError(_unknown(graph, open_dtype, dtypes, "dtype"))

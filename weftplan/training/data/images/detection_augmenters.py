@@ -14,7 +14,7 @@ import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
-from weftplan.symbol.provenance import warn
+from weftplan.symbol.node import warn
 from weftplan.training.data.augment_random import generator
 from weftplan.training.data.images.augmenters import Augmenter, ForceResizeAug, ResizeAug, color_augmenters
 from weftplan.training.data.images.image import copyMakeBorder, fixed_crop
