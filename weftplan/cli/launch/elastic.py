@@ -108,9 +108,10 @@ class Supervisor:
             code = process.poll()
             if code is not None:
                 del self._processes[rank]
-                with contextlib.suppress(OSError):
-                    os.killpg(process.pid, signal.SIGKILL)  # its own children
-                ends.append((rank, Record(self._records[rank]).end(rank, code)))
+                end = Record(self._records[rank]).end(rank, code)
+                if end.status:
+                    _signal_group(process, signal.SIGKILL)  # to its children
+                ends.append((rank, end))
         return sorted(ends, key=lambda end: (bool(end[1].status), is_consequence(end[1])))
 
     def _stop(self, number: int) -> None:
@@ -118,11 +119,16 @@ class Supervisor:
         begun = time.monotonic()
         while self._processes:
             for rank, process in list(self._processes.items()):
-                if process.poll() is not None:
+                ended = process.poll() is not None
+                _signal_group(process, signal.SIGKILL if ended else number)
+                if ended:
                     del self._processes[rank]
-                    continue
-                with contextlib.suppress(OSError):
-                    os.killpg(process.pid, number)
             time.sleep(_LOOK_S)
             if time.monotonic() - begun > _GRACE_S:
                 number = signal.SIGKILL
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a process and its children; those of an ended process may be left."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, number)

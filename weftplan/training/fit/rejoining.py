@@ -91,9 +91,7 @@ class Rejoining:
                 store.set_joinable(False)
                 return
             except WorkerLostError as error:
-                lost = error
-            self._run.module.logger.info("%s", lost)
-            del lost
+                self._run.module.logger.info("%s", error)
             self.return_to()
 
     def return_to(self) -> None:
@@ -102,7 +100,7 @@ class Rejoining:
             with contextlib.suppress(MXNetError):
                 engine.get().wait_for_all()  # failures that were raised can be overwritten
             root = self._store.reform(has_state=self._state is not None)
-            with contextlib.suppress(WorkerLostError):  # one more, whose replacement comes
+            with contextlib.suppress(WorkerLostError):  # of another rank, whose replacement comes
                 state = self._store.from_rank(root, self._state or b"", f"join training run {self._number}")
                 break
         self._run.go_on_from(decode_snapshot(state, _NAME))
