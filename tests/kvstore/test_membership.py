@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.support.together import together
 from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.group.membership import Members
+from weftplan.kvstore.distributed.transport.mpi_types import Connection
 from weftplan.kvstore.distributed.transport.wire import View
 
 
@@ -78,10 +80,10 @@ class Member(Members):
     """A member whose MPI is the model."""
 
     def __init__(self, world: World, rank: int, sequence: int) -> None:
-        class MPI(World):
-            COMM_WORLD = type("C", (), {"Get_failed": None})()
-
-        super().__init__(MPI, Comm(world, rank), stall_s=60, timeout_s=60)
+        library = ModuleType("model")
+        vars(library).update(vars(World))
+        connection = Connection(library, Comm(world, rank), set, lambda: None)
+        super().__init__(connection, stall_s=60, timeout_s=60)
         self.world = world
         self.sequence = sequence
 

@@ -17,14 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
 import click
 
-from weftplan.cli.launch.mpiexec import is_python, mpiexec_command
-from weftplan.cli.launch.record import Record
+from weftplan.cli.launch.elastic import Supervisor
+from weftplan.cli.launch.mpiexec import interpreted, is_python, mpiexec_command
+from weftplan.cli.launch.record import Record, trained_alone
+from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.transport.mpi import environment
 
 
@@ -46,9 +48,16 @@ from weftplan.kvstore.distributed.transport.mpi import environment
     show_default=True,
     help="How often to start all processes again when one has died. PROGRAM is to go on from its newest checkpoint.",
 )
+@click.option(
+    "--elastic",
+    is_flag=True,
+    help="Start only the lost process again; it joins the others. --restarts limits how often. On one machine.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, program: tuple[str, ...]) -> None:
+def command(
+    workers: int, hostfile: Path | None, restarts: int, elastic: bool, dry_run: bool, program: tuple[str, ...]
+) -> None:
     """Run PROGRAM in several processes that share a kvstore 'dist_sync'.
 
     PROGRAM is a Python script with its arguments, `-m` with a module, or `weftplan` with a command of its own:
@@ -64,7 +73,16 @@ def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, p
     \b
         weftplan launch -n 4 --restarts 3 weftplan train \\
             --kvstore dist_sync --checkpoint run/a --resume
+
+    With --elastic the others keep their processes and their memory. They wait for a replacement of the lost one, and
+    train on from the begin of the epoch, or from the last checkpoint, with the weights of a run without a loss:
+
+    \b
+        weftplan launch -n 4 --restarts 3 --elastic weftplan train \\
+            --kvstore dist_sync
     """
+    if elastic:
+        raise click.exceptions.Exit(_run_elastic(workers, hostfile, restarts, dry_run, program))
     recovers = not restarts
     arguments = mpiexec_command(workers, hostfile, program, recovers=recovers)
     if hostfile is None:
@@ -85,10 +103,7 @@ def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, p
             status = status or record.status
             if not status:
                 if record.trained_alone(workers):
-                    _tell(
-                        f"no process has created a store of several processes, so each of the {workers} has done all "
-                        f"of the work alone: create the store 'dist_sync' (--kvstore dist_sync)"
-                    )
+                    _tell(trained_alone(workers))
                 break
             judged = stopped if hostfile is None and is_python(program) else None
             for line in record.failures(workers, judged):
@@ -96,6 +111,27 @@ def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, p
             if start < restarts:
                 _tell(f"the job ended with status {status}; restart {start + 1} of {restarts}")
     raise click.exceptions.Exit(status)
+
+
+def _run_elastic(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, program: tuple[str, ...]) -> int:
+    """Run the job with replacements of lost processes; return its status."""
+    for wrong, advice in (
+        (hostfile is not None, "all processes run on this machine: leave out --hostfile, or --elastic"),
+        (not restarts, "give --restarts, the number of lost processes that are replaced"),
+        (not is_python(program), "only a Python script (*.py), -m with a module, or `weftplan` can be replaced"),
+    ):
+        if wrong:
+            raise click.UsageError(f"--elastic: {advice}")
+    _check_there(program[0])
+    if dry_run:
+        click.echo(f"{workers} times: {' '.join(interpreted(program, '-', recovers=False))}")
+        return 0
+    supervisor = Supervisor(workers, program, restarts, _tell)
+    with _passing_on(lambda number: supervisor.stop(number)):
+        try:
+            return supervisor.run()
+        except KVStoreError as error:
+            raise click.ClickException(str(error)) from error
 
 
 def _tell(text: str) -> None:
@@ -120,13 +156,12 @@ def _run(arguments: Sequence[str]) -> tuple[int, int, set[int]]:
     received: list[int] = []
     job: subprocess.Popen[bytes] | None = None
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def pass_on(number: int) -> None:
         received.append(number)
         if job is not None and not (in_group and number != signal.SIGTERM):
             job.send_signal(number)
 
-    before = [(number, signal.signal(number, pass_on)) for number in _ENDING]
-    try:
+    with _passing_on(pass_on):
         started = subprocess.Popen(
             arguments,
             env={**os.environ, **environment()},
@@ -139,6 +174,19 @@ def _run(arguments: Sequence[str]) -> tuple[int, int, set[int]]:
         status = started.wait()
         left = _end_who_is_left(started.pid)
         return status, received[0] if received else 0, left
+
+
+@contextlib.contextmanager
+def _passing_on(pass_on: Callable[[int], None]) -> Iterator[None]:
+    """Call ``pass_on`` for every signal that is to end this command."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        pass_on(number)
+
+    before = [(number, signal.signal(number, handle)) for number in _ENDING]
+    try:
+        yield
     finally:
         for number, handler in before:
             signal.signal(number, handler)

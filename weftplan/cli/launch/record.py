@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -24,6 +25,19 @@ def write(file: str, end: End) -> None:
         os.write(number, line.encode() + b"\n")
     finally:
         os.close(number)
+
+
+def is_consequence(end: End) -> bool:
+    """Return whether a process failed because another one was lost."""
+    return end.why.startswith("WorkerLostError")
+
+
+def trained_alone(workers: int) -> str:
+    """Return the line for a job whose processes have shared nothing."""
+    return (
+        f"no process has created a store of several processes, so each of the {workers} has done all of the work "
+        f"alone: create the store 'dist_sync' (--kvstore dist_sync)"
+    )
 
 
 class Record:
@@ -44,15 +58,24 @@ class Record:
             workers: the number of processes.
             stopped: ranks that still ran at the end of the job; None if ranks without a line are not failures.
         """
-        ends = [(line["rank"], line["why"]) for line in self._lines if line["status"]]
-        ends.sort(key=lambda end: end[1].startswith("WorkerLostError"))  # it failed because of another process
-        told = [f"rank {rank} ended by {why}" for rank, why in ends]
+        ends = [(line["rank"], End(line["status"], line["why"])) for line in self._lines if line["status"]]
+        ends.sort(key=lambda end: is_consequence(end[1]))
+        told = [f"rank {rank} ended by {end.why}" for rank, end in ends]
         if stopped is not None:
             silent = set(range(workers)) - {line["rank"] for line in self._lines} - set(stopped)
             told[:0] = [
                 f"rank {rank} ended in the middle of its program, by a signal or os._exit" for rank in sorted(silent)
             ]
         return told
+
+    def end(self, rank: int, code: int) -> End:
+        """Return the end of a process, whose status or negated signal is ``code``."""
+        for line in self._lines:
+            if line["rank"] == rank and (line["status"] or not code):
+                return End(line["status"], line["why"])
+        if code < 0:
+            return End(128 - code, f"the signal {signal.Signals(-code).name}")
+        return End(code or 1, f"os._exit({code})")
 
     def trained_alone(self, workers: int) -> bool:
         """Return whether all of several processes finished and none has created a shared store."""

@@ -32,6 +32,7 @@ from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, placement
 from weftplan.kvstore.distributed.server_states import ServerStates
 from weftplan.kvstore.distributed.transport import mpi
+from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.layout import Groups, Layout
 from weftplan.kvstore.reduce import Array
@@ -46,7 +47,13 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
     """A store whose values live on servers, one in each process; it needs an optimizer."""
 
     def __init__(self, name: str = "dist_async") -> None:
+        if ElasticJob.of_this_process() is not None:
+            raise KVStoreError(
+                "dist_async cannot replace a lost rank, whose share of the values is lost too: use dist_sync, or "
+                "weftplan launch without --elastic"
+            )
         super().__init__(name)
+        self._mpi = mpi.start()
         self._comm = mpi.communicator(self._mpi)
         self._server = Server(self._mpi, self._comm)
         self._group.advice = "start again from a checkpoint"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -19,6 +20,8 @@ from weftplan.kvstore.distributed.exchange.tickets import Part, Ticket
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport import mpi
+from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob
+from weftplan.kvstore.distributed.transport.formation import Formation
 from weftplan.kvstore.distributed.transport.shutdown import note_loss
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
@@ -44,12 +47,11 @@ class KVStoreDist(KVStoreLocal):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        library = mpi.start()
+        job = ElasticJob.of_this_process()
+        self._formation = None if job is None else Formation(job)
         self._sharing["threads"] = min(self._sharing["threads"], mpi.cores_of_this_process())
-        self._mpi = library
         self._group = Group(
-            library,
-            mpi.communicator(library),
+            mpi.connect(mpi.start()) if self._formation is None else self._formation.first(),
             stall_s=float(config.get("WEFTPLAN_KVSTORE_STALL")),
             timeout_s=float(config.get("WEFTPLAN_KVSTORE_TIMEOUT")),
             mover=Mover(**self._sharing),
@@ -76,8 +78,18 @@ class KVStoreDist(KVStoreLocal):
                 self._from(0, "init", k, self._stored[k])
 
     def _checked(self, key: object, value: object, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
-        try:
+        with self._naming_this_rank():
             return super()._checked(key, value, what, verb)
+
+    def _new_values(self, key: object, value: object) -> list[tuple[Key, NDArray]]:
+        with self._naming_this_rank():
+            return super()._new_values(key, value)
+
+    @contextlib.contextmanager
+    def _naming_this_rank(self) -> Iterator[None]:
+        """Name this rank in the error of a call that other ranks may make rightly."""
+        try:
+            yield
         except KVStoreError as error:
             raise KVStoreError(f"rank {self.rank}: {error}") from None
 
@@ -161,7 +173,7 @@ class KVStoreDist(KVStoreLocal):
     @property
     def rank(self) -> int:
         """This process's place among those that share the store, from 0."""
-        return self._group.position
+        return self._group.rank if self._group.is_alone else self._group.position
 
     @property
     def shares_memory(self) -> bool:
@@ -171,7 +183,7 @@ class KVStoreDist(KVStoreLocal):
     @property
     def num_workers(self) -> int:
         """How many processes share the store now."""
-        return len(self._group.members)
+        return self._group.job_size if self._group.is_alone else len(self._group.members)
 
     def barrier(self) -> None:
         """Wait until every process is here and all that was pushed before has been exchanged.

@@ -11,33 +11,31 @@ call with several keys the last key comes first, as backward computes gradients,
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
 
 from weftplan.device.context import cpu
-from weftplan.engine import get as get_engine
-from weftplan.errors import MXNetError
+from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import DTYPE, Compression
-from weftplan.kvstore.distributed.base import KVStoreDist, arrays_in, described
+from weftplan.kvstore.distributed.base import described
 from weftplan.kvstore.distributed.exchange.tickets import Exchange, Ticket
 from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
+from weftplan.kvstore.distributed.recovery import RecoveringStore
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.layout import Bucket, Groups, Layout, T
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import HOST
 from weftplan.kvstore.summing import Item
-from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.memory.chunk import Chunk
 
 
-class KVStoreDistSync(SyncFootprint, KVStoreDist):
+class KVStoreDistSync(SyncFootprint, RecoveringStore):
     """A store of all processes of a job, synchronous; sums over this process's devices are made on the CPU.
 
     Start the processes with ``weftplan launch -n 4 script.py``. Alone, a process is a job of one.
@@ -56,7 +54,7 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         return super()._lay(pushed, pulled, priority, ready)
 
     def _run(self, layout: Layout, priority: int) -> None:
-        self._sequencer.check()
+        self._check_sums()
         super()._run(layout, priority)
         if layout.pulled:
             self._sequencer.hurry()
@@ -136,9 +134,15 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
         Pulls and initial values are not compressed. It cannot be switched off again.
 
         Raises:
-            KVStoreError: see :meth:`KVStoreDevice.set_gradient_compression`; ranks that give different settings.
+            KVStoreError: see :meth:`KVStoreDevice.set_gradient_compression`; ranks that give different settings; the
+                job replaces lost ranks.
         """
         chosen = Compression.from_params(compression_params)
+        if self.is_elastic:
+            raise KVStoreError(
+                "gradient compression keeps residuals on each rank, which a replacement cannot have: do not compress "
+                "in a job of weftplan launch --elastic"
+            )
         self._meet(f"compress gradients by {chosen}")
         with self._turn:
             self._dist_compression = chosen
@@ -161,43 +165,6 @@ class KVStoreDistSync(SyncFootprint, KVStoreDist):
             compression.unpack_sum((yield from group.gather(packed, what, failure)), values, **self._sharing)
 
         return exchange
-
-    # -- the group ------------------------------------------------------------------------------------------------
-
-    def recover(self) -> int:
-        """Go on after a :class:`~weftplan.errors.WorkerLostError`, without the dead; every survivor must call it.
-
-        Values and optimizer states become those of the survivor that has completed most exchanges, so that all are
-        equal again. A gradient whose exchange failed is gone: compute it again and push it.
-
-        Returns:
-            How many processes are left.
-
-        Raises:
-            KVStoreError: this MPI cannot go on after a death.
-        """
-        with self._turn:
-            root = int(self._sequencer.call(Group.regroup, repairs=True))
-            self._version += 1  # a survivor that is alone sums as one
-            for key, stored in self._stored.items():
-                _heal(stored)
-                self._from(root, "recover", key, stored)
-            if isinstance(self._updater, Updater):
-                self._share_states(self._updater, root)
-        return self.num_workers
-
-    def _share_states(self, updater: Updater, root: int) -> None:
-        for state in updater.states.values():
-            for array in arrays_in(state):
-                _heal(array)
-        own = updater.get_states()
-        size = np.array([len(own)], np.int64)
-        self._sequencer.call(lambda group: group.broadcast(size, root, "recover the size of optimizer states"))
-        data = np.frombuffer(own, np.uint8) if self._group.rank == root else np.empty(int(size[0]), np.uint8)
-        data = data.copy()
-        self._sequencer.call(lambda group: group.broadcast(data, root, "recover optimizer states"))
-        if self._group.rank != root:
-            updater.set_states(data.tobytes())
 
     def statistics(self) -> dict[str, int]:
         """Return the statistics of ``local``, and the bytes of exchanges: parts of other processes' arrays, shares in
@@ -226,10 +193,3 @@ class KVStoreDistDeviceSync(KVStoreDistSync, KVStoreDevice):
 
 def _on_host(array: NDArray) -> bool:
     return array.chunk.context.device_type in HOST
-
-
-def _heal(array: NDArray) -> None:
-    """Clear ``array``'s failure: the operation that should have written it did not run, so its values are whole."""
-    with contextlib.suppress(MXNetError):
-        array.wait_to_read()
-    get_engine().push(lambda: None, (), (array.var,), array.context, name="KVStoreRecover")

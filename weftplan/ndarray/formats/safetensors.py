@@ -34,24 +34,33 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, Host], metadata: Ma
         FormatError: the format does not support a dtype.
         OSError: the file cannot be written; the previous file stays.
     """
+    parts = encode(arrays, metadata, os.fspath(path))
+    with replacing(path) as file:
+        for part in parts:
+            file.write(part)
+
+
+def encode(arrays: Mapping[str, Host], metadata: Mapping[str, str], where: str) -> list[bytes | memoryview]:
+    """Return the content of a file in parts; ``where`` names it in errors.
+
+    Raises:
+        FormatError: the format does not support a dtype.
+    """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end, parts = 0, []
+    end, parts = 0, list[bytes | memoryview]()
     for name, array in arrays.items():
         values = np.ascontiguousarray(array)
         kind = _NAMES.get(values.dtype.newbyteorder("<"))
         if kind is None:
-            raise FormatError(f"{os.fspath(path)}: {name} has dtype {values.dtype}, which safetensors does not know")
+            raise FormatError(f"{where}: {name} has dtype {values.dtype}, which safetensors does not know")
         # Not the contiguous copy's shape, which has one dimension if the array has none.
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [end, end + values.nbytes]}
         end += values.nbytes
-        parts.append(values)
+        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        parts.append(little.data.cast("B") if values.size else b"")
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with replacing(path) as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
-        for values in parts:
-            file.write(values.astype(values.dtype.newbyteorder("<"), copy=False).data.cast("B") if values.size else b"")
+    return [len(text).to_bytes(8, "little"), text, *parts]
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, object]]:
@@ -60,9 +69,16 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, objec
     Raises:
         FormatError: the file is damaged or of another kind; the message names the kind.
     """
-    where = os.fspath(path)
     with open_to_read(path) as file:
-        content = file.read()
+        return decode(file.read(), os.fspath(path))
+
+
+def decode(content: bytes, where: str) -> tuple[dict[str, Host], dict[str, Any]]:
+    """Return (arrays by name, metadata) of a file's content; ``where`` names it in errors.
+
+    Raises:
+        FormatError: as :func:`read`.
+    """
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or not 2 <= size <= min(len(content) - 8, _MOST_HEADER):
         what = other_kind(content[:64]) or f"the header is said to have {size:,} of {len(content):,} bytes"

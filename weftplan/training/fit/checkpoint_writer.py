@@ -65,6 +65,18 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> int:
     Raises:
         OSError: the file cannot be written; the previous file stays.
     """
+    arrays, metadata = _contents(snapshot)
+    file_format.write(path, arrays, metadata)
+    return sum(values.nbytes for values in arrays.values())
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """Return the content of the file of :func:`write_snapshot`, after waiting for the copies."""
+    return b"".join(file_format.encode(*_contents(snapshot), "a checkpoint in memory"))
+
+
+def _contents(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arrays and the metadata of a snapshot."""
     arrays = {
         name: value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
         for name, value in (*snapshot.args.items(), *snapshot.aux.items(), *snapshot.besides.items())
@@ -72,8 +84,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> int:
     metadata = parameter_metadata(snapshot.aux, snapshot.besides)
     metadata[_FACTS] = json.dumps({"version": VERSION, **snapshot.facts})
     metadata[_CHECKSUM] = str(_checksum(arrays, metadata[_FACTS]))
-    file_format.write(path, arrays, metadata)
-    return sum(values.nbytes for values in arrays.values())
+    return arrays, metadata
 
 
 def read_snapshot(path: Path) -> Saved:
@@ -83,9 +94,15 @@ def read_snapshot(path: Path) -> Saved:
         FormatError: the file is damaged, is not a run checkpoint, or has another version.
     """
     try:
-        arrays, metadata = file_format.read(path)
+        content = path.read_bytes()
     except OSError as error:
         raise FormatError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
+    return decode_snapshot(content, path)
+
+
+def decode_snapshot(content: bytes, path: Path) -> Saved:
+    """Return the checkpoint with this content; ``path`` names it. Raises as :func:`read_snapshot`."""
+    arrays, metadata = file_format.decode(content, str(path))
     text = metadata.get(_FACTS)
     if not isinstance(text, str):
         raise FormatError(f"{path} holds parameters alone, not a run to go on with: fit(checkpoint=…) writes those")
@@ -263,9 +280,17 @@ def _escaped(name: str) -> str:
 
 
 def make_checkpoints(
-    prefix: str | os.PathLike[str] | None, every: int | None, keep: int | None, resume: bool | str
+    prefix: str | os.PathLike[str] | None,
+    every: int | None,
+    keep: int | None,
+    resume: bool | str,
+    *,
+    joins: bool = False,
 ) -> Checkpoints | None:
     """Make the checkpoints that the arguments of ``fit`` request; None without a prefix.
+
+    Args:
+        joins: this process joins a run whose checkpoints other processes write now.
 
     Raises:
         ParameterError: the arguments contradict each other; or checkpoints of an earlier run exist without ``resume``.
@@ -277,6 +302,8 @@ def make_checkpoints(
             raise ParameterError(f"fit: {'resume' if resume else 'every'} needs checkpoint=prefix, where they are")
         return None
     checkpoints = Checkpoints(prefix, every=every, keep=keep)
+    if joins:
+        return checkpoints
     old = checkpoints.found()
     if old and not resume:
         raise ParameterError(

@@ -28,6 +28,7 @@ from weftplan.training.fit.fit_warnings import LEAST_STEPS, Watch, place
 from weftplan.training.fit.microbatch import MicroBatchIter, Pieces
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.fit.precision import LossScale
+from weftplan.training.fit.rejoining import Rejoining
 from weftplan.training.fit.resumable_run import ResumableRun
 from weftplan.training.metrics.metric import EvalMetric
 
@@ -103,6 +104,7 @@ class Fitting(ResumableRun):
                 )
             if checkpoints is not None:
                 checkpoints.writes = store.rank == 0
+        self._rejoining = Rejoining.of(self)
         if scaling is not None:
             module.set_loss_scale(scaling.scale)
         self._display = display
@@ -121,20 +123,26 @@ class Fitting(ResumableRun):
         """Train until the last epoch has ended or early stopping applies."""
         why = "an error"
         try:
-            while self.epoch < self.end and not self._stops():
-                start = time.perf_counter()
-                self._train_epoch()
-                self._end_epoch(start)
+            if self._rejoining is None:
+                self._train()
+            else:
+                self._rejoining.train(self._train)
             why = "no better value any more" if self._stops() else "all epochs are done"
         except BaseException as error:
             why = type(error).__name__
             raise
         finally:
             self._display.clear()
-            if self._checkpoints is not None:
-                self._checkpoints.wait()
+            self.finish_writes()
             if self._events is not None:
                 self._events.end({"step": self.step, "why": why})
+
+    def _train(self) -> None:
+        while self.epoch < self.end and not self._stops():
+            start = time.perf_counter()
+            self._train_epoch()
+            self._end_epoch(start)
+            self._keep()
 
     def begin_events(self, *, resumed: bool) -> None:
         """Report the start or the resumption of the run to the events."""
@@ -187,6 +195,7 @@ class Fitting(ResumableRun):
                 raise
             if self._checkpoints is not None and self._checkpoints.every and not self.step % self._checkpoints.every:
                 self._save()
+                self._keep()
             since = self._window.spent("other", since)
             self._count(number, samples, pairs)
             self._ended = StepEnd(self.module)
@@ -295,6 +304,11 @@ class Fitting(ResumableRun):
                 epoch=self.epoch,
             )
         return pairs
+
+    def _keep(self) -> None:
+        """Keep the state of now, to which all ranks return after the loss of one."""
+        if self._rejoining is not None:
+            self._rejoining.keep()
 
     def _save(self) -> None:
         if self._checkpoints is not None and self._checkpoints.writes:

@@ -94,11 +94,17 @@ class ResumableRun:
             "random": gather_random(random_states(), packer),
             "random_before": gather_random(self._before_epoch, packer),
             "reset": self._reset,
+            "begun": self._begun,
             "iterator": packer.value(place_of(self.data)),
             "scaling": None if self._scaling is None else packer.attributes(self._scaling),
             "stopping": None if self._stopping is None else packer.attributes(self._stopping),
         }
         return Snapshot(args, aux, packer.arrays, facts)
+
+    def finish_writes(self) -> None:
+        """Wait until the checkpoints that were begun are on disk."""
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that a resumed run must share, as of the start of this run."""
@@ -131,6 +137,14 @@ class ResumableRun:
             store.agree(f"go on from {'the beginning' if saved is None else saved.path.name}")
         if saved is None:
             return False
+        self.go_on_from(saved, changed=changed)
+        self.module.logger.info(
+            "resumed from %s: epoch %d, %d batches of it, %d updates", saved.path, self.epoch, self.batches, self.step
+        )
+        return True
+
+    def go_on_from(self, saved: Saved, *, changed: bool = False) -> None:
+        """Take the state of a checkpoint; raises as :meth:`resume` does. A mismatch changes nothing."""
         owner = self.module.owner()
         facts = saved.facts
         wrong = wrong_parameters(owner, saved.args, saved.aux)
@@ -152,10 +166,6 @@ class ResumableRun:
             self._go_on(saved, now)
         except (KeyError, TypeError, IndexError) as error:
             raise FormatError(f"{saved.path}: damaged: {error!r}") from error
-        self.module.logger.info(
-            "resumed from %s: epoch %d, %d batches of it, %d updates", saved.path, self.epoch, self.batches, self.step
-        )
-        return True
 
     def _go_on(self, saved: Saved, now: Mapping[str, object]) -> None:
         facts, arrays = saved.facts, saved.arrays
@@ -173,7 +183,7 @@ class ResumableRun:
         self.step, self.epoch, self.batches = facts["step"], facts["epoch"], facts["batches"]
         before = facts.get("random_before") or {"weftplan": facts["before_epoch"]}  # format of an earlier release
         self._before_epoch = {name: unpacked(value, arrays) for name, value in before.items()}
-        self._reset, self._begun = facts.get("reset", True), True
+        self._reset, self._begun = facts.get("reset", True), facts.get("begun", True)
         if place is not None:
             restore_random(facts["random"], arrays)
         else:  # restart the epoch in its original order, and skip the batches already used

@@ -16,6 +16,7 @@ import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.errors import MXNetError, ParameterError, ShapeTypeError
+from weftplan.kvstore.distributed.transport.elastic_job import is_joining
 from weftplan.ndarray import NDArray
 from weftplan.support.array_types import RawArray
 from weftplan.support.keyword_errors import Constructed, known_keywords
@@ -320,7 +321,8 @@ class BaseModule(Constructed):
         train_metric = metrics.create(eval_metric)
         check_metric = train_metric if validation_metric is None else metrics.create(validation_metric)
         count, dtype = microbatch.checked(micro_batches), precision.checked(mixed_precision)
-        checkpoints = make_checkpoints(checkpoint, every, keep, resume)
+        joins = is_joining()
+        checkpoints = make_checkpoints(checkpoint, every, keep, resume, joins=joins)
         self._expect(memory_budget, kvstore, optimizer, optimizer_params, rebind=force_rebind)
         if dtype is not None or force_rebind:
             self.set_precision(dtype, rebind=force_rebind)
@@ -356,7 +358,7 @@ class BaseModule(Constructed):
             batch_end_callback=batch_end_callback,
             epoch_end_callback=epoch_end_callback,
         )
-        resumed = bool(resume) and fitting.resume(changed=resume == "changed")
+        resumed = joins or (bool(resume) and fitting.resume(changed=resume == "changed"))
         fitting.begin_events(resumed=resumed)
         fitting.run()
 

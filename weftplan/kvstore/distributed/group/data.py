@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 
 import numpy as np
 
 from weftplan.kvstore.distributed.arrays.piece_copies import Mover
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.messages import Meeting, alike
-from weftplan.kvstore.distributed.transport.mpi_types import Communicator
+from weftplan.kvstore.distributed.transport.mpi_types import Connection
 from weftplan.kvstore.distributed.transport.wire import Kind, Message, decode
 from weftplan.kvstore.reduce import Array
 from weftplan.support.array_types import DType
@@ -27,8 +26,8 @@ class DataMembers(Meeting):
         shown, summed: bytes of shared memory that this process has used for shares, and for sums.
     """
 
-    def __init__(self, mpi: ModuleType, comm: Communicator, *, stall_s: float, timeout_s: float, mover: Mover) -> None:
-        super().__init__(mpi, comm, stall_s=stall_s, timeout_s=timeout_s)
+    def __init__(self, connection: Connection, *, stall_s: float, timeout_s: float, mover: Mover) -> None:
+        super().__init__(connection, stall_s=stall_s, timeout_s=timeout_s)
         self.mover = mover
         self._scratch = np.empty(0, np.uint8)
         self.joined = self.shown = self.summed = 0

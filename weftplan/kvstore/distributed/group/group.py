@@ -19,6 +19,7 @@ import numpy as np
 from weftplan.kvstore.distributed.group.data import DataMembers
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.ways import Alone, as_bytes, choose
+from weftplan.kvstore.distributed.transport.mpi_types import Connection
 from weftplan.kvstore.distributed.transport.wire import INLINE
 from weftplan.kvstore.reduce import Array
 
@@ -30,6 +31,13 @@ class Group(DataMembers):
     def whole(self) -> bool:
         """True where a sum changes its result only once nothing can fail any more."""
         return self._shared is not None or len(self.members) == 1
+
+    def begin_again(self, connection: Connection, array: Array) -> Steps[list[Array]]:
+        """Become a member of a new connection, and :meth:`gather` a small array; every member calls this."""
+        self.stop_listening()
+        self._join(connection)
+        yield from self.share_memory()
+        return (yield from self.gather(array, "begin again after a loss"))
 
     # -- exchanges ------------------------------------------------------------------------------------------------
 

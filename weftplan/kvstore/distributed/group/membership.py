@@ -20,12 +20,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable
-from types import ModuleType
 from typing import TypeVar
 
 from weftplan.errors import KVStoreError, WorkerLostError
-from weftplan.kvstore.distributed.transport.mpi_types import Communicator, Request, Status
-from weftplan.kvstore.distributed.transport.rendezvous import ended
+from weftplan.kvstore.distributed.transport.mpi_types import Connection, Request, Status
 from weftplan.kvstore.distributed.transport.shutdown import note_loss
 from weftplan.kvstore.distributed.transport.wire import View, view_bytes
 from weftplan.support.package_log import log
@@ -62,19 +60,23 @@ class Members:
         timeout_s: seconds of waiting after which a process counts as lost.
     """
 
-    def __init__(self, mpi: ModuleType, comm: Communicator, *, stall_s: float, timeout_s: float) -> None:
-        self._mpi = mpi
-        self._comm = comm
+    def __init__(self, connection: Connection, *, stall_s: float, timeout_s: float) -> None:
         self._stall_s, self.timeout_s = stall_s, timeout_s
-        self._status = mpi.Status()
+        self.advice = "kv.recover() goes on without"
+        """What follows from a loss, in words."""
+        self._join(connection)
+
+    def _join(self, connection: Connection) -> None:
+        """Be a member of a connection, with all others, or alone; know nothing of an earlier one."""
+        self._connection = connection
+        self._mpi, self._comm, self._dead = connection.library, connection.comm, connection.dead
+        self._status = self._mpi.Status()
         self._receiving: list[Request] = []
         self._sending: list[Request] = []
         """Requests of exchanges that a loss has ended; they keep their buffers, which MPI may still write and read."""
-        self.members: list[int] = list(range(comm.size))
-        self.rank = int(comm.rank)
+        self.rank = int(self._comm.rank)
+        self.members: list[int] = [self.rank] if connection.is_alone else list(range(self._comm.size))
         self.sequence = 0
-        self.advice = "kv.recover() goes on without"
-        """What follows from a loss, in words."""
         self._epoch = 0
         self._gone: frozenset[int] = frozenset()
         self._views: dict[int, View] = {}
@@ -89,6 +91,16 @@ class Members:
     def position(self) -> int:
         """This process's place among the members."""
         return self.members.index(self.rank)
+
+    @property
+    def job_size(self) -> int:
+        """The number of processes of the job, with those that have left or died."""
+        return self._comm.size
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process replaces a lost one and has not met the others yet."""
+        return self._connection.is_alone
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
@@ -153,13 +165,7 @@ class Members:
 
     def lost(self) -> list[int]:
         """Ranks of members that are known to have died."""
-        world = self._mpi.COMM_WORLD
-        if not hasattr(world, "Get_failed"):
-            return []
-        world.Iprobe(source=world.rank)  # lets MPI take in the news
-        dead = world.Get_failed()
-        ranks = self._mpi.Group.Translate_ranks(dead, list(range(dead.size)), world.group)
-        return sorted(ended().union(ranks) & set(self.members))
+        return [] if self._dead is None else sorted(self._dead() & set(self.members))
 
     def look_for_losses(self) -> None:
         """As :meth:`_look_for_losses`, at most every tenth of a second: for exchanges that may never have to wait."""
@@ -205,7 +211,7 @@ class Members:
             WorkerLostError: somebody neither came nor ended in time; this may be called again.
             KVStoreError: this MPI library does not tell of deaths, or the others have gone on without this process.
         """
-        if not hasattr(self._mpi.COMM_WORLD, "Get_failed"):
+        if self._dead is None:
             raise KVStoreError("this mpi4py cannot go on after a death: mpi4py 4.1 and Open MPI with ULFM can")
         yield from self._settle()
         self._epoch += 1

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from types import ModuleType
 
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.group.membership import Members, Steps, Watch
-from weftplan.kvstore.distributed.transport.mpi_types import Communicator, Status
+from weftplan.kvstore.distributed.transport.mpi_types import Connection, Status
 from weftplan.kvstore.distributed.transport.shared_memory import Areas, SharedMemory
 from weftplan.kvstore.distributed.transport.wire import (
     HEADER,
@@ -40,11 +39,13 @@ mark_of = lru_cache(1024)(digest)
 class Meeting(Members):
     """Members that can ask each other what they are about to do."""
 
-    def __init__(self, mpi: ModuleType, comm: Communicator, *, stall_s: float, timeout_s: float) -> None:
-        super().__init__(mpi, comm, stall_s=stall_s, timeout_s=timeout_s)
+    _shared: SharedMemory | None = None
+
+    def _join(self, connection: Connection) -> None:
+        super()._join(connection)
         self._rooms: dict[int, bytearray] = {}
         """Receive buffers, by rank; no request of a lost exchange may still write there."""
-        self._shared: SharedMemory | None = None
+        self._shared = None
 
     @property
     def shares_memory(self) -> bool:
@@ -75,8 +76,10 @@ class Meeting(Members):
     def stop_listening(self) -> None:
         """Cancel pending receives; no exchange follows."""
         super().stop_listening()
+        self._connection.close()
         if self._shared is not None:
             self._shared.close()
+            self._shared = None
 
     def meet(self, description: str) -> Steps[None]:
         """Return when every member is here; raises as :meth:`agreed` does."""

@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from types import ModuleType
 
 from weftplan import config
 from weftplan.engine.edges import forking
 from weftplan.errors import KVStoreError, WorkerLostError
-from weftplan.kvstore.distributed.transport.mpi_types import Communicator
+from weftplan.kvstore.distributed.transport.mpi_types import Communicator, Connection
 from weftplan.kvstore.distributed.transport.rendezvous import START, Gathering, begun, ended, gather
 from weftplan.kvstore.distributed.transport.shutdown import end_too, failures, lost, note_loss, prepare
 from weftplan.support.blas_threads import usable_cpus
@@ -101,6 +102,19 @@ def communicator(mpi: ModuleType) -> Communicator:
         note_loss()
         raise WorkerLostError(f"{what}: a rank was lost ({error})") from error
     return comm
+
+
+def connect(mpi: ModuleType) -> Connection:
+    """The members of a new store; raises as :func:`communicator` does."""
+    tells = hasattr(mpi.COMM_WORLD, "Get_failed")
+    return Connection(mpi, communicator(mpi), partial(_dead, mpi) if tells else None, lambda: None)
+
+
+def _dead(mpi: ModuleType) -> set[int]:
+    world = mpi.COMM_WORLD
+    world.Iprobe(source=world.rank)  # lets MPI take in the news
+    dead = world.Get_failed()
+    return ended().union(mpi.Group.Translate_ranks(dead, list(range(dead.size)), world.group))
 
 
 def _started() -> ModuleType:

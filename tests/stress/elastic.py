@@ -1,0 +1,100 @@
+"""Ranks of elastic jobs that end at random batches, in every way a process can end.
+
+    python -m tests.stress.elastic SEED COUNT       until COUNT ranks have ended
+
+Each job trains on three or four ranks, with several ends: at random ranks, epochs and batches, sometimes two at a
+batch, some of them a few milliseconds into the next exchange, and some of them of replacements. Stores, checkpoints
+and the transport of messages change from job to job. The weights and optimizer states at the end must have the bits of
+a job without a loss, and no job may start all processes again. The output is the number of wrong weights, other starts
+and hung jobs. Exit status 1 means an error.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kvstore.elastic_jobs import BATCHES, EPOCHS, KINDS, run_job
+
+
+@lru_cache
+def unbroken(ranks: int, on_store: int) -> str:
+    """Return the weights of a job of mpiexec without a loss; ``on_store``: the store updates them."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_job(Path(folder) / "job", ranks, {}, MXNET_UPDATE_ON_KVSTORE=str(on_store))
+    assert done.status == 0, done.errors
+    assert len(done.weights) == ranks
+    (weights,) = set(done.weights.values())
+    return weights
+
+
+def random_ends(chance: random.Random, ranks: int, count: int) -> dict[str, str]:
+    """Return ``count`` ends, a third of them at the batch of the end before."""
+    ends: dict[str, str] = {}
+    epoch, batch = 0, 0
+    while len(ends) < count:
+        if not ends or chance.random() > 1 / 3:
+            epoch, batch = chance.randrange(EPOCHS), chance.randrange(BATCHES)
+        ends.setdefault(f"{chance.randrange(ranks)} {epoch} {batch}", chance.choice(KINDS))
+    return ends
+
+
+def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter[str]]:
+    """Return (wrong jobs, hung jobs, jobs, ends by kind) of at least ``count`` ends, ``each`` of them in one job."""
+    chance = random.Random(seed)
+    wrong = hung = jobs = 0
+    kinds = Counter[str]()
+    while kinds.total() < count:
+        jobs += 1
+        ranks = chance.choice((3, 4))
+        ends = random_ends(chance, ranks, min(each, count - kinds.total()))
+        fit: dict[str, Any] = {}
+        on_store = int(chance.random() < 0.7)
+        with tempfile.TemporaryDirectory() as folder:
+            if chance.random() < 0.5:
+                fit = {"checkpoint": f"{folder}/run", "every": chance.choice((None, 2, 5))}
+            try:
+                done = run_job(
+                    Path(folder) / "job",
+                    ranks,
+                    ends,
+                    restarts=len(ends) + 1,
+                    timeout=1500,
+                    store=chance.choice(("dist_sync", "dist_device_sync")),
+                    fit=fit,
+                    MXNET_UPDATE_ON_KVSTORE=str(on_store),
+                    WEFTPLAN_KVSTORE_TIMEOUT="600",
+                    WEFTPLAN_KVSTORE_SHARED_MEMORY=str(chance.randrange(2)),
+                )
+            except pytest.fail.Exception as error:
+                hung += 1
+                kinds.update(ends.values())
+                print(f"job {jobs}, {ends}: HANG {error}", flush=True)
+                continue
+        kinds.update(ends.values())
+        right = done.status == 0 and done.starts == ranks + done.ends and done.ends == len(ends)
+        right = right and list(done.weights.values()) == [unbroken(ranks, on_store)] * ranks
+        if not right:
+            wrong += 1
+            print(f"job {jobs}, {ranks} ranks, {ends}: WRONG\n{done.output}\n{done.errors[-6000:]}", flush=True)
+    return wrong, hung, jobs, kinds
+
+
+def main() -> None:
+    """Run the jobs and print the result."""
+    seed, count = int(sys.argv[1]), int(sys.argv[2])
+    wrong, hung, jobs, kinds = losses(seed, count)
+    shown = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
+    print(f"seed {seed}: {kinds.total()} ranks replaced in {jobs} jobs ({shown}), {wrong} wrong, {hung} hangs")
+    sys.exit(bool(wrong or hung))
+
+
+if __name__ == "__main__":
+    main()

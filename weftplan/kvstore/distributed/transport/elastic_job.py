@@ -1,0 +1,153 @@
+"""The job of ``weftplan launch --elastic``: a folder that the launcher and its processes share.
+
+The launcher starts every process itself, because a process of an MPI job cannot be replaced. It alone decides on
+replacements, and numbers them: the *generation* is the number of replacements so far. The processes of a generation
+form a mesh of sockets (``formation.py``), and a later generation replaces the mesh. So a group never grows; after a
+loss it is formed again.
+
+=================================  =============================  ================================================
+file of the folder                 written by                     meaning
+=================================  =============================  ================================================
+``generation``                     the launcher                   the generation, in decimal digits
+``joinable``                       any process                    every rank trains and can give its state away
+``shares``                         any process                    it has created a store of several processes
+``<store>.<generation>.<rank>``    the rank                       the socket at which the rank listens
+=================================  =============================  ================================================
+
+A replacement joins a job that is ``joinable``. Before and after that only a restart of all processes helps, which is
+always safe.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from weftplan.errors import KVStoreError
+
+_FOLDER, _STARTER, _REPLACES = "_WEFTPLAN_ELASTIC_FOLDER", "_WEFTPLAN_ELASTIC_STARTER", "_WEFTPLAN_ELASTIC_REPLACES"
+_LONGEST_PATH = 100
+"""Bytes of a socket's path that every system accepts, rounded down."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticJob:
+    """An elastic job, as the launcher or one of its processes sees it.
+
+    Attributes:
+        folder: the shared folder.
+        size: the number of ranks.
+        rank: this process's rank; -1 in the launcher.
+        replaces: whether this process replaces a lost process.
+    """
+
+    folder: Path
+    size: int
+    rank: int = -1
+    replaces: bool = False
+
+    @classmethod
+    def create(cls, folder: Path, size: int) -> ElasticJob:
+        """Return a new job of ``size`` ranks in an empty folder.
+
+        Raises:
+            KVStoreError: this system has no sockets with a path, or the path is too long for them.
+        """
+        if not hasattr(socket, "AF_UNIX"):
+            raise KVStoreError("an elastic job needs Unix sockets, which this system lacks; use --restarts alone")
+        if len(os.fsencode(folder)) > _LONGEST_PATH - len("/00.0000.0000"):
+            raise KVStoreError(f"the path {folder} is too long for a socket: set TMPDIR to a shorter one, such as /tmp")
+        job = cls(folder, size)
+        job._write_generation(0)
+        return job
+
+    @classmethod
+    def of_this_process(cls) -> ElasticJob | None:
+        """Return the job of this process; None if ``weftplan launch --elastic`` did not start it.
+
+        Raises:
+            KVStoreError: a process of the job has started or forked this one.
+        """
+        folder = os.environ.get(_FOLDER)
+        if folder is None:
+            return None
+        if not in_elastic_job():
+            raise KVStoreError(
+                "a process of an elastic job has started or forked this one, and the job knows only the processes that "
+                "weftplan launch --elastic started: create no store of several processes here"
+            )
+        size, rank = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("SIZE", "RANK"))
+        return cls(Path(folder), size, rank, os.environ[_REPLACES] == "1")
+
+    def environment(self, rank: int, *, replaces: bool) -> dict[str, str]:
+        """Return the variables of a process that the launcher starts.
+
+        Those that say rank and size have the names that Open MPI's launcher gives them, which programs may read.
+        """
+        size = str(self.size)
+        return {
+            _FOLDER: str(self.folder),
+            _STARTER: str(os.getpid()),
+            _REPLACES: str(int(replaces)),
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "OMPI_COMM_WORLD_SIZE": size,
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": size,
+        }
+
+    @property
+    def generation(self) -> int:
+        """The number of replacements so far."""
+        return int((self.folder / "generation").read_text())
+
+    def begin_generation(self) -> None:
+        """Begin the next generation; the launcher calls this before it starts a replacement."""
+        self._write_generation(self.generation + 1)
+
+    def _write_generation(self, number: int) -> None:
+        draft = self.folder / "generation.draft"
+        draft.write_text(str(number))
+        draft.replace(self.folder / "generation")
+
+    @property
+    def joinable(self) -> bool:
+        """Whether a replacement can join."""
+        return (self.folder / "joinable").exists()
+
+    @property
+    def shares(self) -> bool:
+        """Whether a process has created a store of several processes."""
+        return (self.folder / "shares").exists()
+
+    def note_store(self) -> None:
+        """Note that this process has created a store."""
+        (self.folder / "shares").touch()
+
+    def set_joinable(self, joinable: bool) -> None:
+        """Say whether a replacement can join from now on."""
+        file = self.folder / "joinable"
+        if joinable:
+            file.touch()
+        else:
+            file.unlink(missing_ok=True)
+
+    def socket_path(self, store: int, generation: int, rank: int) -> str:
+        """Return the path at which a rank listens."""
+        return str(self.folder / f"{store}.{generation}.{rank}")
+
+
+def in_elastic_job() -> bool:
+    """Return whether ``weftplan launch --elastic`` has started this process."""
+    return os.environ.get(_STARTER) == str(os.getppid())
+
+
+def has_joined() -> None:
+    """Note that this process has met the others."""
+    os.environ[_REPLACES] = "0"
+
+
+def is_joining() -> bool:
+    """Return whether this process replaces a lost process, and has joined no other process yet."""
+    return in_elastic_job() and os.environ.get(_REPLACES) == "1"

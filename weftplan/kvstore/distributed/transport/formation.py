@@ -1,0 +1,175 @@
+"""Formation of the group of a store in an elastic job: a mesh of sockets between all processes of a generation.
+
+The launcher numbers the generations (``elastic_job.py``). A process that waits for the others looks at the number now
+and then, and begins again with the next generation if a process is lost meanwhile. So all end with the same mesh, or
+with an error once the time is up. A mesh may lose a process before its first message; then the caller forms the next
+mesh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Generator
+from itertools import count
+
+from weftplan import config
+from weftplan.errors import WorkerLostError
+from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob, has_joined
+from weftplan.kvstore.distributed.transport.mesh import LIBRARY, Mesh
+from weftplan.kvstore.distributed.transport.mpi_types import Connection
+from weftplan.support.package_log import log
+
+_HELLO = struct.Struct("<I")
+"""First bytes on a connection: the rank that connects."""
+_LOOK_S = 0.002
+"""Seconds between two looks at the folder."""
+
+_stores = count(1)
+
+
+class Formation:
+    """The connections of one store of an elastic job: first alone or with all, then again after each loss.
+
+    Args:
+        job: the job of this process.
+    """
+
+    def __init__(self, job: ElasticJob) -> None:
+        self.job = job
+        job.note_store()
+        self._store = next(_stores)
+        self._generation = 0 if job.replaces else -1
+        """The last generation to which this process belonged; a replacement comes with a later one."""
+
+    def first(self) -> Connection:
+        """Connect to all other processes; a replacement stays alone until it joins.
+
+        Raises:
+            WorkerLostError: a rank does not come in time.
+        """
+        if self.job.replaces:
+            return _connection(Mesh(self.job.rank, self.job.size, {}), is_alone=True)
+        steps = self.again()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                connection: Connection = end.value
+                return connection
+
+    def again(self) -> Generator[None, None, Connection]:
+        """Connect to all other processes of the next generation.
+
+        Raises:
+            WorkerLostError: a rank does not come in time, or training has ended on another rank.
+        """
+        self._generation, mesh = yield from _form(self.job, self._store, self._generation)
+        has_joined()
+        return _connection(mesh)
+
+
+def _connection(mesh: Mesh, *, is_alone: bool = False) -> Connection:
+    return Connection(LIBRARY, mesh, mesh.dead, mesh.close, is_alone)
+
+
+def _form(job: ElasticJob, store: int, after: int) -> Generator[None, None, tuple[int, Mesh]]:
+    """Form the mesh of the newest generation later than ``after``; return the generation and the mesh.
+
+    The generation may change meanwhile, because another process is lost; then the next mesh is formed.
+    """
+    stall_s, timeout_s = float(config.get("WEFTPLAN_KVSTORE_STALL")), float(config.get("WEFTPLAN_KVSTORE_TIMEOUT"))
+    begun, warned = time.monotonic(), False
+    entrance: _Entrance | None = None
+    try:
+        while True:
+            generation = job.generation
+            if generation > after and (entrance is None or entrance.generation != generation):
+                if entrance is not None:
+                    entrance.close()
+                entrance = _Entrance(job, store, generation)
+            if entrance is not None and entrance.is_complete():
+                return generation, entrance.mesh()
+            if after >= 0 and not job.joinable:
+                raise WorkerLostError(f"rank {job.rank} cannot join: another rank has come to the end of its training")
+            waited = time.monotonic() - begun
+            if waited > stall_s and not warned:
+                warned = True
+                log.warning("%s", _waits(job, entrance, waited))
+            if waited > timeout_s:
+                raise WorkerLostError(f"{_waits(job, entrance, waited)}; gave up")
+            yield
+            time.sleep(_LOOK_S)
+    finally:
+        if entrance is not None:
+            entrance.close()
+
+
+def _waits(job: ElasticJob, entrance: _Entrance | None, seconds: float) -> str:
+    if entrance is None:
+        whom = "a replacement of a lost rank"
+    else:
+        whom = f"ranks {', '.join(map(str, entrance.missing()))} of generation {entrance.generation}"
+    return f"rank {job.rank} has waited {seconds:.0f} s for {whom}"
+
+
+class _Entrance:
+    """Connections of one generation while it forms: a rank listens for larger ranks, and connects to smaller ones."""
+
+    def __init__(self, job: ElasticJob, store: int, generation: int) -> None:
+        self.generation = generation
+        self._job, self._store = job, store
+        self._peers: dict[int, socket.socket] = {}
+        self._unnamed: list[socket.socket] = []
+        """Accepted connections whose rank has not come yet."""
+        self._path = job.socket_path(store, generation, job.rank)
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.setblocking(False)
+        self._listening.bind(self._path)
+        self._listening.listen(job.size)
+
+    def missing(self) -> list[int]:
+        return [rank for rank in range(self._job.size) if rank != self._job.rank and rank not in self._peers]
+
+    def is_complete(self) -> bool:
+        """Connect to those that have come meanwhile; return whether all have."""
+        for rank in range(self._job.rank):
+            if rank not in self._peers:
+                self._connect(rank)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._unnamed.append(self._listening.accept()[0])
+        for peer in list(self._unnamed):
+            peer.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                hello = peer.recv(_HELLO.size)  # four bytes that were sent at once come at once
+                self._unnamed.remove(peer)
+                if len(hello) == _HELLO.size:
+                    self._peers[_HELLO.unpack(hello)[0]] = peer
+        return not self.missing()
+
+    def _connect(self, rank: int) -> None:
+        peer = socket.socket(socket.AF_UNIX)
+        try:
+            peer.setblocking(False)
+            peer.connect(self._job.socket_path(self._store, self.generation, rank))
+            peer.send(_HELLO.pack(self._job.rank))
+        except OSError:  # it has not come yet
+            peer.close()
+            return
+        self._peers[rank] = peer
+
+    def mesh(self) -> Mesh:
+        """Return the mesh of the connections, which it owns from now on."""
+        peers, self._peers = self._peers, {}
+        return Mesh(self._job.rank, self._job.size, peers)
+
+    def close(self) -> None:
+        """Close all connections that no mesh owns."""
+        for connection in (self._listening, *self._unnamed, *self._peers.values()):
+            connection.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)

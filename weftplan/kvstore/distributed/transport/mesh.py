@@ -1,0 +1,326 @@
+"""Messages over stream sockets between all processes: the part of MPI that the members of a store use.
+
+A socket tells of a lost process by itself, since the kernel closes it, and a mesh can be formed again with a
+replacement, which an MPI job cannot. Names are those of mpi4py, so that the members need not know the transport.
+
+Messages between two processes arrive in the order in which they were sent, and all that a process has sent arrives
+before its end is noticed. A send is complete once the kernel has taken it. One thread at a time uses a mesh; no call
+waits. Data moves when a request is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from types import ModuleType
+
+from weftplan.errors import KVStoreError
+from weftplan.locks import members
+
+_HEADER = struct.Struct("<qQ")
+"""Tag and number of bytes of a message."""
+
+_MOST = 1 << 22
+"""Bytes that one look takes from a socket at most, so that the caller can look at the clock."""
+
+SUCCESS, ERR_OTHER, ERR_PROC_FAILED = 0, 16, 75
+
+
+class MeshError(RuntimeError):
+    """Failure of a request: its peer is lost, or its message does not fit."""
+
+
+class Status:
+    """The outcome of a request."""
+
+    def __init__(self) -> None:
+        self.error = SUCCESS
+        self._nbytes = 0
+
+    def set(self, error: int, nbytes: int) -> None:
+        """Take the outcome of a request."""
+        self.error, self._nbytes = error, nbytes
+
+    def Get_count(self, datatype: object) -> int:
+        """Return the number of received bytes."""
+        del datatype
+        return self._nbytes
+
+
+class Request:
+    """A send or a receive that goes on.
+
+    Args:
+        mesh: moves the data.
+        room: memory for a received message; None for a send.
+    """
+
+    def __init__(self, mesh: Mesh, room: memoryview | None = None) -> None:
+        self._mesh = mesh
+        self.room = room
+        self.done = False
+        self.error = SUCCESS
+        self.nbytes = 0
+
+    def finish(self, nbytes: int = 0, error: int = SUCCESS) -> None:
+        """End the request."""
+        self.done, self.nbytes, self.error, self.room = True, nbytes, error, None
+
+    def Get_status(self, status: object) -> bool:
+        """Return whether the request has ended, and how, without an exception."""
+        if not self.done:
+            self._mesh.move()
+        if self.done and isinstance(status, Status):
+            status.set(self.error, self.nbytes)
+        return self.done
+
+    def Test(self) -> bool:
+        """Return whether the request has ended; raise MeshError if it has failed."""
+        if not self.done:
+            self._mesh.move()
+        if self.error:
+            raise MeshError(self.error)
+        return self.done
+
+    def Wait(self) -> None:
+        """Raise MeshError if the request has failed. Callers wait by looks, so it has ended."""
+        if self.error:
+            raise MeshError(self.error)
+
+    def Cancel(self) -> None:
+        """Take back a receive that no message has met; others end by themselves."""
+        self._mesh.withdraw(self)
+
+    def __bool__(self) -> bool:
+        return not self.done
+
+    @staticmethod
+    def Waitall(requests: Sequence[Request]) -> None:
+        """Do nothing: requests that have ended need no further care."""
+
+
+class _Peer:
+    """The connection to another process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.is_closed = False
+        self.unsent: deque[tuple[memoryview, Request | None]] = deque()
+        """Bytes for the kernel; the request ends with the last of its bytes."""
+        self.posted: defaultdict[int, deque[Request]] = defaultdict(deque)
+        """Receives without a message, by tag."""
+        self.early: defaultdict[int, deque[bytearray]] = defaultdict(deque)
+        """Messages without a receive, by tag."""
+        self._head = memoryview(bytearray(_HEADER.size))
+        self._have = 0
+        self._tag = 0
+        self._body: memoryview | None = None
+        """Memory for the rest of a message; None before its header has come."""
+        self._taker: Request | bytearray = bytearray()
+
+    def send(self) -> None:
+        """Give the kernel as much as it takes."""
+        while self.unsent and not self.is_closed:
+            data, request = self.unsent[0]
+            try:
+                count = self.connection.send(data) if data else 0
+            except BlockingIOError:
+                return
+            except OSError:
+                self.close()
+                return
+            if count < len(data):
+                self.unsent[0] = data[count:], request
+                continue
+            self.unsent.popleft()
+            if request is not None:
+                request.finish()
+
+    def receive(self) -> None:
+        """Take bytes from the kernel."""
+        taken = 0
+        while taken < _MOST and not self.is_closed:
+            target = self._head if self._body is None else self._body
+            if self._have < len(target):
+                try:
+                    count = self.connection.recv_into(target[self._have :])
+                except BlockingIOError:
+                    return
+                except OSError:
+                    count = 0
+                if not count:
+                    self.close()
+                    return
+                self._have += count
+                taken += count
+            if self._have == len(target):
+                self._have = 0
+                if self._body is None:
+                    self._begin(*_HEADER.unpack(self._head))
+                else:
+                    self._end(self._body)
+
+    def _begin(self, tag: int, nbytes: int) -> None:
+        """Choose where a message goes: into the room of its receive, or into memory of its own."""
+        self._tag = tag
+        posted = self.posted[tag]
+        if posted and not self.early[tag] and (room := posted[0].room) is not None and len(room) >= nbytes:
+            self._taker = posted.popleft()
+            self._body = room[:nbytes]
+        else:
+            self._taker = bytearray(nbytes)
+            self._body = memoryview(self._taker)
+
+    def _end(self, body: memoryview) -> None:
+        self._body = None
+        if isinstance(self._taker, Request):
+            self._taker.finish(len(body))
+        else:
+            self.early[self._tag].append(self._taker)
+            self.match(self._tag)
+        self._taker = bytearray()
+
+    def match(self, tag: int) -> None:
+        """Let messages that came early meet their receives."""
+        early, posted = self.early[tag], self.posted[tag]
+        while early and posted:
+            data, request = early.popleft(), posted.popleft()
+            room = request.room
+            if room is None or len(room) < len(data):
+                request.finish(error=ERR_OTHER)
+                continue
+            room[: len(data)] = data
+            request.finish(len(data))
+
+    def close(self) -> None:
+        """Note that the process is lost, and fail all requests that wait for it."""
+        self.is_closed = True
+        self.connection.close()
+        waiting = [request for _, request in self.unsent if request is not None]
+        waiting += [request for posted in self.posted.values() for request in posted]
+        waiting += [self._taker] if isinstance(self._taker, Request) else []
+        for request in waiting:
+            request.finish(error=ERR_PROC_FAILED)
+        self.unsent.clear()
+        self.posted.clear()
+
+
+_all: weakref.WeakSet[Mesh] = weakref.WeakSet()
+
+
+class Mesh:
+    """The connections of a process to all others of a generation.
+
+    Args:
+        rank: this process's.
+        size: the number of processes.
+        peers: connected sockets, by rank; the mesh owns them.
+
+    Attributes:
+        comm: this object, as the communicator.
+    """
+
+    def __init__(self, rank: int, size: int, peers: dict[int, socket.socket]) -> None:
+        self.rank, self.size = rank, size
+        self._poll = select.poll()
+        self._peers: dict[int, _Peer] = {}
+        self._by_file: dict[int, _Peer] = {}
+        self._seen: set[int] = set()
+        for other, connection in peers.items():
+            connection.setblocking(False)
+            peer = self._peers[other] = self._by_file[connection.fileno()] = _Peer(connection)
+            self._poll.register(peer.connection, select.POLLIN)
+        _all.add(self)
+
+    def Issend(self, buf: Sequence[object], dest: int, tag: int) -> Request:
+        """Send ``buf[0]``, which must not change before the request has ended."""
+        peer, request = self._peers[dest], Request(self)
+        if peer.is_closed:
+            raise MeshError(ERR_PROC_FAILED)
+        data = _bytes_of(buf[0])
+        peer.unsent.append((memoryview(_HEADER.pack(tag, len(data))), None))
+        peer.unsent.append((data, request))
+        peer.send()
+        return request
+
+    def Irecv(self, buf: Sequence[object], source: int, tag: int) -> Request:
+        """Receive the next message of a tag into ``buf[0]``, which has room for it."""
+        peer, request = self._peers[source], Request(self, _bytes_of(buf[0]))
+        peer.posted[tag].append(request)
+        peer.match(tag)
+        if peer.is_closed and not request.done:
+            peer.posted[tag].remove(request)
+            request.finish(error=ERR_PROC_FAILED)
+        return request
+
+    def withdraw(self, request: Request) -> None:
+        """Take back a receive that no message has met."""
+        for peer in self._peers.values():
+            for posted in peer.posted.values():
+                if request in posted:
+                    posted.remove(request)
+                    request.finish()
+                    return
+
+    def move(self) -> None:
+        """Send and receive as much as the kernel takes and has."""
+        for peer in self._peers.values():
+            if peer.unsent:
+                peer.send()
+        for file, _ in self._poll.poll(0):
+            peer = self._by_file[file]
+            peer.receive()
+            if peer.is_closed:
+                self._poll.unregister(file)
+                del self._by_file[file]
+
+    def dead(self) -> set[int]:
+        """Return the ranks whose end was noticed before the previous call.
+
+        A process that leaves says so before it ends, and the caller reads that between two calls.
+        """
+        self.move()
+        closed = {rank for rank, peer in self._peers.items() if peer.is_closed}
+        confirmed, self._seen = closed & self._seen, closed
+        return confirmed
+
+    def close(self) -> None:
+        """Close all connections; the others take this process for lost."""
+        for peer in self._peers.values():
+            if not peer.is_closed:
+                peer.close()
+        self._by_file.clear()
+
+
+def _forked() -> None:
+    """Close the parent's connections in a forked child, which would hide the parent's end from the others."""
+    for mesh in members(_all):
+        mesh.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _bytes_of(buffer: object) -> memoryview:
+    if not isinstance(buffer, bytes | bytearray | memoryview):
+        raise KVStoreError(f"a message must be bytes, got {type(buffer).__name__}")
+    return memoryview(buffer).cast("B")
+
+
+LIBRARY = ModuleType("weftplan.mesh")
+"""The names of :mod:`mpi4py.MPI` that members use."""
+vars(LIBRARY).update(
+    SUCCESS=SUCCESS,
+    ERR_OTHER=ERR_OTHER,
+    ERR_PROC_FAILED=ERR_PROC_FAILED,
+    BYTE=None,
+    Exception=MeshError,
+    Status=Status,
+    Request=Request,
+)
