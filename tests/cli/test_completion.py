@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 ASKED = {
     "weftplan plan resnet1": ["resnet18", "resnet101", "resnet152"],
     "weftplan inspect le": ["lenet"],
-    "weftplan plan lenet --optimizer ada": ["adadelta", "adagrad", "adam", "adamax"],
+    "weftplan plan lenet --optimizer ada": ["adadelta", "adagrad", "adam", "adamax", "adamw"],
     "weftplan plan lenet --dtype float1": ["float16"],
     "weftplan plan nothing-of-this-na": [],
 }

@@ -15,7 +15,7 @@ MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 @pytest.fixture
 def system(tmp_path, monkeypatch):
     """Folders in place of /proc and /sys/fs/cgroup; ``write(path, text)`` puts a file there."""
-    monkeypatch.setattr(host_memory, "_limited", (0.0, []))
+    monkeypatch.setattr(host_memory, "_limits", host_memory._Limits())
     monkeypatch.setattr(control_groups, "PROC", tmp_path / "proc")
     monkeypatch.setattr(control_groups, "ROOT", tmp_path / "cgroup")
     control_groups.cpu_quota.cache_clear()
@@ -46,7 +46,7 @@ def test_the_machine_alone(system):
 
 def test_without_proc(tmp_path, monkeypatch):
     """Elsewhere the system's own count of free pages does."""
-    monkeypatch.setattr(host_memory, "_limited", (0.0, []))
+    monkeypatch.setattr(host_memory, "_limits", host_memory._Limits())
     monkeypatch.setattr(control_groups, "PROC", tmp_path)
     free, total = host_memory.memory_info()
     assert 0 < free <= total == MACHINE

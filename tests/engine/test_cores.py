@@ -136,8 +136,8 @@ class TestSplit:
 
         over: list[bool] = []
         monkeypatch.setattr(slots.POLLING, "value", lambda: look)
-        monkeypatch.setattr(core_sharing, "_free", [])
-        monkeypatch.setattr(core_sharing, "_started", 0)
+        monkeypatch.setattr(core_sharing._pool, "free", [])
+        monkeypatch.setattr(core_sharing._pool, "started", 0)
 
         def work() -> None:
             for _ in range(20):
@@ -163,7 +163,7 @@ class TestSplit:
             def give(self, *work: object) -> None: ...
 
         monkeypatch.setattr(core_sharing, "_helpers", lambda wanted: [Sleepy()] * wanted)
-        monkeypatch.setattr(core_sharing, "_free", [])
+        monkeypatch.setattr(core_sharing._pool, "free", [])
         seen: list[str] = []
         on_worker(lambda: core_sharing.split(lambda part: seen.append(threading.current_thread().name), 5))
         assert len(seen) == 5
@@ -271,8 +271,8 @@ class TestLookers:
     def free(self, monkeypatch):
         """Three helpers of which two spin."""
         helpers = [Awake(True, 1), Awake(False, 2), Awake(True, 3)]
-        monkeypatch.setattr(core_sharing, "_free", list(helpers))
-        monkeypatch.setattr(core_sharing, "_started", 3)
+        monkeypatch.setattr(core_sharing._pool, "free", list(helpers))
+        monkeypatch.setattr(core_sharing._pool, "started", 3)
         monkeypatch.setattr(core_sharing._Calls, "missed", 0.0)
         monkeypatch.setattr(core_sharing._Calls, "woken", 0.0)
         return helpers
@@ -285,14 +285,14 @@ class TestLookers:
         seen = []
         assert core_sharing.with_lookers(seen.append, most, all_or_none=all_or_none) is (told is not None)
         assert seen == ([] if told is None else [told])
-        assert set(core_sharing._free) == set(free)
+        assert set(core_sharing._pool.free) == set(free)
 
     def test_notified_helpers_count_as_busy(self, free):
         """Their cores are busy until the work is done, also if it fails."""
 
         def run(boxes):
             idle.append(core_sharing.idle_cores())
-            assert len(core_sharing._free) == 1
+            assert len(core_sharing._pool.free) == 1
             raise ValueError("no")
 
         def work():
@@ -303,11 +303,11 @@ class TestLookers:
         idle: list[int] = []
         assert on_worker(work) == 3
         assert idle == [1]
-        assert set(core_sharing._free) == set(free)
+        assert set(core_sharing._pool.free) == set(free)
 
     def test_no_spinning_helper_means_no_call(self, monkeypatch):
         """No helper is woken."""
-        monkeypatch.setattr(core_sharing, "_free", [])
+        monkeypatch.setattr(core_sharing._pool, "free", [])
         assert not core_sharing.with_lookers(pytest.fail, 1, all_or_none=False)
 
     def test_repeated_request_wakes_a_sleeping_helper(self, monkeypatch, free):
@@ -320,12 +320,12 @@ class TestLookers:
             core_sharing.call_looker()
             woken.append(sum(helper.given for helper in free))
         assert woken == [0, 0, 1, 1, 1, 2]
-        assert set(core_sharing._free) == set(free)
+        assert set(core_sharing._pool.free) == set(free)
 
     def test_woken_helper_spins_again(self, monkeypatch):
         """It spins again and can be notified."""
-        monkeypatch.setattr(core_sharing, "_free", [])
-        monkeypatch.setattr(core_sharing, "_started", 0)
+        monkeypatch.setattr(core_sharing._pool, "free", [])
+        monkeypatch.setattr(core_sharing._pool, "started", 0)
         looked = threading.Event()
 
         def look(start: int) -> None:

@@ -126,13 +126,14 @@ def test_ctrl_c_drops_tasks_not_begun(kind, wait):
         submitted = threading.Event()
 
         def step(number):
-            submitted.wait()
+            while not submitted.is_set():  # a waiter is lost if the interrupt comes within `set`
+                time.sleep(0.001)
             if number == 2:
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             time.sleep(0.05)
             os.write(1, b"ran\\n")
 
-        tasks = [engine.submit(step, number) for number in range(40)]
+        tasks = [engine.submit(step, number) for number in range(200)]
         try:
             submitted.set()
             {wait}
@@ -143,9 +144,9 @@ def test_ctrl_c_drops_tasks_not_begun(kind, wait):
     code, out, err = script(text, MXNET_ENGINE_TYPE=kind)
     assert code == -signal.SIGINT, err
     assert "KeyboardInterrupt" in err
-    assert len(out.split()) < 20
+    assert len(out.split()) < 150  # at 20 a second and worker, far more than start within the second of grace
     code, out, err = script(text, MXNET_ENGINE_TYPE=kind, CAUGHT="1")
-    assert (code, len(out.split()), err) == (0, 40, "")
+    assert (code, len(out.split()), err) == (0, 200, "")
 
 
 def test_silent_exit_without_failures(kind):

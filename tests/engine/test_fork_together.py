@@ -94,7 +94,7 @@ def test_engine_missed_by_the_fork(monkeypatch, busy):
     eng.wait_for_var(var)
     if busy:
         eng.push(lambda: gate.wait(60), (), [var])
-    monkeypatch.setattr(forking, "engines", lambda: [one for one in real() if forking.in_child or one is not eng])
+    monkeypatch.setattr(forking, "engines", lambda: [e for e in real() if forking.process.in_child or e is not eng])
 
     def goes_on():
         eng._waiters_help = "0"

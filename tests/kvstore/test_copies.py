@@ -46,7 +46,7 @@ def test_large_arrays_are_shared_between_threads(eng, monkeypatch, size, helpers
             asked.append(work)
 
     monkeypatch.setattr(core_sharing, "_helpers", lambda wanted: [Helper() for _ in range(wanted)])
-    monkeypatch.setattr(core_sharing, "_free", [])
+    monkeypatch.setattr(core_sharing._pool, "free", [])
     kv = mx.kv.create("local")
     kv.init("w", mx.nd.zeros((size,)))
     arrays = [mx.nd.full((size,), i + 1, ctx=mx.cpu(i)) for i in range(2)]

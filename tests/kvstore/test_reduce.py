@@ -107,7 +107,7 @@ def test_without_threads_the_caller_does_all(monkeypatch):
     late = Late()
     monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
     monkeypatch.setattr(core_sharing, "_helpers", refuse)
-    monkeypatch.setattr(core_sharing, "_free", [])
+    monkeypatch.setattr(core_sharing._pool, "free", [])
     xs = sources(6, 70_001)
     want = grouped_oracle(xs)
     out = np.empty_like(xs[0])

@@ -1,4 +1,4 @@
-"""The number of threads that one BLAS call uses, independent of the number of workers.
+"""Number of threads of a BLAS call, independent of the number of workers.
 
 The first engine of a process limits BLAS to WEFTPLAN_BLAS_NTHREADS threads, 1 by default. If the user has set a
 variable that concerns BLAS alone (OPENBLAS_NUM_THREADS, …) and has not set ours, BLAS stays unchanged. OMP_NUM_THREADS

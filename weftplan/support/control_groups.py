@@ -38,7 +38,7 @@ def cpu_quota() -> int | None:
 
 
 def _quota(folder: Path, version_2: bool) -> int | None:
-    """Return the quota of one group: microseconds of CPU time for each period, in CPUs."""
+    """Return the quota of a group: microseconds of CPU time for each period, in CPUs."""
     try:
         if version_2:
             allowed, period = (folder / "cpu.max").read_text().split()

@@ -304,7 +304,7 @@ thread spins."""
 
 
 class _Word:
-    """A counter that one thread changes and another polls for a while before it sleeps on a lock.
+    """A counter written by one thread and polled by another for a while before it sleeps on a lock.
 
     It is a hint: a change that comes too early, or never, costs only time, since the lock decides.
     """

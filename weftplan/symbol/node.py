@@ -81,7 +81,13 @@ class Node:
         return 1 if self.op is None else self.op.num_visible_outputs(self.params)
 
     def like(self, inputs: list[Entry], control_deps: list[Node], **changes: Any) -> Node:
-        """Return a node of the same operator, name, attributes and line with other edges and these ``changes``."""
+        """Return a node of the same operator, name, attributes and line with other edges.
+
+        Args:
+            inputs: entries that the new node reads.
+            control_deps: nodes that it runs after.
+            changes: attributes of the new node that differ, by name.
+        """
         same = {key: getattr(self, key) for key in ("attrs", "params", "created_at", "mirror_of")}
         node = Node(self.op, self.name, inputs=inputs, control_deps=control_deps, **{**same, **changes})
         node.version = self.version

@@ -228,11 +228,11 @@ def run():
     executor.backward([mx.nd.ones(executor.outputs[0].shape)])
     return b"".join(one.asnumpy().tobytes() for one in executor.grad_arrays)
 before = run()
-assert cores._started
+assert cores._pool.started
 child = os.fork()
 if child == 0:
-    assert not cores._started
-    same = run() == before and cores._started
+    assert not cores._pool.started
+    same = run() == before and cores._pool.started
     os._exit(7 if same else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert run() == before

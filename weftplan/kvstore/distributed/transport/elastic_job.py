@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weftplan.errors import KVStoreError
+from weftplan.support.atomic_files import write_text
 
 _FOLDER, _STARTER, _REPLACES = "_WEFTPLAN_ELASTIC_FOLDER", "_WEFTPLAN_ELASTIC_STARTER", "_WEFTPLAN_ELASTIC_REPLACES"
 _LONGEST_PATH = 100
@@ -107,9 +108,7 @@ class ElasticJob:
         self._write_generation(self.generation + 1)
 
     def _write_generation(self, number: int) -> None:
-        draft = self.folder / "generation.draft"
-        draft.write_text(str(number))
-        draft.replace(self.folder / "generation")
+        write_text(self.folder / "generation", str(number))
 
     @property
     def joinable(self) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.device.amounts import counted
 from weftplan.ops.core import registry
@@ -20,7 +19,7 @@ from weftplan.ops.nn.batch_norm import NORM
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Edit, Network, alike, shared
 from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, FUSION, GraphPass, Settings
-from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.node import Entry, Node, NodeParams
 
 LAYER = "__layer__"
 """Attribute of a fused node: the name of its layer."""
@@ -157,7 +156,7 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
     attrs = {key: text for key, text in node.attrs.items() if key not in (LAYER, NORMALIZED)}
     normalized = NORMALIZED in node.attrs
 
-    def _node(op: str, name: str, attrs: dict[str, str], params: dict[str, Any], inputs: list[Entry]) -> Node:
+    def _node(op: str, name: str, attrs: dict[str, str], params: NodeParams, inputs: list[Entry]) -> Node:
         return Node(registry.get(op), name, attrs=attrs, params=params, inputs=inputs, created_at=node.created_at)
 
     params = {key: value for key, value in node.params.items() if key != NORM}
