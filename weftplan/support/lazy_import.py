@@ -50,8 +50,8 @@ def _import_without_interrupt(module: str) -> ModuleType:
     # The handler is replaced, because nothing else keeps Ctrl-C out of an import. A signal mask does not: another
     # thread receives the signal, and Python runs the handler on the main thread. A helper thread that imports while the
     # main thread waits deadlocks if this call is part of an import: the main thread holds that module's import lock. A
-    # second attempt after an interrupt does not help: Python drops the module that failed, and keeps the modules that it had
-    # imported, without the attributes of their packages.
+    # second attempt after an interrupt does not help: Python drops the module that failed, and keeps the modules that
+    # it had imported, without the attributes of their packages.
     def hold(_: int, frame: FrameType | None) -> None:
         held.append(frame)
 
