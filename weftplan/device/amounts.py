@@ -16,7 +16,7 @@ _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Return a number with its noun.
 
     >>> counted(1, "node"), counted(2179, "node")
     ('1 node', '2,179 nodes')
@@ -49,7 +49,7 @@ def bytes_of(budget: int | str, context: Context | None = None) -> int:
 
 
 def amount(nbytes: float) -> str:
-    """A number of bytes for people, in powers of 1024.
+    """Return a number of bytes for people, in powers of 1024.
 
     >>> amount(1536), amount(10)
     ('1.50 KiB', '10 B')
@@ -59,7 +59,7 @@ def amount(nbytes: float) -> str:
 
 
 def pasteable(nbytes: int) -> str:
-    """A number of bytes to be pasted as a budget, and for people.
+    """Return a number of bytes to be pasted as a budget, and for people.
 
     >>> pasteable(1536)
     '1536 (1.50 KiB)'

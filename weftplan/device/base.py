@@ -113,11 +113,11 @@ class Device(Protocol):
         ...
 
     def memory_info(self) -> tuple[int, int]:
-        """(free bytes, total bytes) of the device."""
+        """Return (free bytes, total bytes) of the device."""
         ...
 
     def new_stream(self, *, priority: int = 0) -> Stream:
-        """A new stream; on a CPU one that runs everything at once."""
+        """Return a new stream; on a CPU one that runs everything at once."""
         ...
 
     def launch(self, fn: Callable[[], object]) -> None:

@@ -155,12 +155,12 @@ def _stack() -> list[Context]:
 
 
 def current_context() -> Context:
-    """The innermost ``with ctx:`` of this thread, or ``cpu(0)``."""
+    """Return the innermost ``with ctx:`` of this thread, or ``cpu(0)``."""
     return _stack()[-1]
 
 
 def cpu(device_id: SupportsIndex = 0) -> Context:
-    """A CPU context; ``cpu(0)``, ``cpu(1)``, … have worker pools of their own."""
+    """Return a CPU context; ``cpu(0)``, ``cpu(1)``, … have worker pools of their own."""
     return Context("cpu", device_id)
 
 
@@ -170,10 +170,10 @@ def cpu_pinned(device_id: SupportsIndex = 0) -> Context:
 
 
 def gpu(device_id: SupportsIndex = 0) -> Context:
-    """A CUDA GPU through CuPy; making the context needs neither, first use does."""
+    """Return a CUDA GPU through CuPy; making the context needs neither, first use does."""
     return Context("gpu", device_id)
 
 
 def sim(device_id: SupportsIndex = 0) -> Context:
-    """A simulated device in host memory, with streams, a capacity and a cost model."""
+    """Return a simulated device in host memory, with streams, a capacity and a cost model."""
     return Context("sim", device_id)

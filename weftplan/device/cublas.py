@@ -29,5 +29,5 @@ def workspace_bytes() -> int:
 
 
 def is_reproducible() -> bool:
-    """Whether products have the same bits in every run, whatever streams they run on."""
+    """Return whether products have the same bits in every run, whatever streams they run on."""
     return os.environ.get(VARIABLE, _FIXED) in _REPRODUCIBLE

@@ -60,7 +60,7 @@ def load_cupy(context: Context) -> ModuleType:
 
 
 def count_gpus() -> int:
-    """Number of GPUs that CuPy and the driver find; 0 where either is missing."""
+    """Return the number of GPUs that CuPy and the driver find; 0 where either is missing."""
     try:
         return int(importlib.import_module("cupy").cuda.runtime.getDeviceCount())
     except Exception:  # CuPy's own classes, of a module that may not be there
@@ -106,7 +106,7 @@ class CupyStream:
             self.handle = cupy.cuda.Stream(non_blocking=True, priority=-priority)
 
     def record(self) -> CupyEvent:
-        """An event after the work enqueued so far."""
+        """Return an event after the work enqueued so far."""
         cupy = self._device.xp
         with cupy.cuda.Device(self._device.index):
             event = cupy.cuda.Event(disable_timing=True)
@@ -224,7 +224,7 @@ class CupyDevice:
         """Nothing to do: ``cupy.cuda.Memory`` is freed when the last view of it goes."""
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of device memory."""
+        """Return (free, total) bytes of device memory."""
         with self.xp.cuda.Device(self.index):
             free, total = self.xp.cuda.runtime.memGetInfo()
         return int(free), int(total)

@@ -66,7 +66,7 @@ class FileDevice(NumpyDevice):
                         os.unlink(os.path.join(self.folder, name))
 
     def _open(self) -> int:
-        """A new file without a name, or with one that goes with its last handle (Windows)."""
+        """Return a new file without a name, or with one that goes with its last handle (Windows)."""
         flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_TEMPORARY", 0)
         if hasattr(os, "O_TMPFILE"):
             with contextlib.suppress(IsADirectoryError, NotImplementedError):
@@ -117,7 +117,7 @@ class FileDevice(NumpyDevice):
             self.used -= raw.nbytes
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of the disk, or of the limit if that is less."""
+        """Return (free, total) bytes of the disk, or of the limit if that is less."""
         try:
             total, _, free = shutil.disk_usage(self.folder)
         except OSError:  # the folder has vanished

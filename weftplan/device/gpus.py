@@ -12,7 +12,8 @@ from weftplan.device.registry import get
 
 
 def num_gpus() -> int:
-    """How many GPUs there are for ``gpu(0)``, ``gpu(1)``, …; 0 where CuPy, the driver or the hardware is missing."""
+    """Return how many GPUs there are for ``gpu(0)``, ``gpu(1)``, …; 0 where CuPy, the driver or the hardware is
+    missing."""
     from weftplan.device.cupy_device import count_gpus  # not before it is asked for: nothing of CuPy is
 
     return count_gpus()

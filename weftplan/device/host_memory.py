@@ -84,7 +84,7 @@ def _machine() -> tuple[int, int]:
 
 
 def _groups() -> Iterator[Group]:
-    """Each control group of this process and its parents, with the names of its figures."""
+    """Yield each control group of this process and its parents, with the names of its figures."""
     for folder, version_2 in control_groups.folders("memory"):
         if version_2:
             yield folder, ("memory.max", "memory.current"), "inactive_file"

@@ -60,7 +60,7 @@ class Interconnect:
                 raise DeviceError(f"device {place} has no route to the host and back")
 
     def peers(self, source: int, target: int) -> bool:
-        """True when copies between the two do not pass through the host."""
+        """Return whether copies between the two do not pass through the host."""
         return (source, target) in self.routes
 
     def hops(self, source: int, target: int) -> tuple[Route, ...]:
@@ -82,7 +82,7 @@ class Interconnect:
         return Interconnect(len(places), self.wires, routes, self.launch)
 
     def without_peers(self) -> Interconnect:
-        """The same with every copy between devices through the host."""
+        """Return the same with every copy between devices through the host."""
         routes = {pair: route for pair, route in self.routes.items() if HOST in pair}
         return Interconnect(self.count, self.wires, routes, self.launch)
 

@@ -92,11 +92,11 @@ class NumpyDevice:
         """Nothing to do: the memory goes when the last view of it does."""
 
     def memory_info(self) -> tuple[int, int]:
-        """(available, total) bytes of physical memory, or of the container's share of it if that is less."""
+        """Return (available, total) bytes of physical memory, or of the container's share of it if that is less."""
         return host_memory.memory_info()
 
     def new_stream(self, *, priority: int = 0) -> HostStream:
-        """A stream that runs everything at once; ``priority`` changes nothing."""
+        """Return a stream that runs everything at once; ``priority`` changes nothing."""
         return HostStream(self.context)
 
     def launch(self, fn: Callable[[], object]) -> None:
@@ -115,7 +115,7 @@ class NumpyDevice:
 
 
 def aligned_empty(nbytes: int, context: Context) -> RawArray:
-    """A flat uint8 array of undefined bytes, 64-byte aligned; raises OutOfMemoryError naming ``context``."""
+    """Return a flat uint8 array of undefined bytes, 64-byte aligned; raises OutOfMemoryError naming ``context``."""
     try:
         whole = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
     except (MemoryError, ValueError) as error:  # ValueError: more than an address can count

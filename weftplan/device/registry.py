@@ -55,7 +55,7 @@ def _make(context: Context) -> Device:
 
 
 def _file(context: Context) -> Device:
-    """The folder that :func:`name_folders` or ``WEFTPLAN_SPILL`` names at this place among its folders."""
+    """Return the folder that :func:`name_folders` or ``WEFTPLAN_SPILL`` names at this place among its folders."""
     from weftplan import config
     from weftplan.device.file_device import FileDevice
     from weftplan.device.offload_targets import parse

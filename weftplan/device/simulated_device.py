@@ -60,7 +60,7 @@ class SimEvent:
         self.time = stream._next
 
     def query(self) -> bool:
-        """True when complete. If it is not, one piece of work runs, so that a polling loop ends."""
+        """Return whether complete. If it is not, one piece of work runs, so that a polling loop ends."""
         with _world:
             if not self.done:
                 self.stream.device._step(self.stream)
@@ -172,7 +172,7 @@ class SimStream:
             self.device._busy.pop(self.index, None)
 
     def _ready(self) -> bool:
-        """True when the first piece of work may run now."""
+        """Return whether the first piece of work may run now."""
         if not self._queue:
             return False
         kind, item, _, _ = self._queue[0]
@@ -294,14 +294,14 @@ class SimDevice:
             self.used -= raw.nbytes
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of the simulated capacity."""
+        """Return (free, total) bytes of the simulated capacity."""
         with _world:
             return self.capacity - self.used, self.capacity
 
     # -- work -----------------------------------------------------------------------------------------------------
 
     def new_stream(self, *, priority: int = 0) -> SimStream:
-        """A new in-order stream; ``priority`` changes nothing."""
+        """Return a new in-order stream; ``priority`` changes nothing."""
         with _world:
             stream = SimStream(self, self._made)
             self._made += 1

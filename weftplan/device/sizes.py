@@ -19,7 +19,7 @@ _FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORE
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes meant by ``2GB``, ``1.5 GiB``, ``800m`` or a plain integer; capitals do not matter.
+    """Return the bytes meant by ``2GB``, ``1.5 GiB``, ``800m`` or a plain integer; capitals do not matter.
 
     ``k``, ``M``, ``G``, ``T`` (with or without ``B``) are powers of 1000, ``KiB`` and so on of 1024. Fractions of a
     byte are dropped.

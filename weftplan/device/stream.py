@@ -18,7 +18,7 @@ _local = threading.local()
 
 
 def current_stream() -> Stream | None:
-    """The innermost ``with stream:`` of this thread, or None: the device's default stream."""
+    """Return the innermost ``with stream:`` of this thread, or None: the device's default stream."""
     stack: list[Stream] | None = getattr(_local, "stack", None)
     return stack[-1] if stack else None
 

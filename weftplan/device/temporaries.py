@@ -83,7 +83,7 @@ class Temporaries:
         """Bytes taken from storage and not given back."""
 
     def allocate(self, nbytes: int) -> Any:
-        """A ``cupy.cuda.MemoryPointer`` to at least ``nbytes`` bytes, to be used on the current stream.
+        """Return a ``cupy.cuda.MemoryPointer`` to at least ``nbytes`` bytes, to be used on the current stream.
 
         Raises:
             OutOfMemoryError: storage has none; the message is its report.
@@ -103,8 +103,8 @@ class Temporaries:
         return cuda.MemoryPointer(memory, 0)
 
     def _stream_number(self) -> int:
-        """A number for CuPy's current stream. CUDA gives the handle of a stream that is gone to a new one while the
-        device still does the old one's work. Of streams that are not ours, all work is over when a call returns."""
+        """Return a number for CuPy's current stream. CUDA gives the handle of a stream that is gone to a new one while
+        the device still does the old one's work. Of streams that are not ours, all work is over when a call returns."""
         handle, stream = int(self._xp.cuda.get_current_stream().ptr), current_stream()
         ours = stream is not None and int(getattr(stream, "handle", _NO_STREAM).ptr) == handle
         return int(getattr(stream, "number", 0)) if ours else -handle
@@ -119,7 +119,7 @@ class Temporaries:
             self._refusing.on = False
 
     def _fitting(self, home: deque[_Block], size: int) -> _Block | None:
-        """The smallest free block of a stream that fits without much waste, taken out; None without one."""
+        """Return the smallest free block of a stream that fits without much waste, taken out; None without one."""
         best: _Block | None = None
         for block in list(home):
             nbytes = block.allocation.nbytes

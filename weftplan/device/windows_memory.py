@@ -32,7 +32,7 @@ class _Process(ctypes.Structure):
 
 
 def machine() -> tuple[int, int]:
-    """(available, total) bytes of the machine.
+    """Return (available, total) bytes of the machine.
 
     Raises:
         OSError: Windows does not say.
@@ -43,7 +43,7 @@ def machine() -> tuple[int, int]:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now.
+    """Return the bytes of this process that are in memory now.
 
     Raises:
         OSError: Windows does not say.

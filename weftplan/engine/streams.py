@@ -339,7 +339,7 @@ class StreamWorker:
                 var.events = VarEvents(mark)
 
     def has_deferred_deletes(self) -> bool:
-        """Whether deletes are waiting for events."""
+        """Return whether deletes are waiting for events."""
         return bool(self._deferred_deletes)
 
     def finish_deletes(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Outcome]]:

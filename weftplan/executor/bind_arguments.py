@@ -31,7 +31,7 @@ GradReq: TypeAlias = str | Sequence[str] | Mapping[str, str]
 
 
 def normalize_grad_req(grad_req: object, names: Sequence[str]) -> dict[str, str]:
-    """``grad_req`` as a dictionary over all arguments.
+    """Return ``grad_req`` as a dictionary over all arguments.
 
     >>> normalize_grad_req({"w": "add"}, ["x", "w"])
     {'x': 'null', 'w': 'add'}
@@ -121,7 +121,7 @@ def collect_gradients(
 
 
 def collect_shapes(shapes: Mapping[str, object], names: Sequence[str], aux_names: Sequence[str]) -> dict[str, object]:
-    """The shapes that were given to :func:`~weftplan.executor.binding.simple_bind` of variables of the symbol.
+    """Return the shapes that were given to :func:`~weftplan.executor.binding.simple_bind` of variables of the symbol.
 
     Other names are warned of; raises BindError for one that was meant to be an option.
     """
@@ -166,7 +166,8 @@ def as_shape(name: str, shape: object) -> tuple[int, ...]:
 
 
 def given_dtypes(type_dict: Mapping[str, DTypeLike | None], names: Sequence[str]) -> dict[str, DType]:
-    """The dtypes that ``type_dict`` gives to variables; raises DTypeError, or ParameterError for an unknown name."""
+    """Return the dtypes that ``type_dict`` gives to variables; raises DTypeError, or ParameterError for an unknown
+    name."""
     known: dict[str, DType] = {}
     every = frozenset(names)
     for name, dtype in type_dict.items():
@@ -193,7 +194,7 @@ def either(verb: str, name: str, value: T | None, older: str, older_value: T | N
 
 
 def names_of(symbol: Symbol) -> tuple[list[str], list[str], Order]:
-    """(arguments, auxiliary states, depth-first order); raises BindError when two arguments have one name."""
+    """Return (arguments, auxiliary states, depth-first order); raises BindError when two arguments have one name."""
     order = depth_first_order(entry[0] for entry in symbol.entries)
     arguments, states = split_variables(order[0])
     names, aux_names = [node.name for node in arguments], [node.name for node in states]

@@ -68,7 +68,7 @@ class Binding:
         budget: int | None = None,
         order: Order | None = None,
     ) -> PlannedGraph:
-        """The graph planned for these shapes and dtypes of variables (as many as the rest can be inferred from).
+        """Return the graph planned for these shapes and dtypes of variables (as many as the rest can be inferred from).
 
         Args:
             shapes: by name.
@@ -115,7 +115,7 @@ class Binding:
         aux: Sequence[NDArray],
         shared_exec: Executor | None,
     ) -> Executor:
-        """The executor of a planned graph on arrays that fit it.
+        """Return the executor of a planned graph on arrays that fit it.
 
         Raises:
             BindError: without ``group2ctx``, an array is on another context.
@@ -147,7 +147,7 @@ class Binding:
     def reshaped(
         self, old: Executor, partial_shaping: bool, allow_up_sizing: bool, shapes: Mapping[str, object]
     ) -> Executor:
-        """An executor like ``old``, which was bound this way, for other shapes: as many arrays are kept as fit.
+        """Return an executor like ``old``, which was bound this way, for other shapes: as many arrays are kept as fit.
 
         Raises:
             BindError: an unknown name.
@@ -228,7 +228,7 @@ def _links(options: PlanOptions, ctx: Context) -> tuple[tuple[str, str, float, f
 def facts_of(
     names: Iterable[str], arrays: Iterable[NDArray]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, DType], dict[str, Context]]:
-    """(shapes, dtypes, contexts) of arrays by name."""
+    """Return (shapes, dtypes, contexts) of arrays by name."""
     pairs = list(zip(names, arrays, strict=True))
     return (
         {name: tuple(array.shape) for name, array in pairs},

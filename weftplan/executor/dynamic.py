@@ -220,8 +220,8 @@ class DynamicMemory(PlannedMemory):
         call()
 
     def _made(self, key: tuple[int, ...], raws: list[RawArray], bind: Bind, run: RunState) -> _Cached:
-        """A call, which is kept if its results are small: its views keep their memory in the process, also when a pool
-        gives it back."""
+        """Return a call, which is kept if its results are small: its views keep their memory in the process, also when
+        a pool gives it back."""
         entry = None if key[0] in self.random else bind(run), bind, list(raws)
         nbytes = sum(chunk.nbytes for chunk in self.used.get(key[0], ()) if isinstance(chunk, DynamicChunk))
         if self._remembered + nbytes <= _MOST_REMEMBERED and not spilling.active():

@@ -113,7 +113,7 @@ class Executor:
         self._engine = engine.get()
 
     def _make_memory(self, planned: PlannedGraph, pool: SlabPool | None) -> PlannedMemory:
-        """The memory of the plan's storages."""
+        """Return the memory of the plan's storages."""
         return PlannedMemory(planned, pool)
 
     def _watch(self) -> None:
@@ -169,7 +169,7 @@ class Executor:
         self._prepared = True
 
     def cuda_graphs(self) -> list[tuple[str, int, str]]:
-        """(name, nodes, state) of every segment: ``captured``, when it will be, or why it is not.
+        """Return (name, nodes, state) of every segment: ``captured``, when it will be, or why it is not.
 
         ``MXNET_ENABLE_CUDA_GRAPHS`` is read when the executor is bound.
         """
@@ -328,7 +328,7 @@ class Executor:
             segment.push(run)
 
     def _matched(self, name: str, value: object) -> tuple[NDArray, ArrayValue]:
-        """(argument, the value for it, of its shape); changes nothing."""
+        """Return (argument, the value for it, of its shape); changes nothing."""
         target = self.arg_dict.get(name)
         if target is None:
             hint = did_you_mean(name, ["is_train", *self.arg_names])
@@ -459,7 +459,7 @@ class Executor:
         return Symbol(unfused(self.planned.graph, self.planned.outputs))
 
     def debug_str(self) -> str:
-        """The bound graph and the planned megabytes, in MXNet's text form."""
+        """Return the bound graph and the planned megabytes, in MXNet's text form."""
         return debug_str(self.planned)
 
     def __repr__(self) -> str:

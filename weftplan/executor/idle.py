@@ -349,7 +349,7 @@ class _Prepared:
 
 
 def _send_away(context: Context, nbytes: int) -> bool:
-    """A rung: blocks of executors that are not running."""
+    """Return a rung: blocks of executors that are not running."""
     if not spilling.active() or not _pools or not _EXACT:
         return False
     place = device.get(context)

@@ -128,13 +128,13 @@ class PlannedMemory:
         self.pool.complete(self.placement)
 
     def entry(self, eid: int) -> NDArray:
-        """The array of a planned entry."""
+        """Return the array of a planned entry."""
         planned = self._planned
         storage = int(planned.memory.entry_storage[eid])
         return NDArray(self.chunks[storage], planned.shapes[eid], planned.dtypes[eid])
 
     def workspace(self, node: int) -> tuple[Chunk, int] | None:
-        """(chunk, bytes) of a node's workspace, or None when it has none."""
+        """Return (chunk, bytes) of a node's workspace, or None when it has none."""
         plan = self._planned.memory
         nbytes = int(plan.workspace_nbytes[node])
         if nbytes == 0:

@@ -38,7 +38,7 @@ _NAMED = frozenset({
 
 
 def _input_names(op: Op, params: Params) -> tuple[str, ...]:
-    """The inputs as MXNet's monitor calls them, so that a script finds what its pattern names."""
+    """Return the inputs as MXNet's monitor calls them, so that a script finds what its pattern names."""
     names = op.input_names(params)
     if op.backward_of is not None:
         return tuple(f"input{k}" for k in range(len(names)))

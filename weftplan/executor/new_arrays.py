@@ -157,7 +157,7 @@ def buffered_array(pool: dict[str, NDArray], name: str, shape: tuple[int, ...], 
 
 
 def view_as(array: NDArray, shape: tuple[int, ...]) -> NDArray:
-    """The first bytes of ``array`` under another shape, sharing memory and var."""
+    """Return the first bytes of ``array`` under another shape, sharing memory and var."""
     return NDArray(array.chunk, shape, array.dtype, array.offset)
 
 
@@ -243,7 +243,7 @@ def _small_beside(wanted: dict[str, ArrayFacts]) -> dict[str, NDArray]:
 
 
 def _beside(wanted: dict[str, ArrayFacts]) -> tuple[list[Chunk], dict[str, NDArray]]:
-    """(chunks, one for each context and dtype; arrays that are parts of them, in the order of ``wanted``)."""
+    """Return (chunks, one for each context and dtype; arrays that are parts of them, in the order of ``wanted``)."""
     groups: dict[tuple[Context, DType], list[str]] = {}
     last, group = None, []
     for name, (_, dtype, place) in wanted.items():

@@ -70,7 +70,7 @@ def _description(nodes: list[Node], entries: Sequence[Entry]) -> list[object]:
 
 
 def _flat(table: Mapping[str, Hashable]) -> tuple[Hashable, ...]:
-    """A table as keys and values, without an object for each item."""
+    """Return a table as keys and values, without an object for each item."""
     return tuple(table), tuple(table.values())
 
 
@@ -83,8 +83,8 @@ def planned_once(
     *,
     order: Order | None = None,
 ) -> PlannedGraph:
-    """``plan`` of the depth-first order, or what it gave before for the same graph, facts and environment: in this
-    process, or in an earlier one.
+    """Return ``plan`` of the depth-first order, or what it gave before for the same graph, facts and environment: in
+    this process, or in an earlier one.
 
     Args:
         options: how to plan.

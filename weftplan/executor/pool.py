@@ -132,14 +132,14 @@ class SlabPool:
         return {**{ctx: block.nbytes for ctx, block in self._blocks.items()}, **self.idleness.away}
 
     def idle(self, variables: list[Var]) -> bool:
-        """True when no operation on these vars of the pool's engine is pending on the host."""
+        """Return whether no operation on these vars of the pool's engine is pending on the host."""
         try:
             return self._engine.idle(variables)
         except EngineError:  # in the middle of the engine's work
             return False
 
     def owned_by(self, placement: Placement) -> bool:
-        """True when the last run in this memory was that of ``placement``'s executor."""
+        """Return whether the last run in this memory was that of ``placement``'s executor."""
         return self._owner is placement
 
     def take_over(self, placement: Placement) -> list[MovableChunk]:

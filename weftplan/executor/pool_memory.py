@@ -32,7 +32,7 @@ class PoolMemory:
         """Whether views of a result of :meth:`cut` refer to it, so that a count tells whether any view is alive."""
 
     def cut(self, ranges: Iterable[tuple[int, int]]) -> list[RawArray]:
-        """The ranges of the bytes, each given as (offset, bytes)."""
+        """Return the ranges of the bytes, each given as (offset, bytes)."""
         raw = self.raw
         parts = [raw[offset : offset + nbytes] for offset, nbytes in ranges]
         return [spilling.counted(part) for part in parts] if self.counted else parts
@@ -77,7 +77,7 @@ def copy_bytes(ctx: Context, target: RawArray, source: RawArray) -> None:
 
 
 def growable(ctx: Context, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
-    """A zero-filled array whose chunk :func:`grow` can enlarge."""
+    """Return a zero-filled array whose chunk :func:`grow` can enlarge."""
     block = PoolMemory(ctx, math.prod(shape) * np.dtype(dtype).itemsize)
     array = NDArray(MovableChunk.over(ctx, block.raw, block, name="shared buffer"), shape, dtype)
     array[:] = 0

@@ -72,7 +72,8 @@ def unset(executor: Any, valued: Collection[str]) -> list[str]:
 
 
 def output_gradients(out_grads: object, names: Sequence[str]) -> list[object]:
-    """``out_grads`` as backward takes it (an array, a list or a dictionary), one item per output, None where missing.
+    """Return ``out_grads`` as backward takes it (an array, a list or a dictionary), one item per output, None where
+    missing.
 
     A list may end before the outputs do, as in MXNet.
 

@@ -76,7 +76,7 @@ class StepBuilder:
         self._ranks = random_ranks(planned)
 
     def entry(self, eid: int) -> NDArray:
-        """The array of an entry, planned or given."""
+        """Return the array of an entry, planned or given."""
         array = self._entries.get(eid)
         if array is None:
             array = self._entries[eid] = self._memory.entry(eid)
@@ -191,7 +191,7 @@ class StepBuilder:
         return place.launch
 
     def _reused(self, storage: int) -> list[Var]:
-        """The vars that the first writer of a storage waits for; none after that."""
+        """Return the vars that the first writer of a storage waits for; none after that."""
         if storage < 0 or storage in self._written:
             return []
         self._written.add(storage)
@@ -234,7 +234,7 @@ def crossings(planned: PlannedGraph) -> tuple[frozenset[int], frozenset[int]]:
 
 
 def random_ranks(planned: PlannedGraph) -> dict[Node, int]:
-    """A number for every random node: its place among the random nodes of the forward graph.
+    """Return a number for every random node: its place among the random nodes of the forward graph.
 
     A recomputed node has the number of the node it repeats, so it draws the same values. Names do not count (they
     depend on other networks of the process), nor do nodes that a pass merges (random nodes never are).

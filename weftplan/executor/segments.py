@@ -163,7 +163,7 @@ class Segment:
         self.reads, self.writes = engine.dedupe(self.reads, [*self.writes, *more])
 
     def _work(self, run: RunState) -> Callable[[], None]:
-        """The function of one engine operation."""
+        """Return the function of one engine operation."""
         calls = [bind(run) for bind in self._binds]
         last = self._last  # not the segment itself, which has this function
 
@@ -199,7 +199,8 @@ class Segment:
 
 
 def bulk_limits(training: bool, steps: int) -> tuple[bool, int, int]:
-    """(whether steps are joined, most steps of a forward segment, of a backward one), as the environment says now."""
+    """Return (whether steps are joined, most steps of a forward segment, of a backward one), as the environment says
+    now."""
     bulk = bool(config.get(f"MXNET_EXEC_BULK_EXEC_{'TRAIN' if training else 'INFERENCE'}"))
     if not training:
         return bulk, steps + 1, steps + 1
@@ -341,7 +342,7 @@ def chains(steps: Sequence[S], seconds: Callable[[S], float]) -> list[list[S]]:
 
 
 def _grouped(steps: Sequence[BranchStep], above: Sequence[set[int]], masks: Sequence[int]) -> list[list[int]]:
-    """The longest chains, by number of their first step."""
+    """Return the longest chains, by number of their first step."""
     groups: list[list[int]] = []
     ending: dict[int, list[int]] = {}
     """By last step its chain; a copy ends its chain for good."""

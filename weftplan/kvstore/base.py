@@ -31,7 +31,7 @@ class KVStoreBase:
 
     @staticmethod
     def register(klass: type[KVStoreBase]) -> type[KVStoreBase]:
-        """The function :func:`register`, where MXNet has it."""
+        """Return the function :func:`register`, where MXNet has it."""
         return register(klass)
 
     def init(self, key: Keys, value: Values) -> None:
@@ -109,7 +109,7 @@ class KVStoreBase:
 
     @classmethod
     def is_capable(cls, capability: str) -> bool:
-        """True when the store can do ``capability`` (``KVStoreBase.OPTIMIZER``)."""
+        """Return whether the store can do ``capability`` (``KVStoreBase.OPTIMIZER``)."""
         raise NotImplementedError
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
@@ -167,5 +167,5 @@ def register(klass: type[KVStoreBase]) -> type[KVStoreBase]:
 
 
 def registered() -> dict[str, type[KVStoreBase]]:
-    """The plug-in stores by name."""
+    """Return the plug-in stores by name."""
     return dict(_REGISTERED)

@@ -32,7 +32,7 @@ class BucketRule:
 
     @classmethod
     def from_environment(cls) -> BucketRule:
-        """The rule that the two flags set now.
+        """Return the rule that the two flags set now.
 
         Raises:
             ConfigError: the number of gradients is 0.

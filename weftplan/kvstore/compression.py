@@ -88,7 +88,7 @@ class Compression:
         return cls(threshold, kind)
 
     def packed_size(self, size: int) -> int:
-        """Bytes that ``size`` elements become."""
+        """Return the bytes that ``size`` elements become."""
         return -(-size // _PER_BYTE[self.kind])
 
     def pack(

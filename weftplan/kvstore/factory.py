@@ -72,6 +72,6 @@ def create(name: str = "local") -> KVStoreBase:
 
 
 def _elsewhere(module: str, class_name: str, name: str) -> KVStoreBase:
-    """A store of several processes, or of a library of NVIDIA's; its modules are imported only now."""
+    """Return a store of several processes, or of a library of NVIDIA's; its modules are imported only now."""
     store: KVStoreBase = getattr(late_import(f"weftplan.kvstore.{module}"), class_name)(name)
     return store

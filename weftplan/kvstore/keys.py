@@ -41,12 +41,12 @@ class KeyTable:
             self._type = int
 
     def number(self, key: Key) -> int:
-        """The number of ``key``: itself, or its place in the order of init (a new one comes last)."""
+        """Return the number of ``key``: itself, or its place in the order of init (a new one comes last)."""
         return key if isinstance(key, int) else self._numbers.get(key, len(self._numbers))
 
 
 def group_pairs(table: KeyTable, key: object, value: object, *, what: str) -> list[tuple[Key, list[NDArray]]]:
-    """Groups of one call: (key, its arrays in order of appearance), in ascending key number.
+    """Return the groups of one call: (key, its arrays in order of appearance), in ascending key number.
 
     Args:
         table: the store's keys.

@@ -176,7 +176,7 @@ class KVStoreLocal(ExchangingStore):
     _barrier = barrier
 
     def statistics(self) -> dict[str, int]:
-        """Number of keys and the bytes of stored values, merge buffers and staging copies."""
+        """Return the number of keys and the bytes of stored values, merge buffers and staging copies."""
         return {
             "keys": len(self._stored),
             "stored_bytes": sum(a.nbytes for a in list(self._stored.values())),
@@ -214,7 +214,7 @@ class KVStoreLocal(ExchangingStore):
         return dict(self._stored)
 
     def _new_values(self, key: object, value: object) -> list[tuple[Key, NDArray]]:
-        """(key, its value) of a call that makes keys."""
+        """Return (key, its value) of a call that makes keys."""
         groups = group_pairs(self._keys, key, value, what="value")
         for k, arrays in groups:
             if k in self._stored:
@@ -258,5 +258,5 @@ class KVStoreLocal(ExchangingStore):
         return run
 
     def _stores_straight(self, contexts: Sequence[Context]) -> bool:
-        """Whether sums of arrays there need no merge buffer, without an updater."""
+        """Return whether sums of arrays there need no merge buffer, without an updater."""
         return all(context.device_type in HOST for context in contexts)

@@ -14,7 +14,7 @@ from weftplan.ndarray import NDArray
 
 
 def with_rows(groups: Sequence[tuple[Key, list[NDArray]]], row_ids: object) -> list[tuple[Key, NDArray, NDArray]]:
-    """(key, array to fill, numbers of its rows): of ``row_ids`` one array for each, or one for all.
+    """Return (key, array to fill, numbers of its rows): of ``row_ids`` one array for each, or one for all.
 
     Raises:
         KVStoreError: another number of them, or an array of another storage type.
@@ -50,7 +50,7 @@ def copy_rows(stored: NDArray, array: NDArray, rows: NDArray) -> None:
 
 
 def _flat(arrays: object) -> Iterator[NDArray]:
-    """The arrays of a nest of lists."""
+    """Yield the arrays of a nest of lists."""
     if isinstance(arrays, NDArray):
         yield arrays
         return

@@ -197,7 +197,7 @@ def reads(where: Context, context: Context) -> bool:
 
 
 def add_on_device(terms: Sequence[RawArray], total: RawArray) -> None:
-    """``total[...]`` = the sum from left to right, half precision in float32 and rounded once."""
+    """Compute ``total[...]`` = the sum from left to right, half precision in float32 and rounded once."""
     if isinstance(total, np.ndarray):  # a simulated device
         quietly(sum_sequential_block, terms, total, total)
     else:

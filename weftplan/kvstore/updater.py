@@ -117,7 +117,8 @@ class Updater:
         return None
 
     def get_states(self, dump_optimizer: bool = False, keys: Collection[Key] | None = None) -> bytes:
-        """All states, or those of ``keys``, as bytes (an ``.npz`` archive with a JSON description of the structure).
+        """Return all states, or those of ``keys``, as bytes (an ``.npz`` archive with a JSON description of the
+        structure).
 
         How often each key was updated is among them, where the optimizer counts it: rates and corrections go by it.
 
@@ -226,7 +227,7 @@ _COUNTS = "_index_update_count"
 
 
 def _tagged(key: Key) -> tuple[Key, str]:
-    """A key with its type, since JSON would make a str of every key."""
+    """Return a key with its type, since JSON would make a str of every key."""
     return key, "int" if isinstance(key, int) else "str"
 
 
@@ -271,7 +272,7 @@ def _flatten(state: State, arrays: dict[str, RawArray]) -> Tree:
 
 
 def _unflatten(tree: Tree, arrays: dict[str, RawArray]) -> State:
-    """A state of the arrays that it names, each of which belongs to one place alone and is taken out."""
+    """Return a state of the arrays that it names, each of which belongs to one place alone and is taken out."""
     if tree is None:
         return None
     if isinstance(tree, str):

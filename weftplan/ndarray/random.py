@@ -314,7 +314,7 @@ def generalized_negative_binomial(
 
 @known_keywords()
 def shuffle(data: NDArray, out: NDArray | None = None, *, name: str | None = None) -> NDArray:
-    """``data`` with its rows (axis 0) in random order, in a new array or ``out`` (which may be ``data``).
+    """Return ``data`` with its rows (axis 0) in random order, in a new array or ``out`` (which may be ``data``).
 
     Args:
         data: array whose rows are shuffled.
@@ -352,7 +352,7 @@ def multinomial(
     *,
     name: str | None = None,
 ) -> NDArray | list[NDArray]:
-    """Indices drawn with the probabilities in the last axis of ``data``: ``shape`` of them per distribution.
+    """Return the indices drawn with the probabilities in the last axis of ``data``: ``shape`` of them per distribution.
 
     With ``get_prob`` a list: the indices, and the logarithm of the probability of each, in the dtype of ``data``.
 

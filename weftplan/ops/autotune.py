@@ -41,7 +41,7 @@ _known: dict[str, dict[str, float]] = {}
 
 
 def tuned(op: Op, params: Params, inputs: Specs, outputs: Specs, *, tune: int, given: Choice) -> Choice:
-    """The choice for a call on a host.
+    """Return the choice for a call on a host.
 
     Args:
         tune: one of :data:`OFF`, :data:`LIMITED` and :data:`FASTEST`; the node's own ``cudnn_tune`` comes first.

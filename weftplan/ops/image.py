@@ -62,7 +62,7 @@ def _normalize_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
 
 
 def _of_channels(ctx: Workspace, values: tuple[float, ...], like: RawArray) -> RawArray:
-    """The parameter as an array that broadcasts against images."""
+    """Return the parameter as an array that broadcasts against images."""
     channels = like.shape[-3]
     chosen = values * channels if len(values) == 1 else values[:channels]
     channel_values: RawArray = ctx.xp.asarray(np.array(chosen).reshape(-1, 1, 1), dtype=like.dtype)

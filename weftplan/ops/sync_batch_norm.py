@@ -71,7 +71,7 @@ def _kernel(base: Kernel) -> Kernel:
 
 
 def _offered(found: Implementation) -> Implementation:
-    """An implementation of BatchNorm as one of this operator."""
+    """Return an implementation of BatchNorm as one of this operator."""
 
     def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
         return take_bytes(outputs[3]) + found.workspace(_of_base(params), inputs, _without_var(outputs))

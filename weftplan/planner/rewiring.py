@@ -46,7 +46,8 @@ def renumbered(
     makers: Sequence[int],
     begun: int = 0,
 ) -> Numbering:
-    """Number the nodes that ``roots`` need in depth-first post-order: inputs first, then control dependencies.
+    """Number the nodes that ``roots`` need in depth-first post-order: inputs first, then control
+    dependencies.
 
     Args:
         roots: nodes to keep.

@@ -87,7 +87,7 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         return node if all(entry.node is node for entry in self.entries) else None
 
     def _variables(self) -> tuple[list[Node], list[Node]]:
-        """(arguments, auxiliary states)."""
+        """Return (arguments, auxiliary states)."""
         return split_variables(self._nodes())
 
     # --------------------------------------------------------------------------------------------------- structure

@@ -65,7 +65,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """A few lines for people."""
+        """Return a few lines for people."""
         unseen = ", ".join(sorted(self.unseen)) if len(self.unseen) <= 6 else f"{len(self.unseen)} operators"
         budget = "no budget" if self.budget is None else f"budget {amount(self.budget)}"
         lines = [
@@ -123,16 +123,16 @@ class Choices:
         return program, Buffers(program, assigned, options=OPTIONS)
 
     def steps(self, point: Price) -> list[int]:
-        """The steps of the joint graph that a choice repeats."""
+        """Return the steps of the joint graph that a choice repeats."""
         return [nid - self.joint.given for nid in point.twins]
 
     def backward_order(self, point: Price) -> list[str]:
-        """Names of the traced nodes of the backward part, twins under the names of their originals."""
+        """Return the names of the traced nodes of the backward part, twins under the names of their originals."""
         program = repeat(self.program, point.twins)
         return [self.joint.steps[program.graph.origin[nid] - self.joint.given].node.name for nid in program.backward]
 
     def at_peak(self, point: Price, most: int = 12) -> tuple[str, list[tuple[str, int]]]:
-        """The step of the peak with its line, and makers and bytes of the largest results alive there."""
+        """Return the step of the peak with its line, and makers and bytes of the largest results alive there."""
         program, buffers = self.planned(point)
         if not program.order:
             return "nothing", []

@@ -104,7 +104,7 @@ class Partition:
         static_lifetime_input_indices: list[int] | None = None,
         **more: Any,
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-        """The forward and the backward module of a joint graph.
+        """Return the forward and the backward module of a joint graph.
 
         Raises:
             BudgetError: no choice fits.
@@ -199,7 +199,7 @@ class Planned(Exception):
 
 
 def _title(graph: torch.fx.Graph) -> str:
-    """A graph by the lines of the traced function that it comes from."""
+    """Return a graph by the lines of the traced function that it comes from."""
     frames = [(node.meta.get("stack_trace") or "").strip().partition(", in ")[0] for node in graph.nodes]
     places = [re.fullmatch(r'File "(.*)", line (\d+)', frame) for frame in frames]
     first = next((place[1] for place in places if place), None)

@@ -25,12 +25,12 @@ STATE = "random state"
 
 
 def tensors(node: torch.fx.Node) -> list[torch.Tensor]:
-    """The tensors that a node of a traced graph makes or looks at, as fake tensors."""
+    """Return the tensors that a node of a traced graph makes or looks at, as fake tensors."""
     return tensors_in(node.meta.get("val"))
 
 
 def is_random(node: torch.fx.Node) -> bool:
-    """Whether a node draws from a generator."""
+    """Return whether a node draws from a generator."""
     return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
@@ -44,7 +44,7 @@ def values(node: torch.fx.Node) -> tuple[Any, Any]:
 
 
 def state_bytes(device: torch.device) -> int:
-    """Bytes of a generator's state."""
+    """Return the bytes of a generator's state."""
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
     return int(state.untyped_storage().nbytes())
 
@@ -72,17 +72,17 @@ class Results:
     number: dict[int, int] = field(default_factory=dict)
 
     def of(self, node: torch.fx.Node) -> list[int]:
-        """The storages that a node's tensors lie in."""
+        """Return the storages that a node's tensors lie in."""
         return [self.number[storage_key(t)] for t in tensors(node)]
 
     def add(self, nbytes: int, maker: torch.fx.Node) -> int:
-        """A new storage."""
+        """Return a new storage."""
         self.nbytes.append(nbytes)
         self.maker.append(maker)
         return len(self.nbytes) - 1
 
     def meet(self, node: torch.fx.Node) -> list[int]:
-        """Number the storages of a node that are new; those."""
+        """Number the new storages of a node and return them."""
         fresh = []
         for t in tensors(node):
             if isinstance(t.untyped_storage().nbytes(), torch.SymInt):
@@ -229,5 +229,5 @@ class Joint:
 
 
 def is_getitem(node: torch.fx.Node) -> bool:
-    """Whether a node picks one of several results."""
+    """Return whether a node picks one of several results."""
     return node.op == "call_function" and node.target is operator.getitem

@@ -28,7 +28,8 @@ class Solver(CustomKnapsackSolver):  # type: ignore[misc]
         node_info: Any,
         all_recomputable_banned_nodes: list[torch.fx.Node],
     ) -> tuple[list[int], list[int]]:
-        """Indices of the candidates to save and of those to repeat; saved candidates weigh at most ``max_memory``."""
+        """Return the indices of the candidates to save and of those to repeat; saved candidates weigh at most
+        ``max_memory``."""
         candidates = all_recomputable_banned_nodes
         outputs = next(node for node in joint_graph.nodes if node.op == "output").args[0]
         count = sum(isinstance(node, torch.fx.Node) and node_info.is_required_fw(node) for node in outputs)
@@ -46,12 +47,12 @@ class Solver(CustomKnapsackSolver):  # type: ignore[misc]
         return sorted(order[:count]), sorted(order[count:])
 
     def uuid(self) -> Any:
-        """A name for PyTorch's caches of compiled graphs."""
+        """Return a name for PyTorch's caches of compiled graphs."""
         return "weftplan.torch.knapsack 1"
 
 
 def knapsack_solver() -> Solver:
-    """A solver for ``torch._functorch.config.activation_memory_budget_solver``.
+    """Return a solver for ``torch._functorch.config.activation_memory_budget_solver``.
 
     Set ``activation_memory_budget`` to a share as before; which results the share saves is then the planner's choice.
     For a budget in bytes use :func:`weftplan.torch.budget`.

@@ -13,12 +13,12 @@ from weftplan.torch.trace import Recorder
 
 
 def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
-    """Bytes of the states after the first step."""
+    """Return the bytes of the states after the first step."""
     return 0 if optimizer is None else update_of(optimizer)[0]
 
 
 def update_of(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-    """Bytes of the states, and most bytes that an update allocates besides parameters, gradients and states.
+    """Return the bytes of the states, and most bytes that an update allocates besides parameters, gradients and states.
 
     Two updates run on fake tensors like the optimizer's parameters; the optimizer itself stays as it is.
     Parameters are updated singly. An optimizer that updates all at once (``foreach``) needs for each of them the
@@ -49,7 +49,7 @@ def update_of(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
 
 
 def _at_once(group: dict[str, Any]) -> bool:
-    """Whether a group's parameters are updated together: asked for, or the default on a GPU."""
+    """Return whether a group's parameters are updated together: asked for, or the default on a GPU."""
     asked = group.get("foreach")
     by_default = asked is None and "foreach" in group and not group.get("fused")
     return bool(asked) or (by_default and any(p.device.type == "cuda" for p in group["params"]))

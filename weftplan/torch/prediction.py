@@ -47,7 +47,7 @@ class Estimate:
     trace: Trace = field(repr=False)
 
     def __str__(self) -> str:
-        """A few lines for people."""
+        """Return a few lines for people."""
         lines = [f"peak {amount(self.peak)} ({self.peak:,} bytes) in {self.at}"]
         lines += [f"  {name:12} {amount(nbytes):>12}" for name, nbytes in self.parts.items() if nbytes]
         lines += [f"  alive: {amount(nbytes):>12} by {name}" for name, nbytes in self.alive]
@@ -120,7 +120,7 @@ def estimate(step: Callable[..., Any], *args: Any, workspaces: str = "measure", 
 
 
 def _line(error: BaseException) -> str:
-    """The line outside PyTorch where an error was raised, in brackets."""
+    """Return the line outside PyTorch where an error was raised, in brackets."""
     last, traceback = "", error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -131,7 +131,7 @@ def _line(error: BaseException) -> str:
 
 
 def _copied(step: Callable[..., Any], args: Any) -> tuple[Callable[..., Any], Any, dict[int, Any]]:
-    """The step and its arguments as copies on fake tensors, and all copies that were made."""
+    """Return the step and its arguments as copies on fake tensors, and all copies that were made."""
     memo: dict[int, Any] = {}
     try:
         _copy_patched(args, memo)
@@ -188,7 +188,7 @@ def _copy(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _bound(cell: types.CellType) -> bool:
-    """Whether a closure's name has a value yet."""
+    """Return whether a closure's name has a value yet."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -205,7 +205,7 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 
 def _is_state(value: Any) -> bool:
-    """Whether a global must be copied: whatever may hold tensors, and functions of the caller's."""
+    """Return whether a global must be copied: whatever may hold tensors, and functions of the caller's."""
     if isinstance(value, types.FunctionType):
         file = value.__code__.co_filename
         return "site-packages" not in file and "/lib/python" not in file

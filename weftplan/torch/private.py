@@ -59,27 +59,27 @@ def check_version(version: str = torch.__version__) -> None:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A number that tensors with one storage share, as long as one of them is alive."""
+    """Return a number that tensors with one storage share, as long as one of them is alive."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors in nested tuples, lists and dictionaries."""
+    """Return the tensors in nested tuples, lists and dictionaries."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def is_compiled(function: Any) -> bool:
-    """Whether ``torch.compile`` made a module or function."""
+    """Return whether ``torch.compile`` made a module or function."""
     return isinstance(function, OptimizedModule) or hasattr(function, "_torchdynamo_orig_callable")
 
 
 def is_mutation(node: torch.fx.Node) -> bool:
-    """Whether a node of a graph writes to one of its inputs."""
+    """Return whether a node of a graph writes to one of its inputs."""
     return isinstance(node.target, OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def memory_events(prof: Any) -> list[Any]:
-    """All events of a profile, allocations among them under the name ``[memory]``."""
+    """Return all events of a profile, allocations among them under the name ``[memory]``."""
     return list(prof.profiler.kineto_results.events())
 
 

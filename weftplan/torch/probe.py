@@ -37,7 +37,7 @@ class Probes:
     _known: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def scratch(self, target: Any, args: Any, kwargs: Any) -> int:
-        """Bytes that a call allocates besides its results; 0 when unknown."""
+        """Return the bytes that a call allocates besides its results; 0 when unknown."""
         value = self._of(target, args, kwargs, "scratch", _scratch)
         if value is None:
             name = str(target)
@@ -80,7 +80,8 @@ def _name(target: Any, args: Any, kwargs: Any) -> str:
 
 
 def _is_safe(target: Any) -> bool:
-    """Whether an operator takes any values: PyTorch's own, without buffers whose content only its kernels know."""
+    """Return whether an operator takes any values: PyTorch's own, without buffers whose content only its kernels
+    know."""
     return getattr(target, "namespace", "") == "aten" and not any(word in str(target) for word in OPAQUE)
 
 
@@ -89,7 +90,7 @@ def _bytes(args: Any, kwargs: Any) -> int:
 
 
 def _real(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments with tensors made up: small positive numbers, zeros for integers, which are indices."""
+    """Return the arguments with tensors made up: small positive numbers, zeros for integers, which are indices."""
 
     def made(value: Any) -> Any:
         if not isinstance(value, FakeTensor):
@@ -102,7 +103,7 @@ def _real(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _scratch(target: Any, args: Any, kwargs: Any) -> float:
-    """The most of two measurements, since the profiler now and then loses an event."""
+    """Return the most of two measurements, since the profiler now and then loses an event."""
     return max(_scratch_once(target, args, kwargs) for _ in range(2))
 
 

@@ -40,7 +40,7 @@ class Rates:
 
 
 def rates(device: torch.device, dtype: torch.dtype = torch.float32) -> Rates:
-    """The calibration of a device, measured once per machine."""
+    """Return the calibration of a device, measured once per machine."""
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     return _rates(device.type, device.index or 0, threads, dtype)
 
@@ -68,7 +68,7 @@ def _measured(device: torch.device, dtype: torch.dtype) -> Rates:
 
 
 def least(work: Callable[[], object], repeats: int = 7) -> float:
-    """The least seconds of several calls."""
+    """Return the least seconds of several calls."""
     best = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()

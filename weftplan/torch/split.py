@@ -98,7 +98,7 @@ def _share_state(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, 
 
 
 def _state_like(node: torch.fx.Node) -> torch.Tensor:
-    """A fake tensor like the generator's state."""
+    """Return a fake tensor like the generator's state."""
     val = node.meta["val"]
     fake = val[0] if isinstance(val, (tuple, list)) else val
     state = torch.cuda.get_rng_state(fake.device) if fake.device.type == "cuda" else torch.get_rng_state()
@@ -107,7 +107,7 @@ def _state_like(node: torch.fx.Node) -> torch.Tensor:
 
 
 def arranged(module: torch.fx.GraphModule, order: Sequence[str]) -> torch.fx.GraphModule:
-    """The module whose steps run in ``order``; every other node just before its first reader, getitems at once.
+    """Return the module whose steps run in ``order``; every other node just before its first reader, getitems at once.
 
     Nodes that change something and that ``order`` does not name run in their place among themselves, at the end.
     """

@@ -55,7 +55,7 @@ class Trace:
         return spans
 
     def live(self) -> list[int]:
-        """Bytes alive during each call, those inside its kernel included."""
+        """Return the bytes alive during each call, those inside its kernel included."""
         change = [0] * (len(self.calls) + 1)
         for nbytes, (first, last) in zip(self.nbytes, self.spans(), strict=True):
             change[first] += nbytes

@@ -47,7 +47,7 @@ class Curve:
     plan: Plan
 
     def __str__(self) -> str:
-        """A table of at most :data:`ROWS` choices, measured choices among them, with bars."""
+        """Return a table of at most :data:`ROWS` choices, measured choices among them, with bars."""
         most = max(point.time for point in self.points) - 1.0
         lines = [f"{self.name}", f"{'budget':>12}  {'bytes':>16}  {'time':>7}  {'twice':>6}"]
         for point in thinned(self.points):
@@ -63,7 +63,7 @@ class Curve:
         return trade_off_picture(self.name, [(point.budget, point.time, point.measured) for point in self.points])
 
     def page(self) -> str:
-        """A self-contained HTML page: the picture and the table."""
+        """Return a self-contained HTML page: the picture and the table."""
         rows = "".join(
             f"<tr><td>{amount(p.budget)}</td><td>{p.budget:,}</td><td>{p.time:.3f}</td>"
             f"<td>{'' if p.measured is None else f'{p.measured:.3f}'}</td><td>{p.repeated}</td></tr>"
@@ -114,7 +114,7 @@ def planned(
 
 
 def curve(function: Callable[..., Any], *args: Any, measure: bool = False, **options: Any) -> Curve:
-    """The choices of a training step worth having: which budget costs how much time.
+    """Return the choices of a training step worth having: which budget costs how much time.
 
     Args:
         function: a module or a function of tensors, as for :func:`weftplan.torch.budget`.
@@ -138,7 +138,7 @@ def curve(function: Callable[..., Any], *args: Any, measure: bool = False, **opt
 
 
 def _ratio(function: Callable[..., Any], args: Any, budget: int, options: dict[str, Any]) -> float:
-    """The median ratio of the step's time within a budget to its time without, both compiled alike."""
+    """Return the median ratio of the step's time within a budget to its time without, both compiled alike."""
     torch.compiler.reset()
     both = [Budgeted(function, Partition(most, **options), fullgraph=True) for most in (budget, None)]
     [_seconds(step, args) for step in both]  # compile
@@ -156,7 +156,7 @@ def _seconds(step: Budgeted, args: Any) -> float:
 
 
 def _leaves(results: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that gradients of ``results`` would be added to."""
+    """Return the tensors that gradients of ``results`` would be added to."""
     stack, seen, leaves = [t.grad_fn for t in results], set(), []
     while stack:
         node = stack.pop()

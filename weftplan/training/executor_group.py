@@ -207,11 +207,11 @@ class ExecutorGroup(GroupNames):
         return [list(parts) for parts in zip(*(e.outputs for e in self.executors), strict=True)]
 
     def merged_outputs(self) -> list[NDArray]:
-        """Each output of the whole batch, on the host if there are several contexts."""
+        """Return each output of the whole batch, on the host if there are several contexts."""
         return [_merge(parts, axis) for parts, axis in zip(self.outputs(), self._output_axes, strict=True)]
 
     def output_shapes(self) -> list[tuple[int, ...]]:
-        """Shape of each output of the whole batch; before the first forward, too."""
+        """Return the shape of each output of the whole batch; before the first forward, too."""
         return [
             replaced(parts[0].shape, axis, sum(part.shape[axis] for part in parts)) if parts[0].shape else ()
             for parts, axis in zip(self.outputs(), self._output_axes, strict=True)
@@ -228,7 +228,7 @@ class ExecutorGroup(GroupNames):
         return [[e.grad_dict[desc.name] for e in self.executors] for desc in self.data_shapes]
 
     def merged_states(self) -> list[NDArray]:
-        """Each state of the whole batch, whose samples are axis 0."""
+        """Return each state of the whole batch, whose samples are axis 0."""
         return [_merge(parts, 0) for parts in self.state_arrays]
 
     def set_states(self, states: Sequence[Sequence[NDArray]] | None = None, value: float | None = None) -> None:

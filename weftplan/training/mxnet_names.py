@@ -147,7 +147,7 @@ class GroupNames:
             eval_metric.update_dict(dict(zip(self.label_names, own, strict=False)), results)
 
     def get_output_shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the outputs of the whole batch."""
+        """Return the shapes of the outputs of the whole batch."""
         group: Any = self
         shapes: list[tuple[int, ...]] = group.output_shapes()
         return shapes

@@ -169,7 +169,7 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
         self._meet("begin with this optimizer")
 
     def _states(self) -> Updater:
-        """The states on all servers. One process may read or replace them alone."""
+        """Return the states on all servers. One process may read or replace them alone."""
         if self._optimizer is None:
             return super()._states()  # which raises
         return ServerStates(self._optimizer, self._places, self._ask_now)
@@ -236,7 +236,7 @@ class RatedOptimizer(OptimizerProtocol, Protocol):
 
 
 def _rate(optimizer: RatedOptimizer) -> float:
-    """The learning rate of the worker's optimizer now."""
+    """Return the learning rate of the worker's optimizer now."""
     scheduler = getattr(optimizer, "lr_scheduler", None)
     if scheduler is not None:
         return float(scheduler(optimizer.num_update))

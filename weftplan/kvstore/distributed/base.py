@@ -223,12 +223,12 @@ class KVStoreDist(KVStoreLocal):
 
 
 def described(key: Key, array: NDArray) -> str:
-    """A key with the shape and dtype of its array."""
+    """Return a key with the shape and dtype of its array."""
     return f"{key!r} {array.shape} {array.dtype}"
 
 
 def arrays_in(state: object) -> Iterator[NDArray]:
-    """The arrays of an optimizer's state."""
+    """Yield the arrays of an optimizer's state."""
     if isinstance(state, NDArray):
         yield state
     elif isinstance(state, tuple | list):
@@ -262,7 +262,7 @@ def _named(updater: UpdaterFunction | None) -> str:
 
 
 def _settings(settled: object) -> str:
-    """The class and the plain settings of an optimizer or a schedule, and its multipliers for some keys."""
+    """Return the class and the plain settings of an optimizer or a schedule, and its multipliers for some keys."""
     plain, multipliers = {}, {}
     for name, value in sorted(vars(settled).items()):
         numbers = isinstance(value, list | tuple) and all(isinstance(one, (int, float)) for one in value)

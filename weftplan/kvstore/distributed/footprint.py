@@ -41,7 +41,7 @@ class Place:
     shares_memory: bool
 
     def part(self, size: int) -> int:
-        """How many of ``size`` elements this process adds up for all."""
+        """Return how many of ``size`` elements this process adds up for all."""
         first, end = even_range(size, self.workers, self.position)
         return end - first
 

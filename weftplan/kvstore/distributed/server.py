@@ -81,7 +81,7 @@ class Header:
     rate: float | None = None
 
     def encode(self) -> bytes:
-        """The bytes to send."""
+        """Return the bytes to send."""
         rated = self.rate is not None
         return _LAYOUT.pack(_MAGIC, self.verb, rated, self.number, self.version, self.rate or 0.0, self.nbytes)
 
@@ -113,7 +113,7 @@ class Range:
 
 
 def placement(number: int, size: int, servers: int, bound: int) -> list[tuple[int, int, int]]:
-    """(server, first element, end) for each range of the value with key ``number``, as MXNet places them.
+    """Return (server, first element, end) for each range of the value with key ``number``, as MXNet places them.
 
     >>> placement(1, 10, 3, 100), placement(1, 10, 3, 5)
     ([(1, 0, 10)], [(0, 0, 3), (1, 3, 7), (2, 7, 10)])
@@ -184,7 +184,7 @@ class Server:
         self._thread.join(timeout)
 
     def _is_over(self, request: Request, kept: tuple[Request, object]) -> bool | None:
-        """Whether a request is complete; None if it has failed, and is kept for good, as in ``Members.wait``."""
+        """Return whether a request is complete; None if it has failed, and is kept for good, as in ``Members.wait``."""
         if not request.Get_status(self._status):
             return False
         if self._status.Get_error() == self._mpi.SUCCESS:
@@ -251,7 +251,8 @@ class Server:
         return served
 
     def _arrived(self, pending: Pending, client: int) -> bool | None:
-        """Whether the data of a request are here; None if they never will be. No size is taken from the header."""
+        """Return whether the data of a request are here; None if they never will be. No size is taken from the
+        header."""
         if pending.request.verb not in WITH_DATA:
             return True
         byte = self._mpi.BYTE

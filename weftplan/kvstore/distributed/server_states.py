@@ -95,7 +95,7 @@ class ServerStates(Updater):
 
 
 def _joined(trees: Sequence[State], shape: tuple[int, ...], key: Key) -> State:
-    """The state of a value from those of its ranges."""
+    """Return the state of a value from those of its ranges."""
     first = trees[0]
     if isinstance(first, tuple | list):
         return tuple(_joined(items, shape, key) for items in zip(*trees, strict=True))
@@ -110,7 +110,7 @@ def _joined(trees: Sequence[State], shape: tuple[int, ...], key: Key) -> State:
 
 
 def _cut(tree: State, shape: tuple[int, ...], part: slice, key: Key) -> State:
-    """The state of a range from that of its value."""
+    """Return the state of a range from that of its value."""
     if isinstance(tree, tuple | list):
         return tuple(_cut(item, shape, part, key) for item in tree)
     if not isinstance(tree, NDArray):

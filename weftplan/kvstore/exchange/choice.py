@@ -102,5 +102,5 @@ class Chooser:
 
 
 def planned(way: Way, home: int, links: Interconnect, itemsize: int) -> tuple[Way, Program, Program]:
-    """A way with its push and its pull."""
+    """Return a way with its push and its pull."""
     return way, push_steps(way, home, links, itemsize), pull_steps(way, home, links, itemsize)

@@ -188,7 +188,7 @@ def timed(steps: Sequence[Step], links: Interconnect, itemsize: int) -> tuple[li
 
 
 def _downwards(parents: Parents) -> tuple[int, list[int], list[list[int]]]:
-    """(root, places with each parent before its children, children of each place)."""
+    """Return (root, places with each parent before its children, children of each place)."""
     children: list[list[int]] = [[] for _ in parents]
     root = 0
     for place, parent in enumerate(parents):
@@ -203,7 +203,7 @@ def _downwards(parents: Parents) -> tuple[int, list[int], list[list[int]]]:
 
 
 def _away_from(home: int, parents: Parents) -> list[tuple[int, int]]:
-    """The links of a tree as (nearer to the home, farther from it), the nearest first."""
+    """Return the links of a tree as (nearer to the home, farther from it), the nearest first."""
     beside: list[list[int]] = [[] for _ in parents]
     for place, parent in enumerate(parents):
         if parent != place:

@@ -54,7 +54,7 @@ def _grow(
     exhaustive: bool,
     known: dict[tuple[int, tuple[int, ...]], tuple[float, _Edges]],
 ) -> tuple[float, _Edges]:
-    """(weight, (parent, child) of each link) of the best tree of these devices that is found."""
+    """Return (weight, (parent, child) of each link) of the best tree of these devices that is found."""
     if len(members) == 1:
         return 0.0, ()
     if (root, members) in known:
@@ -80,7 +80,7 @@ def _cuts(root: int, members: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _kernighan_lin(weights: list[list[float]], root: int, members: tuple[int, ...]) -> tuple[int, ...]:
-    """The half without the root, after changes of sides, the best first."""
+    """Return the half without the root, after changes of sides, the best first."""
     others = sorted((member for member in members if member != root), key=lambda other: (weights[root][other], -other))
     far, near = set(others[: len(members) // 2]), {root, *others[len(members) // 2 :]}
 
@@ -113,7 +113,7 @@ def ring(weights: Weights) -> tuple[int, ...]:
 
 
 def _ring_above(weights: Weights, least: float) -> list[int] | None:
-    """A ring of links of at least that weight, by depth-first search; None if it is not found soon."""
+    """Return a ring of links of at least that weight, by depth-first search; None if it is not found soon."""
     count, tries = len(weights), 0
     path = [0]
     left = [iter(range(1, count))]

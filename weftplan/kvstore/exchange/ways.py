@@ -93,7 +93,7 @@ def _star(count: int, root: int) -> Parents:
 
 
 def _path(around: Sequence[int], root: int) -> Parents:
-    """The ring without the link that leaves ``root``, whose links all lead to it."""
+    """Return the ring without the link that leaves ``root``, whose links all lead to it."""
     parents = [0] * len(around)
     for here, there in zip(around, [*around[1:], around[0]], strict=True):
         parents[here] = root if here == root else there

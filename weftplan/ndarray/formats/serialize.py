@@ -251,7 +251,7 @@ class _Reader:
                 raise FormatError(f"{self._where}: damaged: name {index} is not UTF-8") from error
 
     def record(self, index: int) -> tuple[RawArray, Context, str] | str:
-        """(values, context, note) of one array, or the name of its sparse storage type."""
+        """Return (values, context, note) of one array, or the name of its sparse storage type."""
         what = f"array {index}"
         (magic,) = self.unpack("<I", what)
         sparse = None

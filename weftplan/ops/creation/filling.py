@@ -63,7 +63,7 @@ def _fill(value: float | None) -> Kernel:
 
 
 def placed(dtype: Param) -> tuple[Param, ...]:
-    """Parameters ``ctx`` and ``dtype`` of operators without inputs."""
+    """Return the parameters ``ctx`` and ``dtype`` of operators without inputs."""
     return (Param("ctx", p_str, "", "context, such as cpu(0)"), dtype)
 
 
@@ -125,7 +125,7 @@ LONGEST = 2.0**62
 
 
 def _length(params: Params) -> int | None:
-    """Elements of the range, or None when the users of the output decide (infer_range)."""
+    """Return the elements of the range, or None when the users of the output decide (infer_range)."""
     start, stop, step = params["start"], params["stop"], params["step"]
     if params["infer_range"]:
         return None
@@ -157,7 +157,7 @@ def _arange(ctx: Workspace, p: Params, out: RawArray) -> None:
 
 
 def _range(ctx: Workspace, out: RawArray, start: float, step: float, repeat: int) -> None:
-    """``out`` = start, start + step, …, each ``repeat`` times."""
+    """Compute ``out`` = start, start + step, …, each ``repeat`` times."""
     xp = ctx.xp
     if not is_float(out.dtype):  # the numbers of the range are integers from the first to the last
         start, step = float(math.trunc(start)), float(math.trunc(step))

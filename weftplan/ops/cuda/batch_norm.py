@@ -162,7 +162,7 @@ _SOURCE = walking(_SOURCE)
 
 
 def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
-    """(channels, inner, elements of a channel)."""
+    """Return (channels, inner, elements of a channel)."""
     axis = params["axis"] % len(shape)
     inner = math.prod(shape[axis + 1 :])
     return shape[axis], inner, math.prod(shape[:axis]) * inner

@@ -83,14 +83,14 @@ class _Products(_Parts):
         return made
 
     def refusal(self, params: Params, inputs: Specs, outputs: Specs) -> str:
-        """Why products of the package do not compute a call; empty when they do."""
+        """Return why products of the package do not compute a call; empty when they do."""
         if params.get("target_shape"):
             return "a target shape may pad the sides differently"
         reasons = [part.refusal for part, _ in self._made(params, inputs, outputs)]
         return next(filter(None, reasons), "") or str(floats(0)(params, inputs, outputs))
 
     def workspace(self, params: Params, inputs: Specs, outputs: Specs) -> int:
-        """Bytes of scratch of the most demanding part."""
+        """Return the bytes of scratch of the most demanding part."""
         return max((part.nbytes for part, _ in self._made(params, inputs, outputs)), default=0)
 
     def kernel(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
@@ -114,7 +114,7 @@ class _Cudnn(_Parts):
         return [(_problem(kind, params, *things), things) for kind, things in wanted]
 
     def refusal(self, params: Params, inputs: Specs, outputs: Specs) -> str:
-        """Why cuDNN cannot compute a call; empty when it can."""
+        """Return why cuDNN cannot compute a call; empty when it can."""
         if params["cudnn_off"]:
             return "cudnn_off=True"
         if params.get("target_shape"):
@@ -129,7 +129,7 @@ class _Cudnn(_Parts):
         return ""
 
     def workspace(self, params: Params, inputs: Specs, outputs: Specs) -> int:
-        """Bytes of scratch of the most demanding part."""
+        """Return the bytes of scratch of the most demanding part."""
         most = 0
         for problem, _ in self._problems(params, inputs, outputs):
             found = plan(problem, tuning(params["cudnn_tune"]), workspace_limit(params))

@@ -52,7 +52,7 @@ class Part:
         return self.windows.taps + (self.filters if self.kind == "wgrad" else 0)
 
     def _tile(self) -> tuple[int, int]:
-        """(images, windows of each) of a full tile."""
+        """Return (images, windows of each) of a full tile."""
         places = self.windows.places
         fitting = max(1, self._limit // (self._rows * self._dtype.itemsize))
         return (min(self.batch, fitting // places), places) if fitting >= places else (1, fitting)

@@ -177,7 +177,7 @@ def _scratch(batch: int, labels: int, acc: DType) -> list[tuple[Shape, DType]]:
 def _given(
     ctx: OpContext, params: Params, data: RawArray, label: RawArray, lengths: Sequence[RawArray]
 ) -> tuple[list[RawArray], list[object]]:
-    """(arrays that both kernels take, numbers that both take); lengths are cast on the device."""
+    """Return (arrays that both kernels take, numbers that both take); lengths are cast on the device."""
     steps, batch, channels = data.shape
     taken = [ctx.take(*spec) for spec in _scratch(batch, label.shape[1], accumulator(data.dtype))]
     named = dict(zip(inputs_of(params)[2:], lengths, strict=True))

@@ -111,7 +111,7 @@ def _library() -> ModuleType:
 
 
 def _handle(xp: ArrayModule) -> object:
-    """This thread's handle for the current device, on the current stream."""
+    """Return this thread's handle for the current device, on the current stream."""
     cudnn = _library()
     device = xp.cuda.runtime.getDevice()
     handle = _handles.by_device.get(device)
@@ -223,7 +223,7 @@ def _choose(cudnn: ModuleType, xp: ArrayModule, problem: Problem, tuning: Tuning
 
 
 def _fastest(cudnn: ModuleType, xp: ArrayModule, graph: Any, problem: Problem, limit: int) -> Algorithm | None:
-    """The fastest of the first plans, by events; None when there is no memory to try them in."""
+    """Return the fastest of the first plans, by events; None when there is no memory to try them in."""
     memory = xp.cuda.Memory
     item = {"float16": 2, "float32": 4, "float64": 8}[problem.dtype]
     try:

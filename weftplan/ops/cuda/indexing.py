@@ -49,7 +49,7 @@ def _gather_nd(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) 
 
 
 def _sums_bytes(places: int, gradient: TensorSpec) -> int:
-    """Scratch of the sums of ``places`` slices of a gradient."""
+    """Return the scratch of the sums of ``places`` slices of a gradient."""
     width = math.prod(gradient.shape) // max(1, places)
     return take_bytes(*sums_room(places, width, gradient.dtype))
 

@@ -100,7 +100,7 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _inplace(params: Params) -> tuple[InplacePair, ...]:
-    """Every thread reads its elements before it writes any, so each result may take each input of its shape."""
+    """Return all in-place pairs of equal shape: a thread reads its elements before it writes any."""
     group: Group = params[GROUP]
     whole = [number for number in range(len(group.inputs)) if not group.broadcasts(number)]
     return tuple(InplacePair(number, out) for out in range(len(group.results)) for number in whole)

@@ -61,7 +61,7 @@ def _backward_batch_norm() -> Op:
 
 
 def _apart(inputs: Sequence[_T]) -> tuple[list[_T], list[_T]]:
-    """(inputs of the convolution, inputs of the batch norm but for its data)."""
+    """Return (inputs of the convolution, inputs of the batch norm but for its data)."""
     return [*inputs[:2], *inputs[6:]], list(inputs[2:6])
 
 
@@ -138,10 +138,10 @@ for _made in (*LAYERS.values(), *NORMALIZED.values(), *GRADIENTS.values()):
 
 
 def is_relu(op: Op, params: Params) -> bool:
-    """Whether a node computes max(x, 0)."""
+    """Return whether a node computes max(x, 0)."""
     return op.name == "relu" or (op.name == "Activation" and params["act_type"] == "relu")
 
 
 def is_gradient_of_relu(op: Op, params: Params) -> bool:
-    """Whether a node is the gradient of such a one, of inputs (incoming gradient, output)."""
+    """Return whether a node is the gradient of such a one, of inputs (incoming gradient, output)."""
     return op.name == "_backward_Activation" and params["act_type"] == "relu"

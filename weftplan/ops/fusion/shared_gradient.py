@@ -49,7 +49,7 @@ def _dtypes(p: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def gathered_rows(p: Params, *arrays: SpecLike) -> Room:
-    """All rows of the outgoing gradients, and all rows of the data."""
+    """Return all rows of the outgoing gradients, and all rows of the data."""
     count, hidden = p["count"], p["num_hidden"]
     dtype = arrays[0].dtype
     rows = count * (math.prod(arrays[0].shape) // hidden)

@@ -26,7 +26,7 @@ from weftplan.support.array_types import RawArray
 
 
 def _check(name: str, tensor: Shape, index: Shape) -> int:
-    """How many axes of ``tensor`` the coordinates name."""
+    """Return how many axes of ``tensor`` the coordinates name."""
     if len(index) < 2:
         raise ShapeError(f"{name}: indices have shape {index}, expected (coordinates, places, …)")
     if index[0] > len(tensor):
@@ -37,7 +37,7 @@ def _check(name: str, tensor: Shape, index: Shape) -> int:
 
 
 def flat_places(ctx: Workspace, name: str, index: RawArray, tensor: Shape, *, wrap: bool) -> RawArray:
-    """Number of the slice of ``tensor`` that each place names, int64 (places,).
+    """Return the number of the slice of ``tensor`` that each place names, int64 (places,).
 
     Negative coordinates count from the end where ``wrap``; any other outside of the tensor is an error.
     """
@@ -72,7 +72,7 @@ def flat_bytes(index: Shape) -> int:
 
 
 def _slices(array: RawArray, axes: int) -> RawArray:
-    """A view of ``array`` as (slices, elements of one)."""
+    """Return a view of ``array`` as (slices, elements of one)."""
     return array.reshape(math.prod(array.shape[:axes]), math.prod(array.shape[axes:]))
 
 
@@ -196,7 +196,7 @@ def _batch_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _batch_places(ctx: Workspace, index: RawArray, shape: Shape) -> RawArray:
-    """Flat place in the matrix of the element that each row takes; indices are clipped to the columns."""
+    """Return the flat place in the matrix of the element that each row takes; indices are clipped to the columns."""
     xp = ctx.xp
     flat, rows = ctx.take(index.shape, INDEX), ctx.take(index.shape, INDEX)
     rows.fill(shape[1])

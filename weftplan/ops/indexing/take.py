@@ -126,7 +126,7 @@ backward("take", _backward_take, ("ograd", "indices"), params=_TAKE, workspace=_
 
 
 def _pick_axis(params: Params, shape: Shape) -> tuple[int, int, int]:
-    """(outer, size, inner) extents round the picked axis."""
+    """Return (outer, size, inner) extents round the picked axis."""
     if params["axis"] is None:
         return 1, math.prod(shape), 1
     axis = params["axis"] % len(shape)
@@ -154,7 +154,7 @@ def _pick_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 def _pick_positions(ctx: Workspace, params: Params, shape: Shape, index: RawArray) -> RawArray:
-    """Flat positions of the picked elements, shape (outer · inner,)."""
+    """Return the flat positions of the picked elements, shape (outer · inner,)."""
     xp = ctx.xp
     outer, size, inner = _pick_axis(params, shape)
     positions = ctx.take((outer, inner), INDEX)
@@ -240,7 +240,7 @@ def _one_hot_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
 
 
 def _one_hot_scratch(params: Params, indices: SpecLike, out: SpecLike) -> Room:
-    """The classes, and of the indices of one block: whole numbers, and where each is on."""
+    """Return the classes, and of the indices of one block: whole numbers, and where each is on."""
     depth = params["depth"]
     rows = rows_per_block((math.prod(indices.shape), depth))
     return [((depth,), INDEX), ((rows, 1), INDEX), ((rows, depth), BOOL)]

@@ -23,17 +23,17 @@ PANEL = 32
 
 
 def batched(x: RawArray) -> RawArray:
-    """(…, m, n) as (batch, m, n), a view."""
+    """Return (…, m, n) as (batch, m, n), a view."""
     return x.reshape(-1, *x.shape[-2:])
 
 
 def batch_of(shape: Shape) -> int:
-    """How many matrices a shape (…, m, n) holds."""
+    """Return how many matrices a shape (…, m, n) holds."""
     return math.prod(shape[:-2])
 
 
 def flip(x: RawArray, transpose: bool = True) -> RawArray:
-    """Every matrix transposed (a view), or ``x`` itself."""
+    """Return every matrix transposed (a view), or ``x`` itself."""
     return x.swapaxes(-1, -2) if transpose else x
 
 
@@ -42,7 +42,7 @@ def _cut(scratch: RawArray, shape: Shape) -> RawArray:
 
 
 def triangle(xp: ArrayModule, source: RawArray, out: RawArray, lower: bool = True) -> None:
-    """``out`` = the triangle of ``source`` with its diagonal, zeros elsewhere; ``out`` may be ``source``."""
+    """Compute ``out`` = the triangle of ``source`` with its diagonal, zeros elsewhere; ``out`` may be ``source``."""
     source, out = flip(source, not lower), flip(out, not lower)
     for row in range(source.shape[-1]):
         if out is not source:
@@ -63,7 +63,7 @@ def identity(xp: ArrayModule, out: RawArray) -> None:
 
 
 def diagonal(x: RawArray, offset: int = 0) -> RawArray:
-    """The diagonals of contiguous matrices (batch, n, n), a view that can be written to."""
+    """Return the diagonals of contiguous matrices (batch, n, n), a view that can be written to."""
     n = x.shape[-1]
     start = offset if offset >= 0 else -offset * n
     count = n - abs(offset)
@@ -71,7 +71,7 @@ def diagonal(x: RawArray, offset: int = 0) -> RawArray:
 
 
 def solve_scratch(batch: int, rows: int, columns: int) -> int:
-    """Elements that :func:`solve` needs."""
+    """Return the elements that :func:`solve` needs."""
     return batch * min(PANEL, rows) * columns
 
 
@@ -102,7 +102,7 @@ def solve(xp: ArrayModule, a: RawArray, b: RawArray, scratch: RawArray, *, lower
 
 
 def cholesky_scratch(batch: int, rows: int) -> int:
-    """Elements that :func:`cholesky` needs."""
+    """Return the elements that :func:`cholesky` needs."""
     return batch * rows * min(PANEL, rows)
 
 
@@ -140,7 +140,7 @@ def cholesky(xp: ArrayModule, a: RawArray, scratch: RawArray) -> None:
 
 
 def lu_scratch(batch: int, rows: int) -> int:
-    """Elements that :func:`lu` needs."""
+    """Return the elements that :func:`lu` needs."""
     return (batch + 1) * rows
 
 

@@ -36,7 +36,7 @@ def _factor(matrix: RawArray, axis: int, rank: int) -> RawArray:
 
 
 def _apart(array: RawArray, matrices: Arrays) -> RawArray:
-    """The output, or its gradient, with an axis for the rows of each matrix."""
+    """Return the output, or its gradient, with an axis for the rows of each matrix."""
     return array.reshape(*(matrix.shape[0] for matrix in matrices), array.shape[1])
 
 

@@ -54,7 +54,8 @@ def _gelqf_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _gelqf_scratch(params: Params, A: SpecLike, Q: SpecLike | None, L: SpecLike | None) -> Room:
-    """The reflections (their heads stand in ``work``), products with rows, what each head is scaled by, diagonals."""
+    """Return the reflections (their heads stand in ``work``), products with rows, what each head is scaled by,
+    diagonals."""
     batch, (rows, columns) = batch_of(A.shape), A.shape[-2:]
     whole, column, one = (batch, rows, columns), (batch, rows, 1), (batch, 1, 1)
     return [(shape, A.dtype) for shape in (whole, whole, column, column, one, one, column)]

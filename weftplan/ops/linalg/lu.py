@@ -34,7 +34,7 @@ Spec = tuple[Shape, Any]
 
 
 def _factor_room(a: SpecLike) -> list[Spec]:
-    """Scratch for the factors, for the pivots, and for the work on them."""
+    """Return the scratch for the factors, for the pivots, and for the work on them."""
     shape, dtype = a.shape, a.dtype
     batch, n = batch_of(shape), shape[-1]
     return [((batch, n, n), dtype), ((batch, n), INDEX), ((lu_scratch(batch, n),), dtype)]
@@ -119,7 +119,7 @@ def _with_pivots(name: str, kept: int) -> DTypeRule:
 def _factors(
     xp: ArrayModule, a: RawArray, kept: Sequence[RawArray | None], room: RawArray, places: RawArray, spare: RawArray
 ) -> tuple[RawArray, RawArray]:
-    """(factors, pivots), in the outputs ``kept`` where those are wanted."""
+    """Return (factors, pivots), in the outputs ``kept`` where those are wanted."""
     factors = room if kept[0] is None else batched(kept[0])
     pivots = places if kept[1] is None else kept[1].reshape(places.shape)
     xp.copyto(factors, batched(a))

@@ -29,7 +29,7 @@ def _permutation(axes: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def _permuted_shape(order: tuple[int, ...], ins: Shapes, outs: Shapes, what: str) -> tuple[Shapes, Shapes]:
-    """Shape inference of out[k] = in[order[k]], both ways."""
+    """Return the shape inference of out[k] = in[order[k]], both ways."""
     source, out = ins[0], outs[0]
     if source is not None:
         out = merge_shape(out, tuple(source[axis] for axis in order), f"output of {what} of {source}")
@@ -123,7 +123,7 @@ _PRODUCT = (
 
 
 def _contract(shape: Shape, first: bool) -> tuple[int, Shape]:
-    """(size of the summed axis, other axes): the first axis is summed when ``first``, else the last."""
+    """Return (size of the summed axis, other axes): the first axis is summed when ``first``, else the last."""
     return (shape[0], shape[1:]) if first else (shape[-1], shape[:-1])
 
 
@@ -147,7 +147,7 @@ def _dot_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 
 
 def _matrix(x: RawArray, first: bool) -> RawArray:
-    """``x`` as a matrix whose columns are the summed axis (the first axis when ``first``, else the last)."""
+    """Return ``x`` as a matrix whose columns are the summed axis (the first axis when ``first``, else the last)."""
     if first:
         return x.reshape(x.shape[0], -1).T
     return x.reshape(-1, x.shape[-1])

@@ -35,7 +35,7 @@ _GEMM = (*_GEMM2[:3], Param("beta", p_float, 1.0, "factor of C"), _GEMM2[3])
 
 
 def _rows_last(shape: Shape | None, params: Params) -> Shape | None:
-    """``shape`` with the axis of the rows exchanged with the last but one: its own inverse."""
+    """Return ``shape`` with the axis of the rows exchanged with the last but one: its own inverse."""
     if shape is None:
         return None
     if len(shape) < 2:
@@ -201,7 +201,7 @@ TRIANGULAR = (
 
 
 def triangular_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """A square, and as wide or as high as B; the output has B's shape."""
+    """Infer shapes: A is square and as wide or as high as B; the output has B's shape."""
     a, b = ins[0], merge_shape(ins[1], outs[0], "B and output beside a triangular matrix")
     for shape in (a, b):
         if shape is not None and len(shape) < 2:

@@ -41,7 +41,7 @@ _INITIAL = Param("initial", _p_nothing, None, "accepted when None")
 
 
 def _reduced(source: Shape, params: Params, what: str) -> Shape:
-    """The shape of the output."""
+    """Return the shape of the output."""
     axes = reduced_axes({"axis": params["axis"]}, len(source), what)
     if params["keepdims"]:
         return kept_shape(source, axes)
@@ -115,7 +115,7 @@ _SPREAD = (_AXIS, _DTYPE, Param("ddof", p_int, 0, "taken from the number of elem
 
 
 def _moments(params: Params, rank: int) -> Params:
-    """The parameters of moments."""
+    """Return the parameters of moments."""
     axes = reduced_axes({"axis": params["axis"]}, rank, "var or std")
     return {"axes": axes, "keepdims": params["keepdims"]}
 

@@ -35,7 +35,7 @@ _ADAMW = (
 
 
 def _factor(ctx: Workspace, given: RawArray) -> tuple[RawArray, RawArray]:
-    """The factor of the gradient, and whether it is good, as arrays of one element."""
+    """Return the factor of the gradient, and whether it is good, as arrays of one element."""
     xp = ctx.xp
     good, nonzero = ctx.take((1,), BOOL), ctx.take((1,), BOOL)
     xp.isfinite(given, out=good)

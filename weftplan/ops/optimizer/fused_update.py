@@ -205,7 +205,7 @@ _LIMITS = ("at_least", "at_most")
 
 
 def _widened(compute: _Range, room: int, dtype: DType, block: int) -> tuple[_Range, int]:
-    """``compute`` in blocks, with a gradient and a second weight in half precision."""
+    """Return ``compute`` in blocks, with a gradient and a second weight in half precision."""
     wide = aligned(block * dtype.itemsize)
 
     def compute_blocks(mine: Sequence[RawArray], first: int, last: int, scratch: RawArray) -> None:

@@ -53,7 +53,7 @@ class _Group:
     preloaded: bool
 
     def op(self) -> Op:
-        """The declaration."""
+        """Return the declaration."""
         momentum = (MOMENTUM,) if "mom" in self.inputs else ()
         return Op(
             name=self.name,
@@ -77,11 +77,11 @@ class _Group:
         return f"{single} of several weights; inputs are {', '.join(self.inputs)} of one after the other{rates}."
 
     def first(self, k: int) -> int:
-        """The index of weight ``k`` among the inputs."""
+        """Return the index of weight ``k`` among the inputs."""
         return k * len(self.inputs)
 
     def states(self, params: Params) -> tuple[int, ...]:
-        """Indices of all states."""
+        """Return the indices of all states."""
         return tuple(self.first(k) + i for k in _each(params) for i in range(2, len(self.inputs)))
 
     def input_names(self, params: Params) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ class _Group:
         return (_WIDE, _WIDE, _WIDE) if self.mixed else (dtype, dtype)
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        """The scratch of all weights."""
+        """Return the scratch of all weights."""
         return sum(block_bytes(math.prod(shape), self.scratch(dtype)) for shape, dtype in outputs)
 
     def rates(self, params: Params, inputs: Arrays) -> Iterator[tuple[RawArray | float, RawArray | float]]:

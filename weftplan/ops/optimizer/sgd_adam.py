@@ -26,7 +26,7 @@ COMMON = (
 def rescaled(
     xp: ArrayModule, params: Params, gradient: RawArray, out: RawArray, decayed: RawArray | None = None
 ) -> None:
-    """``out`` = gradient · rescale_grad (+ wd · decayed), clipped."""
+    """Compute ``out`` = gradient · rescale_grad (+ wd · decayed), clipped."""
     xp.multiply(gradient, params["rescale_grad"], out=out)
     if decayed is not None:
         xp.add(out, decayed, out=out)
@@ -90,7 +90,7 @@ def _adam(
 
 
 def step_kernel(step: Step) -> Kernel:
-    """The kernel that makes ``step`` block by block."""
+    """Return the kernel that makes ``step`` block by block."""
     return BlockKernel(step, lambda params, dtype: [dtype, dtype])
 
 

@@ -20,12 +20,12 @@ MOMENTUM = Param("momentum", p_float, 0.0, "factor of the velocity")
 
 
 def single(value: float) -> float:
-    """``value`` as a float32 number."""
+    """Return ``value`` as a float32 number."""
     return float(np.float32(value))
 
 
 def decay_average(xp: ArrayModule, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
-    """``average`` = rate · average + (1 - rate) · news."""
+    """Compute ``average`` = rate · average + (1 - rate) · news."""
     rate = single(rate)
     xp.multiply(average, rate, out=average)
     xp.multiply(news, 1.0 - rate, out=spare)
@@ -33,7 +33,7 @@ def decay_average(xp: ArrayModule, average: RawArray, rate: float, news: RawArra
 
 
 def decay_square_average(xp: ArrayModule, average: RawArray, rate: float, news: RawArray, spare: RawArray) -> None:
-    """``average`` = rate · average + (1 - rate) · news²."""
+    """Compute ``average`` = rate · average + (1 - rate) · news²."""
     rate = single(rate)
     xp.multiply(average, rate, out=average)
     xp.multiply(news, news, out=spare)

@@ -152,7 +152,7 @@ def _forward(density: _Density) -> Callable[..., None]:
 
 
 def _sums(parameters: Sequence[SpecLike]) -> Room:
-    """One float64 for each element of each parameter."""
+    """Return one float64 for each element of each parameter."""
     return [(one.shape, _DOUBLE) for one in parameters]
 
 
@@ -185,7 +185,7 @@ def _backward(density: _Density) -> Callable[..., None]:
 
 
 def _shape(name: str, count: int) -> Callable[[Params, Shapes, Shapes], tuple[Shapes, Shapes]]:
-    """The samples' shape begins with that of the parameters; one density for each sample."""
+    """Infer shapes: the samples' shape begins with that of the parameters, and each sample has one density."""
 
     def rule(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
         samples = merge_shape(ins[0], outs[0], f"{name}: samples and output")

@@ -41,14 +41,14 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 
 def _view(params: Params, source: Shape) -> tuple[Shape, Shape, int]:
-    """(joined axes of the data, the same with 1 for those taken, how many elements one mean has)."""
+    """Return (joined axes of the data, the same with 1 for those taken, how many elements one mean has)."""
     axes = _axes(params, len(source))
     shape, small = collapse(source, kept_shape(source, axes))
     return shape, small, math.prod(source[axis] for axis in axes)
 
 
 def _scratch(params: Params, data: SpecLike, *outputs: SpecLike | None) -> Room:
-    """A block of the data, the means, the variances, and one block's share of a sum."""
+    """Return a block of the data, the means, the variances, and one block's share of a sum."""
     shape, small, _ = _view(params, data.shape)
     step, acc = rows_per_block(shape), accumulator(data.dtype)
     part = (min(small[0], step), *small[1:])
@@ -98,7 +98,7 @@ def moments_forward(
 def _backward_scratch(
     params: Params, d_mean: SpecLike, d_var: SpecLike, data: SpecLike, mean: SpecLike, out: SpecLike
 ) -> Room:
-    """A block of the data."""
+    """Return a block of the data."""
     return _scratch(params, data)[:1]
 
 

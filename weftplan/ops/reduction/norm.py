@@ -37,7 +37,7 @@ def _norm_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 def _norm_plan(source: Shape, params: Params) -> tuple[Shape, Shape, int]:
-    """(collapsed data shape, collapsed output shape, rows per block)."""
+    """Return (collapsed data shape, collapsed output shape, rows per block)."""
     axes = reduced_axes(params, len(source), "norm")
     shape, small = collapse(source, kept_shape(source, axes))
     return shape, small, rows_per_block(shape)

@@ -42,7 +42,7 @@ def _rows_at_once(rows: int, size: int) -> int:
 
 
 def _extents(shape: Shape, axis: int | None) -> tuple[int, int, int]:
-    """(outer, size, inner) extents round the sorted axis; None: of the flattened tensor."""
+    """Return (outer, size, inner) extents round the sorted axis; None: of the flattened tensor."""
     if axis is None:
         return 1, math.prod(shape), 1
     axis = normalize_axis(axis, len(shape), "axis to sort along")
@@ -50,7 +50,7 @@ def _extents(shape: Shape, axis: int | None) -> tuple[int, int, int]:
 
 
 def _as_rows(array: RawArray, extents: tuple[int, int, int]) -> RawArray:
-    """A view (groups, rows of a group, elements of a row) of a tensor whose sorted axis may have any size."""
+    """Return a view (groups, rows of a group, elements of a row) of a tensor whose sorted axis may have any size."""
     outer, _, inner = extents
     if inner == 1:
         return array.reshape(1, outer, -1)
@@ -60,7 +60,7 @@ def _as_rows(array: RawArray, extents: tuple[int, int, int]) -> RawArray:
 def _orders(
     ctx: Workspace, data: RawArray, extents: tuple[int, int, int], ascending: bool
 ) -> Iterator[tuple[tuple[int, slice], RawArray]]:
-    """((group, rows), order of the elements in each of these rows), block by block."""
+    """Yield ((group, rows), order of the elements in each of these rows), block by block."""
     xp = ctx.xp
     rows = _as_rows(data, extents)
     count = _rows_at_once(*rows.shape[1:])
@@ -99,7 +99,7 @@ def _sized(shape: Shape, axis: int | None, size: int) -> Shape:
 
 
 def _holds(dtype: DType, size: int) -> bool:
-    """Whether every position below ``size`` is a number of ``dtype``."""
+    """Return whether every position below ``size`` is a number of ``dtype``."""
     most = 2 ** (limits(dtype).nmant + 1) if is_float(dtype) else int(np.iinfo(dtype).max)
     return size - 1 <= most
 

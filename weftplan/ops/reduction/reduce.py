@@ -48,7 +48,7 @@ AXES = (
 
 
 def reduced_axes(params: Params, rank: int, what: str) -> tuple[int, ...]:
-    """The axes that a reduction removes, in order, under parameters axis and exclude."""
+    """Return the axes that a reduction removes, in order, under parameters axis and exclude."""
     listed = params["axis"]
     axes = set(range(rank)) if not listed else {normalize_axis(axis, rank, f"axis of {what}") for axis in listed}
     if listed and len(axes) != len(listed):
@@ -59,7 +59,7 @@ def reduced_axes(params: Params, rank: int, what: str) -> tuple[int, ...]:
 
 
 def kept_shape(source: Shape, axes: tuple[int, ...]) -> Shape:
-    """``source`` with 1 in place of the reduced axes."""
+    """Return ``source`` with 1 in place of the reduced axes."""
     return tuple(1 if axis in axes else dim for axis, dim in enumerate(source))
 
 
@@ -76,7 +76,7 @@ def reduced_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _views(params: Params, source: RawArray, small: RawArray) -> tuple[tuple[int, ...], RawArray]:
-    """The reduced axes of ``source``, and ``small`` (an output or its gradient) viewed with those axes kept."""
+    """Return the reduced axes of ``source``, and ``small`` (an output or its gradient) viewed with those axes kept."""
     axes = reduced_axes(params, source.ndim, "a reduction")
     return axes, small.reshape(kept_shape(source.shape, axes))
 
@@ -138,7 +138,7 @@ def _mean_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seque
 
 @kernel
 def _spread(xp: ArrayModule, p: Params, ograd: RawArray, out: RawArray) -> None:
-    """Gradient of a sum: the incoming one repeated along the reduced axes."""
+    """Compute the gradient of a sum: the incoming one repeated along the reduced axes."""
     xp.copyto(out, _views(p, out, ograd)[1])
 
 
@@ -153,13 +153,13 @@ Formula = Callable[[Any, Any, Any, Any, Any, Any], None]
 
 
 def _mask(params: Params, g: SpecLike, x: SpecLike, y: SpecLike, out: SpecLike) -> Room:
-    """A mask of the rows that :func:`rowwise` works on together."""
+    """Return a mask of the rows that :func:`rowwise` works on together."""
     shape, _ = collapse(x.shape, kept_shape(x.shape, reduced_axes(params, len(x.shape), "a reduction")))
     return [((rows_per_block(shape), *shape[1:]), BOOL)]
 
 
 def rowwise(formula: Formula, masked: bool) -> ArrayKernel:
-    """A backward kernel of (ograd, data, output) that works through rows of data."""
+    """Return a backward kernel of (ograd, data, output) that works through rows of data."""
 
     def compute(
         xp: ArrayModule, p: Params, g: RawArray, x: RawArray, y: RawArray, out: RawArray, mask: RawArray | None = None

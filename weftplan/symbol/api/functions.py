@@ -240,13 +240,14 @@ def generalized_negative_binomial(
 def multinomial(
     data: Symbol, shape: ShapeLike | None = None, get_prob: bool = True, dtype: DTypeLike = "int32", **kwargs: object
 ) -> Symbol:
-    """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also their logarithms."""
+    """Return the indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also their
+    logarithms."""
     options = {} if shape in (None, ()) else {"shape": shape}
     return function("_sample_multinomial")(data, get_prob=get_prob, dtype=dtype, **options, **kwargs)
 
 
 def shuffle(data: Symbol, **kwargs: object) -> Symbol:
-    """``data`` with its rows in random order."""
+    """Return ``data`` with its rows in random order."""
     return function("_shuffle")(data, **kwargs)
 
 

@@ -79,11 +79,11 @@ class Rows(HoldingIter):
         )
 
     def getdata(self) -> Any:
-        """The data array of the current batch."""
+        """Return the data array of the current batch."""
         return self._current().data[0]
 
     def getlabel(self) -> Any:
-        """The label array of the current batch."""
+        """Return the label array of the current batch."""
         return self._current().label[0]
 
 

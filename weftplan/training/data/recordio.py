@@ -275,7 +275,7 @@ class MXIndexedRecordIO(MXRecordIO):
         return self._opened("tell").tell()
 
     def read_idx(self, idx: Hashable) -> bytes | None:
-        """The record of a key."""
+        """Return the record of a key."""
         self.seek(idx)
         return self.read()
 
@@ -305,7 +305,7 @@ class RecordReader:
         self.keys = list(self._places)
 
     def read(self, key: Any) -> bytes:
-        """The record of a key."""
+        """Return the record of a key."""
         with self._lock:
             self._file.go_to(self._places[key])
             record = self._file.read()

@@ -107,7 +107,7 @@ class Initializer(Constructed):
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
-        """Whether ``other`` is of the same class, with the same settings."""
+        """Return whether ``other`` is of the same class, with the same settings."""
         if not isinstance(other, Initializer):
             return NotImplemented
         return type(self) is type(other) and self._kwargs == other._kwargs

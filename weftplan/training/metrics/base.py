@@ -32,12 +32,12 @@ MetricValue: TypeAlias = tuple[str | list[str], float | list[float]]
 
 
 def host(value: Array) -> Host:
-    """``value`` as a NumPy array; reading an NDArray waits for it."""
+    """Return ``value`` as a NumPy array; reading an NDArray waits for it."""
     return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
 
 
 def as_list(values: Arrays) -> list[Array]:
-    """One array, or a sequence of them, as a list."""
+    """Return one array, or a sequence of them, as a list."""
     return [values] if isinstance(values, (NDArray, np.ndarray)) else list(values)
 
 
@@ -138,15 +138,15 @@ class EvalMetric(Constructed):
         )
 
     def measure(self, label: Host, pred: Host) -> tuple[float, int]:
-        """(sum, count) of one pair of arrays."""
+        """Return (sum, count) of one pair of arrays."""
         raise NotImplementedError
 
     def get(self) -> MetricValue:
-        """(name, value)."""
+        """Return (name, value)."""
         return self.name, self._mean()
 
     def get_global(self) -> MetricValue:
-        """(name, value) since the last :meth:`reset`."""
+        """Return (name, value) since the last :meth:`reset`."""
         if not self._has_global_stats:
             return self.get()
         return self.name, self._global_mean()

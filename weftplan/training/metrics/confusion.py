@@ -56,7 +56,7 @@ class _Confusion(EvalMetric):
         self.global_sum_metric = self.score(self._whole) * self.global_num_inst
 
     def count(self, label: Host, pred: Host) -> Host:
-        """The matrix of one pair of arrays."""
+        """Return the matrix of one pair of arrays."""
         wanted = label.reshape(-1).astype(np.int64)
         guess = (pred if pred.shape == label.shape else pred.argmax(axis=1)).reshape(-1).astype(np.int64)
         if guess.size != wanted.size:

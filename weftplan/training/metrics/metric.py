@@ -120,7 +120,7 @@ class CompositeEvalMetric(EvalMetric):
         return {**super().get_config(), "metrics": [metric.get_config() for metric in self.metrics]}
 
     def get_metric(self, index: int) -> EvalMetric:
-        """The metric that was added as number ``index``.
+        """Return the metric that was added as number ``index``.
 
         Raises:
             ParameterError: there is none.
@@ -160,7 +160,7 @@ class CompositeEvalMetric(EvalMetric):
 
 
 def create(metric: MetricLike, *args: object, **kwargs: object) -> EvalMetric:
-    """A metric from a name, a function of (label, pred), a metric, or a list of these.
+    """Return a metric from a name, a function of (label, pred), a metric, or a list of these.
 
     Args:
         args, kwargs: settings of the metric; for a list, of each in it.

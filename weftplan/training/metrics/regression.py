@@ -26,7 +26,7 @@ class _Error(EvalMetric):
         return self.mean(label.reshape(-1).astype(np.float64) - pred.reshape(-1).astype(np.float64)), 1
 
     def mean(self, error: Host) -> float:
-        """The value of one batch, from its differences."""
+        """Return the value of one batch, from its differences."""
         raise NotImplementedError
 
 

@@ -134,7 +134,7 @@ class BaseModule(Constructed):
         raise NotImplementedError
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        """(arg_params, aux_params) as copies on the host."""
+        """Return (arg_params, aux_params) as copies on the host."""
         raise NotImplementedError
 
     def install_monitor(self, mon: Monitor) -> None:
@@ -169,7 +169,7 @@ class BaseModule(Constructed):
         """
 
     def bound_grad_req(self) -> object:
-        """The grad_req that was bound."""
+        """Return the grad_req that was bound."""
         return None
 
     def clear_gradients(self, data_batch: DataBatch) -> None:
@@ -401,7 +401,7 @@ class BaseModule(Constructed):
     def iter_predict(
         self, eval_data: DataIter, num_batch: int | None = None, reset: bool = True, *, progress: bool | None = None
     ) -> Iterator[tuple[list[NDArray], int, DataBatch]]:
-        """(outputs without padding, batch number, batch) for each batch; ``progress`` as for :meth:`score`.
+        """Yield (outputs without padding, batch number, batch) for each batch; ``progress`` as for :meth:`score`.
 
         Args:
             eval_data: batches.

@@ -317,7 +317,7 @@ class BucketingModule(BaseModule):
         self._current.params_initialized = True
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        """(arg_params, aux_params) as copies on the host."""
+        """Return (arg_params, aux_params) as copies on the host."""
         return self._default.get_params()
 
     def synchronize(self) -> None:

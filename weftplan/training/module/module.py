@@ -642,7 +642,7 @@ class Module(ModuleNames, BaseModule):
         return self.group.merged_input_grads() if merge_multi_context else self.group.input_grad_arrays
 
     def get_states(self, merge_multi_context: bool = True) -> Any:
-        """The states: of the whole batch, or per state a list with one array per context."""
+        """Return the states: of the whole batch, or per state a list with one array per context."""
         self._need("get_states", binded=True, params=True)
         return self.group.merged_states() if merge_multi_context else self.group.state_arrays
 
@@ -698,7 +698,7 @@ class Module(ModuleNames, BaseModule):
 
     @staticmethod
     def load(prefix: str | os.PathLike[str], epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
-        """A module from a checkpoint; ``kwargs`` go to the constructor. Parameters are assigned at bind.
+        """Return a module from a checkpoint; ``kwargs`` go to the constructor. Parameters are assigned at bind.
 
         Args:
             prefix: path and start of the files' names.

@@ -207,7 +207,7 @@ class SequentialModule(BaseModule):
         self.params_initialized = True
 
     def _names(self) -> list[tuple[int, str]]:
-        """(number of the module, name) of every parameter and auxiliary state."""
+        """Return (number of the module, name) of every parameter and auxiliary state."""
         return [
             (k, name)
             for k, module in enumerate(self._modules)

@@ -150,7 +150,7 @@ class Optimizer(Constructed):
         return count
 
     def _rates(self, index: Any) -> tuple[float, float]:
-        """(learning rate, weight decay) of one parameter, multipliers included."""
+        """Return (learning rate, weight decay) of one parameter, multipliers included."""
         return self._get_lr(index), self._get_wd(index)
 
     def _get_lr(self, index: Any) -> float:
@@ -301,7 +301,8 @@ class Optimizer(Constructed):
         return self.multi_precision and is_half(weight.dtype)
 
     def kept_bytes(self, shape: Shape, dtype: DType) -> int:
-        """Bytes of everything that :meth:`create_state_multi_precision` makes for a weight of that shape and dtype.
+        """Return the bytes of everything that :meth:`create_state_multi_precision` makes for a weight of that shape and
+        dtype.
 
         :meta private:
         """

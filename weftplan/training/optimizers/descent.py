@@ -260,7 +260,7 @@ class LBSGD(Optimizer):
         return 1.0 if end <= 1 or rule is None else 1.0 + (self.batch_scale - 1) * rule(batches / end)
 
     def _by_norms(self, weight: NDArray, grad: NDArray, wd: float) -> float:
-        """The ratio of the norms, within [0.01, 100]; waits for both."""
+        """Return the ratio of the norms, within [0.01, 100]; waits for both."""
         of_weight, of_grad = (float(np.square(a.asnumpy()).sum()) for a in (weight, grad))
         return min(100.0, max(0.01, math.sqrt(of_weight / (of_grad + wd * of_weight + 1e-18))))
 

@@ -37,14 +37,14 @@ class LRScheduler(Constructed):
         self.warmup_mode = warmup_mode
 
     def get_warmup_lr(self, num_update: int) -> float:
-        """The rate at an update before ``warmup_steps``."""
+        """Return the rate at an update before ``warmup_steps``."""
         if self.warmup_mode == "constant":
             return self.warmup_begin_lr
         share = num_update / self.warmup_steps
         return self.warmup_begin_lr + (self.warmup_final_lr - self.warmup_begin_lr) * share
 
     def __call__(self, num_update: int) -> float:
-        """The rate at update ``num_update`` (counted from 1)."""
+        """Return the rate at update ``num_update`` (counted from 1)."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

@@ -165,7 +165,7 @@ class Test(Optimizer):
 
 
 def create(name: str | Optimizer, **kwargs: object) -> Optimizer:
-    """The optimizer of that name (any case): ``create("sgd", learning_rate=0.1, momentum=0.9)``.
+    """Return the optimizer of that name (any case): ``create("sgd", learning_rate=0.1, momentum=0.9)``.
 
     Raises:
         ParameterError: unknown name or setting; the message lists the known ones.

@@ -54,7 +54,7 @@ class DataMembers(Meeting):
             yield from self.wait(receives, sends, [*incoming, *outgoing], what)
 
     def room(self, shape: tuple[int, int], dtype: DType) -> Array:
-        """Scratch for that many elements, kept for the next time."""
+        """Return the scratch for that many elements, kept for the next time."""
         nbytes = shape[0] * shape[1] * dtype.itemsize
         if self._scratch.nbytes < nbytes:
             self._scratch = np.empty(nbytes, np.uint8)

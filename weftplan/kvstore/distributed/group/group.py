@@ -83,7 +83,8 @@ class Group(DataMembers):
         self.sequence += 1
 
     def gather(self, array: Array, description: str, failure: str | None = None) -> Steps[list[Array]]:
-        """Every member's ``array``, by position; they are valid until the next exchange. Raises as :meth:`sum` does."""
+        """Return every member's ``array``, by position; they are valid until the next exchange. Raises as :meth:`sum`
+        does."""
         data = as_bytes(array)
         inline = data.nbytes <= INLINE
         payloads = yield from self.agreed(description, failure, data.nbytes, bytes(data) if inline else b"")

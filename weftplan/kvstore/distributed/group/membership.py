@@ -140,7 +140,7 @@ class Members:
             raise
 
     def _is_done(self, request: Request) -> bool:
-        """Whether a request is complete; raises MPI's exception where it has failed, and leaves it as it is.
+        """Return whether a request is complete; raises MPI's exception where it has failed, and leaves it as it is.
 
         ``Test`` would free a request that has failed. If the transport below fails later for the same message, Open MPI
         (5.0.11) takes that for an error of a request that nobody has any more, and ends this process: "Send error after
@@ -160,7 +160,7 @@ class Members:
     # -- losses ---------------------------------------------------------------------------------------------------
 
     def losses(self, what: str) -> _Losses:
-        """A block that turns what MPI raises into :class:`WorkerLostError`."""
+        """Return a block that turns what MPI raises into :class:`WorkerLostError`."""
         return _Losses(self, what)
 
     def lost(self) -> list[int]:

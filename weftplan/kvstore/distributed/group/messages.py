@@ -176,7 +176,7 @@ class Meeting(Members):
                 left = missing(left)
 
     def _swap_by_mpi(self, own: bytes, what: str) -> Steps[dict[int, memoryview]]:
-        """The same, by rank; valid until the next call.
+        """Return the same, by rank; valid until the next call.
 
         Sends are synchronous. A small one would otherwise be complete before it has left this process, and what
         :meth:`_is_done` avoids could happen to it.
@@ -229,7 +229,7 @@ class Meeting(Members):
 
 
 def alike(own: bytes, every: Sequence[memoryview]) -> bool:
-    """Whether all messages have the same header."""
+    """Return whether all messages have the same header."""
     head = own[:HEADER]
     for raw in every:  # noqa: SIM110  # a generator costs more than the rest
         if raw[:HEADER] != head:

@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
 
 
 def cores_of_this_process() -> int:
-    """How many of this machine's cores each of the job's processes on it has for itself, at least 1."""
+    """Return how many of this machine's cores each of the job's processes on it has for itself, at least 1."""
     here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
     return max(1, usable_cpus() // int(here)) if here.isdecimal() and int(here) else usable_cpus()
 
@@ -88,7 +88,7 @@ def _named(ranks: list[int]) -> str:
 
 
 def communicator(mpi: ModuleType) -> Communicator:
-    """A communicator of all processes for a store; every process asks for it when it creates the same store.
+    """Return a communicator of all processes for a store; every process asks for it when it creates the same store.
 
     Raises:
         WorkerLostError: a process has died, or does not come in time.
@@ -105,7 +105,7 @@ def communicator(mpi: ModuleType) -> Communicator:
 
 
 def connect(mpi: ModuleType) -> Connection:
-    """The members of a new store; raises as :func:`communicator` does."""
+    """Return the members of a new store; raises as :func:`communicator` does."""
     tells = hasattr(mpi.COMM_WORLD, "Get_failed")
     return Connection(mpi, communicator(mpi), partial(_dead, mpi) if tells else None, lambda: None)
 
@@ -176,7 +176,7 @@ def _refuse_other_launcher() -> None:
 
 
 def start() -> ModuleType:
-    """The module :mod:`mpi4py.MPI`, with MPI running and callable from any thread.
+    """Return the module :mod:`mpi4py.MPI`, with MPI running and callable from any thread.
 
     Raises:
         KVStoreError: mpi4py or an MPI library is missing, the library does not allow calls from several threads, or

@@ -76,7 +76,7 @@ class Area:
             self._map(2 * _SLOT + -(-nbytes // _GROWTH) * _GROWTH)
 
     def offer(self) -> bytes:
-        """The words that another process needs to :meth:`accept` this area."""
+        """Return the words that another process needs to :meth:`accept` this area."""
         words = (os.uname().nodename, os.getpid(), self._file, self.data[slice(*_MARK)].hex())
         return " ".join(map(str, words)).encode()
 
@@ -108,7 +108,7 @@ class Area:
 
 
 def can_share() -> bool:
-    """Whether the setting, the system and the processor allow processes of one host to share memory."""
+    """Return whether the setting, the system and the processor allow processes of one host to share memory."""
     here = platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
     return here and bool(config.get("WEFTPLAN_KVSTORE_SHARED_MEMORY"))
 

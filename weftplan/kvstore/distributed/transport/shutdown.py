@@ -34,7 +34,7 @@ def note_loss() -> None:
 
 
 def lost() -> bool:
-    """Whether a loss was noted."""
+    """Return whether a loss was noted."""
     return bool(_lost)
 
 
@@ -99,7 +99,7 @@ def _all_end(mpi: ModuleType) -> bool:
 
 
 def failures(mpi: ModuleType) -> int:
-    """How many processes have died, as far as MPI says."""
+    """Return how many processes have died, as far as MPI says."""
     if not hasattr(mpi.COMM_WORLD, "Get_failed"):
         return 0
     failed = mpi.COMM_WORLD.Get_failed()

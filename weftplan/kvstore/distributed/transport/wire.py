@@ -61,7 +61,7 @@ class Message(NamedTuple):
     payload: bytes = b""
 
     def encode(self) -> bytes:
-        """The bytes to send."""
+        """Return the bytes to send."""
         return encoded(*self)
 
     @property
@@ -87,7 +87,7 @@ def clip(text: str) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, sender: int) -> Message:
-    """The message in ``data``.
+    """Return the message in ``data``.
 
     Raises:
         KVStoreError: the bytes are not a message of this version; names the sender.
@@ -124,11 +124,11 @@ class View:
     why: str = ""
 
     def agrees(self, other: View | None) -> bool:
-        """Whether another process has told the same."""
+        """Return whether another process has told the same."""
         return other is not None and other.epoch == self.epoch and other.gone == self.gone
 
     def encode(self, size: int) -> bytes:
-        """The bytes to send in a job of ``size`` processes."""
+        """Return the bytes to send in a job of ``size`` processes."""
         bits = sum(1 << rank for rank in self.gone)
         why = self.why.encode()[:WHY].rstrip(b"\0")
         return _VIEW_LAYOUT.pack(_VIEW_MAGIC, self.epoch, self.sequence, why) + bits.to_bytes((size + 7) // 8, "little")
@@ -147,5 +147,5 @@ class View:
 
 
 def view_bytes(size: int) -> int:
-    """Bytes of a view in a job of ``size`` processes."""
+    """Return the bytes of a view in a job of ``size`` processes."""
     return _VIEW_LAYOUT.size + (size + 7) // 8

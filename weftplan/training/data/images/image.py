@@ -30,7 +30,7 @@ Box = tuple[int, int, int, int]
 
 
 def host(src: NDArray | ArrayLike) -> Host:
-    """The pixels of an image as (height, width, channels)."""
+    """Return the pixels of an image as (height, width, channels)."""
     pixels: Host = src.asnumpy() if isinstance(src, NDArray) else np.asarray(src)
     if pixels.ndim != 3:
         raise ShapeError(f"an image has the shape (height, width, channels), got {pixels.shape}")
@@ -57,7 +57,7 @@ def imdecode(
     to_rgb: bool | int = True,
     out: NDArray | None = None,
 ) -> NDArray:
-    """The image of a file's bytes.
+    """Return the image of a file's bytes.
 
     Args:
         buf: bytes, a bytearray, or an array of uint8.
@@ -78,7 +78,7 @@ def imdecode(
 def imread(
     filename: str | os.PathLike[str], flag: int = 1, to_rgb: bool | int = True, out: NDArray | None = None
 ) -> NDArray:
-    """The image of a file; settings as for :func:`imdecode`.
+    """Return the image of a file; settings as for :func:`imdecode`.
 
     Args:
         filename: path of an image that Pillow reads.
@@ -100,7 +100,7 @@ def imread(
 
 
 def imresize(src: NDArray | ArrayLike, w: int, h: int, interp: int = 1, out: NDArray | None = None) -> NDArray:
-    """An image of ``w`` x ``h`` pixels.
+    """Return an image of ``w`` x ``h`` pixels.
 
     ``interp``: 0 nearest, 1 linear, 2 cubic, 3 area, 4 Lanczos, with OpenCV's weights; 9 chooses by the sizes (cubic to
     enlarge, area to shrink, else linear), 10 at random.
@@ -149,7 +149,7 @@ def copyMakeBorder(
     values: Sequence[float] = (),
     out: NDArray | None = None,
 ) -> NDArray:
-    """An image with a border around it.
+    """Return an image with a border around it.
 
     ``type``, by OpenCV's numbers: 0 of ``values``, 1 the edge repeated, 2 mirrored with the edge twice, 3 from the
     other side, 4 mirrored.
@@ -239,7 +239,7 @@ def random_size_crop(
     interp: int = 2,
     **kwargs: Any,
 ) -> tuple[NDArray, Box]:
-    """(image, box): a crop of a random share of the area and a random ratio, in ``size`` (width, height).
+    """Return (image, box): a crop of a random share of the area and a random ratio, in ``size`` (width, height).
 
     Args:
         area: smallest and largest share; a number is the smallest.
@@ -262,7 +262,7 @@ def random_size_crop(
 
 
 def color_normalize(src: NDArray, mean: NDArray | float | None, std: NDArray | float | None = None) -> NDArray:
-    """The image minus ``mean``, divided by ``std``; arrays of one number for each channel, or None.
+    """Return the image minus ``mean``, divided by ``std``; arrays of one number for each channel, or None.
 
     Args:
         src: image: (height, width, channels).

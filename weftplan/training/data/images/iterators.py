@@ -110,7 +110,7 @@ class ImageIter(DataIter):
         self.reset()
 
     def next_sample(self) -> tuple[ArrayLike, bytes]:
-        """(label, bytes) of the next image; raises StopIteration at the end."""
+        """Return (label, bytes) of the next image; raises StopIteration at the end."""
         if self.cur >= self.num_image:
             raise StopIteration
         key = self.seq[self.cur]
@@ -169,7 +169,7 @@ class ImageIter(DataIter):
         return value
 
     def _labels(self, rows: Sequence[Any]) -> Host:
-        """The labels of a batch."""
+        """Return the labels of a batch."""
         desc = self.provide_label[0]
         return np.array([np.asarray(label, desc.dtype).reshape(desc.shape[1:]) for label in rows], desc.dtype)
 
@@ -208,7 +208,7 @@ class ImageIter(DataIter):
         return data
 
     def postprocess_data(self, datum: NDArray) -> NDArray:
-        """(channels, height, width) of an image."""
+        """Return (channels, height, width) of an image."""
         return datum.transpose((2, 0, 1))
 
 

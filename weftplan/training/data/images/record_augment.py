@@ -90,7 +90,7 @@ class Augmentation:
 
 
 def augment(pixels: Host, to: Augmentation, shape: tuple[int, ...], draw: np.random.Generator) -> Host:
-    """The augmented image as uint8 of ``shape`` (channels, height, width); see :class:`Augmentation`.
+    """Return the augmented image as uint8 of ``shape`` (channels, height, width); see :class:`Augmentation`.
 
     Raises:
         ShapeError: it is smaller than the crop.
@@ -112,7 +112,7 @@ def augment(pixels: Host, to: Augmentation, shape: tuple[int, ...], draw: np.ran
 
 
 def normalized(pixels: Host, to: Augmentation, mean: Host | None, draw: np.random.Generator) -> Host:
-    """The pixels as float32: minus the mean (of each pixel, or each channel's setting), scaled, divided."""
+    """Return the pixels as float32: minus the mean (of each pixel, or each channel's setting), scaled, divided."""
     stds = [to.std_r, to.std_g, to.std_b, to.std_a][: len(pixels)]
     values = pixels.astype(np.float32)
     values -= _mean(to, len(pixels), mean)
@@ -127,7 +127,7 @@ def normalized(pixels: Host, to: Augmentation, mean: Host | None, draw: np.rando
 
 
 def signed_bytes(pixels: Host, to: Augmentation, mean: Host | None) -> Host:
-    """The pixels minus the mean, which is rounded, as int8; what does not fit becomes -128 or 127."""
+    """Return the pixels minus the mean, which is rounded, as int8; what does not fit becomes -128 or 127."""
     mean = _mean(to, len(pixels), mean)
     rounded = np.trunc(mean + np.copysign(0.5, mean))  # halves away from 0, as in MXNet 1.9.1
     signed: Host = np.clip(pixels - rounded, -128, 127).astype(np.int8)
@@ -135,14 +135,14 @@ def signed_bytes(pixels: Host, to: Augmentation, mean: Host | None) -> Host:
 
 
 def _mean(to: Augmentation, channels: int, mean: Host | None) -> Host:
-    """The mean of each pixel, if there is a file of them, or each channel's setting."""
+    """Return the mean of each pixel, if there is a file of them, or each channel's setting."""
     if mean is not None:
         return mean
     return np.array([to.mean_r, to.mean_g, to.mean_b, to.mean_a][:channels], np.float32)[:, None, None]
 
 
 def resized(pixels: Host, size: tuple[int, int], to: Augmentation, draw: np.random.Generator) -> Host:
-    """The image in the size (width, height)."""
+    """Return the image in the size (width, height)."""
     if pixels.shape[:2] == (size[1], size[0]):
         return pixels
     sizes = (*pixels.shape[:2], size[1], size[0])
@@ -208,7 +208,7 @@ def _middle(pixels: Host, width: int, height: int) -> Host:
 
 
 def coloured(pixels: Host, to: Augmentation, draw: np.random.Generator) -> Host:
-    """The image with its colours changed at random."""
+    """Return the image with its colours changed at random."""
     values: Any = None
     if to.brightness or to.contrast or to.saturation:
         values = pixels.astype(np.float32)

@@ -117,7 +117,7 @@ def as_dtype(values: Host, dtype: DTypeLike) -> Host:
 
 
 def resize(pixels: Host, width: int, height: int, method: int = LINEAR) -> Host:
-    """An image of shape (rows, columns, channels) in another size.
+    """Return an image of shape (rows, columns, channels) in another size.
 
     Raises:
         ParameterError: a side is below 1.

@@ -132,7 +132,7 @@ class ThreadedImageIter(HoldingIter):
         return numbers
 
     def _mean_of(self, path: Path) -> Host:
-        """The mean of each pixel, from a file, or computed and written."""
+        """Return the mean of each pixel, from a file, or computed and written."""
         if path.exists():
             held = nd.load(os.fspath(path))
             mean: Host = (held["mean_img"] if isinstance(held, dict) else held[0]).asnumpy()
@@ -174,7 +174,7 @@ class ThreadedImageIter(HoldingIter):
         self._begin(epoch, whole_in(self, "cursor", cursor, len(self._keys) + self.batch_size))
 
     def _pixels(self, place: int, epoch: int) -> tuple[Host, Host, np.random.Generator]:
-        """(augmented pixels, label, generator) of a sample."""
+        """Return (augmented pixels, label, generator) of a sample."""
         draw = generator((self._seed_aug, epoch << 40 | place))
         what, content, label = self._fetch(self._keys[place])
         pixels = decode(content, {1: 0, 3: 1, 4: -1}[self._shape[0]], what)
@@ -186,7 +186,7 @@ class ThreadedImageIter(HoldingIter):
             raise ShapeError(f"{what}: {str(error).removeprefix(f'{what}: ')}") from None
 
     def _sample(self, place: int, epoch: int) -> tuple[Host, Host]:
-        """(data, label) of a sample, made by a thread of the pool."""
+        """Return (data, label) of a sample, made by a thread of the pool."""
         pixels, label, draw = self._pixels(place, epoch)
         dtype = np.dtype(self.provide_data[0].dtype)
         if dtype == np.int8:
@@ -233,11 +233,11 @@ class ThreadedImageIter(HoldingIter):
         return True
 
     def getdata(self) -> NDArray:  # type: ignore[override]
-        """The data array of the current batch."""
+        """Return the data array of the current batch."""
         return self._current().data[0]
 
     def getlabel(self) -> NDArray:  # type: ignore[override]
-        """The label array of the current batch."""
+        """Return the label array of the current batch."""
         return self._current().label[0]
 
     def __del__(self) -> None:

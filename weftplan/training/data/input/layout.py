@@ -192,7 +192,7 @@ def _pairs(names: Names, what: str) -> list[tuple[str, str]]:
 
 
 def _chosen(sample: Any, names: list[Any], labels: list[Any]) -> list[tuple[str, int | str | None, bool]]:
-    """(name, key, whether it is a label) of each part."""
+    """Return (name, key, whether it is a label) of each part."""
     if isinstance(sample, Mapping):
         lost = [key for _, key, _ in (*names, *labels) if key not in sample]
         if lost:

@@ -55,7 +55,7 @@ def sample_seed(epoch: int, number: int) -> int:
 
 
 def _mixed(value: int) -> int:
-    """The splitmix64 finaliser."""
+    """Return the splitmix64 finaliser."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
