@@ -57,7 +57,7 @@ class Layout(NamedTuple):
 
 
 class ExchangingStore(UpdatingStore):
-    """Sums, updates and copies the keys of a call; a subclass says where values are and how they are summed."""
+    """Base of stores: sums, updates and copies the keys of a call. Subclasses define placement and ways of summing."""
 
     _block_sum: BlockSum = staticmethod(sum_grouped_block)
     _inline = 0
@@ -169,7 +169,7 @@ class ExchangingStore(UpdatingStore):
         return stored.chunk.context.device_type in HOST
 
     def _still_to_do(self, item: Item, *, fuses: bool) -> Item:
-        """Return what is left of a key for the operation of its bucket."""
+        """Return the item of a key for the operation of its bucket."""
         if fuses or self._updater is None:
             return item
         return item._replace(stored=item.total)  # the updater comes later
@@ -245,7 +245,7 @@ class ExchangingStore(UpdatingStore):
         """Nothing: the operation of the bucket sums over this process's devices."""
 
     def _launch(self, lot: Lot, steps: Sequence[Stage], priority: int) -> None:
-        """Push what one way does for a bucket; arrays that it cannot reach are copied afterwards."""
+        """Push the operation of one way for a bucket; arrays that it cannot reach are copied afterwards."""
         stages = lot.stages(steps, priority)
         if stages:
             launch(stages, priority, inline=self._inline)

@@ -1,8 +1,8 @@
-"""The single-process store ``local``, and the base of every store: what a user calls.
+"""The single-process store ``local``, and the public verbs of every store.
 
 A call is checked here; ``layout.py`` lays it into buckets and pushes them. ``push`` and ``pull`` are calls without
-outs and without values. The stored value never aliases a pushed array (MXNet lets it): what a user does to a gradient
-after the push cannot change what is pulled.
+outs and without values. The stored value never aliases a pushed array, as it may in MXNet. So a change of a gradient
+after its push cannot change a pulled value.
 """
 
 from __future__ import annotations

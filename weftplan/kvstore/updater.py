@@ -84,7 +84,7 @@ class Updater:
         return stages
 
     def _state(self, index: Key, weight: NDArray) -> State:
-        """The state of an index where its weight is, made at its first use."""
+        """Return the state of an index on the device of its weight; created on first use."""
         state = self.states.get(index)
         if state is None and index not in self.states:
             state = self.optimizer.create_state_multi_precision(index, weight)
@@ -120,7 +120,7 @@ class Updater:
         """Return all states, or those of ``keys``, as bytes (an ``.npz`` archive with a JSON description of the
         structure).
 
-        How often each key was updated is among them, where the optimizer counts it: rates and corrections go by it.
+        The number of updates of each key is included if the optimizer counts it, because rates and corrections use it.
 
         Raises:
             KVStoreError: a state is something else than :data:`State` says, or ``dump_optimizer``.
@@ -198,7 +198,7 @@ class Updater:
 
 
 def read_states(data: bytes) -> tuple[dict[Key, State], dict[Key, int], int]:
-    """Return (state of each key, number of its updates, version) from what :meth:`Updater.get_states` gave.
+    """Return (state of each key, number of its updates, version) from the bytes of :meth:`Updater.get_states`.
 
     Raises:
         FormatError: damaged, or no archive of states.
@@ -221,7 +221,7 @@ def read_states(data: bytes) -> tuple[dict[Key, State], dict[Key, int], int]:
 
 
 _ARCHIVE = b"PK\x03\x04"
-"""How what NumPy's ``savez`` writes begins."""
+"""First bytes of an archive of NumPy's ``savez``."""
 _COUNTS = "_index_update_count"
 """Where MXNet's optimizers, and ours, count the updates of each key; ``num_update`` is the largest of them."""
 

@@ -1,18 +1,18 @@
 """Group membership: waits for members, detection of lost members, agreement on the survivors.
 
-All messages go from one process to another, over one communicator that never changes. A process that dies makes MPI's
-functions over *all* processes unusable, but not messages between those that live, so nothing has to be repaired after a
-death: the survivors only have to agree on who they are (:meth:`Members.regroup`). Each tells every other its *view*:
-the number of the agreement (the *epoch*) and who is gone. Whoever hears of somebody gone, or of a later epoch, takes
-that over and tells its new view. Views only grow, so this ends; it is over for a process when all who are not gone have
-told it the view that it has itself. Epochs are part of the tags, so a message of an exchange that was lost meets no
-receive of a later one.
+All messages are point-to-point, over one communicator that never changes. A dead process makes MPI's collective
+functions unusable, but not messages between live processes. So nothing has to be repaired after a death; the survivors
+only have to agree on their set (:meth:`Members.regroup`). Each survivor sends its *view* to every other: the number of
+the agreement (the *epoch*) and the ranks that are gone. A survivor that receives a larger set or a later epoch adopts
+it and sends its new view. Views only grow, so this terminates. A survivor is done when every rank that is not gone has
+sent it an equal view. Epochs are part of the tags, so a message of a lost exchange never matches a later receive.
 
-Two survivors may end with different views when a third one dies in between. The one that does not know yet learns it in
-its next exchange, by the death itself or by the other's view, for which a receive always stands.
+Two survivors may finish with different views if a third process dies in between. The survivor that does not know it yet
+learns it in its next exchange, from the death itself or from the other's view, because a receive for views is always
+posted.
 
-Everything here belongs to whoever drives the exchanges (``sequencer.py``), one thread at a time. What takes time is a
-generator (:data:`Steps`): it yields where it has to wait, so the driver decides how.
+Only the driving thread of the sequencer (``sequencer.py``) calls this module. Functions that take time are generators
+(:data:`Steps`): they yield when they have to wait, and the driver decides how to wait.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 
 _VIEW = 1
-"""Tag of views; those of exchanges are larger."""
+"""Tag of views; tags of exchanges are larger."""
 
 _PATIENCE_S = 0.01
-"""Seconds of waiting after which a process begins to look for losses."""
+"""Seconds of waiting before a process checks for losses."""
 
 _LOOK_S = 0.001
-"""Seconds between two looks."""
+"""Seconds between two checks while it waits."""
 
 _LOSSES_S = 0.1
-"""Seconds between two looks for losses of exchanges that do not wait."""
+"""Seconds between two checks for losses in exchanges that do not wait."""
 
 _SETTLE_S = 2.0
-"""Seconds that a process gives MPI to let go of what a loss has interrupted, or to deliver its last word."""
+"""Seconds for MPI to release requests that a loss has interrupted, or to deliver a last message."""
 
 _NEWS_S = 0.5
-"""Seconds in which the news of a death may come after the first error."""
+"""Seconds within which the report of a death may follow the first error."""
 
 
 class Members:
@@ -63,7 +63,7 @@ class Members:
     def __init__(self, connection: Connection, *, stall_s: float, timeout_s: float) -> None:
         self._stall_s, self.timeout_s = stall_s, timeout_s
         self.advice = "kv.recover() goes on without"
-        """What follows from a loss, in words."""
+        """Advice at the end of messages about a loss."""
         self._join(connection)
 
     def _join(self, connection: Connection) -> None:
@@ -80,7 +80,7 @@ class Members:
         self._epoch = 0
         self._gone: frozenset[int] = frozenset()
         self._views: dict[int, View] = {}
-        """The last one of each other process."""
+        """Last view of each other process."""
         self._inboxes: dict[int, tuple[Request, bytearray]] = {}
         self._looked = 0.0
         for rank in self.members:
@@ -89,7 +89,7 @@ class Members:
 
     @property
     def position(self) -> int:
-        """This process's place among the members."""
+        """Index of this process among the members."""
         return self.members.index(self.rank)
 
     @property
@@ -112,10 +112,15 @@ class Members:
         what: str,
         arrived: Callable[[int, Status], None] | None = None,
     ) -> Steps[None]:
-        """Until all requests are done; ``ranks`` are those of both, and ``arrived`` hears of each receive's status.
+        """Wait for all requests; call within :meth:`losses`. After an error the requests are kept.
 
-        To be run within :meth:`losses`. Raises MPI's exception where a member is lost, and WorkerLostError where one
-        does not come in time; the requests are then kept.
+        Args:
+            ranks: the rank of each receive, then of each send.
+            arrived: called with the index of a receive and its status.
+
+        Raises:
+            WorkerLostError: a member did not answer in time.
+            MPI's exception: a member is lost.
         """
         requests = [*receives, *sends]
         try:
@@ -164,18 +169,18 @@ class Members:
         return _Losses(self, what)
 
     def lost(self) -> list[int]:
-        """Ranks of members that are known to have died."""
+        """Return the ranks of members that are known to have died."""
         return [] if self._dead is None else sorted(self._dead() & set(self.members))
 
     def look_for_losses(self) -> None:
-        """As :meth:`_look_for_losses`, at most every tenth of a second: for exchanges that may never have to wait."""
+        """Call :meth:`_look_for_losses`, at most every tenth of a second, in exchanges that may never wait."""
         now = time.monotonic()
         if now - self._looked > _LOSSES_S:
             self._looked = now
             self._look_for_losses()
 
     def _look_for_losses(self) -> None:
-        """Raise MPI's exception where a member has died or another one has noticed that."""
+        """Raise MPI's exception if a member has died, or if another member has noticed a death."""
         if self.lost() or self._hear():
             raise self._mpi.Exception(getattr(self._mpi, "ERR_PROC_FAILED", self._mpi.ERR_OTHER))
 
@@ -184,7 +189,7 @@ class Members:
         self._inboxes[rank] = self._comm.Irecv([inbox, self._mpi.BYTE], source=rank, tag=_VIEW), inbox
 
     def _hear(self) -> bool:
-        """Take in the views that have come; True when one of them says what this process does not know."""
+        """Read the views that have arrived; return whether one of them is news to this process."""
         news = False
         for rank, (request, inbox) in list(self._inboxes.items()):
             try:
@@ -208,7 +213,7 @@ class Members:
         It returns when every survivor has called it or has ended.
 
         Raises:
-            WorkerLostError: somebody neither came nor ended in time; this may be called again.
+            WorkerLostError: a rank neither called it nor ended in time; this may be called again.
             KVStoreError: this MPI library does not tell of deaths, or the others have gone on without this process.
         """
         if self._dead is None:
@@ -246,10 +251,10 @@ class Members:
         return next(rank for rank in self.members if counts[rank] == self.sequence)
 
     def depart(self, why: str = "") -> Steps[None]:
-        """Tell the others to go on without this process, after a loss or because it fails; else its end tells them.
+        """Tell the other ranks to go on without this process, after a loss or because of a failure.
 
         Args:
-            why: how it fails, in one line; the others quote it.
+            why: the failure in one line, which the other ranks quote.
         """
         with contextlib.suppress(self._mpi.Exception):
             yield from self._settle()
@@ -265,14 +270,15 @@ class Members:
                 yield
 
     def without(self, ranks: set[int]) -> None:
-        """Go on without those that have said in an exchange that they leave; all who are left do this at once."""
+        """Remove ranks that announced in an exchange that they leave; every remaining rank does this at that
+        exchange."""
         if not ranks:
             return
         self._gone |= ranks
         self.members = [rank for rank in self.members if rank not in ranks]
 
     def stop_listening(self) -> None:
-        """Take back the receives that stand for views: MPI ends only when there are none."""
+        """Cancel the posted receives for views; MPI cannot shut down with pending receives."""
         for request, _ in self._inboxes.values():
             with contextlib.suppress(self._mpi.Exception):
                 request.Cancel()
@@ -287,10 +293,10 @@ class Members:
                     self._sending.append(self._comm.Issend([data, self._mpi.BYTE], dest=rank, tag=_VIEW))
 
     def _settle(self) -> Steps[None]:
-        """Until MPI writes to no buffer of a lost exchange any more: late data must not land in the next sum.
+        """Wait until MPI writes to no buffer of a lost exchange, so that late data cannot land in the next sum.
 
-        A receive that met no message is taken back; one that did ends with its data or with its sender. Sends are kept
-        for good, for the reason that :meth:`_is_done` gives.
+        An unmatched receive is cancelled; a matched receive ends with its data or with its sender. Sends are kept
+        forever, for the reason in :meth:`_is_done`.
         """
         for request in self._receiving:
             with contextlib.suppress(self._mpi.Exception):
@@ -311,7 +317,7 @@ class Members:
 
 
 class Watch:
-    """Keeps an eye on a wait: raises where a member is lost or does not come in time, and warns before."""
+    """Supervision of one wait: warns about late members, and raises if a member is lost or too late."""
 
     __slots__ = ("_begun", "_members", "_warned", "_what")
 
@@ -320,7 +326,7 @@ class Watch:
         self._begun, self._warned = 0.0, False
 
     def in_vain(self, missing: Iterable[int]) -> None:
-        """Nothing has come since the last look."""
+        """Record a poll without progress, and check for losses and time-outs."""
         now, members = time.monotonic(), self._members
         if not self._begun:
             self._begun = now
@@ -339,7 +345,7 @@ class Watch:
 
 
 class _Losses:
-    """Turns what MPI raises in a block into :class:`WorkerLostError`."""
+    """Context manager that turns MPI's exceptions into :class:`WorkerLostError`."""
 
     def __init__(self, group: Members, what: str) -> None:
         self._group, self._what = group, what

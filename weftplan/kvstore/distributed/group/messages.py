@@ -37,7 +37,7 @@ mark_of = lru_cache(1024)(digest)
 
 
 class Meeting(Members):
-    """Members that can ask each other what they are about to do."""
+    """Members that exchange their intentions before data."""
 
     _shared: SharedMemory | None = None
 
@@ -49,7 +49,7 @@ class Meeting(Members):
 
     @property
     def shares_memory(self) -> bool:
-        """True where messages and sums go through memory that all members share."""
+        """Whether messages and sums go through memory that all members share."""
         return self._shared is not None
 
     def share_memory(self) -> Steps[None]:
