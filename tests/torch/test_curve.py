@@ -104,7 +104,7 @@ def test_the_command_plans_a_step(module: str, tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("some_step", "expected package.module:function"),
-        ("no_such:step", "No module"),
+        ("no_such:step", "no module"),
         ("some_step:wrong", "must return"),
     ],
 )
