@@ -43,14 +43,14 @@ from weftplan.storage import (
 from weftplan.storage.offload import traffic
 
 PYTHONS = {}
-"""Interpreters of other libraries, by the library."""
+"""Python interpreters of the compared libraries, by library."""
 
 
 # -- pairs ------------------------------------------------------------------------------------------------------------
 
 
 def timed(pool, nbytes, count):
-    """CPU nanoseconds of each of ``count`` batches of 20 pairs, a pair."""
+    """Return the CPU nanoseconds per allocate-free pair, for each of ``count`` batches of 20 pairs."""
     allocate, free, clock, actual = pool.allocate, pool.free, time.thread_time_ns, []
     for _ in range(count):
         begin = clock()

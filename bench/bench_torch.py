@@ -65,7 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def checkpointed(module: Any) -> Any:
-    """The module with every block run under ``checkpoint``."""
+    """Return the module with every block run under ``checkpoint``."""
     for block in module.blocks:
         inner = block.forward
         block.forward = lambda *args, inner=inner: checkpoint(inner, *args, use_reentrant=False)
@@ -291,7 +291,7 @@ def bench_planning(names: list[str]) -> None:
 
 
 class Timed(Partition):
-    """A partition function that counts its processor time."""
+    """A partition function that records the CPU seconds of its last call."""
 
     spent = 0.0
 

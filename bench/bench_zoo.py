@@ -43,7 +43,7 @@ def peer(python, *args):
 
 
 def said(lines, who):
-    """Print what a peer said but "ok"."""
+    """Print the lines of a peer that do not end in "ok"."""
     for line in lines:
         if not line.endswith(" ok"):
             print(f"{who}: {line}", flush=True)

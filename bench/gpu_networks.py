@@ -16,7 +16,7 @@ def chain():
 
 
 def bound(name, batch, ctx, **how):
-    """Return an executor, and its data inputs' names."""
+    """Return an executor and the names of its data inputs."""
     if name == "chain":
         network, shapes = chain(), {"data": (batch, 64), "softmax_label": (batch,)}
     else:

@@ -25,7 +25,7 @@ SIDE = 1024
 FAMILIES = ("cut", "cut, holes", "slices", "slices, holes", "spirals", "spirals, holes", "boxes", "shaved")
 
 Rectangles = list[tuple[int, int, int, int]]
-"""(begin, end, low, high) each."""
+"""Rectangles as (begin, end, low, high)."""
 
 
 def challenge(family: str, n: int, seed: int = 0) -> Buffers:

@@ -50,7 +50,7 @@ BUDGETS = {"70 %": (0.7, mx.cpu()), "40 %": (0.4, mx.cpu()), "60 %, simulated": 
 
 
 def digest(*parts):
-    """Twelve digits that stand for arrays and texts."""
+    """Return the first twelve hex digits of the SHA-256 of arrays and other values."""
     state = hashlib.sha256()
     for part in parts:
         state.update(np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) else repr(part).encode())

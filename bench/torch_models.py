@@ -221,7 +221,7 @@ class Cells(nn.Module):
 
 
 class Layers(Cells):
-    """The same with ``nn.LSTM``."""
+    """``Cells`` with a two-layer ``nn.LSTM``."""
 
     def __init__(self) -> None:
         super().__init__()

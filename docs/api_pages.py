@@ -99,7 +99,7 @@ HIDDEN = {
     "errors": {"did_you_mean", "listed", "own", "shape_text"},
     "nd": {"Chunk", "spilling"},
 }
-"""Names that other rooms of the package use, and no caller."""
+"""Names left out of the pages: only other rooms of the package use them."""
 
 
 def module_of(name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""Draws the bytes that one training step holds, under each strategy.
+"""Draw the bytes that one training step holds, under each strategy.
 
 ``python docs/draw_memory.py`` writes ``docs/images/memory-over-time.svg``. Each line is measured: a ResNet-18 is bound
 and trained for two steps on an engine that runs operations one after the other, and after each operation of the second

@@ -1,4 +1,4 @@
-"""Draws how exchanges of gradients run during backward and during the next forward, on simulated GPUs.
+"""Draw how exchanges of gradients run during backward and during the next forward, on simulated GPUs.
 
 ``python docs/draw_overlap.py`` trains a network of fully connected layers on four simulated GPUs that NVLink joins,
 with the store ``device``, and draws two steps by the simulated clock to ``docs/images/overlap.svg``: for each GPU the

@@ -39,7 +39,7 @@ def draw() -> None:
 
 
 def screenshot(page: Path, image: Path, window: str = WINDOW) -> None:
-    """A picture of a page, where Chromium is there."""
+    """Take a picture of a page if Chromium is installed."""
     browser = shutil.which("chromium")
     if browser is None:
         print(f"no Chromium: {image.name} stays as it is")

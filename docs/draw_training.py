@@ -1,4 +1,4 @@
-"""Draws the page of a training run that the documents show.
+"""Draw the page of a training run that the documents show.
 
 ``python docs/draw_training.py`` trains the LSTM on the text of Python's help for two epochs, kills the process in the
 second, lets it go on, and takes the picture ``images/training-page.png`` of its report; that needs Chromium.
@@ -19,7 +19,7 @@ DOCS = Path(__file__).parent
 
 
 def draw() -> None:
-    """Train, kill, train on, and take the picture."""
+    """Train, kill the process, resume training, and take the picture."""
     screenshot = runpy.run_path(str(DOCS / "draw_plans.py"))["screenshot"]
     with tempfile.TemporaryDirectory() as folder:
         prefix, report = Path(folder) / "text", Path(folder) / "report"

@@ -42,7 +42,7 @@ def on_gpu(op: Op) -> str:
 
 
 def ours() -> dict[str, tuple[Op, list[str]]]:
-    """Operators that users call by name, with their other names."""
+    """Return the operators that users call by name, with their aliases."""
     found: dict[str, tuple[Op, list[str]]] = {}
     for name in sorted(registry.names()):
         op = registry.get(name)
@@ -56,7 +56,7 @@ def ours() -> dict[str, tuple[Op, list[str]]]:
 
 
 def missing() -> list[str]:
-    """MXNet's operators that are not there; gradients and names of its own inside are left out."""
+    """Return MXNet's operators that weftplan lacks, without gradients and MXNet's internal names."""
     known = set(registry.names())
     inside = re.compile(
         "(_contrib|_npi|_npx|_np)?_?(backward|broadcast_backward|split_v2_backward|sg_|sparse|cv|foreach|while_loop|cond$|"

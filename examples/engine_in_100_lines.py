@@ -43,7 +43,7 @@ class Operation:
 
 
 class Engine:
-    """Runs operations on worker threads as early as their vars allow."""
+    """An engine that runs operations on worker threads as early as their vars allow."""
 
     def __init__(self, workers=2):
         self.lock = threading.Condition()  # all state changes inside it; functions run outside

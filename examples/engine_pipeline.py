@@ -23,7 +23,7 @@ from weftplan import engine, profiler
 
 IMAGES, PIXELS, FILES, SLOTS = 600, 1024, 8, 2
 LATENCY_S = 0.01
-"""How long a remote store lets a reader wait; the files of this example are local, so the wait is added."""
+"""Seconds of simulated latency per read, as from a remote store; the files of this example are local."""
 
 # -- the pipeline: three tasks, each on a lane of its own, and the loop that calls them -----------------------------
 
@@ -61,7 +61,7 @@ def pipeline(paths, weights):
 
 
 def make_files(folder):
-    """Packed files of noisy gradients: something to unpack."""
+    """Write compressed files of noisy images; return their paths."""
     rng = np.random.default_rng(0)
     paths = [folder / f"{i}.z" for i in range(FILES)]
     for path in paths:
@@ -71,7 +71,7 @@ def make_files(folder):
 
 
 def timed(kind, paths, weights):
-    """Seconds and scores of one run on a fresh engine, after one to warm up."""
+    """Return seconds and scores of one run on a fresh engine, after a warm-up run."""
     made = engine.create(kind, task_workers=1)  # one thread for each lane
     with engine.using(made):
         pipeline(paths[:2], weights)

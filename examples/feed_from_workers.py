@@ -35,7 +35,7 @@ class Digits:
 
 
 def batches(workers):
-    """Batches of 32 in a random order; unreadable samples are left out and counted."""
+    """Return an iterator over batches of 32 in a random order; unreadable samples are skipped and counted."""
     return mx.io.DatasetIter(Digits(512), 32, shuffle=True, on_error="skip", num_workers=workers)
 
 

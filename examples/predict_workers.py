@@ -88,13 +88,13 @@ def one_step(nbytes, workers, link):
 
 
 def ring(nbytes, workers, link):
-    """P - 1 rounds to add and P - 1 to copy, each with one message to the neighbour."""
+    """Return the seconds of a ring: P - 1 rounds add and P - 1 copy, each with one message to the neighbour."""
     sent = 2 * (workers - 1) / workers * nbytes
     return 2 * (workers - 1) * (link.latency + link.overhead) + sent * byte_seconds(link, workers)
 
 
 def halving(nbytes, workers, link):
-    """Rounds with partners at half, a quarter, ... of the distance; extra workers are folded into others first."""
+    """Return the seconds of recursive halving, including the step that folds extra workers into a power of two."""
     within = 1 << (workers.bit_length() - 1)
     extra = 2 * (link.latency + link.overhead + nbytes * byte_seconds(link, workers)) if workers > within else 0.0
     sent = 2 * (within - 1) / within * nbytes

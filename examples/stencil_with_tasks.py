@@ -19,7 +19,7 @@ SIZE, BANDS, STEPS = 1024, 8, 40
 
 
 def smooth(source, out):
-    """One step for a band: the mean of four neighbours."""
+    """Compute one step for a band: the mean of four neighbours."""
     np.add(source[:-2, 1:-1], source[2:, 1:-1], out=out[:, 1:-1])
     out[:, 1:-1] += source[1:-1, :-2]
     out[:, 1:-1] += source[1:-1, 2:]
@@ -27,13 +27,13 @@ def smooth(source, out):
 
 
 def bands_of(size, bands):
-    """First and last row of each band; the border of the grid stays as it is."""
+    """Return (first row, end row) of each band, without the border of the grid."""
     rows = -(-size // bands)
     return [(max(first, 1), min(first + rows, size - 1)) for first in range(0, size, rows)]
 
 
 def plain(old, new, bands, steps):
-    """Step by step, band by band, on one core."""
+    """Compute all steps band by band on one core; return the result."""
     for _ in range(steps):
         for first, last in bands:
             smooth(old[first - 1 : last + 1], new[first:last])

@@ -35,7 +35,7 @@ def load(job):
 
 
 def bind(job):
-    """Return an executor for these shapes; the memory that it plans."""
+    """Bind an executor for the job's shapes and store it in ``held``."""
     held.pop("executor", None)
     shapes = {name: tuple(shape) for name, shape in job["shapes"].items()}
     reqs = "null" if job["mode"] == "inference" else {

@@ -44,7 +44,7 @@ def mlp(sym):
 
 
 def lenet(sym):
-    """Two convolutions of 5x5 (20 and 50 filters), max pooling, 500 hidden units."""
+    """Return LeNet: two 5x5 convolutions (20 and 50 filters), max pooling, 500 hidden units."""
     net = sym.Variable("data")
     for i, filters in ((1, 20), (2, 50)):
         net = sym.Convolution(net, kernel=(5, 5), num_filter=filters, name=f"conv{i}")
@@ -72,7 +72,7 @@ def _layers(sym):
 
 
 def mobilenet(sym):
-    """MobileNet v1: depthwise and pointwise layers in turn."""
+    """Return MobileNet v1: alternating depthwise and pointwise layers."""
     conv = _layers(sym)
     net, before = conv(sym.Variable("data"), 32, stride=2), 32
     steps = [(1, 64), (2, 128), (1, 128), (2, 256), (1, 256), (2, 512), *[(1, 512)] * 5, (2, 1024), (1, 1024)]

@@ -32,7 +32,7 @@ def test_prints_peak_and_bound(csv: Path) -> None:
 
 
 def test_exit_code_when_it_does_not_fit(csv: Path) -> None:
-    """A capacity below the bound: exit code 1 and the missing bytes."""
+    """A capacity below the bound gives exit code 1 and reports the missing bytes."""
     result = CliRunner().invoke(command, [str(csv), "--capacity", "29"])
     assert result.exit_code == 1
     assert "exceeded by 1 bytes" in result.output

@@ -13,7 +13,7 @@ from weftplan.ndarray import NDArray
 
 
 def in_a_thread(function):
-    """What ``function`` returns in a thread of its own."""
+    """Return the result of ``function`` run in a new thread."""
     results = []
     thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()

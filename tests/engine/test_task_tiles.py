@@ -105,7 +105,7 @@ def test_indivisible_objects_are_refused(array, tile, message):
 
 
 def test_disjoint_tiles_run_concurrently():
-    """Two tasks that write two tiles meet at a barrier, which requires concurrency."""
+    """Two tasks that write different tiles run concurrently: both reach one barrier."""
     eng = engine.create("ThreadedEnginePerDevice", task_workers=2)
     with engine.using(eng):
         field = np.zeros((4, 4))

@@ -62,7 +62,7 @@ def mlp(mx):
 
 
 def convnet(mx):
-    """Convolutions, poolings, a residual connection."""
+    """Return a network of convolutions and poolings with a residual connection."""
     sym = mx.sym
     x = sym.Variable("data")
     x = sym.Convolution(x, kernel=(3, 3), num_filter=6, pad=(1, 1), name="conv1")

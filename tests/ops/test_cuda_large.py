@@ -27,7 +27,7 @@ pytestmark = [
 
 
 class Far:
-    """An array of the fake device: as much of CuPy's as launches use."""
+    """An array of the fake device, with the part of CuPy's interface that launches use."""
 
     def __init__(self, *shape, dtype=np.float32):
         self.host = zeros(int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)

@@ -23,7 +23,7 @@ FUSED = {"sgd", "nag", "adam", "adamw", "lamb", "rmsprop", "signum", "ftrl", "ft
 
 
 def arrays(seed: int, contexts: Sequence[mx.Context], dtype: str) -> list[list[mx.nd.NDArray]]:
-    """Arrays of all keys, one for each context."""
+    """Return the arrays of all keys, one for each context."""
     rng = np.random.default_rng(seed)
     return [[mx.nd.array(rng.standard_normal(shape), ctx=ctx, dtype=dtype) for ctx in contexts] for shape in SHAPES]
 

@@ -195,7 +195,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(plane: int):
 
 
 def test_a_recomputed_call_leaves_the_moving_statistics_alone():
-    """A node that the backward part repeats gives the same output and moves nothing."""
+    """A recomputed node gives the same output and does not update the moving statistics."""
     rng = np.random.default_rng(2)
     x = rng.normal(size=(2, 3, 20)).astype(np.float32)
     vectors = [np.ones(3, np.float32) for _ in range(4)]
