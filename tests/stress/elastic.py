@@ -59,7 +59,7 @@ def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter
         on_store = int(chance.random() < 0.7)
         with tempfile.TemporaryDirectory() as folder:
             if chance.random() < 0.5:
-                fit = {"checkpoint": f"{folder}/run", "every": chance.choice((None, 2, 5))}
+                fit = {"checkpoint": f"{folder}/run", "every": chance.choice((None, 2, 5)), "resume": True}
             try:
                 done = run_job(
                     Path(folder) / "job",
@@ -79,7 +79,9 @@ def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter
                 print(f"job {jobs}, {ends}: HANG {error}", flush=True)
                 continue
         kinds.update(ends.values())
-        right = done.status == 0 and done.starts == ranks + done.ends and done.ends == len(ends)
+        # If all ranks end at one batch, no survivor has the state: then all start again, and may skip a planned end.
+        at_once = max(Counter(place.split(" ", 1)[1] for place in ends).values()) == ranks
+        right = done.status == 0 and (at_once or (done.starts == ranks + done.ends and done.ends == len(ends)))
         right = right and list(done.weights.values()) == [unbroken(ranks, on_store)] * ranks
         if not right:
             wrong += 1
