@@ -206,8 +206,7 @@ def either(verb: str, name: str, value: T | None, older: str, older_value: T | N
 
 
 def names_of(symbol: Symbol) -> tuple[list[str], list[str], Order]:
-    """Return argument names, auxiliary state names, and the depth-first order; raise BindError for duplicate arguments.
-    """
+    """Return argument names, auxiliary state names and depth-first order; raise BindError for duplicate arguments."""
     order = depth_first_order(entry[0] for entry in symbol.entries)
     arguments, states = split_variables(order[0])
     names, aux_names = [node.name for node in arguments], [node.name for node in states]

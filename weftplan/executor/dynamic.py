@@ -187,8 +187,8 @@ class DynamicMemory(PlannedMemory):
         self.random: frozenset[int] = frozenset()
         """Ids of random nodes, whose calls differ from run to run."""
         self._calls: dict[tuple[int, ...], _Cached] = {}
-        """By node id, ``is_train`` and addresses: the cached call (None for a random node), the function that makes
-        it, and the bytes that it uses. While an entry refers to these bytes, no other allocation has their addresses."""
+        """By node id, ``is_train`` and addresses: the cached call (None for a random node), the function that makes the
+        call, and the bytes that it uses, so that the addresses stay valid."""
         self._cached_bytes = 0
 
     @property

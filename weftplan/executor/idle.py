@@ -255,7 +255,9 @@ class Idleness:
     def pushed_on(self, ctx: Context) -> bool:
         """Return whether another thread that can go on pushes a run that needs memory of ``ctx``, or moves a block."""
         pool = self._pool()
-        if pool is None or (ctx not in pool._blocks and ctx not in self._offloaded and (pool._blocks or self._offloaded)):
+        if pool is None or (
+            ctx not in pool._blocks and ctx not in self._offloaded and (pool._blocks or self._offloaded)
+        ):
             return False
         return self.moving or self._others()
 

@@ -142,8 +142,7 @@ class PlannedMemory:
         return self.chunks[int(plan.workspace_storage[node])], nbytes
 
     def bound(self, nid: int, make: Callable[[], Bind]) -> Bind:
-        """Return the function that makes the calls of node ``nid``: here the result of ``make``, which reads addresses.
-        """
+        """Return the function that makes the calls of node ``nid``: the result of ``make``, called now."""
         return make()
 
     def after(self, storage: int) -> list[Var]:

@@ -154,8 +154,8 @@ class SlabPool:
         """Make room for ``placement`` and make its eager chunks; return by how many bytes the pool has grown.
 
         Raises:
-            OutOfMemoryError: no room for a larger block; the contents of the old block are kept unless ``_restore``
-                fails.
+            OutOfMemoryError: no room for a larger block. The pool keeps its old blocks and their contents, unless an
+                old block was freed for the attempt and cannot be allocated again.
             WaitInWorkerError: a block must be replaced, and the caller is inside an engine operation.
             BindError: the pool belongs to another engine.
         """
@@ -189,7 +189,7 @@ class SlabPool:
             self._grow(ctx, nbytes)
         fresh = sum(nbytes - before.get(ctx, 0) for ctx, nbytes in short.items())
         placement.put(self._blocks)
-        self._take_in(placement.chunks.values())
+        self._set_bring_back(placement.chunks.values())
         self._members.append(weakref.ref(placement))
         return fresh
 
@@ -205,9 +205,9 @@ class SlabPool:
         if not self._blocks.keys() >= placement.needs.keys():
             raise lost(self)
         placement.make(storages, self._blocks)
-        self._take_in(placement.chunks[k] for k in storages)
+        self._set_bring_back(placement.chunks[k] for k in storages)
 
-    def _take_in(self, chunks: Iterable[MovableChunk]) -> None:
+    def _set_bring_back(self, chunks: Iterable[MovableChunk]) -> None:
         """Let new chunks bring their block back if they are used while it is offloaded."""
         back = weakref.WeakMethod(self.idleness.bring_back)
         for chunk in chunks:
