@@ -85,7 +85,7 @@ def memory_events(prof: Any) -> list[Any]:
 
 @contextmanager
 def fused_peaks(scratch: Callable[[], dict[str, int]]) -> Iterator[list[int]]:
-    """Yield a list to which each node that inductor schedules adds its bytes alive, without parameters."""
+    """Yield a list that gets the bytes alive at each node that inductor schedules, with scratch, without parameters."""
     memory, peaks = import_module("torch._inductor.memory"), list[int]()
     reorder = memory.reorder_for_peak_memory
 
