@@ -66,8 +66,8 @@ def collect(values: object, names: Sequence[str], what: str) -> list[NDArray]:
     """Return the arrays of a list or a dictionary in the order of ``names``.
 
     Raises:
-        BindError: arrays are missing, or a list is too long.
-        DTypeError: a value is not an NDArray.
+        BindError: ``values`` has another type, arrays are missing, or a list is too long.
+        DTypeError: an item is not an NDArray.
     """
     missing = [name for name in names if name not in values] if isinstance(values, Mapping) else []
     if missing:

@@ -189,7 +189,7 @@ _STRATEGY = "WEFTPLAN_EXECUTOR_STRATEGY"
 _COLLECTOR_FLAGS = (
     "FLAGS_memory_fraction_of_eager_deletion", "FLAGS_fast_eager_deletion_mode", "FLAGS_eager_delete_scope",
 )  # fmt: skip
-"""Flags of the garbage collector of dynamic executors; other executors ignore them with a warning."""
+"""Flags that affect only dynamic executors; a bind of another executor warns that they have no effect."""
 
 
 def strategy_of(requested: PlanOptions | None, ctx: Context, *, budget: bool) -> tuple[PlanOptions, type[Executor]]:

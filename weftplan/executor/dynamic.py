@@ -151,7 +151,7 @@ def _predecessors(segments: Sequence[Segment]) -> list[int]:
 
 
 _MAX_CACHED = 4 << 20
-"""Most bytes of results whose calls an executor caches."""
+"""Maximum bytes of results, in total, whose calls an executor caches."""
 
 
 class DynamicMemory(PlannedMemory):
@@ -223,8 +223,10 @@ class DynamicMemory(PlannedMemory):
         call()
 
     def _made(self, key: tuple[int, ...], raws: list[RawArray], bind: Bind, run: RunState) -> _Cached:
-        """Return a new entry for the call cache. Cache it if its results are small, as its views keep memory from being
-        returned to the system."""
+        """Return a new call as an entry of the call cache; store it there if its results are small.
+
+        A cached call has views of its results, so their memory is never returned to the system.
+        """
         entry = None if key[0] in self.random else bind(run), bind, list(raws)
         nbytes = sum(chunk.nbytes for chunk in self.used.get(key[0], ()) if isinstance(chunk, DynamicChunk))
         if self._cached_bytes + nbytes <= _MAX_CACHED and not spilling.active():

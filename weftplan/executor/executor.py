@@ -345,7 +345,7 @@ class Executor:
             segment.push(run)
 
     def _matched(self, name: str, value: object) -> tuple[NDArray, ArrayValue]:
-        """Return the argument ``name`` and its checked value; raise an error if they do not fit."""
+        """Return the bound array of argument ``name``, and ``value`` as an array; raise an error if it does not fit."""
         target = self.arg_dict.get(name)
         if target is None:
             hint = did_you_mean(name, ["is_train", *self.arg_names])
@@ -377,12 +377,12 @@ class Executor:
 
     @cached_property
     def aux_dict(self) -> dict[str, NDArray]:
-        """Auxiliary states by name."""
+        """Auxiliary states by name; reading this raises BindError for duplicate names."""
         return by_name(self.aux_names, self.aux_arrays)
 
     @property
     def output_dict(self) -> dict[str, NDArray]:
-        """Outputs by name."""
+        """Outputs by name; reading this raises BindError for duplicate names."""
         return by_name(self.output_names, self.outputs)
 
     def copy_params_from(

@@ -44,7 +44,7 @@ _all_devices_lock = free_in_children(ReentrantLock())
 """Held while a pool allocates or brings back its blocks on all devices. Without it, two pools that need the same two
 devices could each get one device and wait for the other."""
 _MAX_ATTEMPTS = 100
-"""Most attempts to prepare one run."""
+"""Maximum number of attempts to prepare one run."""
 
 
 class _ThreadState(threading.local):

@@ -39,7 +39,7 @@ Bind = Callable[[RunState], Call]
 
 
 _WIDEST = 8
-"""Bytes of the widest element."""
+"""Bytes of the widest element, by which workspaces are aligned."""
 
 
 def place(planned: PlannedGraph) -> Placement:
@@ -128,7 +128,7 @@ class PlannedMemory:
         self.pool.complete(self.placement)
 
     def entry(self, eid: int) -> NDArray:
-        """Return the array of a planned entry."""
+        """Return an array over the chunk of entry ``eid``, with the planned shape and dtype."""
         planned = self._planned
         storage = int(planned.memory.entry_storage[eid])
         return NDArray(self.chunks[storage], planned.shapes[eid], planned.dtypes[eid])

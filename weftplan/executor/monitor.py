@@ -124,7 +124,7 @@ def check_finite(name: str, array: NDArray) -> None:
 
 
 def checked(callback: Callable[[str, NDArray], None] | None) -> Callable[[str, NDArray], None] | None:
-    """Return ``callback``, preceded by :func:`check_finite` if ``FLAGS_check_nan_inf`` is set; None for no callback."""
+    """Return ``callback``, or, if ``FLAGS_check_nan_inf`` is set, a function that calls :func:`check_finite` first."""
     if not config.get("FLAGS_check_nan_inf"):
         return callback
     if callback is None:
@@ -150,7 +150,7 @@ def debug_str(planned: PlannedGraph) -> str:
         return f"{graph.names[maker]}({eid - graph.row[maker]})"
 
     def read(nid: int) -> list[str]:
-        """Return the texts of a node's inputs."""
+        """Return the inputs of a node as text: their names, and versions of variables."""
         versions = [
             f" version={graph.version(nid, slot)}" if graph.is_variable[graph.entry_node[eid]] else ""
             for slot, eid in enumerate(graph.inputs[nid])

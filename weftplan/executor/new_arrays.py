@@ -25,7 +25,7 @@ ArrayFacts: TypeAlias = tuple[tuple[int, ...], DType, Context]
 
 
 class HasGradients(Protocol):
-    """An executor whose gradients another executor shares."""
+    """An object with gradient arrays to share: an executor."""
 
     @property
     def grad_dict(self) -> dict[str, NDArray | None]:
@@ -35,7 +35,7 @@ class HasGradients(Protocol):
 Groups = Mapping[str, Context] | None
 """Contexts by ``ctx_group`` attribute."""
 _INLINE_BYTES = 1 << 16
-"""Largest array in bytes that the calling thread fills itself: pushing an operation would take as long."""
+"""Maximum bytes of an array that the calling thread fills itself: to push an operation would take as long."""
 _BATCH_BYTES = 1 << 22
 """One operation fills several arrays until their bytes reach this number, so that several workers share the work."""
 
@@ -163,7 +163,7 @@ def buffered_array(pool: dict[str, NDArray], name: str, shape: tuple[int, ...], 
 
 
 def view_as(array: NDArray, shape: tuple[int, ...]) -> NDArray:
-    """Return the first bytes of ``array`` under another shape, sharing memory and var."""
+    """Return an array of another shape over the first bytes of ``array``; both share memory and var."""
     return NDArray(array.chunk, shape, array.dtype, array.offset)
 
 

@@ -40,7 +40,7 @@ from weftplan.symbol import Symbol
 from weftplan.symbol.node import Entry, Node, Order, depth_first_order
 
 MOST = 4
-"""Most plans in memory for one symbol: enough for training with validation, or for a few buckets."""
+"""Maximum number of plans in memory for one symbol: enough for training with validation, or for a few buckets."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ _FORMAT = 2
 
 
 class PlanFile:
-    """The file of one plan, which may not exist yet."""
+    """The file in the cache folder for one plan; it may not exist yet."""
 
     def __init__(
         self, symbol: Symbol, order: Order, options: PlanOptions, question: Hashable, provided: Hashable

@@ -137,7 +137,7 @@ class SlabPool:
             return False
 
     def owned_by(self, placement: Placement) -> bool:
-        """Return whether the last run in this memory was that of ``placement``'s executor."""
+        """Return whether the last run on this pool was a run of ``placement``'s executor."""
         return self._owner is placement
 
     def take_over(self, placement: Placement) -> list[MovableChunk]:

@@ -62,7 +62,7 @@ class Replay:
         self._warm = False
         self._graph: Any = None
         self.reason = ""
-        """The reason why the capture failed; empty if it has not."""
+        """The reason why the capture failed; empty before a capture and after its success."""
 
     @property
     def state(self) -> str:
@@ -285,7 +285,7 @@ def may_fence(segments: Sequence[Segment], pool_var: Var) -> bool:
 LEAST_S = 30e-6
 """Modelled seconds below which a chain is not worth a separate engine operation, which takes about 20 microseconds."""
 MOST = 4096
-"""Most steps of a graph that is grouped into chains; the masks of more steps would take megabytes."""
+"""Maximum number of steps of a graph that is grouped into chains; the masks of more steps would take megabytes."""
 
 
 class Uses(Protocol):

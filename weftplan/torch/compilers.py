@@ -72,4 +72,4 @@ EXACT = {"allow_buffer_reuse": False, "fx_graph_cache": False, "layout_optimizat
 """Options of inductor. Without them peaks would exceed plans by buffers that wait for reuse or by inputs in a second
 layout, and caches would return a step of another budget, or one whose peak is unknown."""
 INNER = {"eager": eager_backend, "inductor": inductor_backend}
-"""Backends by the names of their kernels."""
+"""Functions that return a backend for a partition function, by the option ``inner``."""

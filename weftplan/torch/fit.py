@@ -43,11 +43,11 @@ class Partition:
     workspaces: str = "measure"
     """``"measure"`` runs each unknown operator once to see its scratch; ``"cached"`` reports it as unseen."""
     breaks: str = "refuse"
-    """A step of several graphs: ``"refuse"`` it, or (``"sum"``) count earlier graphs' saved bytes in each budget."""
+    """For a step of several graphs: ``"refuse"``, or ``"sum"``: each budget includes earlier graphs' saved bytes."""
     inner: str = "eager"
     """``"eager"`` runs PyTorch's own kernels node by node; ``"inductor"`` compiles fused kernels."""
     only_plan: bool = False
-    """Raise :class:`Planned` instead of compiling."""
+    """Whether to raise :class:`Planned` instead of compiling."""
     plans: list[Plan] = field(default_factory=list, init=False)
     """One plan per graph, in the order of compilation."""
     choices: list[Choices] = field(default_factory=list, init=False)
@@ -253,7 +253,7 @@ class Budgeted:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Unwrap errors of planning from PyTorch's, and raise PlanError if a step cannot be traced as one graph."""
+    """Raise errors of planning without PyTorch's wrapper, and PlanError if a step cannot be traced as one graph."""
     try:
         yield
     except BackendCompilerFailed as error:

@@ -98,7 +98,7 @@ class Results:
 
 
 def line_of(node: torch.fx.Node) -> str:
-    """Return the line of the user's code that a node comes from, as text in brackets; empty if it is unknown."""
+    """Return file, line and text of the user's code that a node comes from, in brackets; empty if unknown."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").strip().splitlines()]
     files = [k for k, line in enumerate(lines) if line.startswith("File ")]
     if not files:

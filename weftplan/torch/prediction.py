@@ -37,7 +37,7 @@ class Estimate:
     before: int
     """Bytes that exist before the step."""
     parts: dict[str, int]
-    """Bytes alive at the peak, by purpose."""
+    """Bytes alive at the peak, by purpose: the names of :data:`PARTS`, and the scratch inside the kernel."""
     at: str
     """The operator that runs at the peak."""
     alive: list[tuple[str, int]]

@@ -21,7 +21,7 @@ from weftplan.torch.seconds import least
 OPAQUE = ("rnn", "lstm", "gru", "workspace", "reserve", "quantized", "sparse", "fbgemm", "nested")
 """Parts of names of operators that may crash on made-up values. These are not run, and their scratch is unseen."""
 MOST_BYTES = 4 << 30
-"""Most bytes of the arguments of a call that is run."""
+"""Maximum bytes of the arguments of a call that is run."""
 
 
 @dataclass

@@ -107,7 +107,7 @@ def _state_like(node: torch.fx.Node) -> torch.Tensor:
 
 
 def reordered(module: torch.fx.GraphModule, order: Sequence[str]) -> torch.fx.GraphModule:
-    """Return a module whose named nodes run in ``order``.
+    """Return a module in which the nodes that ``order`` names run in that order.
 
     Other nodes run just before their first reader, and getitems right after the node that makes the tuple. Mutations
     that ``order`` does not name run at the end, in their former order.

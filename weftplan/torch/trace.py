@@ -68,7 +68,7 @@ class Trace:
 
     @property
     def peak(self) -> int:
-        """Most bytes alive during any call, or :attr:`before` without calls."""
+        """Maximum of the bytes alive during any call, or :attr:`before` without calls."""
         return max(self.live(), default=self.before)
 
     @property
@@ -107,7 +107,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._number.pop(key, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and record it."""
+        """Run an operator, record its call and return its result."""
         kwargs = kwargs or {}
         if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)  # these allocate nothing

@@ -169,7 +169,7 @@ def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
 
 
 _PIECE, _BLOCKS, _MOST = 4096, 512, 64
-"""Fewest elements of a piece, blocks that fill a GPU (about 132 multiprocessors with four blocks each), most pieces."""
+"""Minimum elements of a piece, blocks that fill a GPU (132 multiprocessors with four each), maximum pieces."""
 
 
 def _pieces(channels: int, count: int) -> int:

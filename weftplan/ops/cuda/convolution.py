@@ -98,7 +98,7 @@ class _Products(_Parts):
         return max((part.nbytes for part, _ in self._made(params, inputs, outputs)), default=0)
 
     def kernel(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        """Enqueue the parts whose output is wanted."""
+        """Enqueue the computations whose outputs are needed."""
         made = self._made(params, inputs, outputs)
         room = max((part.nbytes for part, _ in made), default=0)
         dtype = inputs[0].dtype
@@ -141,7 +141,7 @@ class _Cudnn(_Parts):
         return aligned(most)
 
     def kernel(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-        """Enqueue the parts whose output is wanted."""
+        """Enqueue the computations whose outputs are needed."""
         xp = ctx.xp
         scratch = ctx.take((ctx.room,), _BYTES) if ctx.room else None
         for problem, arrays in self._problems(params, inputs, outputs):

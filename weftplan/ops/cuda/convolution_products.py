@@ -59,7 +59,7 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Scratch bytes of a full tile."""
+        """Scratch bytes of a full tile; 0 if the image itself serves as columns."""
         if self.pointwise:
             return 0
         images, run = self._tile()

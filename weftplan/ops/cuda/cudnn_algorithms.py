@@ -30,7 +30,7 @@ _TARGET = {"fprop": GRID, "dgrad": IMAGE, "wgrad": WEIGHT}
 _DTYPES = {"float16": ("HALF", "FLOAT"), "float32": ("FLOAT", "FLOAT"), "float64": ("DOUBLE", "DOUBLE")}
 """By dtype, cuDNN's types of the data and of sums."""
 TRIED = 10
-"""Most recommended algorithms that are measured."""
+"""Maximum number of recommended algorithms that are measured."""
 _ROUNDS = 5
 _NO_LIMIT = 1 << 62
 

@@ -151,7 +151,7 @@ class PhiloxGenerator:
     def __init__(self, xp: ArrayModule, seed: int, counter: int) -> None:
         self._xp = xp
         self.key = (np.uint64(seed & _MASK), np.uint64(counter & _MASK))
-        """The two halves of the key."""
+        """The key of the generator, as two words of 64 bits."""
         self._halves = 0
         """Number of 32-bit words that have been used."""
 

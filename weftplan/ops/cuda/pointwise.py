@@ -21,11 +21,11 @@ from weftplan.ops.elementwise.formulas import FUNCTIONS, TRUTHS, Formula, Record
 from weftplan.ops.fusion.pointwise import GROUP, NAME, Group
 
 MOST_ARGUMENTS = 200
-"""Most arguments of one kernel, because CUDA passes at most 4 KiB."""
+"""Maximum number of arguments of one kernel, because CUDA passes at most 4 KiB."""
 MOST_OPERATIONS = 600
-"""Most operations of one formula, to bound compile time and registers."""
+"""Maximum number of operations of one formula, to bound compile time and registers."""
 MOST_IN_VECTORS = 64
-"""Most operations of a formula whose threads take a vector of elements; longer formulas are bound by arithmetic."""
+"""Maximum number of operations of a formula whose threads take vectors; longer formulas are bound by arithmetic."""
 WHOLE, NUMBER, CYCLE, RUN, BAND = range(5)
 """How results read an input: ``WHOLE``: each its own element; ``NUMBER``: all the same; ``CYCLE``: its elements in
 turn, repeatedly; ``RUN``: each of its elements for a run of results, once; ``BAND``: such runs, repeatedly."""
@@ -52,7 +52,7 @@ class Kernel(NamedTuple):
 
     code: str
     arguments: tuple[object, ...]
-    """The constants, then the extents of broadcast inputs."""
+    """The formula's constants, then the runs and sizes of broadcast inputs."""
 
 
 def formula_of(group: Group, wanted: Sequence[bool]) -> Recorded | None:

@@ -93,7 +93,7 @@ _WINDOWS = """
     int back = end_of(layer, sd, pd, kd, d);
     const T* pixels = x + image * (unsigned int)(d * h * w);"""
 _MOST_TAPS = 25
-"""Most elements of a window whose loops are unrolled."""
+"""Maximum number of elements of a window whose loops are unrolled."""
 _TAPS = f"""if (kd == 1 && kh * kw <= {_MOST_TAPS} && bottom - top == kh && right - left == kw) {{
             int corner = (front * h + top) * w + left;
             #pragma unroll
@@ -323,7 +323,7 @@ extern "C" __global__ void pool_whole(const T* x, T* y, long long size, A share,
 }
 """
 _FEW = 8
-"""Fewest threads that add up one image in global pooling."""
+"""Minimum number of threads that add up one image in global pooling."""
 _KINDS = {"max": 0, "avg": 1, "sum": 2}
 _INDEX = np.dtype(np.int32)
 

@@ -77,7 +77,7 @@ extern "C" __global__ void index_keys(const I* index, unsigned long long* keys, 
 }
 """
 PIECE = 1024
-"""Most terms that one thread adds; a longer sum is cut into pieces of this number of terms."""
+"""Maximum number of terms that one thread adds; a longer sum is cut into pieces of this number of terms."""
 _SUM = """
 __device__ unsigned int start_of(const unsigned long long* keys, unsigned int end, unsigned long long row) {
     unsigned int low = 0;  // the first of the sorted keys below end that names the row

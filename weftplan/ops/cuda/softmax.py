@@ -110,7 +110,7 @@ extern "C" __global__ void softmax_columns_back(const T* dy, const T* y, T* dx, 
 """
 )
 _APART = 8
-"""Smallest distance in elements between the classes of a row for which each thread computes a row; a warp then reads
+"""Minimum distance in elements between the classes of a row for which each thread computes a row; a warp then reads
 whole sectors of memory."""
 _LABELS = (
     TOTAL

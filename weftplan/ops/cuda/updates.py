@@ -19,9 +19,9 @@ from weftplan.ops.optimizer.fused_update import formula_of
 from weftplan.support.array_types import ArrayModule, RawArray
 
 GROUP = 24
-"""Most weights of one launch, to bound compile time."""
+"""Maximum number of weights of one launch, to bound compile time."""
 WORDS = 500
-"""Most arguments of one launch, because CUDA passes at most 4 KiB."""
+"""Maximum number of arguments of one launch, because CUDA passes at most 4 KiB."""
 
 
 class Row(NamedTuple):

@@ -36,7 +36,7 @@ def rescaled(
 
 
 Step = Callable[..., None]
-"""``step(xp, params, weight, grad, *states, out, scratch, scratch)`` on one block; ``out`` may be ``weight``."""
+"""``step(xp, params, weight, grad, *states, out, scratch, scratch)`` updates one block; ``out`` may be ``weight``."""
 
 
 def sgd_step(xp: ArrayModule, p: Params, w: RawArray, g: RawArray, out: RawArray, t: RawArray, u: RawArray) -> None:
