@@ -57,7 +57,7 @@ class Plan:
     saved: int
     """Bytes saved by the forward part for the backward part, without inputs."""
     at_peak: list[tuple[str, int]]
-    """Node and bytes of the largest results that are alive at the peak, the largest first."""
+    """(node, bytes) of the largest results that are alive at the peak, the largest first."""
     unseen: dict[str, int]
     """Number of calls of each operator whose scratch is not measured."""
     seconds: float

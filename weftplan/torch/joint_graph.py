@@ -191,7 +191,7 @@ class Joint:
         return [Step(node, STATE, [], [state], repeats=False), step]
 
     def program(self) -> Program:
-        """Return the planner's program. After ``given`` inputs, node ``k`` is step ``k``; ``entry`` maps results."""
+        """Return the planner's program. Node ``given + k`` is step ``k``; ``entry`` maps results to entries."""
         computed = {r for step in self.steps for r in step.makes}
         inputs = [r for r in range(len(self.results.nbytes)) if r not in computed]
         order = inputs + [r for step in self.steps for r in step.makes]

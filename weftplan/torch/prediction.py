@@ -41,9 +41,9 @@ class Estimate:
     at: str
     """The operator that runs at the peak."""
     alive: list[tuple[str, int]]
-    """Bytes alive at the peak by the operators that made them during the step: the ten largest, in order."""
+    """(operator, bytes) of results of the step that are alive at the peak: the ten largest, the largest first."""
     unseen: dict[str, str]
-    """By operator whose scratch is not counted, the reason."""
+    """Operators whose scratch is not counted, each with the reason."""
     trace: Trace = field(repr=False)
 
     def __str__(self) -> str:

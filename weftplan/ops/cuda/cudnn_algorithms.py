@@ -91,7 +91,7 @@ _handles = _Handles()
 _lock = threading.RLock()
 _MISSING = "cuDNN is not installed: pip install 'weftplan[cudnn12]' or 'weftplan[cudnn13]'"
 _absent: list[bool] = []
-"""Not empty if an import of cuDNN has failed, because a failing import takes as long as planning a node."""
+"""Not empty after a failed import of cuDNN, which is not tried again: it takes as long as planning a node."""
 _found: dict[tuple[Any, ...], Algorithm | str] = {}
 _fastest_of: dict[tuple[Any, ...], int] = {}
 """Index of the fastest plan, by model of GPU, problem, tuning and limit. GPUs of one model share it, so that they
