@@ -321,8 +321,8 @@ def simple_bind(
         group2ctx: context of each ``ctx_group`` attribute; the arrays of a group are allocated there.
         shared_arg_names: arguments whose arrays and gradients are those of ``shared_exec``.
         shared_exec: an executor whose planned memory and auxiliary states the new executor shares.
-        shared_buffer: arrays by name, from which other arguments and gradients are cut. Missing arrays are added to
-            it; an array that is too small grows or is replaced.
+        shared_buffer: arrays by name; other arguments and gradients are cut from them. Missing arrays are added to it;
+            an array that is too small grows or is replaced.
         budget: most bytes of arguments, gradients, states and planned memory together, such as ``"2GB"`` or ``"80%"``;
             forward results are recomputed if the budget requires it.
         dtype: dtype of the arguments whose shapes are given, unless ``type_dict`` names them.

@@ -50,7 +50,7 @@ Local = dict[bool, dict[int, list[DynamicChunk]]]
 
 
 class Collector:
-    """The rules by which one executor frees its chunks; the settings are read at construction."""
+    """The rules for freeing the chunks of one executor; the settings are read at construction."""
 
     def __init__(self) -> None:
         self.threshold = float(config.get("FLAGS_eager_delete_tensor_gb")) * 2**30
@@ -291,7 +291,7 @@ class DynamicExecutor(Executor):
 
 
 def _chunks_of(memory: DynamicMemory, step: Step) -> list[Chunk]:
-    """Return the chunks that a step uses, without inputs of which it reads the shape alone."""
+    """Return the chunks that a step uses; an input whose shape alone it reads has none."""
     workspace = memory.workspace(step.nid)
     chunks = [array.chunk for array in (*step.inputs, *step.outputs) if array is not None]
     return chunks if workspace is None else [*chunks, workspace[0]]

@@ -365,7 +365,7 @@ class Executor:
         return by_name(self.arg_names, self.grad_arrays)
 
     def gradient_order(self) -> list[str]:
-        """Return the names of arguments with gradients in the order in which backward steps complete the gradients.
+        """Return the names of arguments with gradients, sorted by the backward step that completes the gradient.
 
         If a step completes several gradients, that of the last argument comes first.
         """

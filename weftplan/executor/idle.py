@@ -37,7 +37,7 @@ _pools: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 LOOKING_S = 1.0
-"""Seconds for which a starved thread waits for views of a block to go away."""
+"""Seconds that a starved thread waits for views of a block to go away."""
 _POLL_S = 0.0005
 """Seconds between two polls of a wait."""
 _all_devices_lock = free_in_children(ReentrantLock())
@@ -54,7 +54,7 @@ class _ThreadState(threading.local):
         self.runs = 0
         """Number of runs that the thread is pushing."""
         self.in_runs: list[Idleness] = []
-        """Pools on which another thread pushes a run, or whose blocks it moves."""
+        """Pools that another thread pushes a run on, or whose blocks it moves."""
         self.pending: list[Idleness] = []
         """Pools with pending operations."""
         self.viewed: list[Idleness] = []
@@ -93,8 +93,8 @@ def _measured() -> tuple[int, int]:
 
 
 _BLOCK, _ATTRIBUTE = _measured()
-"""The value of :func:`_references` for a block to which a dictionary and a variable refer, and for an object to which
-one attribute refers. Measured, because interpreters count the references of a call differently."""
+"""The results of :func:`_references` for a block that a dictionary and a variable refer to, and for an object that one
+attribute refers to. Measured, because interpreters count the references of a call differently."""
 _EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 """Whether reference counts are exact. If not (Python without GIL), no block is offloaded."""
 
@@ -398,7 +398,7 @@ def _await_users(context: Context, in_operation: bool) -> bool:
     """Wait until a block that this thread's last climb of the ladder could not offload may be idle.
 
     Args:
-        context: the device on which this thread lacks memory.
+        context: the device whose memory this thread lacks.
         in_operation: whether this thread is inside an operation, which must not wait for other operations.
 
     Returns:

@@ -39,7 +39,7 @@ Bind = Callable[[RunState], Call]
 
 
 _WIDEST = 8
-"""Bytes of the widest element, by which workspaces are aligned."""
+"""Bytes of the widest element; workspaces are aligned to it."""
 
 
 def place(planned: PlannedGraph) -> Placement:

@@ -72,7 +72,7 @@ def arrays_like(
         reqs: the grad_req of each argument.
         shared: for each variable whose array is shared, the arrays of ``shared_exec`` by name.
         shared_exec: the executor whose arrays are shared, or None.
-        shared_buffer: arrays from which other arguments and gradients are cut, or None.
+        shared_buffer: arrays to cut the other arguments and gradients from, or None.
     """
     args: list[NDArray] = []
     grads: list[NDArray | None] = []

@@ -144,7 +144,7 @@ def head_values(
 def parameter_values(
     tables: Iterable[tuple[Mapping[str, object], Mapping[str, NDArray], str]], *, allow_extra: bool
 ) -> list[tuple[ArrayValue, NDArray]]:
-    """Return (value, bound array) of each parameter for which there is a value.
+    """Return (value, bound array) of each parameter that has a value.
 
     Args:
         tables: (values by name, bound arrays by name, kind of parameter in error messages: ``arg`` or ``aux``).

@@ -351,7 +351,7 @@ def chains(steps: Sequence[S], seconds: Callable[[S], float]) -> list[list[S]]:
         seconds: returns the seconds that a step takes.
 
     Returns:
-        The chains in an order in which each comes after all chains that it needs.
+        The chains, each after all chains that it needs.
     """
     if not 1 < len(steps) <= MOST:
         return [list(steps)]

@@ -174,7 +174,7 @@ def _find(cudnn: ModuleType, xp: ArrayModule, problem: Problem, tuning: Tuning, 
 
 
 def _graph(cudnn: ModuleType, xp: ArrayModule, problem: Problem) -> Any:
-    """Return the cuDNN graph of a problem with its recommended plans, none of which is built yet."""
+    """Return the cuDNN graph of a problem with its recommended plans, before any plan is built."""
     kind, acc = (getattr(cudnn.data_type, name) for name in _DTYPES[problem.dtype])
     graph = cudnn.pygraph(
         name=problem.kind, io_data_type=kind, intermediate_data_type=acc, compute_data_type=acc, handle=_handle(xp)

@@ -1,6 +1,6 @@
 """ROIPooling: forward with a thread for each cell, backward with a thread for each pixel.
 
-A pixel's thread adds up the gradients of the cells of which the pixel is the maximum. The device reads the regions, so
+A pixel's thread adds up the gradients of the cells whose maximum is the pixel. The device reads the regions, so
 the host does not wait. Formulas are those of :mod:`weftplan.ops.nn.roi_pooling`. There is no kernel for float16,
 because the borders of cells are computed in the data's dtype.
 """

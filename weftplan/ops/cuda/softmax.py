@@ -110,8 +110,8 @@ extern "C" __global__ void softmax_columns_back(const T* dy, const T* y, T* dx, 
 """
 )
 _APART = 8
-"""Minimum distance in elements between the classes of a row for which each thread computes a row; a warp then reads
-whole sectors of memory."""
+"""Each thread computes a row if the distance in elements between the classes of a row is at least this number; a warp
+then reads whole sectors of memory."""
 _LABELS = (
     TOTAL
     + """

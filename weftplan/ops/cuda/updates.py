@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 @lru_cache(maxsize=256)
 def source(formula: Formula, count: int, *, narrow: bool) -> str:
-    """Return the CUDA C for the steps of ``count`` weights, each of which has a range of blocks.
+    """Return the CUDA C for the steps of ``count`` weights; each weight has a range of blocks.
 
     Args:
         formula: the formula that all steps share.
