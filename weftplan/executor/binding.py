@@ -147,8 +147,9 @@ class Binding:
     def reshaped(
         self, old: Executor, partial_shaping: bool, allow_up_sizing: bool, shapes: Mapping[str, object]
     ) -> Executor:
-        """Return an executor for other shapes that shares planned memory with ``old``, and all arrays that are large
-        enough; the arguments are those of :meth:`Executor.reshape`.
+        """Return an executor for other shapes that shares planned memory with ``old``, and all large enough arrays.
+
+        Arguments after ``old`` are those of :meth:`Executor.reshape`.
 
         Raises:
             BindError: ``shapes`` has an unknown name.

@@ -115,9 +115,9 @@ class Idleness:
         self._pool = weakref.ref(pool)
         self._lock = Lock()
         self._users: list[int] = []
-        """Threads that push a run, or bring all blocks back for a run; guarded by ``_lock``."""
+        """Threads that push a run, or bring all blocks back for a run; written under ``_lock``."""
         self._offloaded: dict[Context, tuple[offload.Offloaded, int]] = {}
-        """Contents and bytes of each offloaded block; guarded by ``_lock``."""
+        """Contents and bytes of each offloaded block; written under ``_lock``."""
         _pools.add(pool)
 
     @property
@@ -170,6 +170,7 @@ class Idleness:
             try:
                 with self:
                     prepare()
+                    # From here on the run has begun. It no longer yields its memory, and its errors are the caller's.
                     waits.preparing.discard(me)
                     begun = True
                     yield
