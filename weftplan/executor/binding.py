@@ -74,7 +74,8 @@ class Binding:
             shapes: known shapes by variable.
             dtypes: known dtypes by variable; a dtype that cannot be inferred is float32.
             contexts: context of each variable's array; ignored without ``group2ctx``.
-            budget: most bytes of arguments, gradients, states and planned memory together; None: no limit.
+            budget: most bytes of arguments, gradients, states and planned memory together; None: only the plan options
+                limit memory.
             order: the depth-first order of the symbol; None: it is computed.
         """
         places = contexts if self.group2ctx else {}
@@ -332,6 +333,7 @@ def simple_bind(
         shapes: known shapes by argument name.
 
     Raises:
+        BindError: an option is invalid, or is given by both of its names.
         BudgetError: no plan fits the budget; the message gives the smallest budget that works. Nothing has been
             allocated.
         MXNetError: inference failed; the message begins with ``simple_bind error. Arguments:`` and one line per shape.

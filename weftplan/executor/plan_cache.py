@@ -85,6 +85,8 @@ def planned_once(
 ) -> PlannedGraph:
     """Return the cached plan for this symbol, these arguments and the settings, or call ``plan`` and cache its result.
 
+    Symbols with user-defined operators are not cached.
+
     Args:
         symbol: the graph.
         options: plan options.
