@@ -123,7 +123,8 @@ class Idleness:
     @property
     def away(self) -> dict[Context, int]:
         """Bytes of offloaded blocks by device."""
-        return {ctx: nbytes for ctx, (_, nbytes) in self._offloaded.items()}
+        # `list` is atomic: another thread may bring a block back during the comprehension.
+        return {ctx: nbytes for ctx, (_, nbytes) in list(self._offloaded.items())}
 
     def __enter__(self) -> None:
         """Bring all blocks back; none is offloaded until the end of the ``with`` block."""

@@ -127,7 +127,7 @@ class SlabPool:
     @property
     def nbytes(self) -> dict[Context, int]:
         """Bytes of the block on each device, in memory or offloaded."""
-        return {**{ctx: block.nbytes for ctx, block in self._blocks.items()}, **self.idleness.away}
+        return {**{ctx: block.nbytes for ctx, block in list(self._blocks.items())}, **self.idleness.away}
 
     def idle(self, variables: list[Var]) -> bool:
         """Return whether no operation on ``variables`` is pending on the host; False if the engine cannot tell now."""
