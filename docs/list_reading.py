@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "teaching.md"
 READING = {
     "engine": "var operation region workers threaded core",
-    "planner": "program inplace match_range liveness buffers slabs memory_plan",
+    "planner": "program storage_assignment match_range liveness buffers slabs memory_plan",
     "kvstore": "base local reduce updating updater on_device",
 }
 """A room -> its files in the order of reading."""

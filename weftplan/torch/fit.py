@@ -15,11 +15,11 @@ from weftplan.device.amounts import bytes_of
 from weftplan.errors import BudgetError, PlanError
 from weftplan.torch.choice import Choices, Plan, Resident
 from weftplan.torch.compilers import INNER
-from weftplan.torch.joint_graph import Joint
 from weftplan.torch.optimizers import check_update, state_bytes
 from weftplan.torch.private import BackendCompilerFailed, TracingFailed, classify_nodes, default_partition, is_compiled
 from weftplan.torch.probe import Probes
 from weftplan.torch.split import saved_results, split
+from weftplan.torch.step_program import Joint
 
 WORDS = {"seconds": ("model", "measure"), "workspaces": ("measure", "cached"), "breaks": ("refuse", "sum")}
 """Valid values of the options that are words."""

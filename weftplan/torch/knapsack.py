@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from weftplan.torch.choice import Choices
-from weftplan.torch.joint_graph import Joint
 from weftplan.torch.private import CustomKnapsackSolver
 from weftplan.torch.probe import Probes
+from weftplan.torch.step_program import Joint
 
 
 class Solver(CustomKnapsackSolver):  # type: ignore[misc]

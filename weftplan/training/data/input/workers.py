@@ -21,10 +21,10 @@ from typing import Any
 
 from weftplan.errors import DataError, DataWorkerError, ParameterError
 from weftplan.training.data.input import worker
-from weftplan.training.data.input.batch_reader import Filled, Task
 from weftplan.training.data.input.layout import Host, Layout
+from weftplan.training.data.input.sample_reader import Filled, Task
 from weftplan.training.data.input.slots import Slots
-from weftplan.training.data.input.worker import Done, Failed, ReadRequest, Ready, Recipe
+from weftplan.training.data.input.worker_main import Done, Failed, ReadRequest, Ready, Recipe
 
 START_METHODS = ("forkserver", "spawn", "fork")
 _END_S = 2.0
