@@ -127,7 +127,7 @@ class SimStream:
         return SimWork(owner())
 
     def record(self, work: SimWork | None = None) -> SimEvent:
-        """Return an event that completes when the work enqueued so far has run and then stores the fault of ``work``."""
+        """Return an event that completes when the work enqueued so far has run; it stores the fault of ``work``."""
         with _world:
             event = SimEvent(self, work)
             self._append("record", event, self._next)

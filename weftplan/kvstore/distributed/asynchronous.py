@@ -100,10 +100,10 @@ class KVStoreDistAsync(AsyncFootprint, KVStoreDist):
                 self._launch(lot, (), priority)
             # It writes the stored value's var, too: a pull of this key that comes later waits for the push.
             self._ask(key, Verb.PUSH, total, (total.var,), priority, rate)
-        self._copy_out(layout.pulled, priority, apart=True)
+        self._copy_out(layout.pulled, priority, separate=True)
 
-    def _copy_out(self, pulled: Groups, priority: int, *, apart: bool) -> None:
-        del apart
+    def _copy_out(self, pulled: Groups, priority: int, *, separate: bool) -> None:
+        del separate
         self._sequencer.check()
         for key, arrays in pulled:
             stored = self._stored[key]
