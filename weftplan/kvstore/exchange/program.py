@@ -125,7 +125,7 @@ def push_steps(way: Way, home: int, links: Interconnect, itemsize: int) -> Progr
         size = share.end - share.first
         root, order, children = _downwards(share.parents)
         partial: dict[int, tuple[int, Piece, list[int]]] = {}
-        """By place: (first place of its subtree, piece with the subtree's sum, [index of the step that makes it] or [])."""
+        """By place: (first place of its subtree, piece with the subtree's sum, [index of the summing step] or [])."""
         for place in reversed(order):
             own = Piece(Room.VALUE, place, share.first, share.end)
             terms: list[tuple[int, Piece]] = [(place, own)]
