@@ -17,6 +17,9 @@ from weftplan.support.array_types import DType
 
 Item = TypeVar("Item")
 
+SMALL = 16
+"""Items before a large item are small if they have together at most 1 / ``SMALL`` of its bytes."""
+
 
 @dataclass(frozen=True)
 class BucketRule:
@@ -46,6 +49,10 @@ class BucketRule:
     def cut(self, items: Sequence[tuple[Item, int, DType]]) -> list[list[Item]]:
         """Divide items into buckets of consecutive items.
 
+        If the byte limit ends a bucket before a large item, small items at the bucket's end move to the next bucket,
+        with the large item. They are usually the bias of the same layer, which becomes ready together with the weight;
+        the earlier items of the bucket then need not wait for them.
+
         Args:
             items: (item, its bytes, its dtype) in the order of exchange.
 
@@ -53,18 +60,26 @@ class BucketRule:
         >>> four = np.dtype("f4")
         >>> BucketRule(count=2, nbytes=100).cut([("a", 40, four), ("b", 40, four), ("c", 40, four), ("d", 80, four)])
         [['a', 'b'], ['c'], ['d']]
+        >>> BucketRule(count=-1, nbytes=100).cut([("a", 90, four), ("bias", 2, four), ("weight", 90, four)])
+        [['a'], ['bias', 'weight']]
         """
-        groups: list[list[Item]] = []
+        groups: list[list[tuple[Item, int]]] = []
         filled, kind = 0, None
         for item, nbytes, dtype in items:
             full = not groups or dtype != kind or len(groups[-1]) == self.count
             if full or (self.nbytes is not None and filled + nbytes > self.nbytes):
-                groups.append([])
+                group: list[tuple[Item, int]] = []
                 filled = 0
-            groups[-1].append(item)
+                if not full and self.nbytes is not None:
+                    most = min(nbytes // SMALL, self.nbytes - nbytes)
+                    while len(groups[-1]) > 1 and filled + groups[-1][-1][1] <= most:
+                        group.insert(0, groups[-1].pop())
+                        filled += group[0][1]
+                groups.append(group)
+            groups[-1].append((item, nbytes))
             filled += nbytes
             kind = dtype
-        return groups
+        return [[item for item, _ in group] for group in groups]
 
 
 def even_range(size: int, count: int, place: int) -> tuple[int, int]:

@@ -143,11 +143,17 @@ class _Entrance:
                 self._unnamed.append(self._listening.accept()[0])
         for peer in list(self._unnamed):
             peer.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
+            try:
                 hello = peer.recv(_HELLO.size)  # sent in one call, the four bytes also arrive together
-                self._unnamed.remove(peer)
-                if len(hello) == _HELLO.size:
-                    self._peers[_HELLO.unpack(hello)[0]] = peer
+            except BlockingIOError:
+                continue
+            except OSError:
+                hello = b""
+            self._unnamed.remove(peer)
+            if len(hello) == _HELLO.size:
+                self._peers[_HELLO.unpack(hello)[0]] = peer
+            else:  # the process ended before it sent its rank
+                peer.close()
         return not self.missing()
 
     def _connect(self, rank: int) -> None:
