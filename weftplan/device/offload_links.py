@@ -30,6 +30,7 @@ def speed(context: Context, destination: Context) -> Link | None:
     if context.device_type != "gpu":
         return None
     place: Any = get(context)
+    # Measure under the lock: concurrent measurements would disturb each other, and threads need the same result.
     with _lock:
         if destination not in place.offload_links:
             place.offload_links[destination] = _measure_link(place, destination)

@@ -328,6 +328,7 @@ class SimDevice:
         if isinstance(stream, SimStream):
             put(stream)
             return
+        # As on CUDA's legacy default stream: after all earlier work of the device, and finished when the call returns.
         with _world:
             self.synchronize()
             put(self._default)

@@ -98,6 +98,7 @@ class _Clique:
         wait for it.
         """
         current = device.current_stream()
+        # Fork from the main stream to a stream for each GPU, and join at the end: to the engine this is one operation.
         main = self._devices[0].new_stream() if current is None else current
         begin = main.record()
         for stream in self._streams:
@@ -146,7 +147,8 @@ class ByNccl:
     def takes(self, item: Item) -> bool:
         """Return whether NCCL can exchange the arrays of a key.
 
-        The arrays to push and to fill must be on the same distinct GPUs, one of them the GPU of the sum.
+        The arrays to push and to fill must be on the same distinct GPUs, one of them the GPU of the sum. They must have
+        elements, and none may be the stored value.
         """
         home, lists = item.total if item.arrays else item.stored, [some for some in (item.arrays, item.outs) if some]
         contexts = [[array.context for array in some] for some in lists]

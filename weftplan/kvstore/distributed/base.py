@@ -177,7 +177,7 @@ class KVStoreDist(KVStoreLocal):
 
     @property
     def rank(self) -> int:
-        """The index of this process among the processes that share the store now."""
+        """The index of this process among the processes that share the store; of a replacement alone, its job rank."""
         return self._group.rank if self._group.is_alone else self._group.position
 
     @property
@@ -187,7 +187,7 @@ class KVStoreDist(KVStoreLocal):
 
     @property
     def num_workers(self) -> int:
-        """The number of processes that share the store now."""
+        """The number of processes that share the store; for a replacement alone, the number of processes in the job."""
         return self._group.job_size if self._group.is_alone else len(self._group.members)
 
     def barrier(self) -> None:
@@ -217,6 +217,7 @@ class KVStoreDist(KVStoreLocal):
         why = program_end.failure()
         if why:
             note_loss()  # exit without MPI_Finalize, which would wait for the other processes
+        # Close before this process stops helping: the other processes wait for the queued exchanges.
         self._sequencer.close(FAILED_S if why else EXIT_S, why)
         slots.WAIT_HELPERS.get().remove(self._sequencer.help)
 

@@ -248,6 +248,7 @@ class Server:
 
     def _serve_waiting(self) -> bool:
         """Handle all requests whose data have arrived; return whether there were any."""
+        # In order for each client: a request without its data stops the later requests of this client, and no others.
         served = False
         for client, requests in list(self._waiting.items()):
             while requests:

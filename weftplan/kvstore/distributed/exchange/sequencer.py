@@ -327,6 +327,8 @@ class Sequencer:
             error = raised
             if isinstance(error, WorkerLostError):  # a death, or a time-out in the middle of an exchange
                 self._broken = error
+        # Remove the item before its operations complete (the caller calls `tell` after releasing `_driving`), so that a
+        # program that they wake finds its next exchange at the head.
         self._steps = None
         self._items.popleft()
         return True, error

@@ -55,6 +55,8 @@ class DataMembers(Meeting):
 
     def move(self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], what: str) -> Steps[None]:
         """Send ``outgoing`` and receive ``incoming`` data, by rank, concurrently; ``what`` describes the exchange."""
+        # Tags: 1 for views, 2 + 2 * epoch for messages, 3 + 2 * epoch for data. The epoch keeps the messages and the
+        # data of a lost exchange from matching later receives.
         byte, comm, tag = self._mpi.BYTE, self._comm, 3 + 2 * self._epoch
         with self.losses(what):
             receives = [comm.Irecv([data, byte], rank, tag) for rank, data in incoming.items()]

@@ -121,6 +121,7 @@ class Meeting(Members):
             KVStoreError: a member failed, or the descriptions or bytes differ.
             WorkerLostError: a member was lost.
         """
+        # All members see the same messages, so in each branch below all members take the same decision.
         mark = mark_of(description)
         if failure is None:
             own = encoded(int(Kind.READY), self.sequence, mark, nbytes, payload)

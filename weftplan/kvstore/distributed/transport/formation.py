@@ -92,6 +92,7 @@ def _form(job: ElasticJob, store: int, after: int) -> Generator[None, None, tupl
                 entrance = _Entrance(job, store, generation)
             if entrance is not None and entrance.is_complete():
                 return generation, entrance.mesh()
+            # Another rank that has ended its training will not come to this mesh.
             if after >= 0 and not job.joinable:
                 raise WorkerLostError(f"rank {job.rank} cannot join: another rank has come to the end of its training")
             waited = time.monotonic() - begun

@@ -258,7 +258,7 @@ class Mesh:
         """
         peer, request = self._peers[source], Request(self, _bytes_of(buf[0]))
         peer.posted[tag].append(request)
-        peer.match(tag)
+        peer.match(tag)  # the message may have arrived before this receive, or before its sender's end
         if peer.is_closed and not request.done:
             peer.posted[tag].remove(request)
             request.finish(error=ERR_PROC_FAILED)

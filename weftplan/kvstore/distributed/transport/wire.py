@@ -38,7 +38,7 @@ class Kind(IntEnum):
     LEAVE = 3
     """The sender leaves, and takes part in no further exchange."""
     TEXT = 4
-    """The payload is for a special purpose, such as the sender's description after digests differed."""
+    """The payload is the sender's part of a special swap: an offer of shared memory, or text of its description."""
     SUMMED = 5
     """The sender has summed its range in shared memory."""
 
