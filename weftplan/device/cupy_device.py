@@ -365,7 +365,7 @@ class _GuardStack:
 
 
 class PinnedDevice(NumpyDevice):
-    """Page-locked host memory, which a GPU accesses by DMA."""
+    """A device of page-locked host memory, which a GPU accesses by DMA."""
 
     def __init__(self, context: Context, cupy: ModuleType) -> None:
         super().__init__(context)

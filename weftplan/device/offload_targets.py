@@ -23,7 +23,13 @@ _SIZE = re.compile(r"[0-9.]+ *(?:[KMGT]i?)?B", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class OffloadTarget:
-    """An offload target: ``kind`` is ``host``, ``file`` or ``peer``; ``nbytes`` its limit (None: no limit)."""
+    """An offload target.
+
+    Attributes:
+        kind: ``"host"``, ``"file"`` or ``"peer"``.
+        nbytes: limit in bytes; None for no limit.
+        folder: folder of a ``file`` target, else empty.
+    """
 
     kind: str
     nbytes: int | None = None

@@ -387,7 +387,7 @@ class SimDevice:
 def begin_together(devices: Sequence[SimDevice]) -> float:
     """Run all pending work of these devices, set their clocks to the latest of them, and return that virtual second.
 
-    Otherwise each stream's new work would begin where that stream's last work ended.
+    Without this call, a stream's new work begins when the last work of this stream ends.
     """
     with _world:
         for device in devices:

@@ -49,9 +49,9 @@ class BucketRule:
     def cut(self, items: Sequence[tuple[Item, int, DType]]) -> list[list[Item]]:
         """Divide items into buckets of consecutive items.
 
-        If the byte limit ends a bucket before a large item, small items at the bucket's end move to the next bucket,
-        with the large item. They are usually the bias of the same layer, which becomes ready together with the weight;
-        the earlier items of the bucket then need not wait for them.
+        If the byte limit ends a bucket before a large item, small items (:data:`SMALL`) at the bucket's end move to the
+        next bucket, with the large item. They are usually the bias of the same layer, which becomes ready together with
+        the weight; the earlier items of the bucket then need not wait for them.
 
         Args:
             items: (item, its bytes, its dtype) in the order of exchange.

@@ -80,7 +80,10 @@ class RecoveringStore(KVStoreDist):
         return self._group.is_alone
 
     def set_joinable(self, joinable: bool) -> None:
-        """Set whether replacements may join from now on: every rank has a state and will call :meth:`reform`."""
+        """Set whether replacements may join from now on.
+
+        Set True only when every rank has a training state and calls :meth:`reform` after a loss.
+        """
         self._elastic().job.set_joinable(joinable)
 
     def begin_run(self) -> int:

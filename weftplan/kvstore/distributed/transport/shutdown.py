@@ -15,7 +15,7 @@ from weftplan.support import program_end
 
 _lost: list[bool] = []
 _own: list[tuple[ModuleType, int]] = []
-"""(mpi4py.MPI, process id), if this package has started MPI, and therefore must finalize it."""
+"""(mpi4py.MPI, id of the process that started it), if this package has started MPI and therefore must finalize it."""
 _registered: list[Callable[[], None]] = []
 """The registered exit function; empty before registration."""
 
