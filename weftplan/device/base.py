@@ -51,7 +51,7 @@ class Work(Protocol):
         """Return an event at the end of this work.
 
         Args:
-            stream: the stream on which the work ends.
+            stream: the last stream of the work.
             number: the operation's push number.
             after: events of operations whose results this operation reads.
             over: events of operations whose results this operation overwrites.

@@ -31,7 +31,7 @@ CARDS = {
 }  # fmt: skip
 """GiB of memory by card name."""
 CHECKED = {"T4", "A10", "L4", "L40S"}
-"""Cards with GDDR memory and ECC, of whose memory a sixteenth is reserved for check bits."""
+"""Cards with GDDR memory and ECC, which reserve a sixteenth of their memory for check bits."""
 
 
 def card_budget(card: str, devices: int = 1) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Contexts: names of devices, such as ``gpu(0)``, on which arrays are stored and operations run.
+"""Contexts: names of devices, such as ``gpu(0)``, that store arrays and run operations.
 
 A context is a hashable, comparable, picklable value. Creating a context touches no hardware, so ``gpu(3)`` is legal on
 a machine without a GPU; :func:`weftplan.device.get` creates the device on first use. The current context is

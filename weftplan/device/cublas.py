@@ -14,7 +14,7 @@ VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _FIXED = ":4096:8"
 """Eight workspaces of 4096 KiB, the total that cuBLAS uses by default on recent GPUs."""
 _REPRODUCIBLE = (_FIXED, ":16:8")
-"""Values for which cuBLAS's documentation guarantees bitwise reproducible results."""
+"""Values that give bitwise reproducible results, according to cuBLAS's documentation."""
 
 
 def fix_workspaces() -> None:

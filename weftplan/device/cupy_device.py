@@ -1,7 +1,7 @@
 """NVIDIA GPUs through CuPy. This module is imported at the first use of a ``gpu(i)`` or ``cpu_pinned(i)``.
 
-Memory comes from the CUDA allocator, not from CuPy's pool, so that the storage layer's pools are the only ones and
-their statistics are complete. CuPy's allocations inside our operations come from these pools, too
+Memory comes from the CUDA allocator, not from CuPy's pool, so that only the storage layer has pools and its
+statistics are complete. CuPy's allocations inside our operations come from these pools, too
 (``temporaries.py``). CuPy enqueues work on its own thread-local current stream; ``with stream:`` sets both this and
 :func:`weftplan.device.current_stream`.
 """

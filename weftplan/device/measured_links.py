@@ -1,4 +1,4 @@
-"""Measurement of the links between devices, by which stores choose exchange routes and trees.
+"""Measurement of the links between devices; stores choose exchange routes and trees by the result.
 
 Measured speeds vary from run to run, and with them the chosen routes and the order of additions. The package therefore
 never measures by itself: a program calls :func:`measured`, may save the result, and passes it to ``links.connect``

@@ -91,7 +91,7 @@ class KVStoreBase:
             key: a key, or a list of keys.
             value: arrays to push, as for :meth:`push`.
             out: arrays to fill, as for :meth:`pull`; None: the pushed arrays.
-            ready: the keys in the order in which their values become ready; None: the last key first.
+            ready: the keys in the order of their values' readiness; None: the last key first.
         """
         return partial(self.pushpull, key, value, out)
 
@@ -100,7 +100,7 @@ class KVStoreBase:
 
         Args:
             keys: keys of the call.
-            ready: the keys in the order in which their values become ready, as for :meth:`prepare`.
+            ready: as for :meth:`prepare`.
         """
         return [keys]
 

@@ -50,7 +50,7 @@ class Layout(NamedTuple):
         items: all pushed keys, in ascending key number.
         buckets: the buckets, in the order of exchange.
         fuses: whether the sum, the update and the copies of a bucket are one operation.
-        version: the store's version, for which the layout is valid.
+        version: the store's version; the layout is valid for this version only.
     """
 
     pushed: Groups
@@ -115,7 +115,7 @@ class ExchangingStore(UpdatingStore):
             pushed: (key, gradients) pairs; at least one.
             pulled: (key, arrays to fill) pairs.
             priority: engine priority of copies of stored values to other devices.
-            ready: all keys in the order in which their gradients become ready; None: the last key first.
+            ready: all keys in the order of their gradients' readiness; None: the last key first.
         """
         updater = self._updater
         items = [self._item(key, arrays, priority) for key, arrays in pushed]
@@ -157,7 +157,7 @@ class ExchangingStore(UpdatingStore):
         return total
 
     def _least_loaded(self, contexts: Sequence[Context], load: dict[Context, int], nbytes: int) -> Context:
-        """Return the context on which a key of ``nbytes`` is summed, and add its bytes to ``load`` of this context.
+        """Return the context that sums a key of ``nbytes``, and add its bytes to ``load`` of this context.
 
         Here: always ``cpu(0)``, without counting.
         """

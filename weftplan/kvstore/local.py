@@ -211,7 +211,7 @@ class KVStoreLocal(ExchangingStore):
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _home(self, value: NDArray) -> Context:
-        """Return the context on which the stored value of a new key is allocated."""
+        """Return the context for the stored value of a new key."""
         del value
         return cpu(0)
 
@@ -253,7 +253,7 @@ class KVStoreLocal(ExchangingStore):
             key: a key, or a list of keys.
             value: arrays to push, as for :meth:`push`.
             out: arrays to fill, as for :meth:`pull`; None: the pushed arrays.
-            ready: all keys in the order in which their values become ready; None: the last key first.
+            ready: all keys in the order of their values' readiness; None: the last key first.
         """
         pushed = self._checked(key, value, "value", "pushpull")
         pulled = pushed if out is None else self._checked(key, out, "out", "pushpull")

@@ -48,7 +48,7 @@ class Stage:
             the current stream, or on streams that the current stream then waits for.
         reads: arrays that the stage reads.
         writes: arrays that the stage writes.
-        context: the device on which the stage runs.
+        context: the device that runs the stage.
         repeatable: whether running the stage twice gives the same result as running it once.
         urgent: whether other devices wait for it; then a priority worker runs it, unless it is small.
     """
@@ -74,7 +74,7 @@ class Stage:
         self.nbytes = sum([array.chunk.nbytes for array in writes])
 
     def without(self, places: Mapping[int, int]) -> Stage:
-        """Return a copy in which operands are replaced by numbers; ``places`` maps ids of arrays to numbers."""
+        """Return a copy with numbers in place of operands; ``places`` maps ids of arrays to numbers."""
         stage = copy_of(self)
         stage.operands = [places.get(id(array), array) for array in self.operands]
         return stage
@@ -170,7 +170,7 @@ class Repeated:
         before: stages before the optimizer's steps.
         after: stages after the optimizer's steps.
         arrays: the caller's arrays.
-        version: the store's version, for which the stages are valid.
+        version: the store's version; the stages are valid for this version only.
         inline: as for :meth:`Joint.start`.
     """
 
@@ -239,7 +239,7 @@ def launch(stages: Sequence[Stage], priority: int = 0, *, inline: int = 0) -> No
     """Push the stages as one operation, or run them inline; while arrays may be offloaded, push each stage separately.
 
     Args:
-        stages: stages in the order in which they run; at least one.
+        stages: stages in order of execution; at least one.
         priority: engine priority of the operation.
         inline: as for :meth:`Joint.start`.
     """

@@ -26,7 +26,7 @@ from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import check_zip
 
 Tree: TypeAlias = "str | list[Tree] | None"
-"""A state as JSON, in which each NDArray is replaced by the name of an array in the archive."""
+"""A state as JSON, with names of arrays in the archive in place of NDArrays."""
 
 _VERSION = 2
 """Version of the file format. In version 1 the float32 weight was the first item of each multi-precision state."""
@@ -52,7 +52,7 @@ class Updater:
         self._unchecked: set[Key] = set()
         """Indices whose loaded state was not yet compared with a state of the optimizer."""
         self.version = _VERSION
-        """Format version of the file from which states were loaded."""
+        """Format version of the loaded states file."""
 
     def __call__(
         self,

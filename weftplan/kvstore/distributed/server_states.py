@@ -30,7 +30,7 @@ class ServerStates(Updater):
     """An updater that represents the states on all servers: getting and replacing states sends requests to them.
 
     Args:
-        optimizer: the workers' optimizer, of which a copy is used.
+        optimizer: the workers' optimizer, which is copied.
         values: function that returns (shape, key number, [(server, first element, end) of each range]) by key.
         ask: function that sends requests to servers and returns their answers.
     """

@@ -66,7 +66,7 @@ class Program:
     """The steps of a push or a pull.
 
     Attributes:
-        steps: steps in the order in which they are enqueued.
+        steps: steps in order of enqueuing.
         inboxes: elements of the receive buffer of each place.
         hosted: elements of host memory that the program needs.
         seconds: modelled duration.

@@ -87,7 +87,7 @@ class Lanes:
         Args:
             program: the steps.
             lookup: returns the elements of a piece.
-            before: events for which steps without predecessors wait.
+            before: events that steps without predecessors wait for.
             number: index of the program within its bucket, which selects the stream of its additions.
         """
         passed: list[Passed] = []

@@ -5,7 +5,7 @@
     ring       each range travels around the ring, and each place adds its part
     chain      ranges travel along the ring to the home, in a pipeline of several ranges
     tree       the whole array is summed on a binary tree whose root is the home
-    trees      each place is the root of a binary tree, on which one range is summed
+    trees      each place is the root of a binary tree that sums one range
 
 A route fixes the order of an element's additions. The functions of this module are pure.
 """
@@ -31,7 +31,7 @@ _THROUGH_HOST = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A range of elements, ``first`` to ``end``, and the tree on which it is summed."""
+    """A range of elements, ``first`` to ``end``, and the tree that sums it."""
 
     first: int
     end: int
@@ -62,7 +62,7 @@ class TreeRule:
 
 
 def one_step(count: int, elements: int, home: int) -> Way:
-    """Return the route on which all places send the whole array to the home."""
+    """Return the route ``one_step``: all places send the whole array to the home."""
     return Way("one_step", (Share(0, elements, _star(count, home)),))
 
 

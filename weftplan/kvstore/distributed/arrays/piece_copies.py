@@ -17,7 +17,7 @@ from weftplan.ops.compiled.exchange.sums import PAST, Pieces, compiled_pieces
 from weftplan.support.array_types import DType
 
 ONE_CALL = 2 * PAST
-"""Bucket size in bytes from which pieces are moved one by one, past the caches; below it one call is faster."""
+"""Minimum bucket size in bytes for moving pieces one by one, past the caches; below it one call is faster."""
 
 
 class Row(NamedTuple):

@@ -33,7 +33,7 @@ class Part:
     Attributes:
         arrays: destinations of the results; may be ``shares`` themselves.
         arrived: whether :meth:`arrive` was called.
-        failure: the error because of which there are no arrays, or None.
+        failure: the error that left no arrays, or None.
         shares: this process's summands; empty after a failure.
         ticket: the exchange of this part; None before it is queued.
     """
@@ -51,7 +51,7 @@ class Part:
     def arrive(
         self, shares: Sequence[Array], arrays: Sequence[Array], failure: BaseException | None, on_complete: OnComplete
     ) -> None:
-        """Release the arrays for the exchange, or report the ``failure`` because of which there are none.
+        """Release the arrays for the exchange, or report the ``failure`` that left no arrays.
 
         The engine's operation calls this once. ``on_complete(error)`` completes the operation after the exchange.
         """

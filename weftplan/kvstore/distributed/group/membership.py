@@ -230,7 +230,7 @@ class Members:
             raise KVStoreError("this mpi4py cannot go on after a death: mpi4py 4.1 and Open MPI with ULFM can")
         yield from self._settle()
         self._epoch += 1
-        # Adopt everything that others report, send each changed view, and stop when all members' views equal this one.
+        # Adopt everything that others report, send each changed view, and stop when all members' views are equal.
         begun, told = time.monotonic(), None
         while True:
             self._hear()

@@ -239,7 +239,8 @@ class Meeting(Members):
         return [decode(raw, rank).payload for rank, raw in (yield from self._named(message, what))]
 
     def others(self) -> list[int]:
-        """Return all other members, in cyclic order after this process, so that first messages go to different ones."""
+        """Return all other members, in cyclic order, beginning after this process."""
+        # The order differs between members, so that their first messages go to different targets.
         members, place = self.members, self.position
         return members[place + 1 :] + members[:place]
 
