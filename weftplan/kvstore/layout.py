@@ -179,7 +179,7 @@ class ExchangingStore(UpdatingStore):
         return stored
 
     def _sums_straight(self, arrays: Collection[NDArray], stored: NDArray) -> bool:
-        """Return whether ``arrays`` can be summed directly into the stored value: all are on the host and distinct."""
+        """Return whether the sum may be written directly to ``stored``: all are on the host, no array is ``stored``."""
         own = stored.chunk.var
         for array in arrays:
             chunk = array.chunk

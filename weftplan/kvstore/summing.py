@@ -2,7 +2,7 @@
 
 :class:`Near` sums on one device. ``exchange/between.py`` sums over links between devices, ``nccl.py`` with NVIDIA's
 NCCL. A way turns the keys of a bucket into stages: the sum, the optimizer's steps that the store passes in, and the
-copies to the caller. Its only state are buffers; the caller holds the store's lock.
+copies to the caller. A way has no state except buffers; its caller holds the store's lock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The updater applies an optimizer to (key, gradient, weight) and owns the optimizer state of each key.
 
 An optimizer is any object with the methods of :class:`OptimizerProtocol`. States are saved as an archive of plain
-arrays, not as a pickle, so loading a file cannot run code. Pickled states of MXNet are loaded without unpickling
-(:mod:`weftplan.kvstore.mxnet_states`).
+arrays, not as a pickle, so loading a file cannot run code. MXNet's pickled states are loaded by a reader that runs no
+code (:mod:`weftplan.kvstore.mxnet_states`).
 """
 
 from __future__ import annotations

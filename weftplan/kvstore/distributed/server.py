@@ -85,7 +85,7 @@ class Header:
     rate: float | None = None
 
     def encode(self) -> bytes:
-        """Return the bytes to send."""
+        """Return the bytes of the header."""
         rated = self.rate is not None
         return _LAYOUT.pack(_MAGIC, self.verb, rated, self.number, self.version, self.rate or 0.0, self.nbytes)
 

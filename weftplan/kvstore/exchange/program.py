@@ -118,14 +118,14 @@ class _ProgramBuilder:
 def push_steps(way: Way, home: int, links: Interconnect, itemsize: int) -> Program:
     """Return the program that sums the arrays of all places at ``home``.
 
-    Each addition orders its terms by the first place of the partial sum that each term is.
+    The terms of an addition are ordered by the smallest place whose array each term includes.
     """
     builder = _ProgramBuilder(links, itemsize)
     for share in way.shares:
         size = share.end - share.first
         root, order, children = _downwards(share.parents)
         partial: dict[int, tuple[int, Piece, list[int]]] = {}
-        """By place: (first place of its subtree, piece with the subtree's sum, [index of the summing step] or [])."""
+        """By place: (smallest place of the subtree, piece with the sum, [index of the summing step] or [])."""
         for place in reversed(order):
             own = Piece(Room.VALUE, place, share.first, share.end)
             terms: list[tuple[int, Piece]] = [(place, own)]

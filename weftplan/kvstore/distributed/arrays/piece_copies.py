@@ -113,7 +113,7 @@ def _pieces(
     dtype: DType,
     spans: tuple[tuple[int, int, tuple[_Place, ...], tuple[_Place, ...]], ...],
 ) -> Pieces | None:
-    """Return a compiled call that executes spans at these addresses, cached by the numbers; None without a compiler."""
+    """Return a cached compiled call that executes spans at these addresses; None if there is no compiled loop."""
     item, pieces = dtype.itemsize, []
     for first, end, terms, targets in spans:
         for which, low, high, place in cuts(sizes, first, end):

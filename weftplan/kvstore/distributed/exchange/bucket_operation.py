@@ -65,7 +65,7 @@ class BucketPart(Part):
         return True
 
     def _start(self, on_complete: OnComplete) -> None:
-        """Hand the arrays, or the failure of a source, to the exchange; the engine calls this on a worker."""
+        """Hand the arrays, or the failure of a source, to the exchange; the engine calls this when they are ready."""
         for source in self._sources:
             if (failure := source.var.failure) is not None:
                 self.arrive((), (), failure.exception(), on_complete)

@@ -23,7 +23,7 @@ from weftplan.errors import KVStoreError
 from weftplan.locks import members
 
 _HEADER = struct.Struct("<qQ")
-"""Header of a message: its tag and its bytes."""
+"""Header of a message: its tag, and the number of bytes after the header."""
 
 _MOST = 1 << 22
 """Approximate maximum of bytes that a poll reads from one socket, so that the caller can check for time-outs."""

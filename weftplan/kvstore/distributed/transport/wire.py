@@ -61,7 +61,7 @@ class Message(NamedTuple):
     payload: bytes = b""
 
     def encode(self) -> bytes:
-        """Return the bytes to send."""
+        """Return the bytes of the message."""
         return encoded(*self)
 
     @property
@@ -132,7 +132,7 @@ class View:
         return other is not None and other.epoch == self.epoch and other.gone == self.gone
 
     def encode(self, size: int) -> bytes:
-        """Return the bytes to send in a job of ``size`` processes."""
+        """Return the bytes of the view in a job of ``size`` processes."""
         bits = sum(1 << rank for rank in self.gone)
         why = self.why.encode()[:WHY].rstrip(b"\0")
         return _VIEW_LAYOUT.pack(_VIEW_MAGIC, self.epoch, self.sequence, why) + bits.to_bytes((size + 7) // 8, "little")
