@@ -1,7 +1,7 @@
-"""State shared by all simulated devices: costs of work, owners of addresses, and schedules of wires.
+"""Parts of simulated hardware: the cost model, the owners of addresses, and the schedules of wires.
 
-Only ``simulated_device.py`` uses it, under the lock that models hardware doing one thing at a time; this module takes
-no lock.
+All simulated devices share one address table and one schedule. ``simulated_device.py`` accesses both under its global
+lock; this module takes no lock.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class CostModel:
         launch: default seconds of a kernel.
         latency: seconds before a copy's first byte.
         bandwidth: bytes per second of a copy.
-        share: seconds of a bound graph's node beyond ``launch``, as a share of the planner's modelled seconds for an
-            accelerator; 0: every kernel takes ``launch``, whatever its size.
+        share: factor for the planner's estimated seconds of a bound graph's kernel, which are added to ``launch``; 0
+            makes every kernel take ``launch``.
     """
 
     launch: float = 5e-6
@@ -37,28 +37,28 @@ class CostModel:
     share: float = 1.0
 
     def kernel(self, modelled: float) -> float:
-        """Seconds of a kernel that by the planner's model works for so long."""
+        """Return the seconds of a kernel that the planner's model estimates at ``modelled`` seconds."""
         return self.launch + self.share * modelled
 
     def copy(self, nbytes: int) -> float:
-        """Seconds of copying ``nbytes``."""
+        """Return the seconds of copying ``nbytes``."""
         return self.latency + nbytes / self.bandwidth
 
 
 class Addresses:
-    """Which simulated device has which addresses; changed and asked under the lock of simulated work."""
+    """Address ranges of the memory of all simulated devices; used under the global lock of simulated work."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._places: list[tuple[int, int, weakref.ref[Any]]] = []
-        """By start address: end address, device, and the array that owns the bytes."""
+        """(end address, device number, owning array) of each range, in the order of ``_starts``."""
         self._dead: deque[weakref.ref[Any]] = deque()
-        """Owners that died without a free, as with a dropped pool: other arrays may soon reuse their addresses.
-        Appended by weak-reference callbacks only."""
+        """Owners collected without :meth:`remove`, for example with a dropped pool; their addresses may be reused."""
+        # Weak-reference callbacks may run inside any code: they only append here, and the next method removes ranges.
 
     def add(self, raw: RawArray, place: int) -> None:
-        """``raw`` is memory of this device from now on."""
-        self._bury()
+        """Register ``raw`` as memory of simulated device number ``place``."""
+        self._remove_dead()
         start = raw.ctypes.data
         index = bisect.bisect_left(self._starts, start)
         owner = weakref.ref(raw if raw.base is None else raw.base, self._dead.append)
@@ -66,13 +66,13 @@ class Addresses:
         self._places.insert(index, (start + raw.nbytes, place, owner))
 
     def remove(self, raw: RawArray) -> None:
-        """``raw`` is given back."""
-        self._bury()
+        """Remove the range of ``raw``, which its device frees."""
+        self._remove_dead()
         index = bisect.bisect_left(self._starts, raw.ctypes.data)
         del self._starts[index], self._places[index]
 
-    def _bury(self) -> None:
-        """Forget the addresses of owners that died."""
+    def _remove_dead(self) -> None:
+        """Remove the ranges whose owners were garbage-collected."""
         while self._dead:
             owner = self._dead.popleft()
             index = next((index for index, (_, _, one) in enumerate(self._places) if one is owner), None)
@@ -80,10 +80,10 @@ class Addresses:
                 del self._starts[index], self._places[index]
 
     def place(self, array: RawArray) -> int:
-        """The number of the simulated device whose memory this is, or HOST."""
+        """Return the number of the simulated device whose memory ``array`` is in, or :data:`HOST`."""
         if not isinstance(array, np.ndarray):
             return HOST
-        self._bury()
+        self._remove_dead()
         address = array.ctypes.data
         index = bisect.bisect(self._starts, address) - 1
         if index < 0:
@@ -93,19 +93,22 @@ class Addresses:
 
 
 class Wires:
-    """Busy times of each wire; used under the lock of simulated work.
+    """Schedule of copies on each wire, in virtual time; used under the global lock of simulated work.
 
-    A copy takes the first gap that is long enough. A copy that is enqueued early and waits for an event therefore
-    leaves the wires free until it begins.
+    Each copy takes the first gap that is long enough on all its wires. Wires therefore stay free for other copies while
+    a copy that was enqueued early waits for its event.
     """
 
     def __init__(self) -> None:
         self._links: Interconnect | None = None
         self._busy: list[list[tuple[float, float]]] = []
-        """Per wire, (begin, end) of its last copies, in order; the first entry stands for all earlier copies."""
+        """Per wire, sorted (begin, end) of its last copies; the first entry covers all earlier copies."""
 
     def copy(self, links: Interconnect, source: int, target: int, nbytes: int, begin: float) -> float:
-        """Return when a copy ends that may begin at ``begin``; it keeps its wires busy."""
+        """Schedule a copy that may begin at ``begin`` and return the virtual second at which it ends.
+
+        A copy within a device, or of a device that ``links`` does not know, uses no wire.
+        """
         if links is not self._links:
             self._links, self._busy = links, [[(0.0, 0.0)] for _ in links.wires]
         if source == target or max(source, target) >= links.count:
@@ -113,7 +116,7 @@ class Wires:
         for hop in links.hops(source, target):
             spans = [(self._busy[wire], nbytes / links.wires[wire]) for wire in hop.wires]
             before = -1.0
-            while before != begin:  # until all wires have a gap from there
+            while before != begin:  # until all wires of the hop are free at the same time
                 before = begin
                 for busy, length in spans:
                     begin = _first_gap(busy, begin, length)
@@ -126,14 +129,14 @@ class Wires:
 
 
 WITHIN_S = 5e-6
-"""Seconds of a copy within a device, which takes no wire."""
+"""Virtual seconds of a copy within a device, or of a device without known links."""
 
 _COPIES = 256
-"""Copies per wire whose gaps are remembered."""
+"""Entries per wire; older copies are merged into the first entry, without their gaps."""
 
 
 def _first_gap(busy: Sequence[tuple[float, float]], begin: float, length: float) -> float:
-    """Return when a wire is free for so long, at ``begin`` at the earliest."""
+    """Return the first time from ``begin`` at which a wire is free for ``length`` seconds."""
     place = max(0, bisect.bisect(busy, (begin, float("inf"))) - 1)
     for start, end in busy[place:]:
         if start >= begin + length:
