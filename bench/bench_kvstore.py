@@ -85,7 +85,7 @@ def plain(elements):
 
 def sums(rounds):
     """Print how fast n arrays of 64 MB are summed."""
-    from weftplan.kvstore.reduce import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
+    from weftplan.kvstore.fixed_order_sums import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
     from weftplan.support.core_sharing import share_out
 
     threads, nbytes = os.cpu_count() or 1, 4 * SUM_ELEMENTS
@@ -181,7 +181,7 @@ def main():
 def codecs(rounds):
     """Print how fast a gradient of 64 MB is packed, and unpacked."""
     from weftplan.kvstore.compression import Compression
-    from weftplan.kvstore.reduce import spread_array
+    from weftplan.kvstore.fixed_order_sums import spread_array
 
     size, threads = SUM_ELEMENTS, os.cpu_count() or 1
     gradient = np.random.default_rng(0).standard_normal(size, np.float32)

@@ -28,7 +28,7 @@ import weftplan_engine
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.kvstore.reduce import reduce_arrays, sum_sequential_block
+from weftplan.kvstore.fixed_order_sums import reduce_arrays, sum_sequential_block
 from weftplan.planner import plan_symbol
 
 COUNT = 5_000

@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "teaching.md"
 READING = {
     "engine": "var operation region workers threaded core",
     "planner": "program storage_assignment match_range liveness buffers slabs memory_plan",
-    "kvstore": "base local reduce updating updater on_device",
+    "kvstore": "base local fixed_order_sums updating updater on_device",
 }
 """A room -> its files in the order of reading."""
 BEGIN, END = "<!-- reading: python docs/refresh.py -->", "<!-- end of reading -->"

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.reduce import BLOCK_BYTES
+from weftplan.kvstore.fixed_order_sums import BLOCK_BYTES
 from weftplan.ops.compiled.exchange import codec
 from weftplan.support.array_types import RawArray
 from weftplan.support.core_sharing import share_out

@@ -1,8 +1,8 @@
 """The layout of a call: its keys in buckets, and the engine operations that exchange each bucket.
 
 Buckets follow the order in which gradients become ready, if the caller passes it. The default is the last key first,
-since backward computes the last layers' gradients first. A way of summing (``summing.py``) turns each bucket into
-stages: the sum into merge buffers, a fused optimizer step, and copies to the caller. The stages are pushed as one
+since backward computes the last layers' gradients first. A way of summing (``ways_of_summing.py``) turns each bucket
+into stages: the sum into merge buffers, a fused optimizer step, and copies to the caller. The stages are pushed as one
 engine operation, ordered by the vars of its arrays; no function here waits for an operation.
 
 A store's lock serialises calls of several threads: two pushes of a key share a merge buffer, and an updater need not be
@@ -20,12 +20,12 @@ from weftplan.engine import debug_enabled
 from weftplan.engine import get as get_engine
 from weftplan.engine.var import Var
 from weftplan.kvstore.buckets import BucketRule
+from weftplan.kvstore.fixed_order_sums import BlockSum, Sharing, sum_grouped_block
 from weftplan.kvstore.keys import Key, KeyTable
-from weftplan.kvstore.reduce import BlockSum, Sharing, sum_grouped_block
 from weftplan.kvstore.stages import HOST, Repeated, Stage, copy, copy_to_all, has_failed, launch
-from weftplan.kvstore.summing import Item, Lot, Near, Way
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdatingStore
+from weftplan.kvstore.ways_of_summing import Item, Lot, Near, Way
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.support.slots import MAKE_ROOM

@@ -16,8 +16,8 @@ from weftplan.kvstore.keys import Key, check_fits, group_pairs
 from weftplan.kvstore.layout import ExchangingStore, Layout
 from weftplan.kvstore.rows import copy_rows, with_rows, without_rows
 from weftplan.kvstore.stages import HOST, copy
-from weftplan.kvstore.summing import reads
 from weftplan.kvstore.updating import UpdaterFunction
+from weftplan.kvstore.ways_of_summing import reads
 from weftplan.ndarray import NDArray, empty
 
 

@@ -20,7 +20,7 @@ from weftplan.device.context import Context
 from weftplan.errors import DeviceError, KVStoreError
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.stages import Stage
-from weftplan.kvstore.summing import Item, Way
+from weftplan.kvstore.ways_of_summing import Item, Way
 from weftplan.locks import Lock, free_in_children
 from weftplan.ndarray import NDArray
 from weftplan.support.array_types import RawArray

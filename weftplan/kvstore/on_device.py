@@ -13,12 +13,12 @@ from weftplan.device.context import Context
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.exchange.between import Between
+from weftplan.kvstore.fixed_order_sums import BlockSum, sum_sequential_block
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.layout import Groups, Layout
 from weftplan.kvstore.local import KVStoreLocal
-from weftplan.kvstore.reduce import BlockSum, sum_sequential_block
 from weftplan.kvstore.stages import HOST, Stage, launch, on_device
-from weftplan.kvstore.summing import Item, Near, Way, reads
+from weftplan.kvstore.ways_of_summing import Item, Near, Way, reads
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.errstate import quietly
 from weftplan.support.array_types import RawArray

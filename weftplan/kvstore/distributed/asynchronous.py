@@ -34,12 +34,12 @@ from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, place
 from weftplan.kvstore.distributed.server_states import ServerStates
 from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.layout import Groups, Layout
-from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import copy_to_all
-from weftplan.kvstore.summing import Item
 from weftplan.kvstore.updater import OptimizerProtocol, Updater
+from weftplan.kvstore.ways_of_summing import Item
 from weftplan.ndarray import NDArray
 from weftplan.support import program_end
 

@@ -23,9 +23,9 @@ from weftplan.kvstore.distributed.transport import mpi
 from weftplan.kvstore.distributed.transport.elastic_job import ElasticJob
 from weftplan.kvstore.distributed.transport.formation import Formation
 from weftplan.kvstore.distributed.transport.shutdown import note_loss
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
-from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import HOST, Repeated, copy
 from weftplan.kvstore.updater import Updater
 from weftplan.kvstore.updating import UpdaterFunction

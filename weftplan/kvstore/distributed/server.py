@@ -28,8 +28,8 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport.mpi_types import Communicator, Message, Request
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray, array, empty
 

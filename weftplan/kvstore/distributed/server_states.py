@@ -15,9 +15,9 @@ import numpy as np
 
 from weftplan.errors import FormatError, KVStoreError
 from weftplan.kvstore.distributed.server import Header, Verb
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.mxnet_states import State
-from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import OptimizerProtocol, Updater, read_states
 from weftplan.ndarray import NDArray, array
 

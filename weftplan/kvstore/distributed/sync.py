@@ -24,12 +24,12 @@ from weftplan.kvstore.distributed.footprint import Place, SyncFootprint
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.recovery import RecoveringStore
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.layout import Bucket, Groups, Layout, T
 from weftplan.kvstore.on_device import KVStoreDevice
-from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.stages import HOST
-from weftplan.kvstore.summing import Item
+from weftplan.kvstore.ways_of_summing import Item
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.memory.chunk import Chunk
 

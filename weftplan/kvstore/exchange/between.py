@@ -20,7 +20,7 @@ from weftplan.kvstore.exchange.runner import Runner
 from weftplan.kvstore.exchange.ways import TreeRule
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.stages import Stage, on_device
-from weftplan.kvstore.summing import Item
+from weftplan.kvstore.ways_of_summing import Item
 from weftplan.ndarray import NDArray, empty
 from weftplan.support.array_types import RawArray
 

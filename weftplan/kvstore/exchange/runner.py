@@ -19,7 +19,7 @@ from weftplan.device.base import Device, Event, Stream
 from weftplan.device.context import Context
 from weftplan.device.links import HOST
 from weftplan.kvstore.exchange.program import Piece, Program
-from weftplan.kvstore.summing import add_on_device
+from weftplan.kvstore.ways_of_summing import add_on_device
 from weftplan.locks import Lock, free_in_children
 from weftplan.support.array_types import RawArray
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.ops.compiled.addresses import address
 
 

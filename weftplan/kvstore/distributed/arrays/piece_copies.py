@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from weftplan.kvstore.distributed.arrays.contiguous import cuts
-from weftplan.kvstore.reduce import Array, filler, reduce_each, sum_sequential_block
+from weftplan.kvstore.fixed_order_sums import Array, filler, reduce_each, sum_sequential_block
 from weftplan.ops.compiled.addresses import address
 from weftplan.ops.compiled.exchange.sums import PAST, Pieces, compiled_pieces
 from weftplan.support.array_types import DType
@@ -48,7 +48,8 @@ class Span(NamedTuple):
 
 
 class Mover:
-    """Executes spans, with ``threads``, ``bound`` and ``compiled`` as :func:`weftplan.kvstore.reduce.reduce_arrays`."""
+    """Executes spans, with ``threads``, ``bound`` and ``compiled`` as
+    :func:`weftplan.kvstore.fixed_order_sums.reduce_arrays`."""
 
     def __init__(self, *, threads: int = 1, bound: int = 0, compiled: bool = True) -> None:
         self._threads, self._bound, self._compiled = threads, bound, compiled

@@ -17,7 +17,7 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.group.group import Group
 from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.transport.wire import INLINE
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.fixed_order_sums import Array
 
 OnComplete = Callable[..., None]
 Exchange = Callable[[Group, Sequence[Array], Sequence[Array], str, "str | None"], Iterable[None]]

@@ -11,7 +11,7 @@ from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.messages import Meeting, alike
 from weftplan.kvstore.distributed.transport.mpi_types import Connection
 from weftplan.kvstore.distributed.transport.wire import Kind, Message, decode
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.support.array_types import DType
 
 

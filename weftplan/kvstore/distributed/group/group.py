@@ -21,7 +21,7 @@ from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.ways import Alone, as_bytes, choose
 from weftplan.kvstore.distributed.transport.mpi_types import Connection
 from weftplan.kvstore.distributed.transport.wire import INLINE
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.fixed_order_sums import Array
 
 
 class Group(DataMembers):

@@ -20,7 +20,7 @@ from weftplan.kvstore.distributed.group.membership import Steps
 from weftplan.kvstore.distributed.group.messages import mark_of
 from weftplan.kvstore.distributed.transport.shared_memory import SharedMemory
 from weftplan.kvstore.distributed.transport.wire import INLINE, Kind, Message, clip
-from weftplan.kvstore.reduce import Array, sum_as_one_block, sum_sequential_block
+from weftplan.kvstore.fixed_order_sums import Array, sum_as_one_block, sum_sequential_block
 from weftplan.support.array_types import DType
 
 

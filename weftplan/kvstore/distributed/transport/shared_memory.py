@@ -27,7 +27,7 @@ import numpy as np
 from weftplan import config
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.transport.wire import SIZE
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.fixed_order_sums import Array
 
 _SLOT, _TEXT = 8192, 64
 """Bytes of a slot, and offset of the message in a slot, after its number and its length (8 bytes each)."""

@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from weftplan.device.context import Context
+from weftplan.kvstore.fixed_order_sums import BlockSum, Sharing, reduce_each, spread_array, sum_sequential_block
 from weftplan.kvstore.gpu_sum import sum_in_one_launch
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.reduce import BlockSum, Sharing, reduce_each, spread_array, sum_sequential_block
 from weftplan.kvstore.stages import HOST, Stage, on_device
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.errstate import quietly
@@ -97,7 +97,7 @@ class Near:
     Args:
         where: context of the host or device.
         block_sum: the function that sums a block on the host, which sets the order of additions.
-        sharing: arguments of :func:`~weftplan.kvstore.reduce.reduce_arrays`.
+        sharing: arguments of :func:`~weftplan.kvstore.fixed_order_sums.reduce_arrays`.
         bring: function of a key, an index in its list of arrays, the array, ``where`` and a priority; it pushes a copy
             of the array to ``where`` and returns the copy.
     """

@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from weftplan.kvstore import reduce
-from weftplan.kvstore.reduce import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
+from weftplan.kvstore import fixed_order_sums
+from weftplan.kvstore.fixed_order_sums import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
 from weftplan.support import core_sharing
 
 
