@@ -66,7 +66,7 @@ def test_float16_sums_in_float32():
 
 
 def test_deconvolution_is_the_transpose_of_convolution():
-    """<conv(x), y> = <x, deconv(y)> for one weight and the same stride, pad and dilation."""
+    """<conv(x), y> equals <x, deconv(y)> for one weight and the same stride, pad and dilation."""
     window = {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 1), "dilate": (1, 2)}
     x, weight = uniform(2, 4, 7, 6), uniform(6, 4, 3, 2)
     y = run("Convolution", [x, weight], {**window, "num_filter": 6, "no_bias": True})[0]
@@ -77,7 +77,7 @@ def test_deconvolution_is_the_transpose_of_convolution():
 
 
 def test_target_shape_chooses_pad_and_adj():
-    """target_shape gives what the pad and adj that lead to it give."""
+    """``target_shape`` gives the result of the pad and adj that produce this shape."""
     data, weight = uniform(2, 4, 3, 3), uniform(4, 2, 4, 4)
     common = {"kernel": (4, 4), "num_filter": 2, "stride": (2, 2)}
     named = run("Deconvolution", [data, weight], {**common, "target_shape": (6, 5)})[0]
