@@ -228,7 +228,10 @@ def test_files():
 
 
 def test_what_is_refused():
-    """A missing op_type, unknown settings and a wrong class are refused; the error for a bad shape names the operator."""
+    """A missing op_type, unknown settings and a wrong class are refused.
+
+    The error for a wrong shape names the operator.
+    """
     x = mx.sym.Variable("x")
     with pytest.raises(ParameterError, match="needs op_type"):
         mx.sym.Custom(x)

@@ -1,4 +1,7 @@
-"""``mx.test_utils``: comparisons, checks of symbols, random arrays and helpers, which must also fail on wrong numbers."""
+"""``mx.test_utils``: comparisons, checks of symbols, random arrays and helpers.
+
+Comparisons and checks must also fail on wrong numbers.
+"""
 
 from __future__ import annotations
 
@@ -233,7 +236,10 @@ def test_generators_are_judged() -> None:
 
 
 def test_more_helpers() -> None:
-    """Further helpers compare with a share of errors, compare tuples, collapse sums, and compare symbols without names."""
+    """Further comparisons accept a share of differing elements, nested tuples, and symbols of other names.
+
+    Other helpers collapse sums and create arrays.
+    """
     a = np.zeros(10, np.float32)
     b = a.copy()
     b[3] = 1
