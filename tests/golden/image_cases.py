@@ -11,7 +11,7 @@ import numpy as np
 
 PIXELS = np.random.RandomState(0).randint(0, 256, (13, 17, 3)).astype(np.uint8)
 SIZES = ((7, 5), (30, 29), (17, 9), (9, 20), (8, 26))
-"""Target sizes as (width, height): both smaller, both larger, one side changed, one smaller and one larger, a multiple."""
+"""Target sizes (width, height): smaller, larger, one side changed, one smaller and one larger, a multiple."""
 RECORDS = {
     "plain": {},
     "resize": {"resize": 16},
