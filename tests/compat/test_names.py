@@ -44,7 +44,7 @@ def test_base(monkeypatch):
 def test_util(monkeypatch):
     """mx.util reads and sets Python's environment variables.
 
-    Functions for NumPy arrays raise an error when they are called.
+    ``np_array``, ``set_np`` and functions under ``use_np`` raise an error when they are called.
     """
     monkeypatch.delenv("WEFT_TEST", raising=False)
     assert mx.util.getenv("WEFT_TEST") is None
@@ -66,7 +66,7 @@ def test_util(monkeypatch):
 
 
 def test_features():
-    """Features is a single dictionary with all of MXNet's names; an unknown name raises an error."""
+    """Features() is always the same dictionary, with all of MXNet's names; an unknown name raises an error."""
     features = mx.runtime.Features()
     assert features is mx.runtime.Features()
     assert len(features) == 32

@@ -29,7 +29,7 @@ FLAGS = (
     "-fsanitize=signed-integer-overflow,shift,integer-divide-by-zero,bounds,bool",
     "-ftrivial-auto-var-init=pattern", f"-I{INCLUDE}",
 )  # fmt: skip
-"""No optimisation: for the small inputs of the tests, compiling takes longer than running."""
+"""Flags of g++, without optimisation: for the tests' small inputs, compiling takes longer than running."""
 _WHOLE = r"unsigned long long|long long|unsigned char|signed char|unsigned int|unsigned|int"
 _TYPE = rf"(?:{_WHOLE}|bool|__half|float16|float|double)"
 _POINTER = re.compile(rf"\b(const )?({_TYPE}) ?\* ?(?=(?:__restrict__ )?\w+ ?[,;=)])")

@@ -55,9 +55,9 @@ def essence(symbol: Symbol) -> list[tuple[Any, ...]]:
 
 
 def meaning(node: Node) -> dict[str, Any]:
-    """Return the parameters that matter.
+    """Return the node's parameters without those that have no effect.
 
-    A default layout and a pooling convention of global pooling, for example, do not.
+    Examples are a default layout, and the pooling convention of a global pooling.
     """
     params = {key: value for key, value in node.params.items() if key != "layout"}
     if node.op is not None and node.op.name in ("Convolution", "Pooling"):

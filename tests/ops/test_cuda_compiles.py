@@ -29,7 +29,7 @@ def check_compiled(sources, folder):
 def test_nvcc_takes_every_source(tmp_path):
     """nvcc compiles the float32 sources without warnings or spills, within the registers of a block.
 
-    Sources that take seconds, random numbers and optimizer steps, are compiled only in `test_nvcc_takes_every_dtype`.
+    Slow sources (random numbers, optimizer steps) are compiled only in `test_nvcc_takes_every_dtype`.
     """
     long = ("philox", "updates", "dropout")
     check_compiled([text for label, text in cuda.texts(every=False).items() if not label.startswith(long)], tmp_path)

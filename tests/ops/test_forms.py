@@ -1,4 +1,4 @@
-"""Kernel forms: all operators use them, and the author's function has one parameter per array."""
+"""Kernel forms, the adapters of an author's function to the kernel calling convention: all operators use them."""
 
 import ast
 import inspect

@@ -32,7 +32,7 @@ _FILES = {stem: np.load(inputs.DATA / f"{stem}.npz") for stem in CASES if (input
 
 @pytest.mark.parametrize("stem", CASES)
 def test_every_case_is_stored(stem):
-    """Each case list has a file with exactly its cases, in their current text."""
+    """Each golden file stores exactly the current cases of its list."""
     assert stem in _FILES, f"run tests/golden/generate.py {stem}"
     stored = _FILES[stem]
     texts = {key[: -len("/case")]: str(stored[key]) for key in stored.files if key.endswith("/case")}

@@ -45,7 +45,7 @@ def test_a_training_step(name):
     ],
 )
 def test_the_counts_notice(extra, noticed):
-    """Each count rises for its kind of operator: CuPy's own memory, a wait of the host, or many launches."""
+    """CuPy's own memory, waits of the host, and operators of many launches are each counted."""
     net = mx.sym.FullyConnected(extra(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=64)), num_hidden=3)
     with place("standin") as context:
         actual = counted(net, {"data": (4, 64)}, context(0), dry=False)

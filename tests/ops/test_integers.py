@@ -136,7 +136,7 @@ def test_relu_of_integers():
     ],
 )
 def test_clip_saturates_its_bounds(dtype, low, high, x, expected):
-    """A bound that is NaN or beyond the dtype's range is ignored or saturated; other bounds lose their fraction."""
+    """A bound beyond the dtype's range is saturated, NaN is ignored, and other bounds lose their fraction."""
     assert run("clip", [np.array(x, dtype)], {"a_min": low, "a_max": high})[0].tolist() == expected
 
 

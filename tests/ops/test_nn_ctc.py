@@ -68,9 +68,9 @@ def test_extreme_logits(dtype):
 
 
 def test_what_cannot_be_aligned():
-    """Labels that need more steps than the data have, for blanks between equal labels, give 0, as in MXNet.
+    """Labels that need more steps than the data have give the loss and the gradient 0, as in MXNet.
 
-    This holds for the loss and for the gradient.
+    Equal labels in sequence need a blank between them.
     """
     arrays = [uniform(3, 2, 3), np.array([[1, 1, 2], [1, 2, 1]])]
     loss = run("CTCLoss", arrays)[0]

@@ -10,7 +10,7 @@ F32 = np.float32
 
 
 def test_the_first_of_equal_maxima_gets_the_gradient():
-    """Of equal maxima the first in row-major order gets the gradient, also in overlapping windows."""
+    """The first of equal maxima, in row-major order, gets the gradient, also in overlapping windows."""
     data = np.array([[[[1.0, 1], [1, 1]]]])
     np.testing.assert_array_equal(
         gradients("Pooling", [data], [np.ones((1, 1, 1, 1))], {"kernel": (2, 2)})[0], [[[[1, 0], [0, 0]]]]

@@ -1,4 +1,4 @@
-"""Every operator case on a device: no memory or waits that CuPy's kernels must not take, and the host's values."""
+"""Every operator case on a device equals the host, without memory and waits that kernels for GPUs must avoid."""
 
 import collections
 import contextlib
@@ -34,9 +34,9 @@ DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "gpus.md"
 WAITING = set(re.findall(r"^\| `(\w+)` \|", DOCUMENT.read_text(), re.MULTILINE))
 """Operators that the document lists as making the host wait."""
 SEEN, RAN = set[str](), set[str]()
-"""Operators that made the host wait, and operators whose cases this process has run."""
+"""SEEN: operators that made the host wait. RAN: operators whose cases this process has run."""
 WAITS = {"_backward_gather_nd": 1}
-"""How often a GPU kernel makes the host wait, to raise an error for indices out of range."""
+"""Number of waits of the host by GPU kernel; they serve to raise an error for indices out of range."""
 
 
 def refuse(nbytes):

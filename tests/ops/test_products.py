@@ -117,9 +117,9 @@ def test_same_bits_on_every_engine(monkeypatch, cuts, cell, kernels):
 
 @pytest.mark.parametrize(("large", "parts"), [((False, False), []), ((True, False), [3]), ((True, True), [4])])
 def test_several_products_wait_once(cuts, large, parts):
-    """Products computed together have the bits of single products.
+    """Products computed together are split at most once, and have the bits of single products.
 
-    Small products are not cut; the large products are cut into three or four parts in all.
+    Small products alone are not split.
     """
     rng = np.random.default_rng(1)
     each = []

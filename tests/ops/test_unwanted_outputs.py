@@ -202,7 +202,7 @@ NAMES = sorted({*registry.names(aliases=False), *registry._PLANNERS})
 
 @pytest.mark.parametrize("name", [name for name in NAMES if may_run(registry.find(name) or registry._PLANNERS[name])])
 def test_any_subset_of_outputs_may_be_unwanted(name: str) -> None:
-    """Every wanted output has the same bits for any subset of wanted outputs, called once and replayed."""
+    """A wanted output has the same bits whichever other outputs are wanted, also when the call is replayed."""
     calls = calls_by_operator().get(name, ())
     assert calls, f"no case of {name} has several outputs or a state: add one to the golden cases, or to this file"
     for call in calls:

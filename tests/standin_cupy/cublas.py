@@ -22,7 +22,7 @@ _NAMES = {np.float32: "sgemm", np.float64: "dgemm"}
 
 
 class CUBLASError(RuntimeError):
-    """An error code of cuBLAS."""
+    """An exception with an error code of cuBLAS."""
 
 
 def _found(address: int) -> Memory:

@@ -18,15 +18,15 @@ ALIGNMENT = 512
 
 
 class CUDARuntimeError(RuntimeError):
-    """An error code of CUDA's runtime."""
+    """An exception with an error code of CUDA's runtime."""
 
 
 class OutOfMemoryError(MemoryError):
-    """CuPy's error of its allocators."""
+    """The exception that CuPy's allocators raise if memory is exhausted."""
 
 
 class StreamRaceError(AssertionError):
-    """Two streams access the same bytes, at least one writes, and no event orders them."""
+    """An error for two streams that access the same bytes, at least one of them to write, without an order."""
 
 
 Clock = dict[int, int]
@@ -76,7 +76,7 @@ class Machine:
         self.math_mode = 0
         """cuBLAS's math mode: 3 lets float32 products round to TF32."""
         self.rates: dict[str, float] = {}
-        """Bytes per millisecond, by kind of copy; other work takes no time."""
+        """Bytes per millisecond, by kind of copy; a copy without a rate takes no time."""
         self.clock = 0.0
         """Milliseconds taken by work with known times; events record it."""
         self.faulty: dict[str, str] = {}

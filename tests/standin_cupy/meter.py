@@ -47,10 +47,10 @@ class Meter:
         self.compiled: Counter[str] = Counter()
         """Raw kernels whose source was parsed, by name."""
         self.temporaries = 0
-        """Arrays that CuPy allocated from its own pool."""
+        """Number of arrays that CuPy allocated from its own pool."""
         self.temporary_bytes = 0
         self.frees = 0
-        """Calls of ``cudaFree``; each waits for the whole device."""
+        """Number of calls of ``cudaFree``; each waits for the whole device."""
 
     @property
     def total(self) -> int:

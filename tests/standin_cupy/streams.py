@@ -207,7 +207,7 @@ class Capture:
         self.joined: dict[int, Stream] = {}
         """Streams that have waited for an event of the capture, by key."""
         self.returned: set[int] = set()
-        """Keys of the streams that the origin has waited for since."""
+        """Keys of the joined streams that the origin has waited for."""
 
 
 def refuse(capture: Capture | None, what: str, why: str = "") -> None:

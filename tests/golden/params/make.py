@@ -35,7 +35,7 @@ def listed(records: list, names: list) -> bytes:
 
 
 def main() -> None:
-    """Write every file."""
+    """Write every golden file of this folder."""
     mx.nd.save(str(HERE / "dtypes.params"), {f"arg:{name}": mx.nd.array(ramp(name), dtype=name) for name in DTYPES})
     mx.nd.save(str(HERE / "list.params"), [mx.nd.array([1.5, -2]), mx.nd.array([[3]])])
     mx.nd.save(str(HERE / "single.params"), mx.nd.array([1.5, -2]))

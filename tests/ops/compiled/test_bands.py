@@ -26,7 +26,7 @@ UNEVEN: list[Case] = [
 ]
 """Convolutions as (image, filters, kernel, stride, dilation, padding).
 
-A phase of the stride has fewer rows than another, and reads further for each of them.
+In each, a phase of the stride has fewer rows than another phase, but its rows read further.
 """
 
 

@@ -214,7 +214,7 @@ def test_a_recomputed_call_leaves_the_moving_statistics_alone():
 
 @pytest.mark.parametrize(("shape", "name"), [((8, 64, 1, 2), "native"), ((8, 64, 1, 1), "numpy"), ((8, 64), "numpy")])
 def test_planes_of_one_element_are_left_to_numpy(shape, name):
-    """NumPy computes channels without contiguous elements, for which a compiled loop would be slower."""
+    """NumPy computes planes of a single element, for which a loop over a channel's contiguous elements is slower."""
     op = registry.get("BatchNorm")
     vector = TensorSpec((64,), np.dtype(np.float32))
     whole = TensorSpec(shape, np.dtype(np.float32))
@@ -226,9 +226,9 @@ def test_planes_of_one_element_are_left_to_numpy(shape, name):
 
 @pytest.mark.parametrize(("channel", "lines"), [(400, 4), (100, 1), (1600, 16), (401, 5)])
 def test_prefetched_lines_per_plane(channel: int, lines: int) -> None:
-    """Prefetching spreads the cache lines of a plane evenly.
+    """Prefetching spreads the cache lines of the other array's plane evenly over a pass.
 
-    ``late_lines`` is the number of lines to fetch per 256 bytes of the plane that is processed.
+    ``late_lines`` is the number of lines to prefetch per 256 bytes of the processed plane, which has 400 bytes.
     """
     words = batch_norm.fetching(batch_norm_kernels.LATE, 4096, 3 * channel, channel, 400, behind=2)
     assert words == {

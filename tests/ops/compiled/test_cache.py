@@ -1,4 +1,4 @@
-"""Compiled objects on disk: reused, recompiled if other users could have written them, and optional."""
+"""Compiled objects on disk: reused, recompiled if other users could have written them, and not required."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_processors():
 
 @needs_compiler
 def test_threads_compile_once():
-    """Of eight threads that request a module at the same time one compiles it, and all get the same functions."""
+    """If eight threads request a module at the same time, one compiles it and all get the same functions."""
     calls = []
 
     def functions(target: Target) -> list[ir.Function]:

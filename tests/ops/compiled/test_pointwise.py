@@ -125,7 +125,7 @@ def test_bits_do_not_depend_on_parts(
 def test_each_part_has_a_room_for_itself(
     monkeypatch: pytest.MonkeyPatch, always_cut: None, image: tuple[int, int], back: bool
 ):
-    """A part that runs in the last room writes to no other room."""
+    """A part that uses the last room of scratch writes to no other room."""
     chosen = plain(batch=1, channels=200, filters=150, image=image)
     geo = geometry_of(chosen)
     x, w, b, dy = arrays(chosen, geo)

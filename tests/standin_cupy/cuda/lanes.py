@@ -59,7 +59,7 @@ def _spread(values: Any, shape: tuple[int, ...]) -> Any:
 
 
 class Lanes:
-    """The threads of some blocks."""
+    """The threads of some blocks of a grid, and the state of their execution."""
 
     def __init__(
         self, functions: Mapping[str, Function], grid: Sequence[int], block: Sequence[int], blocks: Any

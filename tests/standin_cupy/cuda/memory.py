@@ -22,7 +22,7 @@ _SEVERAL = 1 << 40
 
 
 class KernelError(AssertionError):
-    """A kernel accesses memory out of bounds, or its threads race."""
+    """An error for a kernel that accesses memory out of bounds, or whose threads race."""
 
 
 class Cells:
