@@ -11,6 +11,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def place():
+    """Return the device object of GPU 0."""
     return device.get(device.gpu(0))
 
 

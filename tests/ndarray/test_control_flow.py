@@ -67,7 +67,7 @@ def test_foreach_refuses(x, z):
         (x, z, lambda d, s: (None, s), DTypeError, "output of step 0"),
         ((x, x[:2]), z, lambda d, s: (d[0], s), ShapeError, "as many as in the first"),
         ([], z, lambda d, s: (z, s), ShapeError, "at least one row"),
-        (x, z, lambda d, s: (d if d[0].asscalar() < 2 else [d, d], s), ParameterError, "step 1 gave 2 as_numbers"),
+        (x, z, lambda d, s: (d if d[0].asscalar() < 2 else [d, d], s), ParameterError, "step 1 gave 2 arrays"),
         (x, z, lambda d, s: (d if d[0].asscalar() < 2 else mx.nd.ones((3,)), s), ShapeError, "output 0 has other"),
     ):
         with pytest.raises(error, match=words):
@@ -110,7 +110,7 @@ def test_while_loop_refuses():
         (yes, lambda i: (i, i), (), 3, ParameterError, "at least one element"),
         (yes, lambda i: (i, [i, i]), one, 3, ParameterError, "func got 1 and gave 2"),
         (yes, lambda i: (i, None), one, 3, ParameterError, "func got 1 and gave 0"),
-        (yes, lambda i: ([i] * (int(i.asscalar()) + 1), i + 1), one, 3, ParameterError, "step 1 gave 2 as_numbers"),
+        (yes, lambda i: ([i] * (int(i.asscalar()) + 1), i + 1), one, 3, ParameterError, "step 1 gave 2 arrays"),
         (yes, lambda i: (mx.nd.ones((int(i.asscalar()) + 1,)), i + 1), one, 3, ShapeError, "output 0 has other shapes"),
         (lambda i: mx.nd.ones((2,)), lambda i: (i, i), one, 3, ShapeError, "not a scalar"),
     ):

@@ -44,6 +44,7 @@ def _noise(ctx, params, ins, outs):
 
 @pytest.fixture(autouse=True, scope="module")
 def operators():
+    """Register the operators of these tests for the whole module."""
     small_operators = [
         Op(
             name="_test_axpy",

@@ -75,7 +75,7 @@ def passes(geo: Geometry) -> list[Any]:
     adjoint(context(geo.backward_nbytes()), geo, x, dy, w, *both)
     adjoint(context(geo.backward_nbytes(weight=False)), geo, None, dy, w, dx, None)
     adjoint(context(geo.backward_nbytes(data=False)), geo, x, dy, None, None, dw)
-    adjoint(context(geo.backward_nbytes()), geo, x, dy, w, np.empty_like(x), None)  # less than was declared for
+    adjoint(context(geo.backward_nbytes()), geo, x, dy, w, np.empty_like(x), None)  # needs less scratch
     return [out, *both, dx, dw]
 
 
@@ -104,11 +104,11 @@ def test_parts_are_right(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     for got, one in zip(passes(geo), (*want, *want[1:]), strict=True):
         eps = np.finfo(geo.dtype).eps
         most = max(1.0, np.abs(one).max(initial=0))
-        grows = 1 if geo.dtype == np.float16 else one.size**0.5  # sums of float16 are of float32
+        grows = 1 if geo.dtype == np.float16 else one.size**0.5  # float16 is summed in float32
         assert np.abs(got - one).max(initial=0) <= 4 * eps * most * grows, geo
     cuts = {len(parts(geo, weight=weight)) for weight in (False, True)} - {1}
     assert set(together.counts) <= cuts
-    assert set(together.counts) == cuts or geo.pointwise  # other products
+    assert set(together.counts) == cuts or geo.pointwise  # pointwise layers use other products
 
 
 def test_random_layers_are_cut_and_not_cut() -> None:

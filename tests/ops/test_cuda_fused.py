@@ -37,7 +37,7 @@ def check_values(symbol, shapes, dtype):
         expected, _ = step(symbol, shapes, mx.cpu(), dtype)
         actual, launches = step(symbol, shapes, context(0), dtype)
         repeated, _ = step(symbol, shapes, context(1), dtype)
-        if dtype != "float16":  # CuPy's products copy rows that are apart
+        if dtype != "float16":  # CuPy's products copy rows that are not contiguous
             assert device.get(context(0)).temporaries.reserved == 0
     for name, array in expected.items():
         scale = max(1.0, float(np.abs(array).max()))
@@ -112,5 +112,5 @@ def test_a_step_of_a_gru_is_two_launches(bidirectional, dtype):
     shapes = {"data": (steps, batch, 5), "state": (ways, batch, size)}
     launches = check_values(symbol, shapes, dtype)
     assert (launches["gru_step"], launches["gru_back"]) == (steps * ways, steps * ways)
-    if dtype != "float16":  # of the input forwards, of input, weights, states and initial state backwards
+    if dtype != "float16":  # forward: the input; backward: input, weights, states and initial state
         assert launches["sgemm" if dtype == "float32" else "dgemm"] == (2 * steps + 5) * ways

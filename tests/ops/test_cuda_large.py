@@ -124,7 +124,7 @@ def _segments():
     index = Far(MOST, dtype=np.int32)
     segments.each(XP, segments._INDEX, "index_keys", keys.size, (index, keys, MOST, 1 << 20, 0), I=index.dtype)
     segments.launch(XP, segments.SORT, "sort_tile", keys.size // 2048, 1024, (keys, keys.size, 2048))
-    keys.host[(1 << 30) - 1], keys.host[-1] = 5, 4  # which change places
+    keys.host[(1 << 30) - 1], keys.host[-1] = 5, 4  # a pair that has to exchange places
     segments.each(XP, segments.SORT, "sort_step", keys.size // 2, (keys, keys.size, keys.size // 2))
     keys = Far(1 << 20, dtype=np.uint64)
     keys.host[-1] = (1 << 52) + keys.size - 1

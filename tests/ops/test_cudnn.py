@@ -54,6 +54,7 @@ def results(net, shape, ctx, dtype="float32"):
 
 
 def same(found, expected, dtype):
+    """Check that two lists of arrays agree within the tolerance of ``dtype``."""
     for mine, theirs in zip(found, expected, strict=True):
         loose = 2e-2 if dtype == "float16" else 2e-5
         np.testing.assert_allclose(mine.astype(float), theirs.astype(float), rtol=loose, atol=loose * 10)
@@ -305,7 +306,7 @@ def test_the_stand_in_has_the_real_names():
             continue
         theirs = inspect.signature(getattr(real.pygraph, name)).parameters
         if "args" in theirs:
-            continue  # made from a table
+            continue  # a method generated from a table
         assert set(inspect.signature(method).parameters) <= set(theirs), (name, version)
 
 

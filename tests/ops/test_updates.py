@@ -109,7 +109,7 @@ def test_contract(case, dtype, elements, monkeypatch):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_blocks_change_nothing(case, monkeypatch):
-    """Outputs and states are the same for blocks of 65,536 and of 5 elements."""
+    """Outputs and states for blocks of 65,536 and of 5 elements agree within rounding error."""
     results = []
     for elements in (1 << 16, 5):
         monkeypatch.setattr(tiling._thread, "grain", tiling.Grain(elements, 2 << 20))

@@ -1,4 +1,4 @@
-"""The array of the stand-in: device memory on which NumPy computes, with CuPy's restrictions.
+"""The array of the stand-in: device memory that NumPy computes on, with CuPy's restrictions.
 
 The file is long because it is one class with the methods and operators of CuPy's array.
 """

@@ -36,7 +36,7 @@ _WEAK = {bool: bool, int: int, float: float, complex: complex}
 
 @functools.lru_cache(maxsize=4096)
 def _loop(name: str, kinds: tuple[Any, ...], dtype: np.dtype[Any] | None) -> tuple[list[Any], list[Any]]:
-    """Return the dtypes in which CuPy computes, for inputs and outputs.
+    """Return the dtypes of CuPy's computation, for inputs and outputs.
 
     ``kinds`` are dtypes of arrays and NumPy scalars, or types of Python numbers.
     """

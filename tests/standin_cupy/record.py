@@ -4,7 +4,7 @@ Importing CuPy needs no driver. Each line describes one name:
 
     add ufunc 2 1 ??->? bb->b …            a ufunc: number of inputs and outputs, its loops
     sum function a axis? dtype? …          parameters in order; ``?`` has a default; ``/`` and ``*`` as in Python
-    sum function ?                         a function whose signature cannot be read
+    sum function ?                         a function without a readable signature
     float32 other                          any other object: types, constants, modules
 """
 

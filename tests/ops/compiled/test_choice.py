@@ -237,7 +237,7 @@ def test_other_threads_run_meanwhile():
     finally:
         over.set()
         second.join()
-    # A thread that kept the interpreter would be interrupted only before and after the call.
+    # If the call kept the interpreter lock, the other thread could run only before and after it.
     assert most > 20
 
 

@@ -66,7 +66,7 @@ def test_later_runs_reuse_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, settled)
     assert run(moving, second, train=True) == wanted
-    for name, array in moving.aux_dict.items():  # they have seen more data
+    for name, array in moving.aux_dict.items():  # statistics after more batches
         array.copyto(fresh.aux_dict[name])
     repeated = run(moving, second, train=False)
     monkeypatch.undo()

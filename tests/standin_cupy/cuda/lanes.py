@@ -97,7 +97,7 @@ class Lanes:
         with np.errstate(all="ignore"):
             self.do(kernel.body, np.arange(self.count))
 
-    # -- statements: the threads that continue-------------------------------------------------------------------------
+    # -- statements: the threads that continue ------------------------------------------------------------------------
 
     def do(self, statement: Any, act: Any) -> Any:
         """Run one statement for the threads ``act``; return the threads that continue."""

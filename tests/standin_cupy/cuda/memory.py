@@ -30,7 +30,7 @@ class Cells:
 
     Args:
         tracked: whether races are detected; False for memory that no thread writes, or that only one thread accesses.
-        length: number of elements of one copy, for an array of which each thread or block has a copy.
+        length: number of elements of one copy, if each thread or block has its own copy of the array.
     """
 
     def __init__(self, values: np.ndarray, what: str, *, tracked: bool = False, length: int | None = None) -> None:
