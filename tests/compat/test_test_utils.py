@@ -28,7 +28,7 @@ def seeded() -> Any:
 
 
 def test_comparisons() -> None:
-    """Comparisons accept equal and nearly equal arrays, and NaN as requested.
+    """Comparisons accept equal and nearly equal arrays, and equal or ignored NaN if requested.
 
     The error for different arrays names the worst position.
     """

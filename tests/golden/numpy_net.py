@@ -31,7 +31,7 @@ class Net(HybridBlock):
             self.dense = nn.Dense(5, in_units=4)
 
     def hybrid_forward(self, F, x):
-        """Return six outputs, of which the last has no dimensions."""
+        """Return six outputs; the last has no dimensions."""
         y = F.npx.relu(self.norm(self.convolution(x)))
         z = F.np.mean(y, axis=(2, 3))
         z = self.layer_norm(z) * 2.0 + 1.0 - z / 3.0

@@ -1,4 +1,4 @@
-"""Random operator calls, one for each seed, as golden cases: odd shapes, every dtype, parameters of every kind.
+"""Random operator calls, one for each seed, as golden cases: unusual shapes, several dtypes, parameters of every kind.
 
 Python 3.8 and NumPy suffice, because MXNet 1.9.1's process generates the same cases. Values avoid points at which the
 two packages may legitimately differ: slopes at a kink, or the order of equal elements.

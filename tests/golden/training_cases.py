@@ -123,7 +123,7 @@ STEPS = {
 
 
 def steps(mx):
-    """Return a weight and a bias after each of six steps of optimizers without a kernel of their own."""
+    """Return a weight and a bias after each of six steps of optimizers without their own kernel."""
     result = {}
     for key, (name, settings) in STEPS.items():
         rng = np.random.RandomState(13)

@@ -67,7 +67,7 @@ def test_referenced_var_needs_a_delete_operation(each_engine):
 
 
 def test_pending_operations_delay_the_free(gate):
-    """An unreferenced pending result is computed into memory of its own, and freed afterwards."""
+    """An unreferenced pending result is computed into its own memory, and freed afterwards."""
     x = mx.nd.ones((100,), ctx=CTX)
     x.wait_to_read()
     gate.close(x)

@@ -56,7 +56,9 @@ def test_index_array_needs_axes_that_exist():
 
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 2, 2)])
 def test_index_copy(shape):
-    """index_copy replaces rows, has gradients for both tensors, and takes indices of any dtype."""
+    """index_copy replaces rows at integer or float32 indices, and has gradients for both tensors.
+
+    Of rows with equal indices, the last is copied."""
     old, new = uniform(*shape), uniform(3, *shape[1:], seed=7)
     for places in (np.array([0, 4, 2]), np.array([4, 0, 1], np.float32)):
         expected = old.copy()
@@ -68,10 +70,7 @@ def test_index_copy(shape):
 
 
 def test_index_copy_refuses():
-    """index_copy refuses bad shapes, and indices out of range.
-
-    For those, MXNet 1.9.1 writes beyond the tensor.
-    """
+    """index_copy refuses bad shapes, and indices out of range, for which MXNet 1.9.1 writes beyond the tensor."""
     sym = mx.sym.contrib.index_copy(*(mx.sym.Variable(name) for name in ("old", "index", "new")))
     assert sym.infer_shape(old=(5, 3), index=(2,))[0] == [(5, 3), (2,), (2, 3)]
     for shapes, words in (

@@ -1,4 +1,4 @@
-"""NumPy's convolutions in parts: correct, with the same bits for any number of cores, each in scratch of its own."""
+"""NumPy's convolutions in parts: correct, with the same bits for any number of cores, each in its own scratch."""
 
 from __future__ import annotations
 

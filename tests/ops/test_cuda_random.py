@@ -56,7 +56,7 @@ def test_distributions_hold(draw, mean, deviation):
 
 def test_dropout_has_the_mask_of_the_host(monkeypatch):
     """Dropout takes one launch per pass; the same key gives the same zeros on the host and on two GPUs."""
-    monkeypatch.setattr(seeds, "_mixed", lambda number, ctx: number)  # contexts have keys of their own otherwise
+    monkeypatch.setattr(seeds, "_mixed", lambda number, ctx: number)  # otherwise contexts have different keys
     x = np.ones((33, 7), np.float32)
     results = []
     with place("standin", kind="NaiveEngine") as context:

@@ -129,7 +129,7 @@ def test_settings_choose_the_algorithm(monkeypatch, level, tf32, megabytes, shar
 @pytest.mark.parametrize(("limit", "share"), [("-1", 4.0), ("0", 0.0), ("1024", 4.0)])
 @pytest.mark.shows("FLAGS_conv_workspace_size_limit")
 def test_the_flag_limits_scratch_beside_the_operator(monkeypatch, limit, share):
-    """The smaller limit of flag and operator holds: an algorithm that needs more scratch is not chosen."""
+    """The smaller limit of flag and operator applies: an algorithm that needs more scratch is not chosen."""
     monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", "1")
     monkeypatch.setenv("FLAGS_conv_workspace_size_limit", limit)
     with cudnn(), place("standin", kind="NaiveEngine") as context:

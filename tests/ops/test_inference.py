@@ -146,7 +146,7 @@ def test_nothing_known(case):
 @together()
 @pytest.mark.parametrize("case", CASES, ids=ident)
 def test_repeating_inference_changes_nothing(case):
-    """Inference of its own result returns the same result."""
+    """Inference from inferred shapes returns the same shapes."""
     op, arrays, params = case
     once = shapes(op, [x.shape for x in arrays], **params)
     assert shapes(op, *once, **params) == once

@@ -17,7 +17,7 @@ def uniform(*shape, seed=0):
 
 
 def diagonally_dominant(*shape, seed=0):
-    """Return random matrices with a dominant diagonal, for which every factorization is well-conditioned."""
+    """Return random diagonally dominant matrices, whose factorizations are well-conditioned."""
     n = shape[-1]
     return uniform(*shape, seed=seed) / n + 2 * np.eye(n)
 
@@ -67,7 +67,7 @@ def ident(case):
 
 
 def test_every_operator_has_a_case():
-    """Every operator of the family has a case, except potrf and syevd, which have tests of their own."""
+    """Every operator of the family has a case, except potrf and syevd, which have their own tests."""
     family = {name for name in registry.names(aliases=False) if name.startswith("_linalg_")}
     assert family == {registry.get(op).name for op, _, _ in CASES} | {"_linalg_potrf", "_linalg_syevd"}
 

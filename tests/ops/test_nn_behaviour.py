@@ -1,6 +1,6 @@
 """Behaviour of single neural-network operators beyond the common contract.
 
-This file tests what the backward pass keeps, activations and embeddings. Other families have files of their own:
+This file tests what the backward pass keeps, activations and embeddings. Other families have their own files:
 ``test_nn_<family>.py``.
 """
 

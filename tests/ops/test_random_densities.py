@@ -72,7 +72,7 @@ def test_values_of_vectors():
 @pytest.mark.parametrize("is_log", [False, True])
 @pytest.mark.parametrize("name", [*FORMULAS, "dirichlet"])
 def test_gradients(name, is_log):
-    """Densities have the gradients of central differences; integer samples have none."""
+    """Densities have the gradients of central differences, for all inputs except integer samples."""
     inputs = DIRICHLET if name == "dirichlet" else arrays(name)
     wanted = range(1, len(inputs)) if name in WHOLE else range(len(inputs))
     check_gradient(f"random_pdf_{name}", inputs, {"is_log": is_log}, wrt=list(wanted))

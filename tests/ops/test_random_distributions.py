@@ -32,7 +32,7 @@ def drawn(symbol: Any, **values: Any) -> Any:
 def test_moments(name: str, params: dict[str, float], mean: float, variance: float) -> None:
     """Draws have the mean and variance of their distribution, and equal seeds give equal draws.
 
-    Each element of an array of parameters gives a block of draws of its own.
+    Each element of an array of parameters gives its own block of draws.
     """
     symbol = getattr(mx.sym.random, name)(shape=(100, 200), **params)
     values = drawn(symbol)

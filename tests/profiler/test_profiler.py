@@ -236,7 +236,7 @@ class TestTable:
 
 
 def test_tasks_that_overlap(tmp_path: Path):
-    """Tasks that overlap are put on several tracks, each of which nests."""
+    """Overlapping tasks share a track only if one lies within the other."""
     profiler.set_config(filename=tmp_path / "trace.json")
     profiler.set_state("run")
     domain = profiler.Domain("d")

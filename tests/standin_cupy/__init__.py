@@ -126,7 +126,7 @@ def _memory_in_use() -> bool:
 
 @contextlib.contextmanager
 def installed(kind: str | None = "ThreadedEnginePerDevice", **engine_settings: int) -> Iterator[types.ModuleType]:
-    """Install the stand-in as ``cupy``, with no GPU used yet and an engine of its own.
+    """Install the stand-in as ``cupy``, with no GPU used yet and with its own engine.
 
     The process's state about real GPUs and pinned memory is saved and restored.
 

@@ -1,6 +1,6 @@
 """The functions of the stand-in: ufuncs with CuPy's loops, other functions by NumPy with CuPy's restrictions.
 
-The file is long because CuPy has many functions, each with restrictions of its own.
+The file is long because CuPy has many functions, each with its own restrictions.
 """
 
 from __future__ import annotations

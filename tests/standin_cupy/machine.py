@@ -37,7 +37,7 @@ ids = itertools.count(1)
 
 
 class BlasHandle:
-    """A cuBLAS handle of one thread and one device, with workspaces of its own."""
+    """A cuBLAS handle of one thread and one device, with its own workspaces."""
 
     def __init__(self, device: int) -> None:
         self.thread, self.device = threading.get_ident(), device

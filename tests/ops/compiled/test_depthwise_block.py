@@ -186,7 +186,7 @@ def test_bits_are_those_of_the_nodes(given_case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_parts_change_no_bit(stride: int, always_cut: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges of channels, each in scratch of its own, give the bits of all channels at once."""
+    """Ranges of channels, each in its own scratch, give the bits of all channels at once."""
     from weftplan.ops.compiled.depthwise import tables as depthwise_tables
 
     given_case = case(channels=7, image=(21, 30), stride=stride)

@@ -41,7 +41,7 @@ def test_changed_before(look):
 
 
 def test_changed_meanwhile(look):
-    """Polling ends when another thread changes the word; the interpreter is free meanwhile."""
+    """Polling ends when another thread changes the word; while it polls, other threads can run Python code."""
     result, start = words(7, 7, 1 << 62, 100)
     thread = threading.Thread(target=look, args=(start,), daemon=True)
     thread.start()
@@ -101,7 +101,7 @@ def test_parts_run_without_helpers(look):
 
 
 def test_polling_thread_takes_parts(look):
-    """A polling thread takes parts, in a room of its own, and each part runs once.
+    """A polling thread takes parts, in its own room, and each part runs once.
 
     It goes on polling until the word changes.
     """

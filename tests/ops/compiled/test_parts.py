@@ -213,7 +213,7 @@ def test_parts_share_packed_weights_and_copied_images(cuts: list[int]) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_after_a_fork_splits_again() -> None:
-    """A forked child starts helper threads of its own and computes the parent's bits."""
+    """A forked child starts its own helper threads and computes the parent's bits."""
     code = """
 import os
 import numpy as np, weftplan as mx

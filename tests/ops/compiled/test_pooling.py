@@ -37,7 +37,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     """Return the sizes and parameters of a random call of one to three axes."""
     rank = draw(st.integers(1, 3))
     kernel = draw(st.tuples(*[st.integers(1, 4)] * rank))
-    pairs = draw(st.booleans())  # adjacent windows, two elements wide, have a gradient kernel of their own
+    pairs = draw(st.booleans())  # adjacent windows, two elements wide, have their own gradient kernel
     kernel = (*kernel[:-1], 2) if pairs else kernel
     pad = tuple(0 if pairs else draw(st.integers(0, k - 1)) for k in kernel)
     image = tuple(draw(st.integers(max(1, k - 2 * p), (40, 12, 7)[rank - 1])) for k, p in zip(kernel, pad, strict=True))
@@ -159,7 +159,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(step: int) -> None:
 
 
 def test_planes_are_shared_by_cores_with_the_same_bits(monkeypatch: pytest.MonkeyPatch, always_cut: None) -> None:
-    """Pooling cut into parts, each in scratch of its own, has NumPy's bits."""
+    """Pooling cut into parts, each in its own scratch, has NumPy's bits."""
     monkeypatch.setattr(pooling, "FEW", 1 << 8)
     parts = []
     split = core_sharing.split
