@@ -75,8 +75,7 @@ ACTS = {
 
 
 class Growing:
-    """Dataset whose length is the attribute ``count``, which a test can change; sample ``n`` is an array of two
-    values ``n``."""
+    """Dataset with a length that a test can change: the attribute ``count``; sample ``n`` is two values ``n``."""
 
     def __init__(self, count: int) -> None:
         self.count = count

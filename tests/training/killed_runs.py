@@ -1,5 +1,4 @@
-"""A short run of ``fit`` that can be stopped after any batch, and a comparison of a resumed run with an
-uninterrupted run."""
+"""A short run of ``fit`` that can be stopped after any batch, and a comparison of two runs."""
 
 import random as python_random
 
@@ -18,8 +17,7 @@ class Killed(BaseException):
 
 
 def network():
-    """Return a classifier with batch normalization, which has auxiliary states, and dropout, which draws random
-    numbers."""
+    """Return a classifier with batch normalization (auxiliary states) and dropout (random numbers)."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="fc1")
     net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn")
     net = mx.sym.Dropout(mx.sym.Activation(net, act_type="relu", name="act"), p=0.3, name="drop")
@@ -105,8 +103,7 @@ def run(prefix=None, *, stop=None, seed=3, make=data, devices=1, optimizer="sgd"
 
 
 def assert_same_run(left, right):
-    """Check that two results of :func:`run` have the same weights, bit for bit, and equal records and random
-    numbers."""
+    """Check that two results of :func:`run` have the same weight bits, records and random numbers."""
     assert left[0].keys() == right[0].keys()
     for name, value in left[0].items():
         np.testing.assert_array_equal(value, right[0][name], err_msg=name)

@@ -72,8 +72,7 @@ def trainable_module(contexts=1, **settings):
 
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_training_is_that_of_separate_modules(contexts):
-    """Outputs and parameters equal those of one Module per batch that gets the current parameters; momentum is
-    shared."""
+    """Outputs and parameters equal those of a new Module per batch, which gets the current parameters."""
     module = trainable_module(contexts)
     args, _ = module.get_params()
     weights = {name: value.asnumpy().astype("float64") for name, value in args.items()}
@@ -94,8 +93,10 @@ def test_training_is_that_of_separate_modules(contexts):
 
 
 def test_fit_score_and_predict(tmp_path):
-    """fit, score and predict work; set_params and load_params set every bucket's parameters; buckets share a memory
-    pool."""
+    """fit, score and predict use all buckets; set_params and load_params change every bucket.
+
+    The executors of all buckets share a memory pool.
+    """
     module = mx.mod.BucketingModule(network, max(LENGTHS))
     data = Sentences()
     mx.random.seed(1)
@@ -120,8 +121,7 @@ def test_fit_score_and_predict(tmp_path):
 
 
 def test_which_bucket():
-    """A batch without a bucket key uses the default bucket; ``bucket_key`` and the shapes are those of the last
-    bucket used."""
+    """A batch without a bucket key uses the default bucket; the module's shapes are those of the last bucket."""
     module = trainable_module()
     assert (module.bucket_key, module.output_names) == (5, ["softmax_output"])
     module.switch_bucket(2, [("data", (BATCH, 2, 3))], [("softmax_label", (BATCH,))])
@@ -166,8 +166,7 @@ def test_misuse():
 
 
 def test_a_checkpoint_of_buckets(tmp_path):
-    """save_checkpoint writes parameters, bucket keys and one symbol file per bucket; a module loaded from them gives
-    the same outputs."""
+    """save_checkpoint writes parameters, keys and a symbol per bucket; the loaded module computes the same."""
     module = trainable_module()
     for batch in Sentences().batches[:3]:
         module.forward_backward(batch)
@@ -191,8 +190,7 @@ def test_a_checkpoint_of_buckets(tmp_path):
 
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_states_and_gradients_of_the_current_bucket(contexts):
-    """States and input gradients are those of the last bucket used; they are merged, or separate for each context on
-    demand."""
+    """States and input gradients are those of the last bucket used, merged or for each context."""
 
     def symbol_of(length):
         data, state = mx.sym.Variable("data"), mx.sym.Variable("state")

@@ -64,8 +64,7 @@ def test_a_metric_of_the_last_batches_alone(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize("kind", ["do_checkpoint", "module_checkpoint"])
 def test_checkpoints_after_every_second_epoch(kind: str, module: mx.mod.Module, tmp_path: Path) -> None:
-    """With ``period=2`` epochs 2 and 4 (counted from 1) are saved with the values they had; optimizer states only on
-    request."""
+    """``period=2`` saves the parameters of epochs 2 and 4, and optimizer states only on request."""
     prefix = tmp_path / "net"
     if kind == "do_checkpoint":
         callback = mx.callback.do_checkpoint(prefix, period=2)
@@ -91,8 +90,7 @@ def test_checkpoints_after_every_second_epoch(kind: str, module: mx.mod.Module, 
 
 
 def test_the_metric_every_so_many_batches(caplog: pytest.LogCaptureFixture, module: mx.mod.Module) -> None:
-    """log_train_metric(4) logs batches 0, 4 and 8; with auto_reset each line covers only the batches since the last
-    line."""
+    """log_train_metric(4) logs batches 0, 4 and 8; with auto_reset a line covers the batches since the last."""
     seen: list[int] = []
 
     class Count(mx.metric.EvalMetric):
@@ -140,8 +138,7 @@ def test_the_bar(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_a_callback_is_told(module: mx.mod.Module) -> None:
-    """A callback gets a named tuple of four fields; ``locals`` holds the module as ``self`` and the batch as
-    ``data_batch``."""
+    """A callback gets a named tuple of four fields; ``locals`` has ``self``, the module, and ``data_batch``."""
     told = []
 
     def look(param: callbacks.BatchEndParam) -> None:

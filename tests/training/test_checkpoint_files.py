@@ -47,8 +47,7 @@ def test_parameters_alone_are_read_from_a_checkpoint(tmp_path):
 
 
 def test_a_full_disk(tmp_path, monkeypatch, caplog):
-    """If a checkpoint cannot be written, training continues with a warning; the last good file remains, and no
-    partial file."""
+    """If a checkpoint cannot be written, training continues with a warning; only complete files remain."""
     real, full = os.fsync, []
 
     def fsync(handle):
@@ -61,9 +60,8 @@ def test_a_full_disk(tmp_path, monkeypatch, caplog):
     def fill(param):
         np.random.random()  # noqa: NPY002 - `run` draws the same numbers, which decide the order of samples
         if param.epoch == 1 and param.nbatch == 0:
-            while not (
-                tmp_path / "run-step00000004.safetensors"
-            ).exists():  # the writer's queue has room up to this checkpoint
+            # The writer's queue has room for the checkpoints up to this one.
+            while not (tmp_path / "run-step00000004.safetensors").exists():
                 time.sleep(0.001)
             full.append(True)
 
@@ -102,8 +100,7 @@ def test_killed_while_it_writes(tmp_path, monkeypatch):
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
-    """If the newest file fails its checksum, resuming uses the previous file; if every file is truncated, resuming
-    raises."""
+    """A file that fails its checksum is replaced by the previous file; if no file is valid, resuming raises."""
     assert run(tmp_path / "run", stop=7, every=2) is None
     newest = Checkpoints(tmp_path / "run").found()[-1]
     content = bytearray(newest.read_bytes())
@@ -145,8 +142,7 @@ def test_checkpoints_of_an_earlier_run_are_not_mixed_with_new_ones(tmp_path):
 
 
 def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
-    """Batches run while a checkpoint is written; the writer thread exits with fit, when every checkpoint is
-    complete."""
+    """Batches run while a checkpoint is written; when fit returns, every checkpoint is complete."""
     writing, go_on, steps = threading.Event(), threading.Event(), []
     real = checkpoint_writer.write_snapshot
 
@@ -172,8 +168,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_is_of_its_moment(tmp_path):
-    """A checkpoint holds the weights of its step: a run that continues and a run killed at step 3 save equal
-    weights."""
+    """A checkpoint has the weights of its step: a run that continues and a run killed there save equal files."""
     run(tmp_path / "run", every=1, keep=None, num_epoch=1)
     run(tmp_path / "short", every=3, keep=None, stop=3)
     early = {path.name[-13:]: read_snapshot(path) for path in Checkpoints(tmp_path / "run").found()}["3.safetensors"]

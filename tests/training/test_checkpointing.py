@@ -14,8 +14,7 @@ from weftplan.training.fit.checkpoint_writer import Checkpoints, read_snapshot
 @pytest.mark.parametrize("stop", [0, 3, 4, 5, 9, 13])
 @pytest.mark.parametrize("every", [1, 2, None])
 def test_resumed_is_not_stopped(tmp_path, stop, every):
-    """A run stopped at the beginning, in the middle or at the end of an epoch resumes to the bits of an
-    uninterrupted run."""
+    """A run stopped at any point of an epoch and resumed ends with the bits of an uninterrupted run."""
     assert run(tmp_path / "run", stop=stop, every=every) is None
     seed = 99 if Checkpoints(tmp_path / "run").found() else 3  # a run without a checkpoint begins as the first run did
     assert_same_run(run(tmp_path / "run", resume=True, every=every, seed=seed), run())
@@ -40,8 +39,7 @@ def test_optimizers_that_remember_more_than_arrays(tmp_path, optimizer):
     ids=["device", "local", "apart", "compression", "micro"],
 )
 def test_two_devices(tmp_path, settings):
-    """A checkpoint includes each device's statistics, its parameters if there is no store, and its compression
-    residuals."""
+    """A checkpoint has each device's statistics, its parameters without a store, and compression residuals."""
     assert run(tmp_path / "run", stop=6, every=2, devices=2, **settings) is None
     assert_same_run(run(tmp_path / "run", resume=True, every=2, devices=2, **settings), run(devices=2, **settings))
 
@@ -138,8 +136,7 @@ def test_another_network(tmp_path):
 
 
 def test_other_settings(tmp_path, caplog):
-    """Resuming with other settings raises and lists the differences; ``resume="changed"`` logs them and uses the new
-    settings."""
+    """Resuming with other settings raises and lists them; ``resume="changed"`` logs them and uses the new values."""
     run(tmp_path / "run", num_epoch=1)
     second = {"optimizer_params": {"learning_rate": 0.02, "momentum": 0.9, "wd": 0.5}}
     with pytest.raises(ParameterError, match="was written with other settings") as error:
@@ -184,8 +181,7 @@ def test_processes_that_differ_are_refused(tmp_path, monkeypatch):
 
 
 def test_ctrl_c_between_batches_leaves_a_checkpoint_of_that_moment(tmp_path):
-    """After KeyboardInterrupt in a batch-end callback, a checkpoint of that step exists, and resuming gives the bits
-    of a whole run."""
+    """KeyboardInterrupt in a callback saves a checkpoint of that step; resuming gives the bits of a whole run."""
 
     def interrupt(param):
         np.random.random()  # noqa: NPY002 - `run` draws the same numbers, which decide the order

@@ -1,5 +1,4 @@
-"""Data workers that die, raise, hang or cannot start: the error names the worker and the sample, and no resource
-leaks."""
+"""Data workers that die, raise, hang or cannot start: errors name the worker and the sample; no resource leaks."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def leaked_segments():
 
 
 def child_pids():
-    """Return the process ids of this process's children; between tests these are multiprocessing's fork server and
-    tracker."""
+    """Return the ids of this process's children; between tests these are the fork server and the tracker."""
     seen = set()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -274,8 +272,7 @@ def test_the_owner_is_killed(tidy, early):
 
 
 def test_sweeping(tmp_path):
-    """``sweep`` removes segments of dead processes only; segments of live processes, other namespaces and programs
-    stay."""
+    """``sweep`` removes segments of dead processes, not of live processes, other namespaces or programs."""
     own = f"weftplan-{slots._space()}-{os.getpid()}-{slots._started(os.getpid())}-0"
     dead = f"weftplan-{slots._space()}-{os.getpid()}-{slots._started(os.getpid()) - 1}-0"  # its id was reused
     stay = {own, f"weftplan-{slots._space() + 1}-1-1-0", "weftplan-x", "psm_1"}

@@ -72,8 +72,7 @@ def test_a_stream_that_raises():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_other_shapes(workers):
-    """A sample whose shape differs from the first sample's raises even with ``on_error="skip"``; both shapes are in
-    the error."""
+    """A sample of another shape than the first raises even with ``on_error="skip"``; the error has both shapes."""
     with mx.io.DatasetIter(Numbers(6, 3, "shape"), 2, on_error="skip", num_workers=workers) as it:
         it.next()
         with pytest.raises(DataError, match=r"sample 3: 'data' has shape \(3,\), expected \(2,\) as in the first"):
@@ -151,8 +150,7 @@ def test_wrong_length():
 )
 @settings(max_examples=40)
 def test_against_a_model(samples, batch, shuffle, handle, seed, bad):
-    """Each readable sample comes at most once, all of them unless the last batch is discarded, each with its own random
-    numbers.
+    """Each readable sample comes once, except in a discarded last batch, with its own random numbers.
 
     Without shuffle the samples are in order; padding repeats the samples of the batch.
     """

@@ -67,8 +67,7 @@ def test_kinds_of_samples(kind):
 
 
 def test_dtypes():
-    """float64 and integers become float32, and float16 stays, unless ``dtype`` says otherwise for all parts or by
-    name."""
+    """float64 and integers become float32 and float16 stays; ``dtype`` changes this for all parts or by name."""
     sample = {"a": np.zeros(1, "uint8"), "b": np.zeros(1, "float16"), "c": np.zeros(1, "float64")}
 
     def dtypes_with(dtype):
@@ -93,8 +92,7 @@ SOURCES = {
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_kinds_of_sources(kind):
-    """Datasets, iterables and functions that return iterators give the same batches; a generator gives one epoch
-    only."""
+    """Datasets, iterables and functions that return iterators give the same batches; a generator has one epoch."""
     it = mx.io.DatasetIter(SOURCES[kind](), 2, label_names=())
     it.reset()  # as fit does, before anything was read
     assert [(data_lists(b)[0], b.pad, b.index.tolist()) for b in it] == [
@@ -120,8 +118,7 @@ def test_a_dataset_that_reads_together():
 
 
 def test_batches_that_come_ready():
-    """With batch_size=None each item is a batch; a shorter batch is padded to the first batch's size, a longer batch
-    raises."""
+    """With batch_size=None each item is a batch; a shorter batch is padded, and a longer batch raises."""
     parts = [(np.arange(k, k + n, dtype="float32")[:, None], np.arange(k, k + n)) for k, n in ((0, 3), (3, 3), (6, 1))]
     it = mx.io.DatasetIter(parts, None)
     assert it.provide_data[0].shape == (3, 1)

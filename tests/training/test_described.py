@@ -57,8 +57,7 @@ def test_bucketing_modules_show_their_buckets() -> None:
 
 
 def test_shares_of_a_batch() -> None:
-    """``work_load_list`` splits a batch in proportion, with MXNet 1.9.1's rounding; training gives the result of one
-    context.
+    """``work_load_list`` splits a batch in proportion, as MXNet 1.9.1 rounds, and keeps the trained weights.
 
     A split that leaves a context without samples, or that is combined with a memory budget, raises.
     """

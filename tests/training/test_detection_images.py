@@ -83,7 +83,7 @@ def test_crops_keep_what_they_promise() -> None:
 
 
 def test_settings_that_do_nothing_are_said() -> None:
-    """A range without room warns and disables the augmenter; lists of unequal lengths and wrong augmenters raise."""
+    """An augmenter whose ranges allow no change warns and returns its input; invalid arguments raise."""
     with pytest.warns(UserWarning, match="DetRandomPadAug does nothing"):
         pad = image.DetRandomPadAug(area_range=(1.0, 1.0))
     assert pad(image_with_box(), BOX)[1] is BOX
@@ -128,8 +128,7 @@ def image_list(tmp_path: Path) -> list[Any]:
     ("handle", "sizes", "second"), [("pad", [0, 0, 1], 3), ("discard", [0, 0], 2), ("roll_over", [0, 0], 3)]
 )
 def test_batches_of_boxes(image_list: list[Any], handle: str, sizes: list[int], second: int) -> None:
-    """Labels have room for the most boxes of an image and are padded with -1; ``last_batch_handle`` decides the last
-    batch."""
+    """Labels are padded with -1 to the most boxes of an image; ``last_batch_handle`` decides the last batch."""
     batches = image.ImageDetIter(2, (3, 32, 32), imglist=image_list, last_batch_handle=handle)
     assert batches.label_shape == (3, 6)
     assert batches.provide_label[0].shape == (2, 3, 6)
@@ -145,8 +144,7 @@ def test_batches_of_boxes(image_list: list[Any], handle: str, sizes: list[int], 
 
 
 def test_records_and_shapes(image_list: list[Any], tmp_path: Path) -> None:
-    """A record file gives the same labels; ``sync_label_shape`` enlarges both iterators' labels; ``reshape`` cannot
-    shrink them."""
+    """A record file gives the same labels; ``sync_label_shape`` enlarges labels, and nothing can shrink them."""
     records = mx.recordio.MXIndexedRecordIO(str(tmp_path / "x.idx"), str(tmp_path / "x.rec"), "w")
     for k, (label, path) in enumerate(image_list[:2]):
         records.write_idx(k, mx.recordio.pack(mx.recordio.IRHeader(0, label, k, 0), Path(path).read_bytes()))
@@ -176,8 +174,7 @@ def test_records_and_shapes(image_list: list[Any], tmp_path: Path) -> None:
     ],
 )
 def test_a_label_that_is_no_list_of_boxes_names_its_image(image_list: list[Any], label: list[float]) -> None:
-    """A label that is too short, has an incomplete or empty box, or contains NaN raises an error with the image's
-    path."""
+    """A label that is too short, has an incomplete or empty box, or has NaN raises with the image's path."""
     with pytest.raises(FormatError, match=r"image .*1\.png"):
         image.ImageDetIter(1, (3, 20, 20), imglist=[image_list[0], [np.array(label, np.float32), image_list[1][1]]])
 

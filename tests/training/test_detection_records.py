@@ -52,8 +52,7 @@ FIRST = [2, 5, 2, 0.26460000872612, 0.1949000060558319, 0.4632999897003174, 0.57
 def test_batches_of_mxnet(
     tmp_path: Path, settings: dict[str, Any], sizes: list[tuple[int, int]], means: list[float]
 ) -> None:
-    """A label row is (channels, height, width, number count, label, padding); pixel means differ from MXNet's by at
-    most 0.9."""
+    """A label is (channels, height, width, count, numbers, padding); pixel means are within 0.9 of MXNet's."""
     actual = mx.io.ImageDetRecordIter(write_records(tmp_path), (3, 12, 16), 3, **settings)
     width = 4 + settings.get("label_pad_width", 17)
     assert actual.provide_label == [("softmax_label", (3, width))]
@@ -98,8 +97,7 @@ def test_boxes_stay_on_their_pixels(seed: int) -> None:
 
 
 def test_limits_of_crops_hold() -> None:
-    """A crop drops boxes outside it and clips the others to [0, 1]; if no crop meets the limits, boxes stay
-    unchanged."""
+    """A crop drops boxes outside it and clips the others; if no crop meets the limits, boxes stay unchanged."""
     boxes = np.array([[0, 0.1, 0.1, 0.3, 0.3], [1, 0.6, 0.6, 0.9, 0.9]], np.float32)
     pixels = np.zeros((50, 50, 3), np.uint8)
     kept = set()

@@ -46,7 +46,7 @@ def test_the_same_weights(contexts):
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("where", GPUS)
 def test_the_same_weights_on_gpus(where, count):
-    """The same holds for the GPU code, on real GPUs and on simulated driver calls."""
+    """The same holds for GPU contexts, on the stand-in for CuPy and on a real GPU."""
     with place(where) as context:
         contexts = [context(index) for index in range(count)]
         if len(set(contexts)) < count:

@@ -31,8 +31,7 @@ def fit(report, *, module=None, scale=1.0, **settings):
 
 
 def test_a_run_in_lines(tmp_path):
-    """The file has events for begin, steps, epochs, checkpoints and end, each with its figures; an HTML page is
-    written, too."""
+    """The file has events for begin, steps, epochs, checkpoints and end; an HTML page is written next to it."""
     fit(tmp_path / "report", checkpoint=tmp_path / "run")
     events = read_events(tmp_path / "report" / "events.jsonl")
     kinds = [event["event"] for event in events]
@@ -64,8 +63,7 @@ def test_the_weights_do_not_depend_on_it(tmp_path):
 
 
 def test_the_norm_of_the_gradients(tmp_path):
-    """``gradient_norm`` is the root of the sum of squares of all gradients, multiplied by the optimizer's
-    rescale_grad."""
+    """``gradient_norm`` is the root of the sum of squares of all gradients, times rescale_grad."""
     module = fit(None, num_epoch=1)
     squares = sum(float((grads[0].asnumpy().astype("float64") ** 2).sum()) for grads in module.group.grad_arrays)
     assert gradient_norm(module) == pytest.approx(math.sqrt(squares) / 8, rel=1e-5)
@@ -86,8 +84,7 @@ def test_numbers_that_json_does_not_have(tmp_path):
 
 
 def test_a_resumed_run_goes_on_in_the_same_file(tmp_path):
-    """Steps of a resumed run follow its checkpoint; steps that the killed run made after the checkpoint are not
-    read."""
+    """A resumed run's steps follow its checkpoint; later steps of the killed run are not read."""
 
     class Killed(BaseException):
         pass
@@ -132,8 +129,7 @@ def test_an_error_ends_the_file(tmp_path):
 
 
 class Slow(mx.io.DataIter):
-    """An iterator that sleeps ``seconds`` before each batch; with ``idle`` it first waits until the devices are
-    idle."""
+    """An iterator that sleeps ``seconds`` per batch; with ``idle`` it first waits until the devices are idle."""
 
     def __init__(self, seconds, idle=False):
         super().__init__(8)

@@ -1,5 +1,4 @@
-"""FeedForward, MXNet's deprecated estimator: it takes arrays or iterators, returns arrays, and writes Module's
-files."""
+"""FeedForward, MXNet's deprecated estimator: it takes arrays or iterators and writes files that Module can read."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ def test_a_function_of_buckets() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    """Missing labels, a wrong number of labels, no Symbol, no parameters and text as data each raise their own
-    error."""
+    """Missing labels, a wrong number of labels, a wrong symbol or data type, and no parameters raise."""
     model = mx.model.FeedForward(net(), num_epoch=1)
     with pytest.raises(ParameterError, match="labels are missing"):
         model.fit(DATA)

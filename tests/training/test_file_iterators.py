@@ -30,8 +30,7 @@ def row(i):
 
 
 def test_tables_of_numbers(tmp_path):
-    """The last batch is filled from the next epoch, which continues after these samples; round_batch=False restarts
-    it."""
+    """The last batch takes samples of the next epoch, which then begins after them unless round_batch=False."""
     it = mx.io.CSVIter(**write_tables(tmp_path))
     first = [([row(0), row(1)], [0, 1], 0), ([row(2), row(3)], [2, 3], 0), ([row(4), row(0)], [4, 0], 1)]
     assert epoch(it) == first
@@ -64,8 +63,7 @@ def test_tables_that_do_not_fit(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_files_of_mnist(tmp_path, packed):
-    """MNISTIter scales pixels by 1/256, drops an incomplete batch, and shuffles by seed; damaged files raise
-    FormatError."""
+    """MNISTIter scales pixels by 1/256, drops an incomplete batch and shuffles by seed; a damaged file raises."""
     pixels, labels = np.arange(20, dtype="u1").reshape(5, 2, 2), np.arange(5, dtype="u1")
     for name, values in (("im", pixels), ("lb", labels)):
         content = struct.pack(f">I{values.ndim}I", 0x800 | values.ndim, *values.shape) + values.tobytes()

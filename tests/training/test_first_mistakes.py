@@ -31,8 +31,7 @@ def test_what_is_no_context(context: Any):
 @pytest.mark.parametrize("name", ["num_epoch", "begin_epoch"])
 @pytest.mark.parametrize("value", ["3", 1.5, -1, True, [2]])
 def test_what_is_no_number_of_epochs(name: str, value: Any):
-    """An epoch number that is text, a fraction, negative or a boolean raises before bind; a NumPy integer is
-    accepted."""
+    """An invalid number of epochs raises before bind; a NumPy integer is accepted."""
     module = mx.mod.Module(network())
     data = mx.io.NDArrayIter(np.zeros((4, 4)), np.zeros(4), 2)
     with pytest.raises(ParameterError, match=rf"fit: {name} must be a whole number of epochs, 0 or more, got "):
@@ -69,8 +68,7 @@ def run_command(*args: object, **environment: str | None) -> tuple[str, int]:
 
 
 def test_commands(tmp_path: Path):
-    """Messages for an empty input folder and for CUDA device names; ``--kernels``; parameter files next to a
-    network."""
+    """An empty input folder and a CUDA device name raise; kernels are in JSON on request; inspect finds parameters."""
     module = mx.mod.Module(network())
     module.bind([("data", (2, 4))], [("softmax_label", (2,))])
     module.init_params()

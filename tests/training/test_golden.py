@@ -38,8 +38,7 @@ def arrays_under(stored, prefix):
 
 @pytest.mark.parametrize("name", cases.RUNS)
 def test_whole_training_runs(stored, name):
-    """Sixteen steps of ``fit`` from equal weights give MXNet's losses, metrics, parameters and predictions within
-    1e-4."""
+    """Sixteen steps of ``fit`` give MXNet's losses, metrics, parameters and predictions within 1e-4."""
     want = arrays_under(stored, f"train/{name}/")
     got = cases.train(mx, *cases.RUNS[name])
     assert set(got) == set(want)

@@ -1,5 +1,4 @@
-"""Idioms of MXNet scripts with Module, such as batches that are named tuples, feature extraction and borrowed
-optimizers."""
+"""Idioms of MXNet scripts with Module, such as named tuples as batches, features and borrowed optimizers."""
 
 import logging
 from collections import namedtuple
