@@ -53,8 +53,7 @@ def fit_micro_batches(count, contexts, *, norm=False, **settings):
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_bits_of_the_loop_by_hand(count, norm, devices):
-    """``micro_batches=k`` gives the bits of a loop with grad_req="add": ``k`` times forward and backward, one
-    update."""
+    """``micro_batches=k`` gives the bits of grad_req="add", ``k`` times forward and backward, one update."""
     contexts = [mx.cpu(i) for i in range(devices)]
     mx.random.seed(4)
     batches = data(shuffle=True)

@@ -274,8 +274,7 @@ def test_set_params_reaches_the_store(contexts):
     ],
 )
 def test_parts(make, error, words):
-    """Invalid arguments of set_params, optimizers, initializers, metrics and NDArrayIter raise; errors have a
-    remedy."""
+    """Invalid arguments of set_params, optimizers, initializers, metrics and NDArrayIter raise with a remedy."""
     with pytest.raises(error, match=words):
         make()
 

@@ -21,9 +21,9 @@ def bound_module(contexts=1):
     return module
 
 
-def batch(monitored_rows=4):
+def batch(rows=4):
     """Return a batch of ones with label 1."""
-    return mx.io.DataBatch([mx.nd.ones((monitored_rows, 5))], [mx.nd.ones((monitored_rows,))])
+    return mx.io.DataBatch([mx.nd.ones((rows, 5))], [mx.nd.ones((rows,))])
 
 
 def test_outputs_and_arguments():
