@@ -18,8 +18,10 @@ NETWORK = ["plan", "resnet18", "--batch", "2"]
 
 @pytest.fixture
 def ctrl_c(monkeypatch: pytest.MonkeyPatch):
-    """Return a function that raises SIGINT at the given evaluations of a plan's price, and returns a list of
-    evaluations."""
+    """Return ``install(*presses)``, which raises SIGINT at these evaluations of a plan's price.
+
+    ``install`` returns a list that has an item for each evaluation so far.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     prices: list[int] = []
     look = Ladder.look

@@ -65,7 +65,7 @@ time.sleep(100)
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("store", "says"), [("local", True), ("dist_sync", False)])
+@pytest.mark.parametrize(("store", "reported"), [("local", True), ("dist_sync", False)])
 def test_processes_that_share_no_store_are_reported(tmp_path: Path, store: str, reported: bool):
     """A job of two processes without a distributed store is reported."""
     script = tmp_path / "script.py"

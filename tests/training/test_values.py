@@ -88,8 +88,10 @@ def test_force_init_overwrites_every_parameter():
 
 
 def word_classifier(rows):
-    """Return (module, iterator) for ten sentences of six words, in batches of ``rows``; each word gives an output
-    row."""
+    """Return (module, iterator) for ten sentences of six words in batches of ``rows``.
+
+    The network has an output row for each word.
+    """
     label = mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
     net = mx.sym.FullyConnected(mx.sym.Reshape(mx.sym.Variable("data"), shape=(-1, 3)), num_hidden=4, name="fc")
     rng = np.random.default_rng(2)
