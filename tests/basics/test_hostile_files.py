@@ -86,8 +86,7 @@ def shared_values(levels: int) -> bytes:
 
 
 def onnx_file(build: Callable[[Any], tuple[list[Any], list[Any]]]) -> bytes:
-    """Return an ONNX file with the nodes and initializers that ``build`` returns, and an output that uses none of
-    them."""
+    """Return an ONNX file with the nodes and initializers that ``build`` returns; its output uses none of them."""
     onnx = pytest.importorskip("onnx")
     nodes, initializers = build(onnx)
     one = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in ("x", "y")]
