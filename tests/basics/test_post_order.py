@@ -51,8 +51,7 @@ def test_a_deep_chain_does_not_recurse():
 
 
 def test_sums_of_shared_weights_follow_the_steps_backwards():
-    """The gradient of an input's weight is summed from the last step to the first, in the order in which terms are
-    computed.
+    """The gradient of a shared weight is summed from the last step to the first, as its terms are computed.
 
     If the sum began with step 0, whose gradient is computed last, the gradients of all other steps would have to be
     kept.

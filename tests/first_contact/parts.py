@@ -153,8 +153,7 @@ def _losses(context: Any, name: str, batch: int, steps: int, classes: int, shape
 
 
 def check_fusion(contact: Contact) -> None:
-    """Compare the bits of fused elementwise nodes with those of single kernels, for networks with all generated
-    functions."""
+    """Compare the bits of fused elementwise nodes with those of single kernels, in several networks."""
     launches = 0
     for name, (make, small) in NETWORKS.items():
         shape = small if contact.small else (64 * small[0], *small[1:])

@@ -28,8 +28,7 @@ def run_add_kernel(contact):
 
 
 def test_it_stops_at_an_error_that_stays(contact, tmp_path):
-    """After an illegal access, which every later call reports, the other parts are not reached; the page names the
-    kernel."""
+    """After an illegal access no further part is run; the page names the kernel and the parts not reached."""
     report = Report(tmp_path / "page", machine_of(contact))
     report.run(Part("good", 30, run_add_kernel), contact)
     machine.faulty["add"] = "cudaErrorIllegalAddress: an illegal memory access was encountered"

@@ -1,5 +1,4 @@
-"""Pictures of networks: each operator is in one box, arrows lead down, boxes do not overlap, and large networks are
-collapsed."""
+"""Pictures of networks: complete, without overlapping boxes, with arrows that lead down, and collapsed if large."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ def test_boxes_do_not_overlap_and_arrows_lead_down(name: str) -> None:
 
 
 def test_layers_are_collapsed_step_by_step() -> None:
-    """A layer takes the operators after it, branches become a block, and repeated blocks become one box with their
-    number."""
+    """A layer takes the operators after it, branches become a block, and equal blocks one box."""
     assert len(boxes_of(mx.models.get("lenet"))) == 12  # not collapsed
     first = boxes_of(mx.models.get("resnet18"))[1]
     assert dict(first.kinds) == {"Convolution": 1, "BatchNorm": 1, "Activation": 1, "Pooling": 1}
