@@ -46,7 +46,7 @@ def write(request):
 
 @pytest.fixture
 def umask():
-    """Set a umask that denies the group writing and others everything."""
+    """Set the umask 0o027: the group may not write, others may do nothing."""
     before = os.umask(0o027)
     yield
     os.umask(before)

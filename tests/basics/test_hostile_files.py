@@ -49,7 +49,7 @@ def packed_zeros(head: bytes = b"") -> bytes:
 
 
 def states_archive(layout: Any, save: Callable[..., None] = np.savez, **arrays: Any) -> bytes:
-    """Return an archive of optimizer states with a custom layout."""
+    """Return an archive of optimizer states with this layout and these arrays."""
     texts = {"__version__": 2, "__layout__": layout, "__counts__": []}
     held = io.BytesIO()
     save(held, **{name: np.frombuffer(json.dumps(text).encode(), np.uint8) for name, text in texts.items()}, **arrays)
@@ -124,7 +124,7 @@ def repeated_rows(onnx: Any) -> tuple[list[Any], list[Any]]:
 
 
 def repeated_concat(onnx: Any) -> tuple[list[Any], list[Any]]:
-    """Return (nodes, initializers) for an array that is concatenated with itself twenty times."""
+    """Return (nodes, initializers) for an array whose size is doubled twenty times by concatenation."""
     names = ["a", *(f"c{k}" for k in range(20))]
     joins = [onnx.helper.make_node("Concat", [one, one], [two], axis=0)
              for one, two in itertools.pairwise(names)]  # fmt: skip

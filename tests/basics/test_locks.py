@@ -32,7 +32,7 @@ def test_lock_excludes_and_is_not_reentrant():
 
 
 def test_reentrant_lock_is_reentrant():
-    """A ReentrantLock can be acquired repeatedly by its thread; other threads get it after as many releases."""
+    """A thread can acquire its ReentrantLock repeatedly; other threads get it after the last release."""
     lock, got = ReentrantLock(), []
 
     def other():
@@ -190,7 +190,7 @@ def test_a_fork_waits_for_the_holder(make):
 @needs_fork
 @pytest.mark.parametrize("keep", [free_in_children, whole_in_children])
 def test_endless_holder_does_not_hang_a_child(keep):
-    """A fork waits at most a second for a holder; then the lock is free in the child and still held in the parent."""
+    """If a thread holds a lock for long, a forked child still gets it free, and the parent's lock stays held."""
     holder = Holder(keep(Lock()))
     holder.start()
     assert holder.halfway.wait(60)

@@ -44,7 +44,7 @@ def test_one_traceback(name: str) -> None:
 
 
 def test_traceback_of_a_user_rule_is_shown() -> None:
-    """The package's own error is no cause to show; another exception is."""
+    """``own`` returns None for the package's own error and keeps another exception, whose traceback is shown."""
     from weftplan.errors import own
 
     assert own(BudgetError("ours")) is None

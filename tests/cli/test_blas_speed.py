@@ -48,7 +48,7 @@ def test_what_is_below_the_processor(architecture: str | None, features: dict[st
 
 
 def test_other_libraries_are_left_alone():
-    """MKL gives no warning."""
+    """MKL gives no warning, since its architecture names are not OpenBLAS's."""
     assert blas_speed.warnings([blas_library("Haswell", "mkl")], AVX512, {}) == []
 
 

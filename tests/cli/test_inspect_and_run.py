@@ -23,7 +23,7 @@ def call(*args: object) -> Result:
 
 
 def network() -> mx.sym.Symbol:
-    """Return convolution, batch normalization, relu, pooling, a layer of 5 classes and softmax, for 3 channels."""
+    """Return a network for 3 channels: convolution, batch normalization, relu, pooling, and softmax over 5 classes."""
     result = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, pad=(1, 1), name="conv")
     result = mx.sym.Activation(mx.sym.BatchNorm(result, name="bn"), act_type="relu", name="relu")
     result = mx.sym.Pooling(result, global_pool=True, kernel=(1, 1), pool_type="avg", name="pool")
@@ -104,7 +104,7 @@ def test_the_first_fully_connected_layer_tells_the_side_of_images(tmp_path: Path
 
 
 def words(result: Result) -> str:
-    """Return the output with line breaks and repeated spaces as single spaces."""
+    """Return the output with line breaks and runs of spaces replaced by single spaces."""
     return " ".join(result.output.split())
 
 

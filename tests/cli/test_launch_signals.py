@@ -18,7 +18,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, ends)
 print("ready", os.getpid(), flush=True)
 number = signal.sigwait(ends)
 print("got", int(number), flush=True)
-print("again", int(bool(signal.sigtimedwait(ends, 0.3))), flush=True)  # a second one would orphan mpiexec's ranks
+print("again", int(bool(signal.sigtimedwait(ends, 0.3))), flush=True)  # a second signal would orphan the ranks
 sys.exit(7)
 """
 COMMAND = """

@@ -1,4 +1,4 @@
-"""The command ``weftplan pack``."""
+"""``weftplan pack``: peak, bound and offsets of a trace, exit codes, and errors."""
 
 from __future__ import annotations
 

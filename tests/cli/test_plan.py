@@ -158,7 +158,7 @@ def test_micro_batches_for_a_budget() -> None:
 
 
 def test_not_even_one_sample() -> None:
-    """If one sample does not fit, the error has the bytes that one sample needs."""
+    """If a single sample does not fit, the error has the bytes that a single sample needs."""
     refused = plan("mlp", "--budget", "1KB", "--batch-max")
     assert refused.exit_code == 1
     assert f"smallest budget that works is {plan_json('mlp', '--batch', 1)['total']}" in refused.output

@@ -18,7 +18,7 @@ from weftplan.cli.train import tasks as train_tasks
 from weftplan.training.fit.events import read_events
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
-"""``find_spec`` does not import scikit-learn, which each process that collects this file would pay for."""
+"""``find_spec`` does not import scikit-learn, since every test process collects this file and only one runs it."""
 
 KEYS = {
     "test_accuracy",
@@ -99,7 +99,7 @@ def test_same_bits_on_every_engine(network, monkeypatch, four_workers):
     }
     assert len(set(digests.values())) == 1, digests
     assert four_workers[network] == digests["NaiveEngine"]
-    if network == "mlp":  # weights are drawn alike in all networks
+    if network == "mlp":  # the seed affects only the drawing of weights, which is the same in all networks
         assert train("--network", network, "--epochs", "1", "--seed", "1")["weights_sha256"] != digests["NaiveEngine"]
 
 

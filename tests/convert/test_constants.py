@@ -27,7 +27,7 @@ def outputs(symbol: Any, args: dict[str, Any], data: Any, aux: Any = None) -> li
 
 
 def normalised_layer() -> tuple[Any, dict[str, Any]]:
-    """Return (symbol, arguments) of a layer whose weight rows are normalized, scaled, and multiplied by ones."""
+    """Return (symbol, arguments) of a layer whose weight rows are normalized, scaled, and multiplied by 1."""
     data, weight, gain = (mx.sym.Variable(name) for name in ("data", "weight", "gain"))
     length = mx.sym.sqrt(mx.sym.sum(mx.sym.square(weight), axis=1, keepdims=True))
     scaled = mx.sym.broadcast_mul(mx.sym.broadcast_div(weight, length), gain, name="scaled")

@@ -26,7 +26,7 @@ ARGS = {
 
 
 def arrays(table: dict[str, Any]) -> dict[str, Any]:
-    """Return NDArrays of the same dtypes."""
+    """Return the arrays of ``table`` as NDArrays of the same dtypes."""
     return {name: mx.nd.array(values, dtype=values.dtype) for name, values in table.items()}
 
 
@@ -110,5 +110,5 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def float32_arrays(table: dict[str, Any]) -> dict[str, Any]:
-    """Return NDArrays of float32."""
+    """Return the arrays of ``table`` as float32 NDArrays."""
     return {name: mx.nd.array(values) for name, values in table.items()}

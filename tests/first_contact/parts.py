@@ -44,7 +44,7 @@ def _settings(**values: str) -> Iterator[None]:
 
 
 def check_libraries(contact: Contact) -> None:
-    """Load CUDA's libraries, of which cuDNN and NCCL may be missing, and run a kernel of each family."""
+    """Load CUDA's libraries (cuDNN and NCCL may be missing), and run a kernel of each family."""
     cupy = device.get(contact.context(0)).xp
     contact.at("loading libraries")
     actual, missing = libraries(cupy, "cuda13")

@@ -28,7 +28,7 @@ def rectangles(svg: str) -> list[tuple[float, float, float, float]]:
 
 
 def random_network(seed: int, size: int) -> mx.sym.Symbol:
-    """Return a random graph of ``size`` nodes, each of which reads one to four earlier nodes."""
+    """Return a random graph of ``size`` nodes; each node reads one to four earlier nodes."""
     draw_from = random.Random(seed)
     nodes = [mx.sym.Variable("data"), mx.sym.Variable("other")]
     for k in range(size):

@@ -250,5 +250,5 @@ def test_slots_are_declared_as_they_are_used():
 
 
 def part_name(module: str) -> str:
-    """Return the part of a module that is given by its dotted name."""
+    """Return the part of the module with this dotted name."""
     return module.split(".")[1]

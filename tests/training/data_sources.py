@@ -1,4 +1,4 @@
-"""Datasets for tests of :class:`DatasetIter`. They are in a file of their own, which worker processes can import."""
+"""Datasets for tests of ``mx.io.DatasetIter``, in a module that worker processes can import."""
 
 from __future__ import annotations
 

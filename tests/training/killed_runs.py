@@ -31,7 +31,7 @@ def data():
 
 
 class Plain(mx.io.DataIter):
-    """An iterator over the batches of :func:`data` that cannot save its position."""
+    """An iterator that gives the batches of :func:`data` and cannot save its position."""
 
     def __init__(self):
         super().__init__(8)

@@ -145,7 +145,7 @@ def test_monitors_watch_buckets_that_come_later():
 
 
 def test_misuse():
-    """Errors: no default key, an unbound module, a new bucket without shapes, a bucket with other parameters."""
+    """A missing default key, an unbound module, and a new bucket without shapes or with other parameters raise."""
     with pytest.raises(BindError, match="needs default_bucket_key"):
         mx.mod.BucketingModule(network, None)
     unbound = mx.mod.BucketingModule(network, 5)

@@ -100,7 +100,7 @@ def test_killed_while_it_writes(tmp_path, monkeypatch):
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
-    """A file that fails its checksum is replaced by the previous file; if no file is valid, resuming raises."""
+    """If the newest file fails its checksum, resuming uses the previous file; without a valid file it raises."""
     assert run(tmp_path / "run", stop=7, every=2) is None
     newest = Checkpoints(tmp_path / "run").found()[-1]
     content = bytearray(newest.read_bytes())
@@ -168,7 +168,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_is_of_its_moment(tmp_path):
-    """A checkpoint has the weights of its step: a run that continues and a run killed there save equal files."""
+    """A checkpoint has the weights of its step: a run that continues and a run killed there save equal weights."""
     run(tmp_path / "run", every=1, keep=None, num_epoch=1)
     run(tmp_path / "short", every=3, keep=None, stop=3)
     early = {path.name[-13:]: read_snapshot(path) for path in Checkpoints(tmp_path / "run").found()}["3.safetensors"]

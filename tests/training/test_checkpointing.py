@@ -136,7 +136,7 @@ def test_another_network(tmp_path):
 
 
 def test_other_settings(tmp_path, caplog):
-    """Resuming with other settings raises and lists them; ``resume="changed"`` logs them and uses the new values."""
+    """Resuming with other settings raises and lists the differences; ``resume="changed"`` logs and accepts them."""
     run(tmp_path / "run", num_epoch=1)
     second = {"optimizer_params": {"learning_rate": 0.02, "momentum": 0.9, "wd": 0.5}}
     with pytest.raises(ParameterError, match="was written with other settings") as error:

@@ -13,7 +13,7 @@ from weftplan.errors import DataError, NotResumableError, ParameterError
 
 
 class OnlyDLPack:
-    """A tensor of another library that can be read only by DLPack; if it is not on the CPU, after ``cpu()``."""
+    """A tensor of another library that only DLPack can read; unless it is on the CPU, only after ``cpu()``."""
 
     def __init__(self, values, where="cpu"):
         self._values, self._where = values, where

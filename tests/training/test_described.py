@@ -57,7 +57,7 @@ def test_bucketing_modules_show_their_buckets() -> None:
 
 
 def test_shares_of_a_batch() -> None:
-    """``work_load_list`` splits a batch in proportion, as MXNet 1.9.1 rounds, and keeps the trained weights.
+    """``work_load_list`` splits a batch in proportion, rounded as in MXNet 1.9.1; training gives equal weights.
 
     A split that leaves a context without samples, or that is combined with a memory budget, raises.
     """

@@ -46,7 +46,7 @@ def test_the_same_weights(contexts):
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("where", GPUS)
 def test_the_same_weights_on_gpus(where, count):
-    """The same holds for GPU contexts, on the stand-in for CuPy and on a real GPU."""
+    """On GPU contexts, too, training on batches copied ahead gives the bits of training on the source's batches."""
     with place(where) as context:
         contexts = [context(index) for index in range(count)]
         if len(set(contexts)) < count:
@@ -75,7 +75,7 @@ def test_where_batches_are():
 
 
 def test_placed_batches_serve_others():
-    """A module with other devices or a part of the batch reads the host arrays and computes the same outputs."""
+    """A module on other devices, or with a part of the batch, reads the host arrays and computes the same."""
     mx.random.seed(0)
     others = (mx.sim(0), mx.sim(1), mx.cpu(0), [mx.sim(1), mx.sim(0)])
     modules = [mx.mod.Module(mx.models.digits("mlp"), context=ctx) for ctx in others]
@@ -115,7 +115,7 @@ def epoch_seconds(place, it):
 
 
 def test_copies_overlap_the_step():
-    """With batches copied ahead an epoch takes less than 0.75 of the virtual time without.
+    """With batches copied ahead, an epoch takes less than 0.75 of its virtual time without.
 
     The trace shows the twelve copies on the copy queue.
     """

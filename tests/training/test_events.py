@@ -218,7 +218,7 @@ def test_a_busy_device_is_no_reason_to_warn():
     ],
 )
 def test_gradients_that_explode_or_vanish(norms, words):
-    """Exploding, NaN or zero gradients warn once."""
+    """Exploding, NaN or zero gradients cause one warning."""
     one, told = watch_and_warnings()
     for norm in [*norms, norms[-1]]:
         one.gradients("epoch 0, batch 3", norm)

@@ -308,7 +308,7 @@ SIGNED_BYTES: list[tuple[dict[str, Any], list[list[int]]]] = [
 
 @pytest.mark.parametrize(("settings", "expected"), SIGNED_BYTES)
 def test_signed_bytes_are_limited(tmp_path: Path, settings: dict[str, Any], expected: list[list[int]]) -> None:
-    """int8 pixels are the pixels minus the rounded mean, clipped; the standard deviation has no effect."""
+    """int8 pixels are the pixels minus the rounded mean, clipped; scale and std have no effect."""
     pixels = np.array([[172, 216, 78], [10, 47, 151], [127, 33, 251]], np.uint8).T[None]
     path = tmp_path / "a.rec"
     file = mx.recordio.MXRecordIO(path, "w")

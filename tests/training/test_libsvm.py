@@ -47,7 +47,7 @@ def test_epochs(tmp_path):
 
 
 def test_labels_of_several_numbers(tmp_path):
-    """Vector labels come from a label file; as in the data file, the first number of a line is ignored."""
+    """Vector labels come from a label file; the first number of each line is ignored in both files."""
     (tmp_path / "l.t").write_text("1.0\n-2.0 0:0.125\n-3.0 2:1.2\n4 1:1.0 2:-1.2\n0 0:3\n")
     it = make_iterator(tmp_path, label_libsvm=tmp_path / "l.t", label_shape=(3,), batch_size=2)
     assert it.provide_label[0].shape == (2, 3)

@@ -15,7 +15,7 @@ from weftplan.errors import ParameterError, ScheduledRateError
 
 
 def ftrl(w, g, s, t, lr, wd, p):
-    """Return the next weight by McMahan et al., 2013, algorithm 1; weight decay is the factor of the squared norm."""
+    """Return the next weight by McMahan et al., 2013, algorithm 1; weight decay is the L2 coefficient."""
     s["z"] = s["z"] + g - (np.sqrt(s["n"] + g * g) - np.sqrt(s["n"])) * w / lr
     s["n"] = s["n"] + g * g
     shrunk = np.sign(s["z"]) * p["lamda1"] - s["z"]
@@ -261,7 +261,7 @@ def test_a_scheduled_rate_is_not_set():
 
 
 def test_multipliers_of_arguments_alone():
-    """The lr_mult of an operator reaches its automatic parameters but not its explicit variables."""
+    """The lr_mult of an operator is inherited by its automatic parameters; the operator itself has no entry."""
     bias = mx.sym.Variable("fc_bias", lr_mult=1.0)
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), bias=bias, name="fc", num_hidden=2, lr_mult=0)
     optimizer = mx.optimizer.SGD(sym=net, param_idx2name={0: "fc_weight", 1: "fc_bias"})
