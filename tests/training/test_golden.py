@@ -57,7 +57,7 @@ def test_exact_parts(stored, what):
     for key, value in want.items():
         assert got[key].shape == value.shape, key
         if key == "roll_over":
-            # MXNet counts the samples that a new epoch begins with as padding, so predict would drop them; not here.
+            # MXNet counts the samples that begin a new epoch as padding, so its predict drops them; weftplan does not.
             assert value[:, 1].tolist() == [0, 0, 3, 0, 0, 2, 0, 0]
             assert not got[key][:, 1].any()
             value[:, 1] = 0
