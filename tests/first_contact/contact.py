@@ -35,7 +35,7 @@ class Result:
     """``passed``, ``failed``, ``skipped`` or ``not reached``."""
     seconds: float = 0.0
     at: str = ""
-    """The current step, such as a kernel, an operator or a network."""
+    """The last step that the part has recorded, such as a kernel, an operator or a network."""
     why: str = ""
     notes: list[str] = field(default_factory=list)
     trace: str = ""
@@ -95,7 +95,7 @@ class Report:
         self.machine = machine
         self.results: list[Result] = []
         self.stopped = ""
-        """The reason why no further part is run; empty if parts are run."""
+        """The reason why no further part is run; empty while parts are still run."""
 
     def run(self, part: Part, contact: Contact) -> Result:
         """Run a part, unless the run was stopped, rewrite the page, and return the result."""
@@ -138,7 +138,7 @@ class Report:
         self.path.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
 
     def markdown(self) -> str:
-        """Return the page."""
+        """Return the page as Markdown."""
         seconds = sum(one.seconds for one in self.results)
         lines = ["## First contact", ""]
         lines += [f"* {name}: {value}" for name, value in self.machine.items()]

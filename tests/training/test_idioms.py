@@ -107,7 +107,7 @@ def test_mxnets_order_of_settings(caplog):
     ],
 )
 def test_settings_that_would_change_the_result(settings, words):
-    """Invalid settings raise BindError instead of being ignored."""
+    """Invalid arguments of Module raise BindError instead of being ignored."""
     with pytest.raises(BindError, match=words):
         mx.mod.Module(network(), **settings)
 
