@@ -12,7 +12,7 @@ from tests.standin_cupy.memory import Memory
 from weftplan import device, planner
 from weftplan.device.simulated import CostModel, seconds_of
 from weftplan.device.simulated_device import SimStream
-from weftplan.planner.symbolic import cost
+from weftplan.planner.symbolic import node_seconds
 from weftplan.planner.symbolic.pipeline import size_symbol
 
 BRANCHES, DEPTH = 4, 3
@@ -183,7 +183,7 @@ def test_simulated_time_follows_the_planners_model():
     it takes that share, and with none every kernel takes what a launch takes."""
     net, shapes = wide(1024), {"data": (256, 1024)}
     planned = planner.plan_symbol(net, shapes, grad_req="write", context=mx.sim(0))
-    wanted = sum(cost.seconds_of(planned, nid) for nid in planned.order if nid not in planned.skipped)
+    wanted = sum(node_seconds.seconds_of(planned, nid) for nid in planned.order if nid not in planned.skipped)
     assert wanted > 1e-4
     assert simulated(5901, net, **shapes) == pytest.approx(wanted)
     assert simulated(5902, net, share=0.5, **shapes) == pytest.approx(wanted / 2)
@@ -195,6 +195,6 @@ def test_one_model_serves_plans_and_runs():
     """The planner's modelled time of a node equals the planned graph's, except for the call overhead."""
     sized = size_symbol(wide(64), {"data": (8, 32)}, grad_req="write", context=mx.sim(0))
     planned = sized.plan()
-    for nid, seconds in enumerate(cost.node_seconds(sized.program)):
+    for nid, seconds in enumerate(node_seconds.node_seconds(sized.program)):
         if not planned.graph.is_variable[nid] and nid not in planned.skipped:
-            assert cost.seconds_of(planned, nid) + cost.ACCELERATOR.call == pytest.approx(seconds)
+            assert node_seconds.seconds_of(planned, nid) + node_seconds.ACCELERATOR.call == pytest.approx(seconds)

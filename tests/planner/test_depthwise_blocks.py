@@ -263,7 +263,7 @@ def test_rules_keep_the_blocks_of_mobilenet(recompute: str) -> None:
 def seconds(planned: Any) -> float:
     """Modelled seconds of a step."""
     from weftplan.planner.program import Program
-    from weftplan.planner.symbolic.cost import node_seconds
+    from weftplan.planner.symbolic.node_seconds import node_seconds
 
     steps, contexts = planned.order, tuple(dict.fromkeys(planned.devices))
     program = Program(
