@@ -137,7 +137,7 @@ class TestGet:
 
     @pytest.mark.parametrize("text", ["yes", "2", "on", "-1", "tru"])
     def test_bad_bool(self, monkeypatch: pytest.MonkeyPatch, text: str):
-        """Another text raises with the variable, the value and the legal values."""
+        """A text that is no boolean raises with the variable, the value and the legal values."""
         monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", text)
         with pytest.raises(ConfigError, match=f"MXNET_BACKWARD_DO_MIRROR='{text}'.*expected true, false, 1 or 0"):
             config.get("MXNET_BACKWARD_DO_MIRROR")
@@ -195,7 +195,7 @@ class TestGet:
 
     @pytest.mark.parametrize("name", CHOICES)
     def test_bad_choice(self, monkeypatch: pytest.MonkeyPatch, name: str):
-        """An unknown word raises with all legal words."""
+        """A word that is no choice raises with all legal words."""
         monkeypatch.setenv(name, "nonsense")
         with pytest.raises(ConfigError) as caught:
             config.get(name)
