@@ -342,8 +342,7 @@ def spill(args, context, clock, rows):
 
 
 def allocations(args, context, clock, rows):
-    """Run the part ``allocations``: count bytes that steps take from the driver, and time an allocation with its free.
-    """
+    """Run the part ``allocations``: count bytes that steps take from the driver, and time allocation and free."""
     from weftplan import storage
 
     resource, where = storage.get(context(0)), device.get(context(0))

@@ -149,7 +149,7 @@ def _network_and_input(name):
 def _export(folder, name):
     """Write a network's pair of files, and the values that MXNet computes."""
     mx.random.seed(1)
-    np.random.seed(1)  # noqa: NPY002 - what MXNet draws from
+    np.random.seed(1)  # noqa: NPY002 - MXNet draws from this generator
     net, x = _network_and_input(name)
     net.initialize(mx.init.Xavier(magnitude=2))
     net.hybridize()
