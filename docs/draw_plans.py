@@ -1,6 +1,6 @@
 """Draw the plans that the README and the documents show, and take screenshots of pages.
 
-    python docs/draw_plans.py            # images/*.png, images/*.svg and plans/*.html; the screenshots need Chromium
+python docs/draw_plans.py            # images/*.png, images/*.svg and plans/*.html; the screenshots need Chromium
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Draw the four states of a var of weftplan/engine/var.py, and the events that change them.
 
-    python docs/draw_states.py            # images/var-states.svg
+python docs/draw_states.py            # images/var-states.svg
 """
 
 from __future__ import annotations

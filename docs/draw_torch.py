@@ -1,6 +1,6 @@
 """Draw time over memory budget for four PyTorch models. Needs ``pip install 'weftplan[torch]'``.
 
-    python docs/draw_torch.py            # images/torch-*.svg
+python docs/draw_torch.py            # images/torch-*.svg
 """
 
 from __future__ import annotations

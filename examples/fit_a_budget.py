@@ -1,6 +1,6 @@
 """Training that does not fit into memory: find the smallest budget, train within it, and get the same weights.
 
-    python examples/fit_a_budget.py
+python examples/fit_a_budget.py
 """
 
 import numpy as np

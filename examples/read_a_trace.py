@@ -1,6 +1,6 @@
 """A trace: record four training steps, and show the recording as a table and as a page.
 
-    python examples/read_a_trace.py            # writes lanes.html into the current folder
+python examples/read_a_trace.py            # writes lanes.html into the current folder
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Engine peer: dask's threaded scheduler runs the programs as graphs of no-op tasks.
 
-    python bench/peers/dask_engine.py COUNT WORKERS
+python bench/peers/dask_engine.py COUNT WORKERS
 """
 
 import importlib.util

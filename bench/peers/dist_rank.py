@@ -1,6 +1,6 @@
 """One process of ``bench_dist.py``: exchanges of a store and of raw mpi4py, alternating; rank 0 prints JSON.
 
-    dist_rank.py ROUNDS BYTES…
+dist_rank.py ROUNDS BYTES…
 """
 
 import json

@@ -1,6 +1,6 @@
 """Engine peer: ``ThreadPoolExecutor`` with dependency callbacks written by hand, and a plain loop of calls.
 
-    python bench/peers/pool_engine.py COUNT WORKERS
+python bench/peers/pool_engine.py COUNT WORKERS
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """weftplan's own side of the engine bench, in its own process like every peer.
 
-    python bench/peers/weftplan_engine.py COUNT WORKERS [work|memory|latency]
+python bench/peers/weftplan_engine.py COUNT WORKERS [work|memory|latency]
 """
 
 import importlib.util
