@@ -71,7 +71,7 @@ def main():
     inputs = parser.parse_args()
     print(blas_setting.describe())
     if sys.dont_write_bytecode:
-        print("PYTHONDONTWRITEBYTECODE is set: every import compiles the package anew")
+        print("PYTHONDONTWRITEBYTECODE is set: every import compiles the package again")
     print(f"| network | process | {' | '.join(COLUMNS)} |")
     print("|---" * (len(COLUMNS) + 2) + "|")
     with tempfile.TemporaryDirectory() as folder:

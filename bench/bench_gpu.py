@@ -488,8 +488,8 @@ def main():
     parser.add_argument("--standin", action="store_true", help="run on the tests' stand-in for CuPy")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
     parser.add_argument("--seconds", type=float, default=480, help="time for all parts")
-    parser.add_argument("--json", metavar="FILE", help="also write JSON, anew after every part")
-    parser.add_argument("--every", type=int, default=1, help="on the stand-in: every so many operators")
+    parser.add_argument("--json", metavar="FILE", help="also write JSON, after every part")
+    parser.add_argument("--every", type=int, default=1, help="on the stand-in: test every Nth operator")
     parser.add_argument("--part", choices=PARTS, help="run this part alone, in this process, and print it as JSON")
     args = parser.parse_args()
     if args.part:

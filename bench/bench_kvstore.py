@@ -45,7 +45,7 @@ STEPS = ("push", "pull", "push+pull")
 
 
 def peer(python, package, store, elements):
-    """Return the seconds of each step on a store, measured in a new process that prints JSON."""
+    """Return the seconds of each step on a store, measured in a new process; exit if its sum is wrong."""
     command = [python, os.path.join(PEERS, "store_exchange.py"), package, store, str(elements), str(REPEAT[elements])]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if run.returncode:

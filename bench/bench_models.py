@@ -47,7 +47,7 @@ CHAINS = {"chain of 2,000 nodes": 2_000, "chain of 20,000 nodes": 20_000}
 
 
 def in_format(text, version):
-    """Return a symbol's JSON as release ``version`` of MXNet wrote it."""
+    """Return a symbol's current JSON rewritten as MXNet release ``version`` (0.8, 0.9, 1.0 or 1.9) wrote it."""
     if version == "1.9":
         return text
     data = json.loads(text)
@@ -140,15 +140,17 @@ class Peer:
         return json.loads(answer) if answer else {"error": f"the process ended with {self.process.wait()}"}
 
     def close(self):
-        """Let the process exit, and wait for that."""
+        """Close the job pipe, so that the process exits, and wait for its exit."""
         self.process.stdin.close()
         self.process.wait()
 
 
 def compare(ours, theirs, rounds, key, job, *, before=None, **more):
-    """Return (our median seconds, MXNet's, median ratio) of a job, or the text of an error.
+    """Run a job in both frameworks in turn; return (our median seconds, MXNet's, median ratio), or the text of an
+    error.
 
-    MXNet's figures are None if ``theirs`` is None. ``before`` names files to open before each job, outside the clock.
+    ``key`` is the clock, ``wall`` or ``cpu``. MXNet's figures are None if ``theirs`` is None. ``before`` names files to
+    open before each job, outside the clock.
     """
     pairs = []
     for _ in range(rounds):
@@ -206,19 +208,19 @@ def main():
                 paths, shapes = write(Path(scratch), name, version)
                 ours = Peer(sys.executable, "weftplan", threads)
                 theirs = Peer(args.mxnet_python, "mxnet", threads) if args.mxnet_python else None
-                anew = Peer(sys.executable, "weftplan", threads, WEFTPLAN_PLAN_CACHE="0")
+                uncached = Peer(sys.executable, "weftplan", threads, WEFTPLAN_PLAN_CACHE="0")
                 peers = [peer for peer in (ours, theirs) if peer is not None]
-                for peer in (*peers, anew):  # the first load imports modules
+                for peer in (*peers, uncached):  # the first load imports modules
                     peer.do("load", **paths)
                 cells = [compare(ours, theirs, rounds, key, "load", **paths)]
                 plans = []
                 for mode in ("inference", "training"):
                     batch = 1 if mode == "inference" or name in CHAINS else 2 if name in LARGE else 8
                     job = {"mode": mode, "shapes": shapes(batch)}
-                    for peer in (*peers, anew):  # the first bind imports and compiles
+                    for peer in (*peers, uncached):  # the first bind imports and compiles
                         peer.do("bind", **job)
                     # weftplan caches plans with their symbol; a symbol that was just opened has none.
-                    for mine, before in ((ours, paths), (anew, paths), (ours, None)):
+                    for mine, before in ((ours, paths), (uncached, paths), (ours, None)):
                         cells.append(compare(mine, theirs, rounds, key, "bind", before=before, **job))
                     actual = [peer.do("facts") for peer in peers]
                     plans = plans or actual
@@ -230,7 +232,7 @@ def main():
                 filled = {"before": paths, "mode": mode, "shapes": shapes(batch)}
                 cells.append(compare(ours, theirs, rounds, key, "bind_and_fill", **filled))
                 cells.append(compare(ours, theirs, rounds, key, "bind_and_run", mode="inference", shapes=shapes(1)))
-                for peer in (*peers, anew):
+                for peer in (*peers, uncached):
                     peer.close()
                 for column, cell in zip(columns, cells, strict=True):
                     if not isinstance(cell, str) and cell[2]:

@@ -1,4 +1,4 @@
-"""Eight PyTorch models for the benches, each with random inputs and a list of blocks that can be checkpointed."""
+"""Eight PyTorch models for the benches, each with random inputs and its blocks that can be checkpointed."""
 
 from __future__ import annotations
 

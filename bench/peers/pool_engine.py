@@ -23,7 +23,7 @@ def nothing():
 
 
 class Task:
-    """One operation: the number of operations that it waits for, plus 1 while it is submitted, and its dependents."""
+    """One operation: ``wait`` counts unfinished dependencies, plus 1 during submission; ``next`` lists dependents."""
 
     __slots__ = ("next", "wait")
 

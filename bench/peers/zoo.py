@@ -135,7 +135,7 @@ OTHERS = {
 
 
 def _network_and_input(name):
-    """Return (network, input)."""
+    """Return (network, random input for it)."""
     random = np.random.RandomState(3)
     if name in OTHERS:
         make, shape = OTHERS[name]
@@ -246,7 +246,7 @@ def _arrays(inputs, dtype="float32"):
 def _planned(symbol, shapes):
     """Return MXNet's planned bytes per sample.
 
-    MXNet reports whole mebibytes, so the batch is enlarged until these are exact to a thousandth.
+    MXNet reports whole mebibytes, so the batch is enlarged until there are 1,000 of them or it is 4,096.
     """
     for batch in (16, 64, 256, 1024, 4096):
         sizes = {key: (batch * shape[0], *shape[1:]) for key, shape in shapes.items()}
@@ -301,7 +301,7 @@ def _compute(folder, name, inputs, plan, random):
 
 
 def _again(folder, name):
-    """Raise a ValueError if the files that weftplan wrote give other bits."""
+    """Compute the files that weftplan wrote; raise a ValueError if an output has other bits."""
     wanted = np.load(folder / f"{name}.npz")
     symbol, args, aux = mx.model.load_checkpoint(str(folder / f"{name}-again"), 0)
     inputs = {key[6:]: wanted[key] for key in wanted.files if key.startswith("input:")}
