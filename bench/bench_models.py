@@ -146,8 +146,7 @@ class Peer:
 
 
 def compare(ours, theirs, rounds, key, job, *, before=None, **more):
-    """Run a job in both frameworks in turn; return (our median seconds, MXNet's, median ratio), or the text of an
-    error.
+    """Run a job in both frameworks in turn; return (our median seconds, MXNet's, median ratio), or an error's text.
 
     ``key`` is the clock, ``wall`` or ``cpu``. MXNet's figures are None if ``theirs`` is None. ``before`` names files to
     open before each job, outside the clock.
@@ -168,11 +167,11 @@ def compare(ours, theirs, rounds, key, job, *, before=None, **more):
     return mine, statistics.median(p[1] for p in pairs), statistics.median(p[0] / p[1] for p in pairs)
 
 
-def shown(found):
+def shown(result):
     """Return a table cell for a result of :func:`compare`: our milliseconds, MXNet's, and the ratio."""
-    if isinstance(found, str):
-        return found.replace("|", "/")
-    mine, theirs, ratio = found
+    if isinstance(result, str):
+        return result.replace("|", "/")
+    mine, theirs, ratio = result
     return f"{mine * 1e3:.2f}" if theirs is None else f"{mine * 1e3:.2f} / {theirs * 1e3:.2f} = **{ratio:.2f}**"
 
 

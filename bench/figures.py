@@ -144,7 +144,8 @@ def _source(run: Run) -> str:
 def _range(figures: list[float]) -> str:
     """Return the least and the largest figure as text, with two decimals below 1.5 and one above.
 
-    >>> _range([1.91, 1.54]), _range([0.804, 0.8]), _range([]) ('1.5 to 1.9', '0.80', '')
+    >>> _range([1.91, 1.54]), _range([0.804, 0.8]), _range([])
+    ('1.5 to 1.9', '0.80', '')
     """
     texts = list(dict.fromkeys(f"{figure:.2f}" if figure < 1.5 else f"{figure:.1f}" for figure in sorted(figures)))
     return " to ".join(texts if len(texts) < 2 else (texts[0], texts[-1]))

@@ -122,8 +122,7 @@ def traces(rounds):
 
 
 def packing_traces():
-    """Return (name, lower, upper, sizes) of three packing instances; if all sizes are below 1 MiB, their unit is KiB.
-    """
+    """Return (name, lower, upper, sizes) of three packing instances; sizes that are all below 1 MiB count as KiB."""
     results = []
     for name, buffers in (
         ("ResNet-50 (SOMAS)", read_csv(DATA / "somas_resnet50.csv")[1:]),

@@ -35,7 +35,7 @@ def without_relative_links(text: str, base: str | None) -> str:
 
 
 class PackagePage(MetadataHookInterface):
-    """The hook that sets the package's long description."""
+    """The Hatchling hook that sets the package's long description."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Set ``readme`` in the metadata."""

@@ -25,7 +25,7 @@ class Blocks:
         self.released = 0
 
     def take(self, nbytes):
-        """Return the smallest free block that is large enough; else the largest smaller one, grown; else a new one."""
+        """Return the smallest sufficient free block; else the largest smaller block, grown; else a new block."""
         large = [item for item in self.free if nbytes <= item[0] <= nbytes * RANGE]
         small = [item for item in self.free if nbytes // RANGE <= item[0] < nbytes]
         if large or small:

@@ -152,7 +152,11 @@ class Step:
 
 
 def step(gradients, computation, workers, topology, bucket):
-    """Return one step with buckets of at least ``bucket`` bytes; ``gradients`` are (bytes, second when ready)."""
+    """Return a step with buckets of ``bucket`` bytes or more, except the last bucket.
+
+    ``gradients`` are (bytes, seconds until ready) in the order of backward; ``computation`` is the seconds of forward
+    and backward.
+    """
     free = exchanging = filled = largest = 0.0
     algorithm, count = "none", 0
     for index, (nbytes, ready) in enumerate(gradients):
@@ -168,7 +172,7 @@ def step(gradients, computation, workers, topology, bucket):
 
 
 def best_step(gradients, computation, workers, topology):
-    """Return the fastest step over all sizes of buckets; of equally fast steps one with the fewest exchanges."""
+    """Return the fastest step over all sizes of buckets; of equally fast steps, one with the fewest exchanges."""
     steps = [step(gradients, computation, workers, topology, bucket) for bucket in BUCKETS]
     return min(steps, key=lambda found: (found.seconds, found.buckets))
 

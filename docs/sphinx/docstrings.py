@@ -46,7 +46,7 @@ def plain(lines: list[str]) -> list[str]:
 
 
 def complete(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Change the lines of a docstring in place, when autodoc has read it."""
+    """Complete the references and ``Args:`` of a docstring that autodoc has read; ``lines`` changes in place."""
     wrapped = getattr(obj, "fget", None) or getattr(obj, "func", None) if what == "property" else obj
     function = inspect.unwrap(getattr(wrapped, "__func__", wrapped))
     owner = obj if what == "class" else owner_of(function)
