@@ -58,7 +58,7 @@ def digest(*parts):
 
 
 def line(name, label, planned):
-    """Print the line of one plan."""
+    """Print one plan's peak, lower bound and digests as a line."""
     plan = planned.memory
     order = digest([planned.graph.nodes[n].name for n in planned.order], sorted(planned.skipped), planned.requests)
     arrays = digest(*(getattr(plan, field).astype(np.int64) for field in ARRAYS), plan.strategy)
