@@ -3,9 +3,9 @@
     python bench/bench_checkpoint.py [--network resnet18] [--batch 4] [--rounds 7]
 
 Steps and checkpoints alternate in one process. The bench measures processor time of the whole process, including the
-writing thread, and the time for which the training thread is blocked. A checkpoint contains the parameters, the
-momentum and all other state; it counts as written when its bytes are on the disk. The share is that of one checkpoint
-in 100 steps; a larger batch makes it smaller.
+writing thread, and how long the training thread is blocked. A checkpoint contains the parameters, the momentum and all
+other state; it counts as written when its bytes are on the disk. The share is that of one checkpoint in 100 steps; a
+larger batch makes it smaller.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Question: how much do idle cores speed up one model, and what does dividing its large layers cost without any?
+"""Question: how much do idle cores speed up one model, and how much does dividing its large layers cost without them?
 
 Training steps run in one process in three modes, which alternate: layers undivided on one core; divided into parts on
 one core; divided on all cores. The table has wall milliseconds (median and least) and processor time of all threads.

@@ -1,4 +1,4 @@
-"""Question: do training steps of PyTorch stay within the predicted memory and the planned budgets, and in what time?
+"""Questions: do training steps of PyTorch stay within predicted memory and planned budgets, and how fast are they?
 
     python bench/bench_torch.py                       # estimates, budgets, planning time
     python bench/bench_torch.py budgets --only gpt unet
@@ -185,7 +185,7 @@ class Trial:
 
 
 def own_inductor() -> Callable[[Any, Any], Any]:
-    """Return a new backend that calls Inductor; with the same backend, one-line functions would share compiled code."""
+    """Return a new Inductor backend; with the same backend, one-line functions would share compiled code."""
     return lambda module, inputs: compile_fx(module, inputs)
 
 

@@ -82,7 +82,7 @@ def byte_seconds(link, workers):
 
 
 def one_step(nbytes, workers, link):
-    """Return the seconds of two rounds, in each of which every worker sends a range to each other worker."""
+    """Return the seconds of two rounds; in a round every worker sends a range to each other worker."""
     sent = 2 * (workers - 1) / workers * nbytes
     return 2 * (link.latency + (workers - 1) * link.overhead) + sent * byte_seconds(link, workers)
 
