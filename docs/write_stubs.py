@@ -63,7 +63,7 @@ def _operators(prefixes: Iterable[str], without: Iterable[str] = ()) -> dict[str
 def _namespace(
     name: str, prefixes: Iterable[str], array: str, extra: tuple[str, ...], more: Iterable[str]
 ) -> list[str]:
-    """Return the lines of a class of static functions, and of the name of the namespace."""
+    """Return the lines that declare a namespace: a class of static functions, and a variable of that class."""
     operators = _operators(prefixes, without=FUNCTIONS if more else ())
     lines = [*more, *(stub(short, registry.get(full), array, extra) for short, full in operators.items())]
     return [*_class(f"_{name.capitalize()}", lines, static=True), f"{name}: _{name.capitalize()}"]
