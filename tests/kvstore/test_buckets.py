@@ -1,4 +1,4 @@
-"""Groups of gradients: FLAGS_fuse_parameter_groups_size and _memory_size as Paddle documents them."""
+"""Gradient buckets: the two ``FLAGS_fuse_parameter`` flags limit their number of gradients and their size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_flags_set_both_limits(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_examples():
-    """1 is one group for each, -1 is one group for all; dtypes are kept apart; a large one is alone."""
+    """A count of 1 gives a bucket per gradient, -1 no limit; a bucket has one dtype; a too large gradient is alone."""
     items = [("a", 10, F4), ("b", 10, F4), ("c", 50, F4), ("d", 10, F2)]
     assert BucketRule(1, None).cut(items) == [["a"], ["b"], ["c"], ["d"]]
     assert BucketRule(-1, None).cut(items) == [["a", "b", "c"], ["d"]]
@@ -41,7 +41,7 @@ def test_examples():
     st.one_of(st.none(), st.integers(0, 150)),
 )
 def test_groups_keep_order_and_limits(sizes: list[tuple[int, np.dtype]], count: int, nbytes: int | None):
-    """Groups put together are the items; each has one dtype and keeps both limits, or has one item."""
+    """Buckets contain all items in order; each has one dtype, and is within both limits or has a single item."""
     items = [(i, size, dtype) for i, (size, dtype) in enumerate(sizes)]
     groups = BucketRule(count, nbytes).cut(items)
     assert [item for group in groups for item in group] == list(range(len(items)))
