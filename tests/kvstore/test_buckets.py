@@ -15,7 +15,10 @@ F4, F2 = np.dtype("f4"), np.dtype("f2")
 
 @pytest.mark.shows("FLAGS_fuse_parameter_groups_size", "FLAGS_fuse_parameter_memory_size")
 def test_the_flags_set_both_limits(monkeypatch: pytest.MonkeyPatch):
-    """By default no limit of gradients, and 8 MiB; the flags change both; 0 gradients is an error."""
+    """The flags limit the number and the MiB of gradients in a bucket.
+
+    The defaults are no limit and 8 MiB. A number of 0 raises an error.
+    """
     assert BucketRule.from_environment() == BucketRule(-1, 8 * 2**20)
     monkeypatch.setenv("FLAGS_fuse_parameter_groups_size", "5")
     monkeypatch.setenv("FLAGS_fuse_parameter_memory_size", "16")

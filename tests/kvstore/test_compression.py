@@ -44,7 +44,7 @@ def make_store(shape: tuple[int, ...], threshold: float, kind: str = "device") -
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("shape", "count", "threshold"), [((7,), 1, 0.5), ((3, 5), 3, 0.1), ((4, 4), 6, 1.7)])
 def test_the_rule_element_by_element(kind, where, shape, count, threshold):
-    """Several pushes give the sums of the slow rule, bit for bit; each source has its own residual."""
+    """Compressed pushes have the bits of the element-by-element rule, with a separate residual for each source."""
     rng = np.random.default_rng(count)
     kv = make_store(shape, threshold, kind)
     residuals = [[np.float32(0)] * int(np.prod(shape)) for _ in range(count)]
@@ -61,7 +61,7 @@ def test_the_rule_element_by_element(kind, where, shape, count, threshold):
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 33, 64, 65, 100])
 def test_blocks_do_not_show(size, monkeypatch):
-    """Sizes around the bounds of bytes and blocks: packed bytes and sums are those of the slow rule."""
+    """Packed bytes and sums are those of the element-by-element rule, for sizes around byte and block boundaries."""
     monkeypatch.setattr(compression, "_BLOCK", 16)
     rng, rule = np.random.default_rng(size), Compression(0.25)
     gradient, slow = rng.standard_normal(size).astype(np.float32), [np.float32(0)] * size
@@ -100,7 +100,7 @@ def test_with_an_updater_and_other_keys():
 
 
 def test_a_source_that_moves_keeps_its_residual():
-    """The place in the list counts, not the device; more and fewer sources than before are fine."""
+    """A residual belongs to a position in the list of gradients, not to a device; the list may grow or shrink."""
     kv = make_store((1,), 0.5)
     assert push_and_pull(kv, [np.float32([0.3])], [mx.cpu(0)]).tolist() == [0.0]
     before = kv._packed["w", 0]

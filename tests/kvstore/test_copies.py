@@ -21,7 +21,7 @@ def count_operations(eng, call):
 @pytest.mark.parametrize("kind", ["local", "device"])
 @pytest.mark.parametrize("size", [1, 1 << 16, (1 << 16) + 1, 1 << 20])
 def test_operations(eng, kind, size):
-    """A push is one operation, which sums straight into the stored value, and so is a pull, which fills all arrays."""
+    """A push of three arrays is one operation that sums into the stored value; a pull into three arrays is one."""
     kv = mx.kv.create(kind)
     kv.init("w", mx.nd.zeros((size,)))
     gradients = [mx.nd.full((size,), i + 1, ctx=mx.cpu(i)) for i in range(3)]
@@ -92,7 +92,7 @@ def test_devices_and_the_host_in_one_pull():
 
 
 def test_failed_out_fails_alone(eng):
-    """An array known to have failed, and not to its user yet, does not take the others with it."""
+    """If one out has failed already, a pull fills the others; once its error is raised, a pull fills it, too."""
     kv = mx.kv.create("local")
     kv.init("w", mx.nd.ones((3,)))
     outs = [mx.nd.zeros((3,), ctx=mx.cpu(i)) for i in range(3)]

@@ -309,7 +309,7 @@ def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
 
 
 def test_a_worker_that_stops_is_named(tmp_path: Path):
-    """SIGSTOP of a process: the others go on with the servers that are left, and the stopped one is named."""
+    """While rank 2 is suspended, the other servers answer, and a pull of its key raises an error that names it."""
     done = run_ranks(
         tmp_path,
         3,

@@ -130,7 +130,7 @@ def test_a_key_twice_in_a_list():
 @pytest.mark.parametrize("store", ["dist_sync", "dist_device_sync"])
 @pytest.mark.parametrize("nbytes", [12, 400_000])
 def test_a_store_after_a_lost_rank(tmp_path: Path, store: str, nbytes: int):
-    """Every exchange raises the same error at once, and close ends the store."""
+    """After a rank is lost each exchange raises the same WorkerLostError, and then ``close`` ends the store."""
     done = run_ranks(
         tmp_path,
         3,

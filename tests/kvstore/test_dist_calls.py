@@ -119,7 +119,7 @@ def test_a_pull_makes_a_small_exchange_itself(tmp_path: Path):
     FLAGS_fuse_parameter_groups_size="-1",
 )
 def test_one_operation_for_all_gradients_of_a_bucket():
-    """A list of keys is pushed as one operation, and one operation copies the sums; its keys share a fate."""
+    """A push of several keys is one engine operation, and a pull is another; a failed gradient fails all keys."""
 
 
 @pytest.mark.parametrize("nbytes", [16, 400_000])

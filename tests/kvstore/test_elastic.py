@@ -51,7 +51,7 @@ def test_an_elastic_job_without_a_loss(tmp_path: Path, expected_weights: str):
 
 
 def test_lost_ranks_are_replaced(tmp_path: Path, expected_weights: str):
-    """Every kind of end, of rank 0 and of others; rank 2 keeps its process and its memory."""
+    """Ranks 0 and 1 end in five ways and are replaced; the weights are right, and rank 2 keeps its process."""
     ends = {"1 0 2": "raise", "0 1 0": "os._exit", "1 1 3": "later", "0 2 1": "SIGKILL", "1 3 2": "sys.exit"}
     done = run_job(tmp_path / "job", RANKS, ends, restarts=len(ends))
     assert check_replacements(done, len(ends)) == expected_weights
@@ -61,7 +61,7 @@ def test_lost_ranks_are_replaced(tmp_path: Path, expected_weights: str):
 
 
 def test_two_ranks_at_once_and_a_replacement(tmp_path: Path, expected_weights: str):
-    """Two ranks end at the same batch, and one of the replacements soon after; without shared memory."""
+    """Two ranks end at the same batch, one of them for the second time; without shared memory the weights are right."""
     ends = {"1 1 3": "SIGKILL", "2 1 3": "raise", "2 1 1": "os._exit"}
     done = run_job(tmp_path / "job", RANKS, ends, restarts=3, WEFTPLAN_KVSTORE_SHARED_MEMORY="0")
     assert check_replacements(done, 3) == expected_weights
@@ -150,7 +150,10 @@ def test_options_that_do_not_fit(tmp_path: Path, arguments: list[str], words: st
 
 
 def test_features_that_no_replacement_can_have(tmp_path: Path):
-    """Stores and settings whose state is lost with a rank are refused; so are data that cannot go back."""
+    """Elastic jobs refuse features whose state is lost with a rank.
+
+    These are ``dist_async``, compression, ``recover``, data without ``state()``, and stores in child processes.
+    """
     script = tmp_path / "script.py"
     script.write_text("""
 import os, subprocess, sys
@@ -228,7 +231,7 @@ def test_a_signal_ends_the_job(tmp_path: Path, number: signal.Signals):
 
 
 def test_a_rank_whose_children_live_on_is_lost(tmp_path: Path, expected_weights: str):
-    """A forked child holds no connection of its parent, so the others notice the parent's end."""
+    """The others notice the exit of a rank whose forked child lives on, because the child closes its connections."""
     done = run_job(tmp_path / "job", RANKS, {"1 1 1": "fork"}, restarts=1, WEFTPLAN_KVSTORE_TIMEOUT="600")
     assert check_replacements(done, 1) == expected_weights
     assert not (tmp_path / "job" / "waited").exists()

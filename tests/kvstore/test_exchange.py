@@ -306,7 +306,7 @@ def test_a_gradient_that_failed_fails_the_push_alone():
 @pytest.mark.shows("MXNET_ENABLE_GPU_P2P")
 @pytest.mark.parametrize("peers", [True, False])
 def test_p2p_of_gpus_is_on_or_off(peers, monkeypatch):
-    """On: gradients are copied between GPUs. Off: never, they pass through page-locked memory of the host."""
+    """``MXNET_ENABLE_GPU_P2P=1`` copies gradients between GPUs; 0 copies them through page-locked host memory."""
     monkeypatch.setattr(config, "_first", {})  # as in a process that has not read the variable yet
     monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", str(int(peers)))
     with standin_cupy.installed():
@@ -341,7 +341,7 @@ def test_one_step_wins_ties():
 
 
 def test_pulls_of_a_store_that_compresses_take_no_room_for_sums():
-    """Its pushes are packed; a pull needs memory of the host where devices are no peers. All of it is planned."""
+    """A store with compression uses the staging bytes that it plans: more than 400 only if devices are not peers."""
     contexts = [mx.sim(index) for index in range(3)]
     for links in (matrix([[1e9] * 3] * 3), matrix([[0] * 3] * 3)):
         connect(links)
