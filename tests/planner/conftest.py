@@ -165,7 +165,7 @@ def random_symbol(seed: int, size: int) -> Any:
 
 
 def random_values(symbol: Any, seed: int) -> dict[str, Any]:
-    """Return values for every argument, and previous contents of its gradient array."""
+    """Return a random value for each argument, and under ``grad:NAME`` the previous contents of its gradient."""
     rng = np.random.default_rng(seed)
     names = symbol.list_arguments()
     inputs = {name: rng.uniform(-1, 1, (6, 6)).astype(np.float32) for name in names}

@@ -26,7 +26,7 @@ SHAPE = (2, 3, 8, 9)
 
 @pytest.fixture
 def guide_names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Run the guide's code, with its pass in the list after the fusion of layers with their relu."""
+    """Run the guide's code, add its pass to the list of passes, and return the names that the code defines."""
     section = GUIDE.read_text().split("## Add a fusion")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     names: dict[str, Any] = {}

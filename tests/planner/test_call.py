@@ -158,7 +158,7 @@ def test_budget_of_a_single_variable() -> None:
 
 
 def test_a_bound_executor_keeps_the_budget() -> None:
-    """simple_bind with the smallest budget: the same bytes as planned, the same gradients as without a budget."""
+    """``simple_bind`` with the smallest budget allocates the planned bytes and computes the plain gradients."""
     net, shapes = _chain(), {"data": (128, 64)}
     with pytest.raises(BudgetError) as refused:
         net.simple_bind(mx.cpu(), memory_budget="10KB", **shapes)
@@ -280,7 +280,7 @@ def test_a_picture_without_matplotlib_says_what_to_install(monkeypatch: pytest.M
 
 
 def test_no_packing_that_cannot_be_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradient sums in place are not packed where sizes, rounded to the alignment, leave nothing to win."""
+    """Buffers are packed only once if no smaller packing is possible, although the peak is above the bound."""
     net, weight = mx.sym.Variable("data"), mx.sym.Variable("weight")
     for k in range(10):  # a sum of ten terms
         net = mx.sym.tanh(mx.sym.FullyConnected(net, weight=weight, no_bias=True, num_hidden=3, name=f"fc{k}"))

@@ -117,7 +117,7 @@ def test_a_plan_that_drops_a_held_result_is_refused() -> None:
 
 
 def test_effects_stay_in_rewritten_graphs() -> None:
-    """A node without readers vanishes from a rewritten graph, unless it runs for its effect."""
+    """A rewritten graph contains nodes with effects even if no node reads them; other unread nodes raise."""
     nodes = [Node("a", ("x",), 64), Node("b", ("a",), 64), Node("loss", ("b",), 4)]
     nodes += [Node("g", ("a", "b"), 64), Node("update", ("g",), 0)]
     changed = repeat(program_of({"x": 1}, nodes, ["loss"], forward=3, effects=["update"]), [1])

@@ -25,7 +25,11 @@ def operators(graph: Any) -> Counter[str]:
 
 def run(symbol: Any, shape: Any, context: Any, *, dtype: str = "float32", grad_req: str = "write",
         budget: int | None = None, **options: Any) -> Any:  # fmt: skip
-    """Everything that a step computes, its launches and its plan."""
+    """Run one step and one inference.
+
+    Returns:
+        The values by name, the number of launches of the step, and the executor.
+    """
     types = dict.fromkeys(symbol.list_arguments(), dtype)
     executor = symbol.simple_bind(
         context,
@@ -114,7 +118,7 @@ def test_gelu_is_one_launch():
 
 @pytest.mark.shows("MXNET_USE_FUSION")
 def test_variables_switch_the_fusion_off(monkeypatch: pytest.MonkeyPatch):
-    """Two variables do; a plan says what was fused."""
+    """``MXNET_USE_FUSION=0`` and ``WEFTPLAN_KERNELS=numpy`` disable the fusion, which a plan otherwise notes."""
     note = next(one for one in planned(residual(), (2, 4, 5, 6)).memory.passes if one.name == NAME)
     assert note.text.startswith(NAME)
     assert note.changed == "fused 15 elementwise nodes into 8"

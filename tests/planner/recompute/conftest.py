@@ -77,7 +77,7 @@ def residual_net(layers: int, filters: int = 8) -> Any:
 
 
 def unrolled_lstm(steps: int, hidden: int = 16) -> Any:
-    """An LSTM whose inputs are variables of their own, so that nothing but the recurrence grows with the steps."""
+    """Return an LSTM over ``steps`` separate variables, so that only the recurrence grows with the steps."""
     h, c = sym.Variable("h"), sym.Variable("c")
     weights = [sym.Variable(name) for name in ("hw", "hb", "iw", "ib")]
     for i in range(steps):
@@ -93,7 +93,7 @@ def unrolled_lstm(steps: int, hidden: int = 16) -> Any:
 
 
 def two_device_net(layers: int = 3) -> tuple[Any, dict[str, mx.Context]]:
-    """Return (``layers`` on one device, as many and a softmax on another; the device of each group)."""
+    """Return ``layers`` on one device, then ``layers`` and a softmax on another, and the device of each group."""
     with mx.AttrScope(ctx_group="low"):
         x = sym.Variable("data")
         for i in range(layers):

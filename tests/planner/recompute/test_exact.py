@@ -37,7 +37,7 @@ def exact() -> ModuleType:
 
 
 def random_chain(size: int, seed: int) -> Any:
-    """Return a chain with skips: products of random widths, sines, sums with earlier results, concatenations."""
+    """Return a random chain of ``size`` layers: products, sines, gates, and joins with earlier results."""
     rng = random.Random(seed)
     pool = [sym.Variable("data")]
     for i in range(size):

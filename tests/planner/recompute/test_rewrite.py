@@ -166,7 +166,7 @@ def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
 
 
 def test_parse_bytes_refuses_what_is_no_size() -> None:
-    """The message shows the text and the legal forms."""
+    """``parse_bytes`` reads a size with a unit, and raises a PlanError for any value that is no positive size."""
     from weftplan.device.amounts import parse_bytes
     from weftplan.errors import PlanError
 

@@ -18,7 +18,10 @@ SIM = Context("sim", 0)
 
 
 def forward_and_backward(count: int, size: int) -> list[Step]:
-    """``count`` results of ``size`` bytes, which are read again in reverse order; nothing may run twice."""
+    """Return ``count`` forward steps, and backward steps that read their results in reverse order.
+
+    Each forward result has ``size`` bytes, and no forward step may be repeated.
+    """
     forward = [
         Step(f"f{k}", (f"f{k - 1}" if k else "x",), size, seconds=1e-3, repeats=False, device=SIM) for k in range(count)
     ]

@@ -87,7 +87,7 @@ def test_prices_are_the_bytes_of_the_plan(name: str, device: mx.Context) -> None
 
 
 def test_prices_include_the_host() -> None:
-    """A graph on a host and a device: both count against the budget, results of the device alone may go."""
+    """In a graph on a host and a device, both count against the budget; only the device's results are offloaded."""
     net = mx.sym.Variable("x")
     for group in ("host", "device"):
         with mx.AttrScope(ctx_group=group):
@@ -134,7 +134,7 @@ def chain() -> Any:
 
 
 def planned_with(monkeypatch: pytest.MonkeyPatch, count: int = 99) -> Any:
-    """The chain with up to ``count`` results on the host, out at once and back at the last moment."""
+    """Plan the chain with up to ``count`` results offloaded after the forward part and fetched for their readers."""
 
     def choose(states: Any, num_forward: int) -> list[Spill]:
         return [Spill(one.entry, num_forward, one.wanted, HOST) for one in states._idle[0][:count]]

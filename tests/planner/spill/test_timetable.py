@@ -32,8 +32,7 @@ def make_idle(entry, nbytes, made, wanted, turn=5, used=None, by=None, since=Non
 
 
 def timetable(results, times):
-    """Return (steps before which copies out are over, steps before which copies back are placed, seconds of
-    waiting)."""
+    """Return the steps before which copies out end and copies back start, and the total seconds of waiting."""
     out, late = times.leaving(results)
     back, early = times.returning(results)
     return out, back, late + early
@@ -55,7 +54,7 @@ def test_copies_of_one_direction_take_turns():
 
 
 def test_late_copies_delay_the_computation():
-    """Ten bytes end at 11 instead of 5, and have to start back at -2 instead of 5: 6 and 7 seconds of waiting."""
+    """Copies of 10 s delay the computation by 6 s at the end of the forward part and by 7 s in the backward part."""
     out, back, waited = timetable([make_idle(0, 10, made=0, wanted=8)], StepTimes([1.0] * 10))
     assert (out, back) == ([5], [5])
     assert waited == pytest.approx(13.0)
