@@ -123,7 +123,8 @@ def test_without_threads_the_caller_does_all(monkeypatch):
 def test_an_error_waits_for_the_other_threads(monkeypatch):
     """If the caller's share fails, the sum raises only after the other threads have finished with the arrays.
 
-    caller:  [share: raises] ......................... raises helper:  [share ............................ ends]
+    caller:  [share: raises] ......................... raises
+    helper:  [share ............................ ends]
     """
     began, go, ended = threading.Event(), threading.Event(), threading.Event()
     caller = threading.get_ident()
