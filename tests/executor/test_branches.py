@@ -16,7 +16,7 @@ from weftplan.executor.segments import ancestors, chains, parents
 
 
 def step(number, reads, writes, context="gpu", copies=None):
-    """Return a step with these numbers of reads and writes, on a context."""
+    """Return the step ``number``, which reads and writes these vars on ``context``."""
     return SimpleNamespace(number=number, reads=reads, writes=writes, context=context, copies=copies)
 
 
@@ -49,7 +49,7 @@ LONG, SHORT = 1e-3, 1e-6
             [(), (0,), (1,), (0,), (3,), (2, 4)],
             (0,),
             [[0], [1, 2], [3, 4], [5]],
-        ),  # a short stem is a separate chain, which delays no branch
+        ),  # a short stem
     ],
 )
 def test_chains(needs, short, wanted):

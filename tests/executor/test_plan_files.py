@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="the cache folder nee
 
 @pytest.fixture
 def plan_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of plans, empty; the other tests keep none."""
+    """The folder of stored plans, which is empty."""
     target = tmp_path.resolve()
     monkeypatch.setenv("XDG_CACHE_HOME", str(target))
     monkeypatch.setattr(plan_cache, "_CODE", plan_cache._state_of_code())
@@ -39,7 +39,7 @@ def network(hidden: int = 8) -> Any:
 
 
 def elementwise_network() -> Any:
-    """Elementwise nodes on arrays so large that they are joined."""
+    """Return elementwise nodes on arrays that are large enough to be fused."""
     x = mx.sym.Variable("data")
     for _ in range(3):
         x = mx.sym.tanh(x * 2 + 1)

@@ -162,8 +162,10 @@ def test_parameters_that_may_stay_zero():
 
 @pytest.mark.parametrize("strategy", ["", "dynamic"])
 def test_backward_without_forward(strategy, monkeypatch):
-    """It runs if the gradients need no forward result, twice and with shared memory too, as in MXNet; an executor whose
-    memory it overwrites has to run forward again."""
+    """Backward without forward works if the gradients need no result of forward; otherwise it raises an error.
+
+    It can be repeated, and it can share memory, as in MXNet.
+    """
     if strategy:
         monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", strategy)
     x = mx.sym.Variable("x")
