@@ -23,7 +23,7 @@ def races(executor: Any, runs: int = 2, *, pushed: bool = False) -> list[str]:
     do.
 
     Args:
-        pushed: compare the pushed segments instead, each of which runs its steps in sequence.
+        pushed: compare the pushed segments instead; a segment runs its steps in sequence.
     """
     executor._prepare()
     steps = [*executor._forward_steps, *executor._backward_steps]

@@ -115,9 +115,9 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ml_dtypes, arrays and binds raise an error that says what to install.
+    """Without ml_dtypes, arrays and binds raise an error with the install command.
 
-    A plan counts the bytes of float16, and its note says what to install.
+    A plan counts the bytes of float16, and its note has the install command.
     """
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -91,7 +91,7 @@ def test_grad_req_add_and_null():
 
 
 def test_head_gradients():
-    """Gradients of outputs may be an array, a list or a dictionary; missing and wrong ones raise errors."""
+    """Gradients of outputs may be an array, a list or a dictionary; missing and wrong gradients raise errors."""
     x, y = mx.sym.Variable("x"), mx.sym.Variable("y")
     executor = (x * y).simple_bind(mx.cpu(), x=(3,), y=(3,))
     executor.arg_dict["x"][:] = 2

@@ -101,7 +101,7 @@ def test_the_bits_of_other_kernels(network, kind, workers, graphs, reference, mo
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("graphs", ["0", "1"])
 def test_segments_of_one_operation_each(workers, graphs, reference, monkeypatch):
-    """Without bulk execution, in which each operation chooses its stream, the bits are the same."""
+    """Without bulk execution each operation chooses its stream, and the bits are the reference's."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
     check("small", "ThreadedEnginePerDevice", workers, graphs, reference, monkeypatch)
 

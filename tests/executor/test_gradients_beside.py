@@ -1,4 +1,4 @@
-"""Gradient arrays of a bind are contiguous, in the order in which backward completes them."""
+"""Gradient arrays of a bind are contiguous; their order is the order of their completion in backward."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_dtypes_have_separate_ranges():
 
 
 def test_gradients_are_those_of_separate_arrays():
-    """Contiguous gradient arrays have the bits of separate ones."""
+    """Contiguous gradient arrays have the bits of separate gradient arrays."""
     rng = np.random.default_rng(0)
     one = bound()
     values = {name: rng.standard_normal(array.shape).astype("f4") for name, array in one.arg_dict.items()}

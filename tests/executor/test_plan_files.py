@@ -274,7 +274,9 @@ def test_another_compiler_plans_anew(plan_folder: Path, planned: list[None], mon
 
 
 @pytest.mark.shows("WEFTPLAN_PLAN_CACHE")
-def test_damaged_and_unwanted_files(plan_folder: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch):
+def test_damage_is_mended_and_nothing_is_kept_where_nobody_wants_it(
+    plan_folder: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch
+):
     """A bind plans again if the file is damaged, the folder readable by others, or the cache switched off.
 
     A damaged file is replaced.
@@ -328,7 +330,7 @@ def test_stopped_search_is_not_stored(plan_folder: Path):
 
 
 def test_a_second_process_reads(tmp_path: Path):
-    """A second process loads the plan that the first one stored."""
+    """A second process loads the plan that the first process stored."""
     script = (
         "import weftplan as mx\nfrom weftplan import planner\n"
         "made, true = [], planner.size_symbol\n"

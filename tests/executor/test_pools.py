@@ -126,8 +126,8 @@ def have_equal_bits(got, want):
 def test_bytes_and_bits_do_not_depend_on_the_order_of_binding(driver, ctx, strategy):
     """For each order of binding, the pool has the largest need and all executors compute the right bits.
 
-    Strategy ``auto`` tries every order, other strategies one order in which the pool grows and one in which it does
-    not.
+    Strategy ``auto`` tries every order, and other strategies try two orders: the pool grows in the first, not in the
+    second.
 
     bind a, run a, forward a, bind b (perhaps larger: a moves), backward a, run b, …, then all of them, twice around.
     """
@@ -350,7 +350,7 @@ def test_backward_after_another_executor_ran_is_refused():
 
 
 def test_reader_of_outputs_follows_a_move(driver):
-    """An executor that reads another one's output reads the new memory after that executor has moved."""
+    """An executor whose input is the output of a second executor reads the new memory after the second has moved."""
     small = chain(300, mx.cpu())
     net = mx.sym.Variable("x") + 1
     reader = net.bind(mx.cpu(), [small.outputs[0]], grad_req="null")

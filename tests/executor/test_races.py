@@ -19,7 +19,7 @@ COMPAT = ("none", "mxnet", "paddle", "paddle_pir")
 
 
 def half_unused() -> mx.sym.Symbol:
-    """Return a split of which one half is unread, and a node with scratch memory of the size of both halves."""
+    """Return a split with one unread half, and a node with scratch memory of the size of both halves."""
     x = mx.sym.Variable("x")
     a = mx.sym.Activation(x, act_type="softrelu", name="a")
     halves = mx.sym.SliceChannel(a, num_outputs=2, axis=1, name="halves")
@@ -124,7 +124,7 @@ def test_small_gradients_end_one_segment():
     assert len(ends) == 1
     larger = mx.sym.MakeLoss(x).simple_bind(mx.cpu(), x=(8, 4096), grad_req="write")
     larger._prepare()
-    assert len(larger._backward_segments) == 1  # the large gradient is the last one
+    assert len(larger._backward_segments) == 1  # the large gradient comes last
     back = mx.sym.MakeLoss(mx.sym.FullyConnected(x, num_hidden=4096, name="wide")).simple_bind(mx.cpu(), x=(8, 64))
     back._prepare()
     ends = [[step.node.name for step in segment.steps] for segment in back._backward_segments]

@@ -19,7 +19,7 @@ DEVICES = itertools.count(100)
 
 
 def network(dropout=0.0, layers=6):
-    """Return layers of 1x1 convolution, batch norm, tanh and dropout, most of whose results backward needs."""
+    """Return layers of 1x1 convolution, batch norm, tanh and dropout; backward needs most of their results."""
     net = sym.Variable("data")
     for k in range(layers):
         net = sym.Convolution(net, kernel=(1, 1), num_filter=8, name=f"conv{k}")

@@ -32,7 +32,7 @@ def fast_links(monkeypatch):
 
 
 def network(layers=6):
-    """Return layers of 1x1 convolution, batch norm, tanh and dropout, most of whose results backward needs."""
+    """Return layers of 1x1 convolution, batch norm, tanh and dropout; backward needs most of their results."""
     net = sym.Variable("data")
     for k in range(layers):
         net = sym.Convolution(net, kernel=(1, 1), num_filter=8, name=f"conv{k}")
@@ -216,7 +216,7 @@ def test_peers_are_sorted_by_room(folder):
 
 
 def test_a_device_that_computes_is_no_peer():
-    """A device on which the graph computes is no offload target, because its bytes count against the budget."""
+    """A device of the graph is no offload target, because its bytes count against the budget."""
     net, ctx = network(layers=2), mx.sim(next(DEVICES))
     options = PlanOptions(budget=int(plain_peak(net, ctx) * 0.8), spill="peer", peers=(str(ctx),))
     plan = net.plan(SHAPES, grad_req=requests(net), context=ctx, options=options)
@@ -311,7 +311,7 @@ def test_unused_devices_are_peers():
     ["FLAGS_memory_fraction_of_eager_deletion", "FLAGS_fast_eager_deletion_mode", "FLAGS_eager_delete_scope"],
 )
 def test_collector_flags_without_effect_warn(monkeypatch, clean_environment, name):
-    """A flag of the garbage collector warns in a static executor and says what to set; in a dynamic one it does not."""
+    """A flag of the garbage collector warns in a static executor and names the remedy; in a dynamic one it does not."""
     monkeypatch.setenv(name, "1")
     with pytest.warns(ConfigWarning, match=f"{name} has no effect.*WEFTPLAN_EXECUTOR_STRATEGY=dynamic"):
         network().simple_bind(mx.cpu(), **SHAPES)

@@ -13,7 +13,7 @@ from weftplan.planner.inplace import Kind
 
 
 def chain():
-    """Return data -> exp -> sqrt -> square -> exp, of which each can overwrite its input."""
+    """Return data -> exp -> sqrt -> square -> exp; each operator can overwrite its input."""
     net = mx.sym.Variable("data")
     for kind in (sym.exp, sym.sqrt, sym.square, sym.exp):
         net = kind(net * 0.1)
@@ -21,7 +21,7 @@ def chain():
 
 
 def layers(widths):
-    """Return dense layers of these widths, none of which can run in place."""
+    """Return dense layers of these widths; no layer can run in place."""
     net = mx.sym.Variable("data")
     for k, width in enumerate(widths):
         net = sym.FullyConnected(net, num_hidden=width, name=f"fc{k}")
@@ -144,7 +144,9 @@ MEMORY = [
 @pytest.mark.shows(
     "NNVM_AUTO_SEARCH_MATCH_RANGE", "MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "MXNET_ELIMINATE_COMMON_EXPR", "MXNET_MEMORY_OPT"
 )
-def test_planner_variables_change_allocated_bytes(monkeypatch, variable, value, others, net, training, bytes_):
+def test_a_switch_of_the_planner_changes_what_is_allocated_and_no_bit(
+    monkeypatch, variable, value, others, net, training, bytes_
+):
     """With the variable, allocated bytes change as the table says and equal the plan; results have the same bits."""
     for name, text in others.items():
         monkeypatch.setenv(name, text)
@@ -206,7 +208,7 @@ def count_segments(most_forward, most_backward, executor):
     ],
 )
 @pytest.mark.shows("MXNET_EXEC_BULK_EXEC_TRAIN", "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN*")
-def test_bulk_variables_of_training(monkeypatch, settings, forward, backward):
+def test_bulk_switches_of_training_change_what_is_pushed(monkeypatch, settings, forward, backward):
     """The variables limit the nodes of forward and backward segments, and results have the same bits."""
     monkeypatch.setenv("WEFTPLAN_PLANNER_STRATEGY", "match_range")  # its plans need no fence operation
     plain = results(bound(deep(1), training=True), training=True)
@@ -219,7 +221,7 @@ def test_bulk_variables_of_training(monkeypatch, settings, forward, backward):
 
 @pytest.mark.parametrize(("value", "expected"), [("1", 1), ("0", 5)])
 @pytest.mark.shows("MXNET_EXEC_BULK_EXEC_INFERENCE")
-def test_bulk_variable_of_inference(monkeypatch, value, expected):
+def test_the_bulk_switch_of_inference_changes_what_is_pushed(monkeypatch, value, expected):
     """Inference pushes one operation for all nodes, or one for each node if the variable is 0."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", value)
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
@@ -239,7 +241,7 @@ def test_range_zero_keeps_in_place_computation(monkeypatch, range_):
 
 
 @pytest.mark.shows("WEFTPLAN_PLANNER_STRATEGY")
-def test_strategy_changes_allocated_bytes(monkeypatch):
+def test_the_strategy_changes_what_is_allocated_and_no_bit(monkeypatch):
     """``arena`` allocates fewer bytes than ``match_range`` for branches of different sizes; the bits are equal."""
     held, by_name = {}, {}
     for strategy in ("match_range", "arena", "auto"):

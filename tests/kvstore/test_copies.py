@@ -1,4 +1,4 @@
-"""How many operations a push and a pull take, and what they do with overlapping and failed arrays."""
+"""Pushes and pulls: their number of engine operations, and their effect on overlapping and failed arrays."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def found(store):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("kind", ["ThreadedEnginePerDevice", "Simulator"])
 def test_states_come_back(tmp_path: Path, kind: str, optimizer: str):
-    """After one rank loads states that one rank has saved, the next step gives the bits of training without a break.
+    """One rank saves the states and one rank loads them; the next step gives the bits of training without a break.
 
     A ``local`` store that loads the same file also computes these bits.
     """

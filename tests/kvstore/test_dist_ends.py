@@ -69,7 +69,7 @@ def test_leaving_rank_accepts_overwritten_messages(tmp_path: Path):
 
 @pytest.mark.shows("WEFTPLAN_KVSTORE_STALL", "WEFTPLAN_KVSTORE_TIMEOUT")
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
-    """A rank that waits for another one logs a warning after the stall time, and raises an error after the timeout.
+    """A rank warns when another rank is missing for the stall time, and raises an error after the timeout.
 
     The error names the missing rank.
     """

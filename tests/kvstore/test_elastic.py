@@ -80,7 +80,7 @@ def test_ranks_return_to_the_last_checkpoint(tmp_path: Path, every: int | None, 
 
 
 def test_the_bound_on_losses(tmp_path: Path):
-    """If more ranks are lost than ``--restarts`` allows, the job exits with the status of the last one."""
+    """If more ranks are lost than ``--restarts`` allows, the job exits with the status of the last lost rank."""
     done = run_job(tmp_path / "job", RANKS, {"1 0 2": "raise", "1 0 3": "sys.exit"}, restarts=1)
     assert done.status == 3, done.errors
     assert done.weights == {}

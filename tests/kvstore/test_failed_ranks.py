@@ -180,7 +180,7 @@ def launched(folder: Path, *arguments: str, **variables: str) -> subprocess.Comp
 
 
 def run_training(folder: Path, statement: str, restarts: int) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Run the program ``TRAINING`` on two ranks, of which rank 1 executes ``statement`` once.
+    """Run the program ``TRAINING`` on two ranks; rank 1 executes ``statement`` once.
 
     Returns:
         The finished launcher and the lines with the final weights, one for each rank that reached its end.

@@ -32,7 +32,7 @@ def run_fused_and_single(monkeypatch, kind, contexts, dtype, name, settings):
 
 
 def test_every_optimizer_is_here():
-    """All registered optimizers but four are tested here, and those that fuse their steps are the ones in ``FUSED``."""
+    """All registered optimizers but four are tested here, and exactly those in ``FUSED`` fuse their steps."""
     names = {name for name, klass in mx.optimizer.Optimizer.opt_registry.items() if klass.__module__[:8] == "weftplan"}
     assert names - {name for name, _ in OPTIMIZERS} == {"ccsgd", "groupadagrad", "sgld", "test"}
     assert {name for name in names if mx.optimizer.create(name).fuses} == FUSED | {"ccsgd"}

@@ -226,7 +226,7 @@ def test_a_prepared_exchange_follows_the_store() -> None:
 
 
 def train_module(kind: str | None) -> mx.mod.Module:
-    """Return a Module of six parameters on two devices that has made three updates and is ready for another one.
+    """Return a Module of six parameters on two devices after three updates and a further backward pass.
 
     ``kind`` is the name of a store, or None for an update without a store.
     """

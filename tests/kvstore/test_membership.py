@@ -46,7 +46,7 @@ class Request:
 
 
 class World:
-    """The modelled MPI: its processes, which of them are dead, which deaths each one knows, and messages in transit.
+    """The modelled MPI: its processes, the dead processes, the deaths that each process knows, and pending messages.
 
     Messages between two processes stay in order.
     """

@@ -37,7 +37,7 @@ def program_of_steps(
     gradients: Sequence[str] = (),
     forward: int | None = None,
 ) -> Program:
-    """Return the steps as a program, in which the entry and the node of a result have the same number.
+    """Return the steps as a program; the entry and the node of a result have the same number.
 
     Numbers follow the order of ``given`` and then of ``steps``. For the arguments see :func:`plan_steps`.
     """

@@ -121,7 +121,7 @@ def test_each_pass_is_timed_and_gives_its_facts() -> None:
 
 
 def test_a_pass_comes_after_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass before the one that provides its input raises a PlanError with its name."""
+    """A pass that needs shapes before they are inferred raises a PlanError with its name."""
     early = replace(next(one for one in passes.PASSES if one.needs), needs=frozenset((SIZES,)))
     monkeypatch.setattr(passes, "PASSES", [early, *passes.PASSES])
     with pytest.raises(PlanError, match=f"pass '{early.name}' needs sizes"):
@@ -129,7 +129,7 @@ def test_a_pass_comes_after_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.shows("WEFTPLAN_ENGINE_DEBUG")
-def test_debug_mode_names_the_pass_that_breaks_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_contradicts_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """In debug mode a pass that makes a cyclic graph raises a PlanError with its name."""
 
     def breaks(network: Network, settings: Settings) -> tuple[Network, str]:

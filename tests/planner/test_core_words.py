@@ -48,7 +48,7 @@ def program_of(
     effects: Sequence[str] = (),
     tangents: Sequence[str] = (),
 ) -> Program:
-    """Return a program of ``nodes``, in which the entry and the node of a result have the same number.
+    """Return a program of ``nodes``; the entry and the node of a result have the same number.
 
     Args:
         given: results that exist before the first node, with their bytes.
@@ -109,7 +109,7 @@ def test_held_results_outlive_their_last_reader() -> None:
 
 
 def test_a_plan_that_drops_a_held_result_is_refused() -> None:
-    """The validator refuses a plan in which a held result dies too early."""
+    """The validator refuses a plan whose held result dies too early."""
     steps = planned(program_of({"x": 1}, CHAIN, ["d"]))
     object.__setattr__(steps, "held", {1: 4})
     with pytest.raises(PlanError, match="'a_output' lives from step 0 to 4"):

@@ -1,4 +1,4 @@
-"""Gradients of shared FullyConnected weights, which one node computes for a few layers at a time."""
+"""Gradients of shared FullyConnected weights: one node computes the gradients of a few layers."""
 
 from __future__ import annotations
 

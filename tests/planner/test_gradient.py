@@ -86,7 +86,7 @@ def test_the_fewest_terms_that_are_added_one_at_a_time(cap: int) -> None:
 
 
 def test_chain_edges_close_no_cycle() -> None:
-    """A term from which another term is computed does not wait for the sum that contains the other.
+    """If a term is computed from another term, the second term does not wait for the sum that contains the first.
 
     Here h is read by p and by the sum. The sum's gradient passes unchanged to h, and p's gradient is computed from it.
     """

@@ -54,7 +54,7 @@ def test_training_joins_batch_norm_in_both_directions():
 
 
 def residual(blocks: int) -> Any:
-    """Return residual blocks, of which some show the means of their batch norms, and some end with a relu."""
+    """Return residual blocks; some show the means of their batch norms, and some end with a relu."""
     net = mx.sym.Variable("x")
     for k in range(blocks):
         norm = mx.sym.BatchNorm(net, name=f"b{k}", fix_gamma=False, output_mean_var=k % 3 == 1)

@@ -88,7 +88,7 @@ def test_greedy_forward_order(seed: int) -> None:
 @together()
 @pytest.mark.parametrize("seed", range(60))
 def test_greedy_backward_order(seed: int) -> None:
-    """From the end, the next step is the one with the fewest live bytes before it; ties take the last step.
+    """From the end, the next step has the fewest live bytes before it; ties take the last step.
 
     Candidates are the steps without remaining readers. An entry is alive from its last reader back to its own step.
     """

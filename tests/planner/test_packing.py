@@ -38,7 +38,7 @@ def peak_load(lower: list[int], upper: list[int], size: list[int]) -> int:
 
 
 def optimum(rows: list[tuple[int, int, int]]) -> int:
-    """Return the smallest peak of bottom-left placement over all orders, one of which is optimal."""
+    """Return the smallest peak of bottom-left placement over all orders, which is the optimum."""
     best = sum(r[2] for r in rows)
     for order in itertools.permutations(rows):
         placed: list[tuple[int, int, int, int]] = []
@@ -146,7 +146,7 @@ def test_large_traces(trace: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
 
 @pytest.mark.parametrize(("n", "effort"), [(200, "fast"), (800, "normal")])
 def test_a_chain_is_packed_at_the_bound(n: int, effort: Any) -> None:
-    """In a chain, in which two neighbours are alive at a time, the packing reaches the bound."""
+    """The buffers of a chain, of two neighbours alive at a time, are packed at the bound."""
     size = np.random.default_rng(0).integers(1, 1000, n) * 64
     lower = np.arange(n)
     packing = pack(lower, lower + 2, size, effort=effort)

@@ -1,4 +1,4 @@
-"""Generated packing problems, which resemble hard public ones: their properties and packings."""
+"""Generated packing problems, which resemble hard public problems: their properties and packings."""
 
 from __future__ import annotations
 

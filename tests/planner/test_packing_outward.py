@@ -31,7 +31,7 @@ def problem_of(rows: list[tuple[int, int, int]]) -> Problem:
 
 
 def precedence(count: int, holds: Callable[[int, int], bool]) -> Precedence:
-    """Return the precedence in which step k alone uses buffer k, and step i needs step k if ``holds(k, i)``."""
+    """Return a precedence: step k alone uses buffer k, and step i needs step k if ``holds(k, i)``."""
     needed = [sum(1 << k for k in range(count) if k == i or holds(k, i)) for i in range(count)]
     return Precedence([1 << k for k in range(count)], needed)
 
@@ -147,7 +147,7 @@ def test_training_graphs_are_packed_at_the_bound(name: str, above: float) -> Non
 
 
 def test_hole_without_waits_is_preferred() -> None:
-    """Of two equal holes at step 2, ``c`` takes the one whose last user comes before it anyway.
+    """Of two equal holes at step 2, ``c`` takes the hole whose last user precedes it anyway.
 
     ::
 

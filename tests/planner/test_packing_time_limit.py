@@ -16,7 +16,7 @@ DATA = Path(__file__).parents[2] / "bench" / "data"
 
 
 def crowded_buffers(count: int, steps: int) -> Buffers:
-    """Return buffers of random sizes and long random lifetimes, of which hundreds are alive at the same time."""
+    """Return buffers of random sizes and long random lifetimes; hundreds are alive at the same time."""
     rng = np.random.default_rng(0)
     lower = rng.integers(0, steps, count)
     return lower, lower + rng.integers(1, steps // 3, count), rng.integers(1, 1000, count)

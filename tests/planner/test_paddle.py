@@ -176,7 +176,7 @@ def test_only_exactly_the_size_is_used_again() -> None:
 
 
 def test_the_last_to_die_is_used_first() -> None:
-    """Of two dead blocks of one size, the one that died last is reused first.
+    """Of two dead blocks of one size, the block that died last is reused first.
 
     ::
 
@@ -302,7 +302,7 @@ def test_edges_are_those_of_the_graph() -> None:
 
 
 def test_pir_wants_equal_dtypes() -> None:
-    """A cast to another dtype of the same width shares by the older rules, but not by the newer ones."""
+    """A cast to another dtype of the same width shares by the older rules, but not by the newer rules."""
     net = relu(sym.Cast(relu(sym.Variable("x"), "a"), dtype="int32", name="b"), "c")
     assert kind(plan(net, "paddle"), "b") == Kind.INPLACE
     assert kind(plan(net, "paddle_pir"), "b") == Kind.OWN
@@ -325,7 +325,7 @@ def test_pir_blacklist() -> None:
 
 
 def test_pir_leaves_gradients_of_sums_alone_on_a_cpu() -> None:
-    """On a CPU the gradient of a broadcast difference shares by the older rules, but not by the newer ones."""
+    """On a CPU the gradient of a broadcast difference shares by the older rules, but not by the newer rules."""
     x, y = sym.Variable("x"), sym.Variable("y")
     net = sym.sum(relu(sym.broadcast_sub(relu(x, "a"), relu(y, "b"), name="m"), "r"), name="s")
     shapes = {"x": (4, 4), "y": (4, 4)}

@@ -37,7 +37,7 @@ def passes(symbol: Any) -> dict[str, Pass]:
 
 
 def test_each_pass_says_what_it_changed() -> None:
-    """Passes are listed in the order in which they ran, with their changes and their switches."""
+    """Passes are listed in execution order, with their changes and their switches."""
     actual = list(passes(network()).values())
     assert actual == [
         ("equal expressions merged", "merged 1 node into others that compute the same", "MXNET_ELIMINATE_COMMON_EXPR"),

@@ -114,7 +114,7 @@ def test_reports_agree_with_the_plan(plan: MemoryPlan) -> None:
 
 
 def test_summary_names_what_fills_the_peak(plan: MemoryPlan) -> None:
-    """The summary has the peak, the total, the largest buffers, and what the figures do not include."""
+    """The summary has the peak, the total, the largest buffers, and a list of memory that is not included."""
     text = plan.summary(3)
     assert f"{plan.peak:,} bytes" in text
     assert f"{plan.total:,} bytes" in text

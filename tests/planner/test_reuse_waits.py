@@ -120,7 +120,7 @@ def test_pack_with_an_order(rows: list[tuple[int, int, int]], seed: int, effort:
 def test_fewer_waits_in_random_packings() -> None:
     """A precedence lowers the waits of 200 random packings by more than a fifth in total.
 
-    A single packing may have more waits, because the first one that is small enough is taken.
+    A single packing may have more waits, because ``pack`` takes the first packing that is small enough.
     """
     waits = [0, 0]
     for seed in range(200):

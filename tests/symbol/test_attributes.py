@@ -99,7 +99,7 @@ def test_equal_parameters_are_shared_but_not_confused() -> None:
 
 
 def test_get_of_a_scope() -> None:
-    """``AttrScope.get`` returns the scope's attributes, which the given ones override, as in MXNet."""
+    """``AttrScope.get`` returns the scope's attributes, overridden by the given attributes, as in MXNet."""
     scope = sym.AttrScope(a="1", b="2")
     assert scope.get(None) == {"a": "1", "b": "2"}
     assert scope.get({"b": "3"}) == {"a": "1", "b": "3"}

@@ -189,7 +189,7 @@ def test_internals_and_children() -> None:
 
 
 def test_composing_symbols_replaces_variables() -> None:
-    r"""``net(data=other)`` returns a copy in which ``other`` replaces the variable; both symbols are unchanged.
+    r"""``net(data=other)`` returns a copy with ``other`` in place of the variable; both symbols are unchanged.
 
         data -> fc1 -> relu -> fc2        z -> exp -\
                                            (data) -> fc1 -> relu -> fc2

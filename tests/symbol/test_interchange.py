@@ -21,7 +21,7 @@ Interpreter = Callable[..., list[np.ndarray]]
 
 
 def without_rows(text: str) -> dict[str, Any]:
-    """Return the parsed file without ``node_row_ptr``, in which MXNet counts other hidden outputs.
+    """Return the parsed file without ``node_row_ptr``, because MXNet counts other hidden outputs there.
 
     These are an additional output of max pooling, in builds with oneDNN, and missing outputs of RNN.
     """

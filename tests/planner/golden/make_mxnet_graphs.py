@@ -4,8 +4,8 @@ Run with the Python of an environment that has MXNet 1.9.1, from the repository'
 
     PYTHON-WITH-MXNET tests/planner/golden/make_mxnet_graphs.py
 
-Each network is bound for training and run once with a monitor, which sees the shape of every output, also of hidden
-ones. The forward and backward graph, in MXNet's numbering, is read from the executor's debug text. The result,
+Each network is bound for training and run once with a monitor, which sees the shape of every output, hidden or visible.
+The forward and backward graph, in MXNet's numbering, is read from the executor's debug text. The result,
 ``mxnet_graphs.json.gz``, contains for each network the operator of each node (null for a variable), its inputs as
 [node, output], its control dependencies, the number of elements of each output, and the heads. Tests need no MXNet.
 """

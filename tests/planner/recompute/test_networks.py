@@ -94,7 +94,7 @@ def test_cheap_saves_a_quarter(name: str) -> None:
 
 
 def growth(training: Any, make: Any, shapes: Any, sizes: tuple[int, int]) -> float:
-    """Return the exponent p for which the peak of the square-root rule grows as size to the power of p.
+    """Return the exponent of the growth of the square-root rule's peak with the size of a network.
 
     ``make`` and ``shapes`` give the network and its input shapes for each of the two ``sizes``.
     """

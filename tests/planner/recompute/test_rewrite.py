@@ -114,7 +114,7 @@ def test_outputs_losses_and_variables_are_not_repeatable(training: Any) -> None:
 
 
 def test_ignored_inputs_are_not_recomputed(training: Any) -> None:
-    """An input of which an operator needs the shape only is not recomputed."""
+    """An input is not recomputed for an operator that needs its shape only."""
     x = sym.tanh(sym.Variable("data"), name="first")
     y = sym.zeros_like(x, name="nothing") + sym.Variable("other")
     result = training(sym.sum(y * y, name="total"), {"data": (4, 6), "other": (4, 6)})
