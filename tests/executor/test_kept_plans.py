@@ -96,7 +96,7 @@ def test_another_argument_needs_another_plan(planned, change):
 )
 @pytest.mark.filterwarnings("ignore")
 def test_settings_count(planned, monkeypatch, name, value):
-    """A bind plans again if a variable that planning may read has changed."""
+    """A bind plans again if an environment variable that planning may read has changed."""
     symbol = network()
     bind(symbol)
     monkeypatch.setenv(name, value)

@@ -69,7 +69,7 @@ def parallel_layers() -> mx.sym.Symbol:
 
 @pytest.mark.parametrize("grad_req", ["null", "write"])
 def test_single_forward_segment_needs_no_fence(grad_req):
-    """A forward part of one segment needs no fence operation; with a monitor, which sees every node, it has one."""
+    """A forward part of one segment needs no fence operation, unless a monitor sees every node."""
     net = parallel_layers()
     executor = net.simple_bind(mx.cpu(), x=(256, 256), grad_req=grad_req, options=planner.PlanOptions(strategy="arena"))
     assert executor._overlaps

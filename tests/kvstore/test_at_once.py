@@ -57,7 +57,10 @@ def test_repeated_pull_returns_current_value(kv, eng, form, listed):
 
 
 def test_other_arrays_are_checked_as_ever(kv):
-    """After cached pulls, other numbers and orders of outs are filled; wrong shapes, dtypes and missing outs raise."""
+    """After cached pulls, a pull fills another number or order of arrays.
+
+    Wrong shapes, wrong dtypes and missing arrays raise errors.
+    """
     outs = make_zeros(3)
     pull_twice(kv, outs)
     kv.push("w", mx.nd.full((3,), 4.0))
@@ -73,7 +76,7 @@ def test_other_arrays_are_checked_as_ever(kv):
 
 
 def test_a_list_that_changes_meanwhile(kv):
-    """If the caller replaces an array in its list of outs, the next pull fills the new array and not the old one."""
+    """If the caller replaces an array in its list, the next pull fills the new array and not the old one."""
     outs = make_zeros(2)
     pull_twice(kv, outs)
     old, outs[1] = outs[1], mx.nd.zeros((3,))
@@ -110,7 +113,7 @@ def test_a_store_keeps_no_array_of_its_user(kv):
 
 
 def test_repeated_pull_keeps_its_order(kv, eng):
-    """A repeated pull runs after an earlier pending write of an out, and before a later one."""
+    """A repeated pull runs after an earlier pending write to its output array, and before a later write."""
     outs, gate = make_zeros(2), threading.Event()
     pull_twice(kv, outs)
     eng.wait_for_all()
@@ -124,7 +127,7 @@ def test_repeated_pull_keeps_its_order(kv, eng):
 
 
 def test_repeated_pull_of_failed_value_raises(kv, eng):
-    """A repeated pull of a failed value fails its outs; after the next push a pull works again."""
+    """After a repeated pull of a failed value, reading the output array raises; after the next push a pull works."""
     outs, bad = make_zeros(2), mx.nd.ones((3,))
     pull_twice(kv, outs)
     eng.push(lambda: 1 / 0, (), (bad.var,))
@@ -230,7 +233,7 @@ def test_repeated_call_uses_cached_layout(kind, optimizer, size):
 
 
 def test_a_repeated_call_with_a_failed_array(eng):
-    """A repeated large pull fills all its outs, also an array that has failed before."""
+    """A repeated large pull fills all its output arrays, also an array that has failed before."""
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.ones((300_000,)))
     outs = make_zeros(2, (300_000,))

@@ -15,6 +15,7 @@ from weftplan.errors import FormatError, KVStoreError
 
 
 def zeros(*shape: int, dtype: str = "float32") -> Any:
+    """Return an array of zeros."""
     return mx.nd.zeros(shape, dtype=dtype)
 
 

@@ -29,7 +29,10 @@ def test_the_flags_set_both_limits(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_examples():
-    """A count of 1 gives a bucket per gradient, -1 no limit; a bucket has one dtype; a too large gradient is alone."""
+    """A limit of 1 gives each gradient its own bucket, and -1 sets no limit on the number of gradients.
+
+    A bucket has one dtype, and a gradient above the size limit has its own bucket.
+    """
     items = [("a", 10, F4), ("b", 10, F4), ("c", 50, F4), ("d", 10, F2)]
     assert BucketRule(1, None).cut(items) == [["a"], ["b"], ["c"], ["d"]]
     assert BucketRule(-1, None).cut(items) == [["a", "b", "c"], ["d"]]

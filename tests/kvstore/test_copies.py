@@ -92,7 +92,10 @@ def test_devices_and_the_host_in_one_pull():
 
 
 def test_failed_out_fails_alone(eng):
-    """If one out has failed already, a pull fills the others; once its error is raised, a pull fills it, too."""
+    """If one output array has failed already, a pull fills the others.
+
+    Once the error has been raised, a pull fills the failed array, too.
+    """
     kv = mx.kv.create("local")
     kv.init("w", mx.nd.ones((3,)))
     outs = [mx.nd.zeros((3,), ctx=mx.cpu(i)) for i in range(3)]
@@ -108,7 +111,10 @@ def test_failed_out_fails_alone(eng):
 
 
 def test_a_failure_that_comes_later_is_shared(eng):
-    """If an out fails while a pull waits for it, all outs of the pull raise its error; the next pull fills them."""
+    """If one output array fails while a pull waits for it, all arrays of the pull raise its error.
+
+    The next pull fills them.
+    """
     kv = mx.kv.create("local")
     kv.init("w", mx.nd.ones((3,)))
     outs = [mx.nd.zeros((3,), ctx=mx.cpu(i)) for i in range(2)]

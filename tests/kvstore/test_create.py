@@ -80,7 +80,7 @@ def test_plugin_store_registered_as_in_mxnet():
 
 
 def test_device_store_balances_merge_buffers():
-    """With an updater, each key gets its merge buffer on the device that has the fewest bytes of them so far."""
+    """With an updater, each key gets its merge buffer on the device with the fewest bytes of merge buffers so far."""
     kv = mx.kv.create("device")
     kv.set_updater(lambda key, merged, stored: None)  # without one no merge buffer is needed
     for key in range(4):

@@ -309,7 +309,7 @@ def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
 
 
 def test_a_worker_that_stops_is_named(tmp_path: Path):
-    """While rank 2 is suspended, the other servers answer, and a pull of its key raises an error that names it."""
+    """While rank 2 is suspended, the other servers answer; a pull from its server raises an error with its rank."""
     done = run_ranks(
         tmp_path,
         3,

@@ -228,4 +228,4 @@ def test_different_calls_raise_on_every_rank():
     """,
 )
 def test_failed_gradient_raises_on_every_rank():
-    """A failed gradient of rank 1 raises its error on both ranks, on rank 0 with the rank; the next push works."""
+    """If a gradient fails on rank 1, both ranks raise its error, and rank 0's names rank 1; the next push works."""

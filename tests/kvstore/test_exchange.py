@@ -67,7 +67,7 @@ def run_steps(program, values, whole, rng):
 def test_every_way_sums_all_and_copies_to_all(count, peers):
     """Each route sums all gradients without changing them and copies the sum to all devices, in any order of its steps.
 
-    This is so for each device that can own the sum, on random links.
+    The test covers random links, and each device as the owner of the sum.
     """
     rng = random.Random(count)
     elements = 37
@@ -268,7 +268,7 @@ def test_other_links_are_seen_by_a_store_that_has_exchanged():
 
 
 def test_an_optimizer_runs_where_the_sum_is():
-    """With an optimizer every device pulls the updated weight, on devices below a PCIe tree."""
+    """With an optimizer, every device below a PCIe tree pulls the updated weight."""
     connect(LINKS["pcie tree"])
     contexts = [mx.sim(index) for index in range(4)]
     kv = mx.kv.create("device")
@@ -341,7 +341,7 @@ def test_one_step_wins_ties():
 
 
 def test_pulls_of_a_store_that_compresses_take_no_room_for_sums():
-    """A store with compression uses the staging bytes that it plans: more than 400 only if devices are not peers."""
+    """A store with compression uses the planned staging bytes, with a host copy only if devices are not peers."""
     contexts = [mx.sim(index) for index in range(3)]
     for links in (matrix([[1e9] * 3] * 3), matrix([[0] * 3] * 3)):
         connect(links)

@@ -1,4 +1,4 @@
-"""Buckets are exchanged in the order in which backward completes their gradients, which the plan gives."""
+"""Buckets follow the order of gradients in the plan, which is the order of their completion in backward."""
 
 from __future__ import annotations
 

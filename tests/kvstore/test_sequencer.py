@@ -42,7 +42,7 @@ class Exchange:
 
 
 @pytest.fixture(params=[False, True])
-def others_drive(request):
+def lazy_sequencer(request):
     """Return a lazy sequencer, whose last exchange a waiting thread ran, and the list of wake-ups of its own thread."""
     sequencer, first, rung = Sequencer(Group(shares_memory=request.param), "test"), Exchange(), []
     ring = sequencer._ring
@@ -55,12 +55,12 @@ def others_drive(request):
     sequencer.close(60)
 
 
-def test_ready_exchange_is_left_to_the_caller(others_drive):
+def test_ready_exchange_is_left_to_the_caller(lazy_sequencer):
     """Queuing a ready exchange wakes no thread, because the caller waits next and runs it itself.
 
     Without shared memory a large exchange wakes the sequencer's thread.
     """
-    sequencer, rung = others_drive
+    sequencer, rung = lazy_sequencer
     for nbytes in (SMALL, LARGE):
         ready = Exchange(nbytes)
         ready.arrive()
@@ -69,9 +69,9 @@ def test_ready_exchange_is_left_to_the_caller(others_drive):
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
-def test_late_exchange_wakes_the_thread(others_drive, nbytes):
+def test_late_exchange_wakes_the_thread(lazy_sequencer, nbytes):
     """An exchange that becomes ready after it was queued wakes the sequencer's thread, as the program may be asleep."""
-    sequencer, rung = others_drive
+    sequencer, rung = lazy_sequencer
     late = Exchange(nbytes)
     sequencer.put(late.ticket)
     assert not rung
@@ -80,7 +80,7 @@ def test_late_exchange_wakes_the_thread(others_drive, nbytes):
 
 
 def test_woken_thread_polls_before_it_runs_an_exchange(monkeypatch):
-    """The sequencer's thread, when woken, runs an exchange only if it finds it untouched in two successive polls."""
+    """The sequencer's thread, when woken, runs an exchange only after two polls have found it not yet taken."""
     monkeypatch.setattr(module, "_LAZY_S", 0.3)
     sequencer = Sequencer(Group(shares_memory=True), "test")
     for _ in range(2):  # also after the thread has run an exchange itself
@@ -96,7 +96,7 @@ def test_woken_thread_polls_before_it_runs_an_exchange(monkeypatch):
 
 
 def test_thread_does_not_take_the_next_exchange(monkeypatch):
-    """The sequencer's thread does not take an exchange that follows one it was woken for.
+    """The sequencer's thread, woken for an exchange that has ended meanwhile, does not take the next exchange.
 
     1. The calling thread runs an exchange. 2. The sequencer's thread is woken for the same exchange and polls. 3. The
     exchange ends, and the program queues the next one, which the calling thread runs.
@@ -127,7 +127,10 @@ def test_thread_does_not_take_the_next_exchange(monkeypatch):
 
 
 def test_thread_completes_an_exchange_that_is_handed_over(monkeypatch):
-    """A helping thread hands its exchange to the sequencer's thread if other ranks are late; it stays lazy."""
+    """If other ranks are late, a helping thread hands its exchange to the sequencer's thread, which completes it.
+
+    The sequencer stays lazy.
+    """
     monkeypatch.setattr(module, "_HELPING", 5)
     sequencer, here = Sequencer(Group(shares_memory=True), "test"), threading.Event()
 

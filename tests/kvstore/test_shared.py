@@ -36,7 +36,7 @@ def make_two_ends() -> tuple[SharedMemory, SharedMemory]:
 def test_messages_come_in_order():
     """A message is missing until it is sent, arrives unchanged, and stays valid while its sender sends one more.
 
-    After ``begin``, which starts a new agreement, messages of the earlier one count as missing.
+    After ``begin``, which starts a new agreement, messages of the earlier agreement count as missing.
     """
     first, second = make_two_ends()
     for step in range(5):

@@ -14,10 +14,13 @@ pytestmark = pytest.mark.usefixtures("no_links")
 
 
 def edges(parents):
+    """Return the edges of a tree, which ``parents`` gives as the parent of each place."""
     return {frozenset((place, parent)) for place, parent in enumerate(parents) if place != parent}
 
 
 def depth(parents):
+    """Return the number of edges from the root of a tree to its deepest place."""
+
     def up(place):
         return 0 if parents[place] == place else 1 + up(parents[place])
 

@@ -14,7 +14,7 @@ from weftplan.planner.program import VARIABLE, Graph, Program, Work
 
 @dataclass(frozen=True)
 class Step:
-    """One computation, which reads named results and writes ``nbytes`` bytes, a result with the name of the step."""
+    """One computation: it reads named results and writes a result of ``nbytes`` bytes with its own name."""
 
     name: str
     reads: tuple[str, ...]

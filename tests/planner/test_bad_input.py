@@ -118,7 +118,7 @@ def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.shows("MXNET_EXEC_MATCH_RANGE", "MXNET_EXEC_ENABLE_INPLACE")
 def test_the_environment_changes_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``MXNET_EXEC_MATCH_RANGE=0`` disables sharing, and ``MXNET_EXEC_ENABLE_INPLACE`` in-place computation."""
+    """``MXNET_EXEC_MATCH_RANGE=0`` disables sharing, and ``MXNET_EXEC_ENABLE_INPLACE=false`` in-place computation."""
     net = sym.Variable("x")
     for k in range(4):
         net = sym.FullyConnected(sym.tanh(net), num_hidden=16, name=f"fc{k}")

@@ -1,4 +1,4 @@
-"""Depthwise convolutions fused with the batch norms around them: which are fused, bits, and memory."""
+"""Depthwise convolutions fused with the batch norms around them: equal bits, less memory, and unfused blocks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def bare_block(data: Any) -> Any:
 
 @pytest.mark.parametrize("data", [mx.sym.Variable("data"), mx.sym.zeros_like(mx.sym.Variable("data"))])
 def test_a_block_whose_data_needs_no_gradient_stays_apart(data: Any) -> None:
-    """A block whose data needs no gradient stays unfused, because the fused gradient writes to that memory."""
+    """A block whose data needs no gradient stays unfused, because the fused gradient reuses that gradient's memory."""
     net = bare_block(data)
     requests = {name: "null" if name == "data" else "write" for name in net.list_arguments()}
     assert BLOCK.name not in operators(net, grad_req=requests)

@@ -133,7 +133,7 @@ def test_variables_switch_the_fusion_off(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("context", [mx.cpu(), mx.sim(0)])
 def test_other_devices_have_no_such_pass(context: Any):
-    """Plans for hosts and simulated devices do not mention the pass."""
+    """Plans for hosts and simulated devices fuse no elementwise nodes, and do not mention the pass."""
     plan = plan_symbol(residual(), {"data": (2, 4, 5, 6)}, grad_req="write", context=context)
     assert not groups(plan.graph)
     assert NAME not in {one.name for one in plan.memory.passes}

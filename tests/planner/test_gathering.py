@@ -171,7 +171,7 @@ def test_shapes_are_solved_once(monkeypatch):
 
 
 def test_the_largest_groups():
-    """A node has at most 20 of 40 layers here; many rows limit it before the largest number of inputs does."""
+    """Of 40 layers with many rows, each node has 20, because the number of a node's inputs is limited."""
     net, shapes = recurrent(steps=40, hidden=2 * ROWS)
     counts = [node.params["count"] for node in groups(net, shapes, {"h_weight": "write"})]
     assert max(counts) == 20

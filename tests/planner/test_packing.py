@@ -33,7 +33,7 @@ def columns(rows: list[tuple[int, int, int]]) -> tuple[list[int], list[int], lis
 
 
 def peak_load(lower: list[int], upper: list[int], size: list[int]) -> int:
-    """Return the most bytes that are alive at the same time, by trying every time."""
+    """Return the most bytes that are alive at the same time, by checking every start time."""
     return max((sum(s for a, b, s in zip(lower, upper, size, strict=True) if a <= t < b) for t in lower), default=0)
 
 

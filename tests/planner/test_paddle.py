@@ -1,6 +1,7 @@
 """Paddle's rules for in-place computation and for reuse across operators, one test for each rule.
 
-An output "shares" if it is in the storage of an input, with kind INPLACE.
+The older rules are ``compat="paddle"``; the newer rules, of release 2.6 and later, are ``compat="paddle_pir"``. An
+output "shares" if it is in the storage of an input, with kind INPLACE.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def test_pinned_memory_is_left_alone() -> None:
 
 
 def test_larger_output_does_not_share() -> None:
-    """A broadcast sum shares with its first input only if it is not larger than it."""
+    """A broadcast sum shares with its first input only if both have the same size."""
     a = relu(sym.Variable("x"), "a")
     net = relu(sym.broadcast_add(a, sym.Variable("y"), name="b"), "c")
     graph = plan(net, shapes={"x": (4, 1), "y": (4, 4)})

@@ -16,7 +16,7 @@ from weftplan.planner import buffers as buffers_module
 from weftplan.planner.packing import Precedence, check_packing, reuse_edges
 
 ARENA = PlanOptions(strategy="arena", kernels="numpy")
-"""NumPy's kernels, because the scratch memory of compiled kernels depends on the installation."""
+"""One arena, with NumPy's kernels, because the scratch memory of compiled kernels depends on the installation."""
 
 
 def planned(name: str, grad_req: str) -> PlannedGraph:

@@ -40,7 +40,8 @@ def test_backward_from_a_weight() -> None:
 def test_inference_in_both_directions() -> None:
     """The shape at the end of a chain reaches its beginning, and from there another branch.
 
-    a -> +1 -> +1 -> ... -> (+) <- b (known) a -> exp
+    a -> +1 -> +1 -> ... -> (+) <- b (known)
+    a -> exp
     """
     a, b = sym.Variable("a"), sym.Variable("b")
     x = a

@@ -133,7 +133,7 @@ def test_measured_times_replace_modelled_ones(training: Any, nets: Any) -> None:
 
 
 def test_convolutions_cost_their_arithmetic(training: Any, nets: Any) -> None:
-    """A convolution with twice the filters has twice the modelled time, and its gradient twice its own."""
+    """Twice the filters take twice the modelled time, and the gradient of a convolution takes twice its time."""
     shapes = {"data": (16, 64, 32, 32), "softmax_label": (16,)}
     times = {}
     for filters in (64, 128):

@@ -38,6 +38,7 @@ def one_step(symbol: Any, shapes: dict[str, Any], options: PlanOptions) -> tuple
 
 
 def planned(symbol: Any, shapes: dict[str, Any], **options: Any) -> Any:
+    """Plan a symbol for training with these options."""
     return plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(**options))
 
 
@@ -234,7 +235,7 @@ def test_the_better_of_the_fused_and_the_unfused_graph_is_taken(nets: Any) -> No
     """The planner chooses between the fused and the unfused graph.
 
     The policy ``cheap`` takes the smaller plan; fusion may cost up to 1 %. A budget takes the plan of less modelled
-    time, and can be as small as the smaller plan.
+    time, and the smallest possible budget is at most that of the unfused graph.
     """
     symbol = nets.conv(2, filters=32, dropout=0)
     shapes = {"data": (16, 32, 24, 24), "softmax_label": (16,)}

@@ -39,11 +39,12 @@ def plan_chain(training: Any) -> Any:
 
 
 def names(program: Program) -> list[str]:
+    """Return the names of the nodes in their order."""
     return [program.graph.names[nid] for nid in program.order]
 
 
 def test_entry_names_of_repeated_nodes(training: Any) -> None:
-    """The results of a repeated batch norm have its output names after the name of the repeated node."""
+    """Results of a repeated batch norm are named like those of the first, with ``norm_mirror`` in place of ``norm``."""
     x = sym.BatchNorm(
         sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc"), name="norm", output_mean_var=True
     )

@@ -61,7 +61,7 @@ def test_late_copies_delay_the_computation():
 
 
 def test_copies_with_deadlines_delay_the_computation():
-    """A copy out that must end 1 s early, and a copy back that may start 1 s late only, each cost a wait of 1 s."""
+    """A copy out that must end 1 s earlier, and a copy back that must start 1 s later, each cost a wait of 1 s."""
     times = StepTimes([1.0] * 10)
     out, _, waited = timetable([make_idle(0, 2, made=0, wanted=9, by=2), make_idle(1, 2, made=2, wanted=9)], times)
     assert out[0] == 2
@@ -74,7 +74,8 @@ def test_copies_with_deadlines_delay_the_computation():
 def simulated(jobs, seconds):
     """Run steps and copies out one after the other on a simulated clock.
 
-    ``jobs`` are (first step, last step, seconds) of each copy, and ``seconds`` the times of steps.
+    A job is (step from which its copy may start, step before which it must end, seconds of the copy); ``seconds`` are
+    the times of the steps.
 
     Returns:
         The seconds of waiting, the end of each copy, and the start of each step.
