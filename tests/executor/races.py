@@ -81,15 +81,18 @@ def _touched(executor: Any, step: Step) -> tuple[list[Range], list[Range]]:
 
 
 def _range(raw: Any) -> Range:
+    """Return the first address of an array and the address after its last byte."""
     start = raw.ctypes.data
     return start, start + raw.nbytes
 
 
 def _meet(some: list[Range], others: list[Range]) -> bool:
+    """Return whether a range of ``some`` overlaps a range of ``others``."""
     return any(a < d and c < b for a, b in some for c, d in others)
 
 
 def _members(numbers: int) -> Iterator[int]:
+    """Yield the positions of the bits that are set in ``numbers``, lowest first."""
     while numbers:
         lowest = numbers & -numbers
         yield lowest.bit_length() - 1

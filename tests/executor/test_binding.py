@@ -8,7 +8,7 @@ from weftplan.planner.symbolic.passes import sizes
 
 
 def test_everything_is_inferred_once_and_planned_once(monkeypatch):
-    """A bind infers shapes once and plans once, also with a memory budget, and so does a reshape."""
+    """Each bind infers shapes once and makes the plan without a budget once; a reshape infers shapes once."""
     solved, planned = [], []
     solve, plan = sizes.infer_shapes, drafts.plan_graph
 

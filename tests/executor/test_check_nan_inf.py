@@ -10,7 +10,7 @@ from weftplan.errors import MXNetError
 
 
 def network() -> mx.sym.Symbol:
-    """Return a logarithm between two products."""
+    """Return log(2 x) * 3."""
     return mx.sym.log(mx.sym.Variable("x") * 2, name="logarithm") * 3
 
 

@@ -236,6 +236,7 @@ def test_capture_gives_up_if_a_thread_always_waits(monkeypatch):
 
 
 def _captured(gpu):
+    """Capture no work on a new stream; return the CUDA graph, or the reason why the capture failed."""
     with gpu.new_stream():
         return gpu.capture(lambda: None)
 

@@ -176,7 +176,7 @@ def simulated(number, net, *, share=1.0, workers=1, **shapes):
 
 
 def wide(hidden):
-    """Return two products of ``hidden`` columns and a loss."""
+    """Return two fully connected layers with ``hidden`` outputs each, and a softmax loss."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=hidden, name="a")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=hidden, name="b"), name="softmax")
 

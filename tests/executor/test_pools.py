@@ -170,7 +170,7 @@ def two_workers():
 def test_bind_waits_for_readers_of_moving_memory(two_workers):
     """A bind of B that has to move A waits for a running reader of A's output.
 
-    A.forward, [reader ... gate opens when B's bind begins to wait ... reads], bind B returns only here
+    The reader starts, the bind of B begins to wait, the reader reads, and only then the bind returns.
     """
     small = chain(300, mx.cpu())
     held = small.forward(data=np.ones(300, "float32"))[0]

@@ -19,6 +19,7 @@ POISON = 0xA5
 
 
 def _kernel(planned: PlannedGraph, nid: int, ins: list[Any], outs: list[Any], scratch: Any) -> None:
+    """Run the kernel of a node in training mode; a recomputed node gets the random key of its original."""
     node = planned.graph.nodes[nid]
     assert node.op is not None
     key = (7, sum(map(ord, (node.mirror_of or node).name)))
@@ -102,6 +103,7 @@ def run_planned(planned: PlannedGraph, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _variables(planned: PlannedGraph, given: dict[str, Any]) -> dict[int, Any]:
+    """Return copies of the arguments and states ``given``, and ones for the gradients of outputs, by entry."""
     graph = planned.graph
     by_name = {graph.row[n]: given[name].copy() for name, n in (planned.arguments | planned.aux).items() if n >= 0}
     for i, n in enumerate(planned.head_grads):
@@ -118,6 +120,7 @@ def _added(array: Any, given: dict[str, Any], name: str) -> Any:
 
 
 def _results(planned: PlannedGraph, grads: dict[str, Any], arrays: dict[int, Any]) -> dict[str, Any]:
+    """Return copies of the outputs and gradients by name."""
     by_name = {f"output{i}": arrays[e].copy() for i, e in enumerate(planned.outputs)}
     return by_name | {f"gradient of {name}": array.copy() for name, array in grads.items()}
 

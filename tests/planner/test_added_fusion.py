@@ -165,22 +165,26 @@ def test_an_edit_leaves_the_given_network_as_it_is() -> None:
 
 
 def _without_controls(network: Network, settings: Settings) -> tuple[Network, str]:
+    """A pass that removes all control dependencies."""
     edit = Edit(network)
     edit.controls = [[] for _ in edit.controls]
     return edit.done(), "dropped what nodes wait for"
 
 
 def _elsewhere(network: Network, settings: Settings) -> tuple[Network, str]:
+    """A pass that moves all nodes to another device."""
     edit = Edit(network)
     edit.devices = [Context("cpu", 1)] * len(edit.devices)
     return edit.done(), "moved all nodes"
 
 
 def _renamed(network: Network, settings: Settings) -> tuple[Network, str]:
+    """A pass that renames all arguments."""
     return replace(network, arguments={f"my_{name}": nid for name, nid in network.arguments.items()}), "renamed"
 
 
 def _larger(network: Network, settings: Settings) -> tuple[Network, str]:
+    """A pass that appends an axis of length 1 to all shapes."""
     return replace(network, shapes=[(*shape, 1) for shape in network.shapes]), "gave arrays an axis more"
 
 

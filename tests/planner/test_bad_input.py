@@ -13,6 +13,7 @@ from weftplan.planner import PlanOptions, plan_symbol
 
 
 def _dense() -> Any:
+    """Return a fully connected layer ``fc`` with 4 outputs."""
     return sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc")
 
 

@@ -18,6 +18,7 @@ from weftplan.training.optimizers import optimizer
 
 
 def _network(name: str = "lenet", batch: int = 4) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    """Return a built-in network and the shapes of its inputs."""
     return models.get(name), models.input_shapes(name, batch)
 
 

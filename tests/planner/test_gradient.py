@@ -16,6 +16,7 @@ SHAPE = (6, 6)
 
 
 def _plan(symbol: Any, **kwargs: Any) -> Any:
+    """Plan a symbol whose arguments all have ``SHAPE``, and validate the plan."""
     shapes = dict.fromkeys(symbol.list_arguments(), SHAPE)
     planned = plan_symbol(symbol, shapes, **{"grad_req": "write", **kwargs})
     validate(planned)
@@ -23,10 +24,12 @@ def _plan(symbol: Any, **kwargs: Any) -> Any:
 
 
 def _ops(planned: Any) -> list[str]:
+    """Return the names of the operators in execution order."""
     return [planned.graph.nodes[n].op.name for n in planned.order]
 
 
 def _fan(terms: int) -> Any:
+    """Return ``terms`` exponentials of one tanh."""
     x = sym.tanh(sym.Variable("x"))
     return sym.Group([sym.exp(x, name=f"e{k}") for k in range(terms)])
 

@@ -13,6 +13,7 @@ from weftplan.symbol.node import Entry, Node
 
 
 def _node(name: str, *inputs: Entry, op: str = "elemwise_add", deps: tuple[Node, ...] = ()) -> Node:
+    """Return a node with the given inputs and control dependencies."""
     operator = registry.get(op)
     return Node(
         operator, name, params=registry.parse_params(operator, {}), inputs=list(inputs), control_deps=list(deps)

@@ -15,6 +15,7 @@ from weftplan.planner.match_range import BlockPool, colors
 
 
 def _mxnet(**kwargs: Any) -> PlanOptions:
+    """Return options that plan as MXNet does, with a match range of 16, changed by ``kwargs``."""
     return PlanOptions(
         **{"strategy": "match_range", "match_range": 16, "sizes": "mxnet", "compat": "mxnet", "workspaces": False}
         | kwargs

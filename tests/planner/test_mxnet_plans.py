@@ -59,6 +59,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def _nothing(*args: Any) -> Any:
+    """Raise an error, because these operators never run."""
     raise AssertionError("these operators are never run")
 
 
@@ -70,6 +71,7 @@ def graphs() -> dict[str, Program]:
 
 
 def _program(stored: dict[str, Any]) -> Program:
+    """Return a stored graph as a program, with operators that cannot run."""
     nodes: list[Node] = []
     elements: list[int] = []
     for position, (op, inputs, controls, sizes) in enumerate(stored["nodes"]):

@@ -31,7 +31,7 @@ def plan(symbol: Symbol, compat: str = "paddle", strategy: str = "none", **named
 
 
 def entry(graph: PlannedGraph, name: str) -> int:
-    """Return the first output of the node ``name``."""
+    """Return the number of the first output of the node ``name``."""
     return next(graph.graph.row[n] for n, node in enumerate(graph.graph.nodes) if node.name == name)
 
 

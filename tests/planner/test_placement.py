@@ -25,6 +25,7 @@ def _two_devices() -> Any:
 
 
 def _plan(net: Any, **kwargs: Any) -> Any:
+    """Plan a symbol whose arguments all have shape (6, 6) on the devices of ``GROUPS``, and validate the plan."""
     shapes = dict.fromkeys(net.list_arguments(), (6, 6))
     planned = plan_symbol(net, shapes, **{"grad_req": "write", "group2ctx": GROUPS} | kwargs)
     validate(planned)
@@ -32,6 +33,7 @@ def _plan(net: Any, **kwargs: Any) -> Any:
 
 
 def _where(planned: Any) -> dict[str, Context]:
+    """Return the device of each node by name."""
     return {node.name: ctx for node, ctx in zip(planned.graph.nodes, planned.devices, strict=True)}
 
 

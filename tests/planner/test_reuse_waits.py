@@ -65,7 +65,7 @@ def test_the_count_is_that_of_the_graph(name: str, grad_req: str) -> None:
 
 
 def without_preference(monkeypatch: pytest.MonkeyPatch, name: str, grad_req: str) -> PlannedGraph:
-    """Plan a network without knowledge of the order of nodes."""
+    """Plan a network without the order of nodes, so that the planner does not prefer reuse without waits."""
     with monkeypatch.context() as patch:
         patch.setattr(buffers_module.Buffers, "order", lambda self: None)
         return planned(name, grad_req)
@@ -82,7 +82,7 @@ def without_preference(monkeypatch: pytest.MonkeyPatch, name: str, grad_req: str
     ],
 )
 def test_fewer_waits_at_the_same_peak(name: str, grad_req: str, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In networks with branches at most this share of waits is left, and the peak does not grow."""
+    """With the preference at most the share ``most`` of waits is left in networks with branches, at no higher peak."""
     blind, seeing = without_preference(monkeypatch, name, grad_req), planned(name, grad_req)
     assert seeing.memory.peak <= blind.memory.peak
     assert count_waits(seeing) <= most * count_waits(blind)
@@ -91,7 +91,7 @@ def test_fewer_waits_at_the_same_peak(name: str, grad_req: str, most: float, mon
 @pytest.mark.parametrize("name", models.names())
 @pytest.mark.parametrize("grad_req", ["null", "write"])
 def test_never_a_byte_more_and_never_more_waits(name: str, grad_req: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every built-in network the preference raises neither the peak nor the number of waits."""
+    """In every built-in network, preferring reuse without waits raises neither the peak nor the number of waits."""
     blind, seeing = without_preference(monkeypatch, name, grad_req), planned(name, grad_req)
     assert seeing.memory.peak <= blind.memory.peak
     assert seeing.memory.num_added_waits is not None

@@ -28,11 +28,13 @@ def planned() -> Any:
 
 
 def _entry(planned: Any, name: str) -> int:
+    """Return the number of the entry ``name``."""
     graph = planned.graph
     return next(e for e in range(graph.num_entries) if graph.entry_name(e) == name)
 
 
 def _changed(planned: Any, **changes: Any) -> Any:
+    """Return a copy of a plan with changed elements; each keyword is an array of the plan, with values by index."""
     arrays = {}
     for name, edits in changes.items():
         array = getattr(planned.memory, name).copy()

@@ -275,7 +275,7 @@ def test_created_at_is_the_callers_line() -> None:
 
 
 def test_creation_functions() -> None:
-    """``zeros``, ``ones``, ``full`` and ``arange`` have no inputs, and have MXNet's attributes."""
+    """``zeros``, ``ones``, ``full`` and ``arange`` have no inputs; ``maximum`` of two numbers is a number."""
     assert sym.zeros((2, 3)).list_attr() == {"shape": "(2, 3)", "dtype": "float32"}
     assert sym.full((2,), 3, dtype="int32").list_attr() == {"shape": "(2,)", "dtype": "int32", "value": "3.0"}
     assert sym.arange(0, 5, 1.5).infer_shape()[1] == [(4,)]

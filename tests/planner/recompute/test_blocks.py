@@ -32,7 +32,7 @@ def tape_of_blocks(blocks: int) -> Tape:
 
 @pytest.mark.parametrize("blocks", [8, 40])
 def test_block_outputs_are_not_recomputed(blocks: int) -> None:
-    """One set recomputes, in every block but the last, all results except the narrow output."""
+    """A set of ``block_sets`` has all results of every block but the last, except the narrow outputs."""
     tape = tape_of_blocks(blocks)
     names = tape.program.graph.names
     ones = [{names[nid] for nid in chosen} for chosen in block_sets(tape)]

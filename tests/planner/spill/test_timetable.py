@@ -14,7 +14,7 @@ UNIT = Place(Context("cpu_pinned", 0), Link(bandwidth=1.0, latency=0.0), 0, None
 
 
 def make_idle(entry, nbytes, made, wanted, turn=5, used=None, by=None, since=None):
-    """Return an idle result of ``nbytes`` seconds per copy; ``turn`` is the first backward step.
+    """Return an idle result whose copies take ``nbytes`` seconds each; ``turn`` is the first backward step.
 
     By default its copy out must end before ``turn``, and its copy back may start from ``turn`` on.
     """
