@@ -62,7 +62,7 @@ def test_mutations_are_errors_or_messages(message: Message, data: st.DataObject)
     ],
 )
 def test_errors_say_what_came(data: bytes, words: str):
-    """Each kind of damage has its own error message."""
+    """Decoding a damaged message raises a KVStoreError that describes the damage."""
     with pytest.raises(KVStoreError, match=words):
         decode(data, 1)
 
