@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from weftplan.executor.schedule import Step
+from weftplan.executor.prepared_calls import Step
 
 Range = tuple[int, int]
 """(address, end address)."""

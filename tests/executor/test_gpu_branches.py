@@ -12,7 +12,7 @@ from tests.standin_cupy.memory import Memory
 from weftplan import device, planner
 from weftplan.device.simulated import CostModel, seconds_of
 from weftplan.device.simulated_device import SimStream
-from weftplan.planner.symbolic import cost
+from weftplan.planner.symbolic import node_seconds
 from weftplan.planner.symbolic.pipeline import size_symbol
 
 BRANCHES, DEPTH = 4, 3
@@ -185,7 +185,7 @@ def test_simulated_time_follows_the_planners_model():
     """On one stream a step takes the sum of the modelled times of its nodes, times ``share``."""
     net, shapes = wide(1024), {"data": (256, 1024)}
     planned = planner.plan_symbol(net, shapes, grad_req="write", context=mx.sim(0))
-    wanted = sum(cost.seconds_of(planned, nid) for nid in planned.order if nid not in planned.skipped)
+    wanted = sum(node_seconds.seconds_of(planned, nid) for nid in planned.order if nid not in planned.skipped)
     assert wanted > 1e-4
     assert simulated(5901, net, **shapes) == pytest.approx(wanted)
     assert simulated(5902, net, share=0.5, **shapes) == pytest.approx(wanted / 2)
@@ -197,6 +197,6 @@ def test_one_model_serves_plans_and_runs():
     """The modelled time of a planned node is the planner's time for the node, minus the overhead of a call."""
     sized = size_symbol(wide(64), {"data": (8, 32)}, grad_req="write", context=mx.sim(0))
     planned = sized.plan()
-    for nid, seconds in enumerate(cost.node_seconds(sized.program)):
+    for nid, seconds in enumerate(node_seconds.node_seconds(sized.program)):
         if not planned.graph.is_variable[nid] and nid not in planned.skipped:
-            assert cost.seconds_of(planned, nid) + cost.ACCELERATOR.call == pytest.approx(seconds)
+            assert node_seconds.seconds_of(planned, nid) + node_seconds.ACCELERATOR.call == pytest.approx(seconds)

@@ -52,10 +52,10 @@ def test_copy_params_from_is_all_or_nothing():
 @pytest.fixture
 def broken(monkeypatch):
     """Return a list of one boolean: whether the node ``middle`` fails."""
-    from weftplan.executor import schedule
+    from weftplan.executor import prepared_calls
 
     told = [True]
-    real = schedule.StepBuilder._kernel_call
+    real = prepared_calls.StepBuilder._kernel_call
 
     def sometimes(builder, step, *sizes):
         bind = real(builder, step, *sizes)
@@ -63,11 +63,11 @@ def broken(monkeypatch):
         def failing():
             if told[0]:
                 raise FloatingPointError("kernel failed")
-            bind(schedule.RunState(is_train=False))()
+            bind(prepared_calls.RunState(is_train=False))()
 
         return (lambda run: failing) if step.node.name == "middle" else bind
 
-    monkeypatch.setattr(schedule.StepBuilder, "_kernel_call", sometimes)
+    monkeypatch.setattr(prepared_calls.StepBuilder, "_kernel_call", sometimes)
     return told
 
 

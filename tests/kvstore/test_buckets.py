@@ -28,6 +28,18 @@ def test_the_flags_set_both_limits(monkeypatch: pytest.MonkeyPatch):
         BucketRule.from_environment()
 
 
+def test_small_gradients_before_a_cut_move_to_the_next_group():
+    """If the limit of bytes ends a group, small gradients at its end move to the next group, as far as they fit.
+
+    A limit of the number of gradients moves none.
+    """
+    layers = [("w2", 90, F4), ("b1", 2, F4), ("c1", 3, F4), ("w1", 80, F4), ("b0", 2, F4), ("w0", 99, F4)]
+    assert BucketRule(-1, 100).cut(layers) == [["w2"], ["b1", "c1", "w1", "b0"], ["w0"]]
+    assert BucketRule(-1, 101).cut(layers) == [["w2"], ["b1", "c1", "w1"], ["b0", "w0"]]
+    assert BucketRule(3, 100).cut(layers) == [["w2", "b1", "c1"], ["w1", "b0"], ["w0"]]
+    assert BucketRule(-1, 100).cut([("w1", 90, F4), ("c", 6, F4), ("w0", 90, F4)]) == [["w1", "c"], ["w0"]]
+
+
 def test_examples():
     """A limit of 1 gives each gradient its own bucket, and -1 sets no limit on the number of gradients.
 

@@ -272,7 +272,7 @@ def test_rules_keep_the_blocks_of_mobilenet(recompute: str) -> None:
 def seconds(planned: Any) -> float:
     """Return the modelled seconds of one step."""
     from weftplan.planner.program import Program
-    from weftplan.planner.symbolic.cost import node_seconds
+    from weftplan.planner.symbolic.node_seconds import node_seconds
 
     steps, contexts = planned.order, tuple(dict.fromkeys(planned.devices))
     program = Program(

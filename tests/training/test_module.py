@@ -6,7 +6,8 @@ import pytest
 import weftplan as mx
 from tests.support.training import weights
 from weftplan.errors import BindError, MXNetError, ParameterError, ShapeError
-from weftplan.training.data.ndarray_iter import DataBatch, NDArrayIter
+from weftplan.training.data.batch import DataBatch
+from weftplan.training.data.ndarray_iter import NDArrayIter
 from weftplan.training.module.module import Module
 
 

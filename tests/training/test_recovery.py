@@ -9,7 +9,7 @@ import pytest
 import weftplan as mx
 from tests.support.training import small_network as network
 from weftplan import engine, storage
-from weftplan.executor import Executor, schedule
+from weftplan.executor import Executor, prepared_calls
 from weftplan.training.fit.callbacks import StopAtBatchEnd
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
@@ -52,7 +52,7 @@ def test_training_goes_on_after_a_failing_kernel(monkeypatch):
     The failed step taints weights and momentum alike, so both are reset: set_params and init_optimizer.
     """
     broken = []
-    real = schedule.StepBuilder._kernel_call
+    real = prepared_calls.StepBuilder._kernel_call
 
     def sometimes(builder, step, *sizes):
         bind = real(builder, step, *sizes)
@@ -62,7 +62,7 @@ def test_training_goes_on_after_a_failing_kernel(monkeypatch):
 
         return (lambda run: lambda: fail() if broken else bind(run)()) if step.node.name == "act" else bind
 
-    monkeypatch.setattr(schedule.StepBuilder, "_kernel_call", sometimes)
+    monkeypatch.setattr(prepared_calls.StepBuilder, "_kernel_call", sometimes)
     module, expected = ready(), steps(ready(), 3)
     good = module.get_params()
     broken.append(True)

@@ -67,7 +67,8 @@ from weftplan.errors import ParameterError
 from weftplan.kvstore.mxnet_states import State
 from weftplan.ndarray import NDArray
 from weftplan.support.array_types import DTypeLike, RawArray
-from weftplan.training.data.ndarray_iter import DataBatch, DataIter
+from weftplan.training.data.batch import DataBatch
+from weftplan.training.data.data_iter import DataIter
 from weftplan.training.optimizers.base import Optimizer
 
 __all__ = [

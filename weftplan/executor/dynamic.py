@@ -32,7 +32,7 @@ from weftplan.errors import MXNetError
 from weftplan.executor.executor import Executor
 from weftplan.executor.memory import Bind, Call, PlannedMemory, RunState
 from weftplan.executor.pool import Placement, SlabPool
-from weftplan.executor.schedule import Step
+from weftplan.executor.prepared_calls import Step
 from weftplan.executor.segments import Segment, ancestors, parents
 from weftplan.ndarray.memory import joint_allocation
 from weftplan.ndarray.memory.chunk import Chunk

@@ -19,6 +19,7 @@ from weftplan.executor.memory import PlannedMemory, RunState
 from weftplan.executor.monitor import Monitored, checked, debug_str, warn_of_joined
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
+from weftplan.executor.prepared_calls import Step, StepBuilder, crossings
 from weftplan.executor.run_values import (
     ArrayValue,
     as_array,
@@ -31,7 +32,6 @@ from weftplan.executor.run_values import (
     reads_forward,
     unset,
 )
-from weftplan.executor.schedule import Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, bulk_limits, make_segments, may_fence
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.memory.chunk import MovableChunk, nothing

@@ -14,7 +14,7 @@ import numpy as np
 from weftplan import config
 from weftplan.errors import ConfigWarning, MXNetError, listed
 from weftplan.executor.memory import RunState
-from weftplan.executor.schedule import Step
+from weftplan.executor.prepared_calls import Step
 from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
 from weftplan.ops.core import registry

@@ -13,7 +13,7 @@ import numpy as np
 
 from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError, did_you_mean, listed
 from weftplan.executor.new_arrays import writes_of_zeros
-from weftplan.executor.schedule import Step
+from weftplan.executor.prepared_calls import Step
 from weftplan.ndarray import NDArray
 from weftplan.ops.core.floats import is_number
 from weftplan.planner import PlannedGraph

@@ -29,7 +29,7 @@ from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.engine.var import Var
 from weftplan.executor.memory import RunState
-from weftplan.executor.schedule import Step
+from weftplan.executor.prepared_calls import Step
 from weftplan.ndarray.copying import passing
 
 WORTH_TELLING = 1 << 16

@@ -8,7 +8,7 @@ no file can be written, each process measures for itself.
 Measuring allocates the arrays of one call for a moment; no plan counts them. Any thread may ask; the first measures
 while the others wait.
 
-The planner chooses an implementation in ``planner/symbolic/cost.py`` and asks this module only if the user
+The planner chooses an implementation in ``planner/symbolic/node_scratch.py`` and asks this module only if the user
 wants measured choices.
 """
 

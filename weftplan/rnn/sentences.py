@@ -15,8 +15,10 @@ import numpy as np
 from weftplan.errors import ParameterError
 from weftplan.ndarray import array
 from weftplan.support.array_types import DTypeLike
+from weftplan.training.data.batch import DataBatch, DataDesc
+from weftplan.training.data.data_iter import DataIter
 from weftplan.training.data.iterator_state import State, key_in, make_state, read_state, whole_in
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, generator, order_key
+from weftplan.training.data.random_draws import generator, order_key
 
 Sentences = Iterable[Sequence[Hashable]]
 

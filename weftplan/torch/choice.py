@@ -15,7 +15,7 @@ from weftplan.planner.order import lazy_backward
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Price, Tape, block_sets, curve, repeat
 from weftplan.planner.strategies import assignment
-from weftplan.torch.joint import Joint, line_of
+from weftplan.torch.joint_graph import Joint, line_of
 
 OPTIONS = PlanOptions(enable_inplace=False)
 """PyTorch's kernels of functional graphs compute nothing in place."""

@@ -15,7 +15,7 @@ from weftplan.device.amounts import bytes_of
 from weftplan.errors import BudgetError, PlanError
 from weftplan.torch.choice import Choices, Plan, Resident
 from weftplan.torch.compilers import INNER
-from weftplan.torch.joint import Joint
+from weftplan.torch.joint_graph import Joint
 from weftplan.torch.optimizers import check_update, state_bytes
 from weftplan.torch.private import BackendCompilerFailed, TracingFailed, classify_nodes, default_partition, is_compiled
 from weftplan.torch.probe import Probes

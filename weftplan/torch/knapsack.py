@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from weftplan.torch.choice import Choices
-from weftplan.torch.joint import Joint
+from weftplan.torch.joint_graph import Joint
 from weftplan.torch.private import CustomKnapsackSolver
 from weftplan.torch.probe import Probes
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from weftplan.torch.joint import Joint, is_getitem, is_random
+from weftplan.torch.joint_graph import Joint, is_getitem, is_random
 from weftplan.torch.private import extract_modules, is_mutation, is_tangent, run_and_save_rng_state, run_with_rng_state
 
 

@@ -16,8 +16,8 @@ from weftplan.ops.core.floats import is_number
 from weftplan.support.array_types import DTypeLike
 from weftplan.support.package_log import log
 from weftplan.symbol import Symbol, topological_order
+from weftplan.training.data.batch import DataBatch, DataDesc
 from weftplan.training.data.device_placement import Placed, split_batch
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc
 from weftplan.training.memory import Share
 from weftplan.training.mxnet_names import GroupNames
 

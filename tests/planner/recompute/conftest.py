@@ -15,7 +15,7 @@ from weftplan.planner.inplace import Assignment
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Tape
 from weftplan.planner.strategies import Draft
-from weftplan.planner.symbolic.cost import node_seconds
+from weftplan.planner.symbolic.node_seconds import node_seconds
 
 
 @dataclass

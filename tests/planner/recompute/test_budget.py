@@ -12,7 +12,7 @@ import pytest
 from weftplan.errors import BudgetError, PlanError
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.recompute import curve, ladder
-from weftplan.planner.symbolic.cost import node_seconds
+from weftplan.planner.symbolic.node_seconds import node_seconds
 
 SHAPES = {"data": (4, 3, 10, 10), "softmax_label": (4,)}
 

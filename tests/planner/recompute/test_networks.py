@@ -14,7 +14,7 @@ from weftplan.planner.options import RECOMPUTE
 from weftplan.planner.order import reversed_backward
 from weftplan.planner.recompute import Tape
 from weftplan.planner.recompute.segments import square_root
-from weftplan.planner.symbolic.cost import node_seconds
+from weftplan.planner.symbolic.node_seconds import node_seconds
 
 QUICK = ("mlp", "lenet", "alexnet", "vgg16", "resnet18", "mobilenet")
 SLOW = ("mobilenet", "resnet50", "resnet152", "inception_v3", "densenet121", "lstm")

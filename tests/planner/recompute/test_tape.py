@@ -12,7 +12,7 @@ from tests.planner.recompute.walked import walk
 from weftplan import models
 from weftplan.planner.order import stepwise_forward
 from weftplan.planner.recompute import Tape
-from weftplan.planner.symbolic.cost import node_seconds
+from weftplan.planner.symbolic.node_seconds import node_seconds
 
 
 def same_partition(mine: Any, theirs: Any) -> bool:

@@ -20,7 +20,7 @@ from weftplan.planner.buffers import Buffers
 from weftplan.planner.rewiring import Spill, spilled
 from weftplan.planner.spill import search
 from weftplan.planner.strategies import Draft
-from weftplan.planner.symbolic.cost import node_seconds
+from weftplan.planner.symbolic.node_seconds import node_seconds
 
 SIM = mx.sim(0)
 HOST = mx.Context("cpu_pinned", 0)

@@ -22,9 +22,9 @@ from weftplan.report.inspection import input_names
 from weftplan.support.atomic_files import open_to_read
 from weftplan.support.progress import Progress
 from weftplan.symbol import Symbol, topological_order
+from weftplan.training.data.data_iter import DataIter
 from weftplan.training.data.image_files import decode
 from weftplan.training.data.images.folder import ImageFolder, image_files
-from weftplan.training.data.ndarray_iter import DataIter
 from weftplan.training.data.worker_share import PartOfBatchIter
 from weftplan.training.module.module import Module
 

@@ -17,8 +17,9 @@ from weftplan import symbol as sym
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
+from weftplan.training.data.data_iter import DataIter
 from weftplan.training.data.datasets import Lines, load_digits, load_help_text
-from weftplan.training.data.ndarray_iter import DataIter, NDArrayIter
+from weftplan.training.data.ndarray_iter import NDArrayIter
 from weftplan.training.data.worker_share import PartOfBatchIter
 from weftplan.training.metrics.metric import Perplexity
 from weftplan.training.module.base_module import BaseModule

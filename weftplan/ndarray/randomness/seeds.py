@@ -4,7 +4,7 @@ Each context has a stream of keys (seed, counter); a key is taken on the calling
 with others in no fixed order has its own sequence: :class:`Draws`.
 
 A random node of a bound graph takes its key from the run's key and its rank in the forward graph
-(``executor/schedule.py``), so a recomputed node draws the same numbers.
+(``executor/prepared_calls.py``), so a recomputed node draws the same numbers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It owns the parameters and sizes, which Deconvolution shares; NumPy's arithmetic is in ``conv_gemm.py``.
 
-The algorithm of a node is chosen in ``planner/symbolic/cost.py``: it asks the implementations that are
+The algorithm of a node is chosen in ``planner/symbolic/node_scratch.py``: it asks the implementations that are
 provided (``ops/core/implementations.py``, ``ops/compiled/convolution``, ``ops/cuda``), and measures them if the user
 wants that (``ops/autotune.py``). The parameter ``workspace`` limits NumPy's tiles (``conv_geometry.py``), cuDNN's
 algorithms (``ops/cuda/cudnn_algorithms.py``) and measured choices.

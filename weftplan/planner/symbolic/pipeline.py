@@ -28,9 +28,10 @@ from weftplan.planner.paddle import breadth_first
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Cost
 from weftplan.planner.strategies import Draft
-from weftplan.planner.symbolic.cost import library_bytes, node_seconds, operator_choices
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Network, realised, translated
+from weftplan.planner.symbolic.node_scratch import library_bytes, operator_choices
+from weftplan.planner.symbolic.node_seconds import node_seconds
 from weftplan.planner.symbolic.passes import fuse_depthwise, notes_of, run_passes
 from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
 from weftplan.support.array_types import DTypeLike

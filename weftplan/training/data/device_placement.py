@@ -18,7 +18,7 @@ from weftplan.errors import BindError, ParameterError
 from weftplan.ndarray import NDArray, empty
 from weftplan.ndarray.base import pending
 from weftplan.ndarray.copying import copy_into
-from weftplan.training.data.ndarray_iter import DataBatch
+from weftplan.training.data.batch import DataBatch
 
 Placed = Mapping[tuple[Context, int, int], NDArray]
 """(device, first row, end) -> these rows of an array, on that device."""

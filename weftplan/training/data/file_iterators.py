@@ -18,8 +18,10 @@ from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import array
 from weftplan.support.array_types import DType, DTypeLike
 from weftplan.support.atomic_files import open_to_read, unpack_gzip
+from weftplan.training.data.batch import DataBatch, DataDesc, Host
+from weftplan.training.data.data_iter import DataIter, HoldingIter
 from weftplan.training.data.iterator_state import State, make_state, read_state, whole_in
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, HoldingIter, Host, generator
+from weftplan.training.data.random_draws import generator
 
 File = str | os.PathLike[str]
 

@@ -1,6 +1,6 @@
 """Iterator states for checkpoints: their common form as plain values, and its validation.
 
-The contract is that of :meth:`weftplan.training.data.ndarray_iter.DataIter.state`. A state holds the name of the
+The contract is that of :meth:`weftplan.training.data.data_iter.DataIter.state`. A state holds the name of the
 iterator's class, *facts* that the resuming iterator must share, and the position. The functions are stateless and
 thread-safe.
 """

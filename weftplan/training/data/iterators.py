@@ -1,9 +1,11 @@
 """``mx.io``: public names of the data iterators.
 
-This file owns only the names. The classes are in ``ndarray_iter.py``, ``file_iterators.py``, ``libsvm.py``,
-``prefetching.py``, ``images/`` and ``input/``.
+This file owns only the names. The classes are in ``batch.py``, ``data_iter.py``, ``ndarray_iter.py``,
+``file_iterators.py``, ``libsvm.py``, ``prefetching.py``, ``images/`` and ``input/``.
 """
 
+from weftplan.training.data.batch import DataBatch, DataDesc
+from weftplan.training.data.data_iter import DataIter
 from weftplan.training.data.file_iterators import CSVIter, MNISTIter, ResizeIter
 from weftplan.training.data.images.detection_records import ImageDetRecordIter
 from weftplan.training.data.images.folder import ImageFolder
@@ -11,7 +13,7 @@ from weftplan.training.data.images.records import ImageRecordInt8Iter, ImageReco
 from weftplan.training.data.input.dataset_iter import DatasetIter
 from weftplan.training.data.input.seeding import sample_rng
 from weftplan.training.data.libsvm import LibSVMIter
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, NDArrayIter
+from weftplan.training.data.ndarray_iter import NDArrayIter
 from weftplan.training.data.prefetching import PrefetchingIter
 
 __all__ = [

@@ -16,8 +16,8 @@ import numpy as np
 from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.support.array_types import DTypeLike, RawArray
 from weftplan.support.progress import Progress
+from weftplan.training.data.batch import Host
 from weftplan.training.data.file_iterators import File, RoundedRows
-from weftplan.training.data.ndarray_iter import Host
 
 _MOST = 1 << 53
 """First integer from which float64 cannot represent every integer."""

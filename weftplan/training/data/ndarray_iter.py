@@ -1,7 +1,4 @@
-"""Iterator interface of ``mx.io`` (DataIter, DataBatch, DataDesc), and NDArrayIter.
-
-``fit`` relies on this interface. One thread at a time uses an iterator. The file is long because it holds the base
-classes of all other iterators.
+"""NDArrayIter: batches cut from arrays in memory.
 
 ``last_batch_handle`` has its rule in :class:`NDArrayIter`; image iterators (``images/iterators.py``) and
 ``input/dataset_iter.py`` implement it for their own samples.
@@ -9,239 +6,25 @@ classes of all other iterators.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from weftplan.device.context import Context, cpu
 from weftplan.errors import DTypeError, ParameterError, ShapeError
-from weftplan.ndarray import NDArray, array, random
+from weftplan.ndarray import NDArray, array
 from weftplan.ops.core.floats import is_number
-from weftplan.support.array_types import DType, DTypeLike
-from weftplan.support.keyword_errors import Constructed
+from weftplan.training.data.batch import DataBatch, DataDesc, Host
+from weftplan.training.data.data_iter import HoldingIter
 from weftplan.training.data.iterator_state import (
     State,
     key_in,
     make_state,
-    not_resumable,
     numbers_in,
     read_state,
     whole_in,
 )
-
-Host = np.ndarray[Any, DType]
-
-
-class _NameAndShape(NamedTuple):
-    name: str
-    shape: tuple[int, ...]
-
-
-class DataDesc(_NameAndShape):
-    """Name and shape of one input, as a pair, with its dtype and the layout of its axes.
-
-    Samples lie along axis ``N`` of the layout, or along the first axis if the layout has no ``N``.
-
-    >>> DataDesc("data", (32, 3, 8, 8))
-    DataDesc[data,(32, 3, 8, 8),float32,NCHW]
-    >>> dict([DataDesc("data", (32, 10)), ("label", (32,))])
-    {'data': (32, 10), 'label': (32,)}
-    """
-
-    dtype: Any
-    layout: str
-
-    def __new__(cls, name: str, shape: Sequence[int], dtype: DTypeLike = np.float32, layout: str = "NCHW") -> DataDesc:
-        desc = super().__new__(cls, name, tuple(shape))
-        desc.dtype, desc.layout = dtype, layout
-        return desc
-
-    @staticmethod
-    def get_batch_axis(layout: str | None) -> int:
-        """Return the axis of the samples; 0 without a layout."""
-        return 0 if layout is None else layout.find("N")
-
-    @staticmethod
-    def get_list(
-        shapes: Sequence[tuple[str, Sequence[int]]],
-        types: Mapping[str, DTypeLike] | Iterable[tuple[str, DTypeLike]] | None = None,
-    ) -> list[DataDesc]:
-        """Describe (name, shape) pairs, with dtypes from ``types``: (name, dtype) pairs or a dictionary.
-
-        >>> DataDesc.get_list([("data", (2, 3))], [("data", np.float16)])
-        [DataDesc[data,(2, 3),float16,NCHW]]
-        """
-        dtypes = dict(types or ())
-        return [DataDesc(name, shape, dtypes.get(name, np.float32)) for name, shape in shapes]
-
-    @property
-    def batch_axis(self) -> int:
-        """The axis of the samples."""
-        return max(0, self.get_batch_axis(self.layout))
-
-    def __repr__(self) -> str:
-        return f"DataDesc[{self.name},{self.shape},{np.dtype(self.dtype).name},{self.layout}]"
-
-
-class DataBatch(Constructed):
-    """One batch: lists of data and label arrays, and how many samples at its end are padding.
-
-    ``bucket_key`` says which network of a :class:`~weftplan.training.module.bucketing_module.BucketingModule` it is
-    for.
-    """
-
-    def __init__(
-        self,
-        data: Sequence[NDArray],
-        label: Sequence[NDArray] | None = None,
-        pad: int | None = 0,
-        index: Host | None = None,
-        bucket_key: Hashable = None,
-        provide_data: Sequence[DataDesc] | None = None,
-        provide_label: Sequence[DataDesc] | None = None,
-    ) -> None:
-        for what, arrays in (("data", data), ("label", label)):
-            if isinstance(arrays, (NDArray, np.ndarray)):  # iterating over it would give rows
-                raise ParameterError(f"DataBatch: {what} must be a list of arrays, got one array; write [{what}]")
-        self.data = list(data)
-        self.label = [] if label is None else list(label)
-        self.pad = pad
-        self.index = index
-        self.bucket_key = bucket_key
-        self.provide_data, self.provide_label = provide_data, provide_label
-        self.placed: list[Mapping[tuple[Context, int, int], NDArray]] | None = None
-        """For data and then labels: (device, first row, end) -> these rows on that device (see ``PrefetchingIter``)."""
-
-    def __str__(self) -> str:
-        labels = [tuple(a.shape) for a in self.label] or None
-        return f"DataBatch: data shapes: {[tuple(a.shape) for a in self.data]} label shapes: {labels}"
-
-
-class _Settable:
-    """Descriptor of an attribute that a subclass computes or a script sets on an iterator, as in MXNet."""
-
-    def __init__(self, doc: str) -> None:
-        self.__doc__ = doc
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, iterator: Any, owner: type | None = None) -> Any:
-        if iterator is None:
-            return self
-        try:
-            return vars(iterator)[self._name]
-        except KeyError:
-            raise NotImplementedError(f"{type(iterator).__name__}.{self._name}") from None
-
-    def __set__(self, iterator: Any, value: Any) -> None:
-        vars(iterator)[self._name] = value
-
-
-class DataIter(Constructed):
-    """Base of iterators: ``for batch in it`` runs one epoch; ``reset()`` starts the next.
-
-    A resumable iterator also implements :meth:`state` and :meth:`set_state`.
-    """
-
-    def __init__(self, batch_size: int = 0) -> None:
-        self.batch_size = batch_size
-
-    provide_data: Any = _Settable("Names and shapes of the data arrays of a batch, a list of :class:`DataDesc`.")
-    provide_label: Any = _Settable("Names and shapes of the label arrays of a batch, a list of :class:`DataDesc`.")
-
-    def reset(self) -> None:
-        """Start over (and shuffle again if that was asked for)."""
-
-    def next(self) -> DataBatch:
-        """Return the next batch; raises StopIteration at the end of the epoch.
-
-        A subclass overrides this method, or the methods that it calls: ``iter_next``, ``getdata``, ``getlabel``,
-        ``getpad``, ``getindex``.
-        """
-        if not self.iter_next():
-            raise StopIteration
-        return DataBatch(self.getdata(), self.getlabel(), self.getpad(), self.getindex())
-
-    def iter_next(self) -> bool:
-        """Advance to the next batch; returns False at the end of the epoch."""
-        raise NotImplementedError
-
-    def getdata(self) -> list[NDArray]:
-        """Return the data arrays of the current batch."""
-        raise NotImplementedError
-
-    def getlabel(self) -> list[NDArray]:
-        """Return the label arrays of the current batch; empty unless a subclass overrides it."""
-        return []
-
-    def getpad(self) -> int:
-        """Return the number of padding samples at the end of the current batch."""
-        return 0
-
-    def getindex(self) -> Host | None:
-        """Return the sample numbers of the current batch, or None if unknown."""
-        return None
-
-    def state(self) -> State:
-        """Return the iterator's position: the epoch, its sample order, and the last batch read.
-
-        After :meth:`set_state`, an iterator constructed with the same arguments, in this process or another, yields the
-        remaining batches of the epoch bit for bit. The orders of later epochs are drawn from ``mx.random``, whose state
-        is not included. A prefetching iterator reports the position of its consumer.
-
-        The values are JSON-compatible: None, booleans, numbers, text, and lists and dictionaries of these. Call this on
-        the thread that uses the iterator.
-
-        Raises:
-            NotResumableError: the iterator has no state; a custom iterator must override both methods.
-        """
-        raise not_resumable(self)
-
-    def set_state(self, state: Mapping[str, object]) -> None:
-        """Restore the position of a :meth:`state`, without drawing from ``mx.random``.
-
-        Raises:
-            ParameterError: the state is of another iterator; the message lists the differences, and nothing changes.
-            NotResumableError: as :meth:`state`.
-        """
-        raise not_resumable(self)
-
-    def __iter__(self) -> Iterator[DataBatch]:
-        return self
-
-    def __next__(self) -> DataBatch:
-        return self.next()
-
-
-class HoldingIter(DataIter):
-    """Base of iterators that hold the current batch; ``iter_next`` of a subclass sets it."""
-
-    current_batch: DataBatch | None = None
-
-    def next(self) -> DataBatch:
-        if not self.iter_next():
-            raise StopIteration
-        return self._current()
-
-    def getdata(self) -> list[NDArray]:
-        return self._current().data
-
-    def getlabel(self) -> list[NDArray]:
-        return self._current().label
-
-    def getpad(self) -> int:
-        return self._current().pad or 0
-
-    def getindex(self) -> Host | None:
-        return self._current().index
-
-    def _current(self) -> DataBatch:
-        if self.current_batch is None:
-            raise ParameterError(f"{type(self).__name__}: there is no batch yet; call next() or iter_next() first")
-        return self.current_batch
+from weftplan.training.data.random_draws import generator, order_key
 
 
 class NDArrayIter(HoldingIter):
@@ -415,24 +198,6 @@ class NDArrayIter(HoldingIter):
             provide_label=self.provide_label,
         )
         return True
-
-
-def order_key() -> tuple[int, int]:
-    """Draw a key for the order of an epoch.
-
-    If the program has called ``np.random.seed``, the key comes from NumPy's global generator, so that the seed decides
-    the order, as in MXNet. Otherwise it comes from the sequence of ``mx.random``, which is reproducible even unseeded.
-    """
-    if np.random.get_bit_generator().seed_seq is not None:  # type: ignore[attr-defined]
-        return random.next_key(cpu())
-    first, second = np.random.randint(0, 2**63, 2, np.int64).tolist()  # noqa: NPY002 - the program has seeded it
-    return first, second
-
-
-def generator(key: tuple[int, int]) -> np.random.Generator:
-    """Return a generator that depends only on the key of a draw."""
-    mask = 2**64 - 1
-    return np.random.Generator(np.random.Philox(key=[key[0] & mask, key[1] & mask]))
 
 
 def _named(source: object, default: str, *, empty_ok: bool) -> list[tuple[str, Host]]:

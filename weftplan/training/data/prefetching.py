@@ -15,9 +15,10 @@ from typing import NamedTuple
 from weftplan.device.context import Context, cpu_pinned
 from weftplan.errors import NotResumableError, ParameterError, ShapeError
 from weftplan.ndarray.randomness.seeds import Draws, next_key
+from weftplan.training.data.batch import DataBatch, DataDesc
+from weftplan.training.data.data_iter import DataIter, HoldingIter
 from weftplan.training.data.device_placement import check_contexts, placed
 from weftplan.training.data.iterator_state import State, make_state, read_state
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, HoldingIter
 
 
 class _Read(NamedTuple):

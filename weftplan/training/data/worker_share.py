@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
+from weftplan.training.data.batch import DataBatch, DataDesc
+from weftplan.training.data.data_iter import DataIter
 from weftplan.training.data.iterator_state import State, make_state, read_state
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter
 
 
 class PartOfBatchIter(DataIter):
@@ -54,7 +55,7 @@ class PartOfBatchIter(DataIter):
         self._source.reset()
 
     def state(self) -> State:
-        """Return the source's :meth:`state <weftplan.training.data.ndarray_iter.DataIter.state>`, which does not depend
+        """Return the source's :meth:`state <weftplan.training.data.data_iter.DataIter.state>`, which does not depend
         on ``rank`` and ``num_workers``."""
         return make_state(self, {}, source=self._source.state())
 

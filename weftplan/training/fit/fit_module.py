@@ -15,7 +15,8 @@ from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter
+from weftplan.training.data.batch import DataBatch, DataDesc
+from weftplan.training.data.data_iter import DataIter
 from weftplan.training.executor_group import ExecutorGroup
 from weftplan.training.metrics.metric import EvalMetric, MetricLike
 from weftplan.training.optimizers.base import Optimizer

@@ -17,7 +17,8 @@ from typing import Any
 
 from weftplan.errors import MXNetError
 from weftplan.support.progress import hidden
-from weftplan.training.data.ndarray_iter import DataBatch, DataIter
+from weftplan.training.data.batch import DataBatch
+from weftplan.training.data.data_iter import DataIter
 from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, call, reports_validation
 from weftplan.training.fit.checkpoint_writer import Checkpoints
 from weftplan.training.fit.display import Display

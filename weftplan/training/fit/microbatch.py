@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from weftplan import ndarray as nd
 from weftplan.errors import BindError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter
+from weftplan.training.data.batch import DataBatch, DataDesc
+from weftplan.training.data.data_iter import DataIter
 from weftplan.training.executor_group import as_ndarray, replaced
 from weftplan.training.fit.fit_module import FitModule
 

@@ -23,7 +23,9 @@ from weftplan.support.keyword_errors import Constructed, known_keywords
 from weftplan.support.package_log import log
 from weftplan.support.progress import Progress, is_shown
 from weftplan.symbol import Symbol
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, NDArrayIter
+from weftplan.training.data.batch import DataBatch, DataDesc
+from weftplan.training.data.data_iter import DataIter
+from weftplan.training.data.ndarray_iter import NDArrayIter
 from weftplan.training.fit import microbatch, precision
 from weftplan.training.fit.callbacks import BatchEndParam, Callbacks, EarlyStopping, call
 from weftplan.training.fit.checkpoint_writer import make_checkpoints

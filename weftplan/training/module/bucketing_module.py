@@ -20,7 +20,7 @@ from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.symbol import Symbol
 from weftplan.symbol.name import NameManager
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc
+from weftplan.training.data.batch import DataBatch, DataDesc
 from weftplan.training.executor_group import GradReq
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor

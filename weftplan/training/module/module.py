@@ -24,7 +24,7 @@ from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.package_log import log
 from weftplan.support.progress import watching
 from weftplan.symbol import Symbol
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc
+from weftplan.training.data.batch import DataBatch, DataDesc
 from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor

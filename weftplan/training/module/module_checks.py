@@ -10,7 +10,7 @@ from typing import Any
 
 from weftplan.device.context import Context, current_context
 from weftplan.errors import BindError, MXNetError, ShapeError
-from weftplan.training.data.ndarray_iter import DataDesc
+from weftplan.training.data.batch import DataDesc
 from weftplan.training.executor_group import ExecutorGroup, as_ndarray, replaced
 
 

@@ -14,7 +14,8 @@ from weftplan.errors import MXNetError, ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.support.progress import hidden
 from weftplan.symbol import Symbol
-from weftplan.training.data.ndarray_iter import DataBatch, DataIter
+from weftplan.training.data.batch import DataBatch
+from weftplan.training.data.data_iter import DataIter
 from weftplan.training.fit.fit_module import Descs
 from weftplan.training.module.module import Module
 

@@ -17,7 +17,6 @@ from weftplan import ndarray as nd
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.support.keyword_errors import Constructed
-from weftplan.training.data.augment_random import generator
 from weftplan.training.data.images.image import (
     center_crop,
     color_normalize,
@@ -26,6 +25,7 @@ from weftplan.training.data.images.image import (
     random_size_crop,
     resize_short,
 )
+from weftplan.training.data.random_draws import draw_generator
 
 _GREY = (0.299, 0.587, 0.114)
 """Luma weights of red, green and blue (ITU-R BT.601)."""
@@ -90,7 +90,7 @@ class RandomOrderAug(SequentialAug):
     """Several augmenters in a random order."""
 
     def __call__(self, src: NDArray) -> NDArray:
-        for k in generator().permutation(len(self.ts)):
+        for k in draw_generator().permutation(len(self.ts)):
             src = self.ts[k](src)
         return src
 
@@ -149,7 +149,7 @@ class RandomSizedCropAug(Augmenter):
 
 
 def _share(width: float) -> float:
-    return float(generator().uniform(-width, width))
+    return float(draw_generator().uniform(-width, width))
 
 
 def _grey(src: NDArray) -> NDArray:
@@ -223,7 +223,7 @@ class LightingAug(Augmenter):
         self.alphastd, self.eigval, self.eigvec = alphastd, eigval, eigvec
 
     def __call__(self, src: NDArray) -> NDArray:
-        alpha = generator().normal(0, self.alphastd, size=3)
+        alpha = draw_generator().normal(0, self.alphastd, size=3)
         return src + nd.array(np.dot(np.asarray(self.eigvec) * alpha, np.asarray(self.eigval)), dtype=src.dtype)
 
 
@@ -248,7 +248,7 @@ class RandomGrayAug(Augmenter):
         self.p = p
 
     def __call__(self, src: NDArray) -> NDArray:
-        if generator().random() >= self.p:
+        if draw_generator().random() >= self.p:
             return src
         shares = np.repeat([[0.21], [0.72], [0.07]], 3, axis=1)
         result: NDArray = nd.dot(src, nd.array(shares, dtype=src.dtype))
@@ -263,7 +263,7 @@ class HorizontalFlipAug(Augmenter):
         self.p = p
 
     def __call__(self, src: NDArray) -> NDArray:
-        if generator().random() >= self.p:
+        if draw_generator().random() >= self.p:
             return src
         result: NDArray = nd.flip(src, axis=1)
         return result

@@ -17,9 +17,9 @@ from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.support.package_log import log
 from weftplan.training.data import recordio
+from weftplan.training.data.batch import DataDesc, Host
 from weftplan.training.data.images.detection_augmenters import CreateDetAugmenter, DetAugmenter
 from weftplan.training.data.images.iterators import File, ImageIter
-from weftplan.training.data.ndarray_iter import DataDesc, Host
 
 _NUMBERS = 5
 """Least numbers of a box: its class and four coordinates."""

@@ -15,10 +15,10 @@ import numpy as np
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.symbol.node import warn
-from weftplan.training.data.augment_random import generator
+from weftplan.training.data.batch import Host
 from weftplan.training.data.images.augmenters import Augmenter, ForceResizeAug, PerChannel, ResizeAug, color_augmenters
 from weftplan.training.data.images.image import copyMakeBorder, fixed_crop
-from weftplan.training.data.ndarray_iter import Host
+from weftplan.training.data.random_draws import draw_generator
 
 Limits: TypeAlias = float | tuple[float, float]
 """The lowest and the highest value, or one value for both."""
@@ -68,7 +68,7 @@ class DetRandomSelectAug(DetAugmenter):
         return [type(self).__name__.lower(), [one.dumps() for one in self.aug_list]]
 
     def __call__(self, src: NDArray, label: Host) -> Pair:  # type: ignore[override]
-        draw = generator()
+        draw = draw_generator()
         if draw.random() < self.skip_prob:
             return src, label
         return self.aug_list[int(draw.integers(len(self.aug_list)))](src, label)
@@ -82,7 +82,7 @@ class DetHorizontalFlipAug(DetAugmenter):
         self.p = p
 
     def __call__(self, src: NDArray, label: Host) -> Pair:  # type: ignore[override]
-        if generator().random() >= self.p:
+        if draw_generator().random() >= self.p:
             return src, label
         turned = label.copy()
         turned[:, 1], turned[:, 3] = 1 - label[:, 3], 1 - label[:, 1]
@@ -133,7 +133,7 @@ class _Ranged(DetAugmenter):
         if not self.enabled or not height or not width:
             return src, label
         areas = self.area_range[0] * height * width, self.area_range[1] * height * width
-        draw = generator()
+        draw = draw_generator()
         for _ in range(self.max_attempts):
             ratio = draw.uniform(self.aspect_ratio_range[0], self.aspect_ratio_range[1])
             attempt = self._attempt(src, label, ratio, areas, draw)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
+from weftplan.training.data.batch import Host
 from weftplan.training.data.images.record_augment import Augmentation, coloured, resized
 from weftplan.training.data.images.resampling import border
-from weftplan.training.data.ndarray_iter import Host
 
 _LEAST_PAD = 1.05
 """Smaller canvases than this multiple of the image are not made."""

@@ -16,11 +16,11 @@ from weftplan.errors import FormatError, ParameterError
 from weftplan.support.array_types import DTypeLike
 from weftplan.support.progress import Progress
 from weftplan.training.data import recordio
+from weftplan.training.data.batch import Host
 from weftplan.training.data.images.detection_record_augment import DetAugmentation, augment_boxes
 from weftplan.training.data.images.iterators import image_list
 from weftplan.training.data.images.record_augment import normalized
 from weftplan.training.data.images.threaded_images import File, ThreadedImageIter
-from weftplan.training.data.ndarray_iter import Host
 
 _SIZES = 4
 """Numbers before the packed label."""

@@ -20,10 +20,10 @@ from weftplan.errors import MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.support.array_types import RawArray
 from weftplan.support.atomic_files import open_to_read
-from weftplan.training.data.augment_random import generator
+from weftplan.training.data.batch import Host
 from weftplan.training.data.image_files import decode
 from weftplan.training.data.images import resampling
-from weftplan.training.data.ndarray_iter import Host
+from weftplan.training.data.random_draws import draw_generator
 
 Box = tuple[int, int, int, int]
 """(left, top, width, height) in pixels."""
@@ -121,7 +121,7 @@ def imresize(src: NDArray | ArrayLike, w: int, h: int, interp: int = 1, out: NDA
 
 
 def _draw(interp: int) -> np.random.Generator | None:
-    return generator() if interp == resampling.ANY else None
+    return draw_generator() if interp == resampling.ANY else None
 
 
 def scale_down(src_size: Sequence[int], size: Sequence[int]) -> tuple[int, int]:
@@ -212,7 +212,7 @@ def random_crop(src: NDArray | RawArray, size: Sequence[int], interp: int = 2) -
     """
     h, w, _ = src.shape
     width, height = scale_down((w, h), size)
-    draw = generator()
+    draw = draw_generator()
     box = int(draw.integers(0, w - width + 1)), int(draw.integers(0, h - height + 1)), width, height
     return fixed_crop(src, *box, size, interp), box
 
@@ -250,7 +250,7 @@ def random_size_crop(
     if kwargs:
         raise ParameterError(f"random_size_crop: unknown settings {sorted(kwargs)}")
     low, high = (area, 1.0) if isinstance(area, (int, float)) else area
-    draw = generator()
+    draw = draw_generator()
     for _ in range(10):
         share = draw.uniform(low, high) * h * w
         shape = np.exp(draw.uniform(np.log(ratio[0]), np.log(ratio[1])))
@@ -329,5 +329,5 @@ def random_rotate(
         zoom_out: shrink, until the whole image is seen.
     """
     low, high = angle_limits
-    angles = generator().uniform(low, high, size=1 if src.ndim == 3 else src.shape[0])
+    angles = draw_generator().uniform(low, high, size=1 if src.ndim == 3 else src.shape[0])
     return imrotate(src, float(angles[0]) if src.ndim == 3 else nd.array(angles), zoom_in, zoom_out)

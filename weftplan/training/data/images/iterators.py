@@ -19,9 +19,11 @@ from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.support.atomic_files import open_to_read
 from weftplan.training.data import recordio
+from weftplan.training.data.batch import DataBatch, DataDesc, Host
+from weftplan.training.data.data_iter import DataIter
 from weftplan.training.data.images.augmenters import Augmenter, CreateAugmenter
 from weftplan.training.data.images.image import imdecode
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter, Host, generator, order_key
+from weftplan.training.data.random_draws import generator, order_key
 
 File = str | os.PathLike[str]
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.training.data.batch import Host
 from weftplan.training.data.images.augmenters import PCA_VALUES, PCA_VECTORS
 from weftplan.training.data.images.resampling import as_dtype, border, method_of, resize, warp
-from weftplan.training.data.ndarray_iter import Host
 
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 

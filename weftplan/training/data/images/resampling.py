@@ -14,7 +14,7 @@ import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.support.array_types import DTypeLike
-from weftplan.training.data.ndarray_iter import Host
+from weftplan.training.data.batch import Host
 
 NEAREST, LINEAR, CUBIC, AREA, LANCZOS = range(5)
 _AREA_LARGER = -1

@@ -23,10 +23,12 @@ from weftplan import ndarray as nd
 from weftplan.errors import FormatError, ParameterError, ShapeError, did_you_mean
 from weftplan.ndarray import NDArray
 from weftplan.support.array_types import DTypeLike
+from weftplan.training.data.batch import DataBatch, DataDesc, Host
+from weftplan.training.data.data_iter import HoldingIter
 from weftplan.training.data.image_files import decode
 from weftplan.training.data.images.record_augment import Augmentation, augment, normalized, signed_bytes
 from weftplan.training.data.iterator_state import State, make_state, read_state, whole_in
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, HoldingIter, Host, generator
+from weftplan.training.data.random_draws import generator
 
 File = str | os.PathLike[str]
 _WITHOUT_EFFECT = frozenset(

@@ -16,14 +16,15 @@ from weftplan.device.context import HOST_MEMORY, Context, cpu
 from weftplan.errors import DataError, DataWorkerError, ParameterError
 from weftplan.ndarray import empty, random
 from weftplan.support.package_log import log
+from weftplan.training.data.batch import DataBatch, DataDesc
+from weftplan.training.data.data_iter import DataIter
+from weftplan.training.data.input.batch_reader import Filled, Reader, Task
 from weftplan.training.data.input.layout import Host, Layout, Names, Part, layout_of
-from weftplan.training.data.input.reading import Filled, Reader, Task
 from weftplan.training.data.input.seeding import Key, borrowed_generators
 from weftplan.training.data.input.sources import Dataset, Stream, is_torch_loader, keeps_its_order, source_of
 from weftplan.training.data.input.worker import Recipe
 from weftplan.training.data.input.workers import Pool, check_start_method
 from weftplan.training.data.iterator_state import State, key_in, make_state, not_resumable, read_state, whole_in
-from weftplan.training.data.ndarray_iter import DataBatch, DataDesc, DataIter
 
 _TOLD = 5
 """Number of skipped samples that are logged individually."""

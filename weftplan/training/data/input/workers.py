@@ -21,8 +21,8 @@ from typing import Any
 
 from weftplan.errors import DataError, DataWorkerError, ParameterError
 from weftplan.training.data.input import worker
+from weftplan.training.data.input.batch_reader import Filled, Task
 from weftplan.training.data.input.layout import Host, Layout
-from weftplan.training.data.input.reading import Filled, Task
 from weftplan.training.data.input.slots import Slots
 from weftplan.training.data.input.worker import Done, Failed, ReadRequest, Ready, Recipe
 

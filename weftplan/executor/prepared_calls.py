@@ -27,8 +27,8 @@ from weftplan.ops.core import tiling
 from weftplan.ops.core.node_call import NodeCall
 from weftplan.ops.core.schema import Op, Req, aligned
 from weftplan.planner import PlannedGraph
-from weftplan.planner.symbolic.cost import ACCELERATOR, seconds_of
 from weftplan.planner.symbolic.network import MARK as SPILL_MARK
+from weftplan.planner.symbolic.node_seconds import ACCELERATOR, seconds_of
 from weftplan.symbol.node import Node
 
 
