@@ -1,4 +1,4 @@
-"""Executors of a few large arrays, and the bytes that they hold: for the tests of pools."""
+"""Executors of a few large arrays, and the bytes in use on a context, for tests of pools."""
 
 import gc
 
@@ -7,18 +7,21 @@ from weftplan import planner, storage
 
 
 def chain(size, ctx, shared=None, **options):
-    """Return an executor of ``sqrt(exp(data)) ** 2``: planned arrays of ``size`` floats."""
+    """Return an executor of ``sqrt(exp(data)) ** 2``, whose planned arrays have ``size`` floats and share no memory.
+
+    ``shared`` is an executor whose pool is shared, or None.
+    """
     net = mx.sym.square(mx.sym.sqrt(mx.sym.exp(mx.sym.Variable("data"))))
     chosen = planner.PlanOptions.from_environment(strategy="none", enable_inplace=False, **options)
     return net.simple_bind(ctx, data=(size,), grad_req="null", shared_exec=shared, plan_options=chosen)
 
 
 def held_bytes(ctx):
-    """Return the bytes that storage has given out on ``ctx``, once everything dead has been handed back."""
-    # Cycles are collected before memory is said to have run out, so they must not count either. And without a GIL
-    # what a worker made and another thread dropped last would go when that worker next wakes.
+    """Return the bytes that storage has given out on ``ctx``, after all dead arrays have been freed."""
+    # Reference cycles do not count, because they are collected before an allocation fails. Without a GIL, an object
+    # that a worker created and another thread dropped is freed when that worker wakes.
     gc.collect()
-    for _ in range(4):  # a chunk's release may let go of its block, whose release comes a drain later
+    for _ in range(4):  # freeing a chunk may free its block in the next drain
         mx.nd.zeros((1,), ctx=ctx).wait_to_read()
         mx.nd.waitall()
     return storage.get(ctx).statistics().requested_bytes

@@ -1,4 +1,4 @@
-"""Fixtures and helpers of the executors' tests."""
+"""Fixtures for tests of executors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weftplan import planner
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Grows by one with each plan that is made."""
+    """A list that grows by one element with each plan that is made."""
     result: list[None] = []
     true = planner.size_symbol
 
@@ -25,6 +25,6 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 @pytest.fixture
 def dynamic(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Executors are dynamic; the test may change further variables."""
+    """Make executors dynamic, and return the monkeypatch for further variables."""
     monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
     return monkeypatch

@@ -1,4 +1,4 @@
-"""Networks, and runs of them under the executor strategy ``dynamic``, for several files of tests."""
+"""Networks, and runs of them with dynamic executors, for several test files."""
 
 import gc
 import itertools
@@ -11,12 +11,12 @@ from weftplan import device
 from weftplan.ndarray.memory.release import drain
 
 SIMULATED = itertools.count(4500)
-"""A simulated device of its own for each use."""
+"""Numbers of simulated devices; each use takes a new device."""
 CONTEXTS = [device.cpu(45), device.sim(45)]
 
 
 def network():
-    """Branches, an identity in place, dropout, batch normalisation with states, two outputs."""
+    """Return a network with branches, an identity, dropout, batch normalization and two outputs."""
     data = mx.sym.Variable("data")
     net = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=40, name="one"), act_type="tanh", name="tanh")
     left = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=30, name="left"), act_type="relu", name="relu")
@@ -27,7 +27,7 @@ def network():
 
 
 def deep():
-    """Return a long chain: most results are dead soon in a run without a backward part."""
+    """Return a long chain of layers, whose results have one reader each in inference."""
     net = mx.sym.Variable("data")
     for k in range(20):
         net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=50, name=f"fc{k}"), act_type="tanh")
@@ -35,7 +35,11 @@ def deep():
 
 
 def run(ctx, symbol=network, steps=3, **bind):
-    """Return the outputs, gradients and states of a few steps, bit for bit."""
+    """Train ``symbol`` for ``steps`` steps from fixed values.
+
+    Returns:
+        The executor, and all outputs, states and gradients of each step and of an inference after it.
+    """
     mx.random.seed(7)
     executor = symbol().simple_bind(ctx, data=(20, 30), **bind)
     rng = np.random.RandomState(0)
@@ -52,8 +56,11 @@ def run(ctx, symbol=network, steps=3, **bind):
     return executor, results
 
 
-def settled(resource):
-    """Wait, at most a minute, until nothing is live, and return the statistics: a worker's last drop may come late."""
+def wait_until_freed(resource):
+    """Wait, for at most a minute, until ``resource`` has no bytes in use, and return its statistics.
+
+    A worker may free its last array some time after its operation.
+    """
     end = time.monotonic() + 60
     while True:
         gc.collect()

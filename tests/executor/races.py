@@ -1,7 +1,8 @@
-"""A race detector for executors that shares no code with the planner: it lists unordered operations on the same bytes.
+"""A race detector for executors: it lists unordered operations that touch the same bytes.
 
-The bytes of an operation are read off the views that its kernels get; the engine's order follows from the vars of each
-push. An operation runs after the writers of the vars that it reads, and after all users of the vars that it writes.
+It shares no code with the planner. It reads the bytes of an operation from the arrays that its kernel gets, and the
+order of operations from the vars of each push: an operation runs after the writers of the vars that it reads, and after
+all users of the vars that it writes.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ Range = tuple[int, int]
 
 
 def races(executor: Any, runs: int = 2, *, pushed: bool = False) -> list[str]:
-    """Return the pairs of unordered operations of ``runs`` runs that touch the same bytes, of which at least one
-    writes.
+    """Return the pairs of unordered operations of ``runs`` runs that touch the same bytes, if at least one writes them.
 
-    Every step is taken for an operation of its own, as with bulk off; fewer operations have no fewer orders.
+    Every step counts as one operation, as without bulk execution, which orders fewer operations than larger segments
+    do.
 
     Args:
-        pushed: compare the pushed segments instead; each runs its steps in sequence.
+        pushed: compare the pushed segments instead; a segment runs its steps in sequence.
     """
     executor._prepare()
     steps = [*executor._forward_steps, *executor._backward_steps]
@@ -33,7 +34,7 @@ def races(executor: Any, runs: int = 2, *, pushed: bool = False) -> list[str]:
             program.append(("fence", [], executor._fence_vars, [], []))
         for one in segments if pushed else steps:
             touched = [_touched(executor, step) for step in (one.steps if pushed else [one]) if step.bind is not None]
-            if touched:  # others are not pushed
+            if touched:  # segments without kernels are not pushed
                 name = one.name if pushed else one.node.name
                 ranges = [[r for both in touched for r in both[k]] for k in (0, 1)]
                 program.append((name, one.reads, one.writes, *ranges))
@@ -66,7 +67,7 @@ def races(executor: Any, runs: int = 2, *, pushed: bool = False) -> list[str]:
 
 
 def _touched(executor: Any, step: Step) -> tuple[list[Range], list[Range]]:
-    """Return (bytes that a step may read, bytes that it may write)."""
+    """Return the bytes that a step may read, and those that it may write."""
     op = step.node.op
     assert op is not None
     reads = [_range(array.raw()) for array in step.inputs if array is not None]
@@ -80,15 +81,18 @@ def _touched(executor: Any, step: Step) -> tuple[list[Range], list[Range]]:
 
 
 def _range(raw: Any) -> Range:
+    """Return the first address of an array and the address after its last byte."""
     start = raw.ctypes.data
     return start, start + raw.nbytes
 
 
 def _meet(some: list[Range], others: list[Range]) -> bool:
+    """Return whether a range of ``some`` overlaps a range of ``others``."""
     return any(a < d and c < b for a, b in some for c, d in others)
 
 
 def _members(numbers: int) -> Iterator[int]:
+    """Yield the positions of the bits that are set in ``numbers``, lowest first."""
     while numbers:
         lowest = numbers & -numbers
         yield lowest.bit_length() - 1

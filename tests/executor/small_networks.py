@@ -1,4 +1,4 @@
-"""Networks for the tests of executors, and values for their arguments."""
+"""Small networks for tests of executors, and values for their arguments."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ import weftplan as mx
 
 
 def mlp():
-    """Two layers and a softmax loss."""
+    """Return a network of two layers and a softmax loss."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="fc1")
     net = mx.sym.Activation(net, act_type="tanh", name="act")
     net = mx.sym.FullyConnected(net, num_hidden=3, name="fc2")
@@ -14,7 +14,7 @@ def mlp():
 
 
 def fill(executor, seed=0):
-    """Seeded values in every argument."""
+    """Write random values from ``seed`` to every argument."""
     rng = np.random.default_rng(seed)
     for name, array in executor.arg_dict.items():
         if name.endswith("label"):

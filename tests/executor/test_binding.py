@@ -1,4 +1,4 @@
-"""The stages of binding: arguments are checked, then planned once, then placed."""
+"""Binding infers shapes once and makes each plan once."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from weftplan.planner.symbolic.passes import sizes
 
 
 def test_everything_is_inferred_once_and_planned_once(monkeypatch):
-    """Shapes are solved once, of the symbol's graph, and a budget hands its plan on to the executor."""
+    """Each bind infers shapes once and makes the plan without a budget once; a reshape infers shapes once."""
     solved, planned = [], []
     solve, plan = sizes.infer_shapes, drafts.plan_graph
 
@@ -35,7 +35,7 @@ def test_everything_is_inferred_once_and_planned_once(monkeypatch):
     assert tight.memory_plan.total < held
     assert len(solved) == 1
     options = [each for each in planned if each.budget is None]
-    assert len(options) == 1, "the plan without recomputation is made once"
+    assert len(options) == 1, "the plan without recomputation must be made once"
     solved.clear()
     repeated = tight.reshape(data=(128, 64))
     assert len(solved) == 1
@@ -43,7 +43,10 @@ def test_everything_is_inferred_once_and_planned_once(monkeypatch):
 
 
 def test_a_bind_calls_nothing_that_imports_masked_arrays(monkeypatch):
-    """``np.unique`` of values alone imports ``numpy.ma`` at its first call, which would be most of a first bind."""
+    """A bind calls ``np.unique`` only with an index or a count; otherwise its first call imports ``numpy.ma``.
+
+    That import would take most of the time of a first bind.
+    """
     unique = np.unique
 
     def asked(values, *args, **more):

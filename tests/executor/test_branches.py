@@ -1,4 +1,4 @@
-"""Branches as segments of their own: chains of random graphs, time on a simulated device, bits on every device."""
+"""Branches of a graph as separate segments: their chains, their time on simulated devices, and their bits."""
 
 import itertools
 import random
@@ -16,18 +16,18 @@ from weftplan.executor.segments import ancestors, chains, parents
 
 
 def step(number, reads, writes, context="gpu", copies=None):
-    """Return a step that reads and writes vars."""
+    """Return the step ``number``, which reads and writes these vars on ``context``."""
     return SimpleNamespace(number=number, reads=reads, writes=writes, context=context, copies=copies)
 
 
 def graph(*needs):
-    """Return the steps that each read the results of others, by number."""
+    """Return one step for each of ``needs``, the numbers of the steps whose results it reads."""
     results = [object() for _ in needs]
     return [step(k, [results[n] for n in need], [results[k]]) for k, need in enumerate(needs)]
 
 
-def numbers(found):
-    """Return the steps of chains by number."""
+def step_numbers(found):
+    """Return the numbers of the steps of each chain."""
     return [[one.number for one in chain] for chain in found]
 
 
@@ -39,32 +39,39 @@ LONG, SHORT = 1e-3, 1e-6
     [
         ([(), (0,), (1,), (2,)], (), [[0, 1, 2, 3]]),
         ([(), (0,), (1,), (0,), (3,), (2, 4)], (), [[0], [1, 2], [3, 4], [5]]),  # a diamond
-        ([(), (0,), (0,), (1,), (2,), (3, 4)], (), [[0], [1, 3], [2, 4], [5]]),  # the same, breadth first
-        ([(), (0,), (1,), (2, 0), (3,)], (), [[0, 1, 2, 3, 4]]),  # a connection past a chain is no branch
-        ([(), (), (0,), (1,), (2, 3)], (), [[0, 2], [1, 3], [4]]),  # two that share nothing
-        ([(), (0,), (1,), (0,), (3,), (2, 4), (5,)], (5,), [[0], [1, 2], [3, 4], [5, 6]]),  # a join is no operation
-        ([(), (0,), (1,), (0,), (2, 3)], (3,), [[0], [1, 2, 3], [4]]),  # a short branch is no operation
-        ([(), (0,), (1,), (0,), (3,), (2, 4)], (0, 1, 2, 3, 4, 5), [[0, 1, 2, 3, 4, 5]]),  # nothing is worth it
-        ([(), (0,), (1,), (0,), (3,), (2, 4)], (0,), [[0], [1, 2], [3, 4], [5]]),  # a stem delays no branch
+        ([(), (0,), (0,), (1,), (2,), (3, 4)], (), [[0], [1, 3], [2, 4], [5]]),  # a diamond, breadth first
+        ([(), (0,), (1,), (2, 0), (3,)], (), [[0, 1, 2, 3, 4]]),  # a skip connection is no branch
+        ([(), (), (0,), (1,), (2, 3)], (), [[0, 2], [1, 3], [4]]),  # two independent branches
+        ([(), (0,), (1,), (0,), (3,), (2, 4), (5,)], (5,), [[0], [1, 2], [3, 4], [5, 6]]),  # a short join
+        ([(), (0,), (1,), (0,), (2, 3)], (3,), [[0], [1, 2, 3], [4]]),  # a short branch
+        ([(), (0,), (1,), (0,), (3,), (2, 4)], (0, 1, 2, 3, 4, 5), [[0, 1, 2, 3, 4, 5]]),  # all steps are short
+        (
+            [(), (0,), (1,), (0,), (3,), (2, 4)],
+            (0,),
+            [[0], [1, 2], [3, 4], [5]],
+        ),  # a short stem
     ],
 )
 def test_chains(needs, short, wanted):
-    """Chains by hand: the grouping of steps into operations, and their order."""
+    """Steps of small graphs are grouped into the expected chains, in the expected order."""
     actual = chains(graph(*needs), lambda one: SHORT if one.number in short else LONG)
-    assert numbers(actual) == wanted
+    assert step_numbers(actual) == wanted
 
 
-def test_copies_and_other_devices_are_apart():
-    """A copy is alone; a chain does not go on on another device."""
+def test_copies_and_other_devices_are_separate_chains():
+    """A copy is a separate chain, and a chain ends where the device changes."""
     a, b, c = object(), object(), object()
     steps = [step(0, [], [a]), step(1, [a], [b], copies=1), step(2, [b], [c], context="other"), step(3, [c], [])]
-    assert numbers(chains(steps, lambda one: SHORT)) == [[0], [1], [2], [3]]
+    assert step_numbers(chains(steps, lambda one: SHORT)) == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_chains_of_random_graphs(share):
-    """Each step runs once, after all steps that it conflicts with. If every step is long, a step waits only for the
-    steps that a separate operation would wait for, and each step of a chain needs the step before it."""
+    """In random graphs each step is in one chain, after all steps that it conflicts with.
+
+    If every step is long, a step waits only for the steps that a separate operation would wait for, and each step of a
+    chain needs the step before it.
+    """
     rng = random.Random(share)
     for _ in range(150):
         results = [object() for _ in range(12)]
@@ -73,7 +80,7 @@ def test_chains_of_random_graphs(share):
             used = rng.sample(results, rng.randint(1, 3))
             steps.append(step(number, used[1:], used[:1]))
         short = {number for number in range(len(steps)) if rng.random() < share}
-        actual = numbers(chains(steps, lambda one, short=short: SHORT if one.number in short else LONG))
+        actual = step_numbers(chains(steps, lambda one, short=short: SHORT if one.number in short else LONG))
         order = [number for chain in actual for number in chain]
         assert sorted(order) == list(range(len(steps)))
         masks = ancestors(parents(steps))
@@ -92,7 +99,7 @@ def test_chains_of_random_graphs(share):
 
 
 def four_branches(depth=8):
-    """Four chains of products, which meet at the end."""
+    """Return four chains of ``depth`` operators on one input, whose results are added."""
     data, ends = mx.sym.Variable("data"), []
     for branch in range(4):
         x = data * (branch + 1.0)
@@ -103,7 +110,7 @@ def four_branches(depth=8):
 
 
 def forward_run(context):
-    """Virtual seconds, the result, and how many operations were pushed."""
+    """Return the virtual seconds of one forward run, its result, and the number of pushed operations."""
     executor = four_branches().simple_bind(context, grad_req="null", data=(3, 4))
     executor.arg_dict["data"][:] = 0.5
     mx.nd.waitall()
@@ -113,7 +120,10 @@ def forward_run(context):
 
 @pytest.mark.shows("MXNET_GPU_WORKER_NTHREADS")
 def test_streams_shorten_a_bound_graph(monkeypatch):
-    """Four chains of eight kernels of a millisecond: 32 ms on one stream, 16 on two, 8 on four, with bulk execution."""
+    """Four branches of eight kernels of 1 ms take about 32 ms on one stream, 16 ms on two and 8 ms on four.
+
+    Each branch is one operation.
+    """
     monkeypatch.setenv("MXNET_EXEC_NUM_TEMP", "4")  # branches do not share memory, which would order them
     lengths, values = {}, []
     for workers in (1, 2, 4):
@@ -131,7 +141,7 @@ def test_streams_shorten_a_bound_graph(monkeypatch):
 
 
 def layers():
-    """Four branches with weights of their own, and one layer past them all."""
+    """Return four branches of two layers with separate weights, and one layer in parallel to them."""
     data = mx.sym.Variable("data")
     ends = [
         mx.sym.FullyConnected(
@@ -143,7 +153,7 @@ def layers():
 
 
 def test_branches_have_the_bits_of_one_stream(monkeypatch):
-    """Training with branches, on the stand-in, which checks the streams: the same weights for any number of workers."""
+    """On stand-in GPUs, training with branches gives the same weights with one, two or three workers."""
     monkeypatch.setattr(segments, "LEAST_S", 0.0)
     results = []
     for workers in (1, 2, 3):

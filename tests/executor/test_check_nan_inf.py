@@ -1,4 +1,4 @@
-"""FLAGS_check_nan_inf: the first result that is not finite is an error that names its node."""
+"""``FLAGS_check_nan_inf``: the first result that is not finite raises an error with its node."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from weftplan.errors import MXNetError
 
 
 def network() -> mx.sym.Symbol:
-    """Return a logarithm between two products."""
+    """Return log(2 x) * 3."""
     return mx.sym.log(mx.sym.Variable("x") * 2, name="logarithm") * 3
 
 
 @pytest.mark.shows("FLAGS_check_nan_inf")
 @pytest.mark.parametrize(("value", "words"), [(-1.0, "NaN"), (0.0, "infinite")])
 def test_first_wrong_result_is_named(monkeypatch: pytest.MonkeyPatch, value: float, words: str) -> None:
-    """Without the flag the outputs have it; with the flag forward raises at the node, and works again afterwards."""
+    """With the flag, forward raises at the node whose result is not finite, and works afterwards."""
     data = mx.nd.array([1.0, value, value])
     executor = network().simple_bind(mx.cpu(), x=(3,))
     assert not np.isfinite(executor.forward(x=data)[0].asnumpy()).all()
@@ -29,7 +29,7 @@ def test_first_wrong_result_is_named(monkeypatch: pytest.MonkeyPatch, value: flo
 
 
 def test_gradients_are_checked_and_monitors_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gradient that overflows is named, and a monitor sees the same arrays as without the flag."""
+    """With the flag, a gradient that is not finite raises an error, and a monitor still sees all results."""
     monkeypatch.setenv("FLAGS_check_nan_inf", "1")
     executor = mx.sym.sqrt(mx.sym.Variable("x"), name="root").simple_bind(mx.cpu(), x=(2,))
     seen: list[str] = []

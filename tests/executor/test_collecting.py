@@ -1,4 +1,4 @@
-"""Times at which a dynamic executor frees memory: the flags of Paddle's collector, peaks, and orders."""
+"""When a dynamic executor frees results: the flags of Paddle's garbage collector, peaks and order."""
 
 import random
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from weftplan.storage import AutoGrowth, RawResource, StatisticsResource
 @pytest.mark.parametrize("fraction", ["1", "0.4", "0"])
 @pytest.mark.parametrize("scope", ["1", "0"])
 def test_same_bits_whatever_is_collected(monkeypatch, ctx, gb, fraction, scope):
-    """Outputs, gradients and states are those of the static plan, in training and inference, run after run."""
+    """With any setting of the flags, outputs, gradients and states are those of a static executor, and all is freed."""
     _, expected = run(ctx)
     monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
     monkeypatch.setenv("FLAGS_eager_delete_tensor_gb", gb)
@@ -34,11 +34,15 @@ def test_same_bits_whatever_is_collected(monkeypatch, ctx, gb, fraction, scope):
         assert settled(resource).requested_bytes == 0
 
 
-def held_by(symbol=deep, is_train=True, backward=True):
-    """Return (peak, at the end) of planned memory in one run on a context of its own."""
+def measure_run(symbol=deep, is_train=True, backward=True):
+    """Run once on a separate context.
+
+    Returns:
+        The peak of planned memory, the planned bytes in use at the end, and the peak of the static plan, in bytes.
+    """
     ctx = mx.cpu(46)
     resource = StatisticsResource(RawResource(device.get(ctx)))
-    # One after the other: on other engines the peak depends on how operations overlap.
+    # NaiveEngine runs one operation at a time; on other engines the peak depends on overlaps.
     with storage.using(resource), mx.engine.using(mx.engine.create("NaiveEngine")):
         executor = symbol().simple_bind(ctx, data=(20, 30), grad_req="write" if backward else "null")
         mx.nd.waitall()
@@ -57,54 +61,54 @@ def held_by(symbol=deep, is_train=True, backward=True):
 
 @pytest.mark.shows("WEFTPLAN_EXECUTOR_STRATEGY")
 def test_each_result_goes_back_after_its_last_reader(dynamic):
-    """A chain without a backward part holds two results at a time, of 4,000 bytes each, not twenty."""
-    peak, end, total = held_by(backward=False, is_train=False)
+    """In inference a chain of twenty results of 4,000 bytes uses at most three of them at a time."""
+    peak, end, total = measure_run(backward=False, is_train=False)
     assert total >= 20 * 4000
     assert peak <= 3 * 4000 + 200
     assert end <= 100, "a small output and nothing else"
 
 
 def test_the_peak_is_below_the_plan_without_sharing(dynamic):
-    """In training too, and nothing but outputs is held between runs."""
-    peak, end, total = held_by()
+    """In training the peak is at least 5 % below the static plan, and only outputs are in use between runs."""
+    peak, end, total = measure_run()
     assert peak < 0.95 * total
     assert end <= 4100
 
 
 @pytest.mark.shows("FLAGS_eager_delete_tensor_gb")
 def test_eager_delete_tensor_gb(dynamic):
-    """Below 0 nothing goes back within the run; at 0 at once; above 0 in batches, which lie between the two."""
+    """A negative threshold frees nothing during a run, 0 frees each result immediately, and 30,000 bytes in batches."""
     peaks = []
     for gb in ("0", str(30_000 / 2**30), "-1"):
         dynamic.setenv("FLAGS_eager_delete_tensor_gb", gb)
-        peaks.append(held_by(backward=False, is_train=False)[0])
+        peaks.append(measure_run(backward=False, is_train=False)[0])
     at_once, batches, never = peaks
     assert at_once < batches <= never
     assert never >= 20 * 4000
 
 
 def test_threshold_counts_gib(dynamic):
-    """The threshold is in GiB, to the byte: one byte more than five results, and the sixth is held as well."""
-    dynamic.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", "0")  # each node is a segment, after which results go back
+    """The threshold is in GiB and exact: one byte more than five results delays freeing by one more result."""
+    dynamic.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", "0")  # results are freed after each node
     peaks = []
     for nbytes in (20_000, 20_001):
         dynamic.setenv("FLAGS_eager_delete_tensor_gb", repr(nbytes / 2**30))
-        peaks.append(held_by(backward=False, is_train=False)[0])
+        peaks.append(measure_run(backward=False, is_train=False)[0])
     assert peaks == [6 * 4000, 7 * 4000]  # includes the result in progress
 
 
 @pytest.mark.shows("FLAGS_memory_fraction_of_eager_deletion")
 def test_memory_fraction_of_eager_deletion(dynamic):
-    """0 collects nothing, 1 everything, and half of the bytes lies between."""
+    """A fraction of 1 frees all results, 0 frees none, and 0.5 gives a peak between these."""
     peaks = []
     for fraction in ("1", "0.5", "0"):
         dynamic.setenv("FLAGS_memory_fraction_of_eager_deletion", fraction)
-        peaks.append(held_by(backward=False, is_train=False)[0])
+        peaks.append(measure_run(backward=False, is_train=False)[0])
     assert peaks[0] < peaks[1] < peaks[2]
 
 
 def test_the_largest_are_collected_first(dynamic):
-    """With a small share only the single large result is freed, whole; small results stay until the run is over."""
+    """With a fraction of 0.01 only the largest result is freed, as a whole."""
     dynamic.setenv("FLAGS_memory_fraction_of_eager_deletion", "0.01")
 
     def symbol():
@@ -123,19 +127,22 @@ def test_the_largest_are_collected_first(dynamic):
 
 @pytest.mark.shows("FLAGS_eager_delete_scope")
 def test_eager_delete_scope(dynamic):
-    """Results that are not collected are freed at the end of the run, or stay for the next run."""
+    """Results that are not freed during a run are freed at its end, or stay in use if the flag is 0."""
     dynamic.setenv("FLAGS_eager_delete_tensor_gb", "-1")
     ends = []
     for scope in ("1", "0"):
         dynamic.setenv("FLAGS_eager_delete_scope", scope)
-        ends.append(held_by(backward=False, is_train=False)[1])
+        ends.append(measure_run(backward=False, is_train=False)[1])
     assert ends[0] <= 100
     assert ends[1] >= 20 * 4000
 
 
-def test_what_goes_back_inside_a_segment_has_no_other_user_then():
-    """Programs of random segments: a step that frees a chunk inside a segment follows every other user in all orders
-    that the engine may take, by a serial search; and a chain frees everything inside."""
+def test_chunk_freed_inside_a_segment_has_no_other_user():
+    """A step that frees a chunk inside a segment runs after all other users of the chunk.
+
+    This holds in random programs, for all orders that the engine may choose. A chain frees all its chunks inside
+    segments.
+    """
     for seed in range(200):
         rng = random.Random(seed)
         chunks = [SimpleNamespace(var=object(), nbytes=1, context=mx.cpu()) for _ in range(5)]
@@ -147,7 +154,7 @@ def test_what_goes_back_inside_a_segment_has_no_other_user_then():
             step = SimpleNamespace(nid=number, bind=1, used=used, context=mx.cpu())
             segments.append(SimpleNamespace(steps=[step], reads=reads, writes=writes, pushed=rng.random() < 0.9))
         local = Collector().settle(segments, [], lambda step: step.used, inside=True)
-        before = [set() for _ in segments]  # whom each must wait for, found without masks
+        before = [set() for _ in segments]  # the segments that each waits for, without bit masks
         for later, segment in enumerate(segments):
             for earlier in range(later):
                 second = segments[earlier]

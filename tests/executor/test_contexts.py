@@ -1,4 +1,4 @@
-"""Gradients of graphs that are spread over contexts."""
+"""Graphs that are spread over several contexts: their gradients."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from weftplan import planner
 
 
 def test_gradients_that_cross_contexts_are_added():
-    """grad_req ``add`` accumulates a gradient from another context than its array's.
+    """``grad_req="add"`` adds a gradient that is computed on another context than its array.
 
     x on cpu(1) -> times 3 on cpu(2)
     """
@@ -27,7 +27,7 @@ def test_gradients_that_cross_contexts_are_added():
 
 @pytest.mark.parametrize("options", [{}, {"strategy": "none"}, {"strategy": "match_range", "compat": "mxnet"}])
 def test_long_sums_of_terms_from_several_contexts(options):
-    """Ten readers of one result on three contexts: the sum of their gradients, accumulated in place, has every term."""
+    """The gradient of a result with ten readers on three contexts, summed in place, has all ten terms."""
     with mx.AttrScope(ctx_group="a"):
         shared = mx.sym.exp(mx.sym.Variable("x"))
     ends = []
@@ -45,7 +45,7 @@ def test_long_sums_of_terms_from_several_contexts(options):
 
 
 def test_only_the_shape_crosses():
-    """An operator that ignores an input's values, which is made on another context: nothing is copied."""
+    """An operator can take the shape of an input from another context; outputs and gradients are right."""
     with mx.AttrScope(ctx_group="one"):
         x = mx.sym.Variable("x")
         like = mx.sym.exp(mx.sym.Variable("y"))

@@ -1,4 +1,4 @@
-"""CUDA graphs: segments of a bound executor captured once, replayed with one launch, the same bits; else why not."""
+"""CUDA graphs: a segment is captured once and replayed by one launch with the same bits, or a text says why not."""
 
 import threading
 
@@ -13,15 +13,19 @@ from weftplan.device import capture_gate
 
 
 def network(extra=lambda x: x):
-    """Return a small network with a chain, a branch and a loss."""
+    """Return a small network with a chain, a branch and a loss; ``extra`` is applied to the join."""
     sym = mx.sym
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="a")
     x = extra(sym.Activation(x, act_type="tanh") * 0.5 + x)
     return sym.SoftmaxOutput(sym.FullyConnected(x, num_hidden=3, name="b"), name="softmax")
 
 
-def trained(ctx, net, steps=5):
-    """Return (weights, executor) after some steps, each with data of its own."""
+def train(ctx, net, steps=5):
+    """Train for ``steps`` steps, each with new data.
+
+    Returns:
+        The final arguments by name, the executor, and the launches of each step.
+    """
     executor = net.simple_bind(ctx, data=(4, 5), softmax_label=(4,))
     rng = np.random.default_rng(1)
     for name, array in executor.arg_dict.items():
@@ -42,18 +46,18 @@ def trained(ctx, net, steps=5):
 @pytest.mark.shows("MXNET_ENABLE_CUDA_GRAPHS")
 @pytest.mark.parametrize("where", GPUS)
 def test_the_bits_are_the_same(monkeypatch, where):
-    """Five steps with new data each: the graph rereads the arrays, and is one launch from the third run on."""
+    """With CUDA graphs five steps give the same weights, and from the third step on each segment is one launch."""
     results = []
     for setting in ("0", "1"):
         monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", setting)
         with place(where, gpu_workers=2) as context:
-            weights, executor, launched = trained(context(0), network())
+            weights, executor, launched = train(context(0), network())
             states = [state for *_, state in executor.cuda_graphs()]
             del executor
             results.append(weights)
         if setting == "1":
             assert set(states) == {"captured"}
-            if where == "gpu":  # whose launches are not counted
+            if where == "gpu":  # launches of a real GPU are not counted
                 continue
             assert "graph" not in launched[0]
             assert launched[2]["graph"] == launched[4]["graph"] == len(states)
@@ -75,18 +79,21 @@ def test_the_bits_are_the_same(monkeypatch, where):
     ],
 )
 @pytest.mark.parametrize("where", GPUS)
-def test_what_cannot_be_captured_says_why(monkeypatch, extra, text, where):
-    """Random numbers, an operator that makes the host wait, one that takes memory: call by call, the same bits."""
+def test_segments_that_cannot_be_captured(monkeypatch, extra, text, where):
+    """Segments with random numbers, host waits or allocations are not captured, and their state says why.
+
+    The bits are those without CUDA graphs.
+    """
     results = []
     for setting in ("0", "1"):
         monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", setting)
         with place(where) as context:
             mx.random.seed(3)
-            weights, executor, _ = trained(context(0), network(extra))
+            weights, executor, _ = train(context(0), network(extra))
             results.append(weights)
             states = [state for *_, state in executor.cuda_graphs()]
             del executor
-    if where == "gpu":  # CUDA has words of its own for a wait
+    if where == "gpu":  # CUDA describes a wait in other words
         assert set(states) != {"captured"}
     else:
         assert any(text in state for state in states), states
@@ -96,10 +103,10 @@ def test_what_cannot_be_captured_says_why(monkeypatch, extra, text, where):
 
 @pytest.mark.parametrize("where", GPUS)
 def test_memory_that_moves_is_captured_again(monkeypatch, where):
-    """New addresses have segments of their own, which are enqueued, captured and replayed from the start."""
+    """After its memory has moved, a segment is run, captured and replayed again."""
     monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", "1")
     with place(where) as context:
-        _, executor, _ = trained(context(0), network())
+        _, executor, _ = train(context(0), network())
         executor._forget()
         for wanted in ("to be captured", "captured", "captured"):
             executor.forward(is_train=True)
@@ -109,8 +116,8 @@ def test_memory_that_moves_is_captured_again(monkeypatch, where):
         del executor
 
 
-def test_who_has_no_graphs_says_so(monkeypatch):
-    """A host, memory that is taken as the graph runs, an engine without streams."""
+def test_executors_without_graphs(monkeypatch):
+    """On a host, in a dynamic executor and on an engine without streams, the state of segments says why."""
     monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", "1")
     executor = network().simple_bind(mx.cpu(), data=(4, 5), softmax_label=(4,))
     executor.forward()
@@ -121,13 +128,13 @@ def test_who_has_no_graphs_says_so(monkeypatch):
     ):
         monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", strategy)
         with place("standin", **settings) as context:
-            _, executor, _ = trained(context(0), network(), 2)
+            _, executor, _ = train(context(0), network(), 2)
             assert {state for *_, state in executor.cuda_graphs()} == {text}
             del executor
 
 
 def test_the_standin_is_strict():
-    """While a stream is captured nothing runs, waiting and allocating are refused, and spoil the capture."""
+    """While the stand-in captures a stream, no kernel runs, and waits and allocations spoil the capture."""
     with place("standin") as context:
         xp = device.get(context(0)).xp
         x = xp.zeros(3)
@@ -153,7 +160,7 @@ def test_the_standin_is_strict():
 
 @pytest.mark.parametrize("where", GPUS)
 def test_a_capture_takes_no_other_work(where):
-    """While one worker captures, another worker's operation runs at once, and is no part of the graph."""
+    """While one worker captures, another worker's operation runs immediately and is no part of the graph."""
     with place(where, gpu_workers=2) as context:
         gpu = device.get(context(0))
         x, y = mx.nd.zeros((3,), ctx=context(0)), mx.nd.zeros((3,), ctx=context(0))
@@ -162,8 +169,8 @@ def test_a_capture_takes_no_other_work(where):
 
         def work():
             gpu.xp.add(raw, 1, out=raw)
-            if seen:  # in the capture
-                y[:] = 5  # of another worker
+            if seen:  # during the capture
+                y[:] = 5  # an operation of another worker
                 begun = threading.Event()
                 mx.engine.get().push(begun.set, (y.var,), (), context(0))
                 assert begun.wait(60)
@@ -184,9 +191,8 @@ def test_a_capture_takes_no_other_work(where):
 
 
 @pytest.mark.parametrize("wait", ["synchronize", "query", "finish", "release"])
-def test_who_waits_for_the_device_waits_for_the_capture(wait):
-    """CUDA refuses to wait for a device with a captured stream, and invalidates the capture: another thread's wait
-    starts after the capture's end."""
+def test_waits_for_the_device_follow_a_capture(wait):
+    """A thread that waits for the device waits first for the end of a capture, which CUDA would invalidate."""
     with place("standin") as context:
         gpu = device.get(context(0))
         event, second = gpu.new_stream().record(), gpu.new_stream()
@@ -215,8 +221,8 @@ def test_who_waits_for_the_device_waits_for_the_capture(wait):
         assert over == [wait]
 
 
-def test_a_capture_that_finds_no_gap_says_so(monkeypatch):
-    """A thread that waits for the device for ever cannot be waited for: the work is enqueued call by call."""
+def test_capture_gives_up_if_a_thread_always_waits(monkeypatch):
+    """A capture gives up with a text if another thread waits for the device for longer than ``PATIENCE_S``."""
     monkeypatch.setattr(capture_gate, "PATIENCE_S", 0.05)
     with place("standin") as context:
         gpu = device.get(context(0))
@@ -230,25 +236,26 @@ def test_a_capture_that_finds_no_gap_says_so(monkeypatch):
 
 
 def _captured(gpu):
+    """Capture no work on a new stream; return the CUDA graph, or the reason why the capture failed."""
     with gpu.new_stream():
         return gpu.capture(lambda: None)
 
 
 @pytest.mark.parametrize("where", GPUS)
 def test_a_module_with_graphs_has_the_weights_of_one_without(monkeypatch, where):
-    """Two workers, branches, an optimizer whose kernels run between the captures: the same weights in every run."""
+    """A Module with branches on two workers gets the same weights with CUDA graphs and without, in every run."""
     results = []
     for setting in ("0", "1", "1", "1"):
         monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", setting)
         with place(where, gpu_workers=2) as context:
-            results.append(fitted(context))
+            results.append(fit_module(context))
     for weights in results[1:]:
         for name, array in results[0].items():
             np.testing.assert_array_equal(weights[name], array, err_msg=name)
 
 
-def fitted(context):
-    """Return the weights of four branches of six layers after three epochs."""
+def fit_module(context):
+    """Train a Module of four branches of six layers for three epochs, and return its weights by name."""
     mx.random.seed(7)
     x, sym = mx.sym.Variable("data"), mx.sym
     branches = []

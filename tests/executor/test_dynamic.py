@@ -1,4 +1,4 @@
-"""The executor strategy ``dynamic``: the bits of the plan, and memory that it shares with planned executors."""
+"""The executor strategy ``dynamic``: the bits of a static plan, errors, and reuse of prepared calls."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from weftplan.storage import LimitResource, RawResource
 
 @pytest.mark.parametrize("engine", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 def test_same_bits_on_every_engine(dynamic, engine):
-    """Order and thread count change neither results nor what is left."""
+    """A dynamic executor on any engine gives the results of a static one."""
     dynamic.delenv("WEFTPLAN_EXECUTOR_STRATEGY")
     _, expected = run(mx.cpu(45))
     dynamic.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
@@ -34,14 +34,14 @@ def test_same_bits_on_every_engine(dynamic, engine):
     ],
 )
 def test_bad_settings(dynamic, name, text):
-    """The message names the variable and its legal values; nothing is bound."""
+    """An invalid variable raises an error with its name and value, and nothing is bound."""
     dynamic.setenv(name, text)
     with pytest.raises(ConfigError, match=f"{name}='{text}' is not legal"):
         network().simple_bind(mx.cpu(), data=(20, 30))
 
 
 def test_backward_twice_is_refused(dynamic):
-    """The results of forward are gone."""
+    """A second backward raises, because the results of forward have been freed."""
     executor, _ = run(mx.cpu(45), steps=1)
     executor.forward(is_train=True)
     executor.backward()
@@ -50,13 +50,13 @@ def test_backward_twice_is_refused(dynamic):
 
 
 def test_a_budget_needs_a_plan(dynamic):
-    """Both at once contradict each other."""
+    """A memory budget with the strategy ``dynamic`` raises an error."""
     with pytest.raises(BindError, match="unset WEFTPLAN_EXECUTOR_STRATEGY"):
         network().simple_bind(mx.cpu(), data=(20, 30), memory_budget="1GB")
 
 
 def test_a_monitor_sees_every_result(dynamic):
-    """With a monitor nothing is freed, and the values are those of the static executor."""
+    """A monitor sees the same values as with a static executor."""
     shown = {}
 
     def look(name, array):
@@ -71,14 +71,14 @@ def test_a_monitor_sees_every_result(dynamic):
             array[:] = 0.25
         executor.forward(is_train=True)
         mx.nd.waitall()
-    named = {name: arrays for name, arrays in shown.items() if len(arrays) == 2}  # not those with numbers for names
+    named = {name: arrays for name, arrays in shown.items() if len(arrays) == 2}  # names with numbers differ
     for name, (ours, theirs) in named.items():
         np.testing.assert_array_equal(ours, theirs, err_msg=name)
     assert len(named) > 8
 
 
 def test_running_out_in_the_middle_of_a_run(dynamic):
-    """The operation that got no memory fails with the report, and the next run with room is right."""
+    """An allocation that fails during a run raises OutOfMemoryError at the read, and the next run is right."""
     ctx = mx.cpu(48)
     resource = LimitResource(RawResource(device.get(ctx)), 1 << 30)
     with storage.using(resource):
@@ -98,7 +98,7 @@ def test_running_out_in_the_middle_of_a_run(dynamic):
 
 
 def test_reshape(dynamic):
-    """An executor for another batch size is dynamic too, and computes the same."""
+    """Reshaping a dynamic executor gives a dynamic executor with the same values."""
     executor, _ = run(mx.cpu(45), steps=1)
     smaller = executor.reshape(data=(5, 30), softmax_label=(5,))
     assert type(smaller) is DynamicExecutor
@@ -107,9 +107,8 @@ def test_reshape(dynamic):
     np.testing.assert_allclose(smaller.outputs[0].asnumpy(), executor.outputs[0].asnumpy()[:5], rtol=1e-5)
 
 
-def test_calls_are_kept_for_memory_that_comes_again(dynamic):
-    """Steps with the same addresses reuse their calls, values follow the arguments, and the cache stays below its
-    limit."""
+def test_calls_are_cached_for_reused_memory(dynamic):
+    """Runs at the same addresses reuse prepared calls with the current values, and the cache stays within its limit."""
     net, shapes = mx.sym.Variable("x"), {"x": (8, 8)}
     for k in range(6):
         net = mx.sym.tanh(mx.sym.FullyConnected(net, num_hidden=8, name=f"fc{k}"))

@@ -1,4 +1,4 @@
-"""The executor: values, gradients, requests, reshape, sharing, random numbers, monitor, bad input."""
+"""The executor: values, gradients, grad_req, reshape, sharing, random numbers, monitor and invalid input."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError
 from weftplan.executor import segments
 
 
-def mlp_oracle(a):
-    """Outputs and gradients of :func:`mlp` in NumPy, float64."""
+def reference_mlp(a):
+    """Return the outputs and gradients of :func:`mlp`, computed with NumPy in float64."""
     a = {k: v.asnumpy().astype("float64") for k, v in a.items()}
     h = np.tanh(a["data"] @ a["fc1_weight"].T + a["fc1_bias"])
     z = h @ a["fc2_weight"].T + a["fc2_bias"]
@@ -35,7 +35,7 @@ STRATEGIES = ["none", "match_range", "arena", "auto"]
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("bulk", ["0", "1"])
 def test_values_and_gradients(strategy, bulk, monkeypatch):
-    """Forward and backward agree with NumPy under every planner strategy, bulk or not, run after run."""
+    """With every planner strategy, with and without bulk execution, values and gradients are close to NumPy's."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", bulk)
     options = planner.PlanOptions.from_environment(strategy=strategy)
     executor = mlp().simple_bind(mx.cpu(), data=(4, 5), plan_options=options)
@@ -43,7 +43,7 @@ def test_values_and_gradients(strategy, bulk, monkeypatch):
         fill(executor, seed)
         outputs = executor.forward(is_train=True)
         executor.backward()
-        want, gradients = mlp_oracle(executor.arg_dict)
+        want, gradients = reference_mlp(executor.arg_dict)
         np.testing.assert_allclose(outputs[0].asnumpy(), want, rtol=1e-5, atol=1e-6)
         for name, value in gradients.items():
             np.testing.assert_allclose(executor.grad_dict[name].asnumpy(), value, rtol=1e-4, atol=1e-5, err_msg=name)
@@ -52,9 +52,9 @@ def test_values_and_gradients(strategy, bulk, monkeypatch):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_allocated_bytes_are_the_plan(strategy):
-    """Storage hands out exactly the bytes that the plan reports, and gets them back."""
+    """A bind allocates exactly the planned bytes, and runs allocate none."""
     options = planner.PlanOptions.from_environment(strategy=strategy)
-    ctx = mx.cpu(70 + STRATEGIES.index(strategy))  # a context that nothing else uses
+    ctx = mx.cpu(70 + STRATEGIES.index(strategy))  # a context for this test only
     resource = mx.storage.get(ctx)
     mx.nd.waitall()
     args = {
@@ -73,7 +73,7 @@ def test_allocated_bytes_are_the_plan(strategy):
 
 
 def test_grad_req_add_and_null():
-    """``add`` accumulates onto what the array holds; ``null`` leaves no gradient."""
+    """With ``add`` gradients are added to the array's contents; an argument with ``null`` has no gradient."""
     executor = mlp().simple_bind(mx.cpu(), grad_req={"fc1_weight": "add", "fc2_weight": "write"}, data=(4, 5))
     fill(executor)
     executor.grad_dict["fc1_weight"][:] = 10
@@ -81,7 +81,7 @@ def test_grad_req_add_and_null():
     for _ in range(2):
         executor.forward(is_train=True)
         executor.backward()
-    _, gradients = mlp_oracle(executor.arg_dict)
+    _, gradients = reference_mlp(executor.arg_dict)
     np.testing.assert_allclose(
         executor.grad_dict["fc1_weight"].asnumpy(), 10 + 2 * gradients["fc1_weight"], rtol=1e-4, atol=1e-4
     )
@@ -91,7 +91,7 @@ def test_grad_req_add_and_null():
 
 
 def test_head_gradients():
-    """An output that is no loss needs its gradient: as array, list or dictionary."""
+    """Gradients of outputs may be an array, a list or a dictionary; missing and wrong gradients raise errors."""
     x, y = mx.sym.Variable("x"), mx.sym.Variable("y")
     executor = (x * y).simple_bind(mx.cpu(), x=(3,), y=(3,))
     executor.arg_dict["x"][:] = 2
@@ -114,12 +114,12 @@ def test_head_gradients():
 
 
 def test_forward_keywords():
-    """Values given to forward are copied in; wrong names, shapes and types are refused by name."""
+    """``forward`` copies values given by name; wrong names, shapes and types raise errors."""
     executor = mlp().simple_bind(mx.cpu(), data=(4, 5))
     fill(executor)
     data = np.random.default_rng(9).standard_normal((4, 5)).astype("float32")
     out = executor.forward(data=mx.nd.array(data))[0].asnumpy()
-    np.testing.assert_allclose(out, mlp_oracle(executor.arg_dict)[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out, reference_mlp(executor.arg_dict)[0], rtol=1e-5, atol=1e-6)
     with pytest.raises(BindError, match="unknown argument 'dat'"):
         executor.forward(dat=mx.nd.array(data))
     with pytest.raises(ShapeError, match=r"'data' was bound with shape \(4, 5\), got \(2, 5\)"):
@@ -129,7 +129,7 @@ def test_forward_keywords():
 
 
 def test_reshape_shares_parameters_and_memory():
-    """A smaller batch uses the same parameter arrays and no new planned memory; growing must be allowed."""
+    """A smaller batch shares parameter arrays and planned memory; a larger batch needs ``allow_up_sizing``."""
     big = mlp().simple_bind(mx.cpu(), data=(8, 5))
     fill(big)
     small = big.reshape(data=(2, 5), softmax_label=(2,))
@@ -139,12 +139,12 @@ def test_reshape_shares_parameters_and_memory():
     small.arg_dict["softmax_label"][:] = 1
     small.forward(is_train=True)
     small.backward()
-    want, gradients = mlp_oracle(small.arg_dict)
+    want, gradients = reference_mlp(small.arg_dict)
     np.testing.assert_allclose(small.outputs[0].asnumpy(), want, rtol=1e-5)
     np.testing.assert_allclose(small.grad_dict["fc1_weight"].asnumpy(), gradients["fc1_weight"], rtol=1e-4, atol=1e-5)
     fill(big)
     big.forward(is_train=True)
-    np.testing.assert_allclose(big.outputs[0].asnumpy(), mlp_oracle(big.arg_dict)[0], rtol=1e-5)
+    np.testing.assert_allclose(big.outputs[0].asnumpy(), reference_mlp(big.arg_dict)[0], rtol=1e-5)
     with pytest.raises(ShapeError, match="allow_up_sizing"):
         small.reshape(data=(9, 5), softmax_label=(9,))
     grown = small.reshape(data=(9, 5), softmax_label=(9,), allow_up_sizing=True)
@@ -155,8 +155,8 @@ def test_reshape_shares_parameters_and_memory():
 
 @pytest.mark.parametrize("engine", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_runs_in_flight_do_not_disturb_each_other(engine, strategy):
-    """Many forwards pushed without waiting, each output copied: every copy is right."""
+def test_pending_runs_do_not_disturb_each_other(engine, strategy):
+    """Thirty runs are pushed without waiting, and a copy of each output is right."""
     with mx.engine.using(mx.engine.create(engine, cpu_workers=4)):
         options = planner.PlanOptions.from_environment(strategy=strategy)
         x = mx.sym.Variable("x")
@@ -171,7 +171,7 @@ def test_runs_in_flight_do_not_disturb_each_other(engine, strategy):
 
 
 def test_dropout_is_seeded_per_run():
-    """The same seed gives the same masks, the next run others; inference drops nothing."""
+    """With one seed, runs have the same masks each time; two runs differ, and inference drops nothing."""
     net = mx.sym.Dropout(mx.sym.Variable("x"), p=0.5, name="drop")
     executor = net.simple_bind(mx.cpu(), x=(100,))
     executor.arg_dict["x"][:] = 1
@@ -188,7 +188,7 @@ def test_dropout_is_seeded_per_run():
 
 
 def test_two_dropouts_draw_differently():
-    """Two nodes of one run have masks of their own."""
+    """Two Dropout nodes of one run have different masks."""
     x = mx.sym.Variable("x")
     net = mx.sym.Group([mx.sym.Dropout(x, name="a"), mx.sym.Dropout(x, name="b")])
     executor = net.simple_bind(mx.cpu(), grad_req="null", x=(100,))
@@ -198,7 +198,7 @@ def test_two_dropouts_draw_differently():
 
 
 def test_monitor_sees_every_output():
-    """Names in execution order, inputs too when asked; results do not change."""
+    """A monitor gets outputs in execution order, and also inputs with ``monitor_all``; results do not change."""
     executor = mlp().simple_bind(mx.cpu(), data=(4, 5))
     fill(executor)
     plain = executor.forward()[0].asnumpy().copy()
@@ -217,7 +217,7 @@ def test_monitor_sees_every_output():
 
 
 def test_debug_str_and_repr():
-    """MXNet's text: the megabytes stand where its readers look."""
+    """``debug_str`` has MXNet's format, with the planned megabytes in the third line from the end."""
     executor = mlp().simple_bind(mx.cpu(), data=(4, 5))
     text = executor.debug_str()
     assert text.startswith("Symbol Outputs:\n\toutput[0]=softmax(0)\n")
@@ -228,7 +228,7 @@ def test_debug_str_and_repr():
 
 
 def test_model_parallel():
-    """Layers in two groups on two contexts, with copies between, give the same numbers as on one."""
+    """Layers in two groups on two contexts give the values and gradients of one context."""
 
     def net():
         with mx.AttrScope(ctx_group="one"):
@@ -244,7 +244,7 @@ def test_model_parallel():
     fill(executor)
     executor.forward(is_train=True)
     executor.backward()
-    want, gradients = mlp_oracle(executor.arg_dict)
+    want, gradients = reference_mlp(executor.arg_dict)
     np.testing.assert_allclose(executor.outputs[0].asnumpy(), want, rtol=1e-5)
     for name, value in gradients.items():
         np.testing.assert_allclose(executor.grad_dict[name].asnumpy(), value, rtol=1e-4, atol=1e-5)
@@ -253,7 +253,7 @@ def test_model_parallel():
 
 
 def test_shared_buffers_and_arguments():
-    """simple_bind cuts arguments from shared_buffer and shares arrays with another executor."""
+    """``simple_bind`` takes arguments from ``shared_buffer``, which grows, and shares named arrays with an executor."""
     pool = {}
     first = mlp().simple_bind(mx.cpu(), data=(8, 5), shared_buffer=pool)
     assert "data" in pool
@@ -269,16 +269,15 @@ def test_shared_buffers_and_arguments():
     assert (third.arg_dict["data"].asnumpy()[:8] == 4).all()
     third.arg_dict["data"][:] = 3
     assert (first.arg_dict["data"].asnumpy() == 3).all()
-    pool["data"] = mx.nd.zeros((2, 5))  # the caller's own array cannot grow
+    pool["data"] = mx.nd.zeros((2, 5))  # an array of the caller cannot grow
     with pytest.warns(UserWarning, match="is replaced"):
         mlp().simple_bind(mx.cpu(), data=(16, 5), shared_buffer=pool)
     with pytest.raises(ShapeError, match="is shared as"):
         mlp().simple_bind(mx.cpu(), data=(2, 6), shared_arg_names=["fc1_weight"], shared_exec=first)
 
 
-def test_gradient_arrays_beside_null_are_kept():
-    """Arrays of arguments with grad_req null stay in grad_arrays, untouched; backward without gradients does
-    nothing."""
+def test_gradient_arrays_with_null_are_unchanged():
+    """Gradient arrays of arguments with ``null`` stay in ``grad_arrays`` unchanged."""
     x, y = mx.sym.Variable("x"), mx.sym.Variable("y")
     arrays, grads = [mx.nd.ones((2,)), mx.nd.ones((2,))], [mx.nd.full((2,), 7), mx.nd.full((2,), 8)]
     executor = (x * y).bind(mx.cpu(), arrays, grads, grad_req={"x": "null", "y": "write"})
@@ -293,15 +292,15 @@ def test_gradient_arrays_beside_null_are_kept():
 
 
 @pytest.mark.parametrize(("is_train", "limit", "times"), [(True, 0, 1), (False, 0, 0), (True, 1 << 62, 0)])
-def test_long_training_runs_begin_while_more_is_pushed(monkeypatch, is_train, limit, times):
-    """A run yields to later pushes once the first run's time is known, but not if it is short or a wait is likely."""
+def test_long_training_runs_yield_to_the_worker(monkeypatch, is_train, limit, times):
+    """A long training run yields to the workers after its push; a short run and inference do not."""
     ways = []
     monkeypatch.setattr(type(engine.get()), "give_way", lambda engine: ways.append(engine))
     monkeypatch.setattr(segments, "LONG_NS", limit)
     executor = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2).simple_bind(mx.cpu(), data=(3, 4))
     executor.forward(is_train=is_train)
     mx.nd.waitall()
-    ways.clear()  # if the run was over before forward returned, its time is known already
+    ways.clear()  # the first run has yielded already if it ended before forward returned
     executor.forward(is_train=is_train)
     assert len(ways) == times
     mx.nd.waitall()

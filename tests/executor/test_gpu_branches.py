@@ -20,7 +20,7 @@ DATA = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 
 def four_branches():
-    """Four chains of the same length that share nothing but their input, and meet at the end.
+    """Return four chains of equal length on one input, whose results are added.
 
     data --- tanh --- tanh --- tanh ---.
        '---- sigmoid, …  (four rows) --+-- add_n
@@ -36,7 +36,7 @@ def four_branches():
 
 
 def expected():
-    """Return the same in NumPy."""
+    """Return the result of the four branches, computed with NumPy."""
     total = np.zeros_like(DATA)
     for branch in range(BRANCHES):
         x = DATA * np.float32(branch + 1.0)
@@ -47,9 +47,9 @@ def expected():
 
 
 def bound(context, monkeypatch):
-    """Return an executor that pushes an operation for each node, and whose branches have memory of their own."""
+    """Return an executor that pushes one operation for each node, and whose branches do not share memory."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", "0")
-    monkeypatch.setenv("MXNET_USE_FUSION", "0")  # or one kernel computes all branches
+    monkeypatch.setenv("MXNET_USE_FUSION", "0")  # otherwise one kernel computes all branches
     monkeypatch.setenv("MXNET_EXEC_NUM_TEMP", str(BRANCHES))  # branches do not share memory, which would order them
     executor = four_branches().simple_bind(context, grad_req="null", data=(3, 4))
     executor.arg_dict["data"][:] = mx.nd.array(DATA, ctx=context)
@@ -58,7 +58,7 @@ def bound(context, monkeypatch):
 
 
 class Timeline:
-    """(begin, end) in virtual seconds of every piece of work, by stream of the simulated device."""
+    """Records the work on each stream of a simulated device as (start, end) in virtual seconds."""
 
     def __init__(self, monkeypatch):
         self.spans = collections.defaultdict(list)
@@ -73,7 +73,7 @@ class Timeline:
         monkeypatch.setattr(SimStream, "_append", append)
 
     def overlap(self):
-        """Virtual seconds during which two streams work at the same time."""
+        """Return the virtual seconds during which at least two streams work."""
         moments = sorted((moment, change) for spans in self.spans.values() for begin, end in spans
                          for moment, change in ((begin, 1), (end, -1)))  # fmt: skip
         busy, last, actual = 0, 0.0, 0.0
@@ -84,18 +84,18 @@ class Timeline:
         return actual
 
     def length(self):
-        """Virtual seconds from the first work to the last."""
+        """Return the virtual seconds from the start of the first work to the end of the last."""
         spans = [span for row in self.spans.values() for span in row]
         return max(end for _, end in spans) - min(begin for begin, _ in spans)
 
 
 def test_branches_overlap_on_a_simulated_device(monkeypatch):
-    """Two streams carry two branches each at the same time: half the virtual time of one stream, but for the join."""
+    """Two workers use two streams and take at most 60 % of the virtual time of one."""
     lengths = {}
     for workers in (1, 2):
         result = mx.engine.create("ThreadedEnginePerDevice", gpu_workers=workers)
         with monkeypatch.context() as patch, mx.engine.using(result):
-            executor = bound(mx.sim(58), patch)  # whose clock no other test has moved
+            executor = bound(mx.sim(58), patch)  # no other test uses this device
             timeline = Timeline(patch)
             executor.forward()
             np.testing.assert_allclose(executor.outputs[0].asnumpy(), expected(), rtol=1e-5)
@@ -108,22 +108,22 @@ def test_branches_overlap_on_a_simulated_device(monkeypatch):
 
 
 class Work(NamedTuple):
-    """Work on a stream of the stand-in: its position there, and its positions in the streams that it waited for."""
+    """One piece of work: its stream, its position there, and the positions in other streams that it waits for."""
 
     stream: int
     place: int
-    behind: dict[int, int]
+    after: dict[int, int]
 
 
-def beside(a, b):
-    """Return whether nothing orders two pieces of work, so that a GPU may run both at once."""
-    return a.stream != b.stream and a.behind.get(b.stream, 0) < b.place and b.behind.get(a.stream, 0) < a.place
+def are_unordered(a, b):
+    """Return whether no wait orders two pieces of work, so that a GPU may run them at the same time."""
+    return a.stream != b.stream and a.after.get(b.stream, 0) < b.place and b.after.get(a.stream, 0) < a.place
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("how", ["graph", "arrays"])
 def test_branches_are_not_ordered_on_a_gpu(how, workers, monkeypatch):
-    """There are as many streams as workers, and work of different streams may overlap; with one worker none does."""
+    """There are as many streams as workers; with several workers some work is unordered, with one worker none."""
     works = []
     real = Memory.touch
 
@@ -150,12 +150,15 @@ def test_branches_are_not_ordered_on_a_gpu(how, workers, monkeypatch):
     np.testing.assert_allclose(actual, expected(), rtol=1e-5)
     assert len(works) == BRANCHES * DEPTH
     assert len({work.stream for work in works}) == workers
-    pairs = [beside(a, b) for k, a in enumerate(works) for b in works[:k]]
+    pairs = [are_unordered(a, b) for k, a in enumerate(works) for b in works[:k]]
     assert any(pairs) == (workers > 1)
 
 
 def simulated(number, net, *, share=1.0, workers=1, **shapes):
-    """Virtual seconds of one training step on a device of its own."""
+    """Return the virtual seconds of one training step on the simulated device ``number``.
+
+    ``share`` is the fraction of modelled kernel time that the device takes.
+    """
     context = mx.sim(number)
     device.get(context).configure(cost=CostModel(launch=0.0, share=share))
     with mx.engine.using(mx.engine.create("ThreadedEnginePerDevice", gpu_workers=workers)):
@@ -173,14 +176,13 @@ def simulated(number, net, *, share=1.0, workers=1, **shapes):
 
 
 def wide(hidden):
-    """Two products and a loss."""
+    """Return two fully connected layers with ``hidden`` outputs each, and a softmax loss."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=hidden, name="a")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=hidden, name="b"), name="softmax")
 
 
 def test_simulated_time_follows_the_planners_model():
-    """Each node takes what the model of an accelerator says, so that a step takes the sum, on one stream; a share of
-    it takes that share, and with none every kernel takes what a launch takes."""
+    """On one stream a step takes the sum of the modelled times of its nodes, times ``share``."""
     net, shapes = wide(1024), {"data": (256, 1024)}
     planned = planner.plan_symbol(net, shapes, grad_req="write", context=mx.sim(0))
     wanted = sum(node_seconds.seconds_of(planned, nid) for nid in planned.order if nid not in planned.skipped)
@@ -192,7 +194,7 @@ def test_simulated_time_follows_the_planners_model():
 
 
 def test_one_model_serves_plans_and_runs():
-    """The planner's modelled time of a node equals the planned graph's, except for the call overhead."""
+    """The modelled time of a planned node is the planner's time for the node, minus the overhead of a call."""
     sized = size_symbol(wide(64), {"data": (8, 32)}, grad_req="write", context=mx.sim(0))
     planned = sized.plan()
     for nid, seconds in enumerate(node_seconds.node_seconds(sized.program)):

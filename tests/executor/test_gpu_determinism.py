@@ -1,4 +1,4 @@
-"""Same seeds, same bits on a GPU, on the stand-in: every engine, number of workers, bulk or not, CUDA graphs or not."""
+"""Equal seeds give equal bits on a stand-in GPU, for every engine, number of workers and use of CUDA graphs."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,11 @@ from tests.standin_cupy import meter
 
 ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
 STEPS = 3
-"""A segment is enqueued at its first run, captured at its second and replayed from the third on."""
+"""The first run of a segment enqueues it, the second captures it, and the third replays it."""
 
 
 def small():
-    """Dropout, a gradient that adds by index, two branches that meet, a loss: enough to go wrong, and quick."""
+    """Return a small network with dropout, an embedding and two branches, and its input shapes."""
     sym = mx.sym
     x = sym.Dropout(sym.flatten(sym.Embedding(sym.Variable("data"), input_dim=5, output_dim=3, name="e")), p=0.3)
     x = sym.FullyConnected(x, num_hidden=4, name="f") + sym.tanh(sym.FullyConnected(x, num_hidden=4, name="g"))
@@ -21,7 +21,7 @@ def small():
 
 
 def layers():
-    """Convolution, batch norm, pooling, layer norm, dropout."""
+    """Return a network of convolution, batch norm, pooling, layer norm and dropout, and its input shapes."""
     sym = mx.sym
     x = sym.Convolution(sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=4, name="c")
     x = sym.Pooling(sym.Activation(sym.BatchNorm(x, name="b"), act_type="relu"), kernel=(2, 2), pool_type="max")
@@ -31,7 +31,7 @@ def layers():
 
 
 def words():
-    """Return a recurrent network, and a product over all its steps."""
+    """Return a recurrent network with a product over all its steps, and its input shapes."""
     sym = mx.sym
     x = sym.Embedding(sym.Variable("data"), input_dim=5, output_dim=3, name="e")
     x = sym.RNN(x, sym.Variable("r"), sym.Variable("h"), sym.Variable("c"), state_size=4, num_layers=1, mode="lstm")
@@ -42,8 +42,8 @@ def words():
 NETWORKS = {"small": small, "layers": layers, "words": words}
 
 
-def trained(network, context):
-    """Return (every weight and output after some steps, states of the segments)."""
+def train(network, context):
+    """Train ``network`` for ``STEPS`` steps; return all arrays as bytes by name, and the states of its segments."""
     symbol, shapes = network()
     requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
     executor = symbol.simple_bind(context, grad_req=requests, **shapes)
@@ -65,16 +65,16 @@ def trained(network, context):
 
 @pytest.fixture(scope="module")
 def reference():
-    """Return the results of an engine without threads, by network."""
+    """The results of an engine without threads, by the name of the network."""
     with place("standin", kind="NaiveEngine") as context:
-        return {name: trained(network, context(0))[0] for name, network in NETWORKS.items()}
+        return {name: train(network, context(0))[0] for name, network in NETWORKS.items()}
 
 
 def check(network, kind, workers, graphs, reference, monkeypatch):
-    """Check that the bits are those of the reference, and that exactly the eligible segments are replayed."""
+    """Check that a run has the reference's bits, and that it replays graphs exactly if it should."""
     monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", graphs)
     with place("standin", kind=kind, gpu_workers=workers) as context:
-        actual, states = trained(NETWORKS[network], context(0))
+        actual, states = train(NETWORKS[network], context(0))
         replayed = meter.launches["graph"]
     assert actual == reference[network]
     assert ("captured" in states) == (replayed > 0) == (graphs == "1" and kind == "ThreadedEnginePerDevice")
@@ -84,7 +84,7 @@ def check(network, kind, workers, graphs, reference, monkeypatch):
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", ENGINES)
 def test_the_bits_are_the_same(kind, workers, graphs, reference, monkeypatch):
-    """Every engine, 1 to 4 workers, graphs on and off: weights and outputs after some steps."""
+    """Weights and outputs have the reference's bits on every engine, with 1 to 4 workers, with and without graphs."""
     check("small", kind, workers, graphs, reference, monkeypatch)
 
 
@@ -101,17 +101,17 @@ def test_the_bits_of_other_kernels(network, kind, workers, graphs, reference, mo
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("graphs", ["0", "1"])
 def test_segments_of_one_operation_each(workers, graphs, reference, monkeypatch):
-    """Without bulk segments every operation chooses its stream, and the order of streams alone keeps the bits."""
+    """Without bulk execution each operation chooses its stream, and the bits are the reference's."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
     check("small", "ThreadedEnginePerDevice", workers, graphs, reference, monkeypatch)
 
 
 def test_other_seeds_give_other_bits(reference):
-    """The comparison can fail: another key for the dropout, other weights."""
+    """Another seed gives other bits, so the tests above can fail."""
     with place("standin", kind="NaiveEngine") as context:
         real = mx.random.seed
         try:
             mx.random.seed = lambda seed: real(seed + 1)
-            assert trained(small, context(0))[0] != reference["small"]
+            assert train(small, context(0))[0] != reference["small"]
         finally:
             mx.random.seed = real

@@ -1,4 +1,4 @@
-"""Gradient arrays of a bind: contiguous, in the order in which backward finishes them, and each usable alone."""
+"""Gradient arrays of a bind are contiguous; their order is the order of their completion in backward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weftplan.kvstore.distributed.arrays.contiguous import side_by_side
 
 
 def bound(**settings: object) -> mx.executor.Executor:
-    """Return a bound network of three layers, whose biases have odd sizes."""
+    """Return an executor of three layers, whose biases have odd sizes."""
     net = mx.sym.Variable("data")
     for index, width in enumerate((7, 13, 5)):
         net = mx.sym.FullyConnected(net, num_hidden=width, name=f"layer{index}")
@@ -17,7 +17,7 @@ def bound(**settings: object) -> mx.executor.Executor:
 
 
 def test_the_last_gradient_comes_first():
-    """One range of memory holds all gradients of a dtype, from the last argument to the first; none of them overlap."""
+    """All gradients of a dtype are one range of memory, from the last argument to the first, without overlap."""
     executor = bound()
     arrays = [grad.raw() for grad in reversed(executor.grad_arrays)]
     whole = side_by_side(arrays)
@@ -29,8 +29,8 @@ def test_the_last_gradient_comes_first():
     assert len({id(grad.var) for grad in executor.grad_arrays}) == len(arrays)
 
 
-def test_dtypes_and_requests_are_kept_apart():
-    """Arguments without gradient leave no gap, each dtype has a range of its own, and all start as zeros."""
+def test_dtypes_have_separate_ranges():
+    """Each dtype has its own range without gaps for arguments without gradients, and all gradients start as zeros."""
     executor = bound(grad_req={**dict.fromkeys(bound().arg_dict, "write"), "data": "null", "layer1_bias": "null"})
     arrays = [grad for grad in reversed(executor.grad_arrays) if grad is not None]
     assert side_by_side([array.raw() for array in arrays]) is not None
@@ -43,7 +43,7 @@ def test_dtypes_and_requests_are_kept_apart():
 
 
 def test_gradients_are_those_of_separate_arrays():
-    """Where an array lies changes no bit of a gradient."""
+    """Contiguous gradient arrays have the bits of separate gradient arrays."""
     rng = np.random.default_rng(0)
     one = bound()
     values = {name: rng.standard_normal(array.shape).astype("f4") for name, array in one.arg_dict.items()}

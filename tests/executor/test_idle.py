@@ -1,4 +1,4 @@
-"""Idle executors lend their memory: slabs that are offloaded, slabs that return, and slabs that stay."""
+"""Idle executors release memory: slabs are offloaded when other executors need room, and reloaded on use."""
 
 import contextlib
 import gc
@@ -21,7 +21,7 @@ from weftplan.storage.offload import traffic, waiting_bytes
 
 
 def network():
-    """Return a chain whose results backward needs."""
+    """Return a chain of layers whose results backward needs."""
     net = mx.sym.Variable("data")
     for k in range(4):
         net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=32, name=f"fc{k}"), act_type="tanh")
@@ -29,7 +29,7 @@ def network():
 
 
 def bound(ctx):
-    """An executor with fixed contents; its slab is much larger than its arguments."""
+    """Return an executor with fixed contents, whose slab is much larger than its arguments."""
     executor = network().simple_bind(ctx, data=(256, 32))
     rng = np.random.RandomState(0)
     for name, array in sorted(executor.arg_dict.items()):
@@ -38,14 +38,14 @@ def bound(ctx):
 
 
 def step(executor):
-    """Return the bytes of outputs and gradients of one step."""
+    """Run one training step and return the bytes of its outputs and gradients."""
     executor.forward(is_train=True)
     executor.backward()
     return [array.asnumpy().tobytes() for array in (*executor.outputs, *executor.grad_arrays)]
 
 
-def settled():
-    """Everything that is dead has gone back, and every failure has been told."""
+def free_dead_arrays():
+    """Free all dead arrays, and discard pending failures."""
     gc.collect()
     with contextlib.suppress(MXNetError):
         mx.nd.waitall()
@@ -53,27 +53,27 @@ def settled():
 
 @pytest.fixture(params=["cpu", "sim"])
 def room(request, folder):
-    """(context, pool that holds one executor of two, offload targets are listed)."""
+    """Yield (context, pool with room for one and a half executors, bytes of a step); offload targets are listed."""
     make = getattr(mx, request.param)
     with storage.using(LimitResource(NaivePool(device.get(make(9400))), 1 << 40)) as pool:
         executor = bound(make(9400))
         want = step(executor)
         peak, slab = pool.statistics().peak_requested_bytes, executor.allocated_bytes
         del executor
-        settled()
+        free_dead_arrays()
     ctx = make(9401)
     targets = f"file:{folder}:32MB" if request.param == "cpu" else "host:32MB"
     with spilling.using(targets), storage.using(LimitResource(NaivePool(device.get(ctx)), peak + slab // 2)) as pool:
         yield ctx, pool, want
-        end = time.monotonic() + 60  # what a worker drops last goes a moment later
+        end = time.monotonic() + 60  # a worker may free its last array a little later
         while pool.statistics().requested_bytes and time.monotonic() < end:
-            settled()
+            free_dead_arrays()
         assert pool.statistics().requested_bytes == 0
     assert waiting_bytes() == 0
 
 
-def test_two_executors_take_turns_in_memory_for_one(room):
-    """The idle executor's slab is offloaded; bits are those of a run with enough memory."""
+def test_two_executors_alternate_in_memory_for_one(room):
+    """Two executors alternate in memory for one: idle slabs are offloaded, and the bits are right."""
     ctx, pool, want = room
     first, second = bound(ctx), bound(ctx)
     began = traffic.outs
@@ -84,8 +84,8 @@ def test_two_executors_take_turns_in_memory_for_one(room):
     assert first.pool.nbytes == second.pool.nbytes == {ctx: first.allocated_bytes}
 
 
-def test_outputs_that_are_away_can_be_read(room):
-    """Reading an output brings the slab back inside the operation that reads; backward goes on from there."""
+def test_reading_an_output_reloads_the_slab(room):
+    """Reading an output reloads an offloaded slab, and backward continues after another offload."""
     ctx, _, want = room
     first = bound(ctx)
     first.forward(is_train=True)
@@ -101,8 +101,8 @@ def test_outputs_that_are_away_can_be_read(room):
     assert [array.asnumpy().tobytes() for array in first.grad_arrays] == want[1:]
 
 
-def test_what_somebody_looks_at_stays(room, monkeypatch):
-    """An array that was exported from the slab, or a run that is being pushed, keeps it; then memory runs out."""
+def test_slab_in_use_is_not_offloaded(room, monkeypatch):
+    """A slab stays while a run is being pushed or an exported array exists, and other binds raise OutOfMemoryError."""
     monkeypatch.setattr(idle, "LOOKING_S", 0.01)
     ctx, _, _ = room
     first = bound(ctx)
@@ -111,17 +111,17 @@ def test_what_somebody_looks_at_stays(room, monkeypatch):
     mx.nd.waitall()
     with first.pool.idleness, pytest.raises(OutOfMemoryError):
         bound(ctx)
-    settled()
+    free_dead_arrays()
     view = np.from_dlpack(first.outputs[0]) if ctx.device_type == "cpu" else first.outputs[0].to_dlpack_for_read()
     with pytest.raises(OutOfMemoryError):
         bound(ctx)
     del view
-    settled()
+    free_dead_arrays()
     assert bound(ctx) is not None
 
 
 def test_an_operation_that_is_pending_keeps_the_slab(room):
-    """A pushed run that has not ended keeps its slab, and its values are right."""
+    """A slab is not offloaded while an operation of its run is pending, and the run's values are right."""
     ctx, _, want = room
     first = bound(ctx)
     gate = threading.Event()
@@ -134,20 +134,23 @@ def test_an_operation_that_is_pending_keeps_the_slab(room):
     assert [array.asnumpy().tobytes() for array in (*first.outputs, *first.grad_arrays)] == want
 
 
-def test_an_executor_that_dies_away_leaves_nothing(room):
-    """Its bytes in the offload target go with it."""
+def test_offloaded_executor_that_dies_frees_its_bytes(room):
+    """If an offloaded executor is dropped, its bytes in the offload target are freed."""
     ctx, _, want = room
     first, second = bound(ctx), bound(ctx)
     step(second)
     assert first.pool.idleness.away or second.pool.idleness.leave(ctx, spilling.listed())
     del first
-    settled()
+    free_dead_arrays()
     assert step(second) == want
 
 
-def in_thread(function):
-    """Start the function in a thread; return a function that waits for it and returns its result or raises its
-    error."""
+def start_thread(function):
+    """Start ``function`` in a thread.
+
+    Returns:
+        A function that waits for the thread, and returns its result or raises its error.
+    """
     done = Future()
 
     def run():
@@ -160,17 +163,17 @@ def in_thread(function):
     return lambda: done.result(timeout=60)
 
 
-def test_threads_take_turns(room):
-    """Two threads, each with an executor, in memory for one: every step of both succeeds, with the right bits."""
+def test_threads_alternate(room):
+    """Two threads, each with an executor, run four right steps in memory for one."""
     ctx, _, want = room
     executors = [bound(ctx), bound(ctx)]
-    for finish in [in_thread(lambda e=e: [step(e) for _ in range(4)]) for e in executors]:
+    for finish in [start_thread(lambda e=e: [step(e) for _ in range(4)]) for e in executors]:
         assert finish() == [want] * 4
     executors.clear()
 
 
-def test_who_lacks_memory_waits_for_a_run_that_is_being_pushed(room):
-    """The run of another thread ends, so its memory is really coming: a step and a binding wait for it."""
+def test_starved_step_waits_for_a_run_being_pushed(room):
+    """A step and a bind that lack memory wait until another thread has pushed its run, and then succeed."""
     ctx, _, want = room
     first, second = bound(ctx), bound(ctx)
     for needs in (lambda: step(second), lambda: step(bound(ctx))):
@@ -182,14 +185,14 @@ def test_who_lacks_memory_waits_for_a_run_that_is_being_pushed(room):
                 entered.set()
                 until(lambda: relief.other_thread_starves([ctx]))
 
-        finish = in_thread(run)
+        finish = start_thread(run)
         entered.wait(60)
         assert needs() == want
         finish()
 
 
-def test_who_lacks_memory_waits_for_a_reader(room):
-    """Another thread reads an output for a moment, as a copy does."""
+def test_starved_step_waits_for_a_reader(room):
+    """A step that lacks memory waits while another thread reads an output of the idle executor, and then succeeds."""
     ctx, _, want = room
     first, second = bound(ctx), bound(ctx)
     step(first)
@@ -201,14 +204,14 @@ def test_who_lacks_memory_waits_for_a_reader(room):
         until(lambda: relief.other_thread_starves([ctx]))
         return len(view)
 
-    finish = in_thread(read)
+    finish = start_thread(read)
     looks.wait(60)
     assert step(second) == want
     finish()
 
 
-def test_an_operation_that_lacks_memory_waits_for_a_run_that_is_being_pushed(room):
-    """An output at an offload target is read while another thread pushes a run into the memory that the read needs."""
+def test_starved_read_waits_for_a_run_being_pushed(room):
+    """A read of an offloaded output waits while another thread pushes a run into the memory that it needs."""
     ctx, _, want = room
     first, second = bound(ctx), bound(ctx)
     first.forward(is_train=True)
@@ -217,13 +220,13 @@ def test_an_operation_that_lacks_memory_waits_for_a_run_that_is_being_pushed(roo
     step(second)
     assert first.pool.idleness.away
     with second.pool.idleness:
-        finish = in_thread(lambda: output.asnumpy().tobytes())
+        finish = start_thread(lambda: output.asnumpy().tobytes())
         until(lambda: relief.other_thread_starves([ctx]))
     assert finish() == want[0]
 
 
-def test_a_run_that_has_not_begun_lets_others_go_first(room):
-    """A thread that steps without a pause does not keep another, which lacks memory, waiting."""
+def test_new_run_yields_to_a_starved_thread(room):
+    """A thread that steps without a pause yields to another thread that lacks memory."""
     ctx, _, want = room
     first, second = bound(ctx), bound(ctx)
     over = threading.Event()
@@ -232,7 +235,7 @@ def test_a_run_that_has_not_begun_lets_others_go_first(room):
         while not over.is_set():
             assert step(first) == want
 
-    finish = in_thread(run)
+    finish = start_thread(run)
     try:
         for _ in range(3):
             assert step(second) == want
@@ -241,8 +244,8 @@ def test_a_run_that_has_not_begun_lets_others_go_first(room):
         finish()
 
 
-def test_a_run_that_is_being_prepared_lets_go_what_others_wait_for(room, monkeypatch):
-    """A starved run holds memory that another thread waits for: it releases the memory and starts over."""
+def test_starved_run_releases_memory_and_starts_over(room, monkeypatch):
+    """A starved run that is being prepared releases the memory that another thread waits for, and starts over."""
     ctx, _, want = room
     executor = bound(ctx)
     assert step(executor) == want
@@ -258,7 +261,7 @@ def test_a_run_that_is_being_prepared_lets_go_what_others_wait_for(room, monkeyp
     def prepare():
         calls.append(None)
         if len(calls) == 1:
-            threads.append(in_thread(lambda: mx.nd.empty((count,), ctx=ctx).shape))
+            threads.append(start_thread(lambda: mx.nd.empty((count,), ctx=ctx).shape))
             until(lambda: waits.waiting)
             mx.nd.empty((count,), ctx=ctx)
 
@@ -269,8 +272,8 @@ def test_a_run_that_is_being_prepared_lets_go_what_others_wait_for(room, monkeyp
     assert not waits.preparing
 
 
-def test_who_lacks_memory_for_a_run_hears_it(room):
-    """If no thread waits for a run's memory, it does not start over: the error comes at once."""
+def test_starved_run_without_waiters_raises(room):
+    """A starved run raises OutOfMemoryError without starting over if no other thread waits for its memory."""
     ctx, _, want = room
     executor = bound(ctx)
     calls = []
@@ -285,8 +288,8 @@ def test_who_lacks_memory_for_a_run_hears_it(room):
     assert step(executor) == want
 
 
-def test_of_two_who_wait_for_each_other_one_gives_up(room):
-    """Each is in a run and needs memory for another: one gets the error, and then there is room for the other."""
+def test_one_of_two_mutual_waits_raises(room):
+    """If two threads wait for each other's memory, one raises OutOfMemoryError and the other succeeds."""
     ctx, _, _ = room
     first, second = bound(ctx), bound(ctx)
     step(first)
@@ -298,7 +301,7 @@ def test_of_two_who_wait_for_each_other_one_gives_up(room):
 
     refused = False
     with first.pool.idleness:
-        finish = in_thread(other)
+        finish = start_thread(other)
         until(lambda: relief.other_thread_starves([ctx]))
         try:
             bound(ctx)
@@ -313,7 +316,7 @@ def test_of_two_who_wait_for_each_other_one_gives_up(room):
 
 
 def test_a_run_takes_no_memory_before_its_arrays_are_ready(room, monkeypatch):
-    """Its data wait for an operation that lacks memory: had the run taken its own by then, none of them could go on.
+    """A run allocates after its arguments are ready; otherwise it would deadlock with the operation that writes them.
 
     big = …, which needs the slab's room  --->  data  --->  the run, which needs its slab
     """
@@ -336,7 +339,7 @@ def test_a_run_takes_no_memory_before_its_arrays_are_ready(room, monkeypatch):
     current.push(gate.wait, (), (start,), mx.cpu(0))
     push_kernel(lambda raw: raw.fill(0), [big], (start,), [big.var], ctx)
     current.push(lambda: None, (big.var,), (run.arg_dict["data"].var,), mx.cpu(0))
-    stepped = in_thread(lambda: step(run))
+    stepped = start_thread(lambda: step(run))
     until(waits.is_set)
     gate.set()
     assert stepped() == want
@@ -346,8 +349,10 @@ def test_a_run_takes_no_memory_before_its_arrays_are_ready(room, monkeypatch):
 
 @pytest.mark.parametrize("arrays_fit", [True, False])
 def test_two_devices_are_not_taken_by_halves(room, arrays_fit):
-    """Two executors compete for the memory of one, on each of two devices: an executor that reloads its bytes gets both
-    blocks. The arrays of both fit as well, or only those of one, so that they alternate, too."""
+    """Two executors on two devices compete for memory for one: each reload gets the blocks of both devices.
+
+    The arrays of both executors fit, or only those of one, so that they also alternate.
+    """
     ctx, pool, _ = room
     second = mx.Context(ctx.device_type, 9402)
     with mx.AttrScope(ctx_group="a"):
@@ -372,19 +377,19 @@ def test_two_devices_are_not_taken_by_halves(room, arrays_fit):
             now = place.statistics()
             place.limit = 2 * now.allocated_bytes - 1 if arrays_fit else int(1.1 * now.peak_requested_bytes)
         del probe
-        settled()
+        free_dead_arrays()
         executors = [made(), made()]
-        for finish in [in_thread(lambda e=e: [step(e) for _ in range(3)]) for e in executors]:
+        for finish in [start_thread(lambda e=e: [step(e) for _ in range(3)]) for e in executors]:
             assert finish() == [want] * 3
         executors.clear()
-        settled()
-        until(lambda: settled() or not beside.statistics().requested_bytes)
+        free_dead_arrays()
+        until(lambda: free_dead_arrays() or not beside.statistics().requested_bytes)
         pool.limit = before
 
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_an_engine_tells_whether_anything_is_pending(kind):
-    """A var is idle once all operations pushed on it have ended: reads, writes, and their successors."""
+    """``idle`` returns whether all operations that read or write these vars have ended."""
     with mx.engine.using(mx.engine.create(kind)) as current:
         read, written, second = (current.new_variable() for _ in range(3))
         gate = threading.Event()
@@ -399,26 +404,26 @@ def test_an_engine_tells_whether_anything_is_pending(kind):
         assert current.idle([read, written, second])
 
 
-def test_run_being_prepared_yields(room):
-    """A thread that lacks memory may count on a run that is being prepared, which starts over, and on no other."""
+def test_prepared_run_can_start_over(room):
+    """``can_go_on`` is True while a run that another thread waits for is being prepared, and False afterwards."""
     ctx, _, _ = room
     place, me, answers = bound(ctx).pool.idleness, threading.get_ident(), []
 
     def ask():
         with waits.looking:
-            waits.waiting[me] = [threading.get_ident()]  # as if the run waited for this thread's memory
+            waits.waiting[me] = [threading.get_ident()]  # as if the preparing thread waited for memory of this thread
             try:
                 answers.append(waits.can_go_on(me))
             finally:
                 del waits.waiting[me]
 
-    with place.prepared(lambda: in_thread(ask)()):
-        in_thread(ask)()
+    with place.prepared(lambda: start_thread(ask)()):
+        start_thread(ask)()
     assert answers == [True, False]
 
 
-def test_pool_that_another_thread_moves_gives_no_bytes(room):
-    """A request for the memory of a pool that another thread holds is told that no byte was freed."""
+def test_locked_pool_is_not_offloaded(room):
+    """``leave`` returns 0 and offloads nothing if another thread holds the lock of the pool."""
     ctx, _, _ = room
     place = bound(ctx).pool.idleness
     with place._lock:

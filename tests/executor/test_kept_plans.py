@@ -1,4 +1,4 @@
-"""A second bind uses the plan of the first where nothing has changed, and only there."""
+"""A second bind of a symbol uses the cached plan if nothing has changed, and plans again otherwise."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from weftplan.executor import plan_cache
 
 
 def network() -> Any:
-    """Return a classifier with moving statistics."""
+    """Return a classifier with batch norm."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="a")
     x = mx.sym.BatchNorm(x, name="norm")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4, name="b"), name="softmax")
 
 
 def bind(symbol: Any, **more: Any) -> Any:
-    """For training on six rows, unless told otherwise."""
+    """Bind for training with six rows; ``more`` are other arguments."""
     return symbol.simple_bind(mx.cpu(), **{"data": (6, 5), **more})
 
 
-def trained(executor: Any) -> list[np.ndarray]:
-    """Everything that a step makes from given values."""
+def train_step(executor: Any) -> list[np.ndarray]:
+    """Run one step from fixed values, and return outputs, gradients and states."""
     random = np.random.RandomState(3)
     for array in executor.arg_arrays:
         array[:] = random.standard_normal(array.shape)
@@ -41,26 +41,26 @@ def trained(executor: Any) -> list[np.ndarray]:
 
 
 def test_a_second_bind_plans_nothing(planned):
-    """The two executors share one plan, have memory of their own, and the bits of a first bind."""
+    """A second bind uses the same plan with separate memory, and computes the same bits."""
     symbol = network()
     first, second = bind(symbol), bind(symbol)
     assert len(planned) == 1
     assert second.memory_plan is first.memory_plan
     fresh = bind(network())
     assert len(planned) == 2
-    for a, b, c in zip(trained(first), trained(second), trained(fresh), strict=True):
+    for a, b, c in zip(train_step(first), train_step(second), train_step(fresh), strict=True):
         assert np.array_equal(a, b)
         assert np.array_equal(a, c)
     assert second.allocated_bytes == fresh.allocated_bytes == fresh.memory_plan.peak
 
 
-def test_shapes_to_and_fro(planned):
-    """Reshaping between two batches plans each once; beyond the limit the least recently used plan is dropped."""
+def test_alternating_shapes(planned):
+    """Reshaping between two batch sizes plans each once; the cache drops the least recently used plan."""
     symbol = network()
     executor = bind(symbol)
     for rows in (3, 6, 3, 6):
         executor = executor.reshape(data=(rows, 5), softmax_label=(rows,), allow_up_sizing=True)
-    assert len(planned) == 3, "bound from one shape and reshaped from all shapes are two questions"
+    assert len(planned) == 3, "a bind from one shape and a reshape from all shapes have two plans"
     symbol = network()
     del planned[:]
     for rows in (*range(1, plan_cache.MOST + 2), 2, 1):
@@ -80,8 +80,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_the_caller_says_counts(planned, change):
-    """Any other argument is another plan, and the same one again is not."""
+def test_another_argument_needs_another_plan(planned, change):
+    """A bind with another argument plans once, and a repeated one uses that plan."""
     symbol = network()
     bind(symbol)
     for _ in range(2):
@@ -96,7 +96,7 @@ def test_what_the_caller_says_counts(planned, change):
 )
 @pytest.mark.filterwarnings("ignore")
 def test_settings_count(planned, monkeypatch, name, value):
-    """A variable of the environment that planning might read."""
+    """A bind plans again if an environment variable that planning may read has changed."""
     symbol = network()
     bind(symbol)
     monkeypatch.setenv(name, value)
@@ -105,18 +105,18 @@ def test_settings_count(planned, monkeypatch, name, value):
 
 
 def set_attribute(symbol: Any) -> None:
-    """Give the layer after ``a_output`` more outputs."""
+    """Change the size of the layer of ``a_output``."""
     symbol.get_internals()["a_output"]._set_attr(num_hidden="9")
 
 
 def set_hint(symbol: Any) -> None:
-    """A variable says its shape."""
+    """Set the shape attribute of the variable ``data``."""
     symbol.get_internals()["data"]._set_attr(__shape__="(6, 5)")
 
 
 @pytest.mark.parametrize("change", [set_attribute, set_hint])
 def test_the_graph_counts(planned, change: Callable[[Any], None]):
-    """A node that changed without the symbol is detected."""
+    """A bind plans again if an attribute of a node has changed."""
     symbol = network()
     bind(symbol)
     change(symbol)
@@ -126,7 +126,7 @@ def test_the_graph_counts(planned, change: Callable[[Any], None]):
 
 
 def test_operators_of_the_user_are_asked_each_time(planned):
-    """Inference of a custom operator may answer differently the next time."""
+    """A symbol with a custom operator, whose inference may change, is planned at each bind."""
 
     @mx.operator.register("of_the_day")
     class Prop(mx.operator.CustomOpProp):
@@ -143,7 +143,7 @@ def test_operators_of_the_user_are_asked_each_time(planned):
 
 
 def test_plans_go_with_the_symbol():
-    """Neither executor nor plan outlives the symbol and the executor."""
+    """Executors are freed when they are dropped, and plans when their symbol is dropped."""
     symbol = network()
     executor = bind(symbol)
     plan, running = weakref.ref(executor.memory_plan), weakref.ref(executor)
@@ -156,8 +156,8 @@ def test_plans_go_with_the_symbol():
     assert plan() is None
 
 
-def test_a_copy_keeps_nothing(planned):
-    """Copies have nodes of their own."""
+def test_copy_has_no_cached_plan(planned):
+    """A copy of a symbol is planned again, because it has other nodes."""
     symbol = network()
     bind(symbol)
     copied = mx.sym.load_json(symbol.tojson())

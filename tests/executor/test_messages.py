@@ -1,4 +1,4 @@
-"""Error messages of executors: the caller's line, near names, long lists, arrays without numbers."""
+"""Error messages and warnings of executors: the caller's line, similar names, long lists, and invalid arrays."""
 
 import linecache
 
@@ -11,7 +11,7 @@ from weftplan.errors import BindError, DTypeError, ShapeError
 
 
 def chain(depth):
-    """Return a chain of fully connected layers: two variables each, and the data."""
+    """Return a chain of ``depth`` fully connected layers of two units."""
     net = mx.sym.Variable("data")
     for i in range(depth):
         net = mx.sym.FullyConnected(net, num_hidden=2, name=f"fc{i}")
@@ -19,12 +19,12 @@ def chain(depth):
 
 
 def held_buffer():
-    """Return a shared buffer that cannot grow, because the array in it is the caller's own."""
+    """Return a shared buffer that cannot grow, because it contains an array of the caller."""
     return {"data": mx.nd.zeros((2,))}
 
 
-def arrays(net):
-    """Arguments of ``net`` by name."""
+def make_arguments(net):
+    """Return zeros for the arguments of ``net`` by name."""
     shapes, _, _ = net.infer_shape(data=(2, 2))
     return {name: mx.nd.zeros(shape) for name, shape in zip(net.list_arguments(), shapes, strict=True)}
 
@@ -37,12 +37,12 @@ def arrays(net):
         lambda net: net.simple_bind(mx.cpu(), data=(4, 2), nonsense=(3,)),
         lambda net: executors.simple_bind(net, mx.cpu(), data=(4, 2), nonsense=(3,)),
         lambda net: net.simple_bind(mx.cpu(), data=(4, 2), grad_req={"nonsense": "write"}),
-        lambda net: net.bind(mx.cpu(), arrays(net), grad_req={"nonsense": "write"}),
-        lambda net: executors.bind(net, mx.cpu(), arrays(net), args_grad={"nonsense": mx.nd.zeros((2,))}),
+        lambda net: net.bind(mx.cpu(), make_arguments(net), grad_req={"nonsense": "write"}),
+        lambda net: executors.bind(net, mx.cpu(), make_arguments(net), args_grad={"nonsense": mx.nd.zeros((2,))}),
     ],
 )
 def test_warnings_point_at_the_callers_line(call):
-    """Whichever way in is taken, and however deep the warning is found."""
+    """Each way to bind attributes its warnings to the line of the caller."""
     with pytest.warns(UserWarning, match="is replaced|nonsense") as caught:
         call(chain(1))
     (warning,) = caught
@@ -51,7 +51,7 @@ def test_warnings_point_at_the_callers_line(call):
 
 
 def test_a_warning_without_a_caller_outside():
-    """Where every frame is the package's own, the outermost gets the warning."""
+    """If all frames but the outermost belong to the package, the outermost one gets the warning."""
     from weftplan.symbol import node
 
     code = compile("warn('hello')", node._PACKAGE + "made_up.py", "exec")
@@ -76,14 +76,14 @@ def test_a_warning_without_a_caller_outside():
         ),
     ],
 )
-def test_long_lists_are_cut_and_near_names_are_shown(call, error, words):
-    """A network of 81 arguments: the message shows eight of them and the nearest name."""
+def test_long_lists_are_cut(call, error, words):
+    """For a network of 81 arguments a message shows the most similar name and eight arguments."""
     with pytest.raises(error, match=words):
         call(chain(40).simple_bind(mx.cpu(), data=(2, 2)))
 
 
 def test_all_wrong_shapes_are_listed():
-    """copy_params_from names every parameter whose shape differs, and copies none."""
+    """``copy_params_from`` lists every parameter whose shape differs, and copies none."""
     executor = chain(2).simple_bind(mx.cpu(), data=(2, 2))
     before = executor.arg_dict["fc0_bias"].asnumpy()
     wrong = {"fc0_bias": mx.nd.ones((2,)), "fc0_weight": mx.nd.ones((3, 2)), "fc1_weight": mx.nd.ones((2, 4))}
@@ -94,7 +94,7 @@ def test_all_wrong_shapes_are_listed():
 
 @pytest.mark.parametrize("dtype", [[("a", "f4")], "V4", "U1", "O", "c8"])
 def test_arrays_without_numbers_are_refused(dtype):
-    """Records, raw bytes, text, objects and complex numbers, where an executor takes NumPy arrays."""
+    """NumPy arrays of records, bytes, text, objects or complex numbers raise a DTypeError."""
     values = np.zeros((2, 2), dtype=dtype)
     executor = chain(1).simple_bind(mx.cpu(), data=(2, 2))
     for call in (
@@ -108,7 +108,7 @@ def test_arrays_without_numbers_are_refused(dtype):
 
 
 def test_arguments_by_position_in_mxnets_order():
-    """``bind(ctx, args, grads, req, aux, …)`` and ``simple_bind(ctx, req, types, …)``, as in scripts for MXNet."""
+    """``bind`` and ``simple_bind`` take positional arguments in MXNet's order."""
     net = mx.sym.BatchNorm(mx.sym.Variable("data"), name="bn", fix_gamma=False)
     args = [mx.nd.ones((2, 3)), mx.nd.ones((3,)), mx.nd.ones((3,))]
     states = [mx.nd.zeros((3,)), mx.nd.ones((3,))]
@@ -120,8 +120,8 @@ def test_arguments_by_position_in_mxnets_order():
     assert executor.arg_dict["data"].dtype == np.float64
 
 
-def test_a_shared_buffer_of_another_dtype_is_replaced_aloud():
-    """The caller's array is left alone, and a warning says why it is not used."""
+def test_shared_buffer_of_another_dtype_is_replaced():
+    """A shared buffer of another dtype is replaced with a warning, and the caller's array is unchanged."""
     pool = {"data": mx.nd.ones((5,), dtype="float64")}
     with pytest.warns(
         UserWarning, match="'data' is float64 on cpu\\(0\\), float32 on cpu\\(0\\) is needed: it is replaced"
@@ -132,7 +132,7 @@ def test_a_shared_buffer_of_another_dtype_is_replaced_aloud():
 
 
 def test_an_array_in_the_place_of_is_train_is_refused():
-    """A positional array would be taken for a truth value; the message shows how one is given. NumPy's flags pass."""
+    """An array as ``is_train`` raises an error that shows how to pass arrays; NumPy booleans are accepted."""
     executor = chain(1).simple_bind(mx.cpu(), data=(2, 2))
     for value in (mx.nd.zeros((2, 2)), np.zeros((1, 2))):
         with pytest.raises(BindError, match=r"is_train must be True or False, got an .* give arrays by name"):
@@ -141,7 +141,7 @@ def test_an_array_in_the_place_of_is_train_is_refused():
 
 
 def test_parameters_that_are_no_dictionary_or_keep_their_kinds():
-    """None, and names in the form of a parameter file: the messages name the function that gives the right form."""
+    """``copy_params_from`` refuses None and names like ``arg:fc0_weight``; the message suggests ``load_params``."""
     executor = chain(1).simple_bind(mx.cpu(), data=(2, 2))
     with pytest.raises(BindError, match="arg_params must be a dictionary of arrays by name, got NoneType"):
         executor.copy_params_from(None)

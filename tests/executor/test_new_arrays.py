@@ -1,4 +1,4 @@
-"""Arrays that a bind makes: zeros, whatever their memory held before, filled by few operations."""
+"""Arrays that a bind creates are zeros, whatever their memory contained, and few operations fill them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from weftplan.executor import new_arrays
 from weftplan.storage import NaivePool, PoisonResource, RawResource, RoundPool
 
 BELOW, ABOVE, LARGE = 100, 40_000, 1_500_000
-"""Elements of three sizes: filled inline, filled together with others, filled by an operation of their own."""
+"""Elements of arrays that are filled inline, together with other arrays, and by a separate operation."""
 SIZES = (BELOW, ABOVE, LARGE, ABOVE, BELOW, ABOVE, LARGE)
 
 
 def bound(context: mx.Context, **more: object) -> mx.executor.Executor:
-    """Return an executor with arguments of all sizes, each with its gradient."""
+    """Return an executor with arguments of all sizes and their gradients."""
     variables = [mx.sym.Variable(f"x{k}") for k in range(len(SIZES))]
     shapes = {f"x{k}": (size,) for k, size in enumerate(SIZES)}
     return mx.sym.Group([2 * variable for variable in variables]).simple_bind(context, **shapes, **more)
@@ -29,7 +29,7 @@ def all_zero(executor: mx.executor.Executor) -> bool:
 
 @pytest.mark.parametrize("make", [RawResource, NaivePool, RoundPool, lambda place: PoisonResource(NaivePool(place))])
 def test_reused_memory_is_zero(make):
-    """Arrays in memory that another executor has written to are zeros, those of every size and their gradients."""
+    """Arguments and gradients are zero also in memory that another executor has written to."""
     with storage.using(make(mx.device.get(cpu(0)))):
         for _ in range(2):
             executor = bound(cpu())
@@ -41,12 +41,12 @@ def test_reused_memory_is_zero(make):
 
 
 def test_on_a_simulated_device_they_are_zero():
-    """Memory of a device that works asynchronously is poisoned as it comes, and filled in the order of its work."""
+    """On a simulated device, whose new memory is poisoned, arguments and gradients are zero."""
     assert all_zero(bound(sim(0)))
 
 
 def test_operations_fill_several_arrays(monkeypatch):
-    """Operations of at least 4 MiB fill large arrays after all are allocated; small arrays need none."""
+    """Each operation fills at least 4 MiB of arrays, except for the last; small arrays need no operation."""
     pushed = []
     real = new_arrays.push
 
@@ -57,16 +57,16 @@ def test_operations_fill_several_arrays(monkeypatch):
     monkeypatch.setattr(new_arrays, "push", push)
     executor = bound(cpu())
     assert all_zero(executor)
-    # Gradients come first, in reverse order: 1.5 M elements are 6 MB, and 160 KB wait until 4 MiB are complete. The
-    # gradients of the outputs are filled one by one.
+    # Gradients come first, in reverse order. 1.5 M elements are 6 MB, which is one operation; 160 KB wait until 4 MiB
+    # are complete. Gradients of outputs are filled one by one.
     assert pushed == [1, 3, 3, 3, *[1] * 5]
     pushed.clear()
     bound(cpu(), grad_req="null")
     assert pushed == [2, 3]
 
 
-def test_who_was_set_is_known_for_every_size():
-    """An unset parameter is reported, however it was filled, and a set parameter is not."""
+def test_unset_parameters_are_known():
+    """A large parameter that was not set counts one write, of zeros; after it is set, forward uses the value."""
     executor = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=200, name="fc").simple_bind(
         mx.cpu(), data=(2, 400)
     )
@@ -78,9 +78,8 @@ def test_who_was_set_is_known_for_every_size():
     assert executor.outputs[0].asnumpy().tolist() == [[1.0] * 200] * 2
 
 
-def test_small_arrays_lie_side_by_side():
-    """Arguments and states that are filled at once are parts of one piece of memory, each with a var of its own; that
-    of a large one is its own."""
+def test_small_arrays_share_one_block():
+    """Small arguments and states are parts of one block with separate vars; a large argument has its own block."""
     normed = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=200, name="fc"), name="bn")
     executor = normed.simple_bind(mx.cpu(), grad_req="null", data=(2, 400))
     large = executor.arg_dict["fc_weight"]

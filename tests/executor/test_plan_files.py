@@ -1,4 +1,4 @@
-"""A plan cached by an earlier process equals the plan that planning gives, and is used only if it does."""
+"""Plans that an earlier process stored: a bind uses one only if planning would give the same plan."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="the cache folder nee
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of plans, empty; the other tests keep none."""
+def plan_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of stored plans, which is empty."""
     target = tmp_path.resolve()
     monkeypatch.setenv("XDG_CACHE_HOME", str(target))
     monkeypatch.setattr(plan_cache, "_CODE", plan_cache._state_of_code())
@@ -32,22 +32,22 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def network(hidden: int = 8) -> Any:
-    """Return a classifier with moving statistics."""
+    """Return a classifier with batch norm."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=hidden, name="a")
     x = mx.sym.BatchNorm(x, name="norm")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4, name="b"), name="softmax")
 
 
-def chains() -> Any:
-    """Elementwise nodes on arrays so large that they are joined."""
+def elementwise_network() -> Any:
+    """Return elementwise nodes on arrays that are large enough to be fused."""
     x = mx.sym.Variable("data")
     for _ in range(3):
         x = mx.sym.tanh(x * 2 + 1)
     return mx.sym.MakeLoss(mx.sym.sum(x))
 
 
-def on_two() -> Any:
-    """Layers of two groups."""
+def two_groups() -> Any:
+    """Return two layers in two groups."""
     with mx.AttrScope(ctx_group="one"):
         x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="a")
     with mx.AttrScope(ctx_group="two"):
@@ -55,7 +55,7 @@ def on_two() -> Any:
 
 
 def deep(count: int = 12) -> Any:
-    """Layers whose results are worth computing again, or sending elsewhere."""
+    """Return ``count`` layers whose results are worth recomputing or offloading."""
     x = mx.sym.Variable("data")
     for k in range(count):
         x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=64, name=f"f{k}"), act_type="sigmoid", name=f"s{k}")
@@ -63,13 +63,13 @@ def deep(count: int = 12) -> Any:
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4, name="last"), name="softmax")
 
 
-def of(name: str) -> Callable[[], Any]:
-    """Return a built-in network."""
+def model_function(name: str) -> Callable[[], Any]:
+    """Return a function that returns a built-in network."""
     return lambda: mx.models.get(name)
 
 
-def within(share: float, ctx: mx.Context) -> dict[str, Any]:
-    """Return a budget of this share of the plan of ``deep``."""
+def tight_budget(share: float, ctx: mx.Context) -> dict[str, Any]:
+    """Return bind arguments for ``deep`` with a budget of ``share`` of its planned memory."""
     plan = deep().plan(data=(256, 64), context=ctx)
     return {"ctx": ctx, "data": (256, 64), "budget": plan.total - int(plan.peak * (1 - share))}
 
@@ -80,35 +80,38 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
     "added gradients": (network, lambda: {"data": (6, 5), "grad_req": "add"}),
     "mixed gradients": (network, lambda: {"data": (6, 5), "grad_req": {"a_weight": "write", "b_bias": "add"}}),
     "float64": (network, lambda: {"data": (6, 5), "type_dict": {"data": "float64"}}),
-    "chains": (chains, lambda: {"data": (64, 4096)}),
-    "two devices": (on_two, lambda: {"data": (4, 5), "group2ctx": {"one": mx.cpu(1), "two": mx.cpu(2)}}),
+    "chains": (elementwise_network, lambda: {"data": (64, 4096)}),
+    "two devices": (two_groups, lambda: {"data": (4, 5), "group2ctx": {"one": mx.cpu(1), "two": mx.cpu(2)}}),
     "simulated": (network, lambda: {"ctx": mx.sim(0), "data": (6, 5)}),
-    "computed again": (deep, lambda: within(0.7, mx.cpu())),
-    "sent elsewhere": (deep, lambda: within(0.6, mx.sim(0))),
+    "computed again": (deep, lambda: tight_budget(0.7, mx.cpu())),
+    "sent elsewhere": (deep, lambda: tight_budget(0.6, mx.sim(0))),
     "echo": (deep, lambda: {"data": (32, 64), "options": PlanOptions(recompute="echo")}),
     "whole blocks": (network, lambda: {"data": (6, 5), "options": PlanOptions(strategy="match_range")}),
-    "another order": (of("resnet"), lambda: {"data": (4, 3, 32, 32), "options": PlanOptions(reorder=True)}),
-    "mlp": (of("mlp"), lambda: mx.models.input_shapes("mlp", 4)),
-    "lenet": (of("lenet"), lambda: mx.models.input_shapes("lenet", 4)),
-    "joined batch norms": (of("resnet18"), lambda: {**mx.models.input_shapes("resnet18", 1), "grad_req": "null"}),
-    "joined gradients": (of("mobilenet"), lambda: mx.models.input_shapes("mobilenet", 1)),
-    "lstm": (of("lstm"), lambda: mx.models.input_shapes("lstm", 2)),
+    "another order": (model_function("resnet"), lambda: {"data": (4, 3, 32, 32), "options": PlanOptions(reorder=True)}),
+    "mlp": (model_function("mlp"), lambda: mx.models.input_shapes("mlp", 4)),
+    "lenet": (model_function("lenet"), lambda: mx.models.input_shapes("lenet", 4)),
+    "joined batch norms": (
+        model_function("resnet18"),
+        lambda: {**mx.models.input_shapes("resnet18", 1), "grad_req": "null"},
+    ),
+    "joined gradients": (model_function("mobilenet"), lambda: mx.models.input_shapes("mobilenet", 1)),
+    "lstm": (model_function("lstm"), lambda: mx.models.input_shapes("lstm", 2)),
 }
 
 
 def bind(symbol: Any, ctx: mx.Context | None = None, **more: Any) -> Any:
-    """Return the executor and its arguments."""
+    """Bind ``symbol`` and return the executor."""
     return symbol.simple_bind(ctx or mx.cpu(), **more)
 
 
 def plan_of(symbol: Any) -> PlannedGraph:
-    """Return the only plan of a symbol."""
+    """Return the only cached plan of a symbol."""
     ((_, actual),) = symbol.kept.plans
     return actual
 
 
-def same(a: Any, b: Any, at: str) -> None:
-    """Equal values of equal types, all the way down."""
+def assert_equal(a: Any, b: Any, at: str) -> None:
+    """Assert that two nested values have equal types and values."""
     assert type(a) is type(b), at
     if isinstance(a, np.ndarray):
         assert a.dtype == b.dtype, at
@@ -116,17 +119,17 @@ def same(a: Any, b: Any, at: str) -> None:
     elif isinstance(a, list | tuple):
         assert len(a) == len(b), at
         for k, (x, y) in enumerate(zip(a, b, strict=True)):
-            same(x, y, f"{at}[{k}]")
+            assert_equal(x, y, f"{at}[{k}]")
     elif isinstance(a, dict):
         assert list(a) == list(b), at
         for key in a:
-            same(a[key], b[key], f"{at}[{key!r}]")
+            assert_equal(a[key], b[key], f"{at}[{key!r}]")
     else:
         assert a == b, at
 
 
 def facts(plan: PlannedGraph) -> dict[str, Any]:
-    """Everything in a planned graph that is comparable."""
+    """Return everything in a planned graph that can be compared."""
     graph, memory = plan.graph, plan.memory
     labels = memory.labels
     numbers = {"names", "inputs", "controls", "row", "entry_node", "is_variable", "outputs"}
@@ -154,8 +157,8 @@ def facts(plan: PlannedGraph) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def trained(executor: Any) -> list[np.ndarray]:
-    """Everything that two steps make from given values."""
+def train(executor: Any) -> list[np.ndarray]:
+    """Run two steps from fixed values, and return outputs, gradients and states."""
     random = np.random.RandomState(3)
     mx.random.seed(5)
     for array in executor.arg_arrays:
@@ -171,8 +174,8 @@ def trained(executor: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_read_is_what_was_planned(kept: Path, planned: list[None], case: str):
-    """To the last number and type; and a step has the same bits, in the bytes that are planned."""
+def test_loaded_plan_equals_the_planned_one(plan_folder: Path, planned: list[None], case: str):
+    """A loaded plan equals the stored one in every value and type, and steps by both have the same bits."""
     make, arguments = CASES[case]
     inputs = arguments()
     text = make().tojson()
@@ -180,19 +183,19 @@ def test_what_is_read_is_what_was_planned(kept: Path, planned: list[None], case:
     del planned[:]
     executor = bind(first, **inputs)
     assert len(planned) == 1
-    assert len(list(kept.glob("*/*"))) == 1
+    assert len(list(plan_folder.glob("*/*"))) == 1
     repeated = bind(second, **inputs)
-    assert len(planned) == 1, "read, not planned"
-    same(facts(plan_of(first)), facts(plan_of(second)), case)
+    assert len(planned) == 1, "the second bind must load its plan"
+    assert_equal(facts(plan_of(first)), facts(plan_of(second)), case)
     for graph in (plan_of(first), plan_of(second)):
         planner.validate(graph)
     assert repeated.allocated_bytes == executor.allocated_bytes == repeated.memory_plan.peak
-    for a, b in zip(trained(executor), trained(repeated), strict=True):
+    for a, b in zip(train(executor), train(repeated), strict=True):
         assert np.array_equal(a, b)
 
 
-def test_nodes_are_those_of_the_symbol(kept: Path):
-    """A loaded plan refers to the loading program's nodes, with their source lines."""
+def test_nodes_are_those_of_the_symbol(plan_folder: Path):
+    """A loaded plan refers to the nodes of the symbol that is bound, with their source lines."""
     first = network()
     bind(first, data=(6, 5))
     second = network()
@@ -218,16 +221,16 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_the_caller_says_counts(kept: Path, planned: list[None], change: str):
-    """Any other argument is another file, and the same one again is not."""
+def test_another_argument_needs_another_file(plan_folder: Path, planned: list[None], change: str):
+    """A bind with another argument stores another plan, and a repeated one loads it."""
     bind(network(), data=(6, 5))
     for _ in range(2):
         bind(network(), **{"data": (6, 5), **CHANGES[change]})
-    assert len(planned) == len(list(kept.glob("*/*"))) == 2
+    assert len(planned) == len(list(plan_folder.glob("*/*"))) == 2
 
 
-def test_the_graph_and_its_surroundings_count(kept: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch):
-    """Another size or name or attribute, another setting, another provider, other code: each is planned."""
+def test_the_graph_and_its_surroundings_count(plan_folder: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch):
+    """Another size, name, attribute, variable, implementation or version of the code needs another plan."""
     bind(network(), data=(6, 5))
     bind(network(9), data=(6, 5))
     renamed = mx.sym.load_json(network().tojson().replace('"norm', '"other'))
@@ -245,15 +248,15 @@ def test_the_graph_and_its_surroundings_count(kept: Path, planned: list[None], m
     bind(network(), data=(6, 5))
     assert len(planned) == 6
     monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(kept.parents[1]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(plan_folder.parents[1]))
     monkeypatch.setattr(plan_cache, "_CODE", "other code")
-    before = len(list(kept.glob("*/*")))
+    before = len(list(plan_folder.glob("*/*")))
     bind(network(), data=(6, 5))
-    assert len(list(kept.glob("*/*"))) == before + 1
+    assert len(list(plan_folder.glob("*/*"))) == before + 1
 
 
-def test_another_compiler_plans_anew(kept: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch):
-    """The choice of convolution kernels depends on the compiler; a network without convolutions is unaffected."""
+def test_another_compiler_plans_anew(plan_folder: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch):
+    """With another compiler, a network with convolutions is planned again, and one without is not."""
 
     def convolution() -> Any:
         return mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c")
@@ -263,7 +266,7 @@ def test_another_compiler_plans_anew(kept: Path, planned: list[None], monkeypatc
     bind(convolution(), data=(1, 3, 8, 8))
     assert len(planned) == 2
     bind(convolution(), data=(1, 3, 8, 8))
-    assert len(planned) == 2, "the new one has taken its place"
+    assert len(planned) == 2, "the new plan must have replaced the old one"
     monkeypatch.setattr(plan_cache, "host", pytest.fail)
     for _ in range(2):
         bind(mx.sym.MakeLoss(mx.sym.Variable("data"), name="loss"), data=(6, 5))
@@ -272,11 +275,14 @@ def test_another_compiler_plans_anew(kept: Path, planned: list[None], monkeypatc
 
 @pytest.mark.shows("WEFTPLAN_PLAN_CACHE")
 def test_damage_is_mended_and_nothing_is_kept_where_nobody_wants_it(
-    kept: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch
+    plan_folder: Path, planned: list[None], monkeypatch: pytest.MonkeyPatch
 ):
-    """A damaged file, a folder that others can read, and a switch: each bind plans again, silently."""
+    """A bind plans again if the file is damaged, the folder readable by others, or the cache switched off.
+
+    A damaged file is replaced.
+    """
     bind(network(), data=(6, 5))
-    (only,) = kept.glob("*/*")
+    (only,) = plan_folder.glob("*/*")
     whole = only.read_bytes()
     only.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     bind(network(), data=(6, 5))
@@ -284,18 +290,18 @@ def test_damage_is_mended_and_nothing_is_kept_where_nobody_wants_it(
     assert only.read_bytes() == whole
     bind(network(), data=(6, 5))
     assert len(planned) == 2
-    kept.chmod(0o755)
+    plan_folder.chmod(0o755)
     bind(network(), data=(6, 5))
     assert len(planned) == 3
-    kept.chmod(0o700)
+    plan_folder.chmod(0o700)
     monkeypatch.setenv("WEFTPLAN_PLAN_CACHE", "0")
     bind(network(), data=(6, 5))
     assert len(planned) == 4
-    assert list(kept.glob("*/*")) == [only]
+    assert list(plan_folder.glob("*/*")) == [only]
 
 
-def test_what_is_not_the_librarys_own_is_not_kept(kept: Path):
-    """An operator of the user's may change without notice, and so may one that was put in another's place."""
+def test_plans_with_custom_operators_are_not_stored(plan_folder: Path):
+    """Plans with custom or replaced operators, which may change without notice, are not stored."""
 
     class Same(mx.operator.CustomOp):
         def forward(self, is_train: Any, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
@@ -307,24 +313,24 @@ def test_what_is_not_the_librarys_own_is_not_kept(kept: Path):
             return Same()
 
     bind(mx.sym.Custom(mx.sym.Variable("data"), op_type="kept_nowhere"), data=(2,), grad_req="null")
-    assert not kept.exists()
+    assert not plan_folder.exists()
     op = registry.get("FullyConnected")
     symbol = network()
     symbol.get_internals()["a_output"].entries[0].node.op = replace(op, doc="mine")
     bind(symbol, data=(6, 5))
-    assert not kept.exists()
+    assert not plan_folder.exists()
 
 
-def test_a_search_that_was_ended_is_not_kept(kept: Path):
-    """The next one may find more."""
+def test_stopped_search_is_not_stored(plan_folder: Path):
+    """The plan of a search that was stopped is not stored, because a longer search may find a better plan."""
     with stopping.stoppable():
         stopping.stop()
         bind(network(), data=(6, 5))
-    assert not kept.exists()
+    assert not plan_folder.exists()
 
 
 def test_a_second_process_reads(tmp_path: Path):
-    """The key of a plan is the same in every process."""
+    """A second process loads the plan that the first process stored."""
     script = (
         "import weftplan as mx\nfrom weftplan import planner\n"
         "made, true = [], planner.size_symbol\n"

@@ -1,4 +1,4 @@
-"""Pools of planned memory: in every order of binding they hold what the largest executor needs, and no bit changes."""
+"""Pools of planned memory: their size is the largest need of an executor, and sharing changes no bit."""
 
 import gc
 import itertools
@@ -23,7 +23,7 @@ HIDDEN, CLASSES, BATCH = 8, 11, 4
 
 @pytest.fixture(params=ENGINES)
 def driver(request):
-    """Each engine as the current one."""
+    """Each kind of engine, as the current engine."""
     options = {} if request.param in ("NaiveEngine", "Simulator") else {"cpu_workers": 3}
     chosen = engine.create(request.param, **options)
     with engine.using(chosen):
@@ -33,7 +33,7 @@ def driver(request):
 
 
 def bucket(length, ctx, shared=None, **options):
-    """An executor of an LSTM language model for sequences of ``length``; parameters are those of ``shared``."""
+    """Return an LSTM language model for sequences of ``length``, with the parameters and the pool of ``shared``."""
     net = lstm(CLASSES, steps=length, layers=1, hidden=HIDDEN)
     shapes = {"data": (BATCH, length), "softmax_label": (BATCH, length), **begin_states(BATCH, layers=1, hidden=HIDDEN)}
     names = [name for name in net.list_arguments() if name not in shapes]
@@ -48,7 +48,7 @@ def bucket(length, ctx, shared=None, **options):
 
 
 def load(executor, length):
-    """Fixed weights, and data that depend on the length alone."""
+    """Write fixed weights, and data that depend on the length only, to the arguments."""
     seeded = np.random.default_rng(0)
     for name in sorted(executor.grad_dict):
         if executor.grad_dict[name] is not None:
@@ -59,7 +59,7 @@ def load(executor, length):
 
 
 def test_planned_memory_has_its_vars_from_the_first_run_on(driver):
-    """A bind makes those of the outputs, which users see; the first run makes the others, and each of them once."""
+    """A bind creates the chunks of outputs, and the first run creates each other chunk once."""
     executor = bucket(3, mx.cpu(0))
     load(executor, 3)
     first = dict(executor._memory.chunks)
@@ -75,8 +75,8 @@ def test_planned_memory_has_its_vars_from_the_first_run_on(driver):
     assert all(executor._memory.chunks[storage] is chunk for storage, chunk in every.items())
 
 
-def test_an_executor_that_moves_before_its_first_run_runs_where_it_is_then():
-    """A larger one replaces the block of one that has never run: its vars are made over the new bytes."""
+def test_executor_that_moves_before_its_first_run():
+    """An executor whose block is replaced before its first run creates its chunks in the new block."""
     ctx = mx.cpu(6)
     small = chain(100, ctx)
     large = chain(900, ctx, small)
@@ -95,7 +95,7 @@ def values(executor):
 
 
 def expected(length, ctx, **options):
-    """Return (values, planned bytes) of an executor that shares no memory."""
+    """Return the values and the planned bytes of an executor that shares no memory."""
     alone = bucket(length, ctx, **options)
     load(alone, length)
     alone.forward(is_train=True)
@@ -103,8 +103,8 @@ def expected(length, ctx, **options):
     return values(alone), alone.memory_plan.peak
 
 
-def same(got, want):
-    """Equal to the bit."""
+def have_equal_bits(got, want):
+    """Return whether two lists of arrays have equal bits."""
     return all(a.tobytes() == b.tobytes() for a, b in zip(got, want, strict=True))
 
 
@@ -124,8 +124,10 @@ def same(got, want):
     indirect=["driver"],
 )
 def test_bytes_and_bits_do_not_depend_on_the_order_of_binding(driver, ctx, strategy):
-    """Buckets bound in every order, run between the bindings and interleaved after them; with the other strategies,
-    in one that makes the pool grow and one that does not.
+    """For each order of binding, the pool has the largest need and all executors compute the right bits.
+
+    Strategy ``auto`` tries every order, and other strategies try two orders: the pool grows in the first, not in the
+    second.
 
     bind a, run a, forward a, bind b (perhaps larger: a moves), backward a, run b, …, then all of them, twice around.
     """
@@ -142,7 +144,7 @@ def test_bytes_and_bits_do_not_depend_on_the_order_of_binding(driver, ctx, strat
             executor = bucket(length, ctx, shared=bound.get(last), strategy=strategy)
             if last is not None:
                 bound[last].backward()
-                assert same(values(bound[last]), wanted[last][0]), order
+                assert have_equal_bits(values(bound[last]), wanted[last][0]), order
             bound[length], last = executor, length
             fresh += executor.allocated_bytes
             assert executor.pool.nbytes == {ctx: max(wanted[seen][1] for seen in bound)}
@@ -152,12 +154,12 @@ def test_bytes_and_bits_do_not_depend_on_the_order_of_binding(driver, ctx, strat
             load(bound[length], length)
             bound[length].forward(is_train=True)
             bound[length].backward()
-            assert same(values(bound[length]), wanted[length][0]), (order, length)
+            assert have_equal_bits(values(bound[length]), wanted[length][0]), (order, length)
 
 
 @pytest.fixture
 def two_workers():
-    """A threaded engine that can run two operations at once."""
+    """A threaded engine with two workers."""
     chosen = engine.create("ThreadedEngine", cpu_workers=2)
     with engine.using(chosen):
         yield chosen
@@ -165,10 +167,10 @@ def two_workers():
     chosen.stop()
 
 
-def test_binding_waits_for_who_still_reads_the_memory_that_moves(two_workers):
-    """A reader of A's output is running when B is bound, and B's bind has to move A.
+def test_bind_waits_for_readers_of_moving_memory(two_workers):
+    """A bind of B that has to move A waits for a running reader of A's output.
 
-    A.forward, [reader ... gate opens when B's bind begins to wait ... reads], bind B returns only here
+    The reader starts, the bind of B begins to wait, the reader reads, and only then the bind returns.
     """
     small = chain(300, mx.cpu())
     held = small.forward(data=np.ones(300, "float32"))[0]
@@ -179,7 +181,7 @@ def test_binding_waits_for_who_still_reads_the_memory_that_moves(two_workers):
     def slow():
         started.set()
         assert gate.wait(60)
-        seen.append(bound.wait(0.3))  # a bind that does not wait is done long before
+        seen.append(bound.wait(0.3))  # a bind that did not wait would set the event earlier
         kept.raw()[...] = held.raw()
 
     two_workers.push(slow, [held.var], [kept.var], mx.cpu(), name="slow reader")
@@ -198,8 +200,8 @@ def test_binding_waits_for_who_still_reads_the_memory_that_moves(two_workers):
     assert seen == [False]
 
 
-def test_arrays_of_an_executor_that_moved_are_still_its_arrays():
-    """Outputs and views of them, taken before the move, show the last run after it, and later runs too."""
+def test_outputs_follow_an_executor_that_moves():
+    """Outputs and their views that were taken before a move show the values of the last run, and of later runs."""
     small = chain(300, mx.cpu())
     small.forward(data=np.ones(300, "float32"))
     out = small.outputs[0]
@@ -216,7 +218,7 @@ def test_arrays_of_an_executor_that_moved_are_still_its_arrays():
 
 
 def test_an_exported_array_keeps_the_block_that_it_came_from():
-    """Memory that another library holds is neither moved nor reused; once dropped, it returns to storage."""
+    """An exported array keeps its old block unchanged; the block is freed once the array is dropped."""
     ctx = mx.cpu(61)
     start = held_bytes(ctx)
     small = chain(300, ctx)
@@ -227,7 +229,7 @@ def test_an_exported_array_keeps_the_block_that_it_came_from():
     data = small.arg_arrays[0].nbytes + large.arg_arrays[0].nbytes
     for executor in (small, large):
         executor.forward(data=np.zeros(executor.arg_arrays[0].shape, "float32"))[0].wait_to_read()
-    held = [mx.nd.zeros((300,), ctx=ctx) for _ in range(8)]  # would take the block if it were free
+    held = [mx.nd.zeros((300,), ctx=ctx) for _ in range(8)]  # these arrays would reuse the block if it were free
     mx.nd.waitall()
     assert foreign.tobytes() == before.tobytes()
     del held
@@ -237,8 +239,8 @@ def test_an_exported_array_keeps_the_block_that_it_came_from():
     assert held_bytes(ctx) - start == large.memory_plan.peak + data
 
 
-def test_no_view_of_memory_that_was_given_back_is_kept():
-    """Prepared calls hold views: after a move nothing keeps the old bytes alive, not even before the next run."""
+def test_moved_executor_frees_its_old_block():
+    """After a move no prepared call keeps the old block alive."""
     ctx = mx.cpu(62)
     with storage.using(RawResource(device.get(ctx))):
         small = chain(300, ctx)
@@ -258,7 +260,7 @@ def test_no_view_of_memory_that_was_given_back_is_kept():
 
 @pytest.mark.parametrize("raised", [False, True])
 def test_a_failure_survives_the_move(driver, raised):
-    """Binding neither swallows nor raises an output's error; reading the output raises it."""
+    """A bind that moves a failed output does not raise its error, but reading the output does."""
     small = chain(300, mx.cpu())
     small.forward(data=np.ones(300, "float32"))[0].wait_to_read()
     out = small.outputs[0]
@@ -282,7 +284,7 @@ def test_a_failure_survives_the_move(driver, raised):
 
 
 def test_every_device_of_a_pool_grows_on_its_own():
-    """Two groups on two devices: each block is as large as any executor's largest need on that device."""
+    """A pool on two devices has on each device the largest need of an executor there."""
     groups = {"a": mx.cpu(63), "b": mx.cpu(64)}
 
     def bound(left, right, shared=None):
@@ -311,8 +313,8 @@ def test_every_device_of_a_pool_grows_on_its_own():
 
 
 @pytest.mark.parametrize("length", [1, 3, 7])
-def test_sizes_that_are_no_multiples_of_the_alignment_lie_side_by_side(length):
-    """MXNet's own plans count no padding, and none is allocated; every element is at a multiple of its size."""
+def test_mxnet_plans_have_no_padding(length):
+    """With MXNet's plan no padding is allocated, arrays are aligned to their elements, and values are right."""
     x, y = mx.sym.Variable("x"), mx.sym.Variable("y")
     wide = mx.sym.sum(mx.sym.Cast(mx.sym.exp(y), dtype="float64"))
     byte = mx.sym.Cast(mx.sym.square(x), dtype="uint8")
@@ -328,15 +330,15 @@ def test_sizes_that_are_no_multiples_of_the_alignment_lie_side_by_side(length):
 
 
 def test_a_pool_belongs_to_one_engine():
-    """Executors of two engines cannot share: their operations would not wait for each other."""
+    """Sharing a pool with an executor of another engine raises a BindError."""
     first = chain(30, mx.cpu())
     with engine.using(engine.create("NaiveEngine")), pytest.raises(BindError, match=r"shared_exec was bound under"):
         chain(40, mx.cpu(), first)
     assert first.pool.nbytes == {mx.cpu(): first.memory_plan.peak}
 
 
-def test_backward_after_the_owner_is_lost_is_refused():
-    """A pool that grew still knows whose values it holds."""
+def test_backward_after_another_executor_ran_is_refused():
+    """Backward raises if another executor of the pool has run forward since, also after the pool grew."""
     first = bucket(2, mx.cpu())
     load(first, 2)
     first.forward(is_train=True)
@@ -347,8 +349,8 @@ def test_backward_after_the_owner_is_lost_is_refused():
         first.backward()
 
 
-def test_an_executor_on_the_outputs_of_another_follows_when_they_move(driver):
-    """B reads what A puts out, prepared once; A's memory moves when C joins A's pool; B goes on with the new bytes."""
+def test_reader_of_outputs_follows_a_move(driver):
+    """An executor whose input is the output of a second executor reads the new memory after the second has moved."""
     small = chain(300, mx.cpu())
     net = mx.sym.Variable("x") + 1
     reader = net.bind(mx.cpu(), [small.outputs[0]], grad_req="null")
@@ -363,9 +365,9 @@ def test_an_executor_on_the_outputs_of_another_follows_when_they_move(driver):
 
 @pytest.mark.parametrize("ctx", [mx.cpu(65), mx.sim(6)], ids=str)
 def test_shared_buffers_hold_the_same_bytes_in_every_order(driver, ctx):
-    """Arguments cut from one dictionary: the largest request of each decides, and earlier executors lose nothing.
+    """A shared buffer has the same bytes for every order of binding, and earlier executors keep their values.
 
-    Each executor runs before the next is bound, and all of them once more at the end.
+    Each executor runs before the next is bound.
     """
     sizes = (200, 900, 500)
     held = set()
@@ -393,8 +395,7 @@ def test_shared_buffers_hold_the_same_bytes_in_every_order(driver, ctx):
 
 
 def test_storages_that_die_before_the_fence_is_pushed(monkeypatch):
-    """The last user of the memory was dropped, and its storages are freed just before the fence: the fence is
-    pushed."""
+    """A run works if the storages of the pool's last user are freed just before the run's fence is pushed."""
     net = mx.sym.Activation(mx.sym.Variable("x"), act_type="relu") + 1
     first = net.simple_bind(mx.cpu(), x=(2, 3))
     second = net.simple_bind(mx.cpu(), x=(2, 3), shared_exec=first)
@@ -413,7 +414,7 @@ def test_storages_that_die_before_the_fence_is_pushed(monkeypatch):
 
 
 def test_executor_of_equal_need_keeps_the_block():
-    """An executor that needs no more than its pool has joins it without a new block: nothing moves."""
+    """An executor that needs no more than the pool has uses its block, and nothing is moved or allocated."""
     ctx = mx.cpu(62)
     first = chain(3000, ctx)
     first.forward(data=np.ones(3000, "float32"))[0].wait_to_read()

@@ -1,4 +1,4 @@
-"""Pools whose device has no room for a larger block: kept blocks, restored blocks, and errors."""
+"""Pools on devices without room for a larger block next to the old one: moved, restored and lost blocks."""
 
 import numpy as np
 import pytest
@@ -14,14 +14,17 @@ from weftplan.storage.raw import RawResource
 
 @pytest.mark.parametrize("order", ["lazy", "random"])
 def test_a_device_without_room_for_both_blocks(order):
-    """The larger block fits alone only: contents wait on the host. Too large for that: nothing has changed."""
+    """If only one block fits, contents wait on the host while the larger block replaces the smaller.
+
+    If the larger block does not fit either, the bind raises and nothing changes.
+    """
     ctx = mx.sim(4)
     with storage.using(PoisonResource(RawResource(device.get(ctx)))):
         small = chain(3000, ctx)
         data = mx.nd.ones((3000,), ctx=ctx)
         out = small.forward(data=data)[0]
         arguments = 5000 * 4
-        held_bytes(ctx)  # nothing that is dead is counted
+        held_bytes(ctx)  # free dead arrays first
         room = device.get(ctx).used + arguments
         place = configure(4, capacity=room + small.memory_plan.peak, order=order, seed=1)
         try:
@@ -45,8 +48,7 @@ def test_a_device_without_room_for_both_blocks(order):
 @pytest.mark.parametrize("ran", [False, True])
 @pytest.mark.parametrize("order", ["lazy", "random"])
 def test_a_block_that_does_not_even_fit_alone(order, ran):
-    """The larger executor's arguments fit, but its block does not, even without the old block: the old block comes
-    back, with the last run's contents."""
+    """If the larger block does not fit even without the old block, the old block and its contents are restored."""
     ctx = mx.sim(4)
     with storage.using(PoisonResource(RawResource(device.get(ctx)))):
         small = chain(3000, ctx)
@@ -72,7 +74,7 @@ def test_a_block_that_does_not_even_fit_alone(order, ran):
 
 
 def test_a_block_that_is_lost_for_good_is_told_and_comes_back(monkeypatch):
-    """Another allocation took the old block's memory: every use raises, until a bind finds room for all."""
+    """If the old block cannot be restored, each use raises until a bind finds room for all executors."""
     ctx = mx.cpu(7)
     small = chain(3000, ctx)
     data, out = mx.nd.ones((3000,), ctx=ctx), small.outputs[0]

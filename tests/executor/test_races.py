@@ -1,4 +1,4 @@
-"""Operations that touch the same bytes are ordered by the engine, whatever plan they run by."""
+"""The engine orders all operations of an executor that touch the same bytes, for every plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPAT = ("none", "mxnet", "paddle", "paddle_pir")
 
 
 def half_unused() -> mx.sym.Symbol:
-    """Return a split with one half as output and the other unread; a neighbour has scratch of the size of both."""
+    """Return a split with one unread half, and a node with scratch memory of the size of both halves."""
     x = mx.sym.Variable("x")
     a = mx.sym.Activation(x, act_type="softrelu", name="a")
     halves = mx.sym.SliceChannel(a, num_outputs=2, axis=1, name="halves")
@@ -29,8 +29,8 @@ def half_unused() -> mx.sym.Symbol:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("compat", COMPAT)
 @pytest.mark.parametrize("grad_req", ["null", "write", "add"])
-def test_an_output_that_nobody_reads_leaves_no_hole_in_the_order(strategy, compat, grad_req, monkeypatch):
-    """No two operations meet without an order: an unused output has no writer that could pass the order on."""
+def test_unread_output_keeps_operations_ordered(strategy, compat, grad_req, monkeypatch):
+    """Operations that reuse the memory of an unread output, which no node writes, are ordered."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
     options = planner.PlanOptions(strategy=strategy, compat=compat)
     executor = half_unused().simple_bind(mx.cpu(), x=(8, 8), grad_req=grad_req, plan_options=options)
@@ -40,7 +40,7 @@ def test_an_output_that_nobody_reads_leaves_no_hole_in_the_order(strategy, compa
 
 @pytest.mark.parametrize("seed", [5, 8, 10])
 def test_an_unused_output_changes_no_bit_in_any_order(seed, monkeypatch):
-    """MXNet's compatible plan in offsets gives the bits of the plan that shares nothing, as the simulator chooses."""
+    """With random orders of the simulator, MXNet's plan gives the bits of a plan without sharing."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
     values = np.random.default_rng(seed).standard_normal((8, 8)).astype("float32")
     results = []
@@ -59,8 +59,8 @@ def test_an_unused_output_changes_no_bit_in_any_order(seed, monkeypatch):
     assert results[0] == results[1]
 
 
-def two_ways() -> mx.sym.Symbol:
-    """The gradients of two layers that have nothing in common but their input, so that backward is two segments."""
+def parallel_layers() -> mx.sym.Symbol:
+    """Return the sums of three layers that have only their input in common."""
     x = mx.sym.Variable("x")
     return mx.sym.Group(
         [mx.sym.sum(mx.sym.tanh(mx.sym.FullyConnected(x, num_hidden=256, name=f"fc{k}"))) for k in range(3)]
@@ -68,9 +68,9 @@ def two_ways() -> mx.sym.Symbol:
 
 
 @pytest.mark.parametrize("grad_req", ["null", "write"])
-def test_a_forward_part_in_one_segment_is_its_own_fence(grad_req):
-    """One operation less is pushed, and runs stay ordered; with a monitor, which sees every node, there is a fence."""
-    net = two_ways()
+def test_single_forward_segment_needs_no_fence(grad_req):
+    """A forward part of one segment needs no fence operation, unless a monitor sees every node."""
+    net = parallel_layers()
     executor = net.simple_bind(mx.cpu(), x=(256, 256), grad_req=grad_req, options=planner.PlanOptions(strategy="arena"))
     assert executor._overlaps
     assert races(executor, pushed=True) == []
@@ -91,8 +91,8 @@ def test_a_forward_part_in_one_segment_is_its_own_fence(grad_req):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_forward_part_in_segments_behind_the_first_is_its_own_fence(strategy, monkeypatch):
-    """Five segments, each after the previous, are in order without a fence operation."""
+def test_chained_forward_segments_need_no_fence(strategy, monkeypatch):
+    """Five segments that each follow the previous one need no fence operation."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN", "2")
     x = mx.sym.Variable("x")
     for k in range(5):
@@ -104,17 +104,17 @@ def test_a_forward_part_in_segments_behind_the_first_is_its_own_fence(strategy, 
     assert executor._fences_itself or strategy != "arena"
 
 
-def test_segments_that_the_first_does_not_order_need_a_fence(monkeypatch):
-    """Two layers of one input run in parallel: neither waits for the other."""
+def test_parallel_forward_segments_need_a_fence(monkeypatch):
+    """Parallel layers, which do not wait for each other, need a fence operation."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
-    executor = two_ways().simple_bind(mx.cpu(), x=(64, 64), options=planner.PlanOptions(strategy="arena"))
+    executor = parallel_layers().simple_bind(mx.cpu(), x=(64, 64), options=planner.PlanOptions(strategy="arena"))
     assert executor._overlaps
     assert races(executor, pushed=True) == []
     assert not executor._fences_itself
 
 
-def test_small_gradients_are_told_together():
-    """A segment of backward ends when gradients of 64 KiB are ready, or with the last gradient."""
+def test_small_gradients_end_one_segment():
+    """A backward segment ends when gradients of 64 KiB are ready, or with the last gradient."""
     x = mx.sym.Variable("x")
     for k, units in enumerate((8, 8, 512, 8, 8)):
         x = mx.sym.FullyConnected(x, num_hidden=units, name=f"fc{k}")
@@ -124,15 +124,15 @@ def test_small_gradients_are_told_together():
     assert len(ends) == 1
     larger = mx.sym.MakeLoss(x).simple_bind(mx.cpu(), x=(8, 4096), grad_req="write")
     larger._prepare()
-    assert len(larger._backward_segments) == 1  # that of the large one is the last in any case
+    assert len(larger._backward_segments) == 1  # the large gradient comes last
     back = mx.sym.MakeLoss(mx.sym.FullyConnected(x, num_hidden=4096, name="wide")).simple_bind(mx.cpu(), x=(8, 64))
     back._prepare()
     ends = [[step.node.name for step in segment.steps] for segment in back._backward_segments]
     assert [names[-1] for names in ends] == ["wide_backward", "fc0_backward"]
 
 
-def test_a_run_waits_for_who_reads_what_the_one_before_left():
-    """A pending operation reads an output: the next run does not write over it, nor over what lies there too."""
+def test_run_waits_for_readers_of_earlier_outputs():
+    """A run does not overwrite an output that a pending operation reads, nor other results in the same memory."""
     x = mx.sym.Variable("x")
     executor = mx.sym.tanh(mx.sym.FullyConnected(x, num_hidden=64)).simple_bind(
         mx.cpu(), x=(64, 64), grad_req="null", options=planner.PlanOptions(strategy="arena")
@@ -151,8 +151,8 @@ def test_a_run_waits_for_who_reads_what_the_one_before_left():
 
 
 def test_a_run_that_failed_does_not_spoil_the_next(monkeypatch):
-    """A wait raises a segment's failure once; the next run, which writes the same vars, succeeds."""
-    executor = two_ways().simple_bind(
+    """A wait raises the failure of a run once, and the next run succeeds."""
+    executor = parallel_layers().simple_bind(
         mx.cpu(), x=(256, 256), grad_req="null", options=planner.PlanOptions(strategy="arena")
     )
     executor.forward(x=np.ones((256, 256), np.float32))
@@ -174,8 +174,8 @@ def test_a_run_that_failed_does_not_spoil_the_next(monkeypatch):
         assert np.array_equal(one.asnumpy(), value)
 
 
-def test_the_judge_finds_a_race():
-    """Without the plan's order of reuse, operations meet, and the judge names them."""
+def test_race_detector_finds_a_race():
+    """Without the plan's reuse edges the race detector lists races."""
     x = mx.sym.Variable("x")
     net = mx.sym.Group([mx.sym.sum(mx.sym.FullyConnected(x, num_hidden=8, name=f"fc{k}")) for k in range(3)])
     whole = net.simple_bind(mx.cpu(), x=(8, 8), grad_req="null", plan_options=planner.PlanOptions(strategy="arena"))

@@ -1,4 +1,4 @@
-"""Refusals of an executor: messages, and no half-done state."""
+"""Executors refuse invalid input with clear messages, and stay in a consistent state."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from weftplan.planner import PlanOptions
 
 
 def test_bind_bad_input():
-    """Missing arguments, wrong contexts and gradients that do not fit are named."""
+    """Missing arguments, wrong contexts, shapes, types and gradients raise errors that name them."""
     net = mlp()
     names = net.list_arguments()
     arrays = dict(zip(names, (mx.nd.zeros(s) for s in net.infer_shape(data=(4, 5))[0]), strict=True))
@@ -37,7 +37,7 @@ def test_bind_bad_input():
 
 
 def test_copy_params_from_is_all_or_nothing():
-    """An unknown name stops the call before anything is copied; values are cast."""
+    """``copy_params_from`` copies nothing if a name is unknown or a shape is wrong; it casts values."""
     executor = mlp().simple_bind(mx.cpu(), data=(4, 5))
     good = mx.nd.ones((8, 5), dtype="float64")
     with pytest.raises(BindError, match="'nope'"):
@@ -51,7 +51,7 @@ def test_copy_params_from_is_all_or_nothing():
 
 @pytest.fixture
 def broken(monkeypatch):
-    """Whether the node "middle" fails."""
+    """Return a list of one boolean: whether the node ``middle`` fails."""
     from weftplan.executor import prepared_calls
 
     told = [True]
@@ -72,7 +72,7 @@ def broken(monkeypatch):
 
 
 def test_a_failing_kernel_reaches_the_reader(broken):
-    """An error in a node is raised at the read, naming the node; the executor works again afterwards."""
+    """A failed node raises at the read of an output, with its name and line; the next run works."""
     net = mx.sym.sqrt(mx.sym.square(mx.sym.Variable("x"), name="middle"))
     executor = net.simple_bind(mx.cpu(), grad_req="null", x=(4,))
     executor.arg_dict["x"][:] = 3
@@ -86,8 +86,8 @@ def test_a_failing_kernel_reaches_the_reader(broken):
 
 
 @pytest.mark.parametrize("reused", [False, True])
-def test_what_does_not_need_a_failed_result_is_computed(monkeypatch, broken, reused):
-    """Whatever memory the plan hands on, gradients that do not need the failed first operation of a run are there."""
+def test_independent_gradients_survive_a_failure(monkeypatch, broken, reused):
+    """Gradients that do not need the failed first node are right, with and without reuse of memory."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN", "1")
     x, bias = mx.sym.Variable("x"), mx.sym.Variable("bias")
     net = mx.sym.square(x, name="middle")
@@ -114,26 +114,28 @@ def test_what_does_not_need_a_failed_result_is_computed(monkeypatch, broken, reu
 
 
 def test_duplicate_names():
-    """Two variables of one name are refused at bind."""
+    """Two variables of one name raise an error at bind."""
     net = mx.sym.Variable("same") + mx.sym.Variable("same")
     with pytest.raises(BindError, match="Duplicate names detected"):
         net.bind(mx.cpu(), [mx.nd.ones((2,)), mx.nd.ones((2,))])
 
 
 def layers():
-    """Data, a layer, a normalisation, a loss."""
+    """Return a layer, a batch norm and a loss."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
     return mx.sym.SoftmaxOutput(mx.sym.BatchNorm(net, name="bn"), name="softmax")
 
 
 def test_a_parameter_without_a_value_is_an_error():
-    """Parameters that copy_params_from omitted and no call has set are listed at forward; zeros would look
-    plausible."""
+    """``forward`` raises an error that lists parameters without a value, instead of using zeros.
+
+    This applies once ``copy_params_from`` has omitted them.
+    """
     executor = layers().simple_bind(mx.cpu(), grad_req="null", data=(2, 4))
     inputs = {name: mx.nd.ones(executor.arg_dict[name].shape) for name in ("fc_weight", "bn_gamma")}
     executor.copy_params_from(inputs)
     lost = r"\['fc_bias', 'bn_beta', 'bn_moving_mean', 'bn_moving_var'\] never got a value"
-    for _ in range(2):  # not only once
+    for _ in range(2):  # the second call raises, too
         with pytest.raises(MXNetError, match=lost):
             executor.forward(data=mx.nd.ones((2, 4)))
     with pytest.raises(MXNetError, match=lost):
@@ -141,13 +143,13 @@ def test_a_parameter_without_a_value_is_an_error():
     executor.arg_dict["fc_bias"][:] = 0
     with pytest.raises(MXNetError, match=r"\['bn_beta', 'bn_moving_mean', 'bn_moving_var'\] never"):
         executor.forward(data=mx.nd.ones((2, 4)))
-    executor.forward(is_train=True, bn_beta=mx.nd.zeros((3,)))  # moving statistics come from batches
+    executor.forward(is_train=True, bn_beta=mx.nd.zeros((3,)))  # moving statistics are computed from the batch
     executor.copy_params_from({}, {"bn_moving_mean": mx.nd.zeros((3,)), "bn_moving_var": mx.nd.ones((3,))})
     executor.forward()
 
 
-def test_zeros_may_be_meant():
-    """allow_missing says so; arrays of the caller, inputs whose shape was given and labels are never asked for."""
+def test_parameters_that_may_stay_zero():
+    """With ``allow_missing``, and for arrays of the caller, ``forward`` uses zeros without an error."""
     executor = layers().simple_bind(mx.cpu(), grad_req="null", data=(2, 4))
     executor.copy_params_from({"fc_weight": mx.nd.ones((3, 4))}, allow_missing=True)
     executor.forward()
@@ -160,8 +162,10 @@ def test_zeros_may_be_meant():
 
 @pytest.mark.parametrize("strategy", ["", "dynamic"])
 def test_backward_without_forward(strategy, monkeypatch):
-    """It runs if the gradients need no forward result, twice and with shared memory too, as in MXNet; an executor whose
-    memory it overwrites has to run forward again."""
+    """Backward without forward works if the gradients need no result of forward; otherwise it raises an error.
+
+    It can be repeated, and it can share memory, as in MXNet.
+    """
     if strategy:
         monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", strategy)
     x = mx.sym.Variable("x")
@@ -180,9 +184,11 @@ def test_backward_without_forward(strategy, monkeypatch):
         drawn.simple_bind(mx.cpu(), x=(3,)).backward(mx.nd.ones((3,)))
 
 
-def test_words_that_simple_bind_does_not_know():
-    """What resembles no option and no argument is left out with a warning (MXNet does that silently); what is near
-    one is an error that names it."""
+def test_unknown_keywords_of_simple_bind():
+    """``simple_bind`` warns of unknown keywords and ignores them; a misspelt option raises an error.
+
+    MXNet ignores both without a warning.
+    """
     net = mx.sym.Variable("data") * 2.0
     with pytest.warns(UserWarning, match=r"no arguments or options named \['force_rebind', 'zzz'\]"):
         executor = net.simple_bind(mx.cpu(), data=(2,), force_rebind=True, zzz=3)
@@ -192,7 +198,7 @@ def test_words_that_simple_bind_does_not_know():
 
 
 def test_backward_after_forward_outside_training():
-    """Where no operator behaves otherwise in training, forward() will do for backward, as in MXNet."""
+    """After ``forward()`` without training, backward works if no operator behaves differently in training."""
     x = mx.sym.Variable("x")
     executor = mx.sym.broadcast_mul(x, mx.sym.tanh(x)).bind(mx.cpu(), [mx.nd.array([0.5, -2.0])], [mx.nd.zeros((2,))])
     with pytest.raises(MXNetError, match=r"run forward\(is_train=True\) first$"):
@@ -213,8 +219,10 @@ def test_backward_after_forward_outside_training():
     ],
 )
 def test_operators_that_need_training(net, data):
-    """Operators that keep nothing for their gradient outside training are named; without dropout or batch statistics
-    they may run."""
+    """Backward after inference raises for Dropout, BatchNorm and RNN, which need results of a training run.
+
+    With p=0 or global statistics it works.
+    """
     executor = net(mx.sym.Variable("x")).simple_bind(mx.cpu(), x=data)
     executor.forward()
     with pytest.raises(MXNetError, match=r"'odd' keeps what its gradient needs in training only"):

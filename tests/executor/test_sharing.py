@@ -1,4 +1,4 @@
-"""Memory that executors share, arrays that users hold meanwhile, and memory after the executors are gone."""
+"""Memory that executors share, arrays that users keep meanwhile, and memory after executors are dropped."""
 
 import gc
 import threading
@@ -14,7 +14,7 @@ from weftplan.planner.program import Graph
 
 @pytest.fixture
 def two_workers(monkeypatch):
-    """A threaded engine that can run two operations at once."""
+    """A threaded engine with two workers."""
     monkeypatch.setenv("MXNET_CPU_WORKER_NTHREADS", "2")
     chosen = engine.create("ThreadedEngine")
     with engine.using(chosen):
@@ -24,7 +24,7 @@ def two_workers(monkeypatch):
 
 
 def chain():
-    """``exp(data) ** 2``: one planned array besides the output."""
+    """Return ``exp(data) ** 2``, which has one planned array in addition to the output."""
     return mx.sym.square(mx.sym.exp(mx.sym.Variable("data")))
 
 
@@ -35,16 +35,16 @@ def loss_net():
 
 
 def live_bytes():
-    """Return the bytes that storage has given out on cpu(0), once everything that is dead has been handed back."""
-    for _ in range(4):  # a part's release may let go of its slab, whose release comes a drain later
+    """Return the bytes that storage has given out on cpu(0), after all dead arrays have been freed."""
+    for _ in range(4):  # freeing a part may free its slab in the next drain
         mx.nd.zeros((1,)).wait_to_read()
         mx.nd.waitall()
     return storage.get(mx.cpu()).statistics().requested_bytes
 
 
 @pytest.mark.parametrize("strategy", ["match_range", "arena"])
-def test_an_output_that_is_being_read_is_not_overwritten_by_a_sharing_executor(two_workers, strategy):
-    """A reader of A's output that is still waiting delays B, which shares A's memory; afterwards the same for A.
+def test_output_being_read_is_not_overwritten(two_workers, strategy):
+    """B, which shares A's memory, does not run before a pending reader of A's output has ended.
 
     A.forward --> [reader waits for the gate ........ reads A's output]
                   B.forward must not start before here ^
@@ -72,7 +72,7 @@ def test_an_output_that_is_being_read_is_not_overwritten_by_a_sharing_executor(t
 
 
 def test_backward_after_a_sharing_executor_ran_is_refused():
-    """A.forward, B.forward, A.backward: B has written over what A kept, so A says so instead of computing nonsense."""
+    """A.backward raises if B, which shares A's memory, has run forward since A did."""
     first = loss_net().simple_bind(mx.cpu(), data=(4, 5))
     first.arg_dict["data"][:] = 1.0
     second = first.reshape(data=(2, 5), softmax_label=(2,))
@@ -87,10 +87,10 @@ def test_backward_after_a_sharing_executor_ran_is_refused():
 
 
 def test_no_executor_needs_the_cycle_collector():
-    """Bound, run, reshaped, dropped: all bytes are back without a run of the garbage collector."""
+    """Executors that were bound, run, reshaped and dropped free all their bytes without the garbage collector."""
     loss_net().simple_bind(mx.cpu(), data=(4, 5)).forward()[0].wait_to_read()
     start = None
-    while start != (start := live_bytes()):  # without the GIL a worker drops its last objects when it next wakes
+    while start != (start := live_bytes()):  # without the GIL a worker frees its last objects when it next wakes
         gc.collect()
     gc.disable()
     try:
@@ -108,12 +108,10 @@ def test_no_executor_needs_the_cycle_collector():
 
 @pytest.mark.parametrize("budget", [None, "1GB"])
 def test_a_bind_leaves_no_cycles(budget):
-    """Graphs that passes have superseded go with the bind, those of a network whose layers are joined included."""
+    """A bind frees all its intermediate graphs without the garbage collector, also with a budget."""
     result = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8)
     symbol = mx.sym.FullyConnected(mx.sym.Activation(result, act_type="relu"), num_hidden=3)
-    symbol.simple_bind(mx.cpu(), budget=budget, data=(4, 5)).forward()[
-        0
-    ].wait_to_read()  # fills the caches of a first bind
+    symbol.simple_bind(mx.cpu(), budget=budget, data=(4, 5)).forward()[0].wait_to_read()  # fill the caches first
     gc.collect()
 
     def graphs():
@@ -131,7 +129,7 @@ def test_a_bind_leaves_no_cycles(budget):
 
 
 def test_growing_by_reshape_keeps_no_slab_of_smaller_sizes():
-    """A pool holds the block that its largest executor needs, not one of every size that there ever was."""
+    """After repeated growth by reshape, only the largest block is in use."""
     start = live_bytes()
     options = planner.PlanOptions.from_environment(strategy="arena")
     executor = chain().simple_bind(mx.cpu(), data=(1000,), grad_req="null", plan_options=options)
@@ -143,7 +141,7 @@ def test_growing_by_reshape_keeps_no_slab_of_smaller_sizes():
 
 
 def test_an_executor_runs_under_the_engine_it_was_bound_under():
-    """Under another engine forward refuses before it changes anything; back under its own it runs on."""
+    """Under another engine ``forward`` raises and changes nothing; under its own engine it works again."""
     executor = chain().simple_bind(mx.cpu(), data=(3,), grad_req="null")
     second = engine.create("NaiveEngine")
     with engine.using(second), pytest.raises(EngineError, match=r"was bound under .* bind it again"):

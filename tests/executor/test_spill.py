@@ -1,4 +1,4 @@
-"""Results offloaded to the host: same bits, planned bytes, copies parallel to the computation, on simulated devices."""
+"""Results offloaded to the host, on simulated devices: equal bits, planned bytes, and copies during computation."""
 
 import itertools
 
@@ -15,11 +15,11 @@ from weftplan.storage.raw import RawResource
 
 ENGINES = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"]
 DEVICES = itertools.count(100)
-"""A simulated device of its own for each use: clocks and capacities are the device's."""
+"""Numbers of simulated devices; each use takes a new device, because a device has a clock and a capacity."""
 
 
 def network(dropout=0.0, layers=6):
-    """Pointwise convolutions (small scratch), batch norm, activations, dropout: backward needs most results."""
+    """Return layers of 1x1 convolution, batch norm, tanh and dropout; backward needs most of their results."""
     net = sym.Variable("data")
     for k in range(layers):
         net = sym.Convolution(net, kernel=(1, 1), num_filter=8, name=f"conv{k}")
@@ -34,12 +34,12 @@ SHAPES = {"data": (8, 3, 16, 16)}
 
 
 def requests(net):
-    """Gradients of the parameters alone."""
+    """Return the grad_req of all arguments: gradients for parameters only."""
     return {name: "null" if name in ("data", "softmax_label") else "write" for name in net.list_arguments()}
 
 
 def bound(net, ctx, share=None, shared=None, shapes=None, **options):
-    """Return an executor under a budget of ``share`` of its plain plan, with fixed contents."""
+    """Return an executor with fixed contents, and with a budget of ``share`` of its plain peak unless this is None."""
     shapes = SHAPES if shapes is None else shapes
     reqs = requests(net)
     if share is not None:
@@ -51,7 +51,7 @@ def bound(net, ctx, share=None, shared=None, shapes=None, **options):
 
 
 def fill(executor):
-    """Fixed values for every argument and state."""
+    """Write fixed values to every argument and state."""
     seeded = np.random.default_rng(3)
     for _, array in sorted(executor.arg_dict.items()):
         array[:] = (seeded.standard_normal(array.shape) * 0.3).astype("float32")
@@ -60,8 +60,8 @@ def fill(executor):
         array[:] = 1.0 if name.endswith("var") else 0.0
 
 
-def trained(executor, runs=2):
-    """Return the bytes of outputs, gradients and states after some runs."""
+def train(executor, runs=2):
+    """Run ``runs`` training steps and return the bytes of outputs, gradients and states."""
     mx.random.seed(7)
     for _ in range(runs):
         executor.forward(is_train=True)
@@ -71,7 +71,7 @@ def trained(executor, runs=2):
 
 
 def spills(executor):
-    """Nodes that copy to the host."""
+    """Return the nodes that copy results to the host."""
     return [node for node in executor.planned.graph.nodes if node.attrs.get("__spill__") == "out"]
 
 
@@ -79,25 +79,25 @@ def spills(executor):
 @pytest.mark.parametrize("order", ["lazy", "random"])
 @pytest.mark.parametrize("bulk", ["0", "1"])
 def test_same_bits_with_results_on_the_host(monkeypatch, kind, order, bulk):
-    """Every engine, whatever order the device's streams take, with dropout: as with everything kept.
+    """On every engine, with any order of streams, training with offloaded results has the bits of training without.
 
-    A copy that does not wait for its source, or memory that is reused before the copy has ended, would show as
-    poison: storage of simulated devices is poisoned as it comes and goes.
+    Memory of simulated devices is poisoned when it is allocated and freed. A copy that did not wait for its source, and
+    memory reused before its copy has ended, would give wrong bits.
     """
     ctx = mx.sim(next(DEVICES))
-    want = trained(bound(network(dropout=0.3), ctx))
+    want = train(bound(network(dropout=0.3), ctx))
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", bulk)
     configure(ctx.device_id, order=order, seed=5)
     with engine.using(engine.create(kind)):
         executor = bound(network(dropout=0.3), ctx, share=0.7)
         assert len(spills(executor)) >= 2
         planner.validate(executor.planned)
-        assert trained(executor) == want
+        assert train(executor) == want
 
 
 @pytest.mark.parametrize("strategy", ["auto", "arena", "match_range"])
 def test_bytes_on_both_sides_are_the_planned_ones(strategy):
-    """Storage of the device and of the host gives out exactly what the plan says for each."""
+    """The device and the host allocate exactly the planned bytes."""
     ctx = mx.sim(next(DEVICES))
     host = mx.Context("cpu_pinned", ctx.device_id)
     net = network()
@@ -123,9 +123,9 @@ def test_bytes_on_both_sides_are_the_planned_ones(strategy):
 
 
 def test_a_device_too_small_for_the_network_trains_it():
-    """Without a budget binding runs out of memory; with one it trains, and the results are the same."""
+    """On a device that is too small for the plain plan, a bind with a budget trains to the same bits."""
     net = network()
-    want = trained(bound(net, mx.cpu()))
+    want = train(bound(net, mx.cpu()))
     ctx = mx.sim(next(DEVICES))
     reqs = requests(net)
     plain = net.plan(SHAPES, grad_req=reqs, context=ctx)
@@ -137,34 +137,34 @@ def test_a_device_too_small_for_the_network_trains_it():
         executor = net.simple_bind(ctx, grad_req=reqs, memory_budget=around + int(plain.peak * 0.75), **SHAPES)
         fill(executor)
         assert spills(executor)
-        assert trained(executor) == want
+        assert train(executor) == want
         del executor
         mx.nd.waitall()
 
 
-def test_repetition_and_spills_together(monkeypatch):
-    """On a link so slow that both are chosen: twins read what came back, backward reads both, the bits are the same."""
+def test_recomputation_and_offloading_together(monkeypatch):
+    """On a slow link, plans both recompute and offload results, and training has the same bits."""
     monkeypatch.setattr("weftplan.planner.spill.search.PCIE", Link(bandwidth=5e8, latency=1e-5))
     net = network(dropout=0.3, layers=3)
     ctx = mx.sim(next(DEVICES))
-    want = trained(bound(net, ctx))
+    want = train(bound(net, ctx))
     mixed = 0
     for share in (0.7, 0.5):
         executor = bound(net, ctx, share=share)
         planner.validate(executor.planned)
-        assert trained(executor) == want, share
+        assert train(executor) == want, share
         nodes = executor.planned.graph.nodes
         mixed += bool(spills(executor)) and any(node.mirror_of is not None for node in nodes)
     assert mixed
 
 
-def test_nothing_is_copied_in_a_run_without_backward():
-    """Forward with is_train=False leaves the host's memory alone."""
+def test_inference_copies_nothing_to_the_host():
+    """A forward run with ``is_train=False`` does not write to the host's memory."""
     ctx = mx.sim(next(DEVICES))
     executor = bound(network(), ctx, share=0.7)
     planned = executor.planned
     out = next(nid for nid in planned.order if planned.graph.nodes[nid].attrs.get("__spill__") == "out")
-    executor._prepare_once()  # only then there are arrays of all that is planned
+    executor._prepare_once()  # creates the arrays of all planned entries
     host = executor._memory.entry(planned.graph.row[out])
     host[:] = 5.0
     executor.forward(is_train=False)[0].wait_to_read()
@@ -174,16 +174,16 @@ def test_nothing_is_copied_in_a_run_without_backward():
 
 
 def seconds_of_a_run(share, bandwidth):
-    """Return (virtual seconds of a run on a device with slow kernels, seconds of its copies)."""
+    """Return the virtual seconds of a run with kernels of 1 ms, and the seconds that its copies take."""
     ctx = mx.sim(next(DEVICES))
     place = configure(ctx.device_id, cost=CostModel(launch=1e-3, latency=1e-5, bandwidth=bandwidth))
     with engine.using(engine.create("ThreadedEnginePerDevice", gpu_workers=1)):
         executor = bound(network(), ctx, share)
-        trained(executor, runs=1)
+        train(executor, runs=1)
         mx.nd.waitall()
         place.synchronize()
         before = place.clock
-        trained(executor, runs=1)
+        train(executor, runs=1)
         place.synchronize()
         out = sum(
             executor.planned.memory.entry_nbytes[executor.planned.graph.row[nid]]
@@ -193,10 +193,10 @@ def seconds_of_a_run(share, bandwidth):
         return place.clock - before, 2 * float(out) / bandwidth
 
 
-def test_copies_run_beside_the_computation():
-    """Kernels of a millisecond hide copies that take a fifth of the run; copies much longer than the run do not hide.
+def test_copies_overlap_with_computation():
+    """Kernels of 1 ms hide at least half of the time of copies.
 
-    The second half shows that the first can fail: the clock does count copies.
+    Copies that take much longer than the run are not hidden, which shows that the clock counts copies.
     """
     plain, _ = seconds_of_a_run(None, 1e9)
     hidden, copying = seconds_of_a_run(0.7, 1.2e8)
@@ -207,10 +207,10 @@ def test_copies_run_beside_the_computation():
 
 
 def test_executors_with_results_on_the_host_share_their_memory():
-    """A pool of two sizes holds the larger need on both sides, in both orders."""
+    """A pool of two executors has the same bytes for both orders of binding, and both compute the right values."""
     net = network()
     sizes = [{"data": (4, 3, 16, 16)}, {"data": (8, 3, 16, 16)}]
-    want = [trained(bound(net, mx.cpu(), shapes=shapes)) for shapes in sizes]
+    want = [train(bound(net, mx.cpu(), shapes=shapes)) for shapes in sizes]
     held = []
     for order in ((0, 1), (1, 0)):
         ctx = mx.sim(next(DEVICES))
@@ -222,20 +222,20 @@ def test_executors_with_results_on_the_host_share_their_memory():
                 assert spills(first)
         for k in (*order, *order):
             fill(bindings[k])
-            assert trained(bindings[k]) == want[k]
+            assert train(bindings[k]) == want[k]
         held.append(sorted(bindings[0].pool.nbytes.values()))
     assert held[0] == held[1]
 
 
-def test_a_budget_on_a_cpu_sends_nothing_anywhere():
-    """Host memory cannot be relieved by host memory."""
+def test_budget_on_a_cpu_offloads_nothing():
+    """A budget on a CPU offloads nothing, because the target would be the same memory."""
     executor = bound(network(layers=3), mx.cpu(), share=0.8)
     assert not spills(executor)
     assert executor.memory_plan.on_host == 0
 
 
-def test_two_devices_are_relieved_each_to_its_own_host_memory():
-    """Layers on two devices, with copies between them: results of both wait on the host, and the bits are the same."""
+def test_two_devices_offload_to_separate_host_memory():
+    """Each of two devices offloads results to its own host memory, and training has the same bits."""
     first, second = (mx.sim(next(DEVICES)) for _ in range(2))
     groups = {"low": first, "high": second}
 
@@ -256,7 +256,7 @@ def test_two_devices_are_relieved_each_to_its_own_host_memory():
             where["low"], grad_req=requests(net), group2ctx=where, plan_options=options, **SHAPES
         )
         fill(executor)
-        return executor, trained(executor)
+        return executor, train(executor)
 
     plain, want = run(groups, None)
     executor, got = run(groups, int(plain.memory_plan.peak * 0.6))

@@ -1,4 +1,4 @@
-"""Plans under a budget whose results wait in files and on other devices, of CPU contexts too: bits, bytes, limits."""
+"""Plans whose results are offloaded to files and other devices, also from CPU contexts: bits, bytes and limits."""
 
 import gc
 import itertools
@@ -26,13 +26,13 @@ SHAPES = {"data": (8, 3, 16, 16)}
 
 @pytest.fixture(autouse=True)
 def fast_links(monkeypatch):
-    """Copies cost little, so that plans need no repetition besides, which takes long to plan."""
+    """Make copies cheap, so that plans need no recomputation, whose search takes long."""
     for name in ("FILE", "PEER"):
         monkeypatch.setattr(f"weftplan.planner.spill.search.{name}", Link(bandwidth=1e12, latency=1e-7))
 
 
 def network(layers=6):
-    """Pointwise convolutions, whose scratch is small, batch norm, activations, dropout: backward needs most results."""
+    """Return layers of 1x1 convolution, batch norm, tanh and dropout; backward needs most of their results."""
     net = sym.Variable("data")
     for k in range(layers):
         net = sym.Convolution(net, kernel=(1, 1), num_filter=8, name=f"conv{k}")
@@ -43,17 +43,17 @@ def network(layers=6):
 
 
 def requests(net):
-    """Gradients of the parameters alone."""
+    """Return the grad_req of all arguments: gradients for parameters only."""
     return {name: "null" if name in SHAPES or "label" in name else "write" for name in net.list_arguments()}
 
 
 def plain_peak(net, ctx):
-    """Return the bytes of the plan without a budget."""
+    """Return the peak of the plan without a budget, in bytes."""
     return net.plan(SHAPES, grad_req=requests(net), context=ctx).peak
 
 
-def trained(net, ctx, **options):
-    """Return (executor, bytes of its arrays after two steps)."""
+def train(net, ctx, **options):
+    """Train for two steps; return the executor and the bytes of its outputs, gradients and states."""
     executor = net.simple_bind(ctx, grad_req=requests(net), options=PlanOptions.from_environment(**options), **SHAPES)
     seeded = np.random.default_rng(3)
     for _, array in sorted(executor.arg_dict.items()):
@@ -70,7 +70,7 @@ def trained(net, ctx, **options):
 
 
 def spills(executor):
-    """Return the contexts that hold offloaded results of an executor."""
+    """Return the context of each copy of an offloaded result."""
     planned = executor.planned
     return [
         planned.devices[nid] for nid, node in enumerate(planned.graph.nodes) if node.attrs.get("__spill__") == "out"
@@ -80,14 +80,14 @@ def spills(executor):
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 @pytest.mark.parametrize(("place", "target"), [("cpu", "file"), ("sim", "file"), ("sim", "peer"), ("cpu", "peer")])
 def test_half_the_memory_gives_the_same_bits(kind, place, target, folder):
-    """Training under half the planned peak offloads results; the bits are those of the run without a budget."""
+    """With half the plain peak as budget, results are offloaded to the target, and training has the same bits."""
     net, make = network(), getattr(mx, place)
     ctx, peer = make(next(DEVICES)), make(next(DEVICES))
-    _, want = trained(net, ctx)
+    _, want = train(net, ctx)
     targets = {"spill": f"file:{folder}"} if target == "file" else {"spill": "peer", "peers": (str(peer),)}
     half = plain_peak(net, ctx) // 2
     with engine.using(engine.create(kind)):
-        executor, got = trained(net, ctx, budget=half, **targets)
+        executor, got = train(net, ctx, budget=half, **targets)
         planner.validate(executor.planned)
         assert set(spills(executor)) == {FILE if target == "file" else peer}
         plan = executor.memory_plan
@@ -102,9 +102,8 @@ def test_half_the_memory_gives_the_same_bits(kind, place, target, folder):
 
 
 @pytest.mark.parametrize("place", ["cpu", "sim"])
-def test_each_home_holds_the_planned_bytes_up_to_its_limit(place, folder):
-    """Storage of the device and of every offload target holds the planned bytes; a full target is followed by the
-    next."""
+def test_targets_hold_the_planned_bytes_up_to_their_limits(place, folder):
+    """The device and each offload target allocate the planned bytes; when a target is full, the next one is used."""
     net, ctx = network(), getattr(mx, place)(next(DEVICES))
     first = "host:160KiB" if place == "sim" else f"file:{folder}:160KiB"
     second = f"file:{folder}" if place == "sim" else "peer"
@@ -131,22 +130,21 @@ def test_each_home_holds_the_planned_bytes_up_to_its_limit(place, folder):
         mx.nd.waitall()
 
 
-def test_plans_and_arrays_share_the_limit_of_a_home(folder):
-    """Bytes of a first executor and of arrays in an offload target are unavailable to a second executor, which is
-    planned for the remainder; they are available again afterwards."""
+def test_plans_and_arrays_share_the_limit_of_a_target(folder):
+    """Bytes of an executor and of an array in a target are not available to a second executor until they are freed."""
     net, ctx = network(), mx.cpu(next(DEVICES))
     half = plain_peak(net, ctx) // 2
     text = f"file:{folder}:1MiB"
     target = OffloadTarget("file", 1 << 20, str(folder))
     peer = {"peers": (str(mx.cpu(next(DEVICES))),)}
-    _, want = trained(net, ctx)
-    first, got = trained(net, ctx, budget=half, spill=f"{text},peer", **peer)
+    _, want = train(net, ctx)
+    first, got = train(net, ctx, budget=half, spill=f"{text},peer", **peer)
     there = first.memory_plan.peak_by_device[FILE]
     assert got == want
     assert 0 < there < target.nbytes
     assert offload.reserved_bytes(target) == there
     kept = offload.offload(np.zeros(target.nbytes - there - (64 << 10), np.uint8), ctx, (target,), "an array")
-    second, got = trained(net, ctx, budget=half, spill=f"{text},peer", **peer)
+    second, got = train(net, ctx, budget=half, spill=f"{text},peer", **peer)
     assert got == want
     remaining = (64 << 10) - second.memory_plan.peak_by_device[FILE]
     assert 0 <= remaining < 64 << 10
@@ -160,11 +158,11 @@ def test_plans_and_arrays_share_the_limit_of_a_home(folder):
     assert offload.reserved_bytes(target) == 0
 
 
-def test_a_plan_that_was_made_for_more_than_is_left_is_refused(folder):
-    """Its memory is not taken, and the offload target has what it had."""
+def test_plan_for_more_than_is_left_is_refused(folder):
+    """Memory for a plan that needs more than is left in the target is refused, and the reserved bytes do not change."""
     net, ctx, target = network(), mx.cpu(next(DEVICES)), OffloadTarget("file", 2 << 20, str(folder))
     half = plain_peak(net, ctx) // 2
-    executor, _ = trained(net, ctx, budget=half, spill=f"file:{folder}:2MiB")
+    executor, _ = train(net, ctx, budget=half, spill=f"file:{folder}:2MiB")
     planned = executor.planned
     pool, there = SlabPool(), offload.reserved_bytes(target)
     kept = offload.offload(np.zeros(target.nbytes - there - 4096, np.uint8), ctx, (target,), "an array")
@@ -181,19 +179,19 @@ def test_a_plan_that_was_made_for_more_than_is_left_is_refused(folder):
     assert offload.reserved_bytes(target) == 0
 
 
-def test_a_slow_home_is_mixed_with_repetition(monkeypatch, folder):
-    """Over the link of a disk some results wait in the file and others are computed again; the bits are the same."""
+def test_slow_target_is_combined_with_recomputation(monkeypatch, folder):
+    """With the link of a disk, some results are offloaded and others recomputed, and training has the same bits."""
     monkeypatch.setattr("weftplan.planner.spill.search.FILE", DISK)
     net, ctx = network(layers=3), mx.cpu(next(DEVICES))
-    _, want = trained(net, ctx)
-    executor, got = trained(net, ctx, budget=plain_peak(net, ctx) // 2, spill=f"file:{folder}")
+    _, want = train(net, ctx)
+    executor, got = train(net, ctx, budget=plain_peak(net, ctx) // 2, spill=f"file:{folder}")
     assert spills(executor)
     assert any(node.mirror_of is not None for node in executor.planned.graph.nodes)
     assert got == want
 
 
-def test_the_variable_names_homes_of_plans(monkeypatch, folder):
-    """``WEFTPLAN_SPILL`` is read at every bind; ``true`` means page-locked memory, which a CPU has no use for."""
+def test_variable_names_the_targets_of_plans(monkeypatch, folder):
+    """``WEFTPLAN_SPILL`` is read at each plan; ``true`` means page-locked memory, which is no target for a CPU."""
     net, ctx = network(layers=2), mx.cpu(next(DEVICES))
     half = int(plain_peak(net, ctx) * 0.7)
     for text, there in (("true", False), (f"file:{folder}", True), ("false", False)):
@@ -203,13 +201,13 @@ def test_the_variable_names_homes_of_plans(monkeypatch, folder):
         assert ("in file(0)" in " ".join(plan.notes)) is there
 
 
-def test_peers_are_the_devices_in_use_with_most_room_first(folder):
-    """``simple_bind`` names devices of the same kind with allocated memory, and never the device itself."""
+def test_peers_are_sorted_by_room(folder):
+    """Peers of ``simple_bind`` are other devices in use, those with more free memory first."""
     net = network(layers=3)
     ctx, tight, wide = (mx.sim(next(DEVICES)) for _ in range(3))
     held = [mx.nd.zeros((1 << 20,), ctx=tight), mx.nd.zeros((1,), ctx=wide)]
     mx.nd.waitall()
-    executor, _ = trained(net, ctx, budget=int(plain_peak(net, ctx) * 0.8), spill="peer")
+    executor, _ = train(net, ctx, budget=int(plain_peak(net, ctx) * 0.8), spill="peer")
     peers = executor.memory_plan.options.peers
     assert peers.index(str(wide)) < peers.index(str(tight))
     assert str(ctx) not in peers
@@ -218,7 +216,7 @@ def test_peers_are_the_devices_in_use_with_most_room_first(folder):
 
 
 def test_a_device_that_computes_is_no_peer():
-    """A peer that the graph uses otherwise would hold bytes that a budget has to count."""
+    """A device of the graph is no offload target, because its bytes count against the budget."""
     net, ctx = network(layers=2), mx.sim(next(DEVICES))
     options = PlanOptions(budget=int(plain_peak(net, ctx) * 0.8), spill="peer", peers=(str(ctx),))
     plan = net.plan(SHAPES, grad_req=requests(net), context=ctx, options=options)
@@ -238,22 +236,22 @@ def test_a_device_that_computes_is_no_peer():
     ids=str,
 )
 def test_bad_options_are_refused(wrong):
-    """A value that is no list of targets or devices is an error that names the option."""
+    """An option that is no list of targets or devices raises an error with its name."""
     with pytest.raises(PlanError, match=next(iter(wrong))):
         PlanOptions(**wrong)
 
 
 def test_a_folder_has_one_number(folder, tmp_path_factory):
-    """``file(0)`` cannot become another folder while a process uses it."""
+    """``file(0)`` cannot change to another folder while the process runs."""
     second = tmp_path_factory.mktemp("other")
     net, ctx = network(), mx.cpu(next(DEVICES))
     options = {"budget": plain_peak(net, ctx) // 2, "spill": f"file:{second}"}
     with pytest.raises(DeviceError, match="cannot become"):
-        trained(net, ctx, **options)
+        train(net, ctx, **options)
 
 
-def test_files_are_written_and_read_beside_the_computation():
-    """A copy to a file, one from it and an operation of the CPU run at the same time: each waits for the others."""
+def test_file_copies_run_in_parallel():
+    """A copy to a file, a copy from it and an operation on the CPU run in parallel: each waits for the others."""
     meeting = threading.Barrier(3, timeout=60)
     with engine.using(engine.create("ThreadedEnginePerDevice")) as current:
         for ctx, prop in (
@@ -266,9 +264,11 @@ def test_files_are_written_and_read_beside_the_computation():
         assert not meeting.broken
 
 
-def test_finalizers_wait_for_nobody_who_counts_bytes_of_homes(folder):
-    """Python collects garbage anywhere, also on the thread that counts: what ends there gives its bytes back all the
-    same, and they count no more afterwards."""
+def test_finalizers_do_not_wait_for_the_lock_of_targets(folder):
+    """Freeing offloaded bytes does not wait for the lock of the counts, because a finalizer may run while it is held.
+
+    The bytes are subtracted afterwards.
+    """
     target = OffloadTarget("file", folder=str(folder), nbytes=1 << 20)
     device.name_folders((target,))
     before, waited = offload.reserved_bytes(target), offload.waiting_bytes()
@@ -283,12 +283,12 @@ def test_finalizers_wait_for_nobody_who_counts_bytes_of_homes(folder):
         for thread in threads:
             thread.join(60)
         alive = [thread for thread in threads if thread.is_alive()]
-    assert not alive, "they wait for the one that counts"
+    assert not alive, "freeing waits for the lock"
     assert (offload.reserved_bytes(target), offload.waiting_bytes()) == (before, waited)
 
 
-def test_peers_are_found_before_they_are_used():
-    """Unused GPUs of the machine are offload targets, and simulated devices that have been set up."""
+def test_unused_devices_are_peers():
+    """Unused GPUs of the machine, and simulated devices that were configured, are offload targets."""
     with kind_of_place("standin") as context:
         assert offload.peers(context(0)) == [context(1), context(2), context(3)]
         raw = device.get(context(0)).allocate(1 << 12)
@@ -310,8 +310,8 @@ def test_peers_are_found_before_they_are_used():
     "name",
     ["FLAGS_memory_fraction_of_eager_deletion", "FLAGS_fast_eager_deletion_mode", "FLAGS_eager_delete_scope"],
 )
-def test_flags_of_the_collector_say_when_they_do_nothing(monkeypatch, clean_environment, name):
-    """Set while the executor is static, they are named, with the cure; not while it is dynamic."""
+def test_collector_flags_without_effect_warn(monkeypatch, clean_environment, name):
+    """A flag of the garbage collector warns in a static executor and names the remedy; in a dynamic one it does not."""
     monkeypatch.setenv(name, "1")
     with pytest.warns(ConfigWarning, match=f"{name} has no effect.*WEFTPLAN_EXECUTOR_STRATEGY=dynamic"):
         network().simple_bind(mx.cpu(), **SHAPES)

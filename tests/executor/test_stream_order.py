@@ -1,11 +1,11 @@
-"""Memory freed while a stream still works on it: its next user, and when."""
+"""Memory that is freed while a stream still works on it: which request gets it, and when."""
 
 import numpy as np
 import pytest
 
 import weftplan as mx
 from tests.contract.devices import place as where
-from tests.executor.dynamic_runs import SIMULATED, deep, run, settled
+from tests.executor.dynamic_runs import SIMULATED, deep, run, wait_until_freed
 from weftplan import device, storage
 from weftplan.errors import MXNetError
 from weftplan.storage import (
@@ -24,8 +24,10 @@ from weftplan.storage.stream_order import StreamOrder, late, settle
 @pytest.mark.shows("FLAGS_fast_eager_deletion_mode")
 @pytest.mark.parametrize("order", ["lazy", "random"])
 def test_fast_eager_deletion_mode(dynamic, order):
-    """Under it a result gets the memory of one whose readers have been enqueued, so that few are held at once; without
-    it memory goes back when what had it is over. The values are those of the plan."""
+    """In fast mode a result reuses the memory of results whose readers have been enqueued, and the peak is smaller.
+
+    In both modes the values are those of a static plan.
+    """
     dynamic.delenv("WEFTPLAN_EXECUTOR_STRATEGY")
     _, expected = run(mx.cpu(47), deep, grad_req="null")
     dynamic.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
@@ -35,7 +37,7 @@ def test_fast_eager_deletion_mode(dynamic, order):
         ctx = mx.sim(next(SIMULATED))
         device.get(ctx).configure(order=order, seed=3)
         resource = PoisonResource(StatisticsResource(AutoGrowth(device.get(ctx))))
-        # One worker enqueues everything, so that what has been given back is there when the next step looks for it.
+        # One worker enqueues everything, so that freed memory is available to the next step.
         with storage.using(resource), mx.engine.using(mx.engine.create("ThreadedEnginePerDevice", gpu_workers=1)):
             executor = deep().simple_bind(ctx, grad_req="null", data=(20, 30))
             rng = np.random.RandomState(0)
@@ -48,19 +50,22 @@ def test_fast_eager_deletion_mode(dynamic, order):
             held[mode] = resource.upstream.statistics().peak_requested_bytes - before
             np.testing.assert_array_equal(total, expected[1])
             del executor, array
-            assert settled(resource).requested_bytes == 0
+            assert wait_until_freed(resource).requested_bytes == 0
     assert held["1"] <= 3 * 4000 + 200
     assert held["0"] > held["1"]
 
 
 @pytest.fixture
 def place():
-    """A simulated device of its own."""
+    """A new simulated device."""
     return device.get(mx.sim(next(SIMULATED)))
 
 
-def freed(resource, stream, ran, number, nbytes=512):
-    """Memory that comes back while ``stream`` still has work; its address."""
+def free_during_work(resource, stream, ran, number, nbytes=512):
+    """Allocate memory, free it while ``stream`` has work on it, and return its address.
+
+    The work appends ``number`` to ``ran``.
+    """
     allocation = resource.allocate(nbytes)
     address = address_of(allocation.raw)
     with stream:
@@ -69,8 +74,8 @@ def freed(resource, stream, ran, number, nbytes=512):
     return address
 
 
-def again(resource, nbytes=512):
-    """Allocate ``nbytes``, free them at once, and return their address."""
+def next_address(resource, nbytes=512):
+    """Return the address of a new allocation of ``nbytes``, which is freed immediately."""
     allocation = resource.allocate(nbytes)
     address = address_of(allocation.raw)
     resource.free(allocation)
@@ -82,36 +87,38 @@ POOLS = [NaivePool, AutoGrowth, lambda where: PoisonResource(AutoGrowth(where)),
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_memory_behind_a_stream_orders_its_next_user(place, pool):
-    """The stream that had it need not wait, another stream waits on the device, a host waits itself. The memory is free
-    for the pool's figures as soon as it comes back."""
+def test_next_user_waits_for_a_stream(place, pool):
+    """Freed memory goes to the same stream without a wait, to another stream after a wait on the device, and to a host
+    after a wait of the host.
+
+    The pool's statistics count it as free immediately.
+    """
     resource, first, second, ran = pool(place), place.new_stream(), place.new_stream(), []
-    address = freed(resource, first, ran, 1)
+    address = free_during_work(resource, first, ran, 1)
     assert resource.statistics().requested_bytes == 0
     with first:
-        assert again(resource) == address
+        assert next_address(resource) == address
     assert ran == []
-    address = freed(resource, first, ran, 2)
+    address = free_during_work(resource, first, ran, 2)
     with second:
-        assert again(resource) == address
+        assert next_address(resource) == address
         place.launch(lambda: ran.append(3))
     assert ran == []
     second.synchronize()
     assert ran == [1, 2, 3]
-    address = freed(resource, first, ran, 4)
-    assert again(resource) == address
+    address = free_during_work(resource, first, ran, 4)
+    assert next_address(resource) == address
     assert ran == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("pool", [NaivePool, lambda where: AutoGrowth(where, chunk=4096)])
 @pytest.mark.parametrize("emptied", [False, True])
-def test_a_pool_prefers_the_blocks_of_the_own_stream(place, pool, emptied):
-    """Of free blocks of one size a stream gets those that it need not wait for, from free lists and from the cache: no
-    stream waits for another as long as it has a block of its own."""
+def test_pool_prefers_blocks_of_the_same_stream(place, pool, emptied):
+    """Of free blocks of one size, a stream gets those that it freed itself, from free lists and from the cache."""
     resource, streams, ran = pool(place), [place.new_stream() for _ in range(3)], []
     held = [resource.allocate(512) for _ in range(12)]
     owner = {address_of(one.raw): number % 3 for number, one in enumerate(held)}
-    # What lies between keeps the blocks apart, so that none is merged with its neighbour.
+    # Every second block stays in use, so that no two free blocks are merged.
     for number, allocation in enumerate(held):
         if number % 2:
             continue
@@ -128,7 +135,7 @@ def test_a_pool_prefers_the_blocks_of_the_own_stream(place, pool, emptied):
 
 
 def test_blocks_are_cut_and_merged_while_streams_work_on_them(place):
-    """A part of such a block is ordered after its own work only, a merged block after the work of all its parts."""
+    """A part of a freed block waits for the work on this block, and a merged block for the work on all parts."""
     resource, ran = AutoGrowth(place, chunk=4096), []
     streams = [place.new_stream() for _ in range(3)]
     held = [resource.allocate(1024) for _ in range(4)]
@@ -155,7 +162,7 @@ def test_blocks_are_cut_and_merged_while_streams_work_on_them(place):
 
 @pytest.mark.parametrize("pool", [RawResource, AutoGrowth, NaivePool])
 def test_memory_goes_back_to_the_system_when_its_streams_are_over(place, pool):
-    """A simulated device spoils what it gets back: work that is still to come would see it."""
+    """A pool returns memory to the device only after the work on it has ended."""
     resource, stream, seen = pool(place), place.new_stream(), []
     allocation = resource.allocate(4096)
     allocation.raw.fill(7)
@@ -168,21 +175,21 @@ def test_memory_goes_back_to_the_system_when_its_streams_are_over(place, pool):
     assert place.used == 0
 
 
-def test_a_limit_counts_memory_behind_a_stream_as_free(place):
-    """A request that fits next to all live memory is served without a wait."""
+def test_limit_counts_freed_memory_as_free(place):
+    """Memory that was freed during work does not count against a limit, and is reused without a wait."""
     resource, stream, ran = LimitResource(AutoGrowth(place), 4096), place.new_stream(), []
-    freed(resource, stream, ran, 1, 4096)
+    free_during_work(resource, stream, ran, 1, 4096)
     with stream:
-        again(resource, 4000)
+        next_address(resource, 4000)
     assert not ran
 
 
-def test_host_memory_goes_back_when_its_copy_is_over(place):
-    """Until then it is not reused: later requests take other memory without a wait, unless none is left."""
+def test_host_memory_waits_for_its_copy(place):
+    """Host memory is reused only after its copy has ended; other requests get other memory without a wait."""
     resource, stream, ran = NaivePool(device.get(mx.cpu(49))), place.new_stream(), []
-    address = freed(resource, stream, ran, 1, 4096)
+    address = free_during_work(resource, stream, ran, 1, 4096)
     assert len(late) == 1
-    assert again(resource, 4096) != address
+    assert next_address(resource, 4096) != address
     assert not ran
     assert settle(block=True)
     assert ran == [1]
@@ -190,8 +197,8 @@ def test_host_memory_goes_back_when_its_copy_is_over(place):
     assert resource.statistics().live == 0
 
 
-def test_wrong_frees_behind_a_stream_are_refused(place):
-    """As at any free; nothing is listed of them."""
+def test_second_free_during_work_is_refused(place):
+    """Freeing memory twice during work raises an error."""
     resource, stream = AutoGrowth(place), place.new_stream()
     allocation = resource.allocate(64)
     with stream:
@@ -200,8 +207,8 @@ def test_wrong_frees_behind_a_stream_are_refused(place):
             resource.free_behind(allocation)
 
 
-def test_what_has_passed_is_forgotten(place):
-    """The list stays short, however much comes back."""
+def test_completed_ranges_are_dropped(place):
+    """Ranges whose work has ended are dropped, so that at most 512 of 2,000 ranges are listed."""
     order, stream = StreamOrder(), place.new_stream()
     for number in range(2000):
         order.add(1024 * number, 512, stream, stream.record())
@@ -211,7 +218,7 @@ def test_what_has_passed_is_forgotten(place):
 
 
 def chain():
-    """Return results that die in sequence, each smaller than the previous."""
+    """Return a chain of results, each smaller than the previous one."""
     net, size = mx.sym.Variable("data"), 4096
     for _ in range(24):
         net = mx.sym.exp(net * 0.01)
@@ -221,7 +228,7 @@ def chain():
 
 
 def training():
-    """Layers of different widths, with a backward part."""
+    """Return layers of different widths and a loss."""
     net = mx.sym.Variable("data")
     for k in range(8):
         net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=2048 // (k + 1), name=f"f{k}"), act_type="tanh")
@@ -229,7 +236,7 @@ def training():
 
 
 def peak(ctx, symbol, is_train, **workers):
-    """Return the peak bytes of results, excluding arguments and gradients."""
+    """Return the peak bytes of the results of one run, without arguments and gradients."""
     resource = StatisticsResource(AutoGrowth(device.get(ctx)))
     with (
         storage.using(resource),
@@ -246,28 +253,27 @@ def peak(ctx, symbol, is_train, **workers):
             mx.nd.waitall()
         actual = resource.statistics().peak_requested_bytes - before
         del executor
-        assert settled(resource).requested_bytes == 0
+        assert wait_until_freed(resource).requested_bytes == 0
     return actual
 
 
 @pytest.mark.parametrize(("symbol", "is_train"), [(chain, False), (training, True)])
-def test_a_device_with_streams_holds_no_more_than_a_host(dynamic, symbol, is_train):
-    """Within 5 %, though all work is enqueued before the first of it runs."""
+def test_device_peak_is_near_the_host_peak(dynamic, symbol, is_train):
+    """On a device with streams, which enqueues all work first, the peak is at most 5 % above that of a host."""
     host = peak(mx.cpu(48), symbol(), is_train)
     assert peak(mx.sim(next(SIMULATED)), symbol(), is_train) <= 1.05 * host
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_several_streams_hold_little_more_than_one(dynamic, workers):
-    """A stream takes back what it has freed before it waits for another; the peak is the host's, within 5 %."""
+def test_peak_with_several_streams(dynamic, workers):
+    """With several streams, which reuse their own memory first, the peak is at most 5 % above that of a host."""
     host = peak(mx.cpu(48), training(), True)
     assert peak(mx.sim(next(SIMULATED)), training(), True, gpu_workers=workers) <= 1.05 * host
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_streams_of_a_gpu_hand_memory_on(dynamic, workers):
-    """Cut and merged blocks go from stream to stream of several workers: each access is ordered after the previous, and
-    the values are those of the plan."""
+def test_memory_moves_between_streams_of_a_gpu(dynamic, workers):
+    """On a stand-in GPU, memory moves between the streams of several workers, and values are those of a static plan."""
     results = []
     for strategy in ("static", "dynamic"):
         dynamic.setenv("WEFTPLAN_EXECUTOR_STRATEGY", strategy)

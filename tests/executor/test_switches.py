@@ -1,7 +1,7 @@
-"""Every switch of planner and executor, as an environment variable, changes an executor's allocations or pushes.
+"""Every environment variable of planner and executor changes the allocated bytes or the pushed operations.
 
-Each case fails if its switch does nothing. No switch changes a bit of the results (merging equal expressions changes
-those of gradients: a product of sums has other roundings than a sum of products).
+Each case fails if its variable has no effect. No variable changes a bit of the results, except that merging equal
+expressions changes the rounding of gradients.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from weftplan.planner.storage_assignment import Kind
 
 
 def chain():
-    """Return data -> exp -> sqrt -> square -> exp: each can overwrite its input."""
+    """Return data -> exp -> sqrt -> square -> exp; each operator can overwrite its input."""
     net = mx.sym.Variable("data")
     for kind in (sym.exp, sym.sqrt, sym.square, sym.exp):
         net = kind(net * 0.1)
@@ -21,7 +21,7 @@ def chain():
 
 
 def layers(widths):
-    """Dense layers of these widths; none runs in place."""
+    """Return dense layers of these widths; no layer can run in place."""
     net = mx.sym.Variable("data")
     for k, width in enumerate(widths):
         net = sym.FullyConnected(net, num_hidden=width, name=f"fc{k}")
@@ -29,7 +29,7 @@ def layers(widths):
 
 
 def branches():
-    """Three chains of dense layers side by side, joined at the end."""
+    """Return three parallel chains of dense layers, whose results are added."""
     data = mx.sym.Variable("data")
     ends = []
     for branch in range(3):
@@ -41,21 +41,21 @@ def branches():
 
 
 def fan(readers):
-    """Return a wide layer that several layers read: its gradient is a sum of as many terms."""
+    """Return a wide layer with ``readers`` readers, so that its gradient is a sum of as many terms."""
     wide = sym.FullyConnected(mx.sym.Variable("data"), num_hidden=500, name="wide")
     ends = [sym.FullyConnected(wide, num_hidden=1, name=f"end{k}") for k in range(readers)]
     return sym.MakeLoss(sym.add_n(*ends))
 
 
 def twice():
-    """Return the same wide expression written twice."""
+    """Return a network with two equal wide expressions."""
     wide = sym.FullyConnected(mx.sym.Variable("data"), num_hidden=500, name="wide")
     first, second = (sym.FullyConnected(sym.tanh(wide), num_hidden=9, name=f"fc{k}") for k in range(2))
     return sym.MakeLoss(first * second)
 
 
 def deep(activations=6):
-    """Return layers with several activations each; the backward part needs all of them."""
+    """Return four layers, each followed by ``activations`` pairs of activations, whose results backward needs."""
     net = mx.sym.Variable("data")
     for k in range(4):
         net = sym.FullyConnected(net, num_hidden=64, name=f"fc{k}")
@@ -65,7 +65,7 @@ def deep(activations=6):
 
 
 def bound(net, training):
-    """Return an executor with fixed contents."""
+    """Return an executor with fixed contents, with gradients if ``training``."""
     executor = net.simple_bind(mx.cpu(), data=(32, 20), grad_req="write" if training else "null")
     seeded = np.random.default_rng(5)
     for name in sorted(executor.arg_dict):
@@ -75,7 +75,7 @@ def bound(net, training):
 
 
 def results(executor, training):
-    """Return the bytes of outputs and gradients."""
+    """Run once and return the bytes of outputs and gradients."""
     executor.forward(is_train=training)
     if training:
         executor.backward()
@@ -84,7 +84,7 @@ def results(executor, training):
 
 
 def pushes(executor, training):
-    """Operations of one run."""
+    """Return the number of operations of one run."""
     engine.get().wait_for_all()
     before = engine.get().statistics().completed
     executor.forward(is_train=training)
@@ -147,7 +147,7 @@ MEMORY = [
 def test_a_switch_of_the_planner_changes_what_is_allocated_and_no_bit(
     monkeypatch, variable, value, others, net, training, bytes_
 ):
-    """Bound without and with the variable: the allocated bytes equal the plan's and change in the right direction."""
+    """With the variable, allocated bytes change as the table says and equal the plan; results have the same bits."""
     for name, text in others.items():
         monkeypatch.setenv(name, text)
     before = bound(net, training)
@@ -163,7 +163,7 @@ def test_a_switch_of_the_planner_changes_what_is_allocated_and_no_bit(
 
 @pytest.mark.shows("MXNET_BACKWARD_DO_MIRROR")
 def test_mirroring_repeats_forward_nodes(monkeypatch):
-    """The two recompute switches repeat different nodes, which the backward part shows."""
+    """``MXNET_BACKWARD_DO_MIRROR`` and ``MXNET_MEMORY_OPT`` repeat nodes; without them no node is repeated."""
     repeated = {}
     for variable in ("MXNET_BACKWARD_DO_MIRROR", "MXNET_MEMORY_OPT", None):
         with monkeypatch.context() as patch:
@@ -176,9 +176,11 @@ def test_mirroring_repeats_forward_nodes(monkeypatch):
     assert repeated["MXNET_MEMORY_OPT"] > 0
 
 
-def segments(most_forward, most_backward, executor):
-    """Return the number of a run's operations if no segment exceeds these node counts, and a segment ends when
-    gradients of 64 KiB are ready."""
+def count_segments(most_forward, most_backward, executor):
+    """Return the number of operations of a run whose segments have at most these numbers of nodes.
+
+    A backward segment also ends when gradients of 64 KiB are ready.
+    """
     steps = executor.planned.order
     split = executor.planned.num_forward_nodes
     forward = -(-split // most_forward)
@@ -207,20 +209,20 @@ def segments(most_forward, most_backward, executor):
 )
 @pytest.mark.shows("MXNET_EXEC_BULK_EXEC_TRAIN", "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN*")
 def test_bulk_switches_of_training_change_what_is_pushed(monkeypatch, settings, forward, backward):
-    """Segments have at most the nodes that the variables allow, in each direction, and results are the same."""
-    monkeypatch.setenv("WEFTPLAN_PLANNER_STRATEGY", "match_range")  # whose plans need no fence before a run
+    """The variables limit the nodes of forward and backward segments, and results have the same bits."""
+    monkeypatch.setenv("WEFTPLAN_PLANNER_STRATEGY", "match_range")  # its plans need no fence operation
     plain = results(bound(deep(1), training=True), training=True)
     for name, text in settings.items():
         monkeypatch.setenv(name, text)
     executor = bound(deep(1), training=True)
     assert results(executor, training=True) == plain
-    assert pushes(executor, training=True) == segments(forward, backward, executor)
+    assert pushes(executor, training=True) == count_segments(forward, backward, executor)
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", 1), ("0", 5)])
 @pytest.mark.shows("MXNET_EXEC_BULK_EXEC_INFERENCE")
 def test_the_bulk_switch_of_inference_changes_what_is_pushed(monkeypatch, value, expected):
-    """One operation for the whole graph, or one for each node."""
+    """Inference pushes one operation for all nodes, or one for each node if the variable is 0."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", value)
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
     executor = bound(layers([8] * 5), training=False)
@@ -229,8 +231,8 @@ def test_the_bulk_switch_of_inference_changes_what_is_pushed(monkeypatch, value,
 
 
 @pytest.mark.parametrize("range_", [0, 1])
-def test_switching_sharing_off_leaves_what_runs_in_place(monkeypatch, range_):
-    """Range 0 lets no entry follow another in its memory; outputs in place of inputs stay, as in MXNet."""
+def test_range_zero_keeps_in_place_computation(monkeypatch, range_):
+    """A match range of 0 disables reuse of memory by later entries, but not computation in place, as in MXNet."""
     monkeypatch.setenv("MXNET_EXEC_MATCH_RANGE", str(range_))
     monkeypatch.setenv("WEFTPLAN_PLANNER_STRATEGY", "match_range")
     kinds = bound(layers([64] * 5) + 1, training=False).memory_plan.entry_kind.tolist()
@@ -240,7 +242,7 @@ def test_switching_sharing_off_leaves_what_runs_in_place(monkeypatch, range_):
 
 @pytest.mark.shows("WEFTPLAN_PLANNER_STRATEGY")
 def test_the_strategy_changes_what_is_allocated_and_no_bit(monkeypatch):
-    """Offsets in one slab need less than whole blocks where sizes differ; nothing else differs."""
+    """``arena`` allocates fewer bytes than ``match_range`` for branches of different sizes; the bits are equal."""
     held, by_name = {}, {}
     for strategy in ("match_range", "arena", "auto"):
         monkeypatch.setenv("WEFTPLAN_PLANNER_STRATEGY", strategy)

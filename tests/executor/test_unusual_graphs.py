@@ -1,4 +1,4 @@
-"""Graphs and bindings at the edge: outputs repeated, arguments as outputs, one array twice, other dtypes, groups."""
+"""Unusual graphs and binds: repeated outputs, arguments as outputs, shared arrays, other dtypes and groups."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ X = mx.sym.Variable("data")
 
 
 def test_an_output_twice_and_an_argument_as_output():
-    """Outputs y, y and the argument itself: three arrays, and the gradient is the sum over all three."""
+    """For outputs y, y and the argument itself, the gradient is the sum over all three outputs."""
     y = mx.sym.square(X)
     executor = mx.sym.Group([y, y, X]).simple_bind(mx.cpu(), data=(3,))
     out = executor.forward(is_train=True, data=np.array([1.0, 2.0, 3.0]))
@@ -22,7 +22,7 @@ def test_an_output_twice_and_an_argument_as_output():
 
 @pytest.mark.parametrize(("req", "expected"), [("write", 7.0), ("add", 14.0)])
 def test_a_network_of_one_variable(req, expected):
-    """The identity network: its gradient is the head gradient, written or added."""
+    """The gradient of a network of one variable is the head gradient, written or added."""
     executor = X.simple_bind(mx.cpu(), data=(2,), grad_req=req)
     for _ in range(2):
         executor.forward(is_train=True)
@@ -31,7 +31,7 @@ def test_a_network_of_one_variable(req, expected):
 
 
 def test_one_array_as_two_arguments_adds_both_gradients():
-    """With grad_req add and one gradient array for both, a*a has gradient 2a per run."""
+    """With one array and one gradient array for both arguments of a * b, ``add`` gives the gradient 2a in each run."""
     both, grad = mx.nd.array([1.0, 2.0, 3.0]), mx.nd.zeros((3,))
     product = mx.sym.Variable("a") * mx.sym.Variable("b")
     executor = product.bind(
@@ -45,7 +45,7 @@ def test_one_array_as_two_arguments_adds_both_gradients():
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_other_dtypes_reach_every_array(dtype):
-    """The dtype of the data becomes that of parameters, labels, outputs and gradients; values agree with float32."""
+    """Parameters, labels, outputs and gradients have the dtype of the data, and values are close to float32's."""
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(X, num_hidden=3, name="fc"), name="softmax")
     results = []
     for kind in (dtype, "float32"):
@@ -63,8 +63,8 @@ def test_other_dtypes_reach_every_array(dtype):
         np.testing.assert_allclose(got, expected, rtol=2e-2, atol=2e-3)
 
 
-def test_moving_statistics_live_with_their_group():
-    """With group2ctx, BatchNorm's auxiliary states are made on its group's context and change there."""
+def test_moving_statistics_are_on_the_device_of_their_group():
+    """With ``group2ctx``, auxiliary states of BatchNorm are on the context of its group, and are updated there."""
     with mx.AttrScope(ctx_group="far"):
         norm = mx.sym.BatchNorm(mx.sym.square(X), fix_gamma=False, name="bn")
     with mx.AttrScope(ctx_group="near"):
@@ -81,7 +81,7 @@ SHAPES = {"data": (4, 5), "fc_weight": (3, 5), "fc_bias": (3,)}
 
 
 def layer():
-    """Return a symbol and an array for each of its arguments."""
+    """Return a fully connected layer, and an array for each of its arguments by name."""
     return (
         mx.sym.FullyConnected(X, num_hidden=3, name="fc"),
         {name: mx.nd.ones(shape) for name, shape in SHAPES.items()},
@@ -100,7 +100,7 @@ def layer():
     ],
 )
 def test_bind_says_what_is_wrong(how, error, words):
-    """Gradients of a wrong kind, shape, dtype or place, and a context that is none, are refused by name."""
+    """``bind`` refuses gradients of a wrong type, shape or context, and an invalid context, and names them."""
     symbol, args = layer()
     with pytest.raises(error, match=words):
         symbol.bind(how.pop("ctx", mx.cpu()), args, **how)
@@ -115,13 +115,13 @@ def test_bind_says_what_is_wrong(how, error, words):
     ],
 )
 def test_simple_bind_says_what_is_wrong(how, error, words):
-    """No shape, a shape that is a number, a dtype that is none."""
+    """``simple_bind`` refuses a missing shape, a shape that is a number, and an unknown dtype."""
     with pytest.raises(error, match=words):
         layer()[0].simple_bind(mx.cpu(), **how)
 
 
-def test_misspelt_names_are_pointed_out():
-    """A name in grad_req or args_grad that no argument has would train nothing: it warns with the nearest name."""
+def test_misspelt_names_warn():
+    """A name in ``grad_req`` or ``args_grad`` that is no argument warns, with the most similar name."""
     symbol, args = layer()
     with pytest.warns(UserWarning, match="grad_req names 'fc_weigth'.*did you mean 'fc_weight'"):
         symbol.simple_bind(mx.cpu(), data=(4, 5), grad_req={"fc_weigth": "write"})
@@ -130,7 +130,7 @@ def test_misspelt_names_are_pointed_out():
 
 
 def test_values_may_be_numpy_arrays_but_nothing_else():
-    """forward, backward and copy_params_from take NumPy arrays; a list is refused with the remedy."""
+    """``forward``, ``backward`` and ``copy_params_from`` take NumPy arrays of numbers, and refuse lists and text."""
     symbol, _ = layer()
     executor = symbol.simple_bind(mx.cpu(), data=(4, 5))
     executor.copy_params_from({"fc_weight": np.full((3, 5), 2.0)}, allow_missing=True)
@@ -152,7 +152,7 @@ def test_values_may_be_numpy_arrays_but_nothing_else():
 
 
 def test_bad_forward_values_change_nothing():
-    """One good and one bad keyword: the good one is not copied in either."""
+    """If one of two values for ``forward`` is invalid, neither is copied."""
     symbol, _ = layer()
     executor = symbol.simple_bind(mx.cpu(), data=(4, 5))
     with pytest.raises(ShapeError, match="'fc_bias'"):
@@ -161,9 +161,9 @@ def test_bad_forward_values_change_nothing():
 
 
 def test_backward_twice_is_right_or_an_error():
-    """A second backward after one forward gives the same gradients, or says that forward results are overwritten.
+    """A second backward after one forward gives the same gradients, or raises if results of forward were overwritten.
 
-    products of arguments: only arguments are read      layers: their results are read, and overwritten
+    Products of arguments read only the arguments. Layers read results of forward, which backward overwrites.
     """
     x, w = sym.Variable("x"), sym.Variable("w")
     executor = (x * w).simple_bind(mx.cpu(), x=(3,), w=(3,), grad_req="add")
@@ -185,7 +185,7 @@ def test_backward_twice_is_right_or_an_error():
 
 
 def test_gradients_of_the_first_outputs_alone():
-    """Trailing outputs whose gradient is unneeded may be omitted; a needed gradient is requested by name."""
+    """Gradients of trailing outputs may be omitted if they are not needed; otherwise an error names the output."""
     x, y = sym.Variable("x"), sym.Variable("y")
     executor = sym.Group([x + y, sym.BlockGrad(x * y)]).simple_bind(mx.cpu(), x=(2,), y=(2,))
     executor.forward(is_train=True)
@@ -199,8 +199,8 @@ def test_gradients_of_the_first_outputs_alone():
         executor.backward([mx.nd.ones((2,))] * 3)
 
 
-def test_the_symbol_as_it_runs():
-    """Equal expressions are merged; the copy computes the same and shares no node with the bound symbol."""
+def test_optimized_symbol_computes_the_same():
+    """The optimized symbol has merged equal expressions, computes the same values, and shares no node."""
     x = sym.Variable("x")
     net = sym.exp(x, name="one") * sym.exp(x, name="two")
     executor = net.simple_bind(mx.cpu(), x=(3,))
@@ -214,7 +214,7 @@ def test_the_symbol_as_it_runs():
 
 @pytest.mark.parametrize("req", ["write", "add"])
 def test_gradients_are_cast_to_the_dtype_of_their_arrays(req):
-    """A gradient array of another dtype than its argument gets the gradient cast, once or added, also after reshape."""
+    """A gradient is cast to the dtype of its array, whether it is written or added, also after a reshape."""
     x, w = mx.sym.Variable("x"), mx.sym.Variable("w")
     args = {"x": mx.nd.array([1.0, 2.0]), "w": mx.nd.array([3.0, 4.5])}
     grads = {"x": mx.nd.ones((2,), dtype="float16"), "w": mx.nd.ones((2,), dtype="float64")}

@@ -9,7 +9,7 @@ from weftplan import engine
 
 @pytest.fixture
 def eng():
-    """A threaded engine for the process."""
+    """Install a ThreadedEnginePerDevice as the current engine for a test, and stop it afterwards."""
     result = engine.create("ThreadedEnginePerDevice")
     with engine.using(result):
         yield result

@@ -1,4 +1,4 @@
-"""A training program whose ranks end themselves at chosen batches, and its jobs under ``weftplan launch --elastic``."""
+"""A training program whose ranks exit or die after chosen batches, and ``run_job``, which launches it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 EPOCHS, BATCHES = 4, 6
 
 KINDS = ("raise", "sys.exit", "os._exit", "SIGKILL", "later")
-"""Ends of a rank at the end of a batch; the last is SIGKILL up to 10 ms later, at any step of an exchange."""
+"""How a rank can end after a batch. ``later`` is a SIGKILL up to 10 ms later, possibly in the middle of an exchange."""
 
 PROGRAM = r"""
 import hashlib, json, os, random, signal, sys, threading, time
@@ -91,13 +91,16 @@ say("weights", kv.rank, kv.num_workers, digest.hexdigest(), os.getpid())
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that has ended.
+    """The result of a job that has finished.
 
     Attributes:
-        weights: the digest of weights and optimizer states at the end of each rank, by rank.
-        starts: how many processes have started.
-        ends: the ends that ranks have made themselves.
-        survivors: processes that were there from the begin to the end.
+        status: the exit status of the launcher.
+        weights: for each rank that finished training, a digest of its weights and optimizer states.
+        starts: how many processes started, including replacements.
+        ends: how many of the requested ends ranks have carried out.
+        survivors: how many of the first processes finished training.
+        output: the standard output of all processes.
+        errors: their standard error.
     """
 
     status: int
@@ -123,7 +126,16 @@ def run_job(
     fit: dict[str, object] | None = None,
     **variables: str,
 ) -> Job:
-    """Run the program in a new folder, elastic if it has restarts; ``ends`` maps ``RANK EPOCH BATCH`` to a kind."""
+    """Run the training program in ``ranks`` processes and return its result.
+
+    Args:
+        folder: a folder to create for the job.
+        ends: how ranks end, from ``"RANK EPOCH BATCH"`` to one of ``KINDS``, or to ``fork``: leave a child running.
+        restarts: how many replacements the launcher may start. The job is elastic unless this is 0.
+        timeout: seconds after which the test fails.
+        fit: more keyword arguments of ``Module.fit``.
+        variables: environment variables of the launcher and of the ranks.
+    """
     need_mpi()
     folder.mkdir()
     script = folder / "train.py"

@@ -1,4 +1,4 @@
-"""Runs pieces of Python in several real processes under Open MPI, on this machine."""
+"""Run Python code in several MPI processes, on this machine or on emulated hosts."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def says(call, *words):
 
 
 def need_mpi() -> None:
-    """Skip the test if this Python has no MPI; the extra ``test`` installs one."""
+    """Skip the test if this Python has no mpi4py or no mpiexec; the extra ``test`` installs both."""
     pytest.importorskip("mpi4py")
     if shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None:
-        pytest.skip("no mpiexec beside this Python")
+        pytest.skip("no mpiexec next to this Python")
 
 
 def run_ranks(
@@ -67,8 +67,11 @@ def run_ranks(
     hosts: Hosts | None = None,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``body`` after :data:`PRELUDE` in ``count`` processes, on this machine or on emulated hosts; each must end
-    well, unless ``ok`` is False."""
+    """Run ``PRELUDE`` and then ``body`` in ``count`` MPI processes, and return the finished launcher.
+
+    The test fails if the job takes longer than ``timeout`` seconds, or if its exit status is not 0 and ``ok`` is True.
+    ``hosts`` are emulated hosts; None runs all processes on this machine. ``variables`` are environment variables.
+    """
     need_mpi()
     script = folder / "ranks.py"
     script.write_text(PRELUDE + textwrap.dedent(body))
@@ -95,7 +98,10 @@ def run_ranks(
 
 
 def run_to_end(folder: Path, count: int, body: str, *, ends_well: int | None = None, **variables: str) -> None:
-    """Run ``body`` as :func:`run_ranks` does; all ranks come to its end, or ``ends_well`` of them, where others die."""
+    """Run ``body`` with ``run_ranks``, and check that all ranks reach its end.
+
+    If some ranks die on purpose, ``ends_well`` is the number of ranks that must reach the end.
+    """
     body = textwrap.dedent(body) + 'print("has come to its end", flush=True)\n'
     done = run_ranks(folder, count, body, ok=ends_well is None, **variables)
     assert done.stdout.count("has come to its end") == (ends_well or count), done.stdout + done.stderr
@@ -124,10 +130,10 @@ for name, text, variables in json.load(open(os.path.join(os.environ["FOLDER"], "
 
 
 class Job:
-    """Tests whose pieces of Python run one after the other in one job, each with a store and variables of its own: to
-    start processes, to import the package in them and to join them costs a second for each job.
+    """One MPI job that runs the code of several tests, one piece after the other, each with a new store.
 
-    The job runs when the first of them is asked for, and ends with the first piece that fails.
+    Starting the processes and importing the package takes about a second for each job, so tests share a job. It starts
+    when the first of its tests runs, and stops at the first piece of code that fails.
     """
 
     def __init__(self, count: int) -> None:
@@ -138,7 +144,8 @@ class Job:
     def runs(self, body: str, **variables: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         """Return a decorator for a test that first checks that ``body`` passed on every rank of the job.
 
-        The test receives the job's folder as ``folder``; the body finds it as ``FOLDER``.
+        A test may take the parameters ``folder``, the job's folder, and ``done``, the finished job. The body finds the
+        folder in the environment variable ``FOLDER``; ``variables`` are more environment variables of this body.
         """
 
         def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -161,7 +168,7 @@ class Job:
         return decorate
 
     def done(self, factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-        """Return the folder of the job, and the job."""
+        """Return the folder of the job and the finished job, which runs in the first call."""
         if self._done is None:
             folder = factory.mktemp("job")
             (folder / "bodies.json").write_text(json.dumps(self.bodies))

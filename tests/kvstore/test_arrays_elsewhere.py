@@ -1,7 +1,7 @@
-"""Stores and tasks on mostly offloaded arrays: each operation gets the memory of all its arrays, or none.
+"""Stores and tasks on mostly offloaded arrays: an operation waits until there is memory for all its arrays.
 
-There is room for the arrays of one operation and some more, and several workers need them at once. If each kept part of
-its memory while it waits for more, they would deadlock.
+There is room for the arrays of one operation and some more, and several workers need memory at the same time. If each
+worker reserved a part and then waited for more, they would deadlock.
 """
 
 import gc
@@ -15,13 +15,13 @@ from weftplan.ndarray.spill import spilling
 from weftplan.storage import LimitResource, NaivePool
 
 SIZE = 1 << 18
-"""Bytes of an array."""
+"""Bytes of each array."""
 KEYS, EACH = 6, 4
 
 
 @pytest.fixture(params=["cpu", "sim"])
-def where(request, folder):
-    """Return a context with room for nine arrays; an operation needs at most six, and the others are offloaded."""
+def context(request, folder):
+    """Return a context with room for nine arrays. An operation needs at most six; the rest are offloaded."""
     ctx = getattr(mx, request.param)(9240)
     targets = f"file:{folder}:64MB" if request.param == "cpu" else "host:64MB"
     with (
@@ -39,15 +39,15 @@ def where(request, folder):
 @pytest.mark.parametrize(
     ("kind", "compression", "each"), [("local", None, 1), ("device", None, 1), ("device", "2bit", 0.5)]
 )
-def test_sums_and_copies(where, kind, compression, each):
-    """Pushes and pulls of many keys at once: every value is right, and nothing is refused."""
+def test_sums_and_copies(context, kind, compression, each):
+    """Pushes and pulls of six keys, which all need memory at the same time, return the right sums."""
     kv = mx.kv.create(kind)
     if compression:
         kv.set_gradient_compression({"type": compression, "threshold": 0.5})
-    gradients = {key: [mx.nd.full((SIZE // 4,), 1.0, ctx=where) for _ in range(EACH)] for key in range(KEYS)}
+    gradients = {key: [mx.nd.full((SIZE // 4,), 1.0, ctx=context) for _ in range(EACH)] for key in range(KEYS)}
     for key in range(KEYS):
-        kv.init(key, mx.nd.zeros((SIZE // 4,), ctx=where))
-    outs = {key: [mx.nd.empty((SIZE // 4,), ctx=where) for _ in range(EACH)] for key in range(KEYS)}
+        kv.init(key, mx.nd.zeros((SIZE // 4,), ctx=context))
+    outs = {key: [mx.nd.empty((SIZE // 4,), ctx=context) for _ in range(EACH)] for key in range(KEYS)}
     for key in range(KEYS):
         kv.push(key, gradients[key], priority=-key)
     for key in range(KEYS):
@@ -60,9 +60,9 @@ def test_sums_and_copies(where, kind, compression, each):
     outs.clear()
 
 
-def test_tasks(where):
-    """Tasks on three arrays each, as many as there are workers and more."""
-    arrays = [mx.nd.full((SIZE // 4,), float(number), ctx=where) for number in range(3 * KEYS)]
+def test_tasks(context):
+    """Six tasks of three arrays each, more than there are workers, compute the right values in three rounds."""
+    arrays = [mx.nd.full((SIZE // 4,), float(number), ctx=context) for number in range(3 * KEYS)]
 
     def add(total, first, second):
         total += first

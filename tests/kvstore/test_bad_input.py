@@ -1,4 +1,4 @@
-"""Error messages of stores for invalid input, word for word; stores stay usable afterwards."""
+"""The exact error messages of stores for invalid input; each store works afterwards."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from weftplan.errors import FormatError, KVStoreError
 
 
 def zeros(*shape: int, dtype: str = "float32") -> Any:
+    """Return an array of zeros."""
     return mx.nd.zeros(shape, dtype=dtype)
 
 
@@ -77,7 +78,7 @@ CASES: list[tuple[Callable[[Any], object], str]] = [
 
 @pytest.mark.parametrize(("call", "message"), CASES, ids=[str(number) for number in range(len(CASES))])
 def test_the_message_and_a_store_that_goes_on(call: Callable[[Any], object], message: str) -> None:
-    """Each mistake has its message, changes nothing, and the next push works."""
+    """An invalid call raises its exact message and changes nothing; the next push and pull work."""
     kv = mx.kv.create("device")
     kv.init("w", zeros(3))
     with pytest.raises(KVStoreError) as error:
@@ -91,7 +92,7 @@ def test_the_message_and_a_store_that_goes_on(call: Callable[[Any], object], mes
 
 
 def test_compression_of_another_dtype() -> None:
-    """Only float32 is compressed; the message names key and dtype, and other keys go on."""
+    """A store with compression refuses a float16 gradient with key and dtype in the message; other keys work."""
     kv = mx.kv.create("device")
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     kv.init(["h", "w"], [zeros(3, dtype="float16"), zeros(3)])
@@ -103,7 +104,7 @@ def test_compression_of_another_dtype() -> None:
 
 
 def test_compression_on_a_store_that_has_none() -> None:
-    """As in MXNet, ``local`` does not compress."""
+    """A store ``local`` refuses gradient compression, as in MXNet."""
     with pytest.raises(KVStoreError) as error:
         mx.kv.create("local").set_gradient_compression({"type": "2bit"})
     assert str(error.value) == "gradient compression is not for a store 'local': use mx.kv.create('device')"
@@ -111,7 +112,7 @@ def test_compression_on_a_store_that_has_none() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_an_updater_that_raises(late: bool) -> None:
-    """The push raises an updater's own error, the next wait an error of its operation. The store stays usable."""
+    """An exchange raises the error of an updater, or of an operation that the updater pushed; later exchanges work."""
     kv = mx.kv.create("device")
     kv.init("w", zeros(3))
 
@@ -141,7 +142,7 @@ def test_an_updater_that_raises(late: bool) -> None:
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
 def test_a_truncated_file_of_states(tmp_path: Path, part: float) -> None:
-    """It is refused whole, and the states stay as they were."""
+    """Loading a truncated or foreign file of optimizer states raises an error and changes no state."""
     kv, file = mx.kv.create("device"), tmp_path / "states"
     kv.init("w", zeros(3))
     kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1, momentum=0.9))

@@ -1,4 +1,4 @@
-"""Groups of gradients: FLAGS_fuse_parameter_groups_size and _memory_size as Paddle documents them."""
+"""Gradient buckets: the two ``FLAGS_fuse_parameter`` flags limit their number of gradients and their size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ F4, F2 = np.dtype("f4"), np.dtype("f2")
 
 @pytest.mark.shows("FLAGS_fuse_parameter_groups_size", "FLAGS_fuse_parameter_memory_size")
 def test_the_flags_set_both_limits(monkeypatch: pytest.MonkeyPatch):
-    """By default no limit of gradients, and 8 MiB; the flags change both; 0 gradients is an error."""
+    """The flags limit the number and the MiB of gradients in a bucket.
+
+    The defaults are no limit and 8 MiB. A number of 0 raises an error.
+    """
     assert BucketRule.from_environment() == BucketRule(-1, 8 * 2**20)
     monkeypatch.setenv("FLAGS_fuse_parameter_groups_size", "5")
     monkeypatch.setenv("FLAGS_fuse_parameter_memory_size", "16")
@@ -26,7 +29,10 @@ def test_the_flags_set_both_limits(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_small_gradients_before_a_cut_move_to_the_next_group():
-    """A bias travels with the weight after it, unless the weight leaves no room for it or the count ends the group."""
+    """If the limit of bytes ends a group, small gradients at its end move to the next group, as far as they fit.
+
+    A limit of the number of gradients moves none.
+    """
     layers = [("w2", 90, F4), ("b1", 2, F4), ("c1", 3, F4), ("w1", 80, F4), ("b0", 2, F4), ("w0", 99, F4)]
     assert BucketRule(-1, 100).cut(layers) == [["w2"], ["b1", "c1", "w1", "b0"], ["w0"]]
     assert BucketRule(-1, 101).cut(layers) == [["w2"], ["b1", "c1", "w1"], ["b0", "w0"]]
@@ -35,7 +41,10 @@ def test_small_gradients_before_a_cut_move_to_the_next_group():
 
 
 def test_examples():
-    """1 is one group for each, -1 is one group for all; dtypes are kept apart; a large one is alone."""
+    """A limit of 1 gives each gradient its own bucket, and -1 sets no limit on the number of gradients.
+
+    A bucket has one dtype, and a gradient above the size limit has its own bucket.
+    """
     items = [("a", 10, F4), ("b", 10, F4), ("c", 50, F4), ("d", 10, F2)]
     assert BucketRule(1, None).cut(items) == [["a"], ["b"], ["c"], ["d"]]
     assert BucketRule(-1, None).cut(items) == [["a", "b", "c"], ["d"]]
@@ -50,7 +59,7 @@ def test_examples():
     st.one_of(st.none(), st.integers(0, 150)),
 )
 def test_groups_keep_order_and_limits(sizes: list[tuple[int, np.dtype]], count: int, nbytes: int | None):
-    """Groups put together are the items; each has one dtype and keeps both limits, or has one item."""
+    """Buckets contain all items in order; each has one dtype, and is within both limits or has a single item."""
     items = [(i, size, dtype) for i, (size, dtype) in enumerate(sizes)]
     groups = BucketRule(count, nbytes).cut(items)
     assert [item for group in groups for item in group] == list(range(len(items)))

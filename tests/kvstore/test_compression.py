@@ -1,4 +1,4 @@
-"""Gradients of two bits an element: the rule element by element, on every kind of device, and refusals."""
+"""Gradient compression to one or two bits an element: the rule, its use by stores, and refused settings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from weftplan.kvstore.compression import Compression
 KINDS = ["device", "local_allreduce_device"]
 
 
-def sent_slowly(gradient: np.ndarray, residual: list[np.float32], threshold: np.float32) -> list[np.float32]:
-    """Return the values that a push of a flat gradient sends, element by element; change the residual."""
+def compress_slowly(gradient: np.ndarray, residual: list[np.float32], threshold: np.float32) -> list[np.float32]:
+    """Return the values that 2-bit compression of a flat gradient sends, and change ``residual`` in place."""
     sent = []
     for place, value in enumerate(gradient):
         residual[place] = np.float32(residual[place] + value)
@@ -24,16 +24,16 @@ def sent_slowly(gradient: np.ndarray, residual: list[np.float32], threshold: np.
     return sent
 
 
-def pushed(kv: mx.kv.KVStore, gradients: list[np.ndarray], contexts: list[mx.Context]) -> np.ndarray:
-    """Push one gradient of each context, pull the sum."""
+def push_and_pull(kv: mx.kv.KVStore, gradients: list[np.ndarray], contexts: list[mx.Context]) -> np.ndarray:
+    """Push one gradient for each context, and return the pulled sum."""
     kv.push("w", [mx.nd.array(g, ctx=ctx) for g, ctx in zip(gradients, contexts, strict=True)])
     out = mx.nd.empty(gradients[0].shape)
     kv.pull("w", out=out)
     return out.asnumpy()
 
 
-def store(shape: tuple[int, ...], threshold: float, kind: str = "device") -> mx.kv.KVStore:
-    """Return a store with one key and compression."""
+def make_store(shape: tuple[int, ...], threshold: float, kind: str = "device") -> mx.kv.KVStore:
+    """Return a store with 2-bit compression and the key ``w``, an array of zeros."""
     kv = mx.kv.create(kind)
     kv.set_gradient_compression({"type": "2bit", "threshold": threshold})
     kv.init("w", mx.nd.zeros(shape))
@@ -44,30 +44,30 @@ def store(shape: tuple[int, ...], threshold: float, kind: str = "device") -> mx.
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("shape", "count", "threshold"), [((7,), 1, 0.5), ((3, 5), 3, 0.1), ((4, 4), 6, 1.7)])
 def test_the_rule_element_by_element(kind, where, shape, count, threshold):
-    """Several pushes give the sums of the slow rule, bit for bit; each source has its own residual."""
+    """Compressed pushes have the bits of the element-by-element rule, with a separate residual for each source."""
     rng = np.random.default_rng(count)
-    kv = store(shape, threshold, kind)
+    kv = make_store(shape, threshold, kind)
     residuals = [[np.float32(0)] * int(np.prod(shape)) for _ in range(count)]
     t = np.float32(threshold)
     for _ in range(5):
         gradients = [(rng.standard_normal(shape) * threshold).astype(np.float32) for _ in range(count)]
         want = np.zeros(int(np.prod(shape)), np.float32)
         for number, (gradient, residual) in enumerate(zip(gradients, residuals, strict=True)):
-            sent = np.array(sent_slowly(gradient.ravel(), residual, t))
+            sent = np.array(compress_slowly(gradient.ravel(), residual, t))
             want = sent if number == 0 else want + sent
-        got = pushed(kv, gradients, [where(i) for i in range(count)])
+        got = push_and_pull(kv, gradients, [where(i) for i in range(count)])
         np.testing.assert_array_equal(got, want.reshape(shape))
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 33, 64, 65, 100])
 def test_blocks_do_not_show(size, monkeypatch):
-    """Sizes around the bounds of bytes and blocks: packed bytes and sums are those of the slow rule."""
+    """Packed bytes and sums are those of the element-by-element rule, for sizes around byte and block boundaries."""
     monkeypatch.setattr(compression, "_BLOCK", 16)
     rng, rule = np.random.default_rng(size), Compression(0.25)
     gradient, slow = rng.standard_normal(size).astype(np.float32), [np.float32(0)] * size
     residual, packed = np.zeros(size, np.float32), np.full(rule.packed_size(size), 0x55, np.uint8)
     rule.pack(gradient, residual, packed)
-    want = sent_slowly(gradient, slow, np.float32(0.25))
+    want = compress_slowly(gradient, slow, np.float32(0.25))
     code = {0.25: "11", -0.25: "10", 0.0: "00"}
     bits = "".join(code[float(value)] for value in want) + "00" * (-size % 4)
     assert packed.tolist() == [int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)]
@@ -78,18 +78,18 @@ def test_blocks_do_not_show(size, monkeypatch):
 
 
 def test_exactly_the_threshold_is_sent():
-    """On both sides, and nothing remains of it; a little less is kept."""
-    kv = store((4,), 0.5)
+    """A value equal to plus or minus the threshold is sent; a slightly smaller value stays in the residual."""
+    kv = make_store((4,), 0.5)
     less = np.nextafter(np.float32(0.5), np.float32(0))
-    assert pushed(kv, [np.float32([0.5, -0.5, less, -less])], [mx.cpu(0)]).tolist() == [0.5, -0.5, 0, 0]
-    assert pushed(kv, [np.float32([less, -less, 0, 0])], [mx.cpu(0)]).tolist() == [0, 0, 0, 0]
+    assert push_and_pull(kv, [np.float32([0.5, -0.5, less, -less])], [mx.cpu(0)]).tolist() == [0.5, -0.5, 0, 0]
+    assert push_and_pull(kv, [np.float32([less, -less, 0, 0])], [mx.cpu(0)]).tolist() == [0, 0, 0, 0]
     tiny = np.float32(1e-7)
-    assert pushed(kv, [np.float32([tiny, -tiny, tiny, -tiny])], [mx.cpu(0)]).tolist() == [0.5, -0.5, 0.5, -0.5]
+    assert push_and_pull(kv, [np.float32([tiny, -tiny, tiny, -tiny])], [mx.cpu(0)]).tolist() == [0.5, -0.5, 0.5, -0.5]
 
 
 def test_with_an_updater_and_other_keys():
-    """The updater sees what was sent; each key has residuals of its own."""
-    kv = store((2,), 0.5)
+    """The updater receives the compressed sum, and each key has its own residuals."""
+    kv = make_store((2,), 0.5)
     kv.init("v", mx.nd.ones((2,)))
     kv.set_updater(lambda key, sent, stored: stored.__iadd__(sent))
     for key in ("w", "v", "w"):
@@ -100,44 +100,44 @@ def test_with_an_updater_and_other_keys():
 
 
 def test_a_source_that_moves_keeps_its_residual():
-    """The place in the list counts, not the device; more and fewer sources than before are fine."""
-    kv = store((1,), 0.5)
-    assert pushed(kv, [np.float32([0.3])], [mx.cpu(0)]).tolist() == [0.0]
+    """A residual belongs to a position in the list of gradients, not to a device; the list may grow or shrink."""
+    kv = make_store((1,), 0.5)
+    assert push_and_pull(kv, [np.float32([0.3])], [mx.cpu(0)]).tolist() == [0.0]
     before = kv._packed["w", 0]
-    assert pushed(kv, [np.float32([0.0])], [mx.cpu(0)]).tolist() == [0.0]
-    assert kv._packed["w", 0] is before, "buffers are kept while nothing moves"
-    assert pushed(kv, [np.float32([0.3])], [mx.sim(0)]).tolist() == [0.5]
+    assert push_and_pull(kv, [np.float32([0.0])], [mx.cpu(0)]).tolist() == [0.0]
+    assert kv._packed["w", 0] is before, "buffers are reused while the device stays the same"
+    assert push_and_pull(kv, [np.float32([0.3])], [mx.sim(0)]).tolist() == [0.5]
     assert kv._residuals["w", 0].context == kv._packed["w", 0].context == mx.sim(0)
-    assert pushed(kv, [np.float32([0.4]), np.float32([0.7])], [mx.cpu(1), mx.sim(1)]).tolist() == [1.0]
-    assert pushed(kv, [np.float32([0.5])], [mx.cpu(0)]).tolist() == [0.5]
+    assert push_and_pull(kv, [np.float32([0.4]), np.float32([0.7])], [mx.cpu(1), mx.sim(1)]).tolist() == [1.0]
+    assert push_and_pull(kv, [np.float32([0.5])], [mx.cpu(0)]).tolist() == [0.5]
 
 
 def test_switched_on_after_pushes():
-    """Sums before are exact, sums after are compressed; staging copies of whole gradients are gone."""
+    """Compression that is set after a push applies to the next one, and frees staging copies of whole gradients."""
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.zeros((8,)))
     contexts = [mx.sim(0), mx.sim(1)]
     gradients = [np.full(8, 0.3, np.float32)] * 2
-    np.testing.assert_array_equal(pushed(kv, gradients, contexts), gradients[0] * 2)
+    np.testing.assert_array_equal(push_and_pull(kv, gradients, contexts), gradients[0] * 2)
     assert kv.statistics()["staging_bytes"] == 32
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.25})
-    np.testing.assert_array_equal(pushed(kv, gradients, contexts), np.full(8, 0.5, np.float32))
+    np.testing.assert_array_equal(push_and_pull(kv, gradients, contexts), np.full(8, 0.5, np.float32))
     assert kv.statistics()["staging_bytes"] == 2
     assert kv.statistics()["compression_bytes"] == 2 * (32 + 2)
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.05})
-    np.testing.assert_array_equal(pushed(kv, gradients, contexts), np.full(8, np.float32(0.05) * 2))
+    np.testing.assert_array_equal(push_and_pull(kv, gradients, contexts), np.full(8, np.float32(0.05) * 2))
 
 
 @pytest.mark.parametrize("where", [[mx.cpu(0), mx.cpu(1)], [mx.sim(0), mx.sim(1)]])
 @pytest.mark.parametrize(("first", "second"), [("1bit", "2bit"), ("2bit", "1bit")])
 def test_another_kind_after_pushes(first, second, where):
-    """Packed gradients of another kind have another size: residuals go on, and bytes are those of a new plan."""
+    """After a change of the compression type residuals continue, and buffers have the planned sizes of the new type."""
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.zeros((21,), ctx=where[0]))
     gradient = np.linspace(-3, 3, 21, dtype=np.float32)
     for kind in (first, second):
         kv.set_gradient_compression({"type": kind, "threshold": 0.5})
-        actual = pushed(kv, [gradient] * 2, where)
+        actual = push_and_pull(kv, [gradient] * 2, where)
     codec, residual = Compression(0.5, first), np.zeros(21, np.float32)
     for kind in (first, second):
         codec = Compression(0.5, kind)
@@ -170,24 +170,24 @@ def test_another_kind_after_pushes(first, second, where):
     ],
 )
 def test_bad_settings(params, message):
-    """Each is named, and compression stays off."""
+    """Invalid compression settings raise an error that names the problem, and compression stays off."""
     kv = mx.kv.create("device")
     with pytest.raises(KVStoreError, match=message):
         kv.set_gradient_compression(params)
     kv.init("w", mx.nd.zeros((1,)))
-    assert pushed(kv, [np.float32([0.125])], [mx.cpu(0)]).tolist() == [0.125]
+    assert push_and_pull(kv, [np.float32([0.125])], [mx.cpu(0)]).tolist() == [0.125]
 
 
 def test_not_for_a_store_that_sums_on_the_host():
-    """As in MXNet."""
+    """A store ``local`` refuses gradient compression, as in MXNet."""
     with pytest.raises(KVStoreError, match="not for a store 'local'"):
         mx.kv.create("local").set_gradient_compression({"type": "2bit"})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
 def test_other_dtypes_are_refused(dtype):
-    """By name, before anything is pushed."""
-    kv = store((2,), 0.5)
+    """A push of a dtype other than float32 raises an error with its key, before any key of the list is pushed."""
+    kv = make_store((2,), 0.5)
     kv.init("other", mx.nd.ones((2,), dtype=dtype))
     with pytest.raises(KVStoreError, match=rf"key 'other' holds {dtype}; .* takes float32 only"):
         kv.push(["w", "other"], [mx.nd.ones((2,)), mx.nd.ones((2,), dtype=dtype)])
@@ -198,7 +198,7 @@ def test_other_dtypes_are_refused(dtype):
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 16, 17, 100])
 def test_one_bit_element_by_element(size, monkeypatch):
-    """Bytes, residuals and sums of ``1bit`` are those of MXNet 2.0's rule, over several pushes."""
+    """Packed bytes, residuals and sums of ``1bit`` are those of MXNet 2.0's rule over four pushes."""
     monkeypatch.setattr(compression, "_BLOCK", 16)
     rng, rule = np.random.default_rng(size), Compression.from_params({"type": "1bit", "threshold": 0.25})
     residual, slow = np.zeros(size, np.float32), np.zeros(size, np.float32)
@@ -221,19 +221,21 @@ def test_one_bit_element_by_element(size, monkeypatch):
 
 
 def test_a_store_sends_one_bit():
-    """The type is taken by stores: a push of 0.3 is sent as 1, then -0.7 is left."""
+    """A store with ``1bit`` sends 1 for a value above the threshold, else -1, and adds the rest to the next push."""
     kv = mx.kv.create("device")
     kv.set_gradient_compression({"type": "1bit", "threshold": 0.1})
     kv.init("w", mx.nd.zeros((3,)))
-    assert pushed(kv, [np.array([0.3, 0.1, -5], np.float32)], [mx.cpu(0)]).tolist() == [1, -1, -1]
-    assert pushed(kv, [np.array([0.9, 0.1, 5], np.float32)], [mx.cpu(0)]).tolist() == [1, 1, 1]
+    assert push_and_pull(kv, [np.array([0.3, 0.1, -5], np.float32)], [mx.cpu(0)]).tolist() == [1, -1, -1]
+    assert push_and_pull(kv, [np.array([0.9, 0.1, 5], np.float32)], [mx.cpu(0)]).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["2bit", "1bit"])
 @pytest.mark.parametrize("size", [65_537, 65_536 + 16, 200_003])
 def test_compiled_loops_have_the_bits_of_numpy(kind, size):
-    """Packed bytes, residuals and sums, zeros of both signs, infinities and NaN included, on one thread and on three;
-    sizes that end within a byte and within a step."""
+    """Compiled loops on one and three threads give NumPy's packed bytes, residuals and sums, bit for bit.
+
+    Values include zeros of both signs, infinities and NaN; sizes end within a byte and within a step of the loop.
+    """
     rule = Compression(0.5, kind)
     gradient = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     gradient[:6] = 0.5, -0.5, 0.0, -0.0, np.nan, np.inf
@@ -256,7 +258,7 @@ def test_compiled_loops_have_the_bits_of_numpy(kind, size):
 
 
 def test_a_large_gradient_takes_the_compiled_loop(monkeypatch):
-    """Where llvmlite is installed, on a store too; WEFTPLAN_KERNELS=numpy leaves it out."""
+    """A store packs a large gradient by the compiled loop, or by NumPy if ``WEFTPLAN_KERNELS=numpy``."""
     pytest.importorskip("llvmlite")
     taken = []
     result = compression.codec.compiled_pack
@@ -264,7 +266,7 @@ def test_a_large_gradient_takes_the_compiled_loop(monkeypatch):
     for kernels, count in (("auto", 1), ("numpy", 0)):
         monkeypatch.setenv("WEFTPLAN_KERNELS", kernels)
         taken.clear()
-        kv = store((100_000,), 0.5)
-        actual = pushed(kv, [np.full(100_000, 0.75, np.float32)], [mx.cpu(0)])
+        kv = make_store((100_000,), 0.5)
+        actual = push_and_pull(kv, [np.full(100_000, 0.75, np.float32)], [mx.cpu(0)])
         assert (actual == 0.5).all()
         assert len(taken) == count

@@ -1,4 +1,4 @@
-"""Number of operations of a push and a pull, and their effect on arrays that overlap or have failed."""
+"""Pushes and pulls: their number of engine operations, and their effect on overlapping and failed arrays."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import weftplan as mx
 from weftplan.support import core_sharing
 
 
-def operations(eng, call):
-    """Return how many operations ``call()`` pushed."""
+def count_operations(eng, call):
+    """Return how many operations ``call()`` pushes to the engine."""
     before = eng.statistics().pushed
     call()
     return eng.statistics().pushed - before
@@ -21,14 +21,14 @@ def operations(eng, call):
 @pytest.mark.parametrize("kind", ["local", "device"])
 @pytest.mark.parametrize("size", [1, 1 << 16, (1 << 16) + 1, 1 << 20])
 def test_operations(eng, kind, size):
-    """A push is one operation, which sums straight into the stored value, and so is a pull, which fills all arrays."""
+    """A push of three arrays is one operation that sums into the stored value; a pull into three arrays is one."""
     kv = mx.kv.create(kind)
     kv.init("w", mx.nd.zeros((size,)))
     gradients = [mx.nd.full((size,), i + 1, ctx=mx.cpu(i)) for i in range(3)]
     outs = [mx.nd.zeros((size,), ctx=mx.cpu(i)) for i in range(3)]
     eng.wait_for_all()
-    assert operations(eng, lambda: kv.push("w", gradients)) == 1
-    assert operations(eng, lambda: kv.pull("w", outs)) == 1
+    assert count_operations(eng, lambda: kv.push("w", gradients)) == 1
+    assert count_operations(eng, lambda: kv.pull("w", outs)) == 1
     for out in outs:
         np.testing.assert_array_equal(out.asnumpy(), 6)
     assert kv.statistics()["merged_bytes"] == 0
@@ -36,7 +36,10 @@ def test_operations(eng, kind, size):
 
 @pytest.mark.parametrize(("size", "helpers"), [((1 << 20) - 1, 0), (1 << 20, 2)])
 def test_large_arrays_are_shared_between_threads(eng, monkeypatch, size, helpers):
-    """From MXNET_KVSTORE_BIGARRAY_BOUND elements on, MXNET_KVSTORE_REDUCTION_NTHREADS threads sum and copy."""
+    """Arrays of at least ``MXNET_KVSTORE_BIGARRAY_BOUND`` elements are summed and copied by several threads.
+
+    ``MXNET_KVSTORE_REDUCTION_NTHREADS=3`` means the worker and two helpers.
+    """
     monkeypatch.setenv("MXNET_KVSTORE_BIGARRAY_BOUND", str(1 << 20))
     monkeypatch.setenv("MXNET_KVSTORE_REDUCTION_NTHREADS", "3")
     asked = []
@@ -59,7 +62,7 @@ def test_large_arrays_are_shared_between_threads(eng, monkeypatch, size, helpers
 
 
 def test_an_updater_gets_a_sum_of_its_own():
-    """Not the stored value."""
+    """An updater receives the sum in an array separate from the stored value."""
     kv, seen = mx.kv.create("device"), []
     kv.init("w", mx.nd.ones((4,)))
     kv.set_updater(lambda key, merged, stored: seen.append((merged.asnumpy().tolist(), stored.asnumpy().tolist())))
@@ -68,7 +71,7 @@ def test_an_updater_gets_a_sum_of_its_own():
 
 
 def test_the_same_array_twice_and_parts_of_one():
-    """An array may be named twice, and several may share one chunk."""
+    """A pull fills an array that is listed twice, and several views of one array."""
     kv = mx.kv.create("local")
     kv.init("w", mx.nd.array([1, 2, 3]))
     whole, second = mx.nd.zeros((3, 3)), mx.nd.zeros((3,))
@@ -78,7 +81,7 @@ def test_the_same_array_twice_and_parts_of_one():
 
 
 def test_devices_and_the_host_in_one_pull():
-    """Each gets the value by the way that suits it."""
+    """One pull fills arrays on the host and on simulated devices, and a push sums them."""
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.array([1, 2, 3]))
     outs = [mx.nd.zeros((3,), ctx=ctx) for ctx in (mx.cpu(0), mx.sim(0), mx.cpu(1), mx.sim(1))]
@@ -88,8 +91,11 @@ def test_devices_and_the_host_in_one_pull():
     assert [out.asnumpy().tolist() for out in outs] == [[4, 8, 12]] * 4
 
 
-def test_what_has_failed_stays_alone(eng):
-    """An array known to have failed, and not to its user yet, does not take the others with it."""
+def test_failed_out_fails_alone(eng):
+    """If one output array has failed already, a pull fills the others.
+
+    Once the error has been raised, a pull fills the failed array, too.
+    """
     kv = mx.kv.create("local")
     kv.init("w", mx.nd.ones((3,)))
     outs = [mx.nd.zeros((3,), ctx=mx.cpu(i)) for i in range(3)]
@@ -105,7 +111,10 @@ def test_what_has_failed_stays_alone(eng):
 
 
 def test_a_failure_that_comes_later_is_shared(eng):
-    """A reported failure heals with the next pull."""
+    """If one output array fails while a pull waits for it, all arrays of the pull raise its error.
+
+    The next pull fills them.
+    """
     kv = mx.kv.create("local")
     kv.init("w", mx.nd.ones((3,)))
     outs = [mx.nd.zeros((3,), ctx=mx.cpu(i)) for i in range(2)]
@@ -120,7 +129,7 @@ def test_a_failure_that_comes_later_is_shared(eng):
 
 
 def test_a_failed_gradient_reaches_the_stored_value(eng):
-    """A push over a failed array fails the key, until the next push."""
+    """A push with a failed gradient makes pulls of its key raise, until the next push."""
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.zeros((3,)))
     gradients = [mx.nd.ones((3,), ctx=mx.cpu(i)) for i in range(2)]
@@ -137,7 +146,7 @@ def test_a_failed_gradient_reaches_the_stored_value(eng):
 
 @pytest.mark.parametrize("kind", ["local", "device"])
 def test_small_pushes_and_pulls_of_idle_arrays_are_over_when_they_return(eng, kind):
-    """No worker is woken for them: their results are written, and nothing is pending."""
+    """Small pushes and pulls of idle arrays run inline: nothing is pending afterwards, and no worker has run."""
     kv = mx.kv.create(kind)
     kv.init("w", mx.nd.zeros((3, 5)))
     gradients = [mx.nd.full((3, 5), i + 1.0, ctx=mx.cpu(i)) for i in range(6)]
@@ -156,7 +165,7 @@ def test_small_pushes_and_pulls_of_idle_arrays_are_over_when_they_return(eng, ki
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int32"])
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_small_sums_have_the_bits_of_pushed_ones(eng, kind, dtype, count):
-    """A worker sums busy arrays, the caller idle arrays, in one order."""
+    """A worker thread, which sums busy arrays, computes the same bits as the caller, which sums idle arrays."""
     rng = np.random.default_rng(count)
     values = [(rng.standard_normal((7, 3)) * 10.0 ** rng.integers(-2, 3, (7, 3))).astype(dtype) for _ in range(count)]
     results = []
@@ -177,8 +186,8 @@ def test_small_sums_have_the_bits_of_pushed_ones(eng, kind, dtype, count):
     assert results[0] == results[1]
 
 
-def test_a_small_push_waits_its_turn(eng):
-    """The push runs after a pending write of a gradient, and before a later change of it."""
+def test_small_push_keeps_its_order(eng):
+    """A small push runs after an earlier pending write of its gradient, and before a later write."""
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.zeros((4,)))
     gradient, out, gate = mx.nd.ones((4,)), mx.nd.zeros((4,)), threading.Event()

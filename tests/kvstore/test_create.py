@@ -1,4 +1,4 @@
-"""Stores by name, plug-in stores, and the place of the device store's sums."""
+"""``mx.kv.create``: stores by name, plug-in stores, and the placement of merge buffers."""
 
 import pytest
 
@@ -9,13 +9,13 @@ from weftplan.kvstore import factory
 
 @pytest.mark.parametrize("name", ["locl", "divice", ""])
 def test_unknown_name(name):
-    """An unknown store is refused, with the nearest name if there is one."""
+    """An unknown name raises a KVStoreError."""
     with pytest.raises(KVStoreError, match="unknown kvstore"):
         mx.kv.create(name)
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    """Each name that would work."""
+    """The error for an unknown name lists the known names and suggests the nearest."""
     with pytest.raises(KVStoreError) as error:
         mx.kv.create("divice")
     for name in ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async", "did you mean 'device'"):
@@ -38,30 +38,30 @@ def test_an_unknown_name_lists_the_known_ones():
     ],
 )
 def test_spellings_of_mxnet(name, made, monkeypatch):
-    """Its names in any case, and those that say the same in another order."""
+    """MXNet's names of stores work in upper and lower case, also with their words in another order."""
     monkeypatch.setattr(factory, "_import_store", lambda module, kind, name: f"{module}.{kind}")
     actual = mx.kv.create(name)
     assert (actual if isinstance(actual, str) else type(actual).__name__) == made
 
 
-def test_names_that_are_still_to_come():
-    """Distributed stores say so instead of pretending."""
+def test_missing_store_of_mxnet():
+    """``p3``, a store of MXNet that is not available, raises an error that says so."""
     with pytest.raises(KVStoreError, match="not available in this version"):
         mx.kv.create("p3")
 
 
 @pytest.mark.skipif(mx.num_gpus() > 0, reason="there is a GPU")
 def test_nccl_without_a_gpu():
-    """The error names the package to install."""
+    """Without a GPU, creating ``nccl`` raises an error that names the package to install."""
     with pytest.raises(KVStoreError, match=r"'nccl' sums on NVIDIA GPUs: gpu\(0\).*pip install '?weftplan\[cuda12\]"):
         mx.kv.create("nccl")
 
 
 def test_plugin_store():
-    """A registered class is made by its name in lower case; registering again warns."""
+    """A registered class is created by its name in lower case; registering it again warns."""
 
     class MyOwnStore(mx.kv.KVStoreBase):
-        """Does nothing."""
+        """A plug-in store without methods."""
 
     mx.kv.register(MyOwnStore)
     assert isinstance(mx.kv.create("myownstore"), MyOwnStore)
@@ -70,17 +70,17 @@ def test_plugin_store():
 
 
 def test_plugin_store_registered_as_in_mxnet():
-    """The decorator is found on the base class, too."""
+    """``KVStoreBase.register`` also registers a class, as in MXNet."""
 
     @mx.kv.KVStoreBase.register
     class AnotherStore(mx.kv.KVStoreBase):
-        """Does nothing."""
+        """A plug-in store without methods."""
 
     assert isinstance(mx.kv.create("AnotherStore"), AnotherStore)
 
 
 def test_device_store_balances_merge_buffers():
-    """Keys are summed on the device that has least so far; the choice is deterministic."""
+    """With an updater, each key gets its merge buffer on the device with the fewest bytes of merge buffers so far."""
     kv = mx.kv.create("device")
     kv.set_updater(lambda key, merged, stored: None)  # without one no merge buffer is needed
     for key in range(4):
@@ -92,6 +92,6 @@ def test_device_store_balances_merge_buffers():
 
 
 def test_commands_to_servers():
-    """One process has none, so nothing happens, as in MXNet."""
+    """A command to servers returns None and does nothing in a store of one process, as in MXNet."""
     for name in ("local", "device"):
         assert mx.kv.create(name)._send_command_to_servers(0, "anything") is None

@@ -1,4 +1,4 @@
-"""``dist_sync`` in several real processes: sums, their order, updates, compression."""
+"""``dist_sync`` in several processes: sums, the order of additions, updates and compression."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ ROOT = Path(__file__).parents[2]
 TWO = Job(2)
 
 
-def test_everybody_gets_rank_0s_value_and_everybodys_sum(tmp_path: Path):
-    """init takes rank 0's value; a push replaces it by the sum over ranks and devices; lists, pushpull, broadcast."""
+def test_init_takes_rank_0_and_push_sums(tmp_path: Path):
+    """``init`` and ``broadcast`` give every rank the value of rank 0; a push stores the sum over ranks and devices.
+
+    ``pushpull`` writes the sum into the gradients. Lists of keys work in any order.
+    """
     run_ranks(
         tmp_path,
         3,
@@ -61,7 +64,7 @@ def test_everybody_gets_rank_0s_value_and_everybodys_sum(tmp_path: Path):
     STORE="dist_device_sync",
 )
 def test_sums_over_devices_of_every_process():
-    """dist_device_sync sums on simulated devices and goes through host memory; float16 and empty arrays travel, too."""
+    """``dist_device_sync`` sums arrays of simulated devices over all processes, also float16 and empty arrays."""
 
 
 ORDERED = """
@@ -82,7 +85,7 @@ ORDERED = """
         for step in range(4):
             grads = [rng.standard_normal(shape).astype("f4") * 10.0 ** rng.integers(-3, 4, shape) for shape in shapes]
             arrays = [mx.nd.array(grad) for grad in grads]
-            for array in arrays:  # each is ready at a moment of its own
+            for array in arrays:  # each is ready after a random pause
                 pause = float(waiting.random() * 0.004)
                 mx.engine.get().push(lambda pause=pause: time.sleep(pause), mutable_vars=[array.var])
             kv.push(list(range(len(arrays))), arrays, priority=int(waiting.integers(-5, 5)))
@@ -93,7 +96,10 @@ ORDERED = """
 
 
 def test_same_bits_whatever_comes_first(tmp_path: Path):
-    """Random arrival, priorities, threads, buckets and the way of the data change no bit: sums are in rank order."""
+    """Arrival order, priorities, thread counts, bucket sizes and shared memory change no bit of the sums.
+
+    All sums are added in rank order.
+    """
     matches = []
     for threads, runs in (
         ("1", [(1, "1", "-1", "1")]),
@@ -113,7 +119,7 @@ def test_same_bits_whatever_comes_first(tmp_path: Path):
 
 
 def test_updates_are_the_same_everywhere(tmp_path: Path):
-    """With an optimizer the weights of all ranks are those of one process that adds in rank order."""
+    """With an optimizer, each of two ranks gets the weights of one process that adds the gradients in rank order."""
     done = run_ranks(
         tmp_path,
         2,
@@ -160,11 +166,11 @@ def test_updates_are_the_same_everywhere(tmp_path: Path):
     """,
 )
 def test_compressed_sums_are_those_of_one_process():
-    """Two bits an element: two processes give what one process with two devices gives."""
+    """With 2-bit compression, two processes compute the same bits as one process with two devices."""
 
 
 def test_one_process_alone(tmp_path: Path):
-    """Without a launcher the job has one member: the store works, and reports its type."""
+    """Without a launcher a store is rank 0 of 1; it sums pushes, and a push after ``close`` raises an error."""
     need_mpi()
     body = """
         kv.init("w", mx.nd.zeros((2,)))
@@ -182,7 +188,7 @@ def test_one_process_alone(tmp_path: Path):
 
 
 def test_without_mpi_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    """A missing mpi4py is a KVStoreError that names the extra."""
+    """Without mpi4py, creating a store raises a KVStoreError that names the extra to install."""
     monkeypatch.setitem(__import__("sys").modules, "mpi4py.MPI", None)
     with pytest.raises(KVStoreError, match=r"pip install 'weftplan\[mpi\]'"):
         mx.kv.create("dist_sync")
@@ -195,11 +201,11 @@ def test_without_mpi_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
     """
 )
 def test_agree_compares_what_the_processes_do():
-    """Processes that are about to do different things all hear it; those that agree go on."""
+    """``agree`` raises an error with both texts if the ranks pass different texts; equal texts pass."""
 
 
 def test_sums_of_arrays_that_may_be_offloaded(tmp_path: Path):
-    """With WEFTPLAN_SPILL the exchange holds its arrays in memory: sums are right and no process waits for ever."""
+    """With ``WEFTPLAN_SPILL=host`` all sums are right, and no rank waits for ever."""
     body = """
     keys = ["a", "b", "c"]
     kv.init(keys, [mx.nd.zeros((3,)), mx.nd.zeros((2000,)), mx.nd.zeros((5,))])

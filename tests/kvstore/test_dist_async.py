@@ -1,4 +1,4 @@
-"""``dist_async`` in several real processes: servers apply pushes as they come; ranges, rates, staleness, mistakes."""
+"""``dist_async`` in several processes: pushes to servers, ranges of values, learning rates, errors and lost ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ TWO = Job(2)
 
 
 def test_every_push_is_applied_once(tmp_path: Path):
-    """Small values on one server, large values cut over all: after a barrier all see the sum of all updates."""
+    """After a barrier every rank reads the initial value minus all pushes, for whole and for divided values.
+
+    A server owns each small value as a whole; large values are divided over all servers. A pull sees the pushes that
+    its own rank made before.
+    """
     run_ranks(
         tmp_path,
         3,
@@ -59,7 +63,7 @@ def test_every_push_is_applied_once(tmp_path: Path):
     STORE="dist_async",
 )
 def test_rates_reach_the_servers():
-    """A change of the worker's learning rate, by hand or by a schedule, counts from the next push on."""
+    """``set_learning_rate`` on a worker takes effect on the servers with the worker's next push."""
 
 
 @TWO.runs(
@@ -85,8 +89,7 @@ def test_rates_reach_the_servers():
     STORE="dist_async",
 )
 def test_mistakes():
-    """No optimizer, differing optimizers, a failed gradient: each raises at the right call, and the store stays
-    usable."""
+    """A push without an optimizer, optimizers that differ, and a failed gradient raise errors; then the store works."""
 
 
 @TWO.runs(
@@ -103,8 +106,8 @@ def test_mistakes():
     """,
     STORE="dist_async",
 )
-def test_a_barrier_is_behind_pushes():
-    """Pushes before a barrier are applied after it, also if their sum takes a while."""
+def test_barrier_waits_for_pushes():
+    """``barrier`` returns after all earlier pushes have been applied, even if a gradient takes 50 ms to compute."""
 
 
 @TWO.runs(
@@ -125,7 +128,7 @@ def test_a_barrier_is_behind_pushes():
     STORE="dist_async",
 )
 def test_module_trains():
-    """Module.fit over dist_async learns a separable task on every rank."""
+    """``Module.fit`` over ``dist_async`` learns a separable task on every rank."""
 
 
 @TWO.runs(
@@ -153,8 +156,8 @@ def test_module_trains():
     """,
     STORE="dist_async",
 )
-def test_what_is_behind_a_push_that_was_refused_is_dropped():
-    """Its gradient must not be taken for that of the next push."""
+def test_gradient_of_refused_push_is_dropped():
+    """A server refuses a push of a key it does not have and drops the gradient; later pushes are applied correctly."""
 
 
 @TWO.runs(
@@ -183,7 +186,7 @@ def test_what_is_behind_a_push_that_was_refused_is_dropped():
     STORE="dist_async",
 )
 def test_gradient_of_another_size_is_dropped():
-    """A push whose bytes do not fit the server's is refused, and its gradient is not taken for that of the next one."""
+    """A server refuses a gradient of the wrong size and drops it; later pushes are applied correctly."""
 
 
 @TWO.runs(
@@ -197,17 +200,17 @@ def test_gradient_of_another_size_is_dropped():
     mx.nd.waitall()
     for part in kv._server._ranges.values():
         held = part.values if part.weight is None else part.weight.asnumpy()
-        assert held.tolist() == [-2] * held.size  # every process has pushed before the end
+        assert held.tolist() == [-2] * held.size  # every process has pushed before it closed
     """,
     STORE="dist_async",
 )
-def test_what_was_pushed_before_the_end_is_applied():
-    """A push whose sum takes a while is queued when that is there: closing the store waits for it."""
+def test_close_applies_earlier_pushes():
+    """``close`` waits until pushes whose gradients are still being computed have been applied."""
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**5), st.integers(1, 9), st.integers(1, 1000))
 def test_ranges_cover_a_value_once(number: int, size: int, servers: int, bound: int):
-    """The ranges of a value follow each other from 0 to its size, on different servers."""
+    """The ranges of a value are consecutive, cover it from 0 to its size, and belong to different servers."""
     ranges = placement(number, size, servers, bound)
     assert [first for _, first, _ in ranges] == [0, *(end for _, _, end in ranges[:-1])]
     assert ranges[-1][2] == size
@@ -217,7 +220,7 @@ def test_ranges_cover_a_value_once(number: int, size: int, servers: int, bound: 
 
 @given(st.binary(max_size=2 * HEADER))
 def test_hostile_headers_are_errors(data: bytes):
-    """Any bytes are a header or an error that names the sender."""
+    """``Header.decode`` turns any bytes into a valid header, or raises an error that names the sending rank."""
     refused = None
     try:
         actual = Header.decode(data, 5)
@@ -227,21 +230,21 @@ def test_hostile_headers_are_errors(data: bytes):
 
 
 def test_headers_come_back():
-    """Encoding and decoding are inverse, with a rate and without; damage is named."""
+    """Decoding an encoded header returns an equal header, with or without a rate; damaged bytes raise an error."""
     for header in (Header(Verb.PUSH, 3, 7, 40, 0.1), Header(Verb.PULL, 2**40)):
         assert Header.decode(header.encode(), 0) == header
     with pytest.raises(KVStoreError, match="another kind"):
         Header.decode(b"\x80\x04" + bytes(HEADER - 2), 0)
 
 
-def test_a_death_is_an_error_of_the_others(tmp_path):
-    """Each survivor's next push or pull names the dead rank, also for keys of a living server; none hangs."""
+def test_death_of_a_rank_raises_on_the_others(tmp_path):
+    """After one rank is killed, pushes and pulls on each survivor raise a WorkerLostError that names it."""
     done = run_ranks(
         tmp_path,
         3,
         """
         kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
-        for key in range(3):  # one on each server
+        for key in range(3):  # each server owns one of the keys
             kv.init(key, mx.nd.zeros((4,)))
         kv.barrier()
         if rank == 1:
@@ -253,7 +256,7 @@ def test_a_death_is_an_error_of_the_others(tmp_path):
                     value(key, (4,))
         except WorkerLostError as error:
             import re
-            assert re.search(r"ranks? (0, )?1(, 2)? died", str(error)), error  # another may have ended since
+            assert re.search(r"ranks? (0, )?1(, 2)? died", str(error)), error  # another rank may have exited since
             print("told", rank, flush=True)
         """,
         ok=False,
@@ -263,8 +266,7 @@ def test_a_death_is_an_error_of_the_others(tmp_path):
 
 
 def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
-    """One rank has sent a header and no data, another is stopped in the middle of large pushes: their servers and
-    those of the others answer."""
+    """While one rank delays the data of a push after its header, pushes and pulls of the other ranks complete."""
     done = run_ranks(
         tmp_path,
         3,
@@ -307,7 +309,7 @@ def test_a_stopped_worker_holds_up_no_other(tmp_path: Path):
 
 
 def test_a_worker_that_stops_is_named(tmp_path: Path):
-    """SIGSTOP of a process: the others go on with the servers that are left, and the stopped one is named."""
+    """While rank 2 is suspended, the other servers answer; a pull from its server raises an error with its rank."""
     done = run_ranks(
         tmp_path,
         3,

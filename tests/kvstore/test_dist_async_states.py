@@ -1,4 +1,4 @@
-"""Optimizer states of ``dist_async``: gathered from all servers, restored to them, whole for every other store."""
+"""Optimizer states of ``dist_async``: saved from all servers, and loaded into all servers or into a ``local`` store."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def found(store):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("kind", ["ThreadedEnginePerDevice", "Simulator"])
 def test_states_come_back(tmp_path: Path, kind: str, optimizer: str):
-    """One process saves and loads them. Servers that have them go on to the same bits as without a break; a store
-    ``local`` can read the file and does so, too."""
+    """One rank saves the states and one rank loads them; the next step gives the bits of training without a break.
+
+    A ``local`` store that loads the same file also computes these bits.
+    """
     result = {
         "sgd": "mx.optimizer.SGD(learning_rate=0.1, momentum=0.9)",
         "adam": "mx.optimizer.Adam(learning_rate=0.1)",
@@ -99,7 +101,7 @@ if rank == 0:
 
 
 def test_a_module_saves_and_loads_them(tmp_path: Path):
-    """Module.save_optimizer_states and load_optimizer_states work with dist_async; a cut-off file changes nothing."""
+    """``Module`` saves and loads the optimizer states of ``dist_async``; loading a truncated file raises an error."""
     run_ranks(
         tmp_path,
         2,

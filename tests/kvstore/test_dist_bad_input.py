@@ -1,4 +1,4 @@
-"""Calls of distributed stores that do not fit together: errors on every rank, no hang, and a store that goes on."""
+"""Invalid or differing calls of the ranks of a distributed store: they raise errors, and the store works afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ says(lambda: value("a"), f"rank {rank} wants to sum {own}", f"to sum {other}", "
     + GO_ON
 )
 def test_other_keys_on_one_rank():
-    """The error of every rank has its own list, and the other list with its rank."""
+    """If one rank pushes other keys, the error of every rank quotes both lists, its own first."""
 
 
 @THREE.runs(
@@ -48,7 +48,7 @@ for key in "ab":
     + GO_ON
 )
 def test_another_order_on_one_rank():
-    """Single keys in another order: both exchanges fail on every rank, with both calls."""
+    """If one rank pushes two keys in another order, both exchanges fail on every rank and quote both keys."""
 
 
 @THREE.runs(
@@ -62,7 +62,7 @@ for key in keys:
     + GO_ON
 )
 def test_the_order_within_a_list():
-    """A list is exchanged in the order of the keys' creation, so its own order is free."""
+    """A list of keys is exchanged in the order of their creation, so the ranks may list keys in different orders."""
 
 
 @THREE.runs(
@@ -76,7 +76,10 @@ assert value("b").tolist() == [1, 1, 1]
 """
 )
 def test_another_shape_or_dtype_on_one_rank():
-    """The error of every rank has both shapes, or both dtypes; other keys work."""
+    """If an initial value has another shape or dtype on one rank, the error of every rank quotes both.
+
+    Other keys work afterwards.
+    """
 
 
 @THREE.runs(
@@ -103,7 +106,7 @@ if rank == 1:
     WEFTPLAN_KVSTORE_TIMEOUT="20",
 )
 def test_a_bad_call_of_one_rank():
-    """The call raises on that rank, which the message names, before the others hear of it; then all go on."""
+    """An invalid call raises on its rank alone, with the rank in the message; the next exchange works on all ranks."""
 
 
 @THREE.runs(
@@ -121,13 +124,13 @@ assert [out.asnumpy().tolist() for out in outs] == [[2 * size] * 3, [size] * 3, 
     + GO_ON
 )
 def test_a_key_twice_in_a_list():
-    """The arrays of a key that comes twice are summed, as those of several devices are, and each out is filled."""
+    """If a key is listed twice, its arrays are summed like those of two devices, and ``pushpull`` fills both outs."""
 
 
 @pytest.mark.parametrize("store", ["dist_sync", "dist_device_sync"])
 @pytest.mark.parametrize("nbytes", [12, 400_000])
 def test_a_store_after_a_lost_rank(tmp_path: Path, store: str, nbytes: int):
-    """Every exchange raises the same error at once, and close ends the store."""
+    """After a rank is lost each exchange raises the same WorkerLostError, and then ``close`` ends the store."""
     done = run_ranks(
         tmp_path,
         3,

@@ -1,4 +1,4 @@
-"""``dist_sync`` in several real processes: the buckets, engine operations and copies of its calls."""
+"""``dist_sync`` in several processes: buckets, engine operations and copies of its calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kvstore.ranks import Job, run_ranks
 TWO = Job(2)
 
 
-JOINED = """
+PUSH_CONTIGUOUS = """
     shapes = [(7,), (300, 11), (1,), (2, 1500), (5,)]
     for i, shape in enumerate(shapes):
         kv.init(i, mx.nd.zeros(shape, dtype="float64" if i == 4 else "float32"))
@@ -27,16 +27,16 @@ JOINED = """
     np.concatenate = kept
     assert kv.statistics()["merged_bytes"] == sum(grad.nbytes for grad in grads)
 """
-APART = {"FLAGS_fuse_parameter_groups_size": "-1", "WEFTPLAN_KVSTORE_SHARED_MEMORY": "0"}
+WITHOUT_SHARED_MEMORY = {"FLAGS_fuse_parameter_groups_size": "-1", "WEFTPLAN_KVSTORE_SHARED_MEMORY": "0"}
 
 
-@TWO.runs(JOINED, **APART)
+@TWO.runs(PUSH_CONTIGUOUS, **WITHOUT_SHARED_MEMORY)
 def test_buckets_are_joined_without_a_copy():
-    """Keys that are pushed together are contiguous, in exchange order; sums and updates are right."""
+    """Merge buffers of keys that are pushed together are contiguous, so an exchange concatenates nothing."""
 
 
 def test_a_pull_makes_a_small_exchange_itself(tmp_path: Path):
-    """If no process delays it, nothing is pending when the pull returns, except for a thread that is waking up."""
+    """A pull can run a small exchange itself: after one of 5,000 pulls no operation is pending on either rank."""
     run_ranks(
         tmp_path,
         2,
@@ -119,12 +119,15 @@ def test_a_pull_makes_a_small_exchange_itself(tmp_path: Path):
     FLAGS_fuse_parameter_groups_size="-1",
 )
 def test_one_operation_for_all_gradients_of_a_bucket():
-    """A list of keys is pushed as one operation, and one operation copies the sums; its keys share a fate."""
+    """A push of several keys is one engine operation, and a pull is another; a failed gradient fails all keys."""
 
 
 @pytest.mark.parametrize("nbytes", [16, 400_000])
-def test_what_is_pulled_is_what_was_pushed_last(tmp_path: Path, nbytes: int):
-    """The operation of a push writes what is pulled only where no later push of a key is between; in place, too."""
+def test_pull_returns_last_push_before_it(tmp_path: Path, nbytes: int):
+    """A pull returns, for each key, the sum of the last push before it, even if several pushes are pending.
+
+    ``pushpull`` into its own gradients also returns the right sums, in any order of the outs.
+    """
     run_ranks(
         tmp_path,
         3,
@@ -175,7 +178,7 @@ def test_what_is_pulled_is_what_was_pushed_last(tmp_path: Path, nbytes: int):
 
 @pytest.mark.parametrize("groups", ["1", "2", "-1"])
 def test_a_list_of_keys_is_updated_as_single_keys_are(tmp_path: Path, groups: str):
-    """To the bit, and with the operations of a few buckets instead of those of every key."""
+    """Updating a list of keys gives the bits of updating single keys, with at most three operations per bucket."""
     run_ranks(
         tmp_path,
         2,
@@ -212,7 +215,7 @@ def test_a_list_of_keys_is_updated_as_single_keys_are(tmp_path: Path, groups: st
 
 @pytest.mark.parametrize("on_store", ["0", "1"])
 def test_a_module_exchanges_its_gradients_in_buckets(tmp_path: Path, on_store: str):
-    """It has the bits of one that exchanges them one by one, and fewer operations."""
+    """A ``Module`` gets the same weights from buckets as from single gradients, with fewer engine operations."""
     run_ranks(
         tmp_path,
         2,
@@ -286,12 +289,15 @@ def test_a_module_exchanges_its_gradients_in_buckets(tmp_path: Path, on_store: s
     WEFTPLAN_KVSTORE_SHARED_MEMORY="0",
 )
 def test_buckets_of_a_bound_network_copy_nothing():
-    """Gradients that a bind makes lie side by side in the order of their buckets: an exchange joins them in place."""
+    """Gradients of a bound network are contiguous in exchange order and not copied; separate arrays are copied."""
 
 
-def test_a_call_that_comes_again(tmp_path: Path):
-    """Has the right sums whatever happens in between: other arrays, another thread's push, an array that is read or
-    written, a failure, a process that has left, an updater."""
+def test_repeated_calls_return_right_sums(tmp_path: Path):
+    """Repeated pushes and pulls of the same arrays return the right sums, whatever happens between the calls.
+
+    In between, the test changes the outs, reads and writes arrays, pushes from another thread, fails a gradient, sets
+    an optimizer, and closes the store on one rank.
+    """
     run_ranks(
         tmp_path,
         3,

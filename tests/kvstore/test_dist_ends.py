@@ -1,4 +1,4 @@
-"""``dist_sync`` in several real processes: ranks that leave, are late, die, fail, or make other calls."""
+"""``dist_sync`` in several processes: ranks that leave, arrive late, die, fail, or make different calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TWO = Job(2)
 
 
 def test_uneven_batches_end_cleanly(tmp_path: Path):
-    """Ranks with more batches go on without those that have closed the store or ended."""
+    """Ranks with more batches continue after other ranks have closed the store or exited; ``num_workers`` falls."""
     run_ranks(
         tmp_path,
         3,
@@ -33,10 +33,10 @@ def test_uneven_batches_end_cleanly(tmp_path: Path):
     )
 
 
-def test_who_leaves_does_not_wait_for_messages_that_are_gone(tmp_path: Path):
-    """A leaving rank that reads the others' answers late finds that they have continued, and exits.
+def test_leaving_rank_accepts_overwritten_messages(tmp_path: Path):
+    """A leaving rank that reads the others' answers after they were overwritten leaves normally.
 
-    They write message n + 2 over message n without waiting for a leaving rank.
+    The remaining ranks write message n + 2 over message n without waiting for a leaving rank.
     """
     run_ranks(
         tmp_path,
@@ -69,7 +69,10 @@ def test_who_leaves_does_not_wait_for_messages_that_are_gone(tmp_path: Path):
 
 @pytest.mark.shows("WEFTPLAN_KVSTORE_STALL", "WEFTPLAN_KVSTORE_TIMEOUT")
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
-    """Waiting has an end: a warning after the stall time, an error that names the rank after the timeout."""
+    """A rank warns when another rank is missing for the stall time, and raises an error after the timeout.
+
+    The error names the missing rank.
+    """
     done = run_ranks(
         tmp_path,
         2,
@@ -99,8 +102,8 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_who_left_early_does_not_wait_for_the_dead(monkeypatch: pytest.MonkeyPatch, dies: bool):
-    """It finalizes MPI once all ranks have reached their exit, and skips that if it learns of a death meanwhile."""
+def test_shutdown_skips_mpi_after_a_death(monkeypatch: pytest.MonkeyPatch, dies: bool):
+    """Shutdown finalizes MPI once all ranks have reached their exit, and does not if a rank dies while it waits."""
     looks, ended = [], []
 
     class Request:
@@ -127,7 +130,7 @@ def test_who_left_early_does_not_wait_for_the_dead(monkeypatch: pytest.MonkeyPat
 
 
 def test_after_a_loss_a_program_ends_with_its_own_status(tmp_path: Path):
-    """The launcher can distinguish a program that gave up from a program that finished."""
+    """If a survivor of a loss exits with status 7, the launcher also returns 7."""
     done = run_ranks(
         tmp_path,
         2,
@@ -146,7 +149,7 @@ def test_after_a_loss_a_program_ends_with_its_own_status(tmp_path: Path):
 
 
 def test_a_killed_rank_is_an_error_and_the_others_go_on(tmp_path: Path):
-    """SIGKILL: the others get WorkerLostError that names it; after recover() their values agree and sums are right."""
+    """After a SIGKILL the survivors get a WorkerLostError with the rank; after ``recover()`` their sums are right."""
     done = run_ranks(
         tmp_path,
         3,
@@ -198,10 +201,10 @@ def test_a_killed_rank_is_an_error_and_the_others_go_on(tmp_path: Path):
     assert value("w").tolist() == [2, 2, 2]
     """,
 )
-def test_ranks_that_do_different_things_are_told():
-    """Another shape at init, another key, another optimizer: every rank is told both sides, and the store goes on.
+def test_different_calls_raise_on_every_rank():
+    """If ranks differ in an initial shape, a pushed key or an optimizer, every rank raises an error that quotes both.
 
-    A mistake of one rank alone names that rank.
+    An invalid call of one rank raises an error with its rank. The store works afterwards.
     """
 
 
@@ -224,5 +227,5 @@ def test_ranks_that_do_different_things_are_told():
     assert value("w").tolist() == [2, 2, 2]
     """,
 )
-def test_a_gradient_that_failed_is_everybodys_error():
-    """One rank's gradient fails: all ranks get an error that names it, and the next push works."""
+def test_failed_gradient_raises_on_every_rank():
+    """If a gradient fails on rank 1, both ranks raise its error, and rank 0's names rank 1; the next push works."""

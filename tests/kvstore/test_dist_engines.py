@@ -1,4 +1,4 @@
-"""Stores of several processes on every kind of engine: an exchange is queued before whatever waits for it."""
+"""Stores of several processes on every kind of engine: values are right, and waits return."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ print("has come to its end", flush=True)
 @pytest.mark.parametrize("store", ["dist_sync", "dist_device_sync", "dist_async"])
 @pytest.mark.parametrize("kind", ["NaiveEngine", "Simulator", "ThreadedEngine"])
 def test_stores_work_on_every_engine(tmp_path: Path, kind: str, store: str, size: int):
-    """Initial values, pushes of several keys, blocks of pushes, optimizers and barriers end, with the right values."""
+    """Initial values, pushes of several keys, optimizers and barriers give the right values on every engine."""
     done = run_ranks(
         tmp_path, size, BODY, timeout=60, MXNET_ENGINE_TYPE=kind, STORE=store, WEFTPLAN_KVSTORE_TIMEOUT="20"
     )
@@ -57,7 +57,7 @@ def test_stores_work_on_every_engine(tmp_path: Path, kind: str, store: str, size
 
 
 def test_a_wait_for_own_arrays_ends(tmp_path: Path):
-    """A barrier after a push whose gradient is never computed raises after the timeout, and names the exchange."""
+    """A barrier after a push whose gradient is never computed raises after the timeout, and names the push."""
     run_ranks(
         tmp_path,
         2,
@@ -77,7 +77,7 @@ def test_a_wait_for_own_arrays_ends(tmp_path: Path):
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_wait_for_an_event_drives_the_engine(driver: str):
-    """A wait for an operation's effect ends on engines with threads and without."""
+    """``wait_driving`` returns False after its timeout, and True once an engine operation has set the event."""
     result = DRIVERS[driver]()
     with engine.using(result):
         over = threading.Event()

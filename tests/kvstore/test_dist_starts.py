@@ -1,4 +1,4 @@
-"""``dist_sync`` in several real processes: missing ranks, silent exits, forks, and late calls."""
+"""``dist_sync`` in several processes: missing ranks, silent exits, forked children, late or different calls."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.kvstore.ranks import Job, run_ranks
 TWO = Job(2)
 
 
-def test_who_never_creates_a_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The others wait in MPI for it no longer than the timeout, and name it."""
+def test_rank_without_a_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """If rank 1 never creates a store, creating one on rank 0 raises after the timeout and names rank 1."""
     body = """
         import os, time
         import weftplan as mx
@@ -47,7 +47,7 @@ def test_who_never_creates_a_store_is_named(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_second_store_that_one_rank_does_not_create(tmp_path: Path):
-    """Waiting for it has an end, too; the first store goes on."""
+    """Creating a second store raises after the timeout if another rank creates none; the first store still works."""
     run_ranks(
         tmp_path,
         2,
@@ -67,9 +67,8 @@ def test_a_second_store_that_one_rank_does_not_create(tmp_path: Path):
     )
 
 
-def test_who_ends_without_a_word_is_lost_at_once(tmp_path: Path):
-    """A process may exit with a nonzero status without finalizing MPI, which MPI does not report: the others notice it
-    long before the timeout, and continue."""
+def test_silent_exit_is_noticed_before_timeout(tmp_path: Path):
+    """If a rank calls ``os._exit(5)``, which MPI does not report, the others get a WorkerLostError and can recover."""
     done = run_ranks(
         tmp_path,
         3,
@@ -94,8 +93,8 @@ def test_who_ends_without_a_word_is_lost_at_once(tmp_path: Path):
     assert done.stdout.count("survived") == 2, done.stdout + done.stderr
 
 
-def test_who_gave_up_is_not_waited_for_at_the_end(tmp_path: Path):
-    """It ends with a status of its own and without MPI; those that had left before end nevertheless."""
+def test_exit_does_not_wait_for_rank_that_gave_up(tmp_path: Path):
+    """A rank that has noted a loss exits with its own status without finalizing MPI; the other ranks also exit."""
     done = run_ranks(
         tmp_path,
         3,
@@ -145,7 +144,10 @@ def test_who_gave_up_is_not_waited_for_at_the_end(tmp_path: Path):
     """
 )
 def test_a_forked_child_exchanges_nothing():
-    """Its messages would be the parent's to the others: every call that exchanges is an error there, and pulls work."""
+    """In a forked child, pulls work and calls that exchange raise an error; the parent's store works on.
+
+    The other ranks would take the child's messages for the parent's.
+    """
 
 
 @TWO.runs(
@@ -159,8 +161,8 @@ def test_a_forked_child_exchanges_nothing():
     assert "closed" in str(told[0]), told
     """
 )
-def test_what_comes_behind_the_end_of_a_store_is_told():
-    """An exchange queued after the store was closed ends with an error; otherwise its waiter would hang."""
+def test_exchange_after_close_fails():
+    """An exchange that is queued after ``close`` fails with an error, so that its waiter does not hang."""
 
 
 @TWO.runs(
@@ -183,8 +185,8 @@ def test_what_comes_behind_the_end_of_a_store_is_told():
     assert value("w").tolist() == [2, 2, 2]
     """
 )
-def test_updaters_that_differ_are_told_and_not_taken():
-    """Its presence counts, and the schedule and the multipliers of an optimizer, or values would drift apart."""
+def test_different_updaters_are_refused():
+    """If ranks differ in having an updater, in a schedule or in multipliers, the call raises and sets no updater."""
 
 
 @TWO.runs(
@@ -199,4 +201,4 @@ def test_updaters_that_differ_are_told_and_not_taken():
     FLAGS_fuse_parameter_groups_size="-1",
 )
 def test_long_calls_are_quoted_from_where_they_differ():
-    """A bucket of many keys is longer than a message: the quotation starts at the difference."""
+    """If the key lists of two ranks are too long for a message, the error quotes them from the first difference."""

@@ -1,4 +1,4 @@
-"""Elastic jobs: a lost rank is replaced, and the weights are those of a job without a loss, bit for bit."""
+"""Elastic jobs: the launcher replaces a lost rank, and the final weights are those of a job without a loss."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RANKS = 3
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the weights of a job of mpiexec, without a loss."""
+def expected_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the digest of weights and optimizer states of an ``mpiexec`` job without a loss."""
     done = run_job(tmp_path_factory.mktemp("whole") / "job", RANKS, {})
     assert done.status == 0, done.errors
     assert len(done.weights) == RANKS
@@ -32,8 +32,8 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> str:
     return weights
 
 
-def joined(done: Job, lost: int) -> str:
-    """Return the weights of a job that has come to its end with ``lost`` replacements and no other start."""
+def check_replacements(done: Job, lost: int) -> str:
+    """Check that a job has finished with ``lost`` replacements and no other start, and return its digest of weights."""
     assert done.status == 0, done.output + done.errors
     assert done.ends == lost
     assert done.starts == RANKS + lost, done.output + done.errors
@@ -43,36 +43,36 @@ def joined(done: Job, lost: int) -> str:
     return weights
 
 
-def test_an_elastic_job_without_a_loss(tmp_path: Path, unbroken: str):
-    """Sockets and shared memory carry the same bits as MPI."""
+def test_an_elastic_job_without_a_loss(tmp_path: Path, expected_weights: str):
+    """An elastic job, which exchanges over sockets and shared memory, gives the weights of an MPI job."""
     done = run_job(tmp_path / "job", RANKS, {}, restarts=1)
-    assert joined(done, 0) == unbroken
+    assert check_replacements(done, 0) == expected_weights
     assert done.survivors == RANKS
 
 
-def test_lost_ranks_are_replaced(tmp_path: Path, unbroken: str):
-    """Every kind of end, of rank 0 and of others; rank 2 keeps its process and its memory."""
+def test_lost_ranks_are_replaced(tmp_path: Path, expected_weights: str):
+    """Ranks 0 and 1 end in five ways and are replaced; the weights are right, and rank 2 keeps its process."""
     ends = {"1 0 2": "raise", "0 1 0": "os._exit", "1 1 3": "later", "0 2 1": "SIGKILL", "1 3 2": "sys.exit"}
     done = run_job(tmp_path / "job", RANKS, ends, restarts=len(ends))
-    assert joined(done, len(ends)) == unbroken
+    assert check_replacements(done, len(ends)) == expected_weights
     assert done.survivors == 1
     for words in ("OSError: cannot read image 17", "os._exit(4)", "sys.exit(3)", "the signal SIGKILL"):
         assert f"ended by {words}" in done.errors, done.errors
 
 
-def test_two_ranks_at_once_and_a_replacement(tmp_path: Path, unbroken: str):
-    """Two ranks end at the same batch, and one of the replacements soon after; without shared memory."""
+def test_two_ranks_at_once_and_a_replacement(tmp_path: Path, expected_weights: str):
+    """Two ranks end at the same batch, one of them for the second time; without shared memory the weights are right."""
     ends = {"1 1 3": "SIGKILL", "2 1 3": "raise", "2 1 1": "os._exit"}
     done = run_job(tmp_path / "job", RANKS, ends, restarts=3, WEFTPLAN_KVSTORE_SHARED_MEMORY="0")
-    assert joined(done, 3) == unbroken
+    assert check_replacements(done, 3) == expected_weights
 
 
 @pytest.mark.parametrize("every", [None, 4])
-def test_ranks_return_to_the_last_checkpoint(tmp_path: Path, every: int | None, unbroken: str):
-    """Ranks return to a checkpoint within an epoch; files of checkpoints do not stop a replacement."""
+def test_ranks_return_to_the_last_checkpoint(tmp_path: Path, every: int | None, expected_weights: str):
+    """After a loss all ranks return to the last checkpoint: the start of an epoch, or a batch if ``every`` is set."""
     fit: dict[str, Any] = {"checkpoint": str(tmp_path / "run"), "every": every}
     done = run_job(tmp_path / "job", RANKS, {"0 2 4": "SIGKILL"}, restarts=1, fit=fit)
-    assert joined(done, 1) == unbroken
+    assert check_replacements(done, 1) == expected_weights
     place = (2, 0) if every is None else (2, 16 - 2 * BATCHES)
     assert f"all ranks train on from epoch {place[0]}, {place[1]} batches of it" in done.errors
     names = sorted(path.name for path in tmp_path.glob("run*"))
@@ -80,7 +80,7 @@ def test_ranks_return_to_the_last_checkpoint(tmp_path: Path, every: int | None, 
 
 
 def test_the_bound_on_losses(tmp_path: Path):
-    """A loss more than there are restarts ends the job with the status of that rank; no rank is left waiting."""
+    """If more ranks are lost than ``--restarts`` allows, the job exits with the status of the last lost rank."""
     done = run_job(tmp_path / "job", RANKS, {"1 0 2": "raise", "1 0 3": "sys.exit"}, restarts=1)
     assert done.status == 3, done.errors
     assert done.weights == {}
@@ -88,7 +88,7 @@ def test_the_bound_on_losses(tmp_path: Path):
 
 
 def test_a_loss_before_training_starts_all_again(tmp_path: Path):
-    """No process can join others that have no state yet."""
+    """If a rank is lost before any rank has a state of training, all ranks start again."""
     script = tmp_path / "script.py"
     script.write_text("""
 import os, sys
@@ -110,7 +110,7 @@ sys.stdout.write(f"sum {out.asnumpy().tolist()}\\n")
 
 
 def test_a_replacement_sums_nothing_before_it_joins(tmp_path: Path):
-    """Its own loop, before fit, raises an error instead of training alone."""
+    """A replacement that pushes before it has joined in ``Module.fit`` raises an error, and the job fails."""
     script = tmp_path / "script.py"
     script.write_text("""
 import os, sys
@@ -142,7 +142,7 @@ for step in range(100):
     ],
 )
 def test_options_that_do_not_fit(tmp_path: Path, arguments: list[str], words: str):
-    """The error says which option to give or leave out."""
+    """``--elastic`` without ``--restarts``, or with ``--hostfile``, exits with status 2 and names the option."""
     (tmp_path / "script.py").write_text("")
     done = launched(tmp_path, "-n", "2", *arguments, "script.py")
     assert done.returncode == 2
@@ -150,7 +150,10 @@ def test_options_that_do_not_fit(tmp_path: Path, arguments: list[str], words: st
 
 
 def test_features_that_no_replacement_can_have(tmp_path: Path):
-    """Stores and settings whose state is lost with a rank are refused; so are data that cannot go back."""
+    """Elastic jobs refuse features whose state is lost with a rank.
+
+    These are ``dist_async``, compression, ``recover``, data without ``state()``, and stores in child processes.
+    """
     script = tmp_path / "script.py"
     script.write_text("""
 import os, subprocess, sys
@@ -204,7 +207,7 @@ time.sleep(100)
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_the_job(tmp_path: Path, number: signal.Signals):
-    """A signal to the launcher ends all ranks and their children; SIGKILL ends all ranks."""
+    """SIGTERM, SIGINT or SIGKILL to the launcher ends all ranks."""
     need_mpi()
     script = tmp_path / "script.py"
     script.write_text(SLEEPERS)
@@ -227,15 +230,15 @@ def test_a_signal_ends_the_job(tmp_path: Path, number: signal.Signals):
             time.sleep(0.05)
 
 
-def test_a_rank_whose_children_live_on_is_lost(tmp_path: Path, unbroken: str):
-    """A forked child holds no connection of its parent, so the others notice the parent's end."""
+def test_a_rank_whose_children_live_on_is_lost(tmp_path: Path, expected_weights: str):
+    """The others notice the exit of a rank whose forked child lives on, because the child closes its connections."""
     done = run_job(tmp_path / "job", RANKS, {"1 1 1": "fork"}, restarts=1, WEFTPLAN_KVSTORE_TIMEOUT="600")
-    assert joined(done, 1) == unbroken
+    assert check_replacements(done, 1) == expected_weights
     assert not (tmp_path / "job" / "waited").exists()
 
 
 def rank_processes(launcher: int) -> dict[int, int]:
-    """Return the running processes that a launcher has started, by rank."""
+    """Return the process ids of the running ranks that ``launcher``, a process id, has started, by rank."""
     processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -249,7 +252,7 @@ def rank_processes(launcher: int) -> dict[int, int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_the_example_of_the_document(tmp_path: Path):
-    """The script of docs/distributed.md comes to the same weights when a rank is killed from outside."""
+    """The script of docs/distributed.md prints the same weights with and without a killed rank."""
     need_mpi()
     section = (ROOT / "docs" / "distributed.md").read_text().partition("## Elastic jobs")[2]
     (example,) = re.findall(r"^```python skip\n(.*?)^```$", section.partition("\n## ")[0], re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""Sums over several devices: every way is right, the model matches simulated devices, and the fastest way is chosen."""
+"""Sums over several devices: each route sums correctly, takes the modelled time, and the fastest is chosen."""
 
 from __future__ import annotations
 
@@ -31,13 +31,17 @@ LINKS = {
 NAMES = ["one_step", "ranges", "ring", "chain", "tree", "trees"]
 
 
-def chooser(**settings):
-    """Return one of a store whose variables have their defaults."""
+def make_chooser(**settings):
+    """Return a Chooser with the default settings, changed by ``settings``."""
     return Chooser(**{"peers": True, "trees_only": False, "rule": TreeRule(), "log_trees": False, **settings})
 
 
-def interpreted(program, values, whole, rng):
-    """Run steps with NumPy in a random order that their dependencies allow, on rooms full of NaN."""
+def run_steps(program, values, whole, rng):
+    """Run the steps of ``program`` with NumPy, in a random order that their dependencies allow.
+
+    ``values`` has the array of each device, and ``whole`` is the sum; both are read or written in place. All buffers
+    start as NaN, so that a step that runs too early spoils the result.
+    """
     rooms = {place: np.full(size, np.nan, "f4") for place, size in enumerate(program.inboxes)}
     rooms[-1] = np.full(program.hosted, np.nan, "f4")
 
@@ -63,7 +67,10 @@ def interpreted(program, values, whole, rng):
 @pytest.mark.parametrize("count", [2, 3, 6])
 @pytest.mark.parametrize("peers", [True, False])
 def test_every_way_sums_all_and_copies_to_all(count, peers):
-    """In whatever order steps run that their dependencies allow, whatever place is the home."""
+    """Each route sums all gradients without changing them and copies the sum to all devices, in any order of its steps.
+
+    The test covers random links, and each device as the owner of the sum.
+    """
     rng = random.Random(count)
     elements = 37
     speeds = [[rng.choice([1e9, 2e9, 0 if rng.random() < 0.3 else 4e9]) for _ in range(count)] for _ in range(count)]
@@ -75,18 +82,22 @@ def test_every_way_sums_all_and_copies_to_all(count, peers):
         for way in all_ways(links, elements, home, TreeRule()):
             _, push, pull = planned(way, home, links, 4)
             inputs, whole = [value.copy() for value in values], np.full(elements, np.nan, "f4")
-            interpreted(push, inputs, whole, rng)
+            run_steps(push, inputs, whole, rng)
             np.testing.assert_array_equal(whole, sum(values), err_msg=way.name)
             np.testing.assert_array_equal(inputs, values, err_msg="a gradient was changed")
             outs = [np.full(elements, np.nan, "f4") for _ in range(count)]
-            interpreted(pull, outs, whole, rng)
+            run_steps(pull, outs, whole, rng)
             np.testing.assert_array_equal(outs, [whole] * count, err_msg=way.name)
             assert sum(push.inboxes) == (count - 1) * elements
 
 
 def run_on_devices(way, links, home, values, seed=None):
-    """Return (virtual seconds of a push and a pull on simulated devices, the sum), with raw memory and no engine."""
-    connect(dataclasses.replace(links))  # with unused wires
+    """Push and pull once on simulated devices; return the virtual seconds and the sum.
+
+    Memory is allocated directly from the devices, and no engine is used. With a ``seed`` the streams run in random
+    order.
+    """
+    connect(dataclasses.replace(links))  # a copy, whose wires are unused
     count, elements = len(values), values[0].size
     _, push, pull = planned(way, home, links, 4)
     places = [device.get(mx.sim(index)) for index in range(count)]
@@ -132,7 +143,7 @@ def run_on_devices(way, links, home, values, seed=None):
 
 @pytest.fixture
 def kernel(request):
-    """Return the seconds of a kernel, which the eight devices take during the test."""
+    """The launch time of a kernel in seconds, which the eight simulated devices have during the test."""
     for index in range(8):
         simulated.configure(index, cost=CostModel(launch=request.param))
     yield request.param
@@ -143,10 +154,9 @@ def kernel(request):
 @pytest.mark.parametrize("name", LINKS)
 @pytest.mark.parametrize(("elements", "kernel"), [(100, 5e-6), (100_000, 5e-6), (100_000, 5e-4)], indirect=["kernel"])
 def test_devices_take_the_time_of_the_model_and_the_fastest_is_taken(name, elements, kernel):
-    """Each way is run on eight simulated devices, and their clocks agree with the model; the store's choice is the
-    fastest of all, the best of one step, ring and tree included.
+    """Each route takes the modelled time on eight simulated devices, and a store chooses the fastest route.
 
-    Slow kernels delay additions, but no copies within a device.
+    A slow kernel delays additions, but not copies within a device.
     """
     links = dataclasses.replace(LINKS[name], launch=kernel)
     values = [np.random.default_rng(place).standard_normal(elements).astype("f4") for place in range(8)]
@@ -159,15 +169,18 @@ def test_devices_take_the_time_of_the_model_and_the_fastest_is_taken(name, eleme
         taken[way.name] = min(seconds, taken.get(way.name, 1.0))
     assert list(taken) == NAMES
     connect(links)
-    plan = chooser().plan([mx.sim(i) for i in range(8)], 0, elements, 4)
+    plan = make_chooser().plan([mx.sim(i) for i in range(8)], 0, elements, 4)
     assert taken[plan.way.name] == min(taken.values())
     assert plan.seconds == pytest.approx(taken)
 
 
 def test_no_way_is_the_best_for_all():
-    """Small arrays on a mesh take a tree, on a switch one step; large arrays ranges or a chain."""
+    """The fastest route depends on links and size.
+
+    Small arrays take a tree on a mesh, else one step; large arrays take a chain on a mesh or a PCIe tree, else ranges.
+    """
     ways = {
-        (name, elements): chooser()._choose(LINKS[name], 2, elements, 4).way.name
+        (name, elements): make_chooser()._choose(LINKS[name], 2, elements, 4).way.name
         for name in LINKS
         for elements in (100, 1_000_000)
     }
@@ -184,7 +197,7 @@ def test_no_way_is_the_best_for_all():
 
 
 def test_the_same_bits_in_whatever_order_streams_run():
-    """A way has one order of additions; only ranges share that of one step."""
+    """The order in which streams run changes no bit of a route; only ``ranges`` adds in the order of ``one_step``."""
     links = LINKS["pcie tree"]
     values = [np.random.default_rng(place).standard_normal(999).astype("f4") for place in range(8)]
     sums = {}
@@ -199,8 +212,8 @@ def test_the_same_bits_in_whatever_order_streams_run():
     assert sums["ring"] != sums["one_step"] != sums["tree"]
 
 
-def exchanged(contexts, values, **pushes):
-    """Return the values of every place after a push and a pull, and the store."""
+def push_and_pull(contexts, values, **pushes):
+    """Push and pull twice on ``contexts``; return the pulled values of each device and the store."""
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.zeros(values[0].shape, ctx=contexts[0]))
     gradients = [mx.nd.array(value, ctx=ctx) for value, ctx in zip(values, contexts, strict=True)]
@@ -214,17 +227,17 @@ def exchanged(contexts, values, **pushes):
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 @pytest.mark.parametrize("name", ["nvlink mesh", "pcie tree"])
 def test_a_store_makes_the_same_sums_on_every_engine(kind, name):
-    """Large and small arrays, on links that make it take a chain, a tree and one step; held memory is planned."""
+    """On every engine a store computes the sums of its planned route, and its buffers have the planned sizes."""
     connect(LINKS[name])
     result = engine.create(kind)
     contexts = [mx.sim(index) for index in range(8)]
     with engine.using(result):
         for shape in ((10,), (300, 700)):
             values = [np.random.default_rng(place).standard_normal(shape).astype("f4") for place in range(8)]
-            actual, kv = exchanged(contexts, values)
-            plan = chooser().plan(contexts, 0, values[0].size, 4)
+            actual, kv = push_and_pull(contexts, values)
+            plan = make_chooser().plan(contexts, 0, values[0].size, 4)
             want, _ = np.empty(values[0].size, "f4"), None
-            interpreted(plan.push, [value.reshape(-1) for value in values], want, random.Random(0))
+            run_steps(plan.push, [value.reshape(-1) for value in values], want, random.Random(0))
             for out in actual:
                 np.testing.assert_array_equal(out.reshape(-1), want)
             size, nbytes = values[0].size, values[0].nbytes
@@ -237,7 +250,7 @@ def test_a_store_makes_the_same_sums_on_every_engine(kind, name):
 
 @pytest.mark.parametrize("updates", [False, True])
 def test_values_are_stored_where_they_are_summed(updates):
-    """So a pull begins at the device of the sum, as planned, with an updater and without."""
+    """The stored value of a key is on the device of its merge buffer, with an updater and without."""
     contexts = [mx.sim(i) for i in range(4)]
     kv = mx.kv.create("device")
     if updates:
@@ -250,7 +263,7 @@ def test_values_are_stored_where_they_are_summed(updates):
 
 
 def test_other_links_are_seen_by_a_store_that_has_exchanged():
-    """After connect() the next push takes the way that is fastest on the new links, with the room that it needs."""
+    """After ``connect()`` the next push uses the fastest route on the new links, and the buffers that it needs."""
     contexts = [mx.sim(index) for index in range(8)]
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.zeros((200_000,), ctx=contexts[0]))
@@ -270,7 +283,7 @@ def test_other_links_are_seen_by_a_store_that_has_exchanged():
 
 
 def test_an_optimizer_runs_where_the_sum_is():
-    """The weight moves to the device of the sum, and every device gets the new one."""
+    """With an optimizer, every device below a PCIe tree pulls the updated weight."""
     connect(LINKS["pcie tree"])
     contexts = [mx.sim(index) for index in range(4)]
     kv = mx.kv.create("device")
@@ -284,7 +297,7 @@ def test_an_optimizer_runs_where_the_sum_is():
 
 
 def test_a_gradient_that_failed_fails_the_push_alone():
-    """The next push works, and pulls before it give what was stored."""
+    """A failed gradient fails its own push; the next push and pull return the right sum."""
     connect(LINKS["pcie tree"])
     contexts = [mx.sim(index) for index in range(3)]
     kv = mx.kv.create("device")
@@ -308,13 +321,13 @@ def test_a_gradient_that_failed_fails_the_push_alone():
 @pytest.mark.shows("MXNET_ENABLE_GPU_P2P")
 @pytest.mark.parametrize("peers", [True, False])
 def test_p2p_of_gpus_is_on_or_off(peers, monkeypatch):
-    """On: gradients are copied between GPUs. Off: never, they pass through page-locked memory of the host."""
-    monkeypatch.setattr(config, "_first", {})  # what no GPU has asked for yet
+    """``MXNET_ENABLE_GPU_P2P=1`` copies gradients between GPUs; 0 copies them through page-locked host memory."""
+    monkeypatch.setattr(config, "_first", {})  # as in a process that has not read the variable yet
     monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", str(int(peers)))
     with standin_cupy.installed():
         contexts = [mx.gpu(index) for index in range(4)]
         values = [np.random.default_rng(place).standard_normal(2000).astype("f4") for place in range(4)]
-        actual, kv = exchanged(contexts, values)
+        actual, kv = push_and_pull(contexts, values)
         for out in actual:
             np.testing.assert_allclose(out, sum(values), rtol=1e-5, atol=1e-5)
         assert bool(standin_cupy.meter.launches["memcpy peer"]) is peers
@@ -323,7 +336,7 @@ def test_p2p_of_gpus_is_on_or_off(peers, monkeypatch):
 
 
 def test_p2p_of_simulated_devices_is_on_or_off(monkeypatch):
-    """Without it the same exchange takes longer on their clocks."""
+    """Without peer copies an exchange takes more than 1.5 times as long on the clocks of simulated devices."""
     contexts = [mx.sim(index) for index in range(4)]
     values = [np.ones(100_000, "f4")] * 4
     taken = []
@@ -331,19 +344,19 @@ def test_p2p_of_simulated_devices_is_on_or_off(monkeypatch):
         monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", peers)
         connect(matrix([[50e9] * 4] * 4, 2e-6))
         mx.nd.waitall()
-        taken.append(seconds_of(lambda: (exchanged(contexts, values), mx.nd.waitall()), contexts))
+        taken.append(seconds_of(lambda: (push_and_pull(contexts, values), mx.nd.waitall()), contexts))
     assert taken[1] > 1.5 * taken[0]
 
 
-def test_one_step_is_taken_where_nothing_is_gained():
-    """Of ways that take the same time, as on two devices, the first is taken."""
+def test_one_step_wins_ties():
+    """If several routes take the same time, as on two devices, the first, ``one_step``, is chosen."""
     connect(matrix([[1e9] * 2] * 2, 1e-6))
-    plan = chooser().plan([mx.sim(0), mx.sim(1)], 0, 10, 4)
+    plan = make_chooser().plan([mx.sim(0), mx.sim(1)], 0, 10, 4)
     assert plan.way == one_step(2, 10, 0)
 
 
 def test_pulls_of_a_store_that_compresses_take_no_room_for_sums():
-    """Its pushes are packed; a pull needs memory of the host where devices are no peers. All of it is planned."""
+    """A store with compression uses the planned staging bytes, with a host copy only if devices are not peers."""
     contexts = [mx.sim(index) for index in range(3)]
     for links in (matrix([[1e9] * 3] * 3), matrix([[0] * 3] * 3)):
         connect(links)

@@ -1,4 +1,4 @@
-"""A program that fails does not leave: the others stop, and a restarted job has the bits of an unbroken one."""
+"""Ranks that fail: the other ranks get an error, and a restarted job ends with the expected weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDS = {
 @pytest.mark.parametrize("store", ["dist_sync", "dist_device_sync"])
 @pytest.mark.parametrize("end", ENDS)
 def test_the_others_hear_of_a_failure(tmp_path: Path, end: str, store: str):
-    """They get an error that names the rank and its error, and never a sum of fewer processes."""
+    """The other ranks get an error with the rank and its failure, and never a sum over fewer processes."""
     statement, words = ENDS[end]
     done = run_ranks(
         tmp_path,
@@ -53,7 +53,7 @@ def test_the_others_hear_of_a_failure(tmp_path: Path, end: str, store: str):
             heard = os.path.join(os.environ["FOLDER"], "heard")
             open(heard + str(rank), "w").close()
             while not all(os.path.exists(heard + str(other)) for other in (0, 2)):
-                time.sleep(0.01)  # a status of the failed rank counts as two ends, which ends the job
+                time.sleep(0.01)  # with an exit status, the launcher takes a failed rank for two and ends the job
             os.kill(os.getpid(), signal.SIGKILL)
         """,
         ok=False,
@@ -66,7 +66,7 @@ def test_the_others_hear_of_a_failure(tmp_path: Path, end: str, store: str):
 
 @pytest.mark.parametrize("end", ["exception", "status", "killed"])
 def test_a_failure_is_an_error_of_dist_async(tmp_path: Path, end: str):
-    """Also of keys that other servers have; the advice is one that this store can follow."""
+    """In ``dist_async`` the other ranks get an error with the failure, which does not advise ``recover``."""
     statement, words = ENDS[end]
     done = run_ranks(
         tmp_path,
@@ -86,7 +86,7 @@ def test_a_failure_is_an_error_of_dist_async(tmp_path: Path, end: str):
             print("heard", rank, flush=True)
             folder = os.environ["FOLDER"]
             open(os.path.join(folder, f"told {{rank}}"), "w").close()
-            until = time.monotonic() + 20  # its death would end the other survivor, too
+            until = time.monotonic() + 20  # the exit of one survivor would end the other one, too
             while sum(name.startswith("told") for name in os.listdir(folder)) < 2 and time.monotonic() < until:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -100,7 +100,7 @@ def test_a_failure_is_an_error_of_dist_async(tmp_path: Path, end: str):
 
 
 def test_the_others_may_go_on_after_an_exception(tmp_path: Path):
-    """After recover() their sums are those of two processes, and the failed one has ended meanwhile."""
+    """After an exception on rank 1 the others recover and sum over two processes; the job exits with status 1."""
     script = tmp_path / "script.py"
     script.write_text(f"""
 import os, sys, time
@@ -162,7 +162,10 @@ print("weights", kv.num_workers, found, flush=True)
 
 
 def launched(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run ``weftplan launch`` to its end."""
+    """Run ``weftplan launch`` with ``arguments`` in ``folder`` and return the finished process.
+
+    ``variables`` are environment variables. The process is killed after 110 s.
+    """
     need_mpi()
     return subprocess.run(
         [sys.executable, "-m", "weftplan", "launch", *arguments],
@@ -176,8 +179,12 @@ def launched(folder: Path, *arguments: str, **variables: str) -> subprocess.Comp
     )
 
 
-def trained(folder: Path, statement: str, restarts: int) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Return the job of :data:`TRAINING` whose rank 1 runs ``statement`` once, and the weights at its ends."""
+def run_training(folder: Path, statement: str, restarts: int) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run the program ``TRAINING`` on two ranks; rank 1 executes ``statement`` once.
+
+    Returns:
+        The finished launcher and the lines with the final weights, one for each rank that reached its end.
+    """
     folder.mkdir()
     script = folder / "script.py"
     script.write_text(TRAINING.replace("STATEMENT", statement))
@@ -186,9 +193,9 @@ def trained(folder: Path, statement: str, restarts: int) -> tuple[subprocess.Com
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the final weights of a job without failures."""
-    done, weights = trained(tmp_path_factory.mktemp("whole") / "job", "pass", 0)
+def expected_weights(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the lines with the final weights of a job without failures."""
+    done, weights = run_training(tmp_path_factory.mktemp("whole") / "job", "pass", 0)
     assert done.returncode == 0, done.stderr
     assert len(weights) == 2
     assert len(set(weights)) == 1
@@ -196,11 +203,11 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["exception", "status", "_exit", "_exit 0", "killed", "terminated"])
-def test_a_restarted_job_has_the_bits_of_an_unbroken_one(tmp_path: Path, unbroken: list[str], end: str):
-    """Every way to fail counts for --restarts, and no step was made with sums of fewer processes."""
-    done, weights = trained(tmp_path / "job", ENDS[end][0], 1)
+def test_restarted_job_has_the_bits_of_one_without_failures(tmp_path: Path, expected_weights: list[str], end: str):
+    """After each kind of failure the launcher restarts the job, which ends with the expected weights."""
+    done, weights = run_training(tmp_path / "job", ENDS[end][0], 1)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert weights == unbroken, done.stderr
+    assert weights == expected_weights, done.stderr
     told = ENDS[end][1] if "by" in ENDS[end][1] else "rank 1 ended in the middle of its program"
     assert f"weftplan launch: {told}" in done.stderr
     assert "restart 1 of 1" in done.stderr
@@ -208,8 +215,8 @@ def test_a_restarted_job_has_the_bits_of_an_unbroken_one(tmp_path: Path, unbroke
 
 @pytest.mark.parametrize("end", ["exception", "status", "_exit", "killed"])
 def test_without_restarts_a_failure_ends_the_job(tmp_path: Path, end: str):
-    """No rank comes to its end, the job's status is not 0, and the rank is named."""
-    done, weights = trained(tmp_path / "job", ENDS[end][0], 0)
+    """Without restarts no rank reaches its end; the launcher names the failed rank and exits with its status or 1."""
+    done, weights = run_training(tmp_path / "job", ENDS[end][0], 0)
     assert done.returncode == (3 if end == "status" else 1), done.stderr
     assert weights == []
     told = ENDS[end][1] if "by" in ENDS[end][1] else "rank 1 ended in the middle of its program"

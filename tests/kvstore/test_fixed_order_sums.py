@@ -1,4 +1,4 @@
-"""The sums below the stores: fixed order, whatever threads and blocks."""
+"""Sums of arrays have a fixed order of additions, for any number of threads and any block size."""
 
 import threading
 from functools import partial
@@ -12,13 +12,13 @@ from weftplan.support import core_sharing
 
 
 def sources(count: int, size: int, dtype: str = "float32") -> list[np.ndarray]:
-    """``count`` arrays whose sum depends on the order of additions."""
+    """Return ``count`` arrays whose sum depends on the order of additions."""
     rng = np.random.default_rng(count * 1000 + size)
     return [(rng.standard_normal(size) * 10.0 ** rng.integers(-4, 5, size)).astype(dtype) for _ in range(count)]
 
 
 def grouped_oracle(xs: list[np.ndarray]) -> np.ndarray:
-    """MXNet's CommCPU order, written the slow way."""
+    """Return the sum in the order of MXNet's CommCPU: the first array, then the sums of groups of four."""
     acc = xs[0].copy()
     i = 1
     while i < len(xs):
@@ -32,7 +32,7 @@ def grouped_oracle(xs: list[np.ndarray]) -> np.ndarray:
 
 
 def sequential_oracle(xs: list[np.ndarray]) -> np.ndarray:
-    """Left to right."""
+    """Return the sum from left to right."""
     acc = xs[0].copy()
     for x in xs[1:]:
         acc = acc + x
@@ -44,7 +44,7 @@ def sequential_oracle(xs: list[np.ndarray]) -> np.ndarray:
     ("block_sum", "oracle"), [(sum_grouped_block, grouped_oracle), (sum_sequential_block, sequential_oracle)]
 )
 def test_order_of_additions(count, block_sum, oracle):
-    """Every count of sources gives the documented order, bit for bit."""
+    """For each number of arrays, the sum has the bits of the documented order of additions."""
     xs = sources(count, 1001)
     out = np.empty_like(xs[0])
     reduce_arrays(xs, out, block_sum=block_sum, threads=1, bound=1)
@@ -54,7 +54,7 @@ def test_order_of_additions(count, block_sum, oracle):
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("size", [1, 5, 4095, 4097, 70_001])
 def test_threads_and_blocks_do_not_change_bits(threads, size, monkeypatch):
-    """Chunks of any size on any number of threads give the bits of one loop."""
+    """On any number of threads, arrays of any size have the bits of a simple loop."""
     monkeypatch.setattr(fixed_order_sums, "BLOCK_BYTES", 1 << 12)
     xs = sources(6, size)
     out = np.full_like(xs[0], np.nan)
@@ -63,14 +63,14 @@ def test_threads_and_blocks_do_not_change_bits(threads, size, monkeypatch):
 
 
 def test_the_orders_differ():
-    """The two orders are really two: their bits differ on this input (so the tests above can fail)."""
+    """The two orders of additions give different bits for this input, so the tests above can fail."""
     xs = sources(6, 10_000)
     assert not np.array_equal(grouped_oracle(xs), sequential_oracle(xs))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
 def test_into_the_first_source(dtype):
-    """``out`` may be the first source itself."""
+    """``out`` may be the first source."""
     xs = sources(5, 333, "float64")
     xs = [x.astype(dtype) for x in xs] if dtype != "int32" else [(x * 10).astype(dtype) for x in xs]
     want = grouped_oracle(xs)
@@ -79,7 +79,7 @@ def test_into_the_first_source(dtype):
 
 
 def test_empty_and_shaped():
-    """No elements is no work; shapes of any rank are summed as flat memory."""
+    """Empty arrays and arrays of several dimensions are summed."""
     out = np.empty((0, 3), np.float32)
     reduce_arrays([out, out], out, threads=4, bound=1)
     xs = [x.reshape(10, 20, 5) for x in sources(3, 1000)]
@@ -89,10 +89,10 @@ def test_empty_and_shaped():
 
 
 def test_without_threads_the_caller_does_all(monkeypatch):
-    """Neither an interpreter that is ending nor the system's limit of threads spoils a sum; nothing runs afterwards."""
+    """If no thread can be started, the caller computes the whole sum; helpers that start later write nothing."""
 
     class Late:
-        """A helper that keeps what it is given."""
+        """A helper thread that only stores its tasks."""
 
         def __init__(self):
             self.kept = []
@@ -121,7 +121,7 @@ def test_without_threads_the_caller_does_all(monkeypatch):
 
 
 def test_an_error_waits_for_the_other_threads(monkeypatch):
-    """When a share fails, the sum raises it only after the last thread has let go of the arrays.
+    """If the caller's share fails, the sum raises only after the other threads have finished with the arrays.
 
     caller:  [share: raises] ......................... raises
     helper:  [share ............................ ends]
@@ -146,7 +146,7 @@ def test_an_error_waits_for_the_other_threads(monkeypatch):
 
 
 def test_an_error_of_another_thread_reaches_the_caller(monkeypatch):
-    """A share that fails elsewhere fails the sum."""
+    """If a helper's share fails, the sum raises its error."""
     caller, began = threading.get_ident(), threading.Event()
 
     def block_sum(blocks, out, scratch):
@@ -167,7 +167,10 @@ def test_an_error_of_another_thread_reaches_the_caller(monkeypatch):
     [("float16", sum_sequential_block), ("bfloat16", sum_sequential_block), ("bfloat16", sum_grouped_block)],
 )
 def test_half_precision_is_summed_in_float32(dtype, block_sum):
-    """Small terms are not lost one by one: the sum is rounded once, at its end, but for MXNet's order of float16."""
+    """Half-precision sums are rounded once at the end, so small terms are not lost.
+
+    The exception is float16 in MXNet's grouped order.
+    """
     result = np.dtype(dtype if dtype == "float16" else pytest.importorskip("ml_dtypes").bfloat16)
     sources = [np.full(5, 2048, result)] + [np.ones(5, result) for _ in range(16)]
     out = np.empty(5, result)
@@ -178,7 +181,7 @@ def test_half_precision_is_summed_in_float32(dtype, block_sum):
 
 @pytest.mark.parametrize("block_sum", [sum_grouped_block, sum_sequential_block])
 def test_compiled_loops_change_no_bit(block_sum, monkeypatch):
-    """A sum's bits depend neither on llvmlite nor on the number of threads."""
+    """Compiled loops, on one thread or three, give the bits of NumPy."""
     monkeypatch.setattr(fixed_order_sums, "BLOCK_BYTES", 1 << 12)
     xs, actual = sources(7, 70_001), []
     for compiled, threads in ((True, 1), (True, 3), (False, 1)):
@@ -191,7 +194,7 @@ def test_compiled_loops_change_no_bit(block_sum, monkeypatch):
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_one_array_to_several(dtype, compiled, monkeypatch):
-    """Every target is filled, by one thread or more."""
+    """``spread_array`` fills every target, on one thread and on three."""
     monkeypatch.setattr(fixed_order_sums, "BLOCK_BYTES", 1 << 10)
     source = sources(1, 5003, dtype)[0]
     for threads in (1, 3):

@@ -1,4 +1,4 @@
-"""Memory of distributed stores: plans predict it before a job, and jobs use exactly those bytes."""
+"""Memory of distributed stores: plans predict it before a job runs, and jobs use exactly these bytes."""
 
 from __future__ import annotations
 
@@ -57,30 +57,33 @@ CASES = [
     ("dist_device_sync", "[mx.sim(0), mx.sim(1)]", 0),
     ("dist_async", "[mx.cpu()]", 0),
 ]
-"""Store, contexts of each process, and whether it compresses."""
+"""Store, contexts of each process, and 1 for a store with gradient compression, else 0."""
 
 
 def test_jobs_keep_what_their_plans_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """To the byte, on every rank, with shared memory and without; a plan by name is that of the largest rank."""
+    """Stores in a job use the planned bytes on every rank, with and without shared memory.
+
+    A plan for the name of a store predicts the bytes of the largest rank.
+    """
     monkeypatch.setenv("MXNET_KVSTORE_BIGARRAY_BOUND", "10000")
     done = run_ranks(tmp_path, 2, TRAINED, CASES=repr(CASES))
     scope: dict[str, Any] = {"mx": mx}
     exec(textwrap.dedent(NET), scope)
     for shared, (store, contexts, compressed) in itertools.product("01", CASES):
         monkeypatch.setenv("WEFTPLAN_KVSTORE_SHARED_MEMORY", shared)
-        where = eval(contexts, scope)
-        matches = re.findall(rf"kept {shared} {store} {len(where)} {compressed} (\d+)", done.stdout)
+        devices = eval(contexts, scope)
+        matches = re.findall(rf"kept {shared} {store} {len(devices)} {compressed} (\d+)", done.stdout)
         assert len(matches) == 2, (shared, store, done.stdout)
-        if compressed:  # a name says nothing of it
+        if compressed:  # the name of a store does not tell
             continue
         shapes = {"data": (8, 50), "softmax_label": (8,)}
-        plan = scope["net"].plan(shapes, context=where, kvstore=store, workers=2, optimizer="momentum")
+        plan = scope["net"].plan(shapes, context=devices, kvstore=store, workers=2, optimizer="momentum")
         planned = sum(nbytes for name, nbytes in plan.external_bytes.items() if name.startswith("kvstore_"))
         assert planned == max(map(int, matches)), (shared, store)
 
 
 def test_a_plan_needs_to_know_how_many_processes():
-    """A name alone does not say it; in a job that Open MPI has started, the job does."""
+    """A plan for ``dist_sync`` outside a job raises an error unless ``workers`` is a number from 1 to 65,536."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4)
     with pytest.raises(PlanError, match=r"'dist_sync' keeps depends on how many .* give workers=, such as workers=4"):
         net.plan(data=(8, 5), context=[mx.cpu()], kvstore="dist_sync")
@@ -90,7 +93,7 @@ def test_a_plan_needs_to_know_how_many_processes():
 
 
 def test_a_plan_in_a_job_is_that_of_its_process(monkeypatch):
-    """Open MPI's own variables give the number of processes, this process's rank, and the number on this host."""
+    """In a job, a plan reads rank, size and the number of local processes from the variables of Open MPI."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1001)
     for name, number in (("SIZE", 3), ("RANK", 1), ("LOCAL_SIZE", 3)):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(number))
@@ -99,7 +102,7 @@ def test_a_plan_in_a_job_is_that_of_its_process(monkeypatch):
         return net.plan(data=(8, 5), context=[mx.cpu()], kvstore="dist_sync").external_bytes["kvstore_exchange"]
 
     monkeypatch.setenv("WEFTPLAN_KVSTORE_SHARED_MEMORY", "0")
-    total = 1001 * 6  # the bias travels first, and with the weight
+    total = 1001 * 6  # the bias and the weight, exchanged as one array
     assert exchange() == 3 * 4 * (total * 2 // 3 - total // 3)
     if can_share_with("1", monkeypatch):
         assert exchange() == 4 * total + 4 * (total * 2 // 3 - total // 3)
@@ -108,6 +111,6 @@ def test_a_plan_in_a_job_is_that_of_its_process(monkeypatch):
 
 
 def can_share_with(setting: str, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Return whether processes can share memory here once the setting allows it."""
+    """Set ``WEFTPLAN_KVSTORE_SHARED_MEMORY``, and return whether processes can share memory on this machine then."""
     monkeypatch.setenv("WEFTPLAN_KVSTORE_SHARED_MEMORY", setting)
     return can_share()

@@ -1,4 +1,4 @@
-"""Fused optimizer steps on stores: the bits of updates one by one, for every optimizer, dtype and device."""
+"""Fused optimizer steps on stores: they have the bits of single updates, for every optimizer, dtype and device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FORMS = [("float32", False), ("float64", False), ("float16", True), ("float16", 
 RUNS = [("local", mx.cpu, PLAIN, "auto"), ("device", mx.cpu, SET, "numpy"), ("device", mx.sim, SET, "auto")]
 
 
-def both(monkeypatch, kind, contexts, dtype, name, settings):
-    """Bytes after steps that are fused and that are not."""
+def run_fused_and_single(monkeypatch, kind, contexts, dtype, name, settings):
+    """Return the bytes of weights and states after three fused steps, and after three steps without fusion."""
     results = []
     for fused in (True, False):
         with monkeypatch.context() as patch:
@@ -32,7 +32,7 @@ def both(monkeypatch, kind, contexts, dtype, name, settings):
 
 
 def test_every_optimizer_is_here():
-    """One that is registered and not tested fails this test, and so does one that is fused and not said to be."""
+    """All registered optimizers but four are tested here, and exactly those in ``FUSED`` fuse their steps."""
     names = {name for name, klass in mx.optimizer.Optimizer.opt_registry.items() if klass.__module__[:8] == "weftplan"}
     assert names - {name for name, _ in OPTIMIZERS} == {"ccsgd", "groupadagrad", "sgld", "test"}
     assert {name for name in names if mx.optimizer.create(name).fuses} == FUSED | {"ccsgd"}
@@ -40,25 +40,30 @@ def test_every_optimizer_is_here():
 
 @pytest.mark.parametrize(("name", "own"), OPTIMIZERS)
 def test_fused_steps_have_the_bits_of_single_ones(name, own, monkeypatch, four_cores):
-    """On CPUs and on simulated devices, by compiled formulas and by NumPy, with decay, clipping and multipliers."""
+    """On CPUs and simulated devices, fused steps have the bits of single steps.
+
+    They run as compiled formulas and as NumPy code, with weight decay, clipping and multipliers.
+    """
     with engine.using(made := engine.create("ThreadedEnginePerDevice")):
         for (dtype, mixed), (kind, place, settings, kernels) in itertools.product(FORMS, RUNS):
             monkeypatch.setenv("WEFTPLAN_KERNELS", kernels)
             settings = {"multi_precision": mixed, **settings, **own}
-            fused, single = both(monkeypatch, kind, [place(0), place(1)], dtype, name, settings)
+            fused, single = run_fused_and_single(monkeypatch, kind, [place(0), place(1)], dtype, name, settings)
             assert fused == single, (dtype, kind, settings, kernels)
     made.stop()
 
 
 @pytest.mark.parametrize(("name", "own"), OPTIMIZERS)
 def test_fused_steps_on_gpus(name, own, monkeypatch):
-    """On the stand-in for CuPy and for NCCL: the bits of single steps, and one launch on each GPU for all its keys."""
+    """On stand-in GPUs fused steps have the bits of single steps, and take one launch per GPU for all its keys."""
     with standin_cupy.installed("NaiveEngine"), nccl():
         contexts = [mx.gpu(0), mx.gpu(1)]
-        fused, single = both(monkeypatch, "nccl", contexts, "float32", name, {**SET, **own})
+        fused, single = run_fused_and_single(monkeypatch, "nccl", contexts, "float32", name, {**SET, **own})
         assert fused == single
         for dtype, mixed in FORMS:
-            fused, single = both(monkeypatch, "device", contexts, dtype, name, {**SET, **own, "multi_precision": mixed})
+            fused, single = run_fused_and_single(
+                monkeypatch, "device", contexts, dtype, name, {**SET, **own, "multi_precision": mixed}
+            )
             assert fused == single, (dtype, mixed)
         if name in FUSED - {"lamb"}:
             kv = mx.kv.create("device")
@@ -91,5 +96,5 @@ RANKS = """
 
 
 def test_fused_steps_over_processes(tmp_path: Path):
-    """The same on ``dist_sync`` with two processes."""
+    """On ``dist_sync`` with two processes, fused steps have the bits of single steps."""
     assert run_ranks(tmp_path, 2, RANKS).stdout.count("equal") == 2

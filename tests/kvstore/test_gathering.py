@@ -1,4 +1,4 @@
-"""Detection of processes at the same place on this host, and of exits, with processes without MPI."""
+"""``Gathering`` detects which processes of this host have arrived and which have exited, without MPI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from weftplan.kvstore.distributed.transport.rendezvous import Gathering
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names without a file are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket names without a file exist on Linux only")
 
 OTHER = """
 import os, sys
@@ -24,8 +24,8 @@ os._exit(5)
 """
 
 
-def test_who_is_missing_and_who_has_ended(monkeypatch: pytest.MonkeyPatch):
-    """Ranks that have come are not missing; one that ends with whatever status is found to have, at the second look."""
+def test_missing_and_ended_ranks(monkeypatch: pytest.MonkeyPatch):
+    """A rank is missing until it comes to the same place; the second check after it exits reports it as ended."""
     for name, value in (("SIZE", "3"), ("RANK", "0"), ("LOCAL_SIZE", "3")):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     monkeypatch.setenv("PMIX_NAMESPACE", f"test of {time.monotonic_ns()}")
@@ -51,8 +51,8 @@ def test_who_is_missing_and_who_has_ended(monkeypatch: pytest.MonkeyPatch):
     assert (here.missing(), here.ended()) == ([], set())
 
 
-def test_without_a_launcher_nobody_is_known(monkeypatch: pytest.MonkeyPatch):
-    """A process without a launcher misses no other process."""
+def test_without_a_launcher_no_rank_is_missing(monkeypatch: pytest.MonkeyPatch):
+    """Without a launcher no other process is missing, and none has ended."""
     monkeypatch.delenv("PMIX_NAMESPACE", raising=False)
     place = Gathering("test")
     assert (place.missing(), place.ended()) == ([], set())

@@ -1,4 +1,4 @@
-"""Lists of keys: buckets, operations, fused optimizer steps, and their failures."""
+"""Calls with lists of keys: their buckets, engine operations, fused optimizer steps and failures."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ SHAPES = [(3,), (40, 5), (1,), (700,), (6, 6), (2, 3)]
 KEYS = [f"w{number}" for number in range(len(SHAPES))]
 
 
-def made(seed: int, contexts: list[mx.Context], dtype: str = "float32") -> list[list[mx.nd.NDArray]]:
-    """Arrays of all keys, one for each context."""
+def make_arrays(seed: int, contexts: list[mx.Context], dtype: str = "float32") -> list[list[mx.nd.NDArray]]:
+    """Return random arrays of all keys, one row for each key with one array for each context."""
     rng = np.random.default_rng(seed)
     return [[mx.nd.array(rng.standard_normal(shape), ctx=ctx, dtype=dtype) for ctx in contexts] for shape in SHAPES]
 
 
-def store(kind: str, contexts: list[mx.Context], dtype: str = "float32") -> mx.kv.KVStoreBase:
+def make_store(kind: str, contexts: list[mx.Context], dtype: str = "float32") -> mx.kv.KVStoreBase:
     """Return a store with all keys."""
     kv = mx.kv.create(kind)
-    kv.init(KEYS, [row[0] for row in made(0, contexts, dtype)])
+    kv.init(KEYS, [row[0] for row in make_arrays(0, contexts, dtype)])
     return kv
 
 
 @pytest.fixture
-def pushed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Return the names of pushed operations, on an engine without inline runs."""
+def pushed_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of operations pushed to an engine that runs none of them inline."""
     names: list[str] = []
     own = engine.create("ThreadedEnginePerDevice")
     push = own.push
@@ -53,25 +53,25 @@ def test_a_bucket_is_one_operation(
     buckets: int,
     optimizer: str | None,
     place: Callable[[int], mx.Context],
-    pushed: list[str],
+    pushed_names: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sum, optimizer step and copies to both devices, on CPUs and on devices that links join, by the two flags."""
+    """The sum, the optimizer step and the copies of each bucket are one operation, for each size of buckets."""
     monkeypatch.setenv("FLAGS_fuse_parameter_groups_size", count)
     contexts = [place(0), place(1)]
-    kv = store("device", contexts)
+    kv = make_store("device", contexts)
     if optimizer:
         kv.set_optimizer(mx.optimizer.create(optimizer, learning_rate=0.1))
-    gradients, outs = made(1, contexts), made(2, contexts)
+    gradients, outs = make_arrays(1, contexts), make_arrays(2, contexts)
     kv.pushpull(KEYS, gradients, outs)  # makes merge buffers and states
     mx.nd.waitall()
-    pushed.clear()
+    pushed_names.clear()
     kv.pushpull(KEYS, gradients, outs)
-    assert pushed == ["KVStoreReduce" if place is mx.cpu else "KVStoreExchange"] * buckets
+    assert pushed_names == ["KVStoreReduce" if place is mx.cpu else "KVStoreExchange"] * buckets
 
 
 def test_flags_group_calls_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty-six keys on four GPUs: one group of reductions and one of broadcasts for each bucket."""
+    """Each bucket of 26 keys on four GPUs takes one NCCL group of reductions and one of broadcasts."""
     groups: dict[str, int] = {}
     for count in ("1", "3", "-1"):
         monkeypatch.setenv("FLAGS_fuse_parameter_groups_size", count)
@@ -97,15 +97,15 @@ def test_flags_group_calls_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "signum", "ftrl", "nag", "rmsprop", "lamb"])
 @pytest.mark.parametrize("kind", ["local", "device"])
 def test_a_list_has_the_bits_of_single_keys(kind: str, optimizer: str, dtype: str) -> None:
-    """Whether the optimizer's steps are fused or not, with a float32 copy of half weights and without."""
+    """Exchanging a list of keys gives the bits of exchanging single keys, for float32 and float16 weights."""
     contexts = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
     results = []
     for listed in (True, False):
-        kv = store(kind, contexts, dtype)
+        kv = make_store(kind, contexts, dtype)
         kv.set_optimizer(mx.optimizer.create(optimizer, learning_rate=0.1, multi_precision=True))
-        outs = made(1, contexts, dtype)
+        outs = make_arrays(1, contexts, dtype)
         for step in range(3):
-            gradients = made(step + 2, contexts, dtype)
+            gradients = make_arrays(step + 2, contexts, dtype)
             if listed:
                 kv.pushpull(KEYS, gradients, outs)
             else:
@@ -118,7 +118,7 @@ def test_a_list_has_the_bits_of_single_keys(kind: str, optimizer: str, dtype: st
 
 @pytest.mark.parametrize("kind", ["local", "device"])
 def test_an_out_that_is_the_gradient_of_another_key(kind: str) -> None:
-    """Every gradient is read before it is written; of an array that is an out twice the last key wins."""
+    """``pushpull`` reads every gradient before it writes; an array listed twice as an out gets the last key's sum."""
     kv = mx.kv.create(kind)
     kv.init([0, 1, 2], [mx.nd.zeros((5,))] * 3)
     arrays = [mx.nd.full((5,), value) for value in (1.0, 2.0, 3.0)]
@@ -130,9 +130,9 @@ def test_an_out_that_is_the_gradient_of_another_key(kind: str) -> None:
 
 
 def test_a_gradient_that_failed_fails_its_key_alone() -> None:
-    """The other keys of its bucket are summed and copied; afterwards all keys are well again."""
-    kv = store("device", [mx.cpu(0)])
-    gradients, outs = made(1, [mx.cpu(0)]), made(2, [mx.cpu(0)])
+    """A gradient that has failed already fails its own key only; the next exchange of all keys works."""
+    kv = make_store("device", [mx.cpu(0)])
+    gradients, outs = make_arrays(1, [mx.cpu(0)]), make_arrays(2, [mx.cpu(0)])
 
     def fail() -> None:
         raise ValueError("no gradient")
@@ -147,16 +147,16 @@ def test_a_gradient_that_failed_fails_its_key_alone() -> None:
                 out[0].asnumpy()
         else:
             np.testing.assert_array_equal(out[0].asnumpy(), row[0].asnumpy())
-    repeated = made(3, [mx.cpu(0)])
+    repeated = make_arrays(3, [mx.cpu(0)])
     kv.pushpull(KEYS, repeated, outs)
     np.testing.assert_array_equal(outs[2][0].asnumpy(), repeated[2][0].asnumpy())
 
 
 class Failing(mx.optimizer.SGD):
-    """Descent that fails at one key."""
+    """SGD whose update of the third key raises an error."""
 
     def update(self, index: object, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: object) -> None:
-        """Fail at the third key."""
+        """Update a weight, or raise ValueError at the third key."""
         if index == KEYS[2]:
             raise ValueError("a mistake of mine")
         super().update(index, weight, grad, state)
@@ -165,22 +165,26 @@ class Failing(mx.optimizer.SGD):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_an_updater_that_fails_says_which_keys_it_has_updated(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of a bucket: no key of a fused step is updated then, and none is ever half updated."""
+def test_failing_updater_names_the_updated_keys(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If an optimizer raises, notes of the error list the updated keys, and exactly these weights have changed.
+
+    A fused step updates all keys of a bucket or none.
+    """
     monkeypatch.setenv("FLAGS_fuse_parameter_groups_size", "2")
-    kv = store("local", [mx.cpu(0)])
-    before = {key: row[0].asnumpy() for key, row in zip(KEYS, made(0, [mx.cpu(0)]), strict=True)}
+    kv = make_store("local", [mx.cpu(0)])
+    before = {key: row[0].asnumpy() for key, row in zip(KEYS, make_arrays(0, [mx.cpu(0)]), strict=True)}
     optimizer = Failing(learning_rate=1.0)
     if fused:
         kv.set_optimizer(optimizer)
     else:
         update = mx.optimizer.get_updater(optimizer)
         kv.set_updater(lambda key, gradient, weight: update(key, gradient, weight))
-    gradients = made(1, [mx.cpu(0)])
+    gradients = make_arrays(1, [mx.cpu(0)])
     with pytest.raises(ValueError, match="a mistake of mine") as caught:
         kv.push(KEYS, gradients)
     told = "\n".join(caught.value.__notes__)
-    updated = [KEYS[5], KEYS[4]] if fused else [KEYS[0], KEYS[1]]  # the last bucket comes first; single keys in order
+    # fused steps begin with the last bucket, single steps with the first key
+    updated = [KEYS[5], KEYS[4]] if fused else [KEYS[0], KEYS[1]]
     assert str(updated) in told
     assert KEYS[2] in told
     for key, row in zip(KEYS, gradients, strict=True):
@@ -190,10 +194,10 @@ def test_an_updater_that_fails_says_which_keys_it_has_updated(fused: bool, monke
 
 
 def test_a_prepared_exchange_follows_the_store() -> None:
-    """The same arrays again: with new values, after new keys, with an optimizer, and with a gradient that fails."""
+    """A prepared exchange uses the current gradients, keys and optimizer, and raises the error of a failed gradient."""
     contexts = [mx.cpu(0), mx.cpu(1)]
-    kv = store("device", contexts)
-    gradients, outs = made(1, contexts), made(2, contexts)
+    kv = make_store("device", contexts)
+    gradients, outs = make_arrays(1, contexts), make_arrays(2, contexts)
     exchange = kv.prepare(KEYS, gradients, outs)
 
     def check(wanted: Callable[[int, np.ndarray], np.ndarray]) -> None:
@@ -217,12 +221,15 @@ def test_a_prepared_exchange_follows_the_store() -> None:
 
     engine.get().push(fail, (), (gradients[1][0].var,))
     exchange()
-    with pytest.raises(ValueError, match="no gradient"):  # other keys of the bucket share its fate if it fails later
+    with pytest.raises(ValueError, match="no gradient"):  # its key fails, and so would other keys of the bucket
         outs[1][0].asnumpy()
 
 
-def trained(kind: str | None) -> mx.mod.Module:
-    """Return a Module of six parameters on two devices, after some steps."""
+def train_module(kind: str | None) -> mx.mod.Module:
+    """Return a Module of six parameters on two devices after three updates and a further backward pass.
+
+    ``kind`` is the name of a store, or None for an update without a store.
+    """
     data = mx.sym.Variable("data")
     for width in (32, 32):
         data = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=width), act_type="relu")
@@ -243,15 +250,15 @@ def trained(kind: str | None) -> mx.mod.Module:
 
 @pytest.mark.parametrize("kind", ["local", "device"])
 def test_an_update_makes_few_python_calls(kind: str) -> None:
-    """Six parameters on two devices: a few calls for each parameter, most of them the optimizer's."""
+    """Updating six parameters on two devices takes at most 350 Python calls, most of them in the optimizer."""
     calls = [0]
 
     def count(frame: FrameType, event: str, given: object) -> None:
         calls[0] += event == "call"
 
-    own = engine.create("ThreadedEnginePerDevice")  # on one that has seen failures arrays are looked at for them
+    own = engine.create("ThreadedEnginePerDevice")  # an engine with earlier failures checks each array
     with engine.using(own):
-        module = trained(kind)
+        module = train_module(kind)
         sys.setprofile(count)
         module.update()
         sys.setprofile(None)

@@ -1,4 +1,4 @@
-"""Agreement on the survivors of deaths, over late messages: many orders, with a model of MPI."""
+"""Survivors agree on the remaining members after deaths, tested with a model of MPI in many random orders."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from weftplan.kvstore.distributed.transport.wire import View
 
 
 class Refused(Exception):
-    """Error of the model of MPI for a message from or to a dead process."""
+    """Error of the modelled MPI for a message to a dead process, and for an exchange after a loss."""
 
 
 class Request:
-    """A receive that a message may match later, or a send without a waiter."""
+    """A request of the modelled MPI: a receive of one message, or a send, which is always complete."""
 
     def __init__(self, world: World, me: int, source: int | None = None, room: bytearray | None = None) -> None:
         self.world, self.me, self.source, self.room = world, me, source, room
@@ -46,7 +46,10 @@ class Request:
 
 
 class World:
-    """Processes, the dead processes, and the knowledge of each; messages stay in order between two processes."""
+    """The modelled MPI: its processes, the dead processes, the deaths that each process knows, and pending messages.
+
+    Messages between two processes stay in order.
+    """
 
     SUCCESS, ERR_OTHER = 0, 16
     BYTE = None
@@ -61,7 +64,7 @@ class World:
 
 
 class Comm:
-    """One process's end of the communicator."""
+    """The communicator as one process sees it."""
 
     def __init__(self, world: World, rank: int) -> None:
         self.world, self.rank, self.size = world, rank, world.size
@@ -94,10 +97,10 @@ class Member(Members):
 @together()
 @pytest.mark.parametrize("seed", range(60))
 def test_survivors_agree_whatever_dies_when(seed: int):
-    """All survivors end with the same members, epoch, place in the program and leader; none waits for ever.
+    """Survivors of random deaths end with the same members, epoch, position in the program and leader.
 
-    Members die at random moments, also within an agreement, and each other member learns of it at a moment of its own.
-    A member that has finished checks for losses as an exchange does, and takes part again after a loss.
+    Members die at random moments, also during an agreement, and each other member learns of the death at a random later
+    moment. A member that has finished checks for losses, as an exchange does, and takes part again after a loss.
     """
     chance = random.Random(seed)
     size = chance.randint(2, 7)
@@ -138,8 +141,8 @@ def test_survivors_agree_whatever_dies_when(seed: int):
     assert leaders[living[0]] in living
 
 
-def test_waits_end_and_who_was_given_up_is_told():
-    """Waits for a missing member end; a member that the others count as lost gets an error."""
+def test_waits_end_and_lost_member_gets_an_error():
+    """A wait for missing members raises after the timeout; a member that the others count as lost gets an error."""
     world = World(3)
     first, third = Member(world, 0, 0), Member(world, 2, 0)
     first.timeout_s = 0

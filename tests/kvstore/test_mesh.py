@@ -1,4 +1,4 @@
-"""Messages of a mesh, and the formation of meshes over generations, within one process."""
+"""Messages of a mesh of sockets, and the formation of meshes over generations, tested in one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weftplan.kvstore.distributed.transport.mpi_types import Connection
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Mesh, Mesh]]:
-    """Return the meshes of two processes."""
+    """The meshes of two connected processes."""
     left, right = socket.socketpair()
     meshes = Mesh(0, 2, {1: left}), Mesh(1, 2, {0: right})
     yield meshes
@@ -29,14 +29,14 @@ def pair() -> Iterator[tuple[Mesh, Mesh]]:
 
 
 def status_of(request: Request) -> tuple[bool, int, int]:
-    """Return (whether it has ended, its error, its bytes)."""
+    """Return whether ``request`` is complete, its error code (0 for none), and the bytes that it received."""
     status = Status()
     return request.Get_status(status), status.error, status.Get_count(None)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_messages_arrive_in_order_by_tag(pair: tuple[Mesh, Mesh], seed: int) -> None:
-    """Sends and receives in random orders, of empty to large messages in both directions: each tag keeps its order."""
+    """Random sends and receives in both directions, of 0 to 900,000 bytes, keep the order of messages of each tag."""
     chance = random.Random(seed)
     meshes = pair
     sent: dict[tuple[int, int], list[bytes]] = {}
@@ -69,7 +69,7 @@ def test_messages_arrive_in_order_by_tag(pair: tuple[Mesh, Mesh], seed: int) -> 
 
 
 def test_a_withdrawn_receive_takes_no_message(pair: tuple[Mesh, Mesh]) -> None:
-    """Cancel ends it; the message goes to the next receive."""
+    """A cancelled receive completes without data, and the next receive gets the message."""
     one, other = pair
     rooms = bytearray(3), bytearray(3)
     first, second = (other.Irecv([room], 0, 7) for room in rooms)
@@ -83,7 +83,7 @@ def test_a_withdrawn_receive_takes_no_message(pair: tuple[Mesh, Mesh]) -> None:
 
 
 def test_a_message_that_does_not_fit(pair: tuple[Mesh, Mesh]) -> None:
-    """Its receive fails, and the next message arrives whole."""
+    """A message longer than its buffer fails its receive, and the next message arrives unchanged."""
     one, other = pair
     small, room = other.Irecv([bytearray(2)], 0, 7), bytearray(3)
     one.Issend([b"abc"], 1, 7)
@@ -98,7 +98,10 @@ def test_a_message_that_does_not_fit(pair: tuple[Mesh, Mesh]) -> None:
 
 
 def test_the_end_of_a_process(pair: tuple[Mesh, Mesh]) -> None:
-    """Its messages arrive; requests that wait for it fail; its rank is told at the second look."""
+    """After a process closes its mesh, its sent messages arrive, waiting requests fail, and new sends raise.
+
+    The second call of ``dead()`` reports its rank.
+    """
     one, other = pair
     rooms = bytearray(3), bytearray(3)
     one.Issend([b"abc"], 1, 7)
@@ -115,7 +118,7 @@ def test_the_end_of_a_process(pair: tuple[Mesh, Mesh]) -> None:
 
 
 def test_the_end_in_the_middle_of_a_message() -> None:
-    """A receive that has part of its message fails, and so do sends that the kernel has not taken."""
+    """If a process exits in the middle of a message, its receive fails, and so do sends that have not left yet."""
     left, right = socket.socketpair()
     mesh = Mesh(1, 2, {0: right})
     receiving, sending = mesh.Irecv([bytearray(100)], 0, 7), mesh.Issend([bytes(10**7)], 0, 7)
@@ -131,8 +134,8 @@ def test_the_end_in_the_middle_of_a_message() -> None:
         receiving.Test()
 
 
-def formations(folder: Path, size: int, *, replaces: tuple[int, ...] = ()) -> list[Formation]:
-    """Return the formations of all ranks of a job in a folder."""
+def make_formations(folder: Path, size: int, *, replaces: tuple[int, ...] = ()) -> list[Formation]:
+    """Return the formations of all ranks of a new job in ``folder``; the ranks ``replaces`` are replacements."""
     ElasticJob.create(folder, size)
     made = []
     for rank in range(size):
@@ -142,8 +145,8 @@ def formations(folder: Path, size: int, *, replaces: tuple[int, ...] = ()) -> li
     return made
 
 
-def run(steps: dict[int, Generator[None, None, Connection]]) -> dict[int, Connection]:
-    """Run formations in turns until each has ended."""
+def run_formations(steps: dict[int, Generator[None, None, Connection]]) -> dict[int, Connection]:
+    """Advance formations in turn until each has returned its connection, and return the connections by rank."""
     connections: dict[int, Connection] = {}
     for _ in range(10_000):
         for rank in list(steps):
@@ -158,15 +161,15 @@ def run(steps: dict[int, Generator[None, None, Connection]]) -> dict[int, Connec
 
 
 def test_a_later_generation_replaces_one_that_forms(tmp_path: Path) -> None:
-    """Two ranks wait for a third; it is lost and replaced, and all meet in the generation of the replacement."""
-    first, second, lost = formations(tmp_path, 3)
+    """If a rank is lost while a generation forms, all ranks meet in the generation of its replacement."""
+    first, second, lost = make_formations(tmp_path, 3)
     first.job.set_joinable(True)
     steps = {0: first.again(), 1: second.again()}
     dying = lost.again()
     for _ in range(3):
         for one in steps.values():
             next(one)
-    with pytest.raises(StopIteration) as end:  # it has come last
+    with pytest.raises(StopIteration) as end:  # all three have come, so it is connected
         next(dying)
     end.value.value.close()
     first.job.begin_generation()
@@ -176,7 +179,7 @@ def test_a_later_generation_replaces_one_that_forms(tmp_path: Path) -> None:
     assert alone.is_alone
     assert alone.comm.size == 3
     steps[2] = replacement.again()
-    connections = run(steps)
+    connections = run_formations(steps)
     assert sorted(connections) == [0, 1, 2]
     assert {first._generation, second._generation, replacement._generation} == {1}
     room = bytearray(2)
@@ -189,8 +192,8 @@ def test_a_later_generation_replaces_one_that_forms(tmp_path: Path) -> None:
 
 
 def test_a_connection_without_a_name_is_closed(tmp_path: Path) -> None:
-    """A process ends before it has named itself: its connection is closed, and the others still form the mesh."""
-    first, second = formations(tmp_path, 2)
+    """A connection that ends before it has sent its rank is closed, and the ranks still connect to each other."""
+    first, second = make_formations(tmp_path, 2)
     steps = first.again()
     next(steps)
     with socket.socket(socket.AF_UNIX) as unnamed:
@@ -200,27 +203,30 @@ def test_a_connection_without_a_name_is_closed(tmp_path: Path) -> None:
         warnings.simplefilter("always", ResourceWarning)
         next(steps)
     assert not raised
-    for connection in run({0: steps, 1: second.again()}).values():
+    for connection in run_formations({0: steps, 1: second.again()}).values():
         connection.close()
 
 
 def test_waits_for_others_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the missing ranks, or the missing replacement, or the end of training."""
+    """A wait raises after the timeout and names the missing ranks, the missing replacement, or the end of training."""
     monkeypatch.setenv("WEFTPLAN_KVSTORE_TIMEOUT", "0.05")
-    first, *_ = formations(tmp_path, 3)
+    first, *_ = make_formations(tmp_path, 3)
     with pytest.raises(WorkerLostError, match="rank 0 has waited 0 s for ranks 1, 2 of generation 0; gave up"):
-        run({0: first.again()})
+        run_formations({0: first.again()})
     first._generation = 0
     first.job.set_joinable(True)
     with pytest.raises(WorkerLostError, match="for a replacement of a lost rank; gave up"):
-        run({0: first.again()})
+        run_formations({0: first.again()})
     first.job.set_joinable(False)
     with pytest.raises(WorkerLostError, match="another rank has come to the end of its training"):
-        run({0: first.again()})
+        run_formations({0: first.again()})
 
 
 def test_only_processes_of_the_launcher_belong_to_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that another one has started gets an error, and trains alone otherwise."""
+    """Only a child of the launcher belongs to its elastic job; any other process gets an error.
+
+    A folder whose path is too long for a socket raises an error, too.
+    """
     job = ElasticJob.create(tmp_path, 2)
     assert ElasticJob.of_this_process() is None
     for name, value in job.environment(1, replaces=True).items():

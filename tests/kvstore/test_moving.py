@@ -1,4 +1,4 @@
-"""Concatenated arrays, copied and added piece by piece: one compiled call gives NumPy's bits."""
+"""Copies and sums of several arrays as one: compiled calls write the bits that NumPy writes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from weftplan.kvstore.distributed.arrays.piece_copies import Mover, Row, Span
 SIZES = (5, 0, 700, 1, 64)
 
 
-def made(rng: np.random.Generator, dtype: str) -> list[np.ndarray]:
-    """Arrays of these sizes."""
+def make_arrays(rng: np.random.Generator, dtype: str) -> list[np.ndarray]:
+    """Return random arrays of the sizes in ``SIZES``."""
     return [(rng.standard_normal(size) * 1000).astype(dtype) for size in SIZES]
 
 
-def moved(mover: Mover, dtype: str) -> list[np.ndarray]:
-    """Return all that a sum of three processes writes: a row that is shown, a range that is added, and two rows of
-    results."""
+def run_moves(mover: Mover, dtype: str) -> list[np.ndarray]:
+    """Move arrays as one of three processes does in a sum, and return all arrays that were written.
+
+    These are the shares, a shared row, a summed range, and two lists of results.
+    """
     rng = np.random.default_rng(3)
-    shares, totals, also = made(rng, dtype), made(rng, dtype), made(rng, dtype)
+    shares, totals, also = make_arrays(rng, dtype), make_arrays(rng, dtype), make_arrays(rng, dtype)
     size, kind = sum(SIZES), np.dtype(dtype)
-    shown, first, last = np.full(size, 7, dtype), np.concatenate(made(rng, dtype)), np.concatenate(made(rng, dtype))
+    shown, first, last = (
+        np.full(size, 7, dtype),
+        np.concatenate(make_arrays(rng, dtype)),
+        np.concatenate(make_arrays(rng, dtype)),
+    )
     mover.move(SIZES, kind, [Span(0, 100, (shares,), (Row(shown),)), Span(300, size, (shares,), (Row(shown),))])
     summed = np.zeros(200, dtype)
     mover.move(SIZES, kind, [Span(100, 300, (Row(first), shares, Row(last)), (Row(summed, 100),))])
@@ -34,27 +40,27 @@ def moved(mover: Mover, dtype: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
 def test_compiled_loops_write_what_numpy_writes(dtype):
-    """To the bit, and the second time as the first."""
-    want = moved(Mover(compiled=False), dtype)
+    """Compiled moves write NumPy's bits, on the first call and on a repeated one."""
+    want = run_moves(Mover(compiled=False), dtype)
     row = np.concatenate(want[: len(SIZES)])
     np.testing.assert_array_equal(want[len(SIZES)], [*row[:100], *[7] * 200, *row[300:]])
     for _ in range(2):
-        actual = moved(Mover(), dtype)
+        actual = run_moves(Mover(), dtype)
         for one, second in zip(actual, want, strict=True):
             np.testing.assert_array_equal(one, second)
 
 
-def test_what_does_not_fit_into_the_caches(monkeypatch):
-    """Is left to copies past them."""
-    want = moved(Mover(compiled=False), "float32")
+def test_large_moves_bypass_the_caches(monkeypatch):
+    """Arrays of at least ``ONE_CALL`` bytes are moved without the compiled call, with the same bits."""
+    want = run_moves(Mover(compiled=False), "float32")
     monkeypatch.setattr(piece_copies, "ONE_CALL", 0)
     monkeypatch.setattr(piece_copies, "compiled_pieces", None)
-    for one, second in zip(moved(Mover(), "float32"), want, strict=True):
+    for one, second in zip(run_moves(Mover(), "float32"), want, strict=True):
         np.testing.assert_array_equal(one, second)
 
 
 def test_an_array_that_has_moved():
-    """It is read at its current address."""
+    """Repeated moves of arrays at new addresses read and write the current arrays."""
     mover, dtype = Mover(), np.dtype("float32")
     for number in range(20):
         source, target = np.full(50, number, dtype), np.zeros(50, dtype)

@@ -1,4 +1,4 @@
-"""Optimizer states that MXNet 1.9.1 has pickled: read as arrays and settings, everything else refused unrun."""
+"""Optimizer states pickled by MXNet 1.9.1: arrays and settings are read, and no code of the pickle runs."""
 
 import base64
 import os
@@ -24,7 +24,7 @@ YmgDaARSlH2UaAdoCkNAyfqT+QAAAAACAAAAAgAAAAAAAAADAAAAAAAAAAEAAAAAAAAAAAAAAGsCfT/U
 KUc2KGlEsBaANoBFKUfZRoB2gKQzDJ+pP5AAAAAAEAAAAEAAAAAAAAAAEAAAAAAAAAAAAAAIgoMbqyzKg8YMVQuq2ngzyUhZRSlHNiaANoBFKU
 fZRoB2gKQzDJ+pP5AAAAAAEAAAAEAAAAAAAAAAEAAAAAAAAAAAAAABvQgD9rJIY/iX59P2ughD+UhZRSlHNihpR1Lg==
 """
-"""The same with multi_precision and float16 weights: (momentum, float32 weight) of each."""
+"""The states of ``SGD`` with multi_precision and float16 weights: (momentum, float32 weight) of each parameter."""
 ADAM = """
 gASVGgMAAAAAAAB9lChLAIwVbXhuZXQubmRhcnJheS5uZGFycmF5lIwHTkRBcnJheZSTlE6FlFKUfZSMBmhhbmRsZZSMCGJ1aWx0aW5zlIwJYn
 l0ZWFycmF5lJOUQ0DJ+pP5AAAAAAIAAAACAAAAAAAAAAMAAAAAAAAAAQAAAAAAAAAAAAAAOii8vSpZwT1maHE+4tPZPOR29r0Suwu+lIWUUpRz
@@ -37,18 +37,18 @@ V4X3VwZGF0ZV9jb3VudHOUfZRLAH2UKEsASwNLAUsDdXOME19pbmRleF91cGRhdGVfY291bnSUaDCMDW
 cHJlY2lzaW9ulImMDWFnZ3JlZ2F0ZV9udW2USwCMCGlkeDJuYW1llH2UjAhzeW1faW5mb5QpjA5hbGxvd19ucF9hcnJheZSJjAViZXRhMZRHP+
 zMzMzMzM2MBWJldGEylEc/7/fO2RaHK4wHZXBzaWxvbpRHPkV5juIwjDqMC2xhenlfdXBkYXRllIh1YoaULg==
 """
-"""``get_states(dump_optimizer=True)`` of Adam: the optimizer's settings are in it."""
+"""``get_states(dump_optimizer=True)`` of Adam, which includes the settings of the optimizer."""
 MOMENTUM = [[0.009187357500195503, -0.0094408318400383, -0.02357497438788414],
             [-0.002659028861671686, 0.012034392915666103, 0.013645575381815434]]  # fmt: skip
 
 
 def read(text):
-    """Return the states of a constant above."""
+    """Return the states and the counts of updates that ``text``, one of the constants above, encodes."""
     return read_mxnet_states(base64.b64decode(text))
 
 
 def test_arrays_and_settings():
-    """The values are those that MXNet shows; updates are counted if the file has the optimizer."""
+    """Arrays have the values that MXNet shows; counts of updates are read if the file contains the optimizer."""
     states, counts = read(SGD)
     np.testing.assert_array_equal(states[0].asnumpy(), np.array(MOMENTUM, "float32"))
     assert (sorted(states), states[1].shape, counts) == ([0, 1], (4,), {})
@@ -69,7 +69,7 @@ def test_arrays_and_settings():
     ],
 )
 def test_an_updater_goes_on_from_them(text, name, settings, dtype):
-    """set_states takes MXNet's bytes; the next step starts from them, in MXNet's order of arrays."""
+    """``set_states`` reads MXNet's bytes, and the next step continues from their momentum or count of updates."""
     updater = mx.optimizer.get_updater(mx.optimizer.create(name, **settings))
     updater.set_states(base64.b64decode(text))
     weights = [mx.nd.ones(shape, dtype=dtype) for shape in ((2, 3), (4,))]
@@ -84,7 +84,7 @@ def test_an_updater_goes_on_from_them(text, name, settings, dtype):
 
 
 def test_a_module_goes_on_from_them(tmp_path):
-    """load_optimizer_states reads MXNet's file for the parameters of a module, by their numbers."""
+    """``Module.load_optimizer_states`` reads MXNet's file and assigns states to parameters by their numbers."""
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc")
     offset = mx.sym.reshape(mx.sym.Variable("offset", shape=(4,), init=mx.init.Zero()), shape=(1, 4))
     module = mx.mod.Module(mx.sym.broadcast_add(mx.sym.tile(net, reps=(1, 2)), offset), label_names=None)
@@ -97,7 +97,7 @@ def test_a_module_goes_on_from_them(tmp_path):
 
 
 class Evil:
-    """Pickled, it calls a function when it is read."""
+    """An object whose pickle calls a function when it is loaded."""
 
     def __init__(self, *call):
         self.call = call
@@ -118,7 +118,7 @@ class Evil:
     ],
 )
 def test_everything_else_is_refused(tmp_path, monkeypatch, value, protocol):
-    """Functions are named and not called; bytes are not made of a number."""
+    """A pickle that names a function, or creates bytes from a number, is refused; no function is called."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FormatError, match=r"it is not read|bytes made of int|damaged pickle"):
         read_mxnet_states(pickle.dumps(value, protocol))
@@ -127,14 +127,14 @@ def test_everything_else_is_refused(tmp_path, monkeypatch, value, protocol):
 
 @pytest.mark.parametrize("value", [[1, 2], {0: "text"}, {(1, 2): None}, {0: {1: 2}}, ({}, 1, 2)])
 def test_no_states(value):
-    """The error for another pickle names its content."""
+    """A pickle of anything but optimizer states raises an error that says so."""
     with pytest.raises(FormatError, match="optimizer states"):
         read_mxnet_states(pickle.dumps(value))
 
 
 @pytest.mark.parametrize("text", [SGD, HALF, ADAM], ids=["sgd", "half", "adam"])
 def test_damage(text):
-    """Cut anywhere or changed anywhere: states or a FormatError, nothing else."""
+    """Truncated and changed files either give states or raise a FormatError; over 1,000 of 3,000 raise."""
     whole = base64.b64decode(text)
     rng = np.random.default_rng(5)
     refused = 0

@@ -1,4 +1,4 @@
-"""The store ``nccl`` on the stand-in for CuPy: sums, pulls, the optimizer, and refusals."""
+"""The store ``nccl``, on the stand-in for CuPy: sums, pulls, optimizer steps and refused calls."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from weftplan.errors import KVStoreError
 
 @pytest.fixture(params=["ThreadedEnginePerDevice", "NaiveEngine"])
 def gpus(request):
-    """Four GPUs with NCCL."""
+    """Four stand-in GPUs with NCCL, on each of two engines."""
     with standin_cupy.installed(request.param), nccl():
         yield [mx.gpu(index) for index in range(4)]
 
 
 @pytest.fixture(params=GPUS)
 def cards(request):
-    """Return all GPUs, at least two, with NCCL: the stand-in's, or real GPUs."""
+    """All GPUs, at least two, with NCCL: first those of the stand-in, then real GPUs."""
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(place(request.param))
         count = device.num_gpus()
@@ -36,7 +36,7 @@ def cards(request):
 
 
 def test_sums_of_all_cards(cards):
-    """Each card gets the sum of all cards, run after run; a Module trains to the same weights twice."""
+    """Every GPU pulls the sum over all GPUs, and two trainings of a Module give the same weights."""
     kv = mx.kv.create("nccl")
     kv.init("w", mx.nd.zeros((1000,), ctx=cards[0]))
     for step in range(5):
@@ -62,13 +62,13 @@ def test_sums_of_all_cards(cards):
 
 @pytest.fixture
 def threaded():
-    """The same with an engine that raises at the next wait."""
+    """Four stand-in GPUs with NCCL, on an engine that raises an operation's error at the next wait."""
     with standin_cupy.installed(), nccl():
         yield [mx.gpu(index) for index in range(4)]
 
 
 def test_sums_and_pulls_are_one_call_of_each_member(gpus):
-    """Every GPU takes part once in a push and once in a pull; nothing is copied between GPUs otherwise."""
+    """A push calls NCCL once per GPU and so does a pull; nothing else is copied between GPUs."""
     kv = mx.kv.create("nccl")
     assert kv.type == "nccl"
     kv.init("w", mx.nd.zeros((70,), ctx=gpus[0]))
@@ -88,7 +88,7 @@ def test_sums_and_pulls_are_one_call_of_each_member(gpus):
 
 
 def test_sums_are_spread_over_the_gpus_and_planned(gpus):
-    """Each key is reduced to the GPU with least to sum; an optimizer runs there."""
+    """Each key is summed on the GPU with the fewest sums so far, an optimizer runs, and buffers have planned sizes."""
     kv = mx.kv.create("nccl")
     kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0))
     outs = {}
@@ -105,7 +105,7 @@ def test_sums_are_spread_over_the_gpus_and_planned(gpus):
 
 
 def test_one_gpu_and_other_places_go_without_nccl(gpus):
-    """A single array, and pulls to the host."""
+    """A push of a single array and a pull to the host do not call NCCL."""
     kv = mx.kv.create("nccl")
     kv.init("w", mx.nd.zeros((5,), ctx=gpus[1]))
     kv.push("w", mx.nd.ones((5,), ctx=gpus[1]))
@@ -116,7 +116,7 @@ def test_one_gpu_and_other_places_go_without_nccl(gpus):
 
 
 def test_a_gradient_that_failed_fails_its_push_alone(threaded):
-    """The communicators work on."""
+    """A push with a failed gradient raises, and the next push works with the same communicators."""
     gpus = threaded
     kv = mx.kv.create("nccl")
     kv.init("w", mx.nd.zeros((5,), ctx=gpus[0]))
@@ -137,7 +137,7 @@ def test_a_gradient_that_failed_fails_its_push_alone(threaded):
 
 
 def test_what_nccl_does_not_do_is_refused(gpus):
-    """Compression, and dtypes that CuPy's NCCL has no number for."""
+    """``nccl`` refuses compression, and gradients of dtype bool, which NCCL does not sum."""
     kv = mx.kv.create("nccl")
     with pytest.raises(KVStoreError, match="not for a store 'nccl'"):
         kv.set_gradient_compression({"type": "2bit"})
@@ -147,7 +147,7 @@ def test_what_nccl_does_not_do_is_refused(gpus):
 
 
 def test_without_the_library_the_error_says_what_to_install():
-    """CuPy is there and finds no NCCL."""
+    """If CuPy finds no NCCL, creating the store raises an error that names the package to install."""
     with (
         standin_cupy.installed(),
         nccl(available=False),

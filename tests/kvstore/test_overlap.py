@@ -1,4 +1,4 @@
-"""Exchanges during backward: a gradient travels while those of earlier layers are still pending."""
+"""Exchanges overlap with backward: a gradient is exchanged while gradients of earlier layers are computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NETWORK = """
     exchanged, late = threading.Event(), []
 
     class Gate(CustomOp):
-        '''Its backward pass ends when the gradient of the layer behind it has been exchanged.'''
+        '''The identity, whose backward waits until the gradient of the layer after it has been exchanged.'''
 
         def forward(self, is_train, req, in_data, out_data, aux):
             self.assign(out_data[0], req[0], in_data[0])
@@ -32,7 +32,7 @@ NETWORK = """
         def create_operator(self, ctx, shapes, dtypes):
             return Gate()
 
-    for size, shared in ((160, "1"), (128, "0")):  # gradients that are worth an operation of their own
+    for size, shared in ((160, "1"), (128, "0")):  # large enough for separate operations
         os.environ["WEFTPLAN_KVSTORE_SHARED_MEMORY"] = shared
         kv = mx.kv.create("dist_sync")
         exchanged.clear()
@@ -55,12 +55,12 @@ NETWORK = """
         bound.forward(is_train=True)
         bound.backward()
         kv.push([0, 1], [bound.grad_dict[name] for name in names])
-        last = value(1, bound.grad_dict["last_weight"].shape)  # while backward stands in the gate
+        last = value(1, bound.grad_dict["last_weight"].shape)  # while backward waits in the gate
         before = not exchanged.is_set()
         exchanged.set()
         first = value(0, bound.grad_dict["first_weight"].shape)
         mx.profiler.set_state("stop")
-        assert before and not late, "the gradient of the last layer was not exchanged beside backward"
+        assert before and not late, "the gradient of the last layer was not exchanged during backward"
         assert (last != 0).any() and (first != 0).any()
         mx.profiler.dump()
         trace = json.load(open(os.path.join(os.environ["FOLDER"], f"{rank}.json")))["traceEvents"]
@@ -69,21 +69,21 @@ NETWORK = """
         exchange = min(end for name, _, end in spans if name == "KVStoreExchange")
         backward = max(end for name, _, end in spans if "backward" in name.lower() or "Custom" in name)
         assert exchange < backward, (exchange, backward, spans)
-        print("beside", rank)
+        print("overlapped", rank)
 """
 
 
 def test_the_last_gradient_travels_while_backward_runs(tmp_path: Path):
-    """Backward of the first layer waits until the gradient of the last layer has been exchanged, so both must overlap.
+    """The gradient of the last layer is exchanged while backward of the first layer waits for it.
 
-    It is so in shared memory and by MPI, and the trace shows it: an exchange ends before backward does.
+    This holds in shared memory and over MPI, and in the profiler's trace the exchange ends before backward does.
     """
     done = run_ranks(tmp_path, 2, NETWORK, FOLDER=str(tmp_path), FLAGS_fuse_parameter_groups_size="1")
-    assert done.stdout.count("beside") == 4
+    assert done.stdout.count("overlapped") == 4
 
 
-def drawing() -> ModuleType:
-    """The script that measures and draws exchanges on simulated GPUs."""
+def load_drawing_script() -> ModuleType:
+    """Return the module ``docs/draw_overlap.py``, which measures exchanges on simulated GPUs."""
     script = Path(__file__).parents[2] / "docs/draw_overlap.py"
     spec = importlib.util.spec_from_file_location("draw_overlap", script)
     assert spec is not None
@@ -95,17 +95,21 @@ def drawing() -> ModuleType:
 
 @pytest.mark.parametrize("store", ["device", "dist_device_sync"])
 def test_most_of_an_exchange_is_hidden_on_devices_with_streams(store: str) -> None:
-    """Four simulated GPUs with NVLink: half of the exchange runs during backward, also with a store of a job of one. An
-    in-order schedule, with the next computation after every exchange, would hide nothing."""
-    measure = drawing()
+    """On four simulated GPUs with NVLink, more than half of an exchange runs during backward.
+
+    An in-order schedule, in which computation waits for every exchange, would hide nothing.
+    """
+    measure = load_drawing_script()
     compute, exchange, step, part, _ = measure.hidden(measure.LINKS["nvlink_mesh"], store=store)
     assert part > 0.5
     assert step < compute + 0.5 * exchange
 
 
 def test_slow_kernels_make_a_route_of_few_additions() -> None:
-    """The choice of a route counts the kernels of the devices: sixteen additions of half a millisecond, one after the
-    other, cost more than wires save."""
-    measure = drawing()
+    """With slow kernels, an exchange below a PCIe tree uses a route of few additions and takes less than 12 ms.
+
+    Sixteen additions of 0.5 ms, one after the other, cost more than a chain in sixteen pieces saves on the wires.
+    """
+    measure = load_drawing_script()
     exchange = measure.hidden(measure.LINKS["pcie_tree"], steps=1)[1]
     assert exchange < 12e-3  # 23 ms with a chain in sixteen pieces

@@ -1,4 +1,4 @@
-"""Random programs of arrays and stores over hosts, page-locked memory and devices with streams, against NumPy."""
+"""Random programs of arrays and stores on hosts, page-locked memory and devices with streams match NumPy."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ MOST = 14
 
 @dataclass
 class Pair:
-    """An array, and its expected values."""
+    """An array and its expected value."""
 
     array: mx.nd.NDArray
     value: np.ndarray
 
 
-def total(kind: str, values: list[np.ndarray]) -> np.ndarray:
-    """Return the sum in the order of the store: left to right, or in groups of four after the first."""
+def sum_like_store(kind: str, values: list[np.ndarray]) -> np.ndarray:
+    """Return the sum of ``values`` in a store's order of additions.
+
+    A store ``device`` adds from left to right, a store ``local`` in groups of four after the first array.
+    """
     step = 1 if kind == "device" else 4
     result = values[0].copy()
     for first in range(1, len(values), step):
@@ -42,17 +45,17 @@ def total(kind: str, values: list[np.ndarray]) -> np.ndarray:
 
 
 def exchange(choice: random.Random, pairs: list[Pair], store: mx.kv.KVStore, key: int) -> list[Pair]:
-    """Push some arrays under a new key; return the pulled arrays, on any contexts."""
+    """Push a random choice of arrays under the new ``key``, and return the arrays that were pulled."""
     pushed = choice.sample(pairs, choice.randrange(1, min(len(pairs), 6) + 1))
     store.init(key, mx.nd.zeros(SHAPE, ctx=choice.choice(CONTEXTS)))
     store.push(key, [pair.array for pair in pushed])
     outs = [mx.nd.empty(SHAPE, ctx=choice.choice(CONTEXTS)) for _ in range(2)]
     store.pull(key, out=outs)
-    return [Pair(out, total(store.type, [pair.value for pair in pushed])) for out in outs]
+    return [Pair(out, sum_like_store(store.type, [pair.value for pair in pushed])) for out in outs]
 
 
 def step(choice: random.Random, draw: np.random.Generator, one: Pair, other: Pair) -> list[Pair]:
-    """Apply one operation to an array; return new arrays."""
+    """Apply one random operation to ``one``, which may read ``other``, and return new arrays."""
     verb = choice.choice(["new", "scalar", "add", "copyto", "row", "rows", "move", "view", "combine"])
     a, b = one.array, other.array
     if verb == "new":
@@ -86,7 +89,10 @@ def step(choice: random.Random, draw: np.random.Generator, one: Pair, other: Pai
 
 
 def run(seed: int) -> None:
-    """One program; it looks at arrays only now and then, so that much is under way at a time."""
+    """Run the random program of ``seed`` and check its arrays.
+
+    Arrays are read only now and then, so that many operations are pending at a time.
+    """
     choice, draw = random.Random(seed), np.random.default_rng(seed)
     for index in range(3):
         configure(index, order=choice.choice(["lazy", "random"]), seed=seed)
@@ -98,7 +104,7 @@ def run(seed: int) -> None:
         else:
             pairs += step(choice, draw, choice.choice(pairs), choice.choice(pairs))
         while len(pairs) > MOST or (len(pairs) > 3 and choice.random() < 0.05):
-            pairs.pop(choice.randrange(len(pairs)))  # its memory may serve the next array, in another stream
+            pairs.pop(choice.randrange(len(pairs)))  # the next array may reuse its memory, in another stream
         if choice.random() < 0.02:
             seen = choice.choice(pairs)
             np.testing.assert_array_equal(seen.array.asnumpy(), seen.value, err_msg=f"step {number}")
@@ -108,7 +114,7 @@ def run(seed: int) -> None:
 
 @pytest.fixture(params=ENGINES)
 def driver(request: pytest.FixtureRequest):
-    """Each engine as the current one; simulated devices as they were afterwards."""
+    """Install each kind of engine; afterwards restore the order of streams on simulated devices."""
     result = engine.create(request.param)
     with engine.using(result):
         yield result
@@ -120,13 +126,13 @@ def driver(request: pytest.FixtureRequest):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs(driver: engine.Engine, seed: int) -> None:
-    """Every array holds what NumPy says, to the bit, on every engine."""
+    """On every engine each array of a random program has NumPy's bits."""
     run(seed)
 
 
 @pytest.mark.stress
 def test_many_random_programs(driver: engine.Engine) -> None:
-    """The same for a thousand seeds."""
+    """On every engine each array of a thousand random programs has NumPy's bits."""
     for seed in range(100, 1100):
         run(seed)
 
@@ -142,9 +148,10 @@ SETTINGS = {
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_stores_keep_what_they_plan(seed: int, no_links: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the byte, with or without an updater, compressed or not, on any devices and links, and sums are right.
+    """Random stores on random devices and links use exactly the planned bytes.
 
-    As a Module does, values come from the first device and are pulled once before anything is pushed.
+    Sums are right if no updater and no compression changes them. As in a Module, values start on the first device and
+    are pulled once before the first push.
     """
     choice, draw = random.Random(seed), np.random.default_rng(seed)
     for name, value in SETTINGS.items():

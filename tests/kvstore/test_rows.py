@@ -1,4 +1,4 @@
-"""Arrays of storage type row_sparse, which are dense: made, pushed, pulled and stepped like any other."""
+"""Arrays of storage type ``row_sparse``, which are dense: creation, stores and optimizer steps."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,10 @@ from weftplan.errors import KVStoreError, MXNetError, NotImplementedForSymbol, S
 
 
 def test_the_type_is_a_name():
-    """tostype shares the memory; copies keep the type, results are dense; indices name the rows that are not 0."""
+    """``tostype`` shares memory; copies have the same storage type, and results of operators are dense.
+
+    ``indices`` and ``data`` give the rows that are not 0. Storage type ``csr`` is refused.
+    """
     dense = mx.nd.array([[0, 0], [1, 2], [0, 3]])
     rows = dense.tostype("row_sparse")
     assert (rows.stype, rows.shape, rows.dtype) == ("row_sparse", (3, 2), np.float32)
@@ -36,7 +39,7 @@ def test_the_type_is_a_name():
 
 
 def test_made_from_rows():
-    """row_sparse_array takes rows and their numbers, a dense array or a shape; mismatches are refused."""
+    """``row_sparse_array`` takes rows with their indices, a dense array or a shape, and refuses mismatches."""
     result = mx.nd.sparse.row_sparse_array(([[1, 2], [3, 4]], [2, 0]), shape=(4, 2))
     assert result.asnumpy().tolist() == [[3, 4], [0, 0], [1, 2], [0, 0]]
     assert mx.nd.sparse.row_sparse_array(([[1.0]], [2])).shape == (3, 1)
@@ -50,7 +53,10 @@ def test_made_from_rows():
 
 @pytest.mark.parametrize("kind", ["local", "device"])
 def test_a_store_takes_them_as_dense(kind):
-    """push sums them; pull leaves them alone unless told otherwise; row_sparse_pull fills the named rows."""
+    """A push sums ``row_sparse`` arrays, and ``row_sparse_pull`` fills the given rows.
+
+    ``pull`` skips these arrays unless ``ignore_sparse=False``.
+    """
     store = mx.kv.create(kind)
     store.init("w", mx.nd.zeros((4, 2)).tostype("row_sparse"))
     store.push("w", [mx.nd.ones((4, 2), mx.cpu(i)).tostype("row_sparse") for i in range(3)])
@@ -71,8 +77,8 @@ def test_a_store_takes_them_as_dense(kind):
 
 
 @pytest.mark.parametrize("kind", ["local", "device"])
-def test_one_that_was_pulled_is_left_alone_again(kind):
-    """A pull that did not ignore it is not repeated by one that does."""
+def test_pull_skips_array_that_was_pulled_before(kind):
+    """After pulls with ``ignore_sparse=False``, a pull without it skips the same ``row_sparse`` array."""
     store, out = mx.kv.create(kind), mx.nd.zeros((4, 2)).tostype("row_sparse")
     store.init("w", mx.nd.zeros((4, 2)))
     for value in (1, 2):
@@ -87,7 +93,7 @@ def test_one_that_was_pulled_is_left_alone_again(kind):
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad"])
 def test_optimizers_take_them_as_dense(name):
-    """A step with weight and gradient under that name is the dense step."""
+    """A step with ``row_sparse`` weight and gradient gives the values of the dense step."""
     steps = []
     for stype in ("default", "row_sparse"):
         weight = mx.nd.array([[1.0, 2.0], [3.0, 4.0]]).tostype(stype)

@@ -1,4 +1,4 @@
-"""The thread that drives an exchange, and the threads that are woken for it: without MPI."""
+"""Which thread of a store runs an exchange, and which thread is woken for it; without MPI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL, LARGE = 4, 1 << 20
 
 
 class Group:
-    """One that moves nothing."""
+    """A group whose exchanges move no data."""
 
     def __init__(self, *, shares_memory: bool) -> None:
         self.shares_memory = shares_memory
@@ -30,7 +30,7 @@ class Group:
 
 
 class Exchange:
-    """An exchange of one array that only its own process can delay."""
+    """An exchange of one array of ``nbytes`` that no other process can delay; ``looks`` are its steps."""
 
     def __init__(self, nbytes: int = SMALL, looks: Callable[[], Iterator[None]] = lambda: iter(())) -> None:
         self.part, self.over, self._nbytes = Part(), threading.Event(), nbytes
@@ -42,9 +42,8 @@ class Exchange:
 
 
 @pytest.fixture(params=[False, True])
-def others_drive(request):
-    """Return a sequencer whose recent exchanges were driven by waiting threads, and the list of wake-ups of its own
-    thread."""
+def lazy_sequencer(request):
+    """Return a lazy sequencer, whose last exchange a waiting thread ran, and the list of wake-ups of its own thread."""
     sequencer, first, rung = Sequencer(Group(shares_memory=request.param), "test"), Exchange(), []
     ring = sequencer._ring
     sequencer._ring = lambda: rung.append(ring())
@@ -56,10 +55,12 @@ def others_drive(request):
     sequencer.close(60)
 
 
-def test_what_is_ready_is_left_to_the_thread_that_asks_for_it(others_drive):
-    """The asking thread waits next, and exchanges it: waking another thread would cost more. Large arrays only in
-    shared memory."""
-    sequencer, rung = others_drive
+def test_ready_exchange_is_left_to_the_caller(lazy_sequencer):
+    """Queuing a ready exchange wakes no thread, because the caller waits next and runs it itself.
+
+    Without shared memory a large exchange wakes the sequencer's thread.
+    """
+    sequencer, rung = lazy_sequencer
     for nbytes in (SMALL, LARGE):
         ready = Exchange(nbytes)
         ready.arrive()
@@ -68,9 +69,9 @@ def test_what_is_ready_is_left_to_the_thread_that_asks_for_it(others_drive):
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
-def test_what_becomes_ready_later_wakes_the_thread(others_drive, nbytes):
-    """The program may be asleep by then, and no other thread would poll for milliseconds."""
-    sequencer, rung = others_drive
+def test_late_exchange_wakes_the_thread(lazy_sequencer, nbytes):
+    """An exchange that becomes ready after it was queued wakes the sequencer's thread, as the program may be asleep."""
+    sequencer, rung = lazy_sequencer
     late = Exchange(nbytes)
     sequencer.put(late.ticket)
     assert not rung
@@ -78,12 +79,12 @@ def test_what_becomes_ready_later_wakes_the_thread(others_drive, nbytes):
     assert len(rung) == 1
 
 
-def test_the_thread_leaves_the_next_exchange_to_who_has_made_the_last(monkeypatch):
-    """It is woken to look from now on, not to take what the program is about to make; it takes only what was left."""
+def test_woken_thread_polls_before_it_runs_an_exchange(monkeypatch):
+    """The sequencer's thread, when woken, runs an exchange only after two polls have found it not yet taken."""
     monkeypatch.setattr(module, "_LAZY_S", 0.3)
     sequencer = Sequencer(Group(shares_memory=True), "test")
-    for _ in range(2):  # once more after the thread has made one itself
-        time.sleep(0.05)  # it sleeps
+    for _ in range(2):  # also after the thread has run an exchange itself
+        time.sleep(0.05)  # the thread falls asleep
         left = Exchange()
         left.arrive()
         sequencer._lazy = True
@@ -94,16 +95,18 @@ def test_the_thread_leaves_the_next_exchange_to_who_has_made_the_last(monkeypatc
     sequencer.close(60)
 
 
-def test_the_thread_does_not_wait_behind_an_exchange_for_the_next(monkeypatch):
-    """1. This thread makes an exchange. 2. The sequencer's, which was rung for the same one, looks. 3. The exchange is
-    over, and the program puts the next one. It makes that itself; the other thread has not waited to come in between.
+def test_thread_does_not_take_the_next_exchange(monkeypatch):
+    """The sequencer's thread, woken for an exchange that has ended meanwhile, does not take the next exchange.
+
+    1. The calling thread runs an exchange. 2. The sequencer's thread is woken for the same exchange and polls. 3. The
+    exchange ends, and the program queues the next one, which the calling thread runs.
     """
     monkeypatch.setattr(module, "_LAZY_S", 0.3)
     sequencer = Sequencer(Group(shares_memory=True), "test")
 
     def looks() -> Iterator[None]:
         sequencer._ring()
-        while not sequencer._bell.locked():  # open until the other thread has heard it
+        while not sequencer._bell.locked():  # unlocked until the other thread has woken
             time.sleep(0.001)
         time.sleep(0.05)
         yield
@@ -111,7 +114,7 @@ def test_the_thread_does_not_wait_behind_an_exchange_for_the_next(monkeypatch):
     first, following = Exchange(looks=looks), Exchange()
     for one in (first, following):
         one.arrive()
-    sequencer._lazy = True  # this thread has to drive the first exchange
+    sequencer._lazy = True  # the calling thread has to run the first exchange
     sequencer.put(first.ticket)
     sequencer._lazy = False
     sequencer.help()
@@ -123,8 +126,11 @@ def test_the_thread_does_not_wait_behind_an_exchange_for_the_next(monkeypatch):
     sequencer.close(60)
 
 
-def test_who_leaves_an_exchange_half_way_makes_the_next(monkeypatch):
-    """The others are late, and the sequencer's thread waits for them; the next exchange may have another driver."""
+def test_thread_completes_an_exchange_that_is_handed_over(monkeypatch):
+    """If other ranks are late, a helping thread hands its exchange to the sequencer's thread, which completes it.
+
+    The sequencer stays lazy.
+    """
     monkeypatch.setattr(module, "_HELPING", 5)
     sequencer, here = Sequencer(Group(shares_memory=True), "test"), threading.Event()
 
@@ -144,8 +150,8 @@ def test_who_leaves_an_exchange_half_way_makes_the_next(monkeypatch):
     sequencer.close(60)
 
 
-def test_what_is_behind_an_exchange_that_was_left_is_taken_with_it(monkeypatch):
-    """No thread was woken when it was put, and the driver thread sleeps long after an exchange of its own."""
+def test_thread_runs_all_exchanges_that_were_left(monkeypatch):
+    """If no helper runs queued exchanges, the sequencer's thread runs them all without sleeping in between."""
     monkeypatch.setattr(module, "_LAZY_S", 0.05)
     slept: list[float] = []
 

@@ -1,4 +1,4 @@
-"""Memory that processes of one host share: messages, areas, and its use by a store."""
+"""Memory that the processes of one host share: messages, areas for sums, and stores that use them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ shares_memory = pytest.mark.skipif(
 )
 
 
-def two() -> tuple[SharedMemory, SharedMemory]:
-    """Two ends, as two processes have them."""
+def make_two_ends() -> tuple[SharedMemory, SharedMemory]:
+    """Return the shared memory of two ranks, each as one process has it."""
     first, second = Areas.new(), Areas.new()
     assert first is not None
     assert second is not None
@@ -34,8 +34,11 @@ def two() -> tuple[SharedMemory, SharedMemory]:
 
 @shares_memory
 def test_messages_come_in_order():
-    """A message is missing until it is sent, arrives unchanged, and stays while its sender sends one more."""
-    first, second = two()
+    """A message is missing until it is sent, arrives unchanged, and stays valid while its sender sends one more.
+
+    After ``begin``, which starts a new agreement, messages of the earlier agreement count as missing.
+    """
+    first, second = make_two_ends()
     for step in range(5):
         told = bytes([step]) * (step * 1000)
         first.send(told)
@@ -54,12 +57,12 @@ def test_messages_come_in_order():
     second.send(b"anew too")
     assert first.missing([1]) == []
     assert bytes(first.received(1)) == b"anew too"
-    for _ in range(2):  # without asking whether the first has read it
+    for _ in range(2):  # without waiting until the first rank has read it
         second.send(b"gone on")
     assert first.missing([1]) == [1]
     assert first.behind([1]) == [] == second.missing([])
     assert second.behind([0]) == [0]
-    first.begin(2)  # the other has not agreed yet: what it sends now belongs to nothing
+    first.begin(2)  # rank 1 has not begun it: its messages do not count
     first.send(b"after a loss")
     second.send(b"before it")
     assert first.missing([1]) == [1]
@@ -67,8 +70,8 @@ def test_messages_come_in_order():
 
 @shares_memory
 def test_room_grows_and_is_read_only_for_others():
-    """The other process sees arrays of any size, and cannot change them; too small a room is an error."""
-    first, second = two()
+    """The other process reads arrays of any size and cannot write to them; reading beyond the area is an error."""
+    first, second = make_two_ends()
     for size in (10, 3_000_000, 5):
         area = first.own.shares
         area.reach(size)
@@ -83,8 +86,8 @@ def test_room_grows_and_is_read_only_for_others():
 
 @shares_memory
 def test_hostile_lengths_are_errors():
-    """A length beyond a message is an error that names the rank."""
-    first, second = two()
+    """A length beyond a message raises an error that names the rank."""
+    first, second = make_two_ends()
     first.send(b"")
     second.send(b"")
     second.own.shares.words[1 + 8192 // 8] = SIZE + 1
@@ -94,7 +97,7 @@ def test_hostile_lengths_are_errors():
 
 @shares_memory
 def test_areas_of_others_are_recognised():
-    """Another host, another file under the same number, no such process, other words: refused."""
+    """An offer of shared memory is refused if its host, process, file or number of words is wrong."""
     area = Area.new()
     host, process, file, mark = area.offer().decode().split()
     for words in ([host + "x", process, file, mark], [host, process, file, "00" * 16], [host, process, file]):
@@ -106,7 +109,7 @@ def test_areas_of_others_are_recognised():
 
 
 def test_pieces_cover_a_range_once():
-    """Cutting a range out of concatenated arrays gives that range, for any bounds."""
+    """``pieces`` of a range of concatenated arrays are exactly that range, for any bounds."""
     arrays = [np.arange(3), np.arange(0), np.arange(3, 9).reshape(2, 3), np.arange(9, 10)]
     for first in range(11):
         for end in range(first, 11):
@@ -118,10 +121,9 @@ def test_pieces_cover_a_range_once():
 @shares_memory
 @pytest.mark.shows("WEFTPLAN_KVSTORE_SHARED_MEMORY")
 def test_sums_of_growing_and_shrinking_arrays(tmp_path: Path):
-    """Sums follow each other without a pause: no process overwrites data that another still reads, and none is left
-    over.
+    """Sums of arrays of changing sizes are right without a pause between them, with shared memory and without.
 
-    With shared memory there are no merge buffers, and stored values stay whole when a gradient fails.
+    With shared memory there are no merge buffers, and a failed gradient leaves stored values unchanged.
     """
     run_ranks(
         tmp_path,

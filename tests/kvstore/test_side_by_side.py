@@ -1,4 +1,4 @@
-"""Arrays that are exchanged as one: contiguous arrays are joined in place."""
+"""``side_by_side``: contiguous arrays are joined to one array without a copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weftplan.kvstore.distributed.arrays.contiguous import side_by_side
 
 
 def test_neighbours_are_one_array():
-    """Writes to the whole appear in the parts."""
+    """Contiguous arrays give one array, and writes to it change them."""
     room = np.arange(20, dtype=np.float32)
     parts = [room[2:5], room[5:5], room[5:9].reshape(2, 2), room[9:12]]
     whole = side_by_side(parts)
@@ -21,13 +21,13 @@ def test_neighbours_are_one_array():
 
 @pytest.mark.parametrize("bounds", [((0, 3), (4, 6)), ((3, 6), (0, 3)), ((0, 3), (2, 5))])
 def test_others_are_not(bounds):
-    """A gap, another order, an overlap."""
+    """Arrays with a gap, in another order or with an overlap give None."""
     room = np.zeros(10, np.float32)
     assert side_by_side([room[first:last] for first, last in bounds]) is None
 
 
 def test_dtypes_do_not_mix():
-    """Neighbours of two dtypes are two arrays, and no arrays are none."""
+    """Arrays of two dtypes give None, and so does an empty list."""
     room = np.zeros(16, np.uint8)
     assert side_by_side([room[:8].view(np.float32), room[8:].view(np.float64)]) is None
     assert side_by_side([]) is None

@@ -1,4 +1,4 @@
-"""Stores over devices with enqueued work: a sum must run after the copies that it reads."""
+"""Stores over devices with streams: sums run after the copies that they read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import weftplan as mx
 from weftplan import engine
 
 
-def exchanged(kind: str, devices: list[mx.Context], rounds: int) -> list[np.ndarray]:
-    """Return the values of each device after rounds of writing gradients, push, pull, and use of the pulled values."""
+def train(kind: str, devices: list[mx.Context], rounds: int) -> list[np.ndarray]:
+    """Return the weight on each device after ``rounds`` of writing gradients, push and pull with momentum SGD."""
     shape = (64, 10)
     kv = mx.kv.create(kind)
     start = np.random.default_rng(0).standard_normal(shape).astype("float32")
@@ -33,15 +33,15 @@ def exchanged(kind: str, devices: list[mx.Context], rounds: int) -> list[np.ndar
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["local", "device"])
 def test_devices_with_streams_give_what_the_host_gives(kind: str, count: int) -> None:
-    """The same bits on simulated devices as on CPU contexts, and on all of them."""
-    expected = exchanged(kind, [mx.cpu(i) for i in range(count)], 40)
-    got = exchanged(kind, [mx.sim(i) for i in range(count)], 40)
+    """Every simulated device gets the bits that CPU contexts get."""
+    expected = train(kind, [mx.cpu(i) for i in range(count)], 40)
+    got = train(kind, [mx.sim(i) for i in range(count)], 40)
     for weight in got:
         assert weight.tobytes() == expected[0].tobytes()
 
 
 def test_loaded_states_follow_the_weight(tmp_path: Path) -> None:
-    """States are loaded to the host, and move on first use to the weight's device."""
+    """Loaded optimizer states are on the host, and move to the weight's device on first use."""
     outs = []
     for place in (mx.cpu(0), mx.sim(0)):
         kv = mx.kv.create("device")
@@ -59,8 +59,8 @@ def test_loaded_states_follow_the_weight(tmp_path: Path) -> None:
     assert outs[0].asnumpy().tobytes() == outs[1].asnumpy().tobytes()
 
 
-def test_what_a_device_cannot_read_is_copied_to_it() -> None:
-    """A key that is summed on a device: host arrays, and those of another device, reach it through staging copies."""
+def test_staging_copies_to_the_device_of_a_sum() -> None:
+    """Host arrays and arrays of other devices reach the device of a sum through staging copies."""
     kv = mx.kv.create("device")
     kv.init("w", mx.nd.zeros((8,)))
     kv.push("w", mx.nd.ones((8,), ctx=mx.sim(0)))
@@ -75,7 +75,7 @@ def test_what_a_device_cannot_read_is_copied_to_it() -> None:
 
 @pytest.mark.parametrize("kind", ["local", "device"])
 def test_priorities_reach_the_copies_between_devices(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """push and pull hand their priority to every operation that they push, copies to and from devices included."""
+    """``push`` and ``pull`` give their priority to all operations that they push, also to copies between devices."""
     pushed = []
     result = engine.create("ThreadedEnginePerDevice")
     push = result.push

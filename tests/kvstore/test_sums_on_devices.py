@@ -1,4 +1,4 @@
-"""Sums on a GPU and on a simulated device: one launch, and the precision of the host."""
+"""Sums on a GPU or a simulated device take one launch, and have the precision of sums on the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contract.devices import place
 
 @pytest.mark.parametrize("count", [1, 2, 5, 16])
 def test_a_sum_on_a_gpu_is_one_launch(count):
-    """However many gradients there are: each is read once, and the sum is written once."""
+    """A sum of any number of gradients of one GPU takes one launch, and a copy into the stored value."""
     with standin_cupy.installed("NaiveEngine"):
         kv = mx.kv.create("device")
         kv.init("w", mx.nd.zeros((50,), ctx=mx.gpu(0)))
@@ -37,7 +37,7 @@ def test_a_sum_on_a_gpu_is_one_launch(count):
 
 @pytest.mark.parametrize("where", ["cpu", "sim", "standin"])
 def test_small_terms_of_half_precision_are_not_lost(where):
-    """2048 + 16 x 1 is 2064 wherever the sum is made."""
+    """The float16 sum 2048 + 16 x 1 is 2064 on the host, a simulated device and a stand-in GPU."""
     with place(where) as context:
         kv = mx.kv.create("device")
         kv.init("w", mx.nd.zeros((3,), ctx=context(0), dtype="float16"))

@@ -7,7 +7,7 @@ from weftplan.errors import ParameterError
 
 
 def test_the_least_store():
-    """broadcast copies, pushpull sums into out or back; there is no optimizer."""
+    """``broadcast`` copies, ``pushpull`` sums into ``out`` or into the values, and an optimizer is refused."""
     store = mx.kv.create("teststore")
     outs = [mx.nd.zeros((2,), mx.cpu(i)) for i in range(2)]
     store.broadcast("a", mx.nd.ones((2,)), out=outs)

@@ -1,4 +1,4 @@
-"""Trees and rings over the links between devices: which are found, and which variables shape them."""
+"""Trees and rings over the links between devices: the search for them, and the variables that change them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ pytestmark = pytest.mark.usefixtures("no_links")
 
 
 def edges(parents):
+    """Return the edges of a tree, which ``parents`` gives as the parent of each place."""
     return {frozenset((place, parent)) for place, parent in enumerate(parents) if place != parent}
 
 
 def depth(parents):
+    """Return the number of edges from the root of a tree to its deepest place."""
+
     def up(place):
         return 0 if parents[place] == place else 1 + up(parents[place])
 
@@ -27,7 +30,7 @@ def depth(parents):
 @pytest.mark.parametrize("exhaustive", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 8, 11, 16])
 def test_trees_reach_all_devices_in_few_levels(count, exhaustive):
-    """Each root has a tree over all devices of at most ceil(log2(n)) levels."""
+    """For each root, the tree connects all devices and has at most ceil(log2(count)) levels."""
     rng = np.random.default_rng(count)
     weights = tuple(map(tuple, rng.random((count, count)).tolist()))
     for root, parents in enumerate(binary_trees(weights, 0.7, exhaustive=exhaustive)):
@@ -37,7 +40,7 @@ def test_trees_reach_all_devices_in_few_levels(count, exhaustive):
 
 
 def test_an_exhaustive_search_finds_no_worse_trees():
-    """On random links the first root's tree has at least the weight of the heuristic's, and now and then more."""
+    """On random links an exhaustive search finds trees of at least the heuristic's weight, and sometimes of more."""
     gains = []
     for seed in range(8):
         rng = np.random.default_rng(seed)
@@ -54,7 +57,7 @@ def test_an_exhaustive_search_finds_no_worse_trees():
 
 
 def test_trees_of_the_mesh_use_nvlinks_only_and_share_them_out():
-    """No tree crosses the host, and with a penalty the trees together use more links than without."""
+    """All trees of the mesh use NVLinks only; a penalty on used links makes them use more different links."""
     links = nvlink_mesh()
     used = {}
     for penalty in (0.7, 1.0):
@@ -67,7 +70,7 @@ def test_trees_of_the_mesh_use_nvlinks_only_and_share_them_out():
 
 
 def test_a_ring_takes_the_best_links_that_close_it():
-    """The mesh has a ring of NVLinks; a matrix with a single good ring gives that ring."""
+    """The ring of the mesh uses NVLinks only, and in a matrix with one ring of fast links that ring is found."""
     links = nvlink_mesh()
     speeds = tuple(tuple(0.0 if a == b else links.bandwidth(a, b) for b in range(8)) for a in range(8))
     actual = ring(speeds)
@@ -88,7 +91,7 @@ def test_a_ring_takes_the_best_links_that_close_it():
     "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY",
 )
 def test_the_tree_variables_act(monkeypatch, caplog):
-    """USETREE takes a tree although one step is faster, ARRAY_BOUND cuts it, LOGTREE logs it."""
+    """``MXNET_KVSTORE_USETREE`` chooses trees, and the other variables divide, change and log them."""
     connect(ports(8, 450e9, 3e-6))
     contexts = [mx.sim(index) for index in range(8)]
 

@@ -1,4 +1,4 @@
-"""The messages of a distributed store: decoding inverts encoding, and hostile bytes only give an error."""
+"""Messages of distributed stores: decoding inverts encoding, and damaged bytes raise errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ messages = st.builds(
 
 @given(messages)
 def test_round_trip(message: Message):
-    """A decoded message equals the sent message, and fits into the receive buffer."""
+    """A decoded message equals the encoded one, and its bytes fit into the receive buffer."""
     data = message.encode()
     assert len(data) <= SIZE
     assert decode(bytearray(data), 3) == message
@@ -39,7 +39,7 @@ def test_round_trip(message: Message):
 
 @given(messages, st.data())
 def test_mutations_are_errors_or_messages(message: Message, data: st.DataObject):
-    """Bytes changed, cut or added: a message or an error that names the sender."""
+    """Bytes that were changed, cut or extended give a message or an error that names the sender."""
     raw = bytearray(message.encode())
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -62,13 +62,13 @@ def test_mutations_are_errors_or_messages(message: Message, data: st.DataObject)
     ],
 )
 def test_errors_say_what_came(data: bytes, words: str):
-    """Each kind of damage has its message."""
+    """Decoding a damaged message raises a KVStoreError that describes the damage."""
     with pytest.raises(KVStoreError, match=words):
         decode(data, 1)
 
 
 def test_long_texts_are_cut():
-    """A payload of text fits, whatever its length; digests tell descriptions apart."""
+    """``clip`` shortens long texts to ``INLINE`` bytes with "..." at the end, and ``digest`` tells texts apart."""
     assert len(clip("ä" * INLINE)) == INLINE
     assert Message(Kind.TEXT, 0, bytes(8), payload=clip("ä" * INLINE)).text.endswith("...")
     assert digest("a") != digest("b")
@@ -77,8 +77,10 @@ def test_long_texts_are_cut():
 
 @given(st.integers(1, 40), st.data())
 def test_views_come_back(size: int, data: st.DataObject):
-    """A decoded view equals the sent view; other lengths, words and ranks beyond the job are errors that name the
-    sender."""
+    """A decoded view equals the encoded one.
+
+    A wrong length, a wrong prefix and ranks beyond the job raise errors that name the sender.
+    """
     gone = frozenset(data.draw(st.sets(st.integers(0, size - 1))))
     view = View(data.draw(st.integers(0, 2**32 - 1)), data.draw(st.integers(0, 2**64 - 1)), gone)
     raw = view.encode(size)

@@ -1,4 +1,4 @@
-"""Shared by the planner's tests: two interpreters of planned graphs, and random symbols."""
+"""Two interpreters of planned graphs, and random symbols to plan."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ POISON = 0xA5
 
 
 def _kernel(planned: PlannedGraph, nid: int, ins: list[Any], outs: list[Any], scratch: Any) -> None:
+    """Run the kernel of a node in training mode; a recomputed node gets the random key of its original."""
     node = planned.graph.nodes[nid]
     assert node.op is not None
     key = (7, sum(map(ord, (node.mirror_of or node).name)))
     context = OpContext(np, is_train=True, workspace=scratch, random_key=key, recompute=node.mirror_of is not None)
-    with np.errstate(all="ignore"):  # random graphs overflow now and then: to the same infinities either way
+    with np.errstate(all="ignore"):  # random graphs overflow now and then, in both interpreters to the same infinities
         if node.op.has_work(outs):
             node.op.forward(context, node.params, ins, outs)
 
 
-def run_apart(planned: PlannedGraph, given: dict[str, Any]) -> dict[str, Any]:
-    """Run with every entry in its own array, nothing in place, nothing skipped: the reference for a plan's bits."""
+def run_unshared(planned: PlannedGraph, given: dict[str, Any]) -> dict[str, Any]:
+    """Run a planned graph with a separate array for each entry; its results are the reference for a plan's bits.
+
+    Nothing is computed in place, and no node is skipped.
+    """
     graph = planned.graph
     arrays: dict[int, Any] = _variables(planned, given)
     for nid in planned.order:
@@ -42,7 +46,10 @@ def run_apart(planned: PlannedGraph, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_planned(planned: PlannedGraph, given: dict[str, Any]) -> dict[str, Any]:
-    """As the plan says, on poisoned slabs: scratch is poisoned before each node, dead bytes are never cleaned."""
+    """Run a planned graph in the planned memory, whose bytes start with a pattern of poison.
+
+    Scratch memory is poisoned before each node, and so are outputs before they are written. Dead bytes are not cleared.
+    """
     graph, plan = planned.graph, planned.memory
     slabs = [np.full(int(n), POISON, np.uint8) for n in plan.slab_nbytes]
     arrays = _variables(planned, given)
@@ -96,6 +103,7 @@ def run_planned(planned: PlannedGraph, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _variables(planned: PlannedGraph, given: dict[str, Any]) -> dict[int, Any]:
+    """Return copies of the arguments and states ``given``, and ones for the gradients of outputs, by entry."""
     graph = planned.graph
     by_name = {graph.row[n]: given[name].copy() for name, n in (planned.arguments | planned.aux).items() if n >= 0}
     for i, n in enumerate(planned.head_grads):
@@ -106,19 +114,22 @@ def _variables(planned: PlannedGraph, given: dict[str, Any]) -> dict[int, Any]:
 
 
 def _added(array: Any, given: dict[str, Any], name: str) -> Any:
-    """Return the gradient, added to its array's previous contents if there are any."""
+    """Return the gradient ``array``, plus the previous contents of its gradient array if ``given`` has them."""
     before = given.get(f"grad:{name}")
     return array if before is None else before + array
 
 
 def _results(planned: PlannedGraph, grads: dict[str, Any], arrays: dict[int, Any]) -> dict[str, Any]:
+    """Return copies of the outputs and gradients by name."""
     by_name = {f"output{i}": arrays[e].copy() for i, e in enumerate(planned.outputs)}
     return by_name | {f"gradient of {name}": array.copy() for name, array in grads.items()}
 
 
 def random_symbol(seed: int, size: int) -> Any:
-    """Return a random graph of square matrices: chains, diamonds, several outputs, views, ignored inputs, shared
-    weights."""
+    """Return a random graph of ``size`` steps on square matrices.
+
+    It has chains, diamonds, several outputs, views, ignored inputs and shared weights.
+    """
     rng = random.Random(seed)
     pool = [sym.Variable(f"x{i}") for i in range(1 + rng.randrange(3))]
 
@@ -157,7 +168,7 @@ def random_symbol(seed: int, size: int) -> Any:
 
 
 def random_values(symbol: Any, seed: int) -> dict[str, Any]:
-    """Return values for every argument, and previous contents of its gradient array."""
+    """Return a random value for each argument, and under ``grad:NAME`` the previous contents of its gradient."""
     rng = np.random.default_rng(seed)
     names = symbol.list_arguments()
     inputs = {name: rng.uniform(-1, 1, (6, 6)).astype(np.float32) for name in names}
@@ -166,13 +177,15 @@ def random_values(symbol: Any, seed: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def interpret() -> Any:
-    """Both interpreters and the makers of random graphs."""
-    return SimpleNamespace(apart=run_apart, planned=run_planned, symbol=random_symbol, values=random_values, kinds=Kind)
+    """Both interpreters, ``apart`` and ``planned``, and the makers of random symbols and values."""
+    return SimpleNamespace(
+        apart=run_unshared, planned=run_planned, symbol=random_symbol, values=random_values, kinds=Kind
+    )
 
 
 @pytest.fixture(scope="session")
 def same() -> Callable[[dict[str, Any], dict[str, Any]], None]:
-    """Assert that two results are equal bit by bit."""
+    """Return a function that asserts that two results have the same names and bits."""
 
     def check(got: dict[str, Any], want: dict[str, Any]) -> None:
         assert got.keys() == want.keys()

@@ -1,4 +1,4 @@
-"""A second front end of the planner: a list of steps over named results, without symbols and operators."""
+"""A second front end of the planner: a list of steps with named results, without symbols and operators."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from weftplan.planner.program import VARIABLE, Graph, Program, Work
 
 @dataclass(frozen=True)
 class Step:
-    """One computation: it reads named results, and makes a result of its own name with ``nbytes`` bytes."""
+    """One computation: it reads named results and writes a result of ``nbytes`` bytes with its own name."""
 
     name: str
     reads: tuple[str, ...]
     nbytes: int
     over: int | None = None
-    """The position in ``reads`` of a result that this step may overwrite."""
+    """Position in ``reads`` of the result that this step may overwrite; None for none."""
     adds: bool = False
-    """It adds its second input to its first."""
+    """Whether the step adds its second input to its first."""
     scratch: int = 0
     seconds: float = 1.0
     repeats: bool = True
@@ -37,7 +37,10 @@ def program_of_steps(
     gradients: Sequence[str] = (),
     forward: int | None = None,
 ) -> Program:
-    """The steps as the planner's input; entry and node of a result have the same number, in the order of the lists."""
+    """Return the steps as a program; the entry and the node of a result have the same number.
+
+    Numbers follow the order of ``given`` and then of ``steps``. For the arguments see :func:`plan_steps`.
+    """
     names = [*given, *(step.name for step in steps)]
     number = {name: nid for nid, name in enumerate(names)}
     sizes = [*given.values(), *(step.nbytes for step in steps)]
@@ -77,10 +80,14 @@ def plan_steps(
     forward: int | None = None,
     options: PlanOptions | None = None,
 ) -> PlannedSteps:
-    """Plan ``steps``, which run in the order given, on results ``given`` with their bytes.
+    """Plan ``steps``, which run in their order.
 
-    The first ``forward`` steps make ``outputs``, which the caller reads. They may be run again for the others, or their
-    results wait on the host; the others write ``gradients`` to arrays of the caller's.
+    Args:
+        given: results that exist before the first step, with their bytes.
+        outputs: results that the caller reads.
+        gradients: results that are written to the caller's arrays.
+        forward: how many steps are the forward part, whose results may be recomputed or offloaded; None for all steps.
+        options: options of the plan; None for the defaults.
     """
     program = program_of_steps(given, steps, outputs, gradients=gradients, forward=forward)
     seconds = [0.0] * len(given) + [step.seconds for step in steps]

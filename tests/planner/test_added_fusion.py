@@ -1,4 +1,4 @@
-"""The fusion of the contributing guide, added in one file, and the checks of the list of passes."""
+"""The fusion that CONTRIBUTING.md adds as an example, and the checks of passes and their edits."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SHAPE = (2, 3, 8, 9)
 
 
 @pytest.fixture
-def added(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Run the guide's code, with its pass in the list after the fusion of layers with their relu."""
+def guide_names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run the guide's code, add its pass to the list of passes, and return the names that the code defines."""
     section = GUIDE.read_text().split("## Add a fusion")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     names: dict[str, Any] = {}
@@ -39,7 +39,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def network(**scale: Any) -> Any:
-    """Two convolutions, each with a scale after it, and a pooling."""
+    """Return two convolutions, each followed by a scale, and a pooling; ``scale`` are more arguments of the scales."""
     net = mx.sym.Variable("data")
     for k, factor in enumerate((0.5, -3.0)):
         net = mx.sym.Convolution(net, kernel=(3, 3), pad=(1, 1), num_filter=4, name=f"c{k}")
@@ -48,15 +48,15 @@ def network(**scale: Any) -> Any:
 
 
 def operators(net: Any, **options: Any) -> list[str]:
-    """Return the operators of a planned graph."""
+    """Return the names of the operators of a planned graph."""
     planned = plan_symbol(net, {"data": SHAPE}, options=PlanOptions(**options))
     validate(planned)
     return [node.op.name for node in planned.graph.nodes if node.op is not None]
 
 
 def values(net: Any, grad_req: str, *, fusion: bool) -> tuple[list[bytes], Any]:
-    """Outputs and gradients, and the executor."""
-    options = PlanOptions(fusion=fusion, kernels="numpy")  # the guide's kernel is NumPy's
+    """Run one step; return the bytes of outputs and gradients, and the executor."""
+    options = PlanOptions(fusion=fusion, kernels="numpy")  # the guide's kernel uses NumPy
     executor = net.simple_bind(mx.cpu(), grad_req=grad_req, plan_options=options, data=SHAPE)
     rng = np.random.default_rng(3)
     for array in executor.arg_arrays:
@@ -68,8 +68,11 @@ def values(net: Any, grad_req: str, *, fusion: bool) -> tuple[list[bytes], Any]:
     return [array.asnumpy().tobytes() for array in arrays], executor
 
 
-def test_a_fusion_is_one_file_and_one_line(added: dict[str, Any]) -> None:
-    """Four nodes become two; the plan shows the pass, the switch turns it off, other readers keep the nodes apart."""
+def test_guide_fuses_scales(guide_names: dict[str, Any]) -> None:
+    """The pass fuses each scale with its convolution, unless it is switched off or another node reads a convolution.
+
+    The plan's notes name the pass. Nodes with forced recomputation stay unfused.
+    """
     assert operators(network()) == ["Convolution+scale"] * 2 + ["Pooling"]
     assert operators(network(), fusion=False) == ["Convolution", "_mul_scalar"] * 2 + ["Pooling"]
     text = "\n".join(one.text for one in plan_symbol(network(), {"data": SHAPE}).memory.passes)
@@ -81,11 +84,11 @@ def test_a_fusion_is_one_file_and_one_line(added: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("grad_req", ["null", "write", "add"])
-def test_same_bits_and_the_symbol_comes_back(added: dict[str, Any], grad_req: str) -> None:
-    """Inference and training compute what the nodes compute, and an executor gives the nodes back."""
+def test_same_bits_and_the_symbol_comes_back(guide_names: dict[str, Any], grad_req: str) -> None:
+    """A fused graph computes the bits of the unfused graph, and the executor's symbol has the unfused nodes."""
     fused, executor = values(network(), grad_req, fusion=True)
     assert fused == values(network(), grad_req, fusion=False)[0]
-    assert any(node.op is added["SCALED"] for node in executor.planned.graph.nodes)
+    assert any(node.op is guide_names["SCALED"] for node in executor.planned.graph.nodes)
     names = executor.get_optimized_symbol().get_internals().list_outputs()
     assert {"c0_output", "s0_output", "c1_output", "s1_output", "end_output"} <= set(names)
     with pytest.warns(mx.errors.ConfigWarning, match="c0.*c1"):
@@ -93,7 +96,7 @@ def test_same_bits_and_the_symbol_comes_back(added: dict[str, Any], grad_req: st
 
 
 def settings(**options: Any) -> Settings:
-    """Return a caller's settings for a plan."""
+    """Return the settings of a plan with these options."""
     return Settings(options=PlanOptions(**options), context=Context("cpu", 0), shapes={"data": SHAPE})
 
 
@@ -103,7 +106,7 @@ def start() -> Network:
 
 
 def test_each_pass_is_timed_and_gives_its_facts() -> None:
-    """The list runs every pass that is wanted, in its order, and says how long each took."""
+    """``run_passes`` runs all enabled passes in order, measures their seconds, and returns shapes and reports."""
     seconds: dict[str, float] = {}
     result = passes.run_passes(start(), settings(), checked=True, seconds=seconds)
     wanted = [one.name for one in passes.PASSES if one.enabled(settings())]
@@ -118,7 +121,7 @@ def test_each_pass_is_timed_and_gives_its_facts() -> None:
 
 
 def test_a_pass_comes_after_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list with a pass that needs shapes before they are inferred is refused, by name."""
+    """A pass that needs shapes before they are inferred raises a PlanError with its name."""
     early = replace(next(one for one in passes.PASSES if one.needs), needs=frozenset((SIZES,)))
     monkeypatch.setattr(passes, "PASSES", [early, *passes.PASSES])
     with pytest.raises(PlanError, match=f"pass '{early.name}' needs sizes"):
@@ -127,7 +130,7 @@ def test_a_pass_comes_after_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.shows("WEFTPLAN_ENGINE_DEBUG")
 def test_a_graph_that_contradicts_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In debug mode the check after each pass names the pass that made it."""
+    """In debug mode a pass that makes a cyclic graph raises a PlanError with its name."""
 
     def breaks(network: Network, settings: Settings) -> tuple[Network, str]:
         graph = network.graph
@@ -144,7 +147,7 @@ def test_a_graph_that_contradicts_itself_is_noticed(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_edit_leaves_the_given_network_as_it_is() -> None:
-    """New nodes and replaced entries change only the copy; unneeded nodes are removed."""
+    """An edit changes only its copy of the network, and removes nodes that are no longer needed."""
     inputs = start()
     before = ([list(ins) for ins in inputs.graph.inputs], list(inputs.graph.names), list(inputs.graph.outputs))
     edit = Edit(inputs)
@@ -162,22 +165,26 @@ def test_an_edit_leaves_the_given_network_as_it_is() -> None:
 
 
 def _without_controls(network: Network, settings: Settings) -> tuple[Network, str]:
+    """A pass that removes all control dependencies."""
     edit = Edit(network)
     edit.controls = [[] for _ in edit.controls]
     return edit.done(), "dropped what nodes wait for"
 
 
 def _elsewhere(network: Network, settings: Settings) -> tuple[Network, str]:
+    """A pass that moves all nodes to another device."""
     edit = Edit(network)
     edit.devices = [Context("cpu", 1)] * len(edit.devices)
     return edit.done(), "moved all nodes"
 
 
 def _renamed(network: Network, settings: Settings) -> tuple[Network, str]:
+    """A pass that renames all arguments."""
     return replace(network, arguments={f"my_{name}": nid for name, nid in network.arguments.items()}), "renamed"
 
 
 def _larger(network: Network, settings: Settings) -> tuple[Network, str]:
+    """A pass that appends an axis of length 1 to all shapes."""
     return replace(network, shapes=[(*shape, 1) for shape in network.shapes]), "gave arrays an axis more"
 
 
@@ -189,7 +196,7 @@ def _larger(network: Network, settings: Settings) -> tuple[Network, str]:
 def test_a_pass_changes_only_what_its_record_lists(
     run: Callable[[Network, Settings], tuple[Network, str]], part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Debug mode names a pass that changes more, and the part; a record that lists it is let through."""
+    """In debug mode a pass that changes more than its record lists raises an error with the pass and the part."""
     wrong = GraphPass(name="does more", switch="none", run=run, changes=frozenset((FORWARD,)))
     monkeypatch.setattr(passes, "PASSES", [*passes.PASSES, wrong])
     with pytest.raises(PlanError, match=f"pass 'does more' has changed {part}: its record must list that"):

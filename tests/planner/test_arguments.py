@@ -1,4 +1,4 @@
-"""Keyword-only rule: after the second argument, every argument of the planner's functions is passed by name."""
+"""Functions of the planner take at most two positional arguments; all others are passed by name."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ EXEMPT = {
     "whole_blocks": "a program, the options, and the one of them that strategies set",
     "symbolic/passes/gradients.py": "what gradient rules call, and how",
 }
-"""Modules and functions that may take more without names, and why."""
+"""Modules and functions that take more positional arguments, and the reasons."""
 
 
 def unnamed(path: Path) -> list[str]:
-    """Public functions and constructors of a module that take more arguments without their names."""
+    """Return the public functions and constructors of a module that take more than two positional arguments."""
     results = []
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.FunctionDef) or (node.name.startswith("_") and node.name != "__init__"):
@@ -49,12 +49,12 @@ def unnamed(path: Path) -> list[str]:
 @together()
 @pytest.mark.parametrize("path", sorted(PLANNER.rglob("*.py")), ids=lambda path: path.relative_to(PLANNER).as_posix())
 def test_arguments_have_names(path: Path) -> None:
-    """At most two arguments of a public function are told apart by their place."""
+    """No public function of a module takes more than two positional arguments, unless it is in ``EXEMPT``."""
     assert path.relative_to(PLANNER).as_posix() in EXEMPT or unnamed(path) == []
 
 
 def test_the_rule_can_fail(tmp_path: Path) -> None:
-    """The check sees functions and constructors, but no private names and no arguments after a star."""
+    """``unnamed`` finds functions and constructors, and ignores private functions and keyword-only arguments."""
     path = tmp_path / "module.py"
     path.write_text(
         "def much(a, b, c): ...\ndef fine(a, b, *, c, d): ...\ndef _own(a, b, c, d): ...\n"

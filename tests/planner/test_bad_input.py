@@ -1,4 +1,4 @@
-"""Users' mistakes with shapes, dtypes and options: each message has the actual value, the expected form, the remedy."""
+"""Invalid shapes, dtypes and options: each error message names the value, the expected form and the remedy."""
 
 from __future__ import annotations
 
@@ -13,71 +13,72 @@ from weftplan.planner import PlanOptions, plan_symbol
 
 
 def _dense() -> Any:
+    """Return a fully connected layer ``fc`` with 4 outputs."""
     return sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc")
 
 
 def test_unknown_shape_names_argument_and_operator() -> None:
-    """Nothing says how large data is."""
+    """An unknown shape raises an error with the argument and the operator that needs it."""
     with pytest.raises(ShapeError, match=r"shape of argument 'data' is unknown .* FullyConnected \('fc'\) needs it"):
         plan_symbol(_dense(), {})
 
 
 def test_unknown_dimension() -> None:
-    """0 stands for an unknown dimension, which nothing else tells."""
+    """A dimension of 0, which means unknown, raises an error if it cannot be inferred."""
     with pytest.raises(ShapeError, match=r"shape of argument 'data' is \(\?, 3\)"):
         plan_symbol(_dense(), {"data": (0, 3)})
 
 
 @pytest.mark.parametrize("shape", [(-1, 3), (2, -3)])
 def test_negative_dimension(shape: tuple[int, ...]) -> None:
-    """Named with the argument."""
+    """A negative dimension raises an error with the name of the argument."""
     with pytest.raises(ShapeError, match=r"shape of 'data' is .*: dimensions must be positive"):
         plan_symbol(_dense(), {"data": shape})
 
 
 @pytest.mark.parametrize("shape", ["2,3", 5, (2.5, 3), (True, 2)])
 def test_malformed_shape(shape: Any) -> None:
-    """Only tuples of integers are shapes."""
+    """A shape that is no tuple of integers raises an error."""
     with pytest.raises(ShapeError, match="shape of 'data' must be a tuple of integers"):
         plan_symbol(_dense(), {"data": shape})
 
 
 def test_conflicting_shapes_name_the_operator() -> None:
-    """The sum of (2, 3) and (2, 4)."""
+    """The sum of arrays of shapes (2, 3) and (2, 4) raises an error with the operator and both shapes."""
     net = sym.elemwise_add(sym.Variable("a"), sym.Variable("b"), name="sum")
     with pytest.raises(ShapeError, match=r"elemwise_add.*'sum'.*\(2, 3\).*\(2, 4\)"):
         plan_symbol(net, {"a": (2, 3), "b": (2, 4)})
 
 
 def test_conflicting_dtypes() -> None:
-    """float32 and float64 are not mixed silently."""
+    """The sum of float32 and float64 arrays raises an error with both dtypes."""
     net = sym.elemwise_add(sym.Variable("a"), sym.Variable("b"), name="sum")
     with pytest.raises(DTypeError, match=r"float32.*float64"):
         plan_symbol(net, {"a": (2,), "b": (2,)}, {"a": "float32", "b": "float64"})
 
 
 def test_more_than_two_to_the_31_elements_are_counted_right() -> None:
-    """2^33 elements of 4 bytes: no 32-bit arithmetic anywhere."""
+    """2^33 elements of 4 bytes give a peak of 2^35 bytes, without 32-bit overflow."""
     planned = plan_symbol(sym.exp(sym.Variable("x")), {"x": (1 << 20, 1 << 13)}, grad_req="write")
     assert planned.memory.lower_bound == 1 << 35
     assert planned.memory.peak == 1 << 35
 
 
 def test_sizes_that_overflow() -> None:
-    """2^62 elements of 4 bytes do not fit a 64-bit count of bytes; the largest entry is named."""
+    """2^62 elements of 4 bytes, which overflow 64-bit sizes, raise an error that names the largest entry."""
     with pytest.raises(ShapeError, match=r"more than 2\^63 - 1; the largest entry is"):
         plan_symbol(sym.exp(sym.Variable("x")), {"x": (1 << 31, 1 << 31)})
 
 
 def test_two_variables_of_one_name() -> None:
-    """Arrays are found by name."""
+    """Two variables with one name raise an error, because arrays are assigned by name."""
     net = sym.Variable("x") + sym.Variable("x")
     with pytest.raises(PlanError, match="two different variables are called 'x'"):
         plan_symbol(net, {"x": (2,)})
 
 
 def test_no_outputs() -> None:
-    """An empty list of entries."""
+    """A symbol without outputs raises an error."""
     with pytest.raises(PlanError, match="nothing to plan"):
         plan_symbol([], {})
 
@@ -96,13 +97,13 @@ def test_no_outputs() -> None:
     ],
 )
 def test_options(options: dict[str, Any], message: str) -> None:
-    """Each option's error lists the legal values."""
+    """An invalid option raises an error that lists the legal values."""
     with pytest.raises(PlanError, match=message):
         PlanOptions(**options)
 
 
 def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read now, at every call; overrides win; bad values and unknown overrides are errors."""
+    """Options are read from the environment at each call; arguments override them, and invalid values raise."""
     monkeypatch.setenv("MXNET_EXEC_MATCH_RANGE", "4")
     monkeypatch.setenv("MXNET_EXEC_ENABLE_INPLACE", "0")
     monkeypatch.setenv("NNVM_EXEC_NUM_TEMP", "3")
@@ -118,7 +119,7 @@ def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.shows("MXNET_EXEC_MATCH_RANGE", "MXNET_EXEC_ENABLE_INPLACE")
 def test_the_environment_changes_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MXNET_EXEC_MATCH_RANGE=0 switches sharing off, MXNET_EXEC_ENABLE_INPLACE=0 in-place computation."""
+    """``MXNET_EXEC_MATCH_RANGE=0`` disables sharing, and ``MXNET_EXEC_ENABLE_INPLACE=false`` in-place computation."""
     net = sym.Variable("x")
     for k in range(4):
         net = sym.FullyConnected(sym.tanh(net), num_hidden=16, name=f"fc{k}")
@@ -131,7 +132,7 @@ def test_the_environment_changes_the_plan(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_nothing_is_changed_by_a_failed_plan() -> None:
-    """The same symbol can be planned after an error."""
+    """After an error the same symbol can be planned."""
     net = _dense()
     with pytest.raises(ShapeError):
         plan_symbol(net, {}, grad_req="write")

@@ -1,4 +1,4 @@
-"""``symbol.plan`` and ``simple_bind(memory_budget=)``: tell the bytes, allocate nothing, fit a budget."""
+"""``symbol.plan`` and ``simple_bind(memory_budget=)``: they compute bytes without allocating, and meet budgets."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from weftplan.training.optimizers import optimizer
 
 
 def _network(name: str = "lenet", batch: int = 4) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    """Return a built-in network and the shapes of its inputs."""
     return models.get(name), models.input_shapes(name, batch)
 
 
 def _chain(depth: int = 4) -> Any:
-    """Wide layers one after the other: recomputation has something to win."""
+    """Return wide layers in sequence, whose results are worth recomputing."""
     net = mx.sym.Variable("data")
     for i in range(depth):
         net = mx.sym.FullyConnected(net, num_hidden=64, name=f"fc{i}")
@@ -31,7 +32,7 @@ def _chain(depth: int = 4) -> Any:
 
 
 def test_planning_allocates_nothing() -> None:
-    """Not one byte is asked from storage, however large the network: 2.5 GB of activations are planned."""
+    """Planning a network of more than 2 GB allocates nothing."""
     before = storage.get(mx.cpu()).statistics()
     plan = models.get("resnet50").plan(models.input_shapes("resnet50"))
     after = storage.get(mx.cpu()).statistics()
@@ -40,7 +41,7 @@ def test_planning_allocates_nothing() -> None:
 
 
 def test_a_training_plan_needs_more_than_an_inference_plan() -> None:
-    """``train=False`` ignores grad_req: no gradients, no kept activations."""
+    """With ``train=False`` a plan has no gradients and a smaller peak, and all its steps are forward steps."""
     net, shapes = _network()
     train, infer = net.plan(shapes), net.plan(shapes, train=False)
     assert train.peak > infer.peak
@@ -51,8 +52,8 @@ def test_a_training_plan_needs_more_than_an_inference_plan() -> None:
     assert infer.num_forward == len(infer.labels.steps)
 
 
-def test_the_total_is_what_an_executor_holds() -> None:
-    """Peak plus arguments, gradients and states equal the bytes of the executor's arrays and of its pool."""
+def test_total_is_the_memory_of_an_executor() -> None:
+    """The plan's peak is the pool of an executor, and its total also counts arguments, gradients and states."""
     net, shapes = _network("resnet", 2)
     plan = net.plan(shapes, grad_req="write")
     executor = net.simple_bind(mx.cpu(), **shapes)
@@ -63,7 +64,10 @@ def test_the_total_is_what_an_executor_holds() -> None:
 
 
 def test_optimizer_states_are_counted_for_parameters_only() -> None:
-    """By number of arrays or by asking the optimizer; inputs, whose shapes are given, have none."""
+    """The plan counts the states of an optimizer for each parameter, but not for inputs.
+
+    ``optimizer`` is an optimizer or a number of arrays; other values raise an error.
+    """
     net, shapes = _network("mlp")
     plain = net.plan(shapes)
     args, _, _ = net.infer_shape(**shapes)
@@ -81,7 +85,7 @@ def test_optimizer_states_are_counted_for_parameters_only() -> None:
 
 
 def test_one_dtype_for_everything() -> None:
-    """float16 inputs make float16 parameters: half the bytes of everything but the scratch of operators."""
+    """With ``dtype="float16"`` arguments take half the bytes, and the peak is about half."""
     net, shapes = _network("mlp")
     shapes = {"data": shapes["data"]}
     single, half = (net.plan(shapes, dtype=d, workspaces=False) for d in (None, "float16"))
@@ -90,7 +94,7 @@ def test_one_dtype_for_everything() -> None:
 
 
 def test_workspaces_can_be_left_out() -> None:
-    """Then scratch counts nothing, and the report says that it is missing."""
+    """With ``workspaces=False`` scratch memory counts nothing, and the plan lists it as left out."""
     net, shapes = _network()
     with_scratch, without = net.plan(shapes), net.plan(shapes, workspaces=False)
     assert without.peak < with_scratch.peak
@@ -99,7 +103,7 @@ def test_workspaces_can_be_left_out() -> None:
 
 
 def test_gradients_of_parameters_only() -> None:
-    """The states of an unrolled LSTM have no gradients; dtypes are inferred all the same, late in the walk."""
+    """With gradients of parameters only, the peak of an LSTM is at most 1 % above the peak with all gradients."""
     net, shapes = _network("lstm", 2)
     requests = {name: "null" if name in shapes else "write" for name in net.list_arguments()}
     assert net.plan(shapes, grad_req=requests).peak < net.plan(shapes).peak * 1.01
@@ -107,7 +111,7 @@ def test_gradients_of_parameters_only() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 0.7, 1.0])
 def test_a_budget_is_kept(fraction: float) -> None:
-    """Between the smallest that works and no recomputation, the total never exceeds the budget; the plan is valid."""
+    """For budgets from the smallest possible to the plain total, plans are valid and within the budget."""
     net, shapes = _chain(), {"data": (512, 64)}
     plain = net.plan(shapes)
     with pytest.raises(BudgetError) as refused:
@@ -124,7 +128,7 @@ def test_a_budget_is_kept(fraction: float) -> None:
 
 
 def test_a_budget_counts_optimizer_states() -> None:
-    """Adam's states are part of the bytes that have to fit."""
+    """The smallest possible budget includes the states of the optimizer."""
     net, shapes = _chain(), {"data": (512, 64)}
     with pytest.raises(BudgetError) as plain:
         net.plan(shapes, budget=1)
@@ -136,15 +140,15 @@ def test_a_budget_counts_optimizer_states() -> None:
 
 
 def test_a_budget_of_parameters_and_one_operator_less() -> None:
-    """For less than the arguments alone, the message states the needed bytes."""
+    """A budget of the bytes of the arguments alone raises an error with the bytes that are needed."""
     net, shapes = _network("mlp")
     arguments = net.plan(shapes).external_bytes["arguments"]
     with pytest.raises(BudgetError, match=f"the budget is {arguments:,} bytes, but .* of arguments, gradients"):
         net.plan(shapes, budget=arguments)
 
 
-def test_a_budget_below_the_callers_bytes_where_nothing_is_planned() -> None:
-    """A network of one variable has no planned memory, yet its array, gradient and head gradient need room."""
+def test_budget_of_a_single_variable() -> None:
+    """A network of one variable has no planned memory, but its array and its gradients count against a budget."""
     x = mx.sym.Variable("x")
     total = x.plan({"x": (3, 4)}).total
     assert x.plan({"x": (3, 4)}).peak == 0
@@ -155,7 +159,7 @@ def test_a_budget_below_the_callers_bytes_where_nothing_is_planned() -> None:
 
 
 def test_a_bound_executor_keeps_the_budget() -> None:
-    """simple_bind with the smallest budget: the same bytes as planned, the same gradients as without a budget."""
+    """``simple_bind`` with the smallest budget allocates the planned bytes and computes the plain gradients."""
     net, shapes = _chain(), {"data": (128, 64)}
     with pytest.raises(BudgetError) as refused:
         net.simple_bind(mx.cpu(), memory_budget="10KB", **shapes)
@@ -176,7 +180,7 @@ def test_a_bound_executor_keeps_the_budget() -> None:
 
 
 def test_a_refused_budget_allocates_nothing() -> None:
-    """The plan comes before the first array."""
+    """``simple_bind`` with an impossible budget allocates nothing before it raises an error."""
     net, shapes = _network()
     before = storage.get(mx.cpu()).statistics()
     with pytest.raises(BudgetError):
@@ -196,7 +200,7 @@ def test_a_refused_budget_allocates_nothing() -> None:
     ],
 )
 def test_bad_options(named: dict[str, Any], error: type[Exception], message: str) -> None:
-    """Every wrong word is named with the legal words."""
+    """An invalid option raises an error that names it and the legal values."""
     net, shapes = _network("mlp")
     with pytest.raises(error, match=message):
         net.plan(shapes, **named)
@@ -215,19 +219,19 @@ def test_bad_options(named: dict[str, Any], error: type[Exception], message: str
     ],
 )
 def test_bad_shapes(shapes: Any, error: type[Exception], message: str) -> None:
-    """Unknown, zero, negative, malformed, misnamed, too large, contradictory."""
+    """Unknown, zero, negative, malformed, misnamed, too large and contradictory shapes raise errors."""
     with pytest.raises(error, match=message):
         models.get("mlp").plan(shapes)
 
 
 def test_more_than_two_to_the_31_elements() -> None:
-    """Sizes are counted in Python integers: 2^33 floats are 2^35 bytes."""
+    """The plan of 2^33 floats counts 2^35 bytes."""
     plan = mx.sym.exp(mx.sym.Variable("x")).plan({"x": (1 << 33,)}, train=False)
     assert plan.peak == 1 << 35
 
 
 def test_a_cyclic_graph_is_refused() -> None:
-    """A file with two nodes that need each other is named as cyclic, and does not hang."""
+    """Loading or planning a file with a cycle of nodes raises a FormatError."""
     net = mx.sym.exp(mx.sym.tanh(mx.sym.Variable("x"), name="a"), name="b")
     document = json.loads(net.tojson())
     first = next(node for node in document["nodes"] if node["name"] == "a")
@@ -238,7 +242,7 @@ def test_a_cyclic_graph_is_refused() -> None:
 
 
 def test_reports_from_the_plan_alone() -> None:
-    """A plan that was written and read again has the same summary, page and notebook form, notes included."""
+    """A plan that was written to JSON and read again has the same summary, HTML page and notes."""
     net, shapes = _chain(), {"data": (512, 64)}
     plan = net.plan(shapes, recompute="sqrt")
     back = MemoryPlan.from_json(plan.to_json())
@@ -251,7 +255,7 @@ def test_reports_from_the_plan_alone() -> None:
 
 
 def test_a_plan_cannot_be_changed() -> None:
-    """Frozen data: neither fields nor arrays."""
+    """Fields and arrays of a plan are read-only."""
     net, shapes = _network("mlp")
     plan = net.plan(shapes)
     with pytest.raises(AttributeError):
@@ -261,7 +265,7 @@ def test_a_plan_cannot_be_changed() -> None:
 
 
 def test_a_picture_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra is named."""
+    """Without matplotlib, ``plot`` raises an error that names the extra to install."""
     real = builtins.__import__
 
     def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -277,7 +281,7 @@ def test_a_picture_without_matplotlib_says_what_to_install(monkeypatch: pytest.M
 
 
 def test_no_packing_that_cannot_be_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradient sums in place are not packed where sizes, rounded to the alignment, leave nothing to win."""
+    """Buffers are packed only once if no smaller packing is possible, although the peak is above the bound."""
     net, weight = mx.sym.Variable("data"), mx.sym.Variable("weight")
     for k in range(10):  # a sum of ten terms
         net = mx.sym.tanh(mx.sym.FullyConnected(net, weight=weight, no_bias=True, num_hidden=3, name=f"fc{k}"))
@@ -295,7 +299,7 @@ def test_no_packing_that_cannot_be_smaller(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_options_that_change_nothing() -> None:
-    """They give the same object; a value of another type is checked even if it is equal."""
+    """``replace`` with equal values returns the same options, but refuses values of another type."""
     options = PlanOptions(match_range=1)
     assert options.replace(match_range=1, budget=None) is options
     with pytest.raises(PlanError, match="match_range must be an integer"):

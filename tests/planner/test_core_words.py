@@ -1,4 +1,7 @@
-"""Words of the core for front ends other than symbols: held results, effects, mandatory sharing, bytes, free steps."""
+"""Features of the planner's core that symbols do not use.
+
+These are held results, effects, mandatory sharing, sizes in bytes, and backward steps that may be moved.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ VIEW, WRITE = InplacePair(0, 0, identity=True), InplacePair(0, 0)
 
 @dataclass(frozen=True)
 class Node:
-    """One step with one result."""
+    """One step, which reads named results and writes a result with its own name."""
 
     name: str
     reads: tuple[str, ...]
@@ -45,7 +48,15 @@ def program_of(
     effects: Sequence[str] = (),
     tangents: Sequence[str] = (),
 ) -> Program:
-    """Return a program whose entry and node of a result share one number."""
+    """Return a program of ``nodes``; the entry and the node of a result have the same number.
+
+    Args:
+        given: results that exist before the first node, with their bytes.
+        forward: number of forward nodes; None for all.
+        held: for a result, the node until whose end it must stay alive.
+        effects: nodes that run for their effects.
+        tangents: given results that belong to the backward part.
+    """
     names = [*given, *(node.name for node in nodes)]
     number = {name: nid for nid, name in enumerate(names)}
     graph = Graph(
@@ -74,14 +85,14 @@ def program_of(
 
 
 def planned(program: Program, options: PlanOptions = PLAIN) -> PlannedSteps:
-    """Return the plan of a program, judged."""
+    """Plan a program and return the plan after it has been validated."""
     steps = planned_steps(plan_graph(program, options), program.graph.outputs, gradients={})
     validate(steps)
     return steps
 
 
 def bound(program: Program) -> int:
-    """Most bytes alive at once."""
+    """Return the largest number of bytes that are alive at the same time."""
     return Buffers(program, assignment(program, PLAIN), options=PLAIN).lower_bound
 
 
@@ -89,7 +100,7 @@ CHAIN = [Node("a", ("x",), 104), Node("b", ("a",), 8), Node("c", ("b",), 8), Nod
 
 
 def test_held_results_outlive_their_last_reader() -> None:
-    """A held result is alive until the end of its node, and the plan of it is judged so."""
+    """A held result is alive until the end of its node, and is not repeatable."""
     free, held = program_of({"x": 1}, CHAIN, ["d"]), program_of({"x": 1}, CHAIN, ["d"], held={"a": "d"})
     assert (bound(free), bound(held)) == (112, 216)
     assert lifetimes(held)[1][1] == 4
@@ -98,7 +109,7 @@ def test_held_results_outlive_their_last_reader() -> None:
 
 
 def test_a_plan_that_drops_a_held_result_is_refused() -> None:
-    """The judge knows what is held: the plan without it is wrong for the program with it."""
+    """The validator refuses a plan whose held result dies too early."""
     steps = planned(program_of({"x": 1}, CHAIN, ["d"]))
     object.__setattr__(steps, "held", {1: 4})
     with pytest.raises(PlanError, match="'a_output' lives from step 0 to 4"):
@@ -106,7 +117,7 @@ def test_a_plan_that_drops_a_held_result_is_refused() -> None:
 
 
 def test_effects_stay_in_rewritten_graphs() -> None:
-    """A node without readers vanishes from a rewritten graph, unless it runs for its effect."""
+    """A rewritten graph contains nodes with effects even if no node reads them; other unread nodes raise."""
     nodes = [Node("a", ("x",), 64), Node("b", ("a",), 64), Node("loss", ("b",), 4)]
     nodes += [Node("g", ("a", "b"), 64), Node("update", ("g",), 0)]
     changed = repeat(program_of({"x": 1}, nodes, ["loss"], forward=3, effects=["update"]), [1])
@@ -118,7 +129,7 @@ def test_effects_stay_in_rewritten_graphs() -> None:
 
 
 def test_views_share_the_memory_of_their_base() -> None:
-    """A smaller view keeps its whole base alive and takes no bytes, with in-place sharing switched off."""
+    """A view shares the memory of its base and keeps it alive, even if in-place computation is switched off."""
     nodes = [Node("a", ("x",), 104), Node("v", ("a",), 16, (VIEW,)), Node("b", ("v",), 24), Node("c", ("v", "b"), 8)]
     program = program_of({"x": 1}, nodes, ["c"])
     steps = planned(program)
@@ -126,8 +137,8 @@ def test_views_share_the_memory_of_their_base() -> None:
     assert steps.memory.entry_storage[1] == steps.memory.entry_storage[2]
 
 
-def test_views_of_what_the_caller_gives_are_the_callers() -> None:
-    """Views of views of a variable have no planned memory."""
+def test_views_of_variables_have_no_planned_memory() -> None:
+    """Views of a variable, and views of these, have no planned memory."""
     nodes = [Node("v", ("x",), 50, (VIEW,)), Node("w", ("v",), 10, (VIEW,)), Node("b", ("w",), 24)]
     steps = planned(program_of({"x": 100}, nodes, ["b"]))
     assert steps.memory.peak == 24
@@ -135,7 +146,7 @@ def test_views_of_what_the_caller_gives_are_the_callers() -> None:
 
 
 def test_writes_to_results_follow_their_readers() -> None:
-    """A write in place makes a new entry in the old memory; a reader of the old one must come before."""
+    """A write in place runs after all readers of the old value; another order is refused."""
     nodes = [Node("a", ("x",), 64), Node("r", ("a",), 8), Node("a2", ("a",), 64, (WRITE,)), Node("s", ("a2", "r"), 8)]
     program = program_of({"x": 1}, nodes, ["s"])
     assert planned(program).memory.peak == 64 + 8 + 8
@@ -145,20 +156,20 @@ def test_writes_to_results_follow_their_readers() -> None:
 
 
 def test_readers_of_overwritten_results_are_not_repeated() -> None:
-    """A second run would read the new content."""
+    """A node whose input is overwritten is not repeatable, because it would read the new value."""
     nodes = [Node("a", ("x",), 64), Node("r", ("a",), 8), Node("a2", ("a",), 64, (WRITE,)), Node("l", ("a2",), 4)]
     nodes += [Node("g", ("r", "a2"), 8)]
     assert repeatable(program_of({"x": 1}, nodes, ["l", "g"], forward=4)) == [1]
 
 
 def test_mandatory_sharing_must_fit() -> None:
-    """An output that must share an input's memory but is larger is refused before planning."""
+    """A view that is larger than its base raises an error."""
     with pytest.raises(PlanError, match=r"'v_output' \(20 bytes\) must lie in the memory of 'a_output' \(10 bytes\)"):
         program_of({"x": 1}, [Node("a", ("x",), 10), Node("v", ("a",), 20, (VIEW,))], ["v"])
 
 
 def test_free_backward_steps_are_placed_lazily() -> None:
-    """A backward step that needs no tangent waits for its first reader; one that needs it keeps its place."""
+    """A backward step that reads no tangent is moved to its first reader; other steps keep their positions."""
     nodes = [Node("a", ("x",), 64), Node("l", ("a",), 4)]
     nodes += [Node("mask", ("a",), 64), Node("g1", ("dy", "a"), 64), Node("g2", ("g1", "mask"), 64)]
     program = program_of({"x": 1, "dy": 4}, nodes, ["l", "g2"], forward=2, tangents=["dy"])
@@ -170,7 +181,7 @@ def test_free_backward_steps_are_placed_lazily() -> None:
 
 
 def random_program(seed: int) -> Program:
-    """Return a forward and a backward part with views and held results."""
+    """Return a random program of a forward and a backward part, with views and held results."""
     draw = random.Random(seed)
     names, nodes, size = ["x"], [], {"x": 64}
     count = draw.randint(6, 12)
@@ -196,7 +207,7 @@ def random_program(seed: int) -> Program:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_prices_are_those_of_plans(seed: int) -> None:
-    """The price of a choice is the bound of the program that repeats it, and that plan stands before the judge."""
+    """The price of a choice is the bound of the rewritten program, whose plan is valid."""
     program = random_program(seed)
     draw = random.Random(seed)
     for options in (PLAIN, PLAIN.replace(enable_inplace=True)):
@@ -209,8 +220,8 @@ def test_prices_are_those_of_plans(seed: int) -> None:
             planned(changed, options)
 
 
-def test_budgets_hold_with_the_new_words() -> None:
-    """A program with views and held results is planned within a budget below its peak."""
+def test_budget_with_views_and_held_results() -> None:
+    """A program with views and held results is planned within a budget below its plain peak."""
     program = random_program(5)
     drafts = Drafts(program)
     plain = drafts.plain(PLAIN).memory.peak

@@ -1,4 +1,4 @@
-"""Elementwise nodes that are fused on GPUs: the bits of the nodes, in fewer launches and less memory."""
+"""Elementwise nodes that are fused on GPUs: they compute the same bits in fewer launches and less memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ def operators(graph: Any) -> Counter[str]:
 
 def run(symbol: Any, shape: Any, context: Any, *, dtype: str = "float32", grad_req: str = "write",
         budget: int | None = None, **options: Any) -> Any:  # fmt: skip
-    """Everything that a step computes, its launches and its plan."""
+    """Run one step and one inference.
+
+    Returns:
+        The values by name, the number of launches of the step, and the executor.
+    """
     types = dict.fromkeys(symbol.list_arguments(), dtype)
     executor = symbol.simple_bind(
         context,
@@ -65,7 +69,7 @@ def run(symbol: Any, shape: Any, context: Any, *, dtype: str = "float32", grad_r
 
 
 def assert_same_bits(a: dict[str, Any], b: dict[str, Any]) -> None:
-    """Equal names and bits."""
+    """Assert that two results have the same names and bits."""
     assert a.keys() == b.keys()
     for name, array in a.items():
         assert array.tobytes() == b[name].tobytes(), name
@@ -76,7 +80,7 @@ def assert_same_bits(a: dict[str, Any], b: dict[str, Any]) -> None:
 @pytest.mark.parametrize("grad_req", ["write", "add", "null"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_same_bits_in_fewer_launches(name: str, grad_req: str, dtype: str, where: str):
-    """Training and inference, gradients written and added: every value, with fewer nodes and no larger peak."""
+    """Fused nodes compute all values of training and inference in fewer launches, with no more nodes or memory."""
     make, shape = NETWORKS[name]
     if name == "recurrent" and dtype == "float64":
         pytest.skip("the states at the beginning are float32")
@@ -92,7 +96,7 @@ def test_same_bits_in_fewer_launches(name: str, grad_req: str, dtype: str, where
 
 
 def test_values_are_those_of_the_host():
-    """The stand-in computes the generated source, so that a wrong index or operation cannot hide on both sides."""
+    """Values on a stand-in GPU, which runs the generated source, are close to those of the host."""
     for make, shape in NETWORKS.values():
         with place("standin", kind="NaiveEngine") as context:
             expected = run(make(), shape, mx.cpu())[0]
@@ -102,7 +106,7 @@ def test_values_are_those_of_the_host():
 
 
 def test_gelu_is_one_launch():
-    """What was a launch for each term of a series."""
+    """A fused GELU is one launch; unfused it is more than 100."""
     symbol = mx.sym.LeakyReLU(mx.sym.Variable("data"), act_type="gelu")
     launches = {}
     for fusion in (False, True):
@@ -114,7 +118,7 @@ def test_gelu_is_one_launch():
 
 @pytest.mark.shows("MXNET_USE_FUSION")
 def test_variables_switch_the_fusion_off(monkeypatch: pytest.MonkeyPatch):
-    """Two variables do; a plan says what was fused."""
+    """``MXNET_USE_FUSION=0`` and ``WEFTPLAN_KERNELS=numpy`` disable the fusion, which a plan otherwise notes."""
     note = next(one for one in planned(residual(), (2, 4, 5, 6)).memory.passes if one.name == NAME)
     assert note.text.startswith(NAME)
     assert note.changed == "fused 15 elementwise nodes into 8"
@@ -129,14 +133,14 @@ def test_variables_switch_the_fusion_off(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("context", [mx.cpu(), mx.sim(0)])
 def test_other_devices_have_no_such_pass(context: Any):
-    """Their plans do not mention it."""
+    """Plans for hosts and simulated devices fuse no elementwise nodes, and do not mention the pass."""
     plan = plan_symbol(residual(), {"data": (2, 4, 5, 6)}, grad_req="write", context=context)
     assert not groups(plan.graph)
     assert NAME not in {one.name for one in plan.memory.passes}
 
 
 def test_a_node_on_the_host_is_not_fused():
-    """Nor one on another GPU."""
+    """Nodes are fused with nodes on the same GPU only, and nodes on the host are not fused."""
     with mx.AttrScope(ctx_group="first"):
         x = mx.sym.exp(mx.sym.Variable("data") * 2.0)
     with mx.AttrScope(ctx_group="second"):
@@ -149,7 +153,7 @@ def test_a_node_on_the_host_is_not_fused():
 
 
 def test_a_group_waits_for_no_node_that_waits_for_it():
-    """A layer whose product reads a result of the group, and whose bias the group would add, is another group."""
+    """Two nodes are not fused if a layer between them reads the first and is read by the second."""
     x = mx.sym.Variable("data") * 2.0 + 1.0
     y = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=5, name="layer"), act_type="tanh") * 0.5 + x
     actual = planned(y, (3, 5), grad_req="null")
@@ -159,7 +163,7 @@ def test_a_group_waits_for_no_node_that_waits_for_it():
 
 
 def test_memory_of_long_lived_results_stays():
-    """Two arrays that are read early for one result are not kept until that is read late."""
+    """Fusion does not keep two arrays alive in place of one result that is read late."""
     data = mx.sym.Variable("data")
     left, right = mx.sym.dot(data, data), mx.sym.dot(data, data, transpose_a=True)
     early = left * right
@@ -173,7 +177,7 @@ def test_memory_of_long_lived_results_stays():
 
 
 def test_forced_recomputation_keeps_nodes_apart():
-    """A node that is to be repeated and one that is not are not fused."""
+    """A node with forced recomputation is not fused with a node without it."""
     with mx.AttrScope(__force_mirroring__="1"):
         x = mx.sym.exp(mx.sym.Variable("data"))
     assert not groups(planned(x + 1.0, (3, 4), grad_req="null").graph)
@@ -182,7 +186,7 @@ def test_forced_recomputation_keeps_nodes_apart():
 @pytest.mark.parametrize("recompute", ["mxnet", "echo", "sqrt"])
 @pytest.mark.parametrize("name", ["residual", "gelu", "recurrent"])
 def test_same_bits_under_recomputation(name: str, recompute: str):
-    """Whatever is repeated, fused or not."""
+    """Fused graphs with recomputation compute the bits of unfused graphs without it."""
     make, shape = NETWORKS[name]
     with place("standin", kind="NaiveEngine") as context:
         assert_same_bits(run(make(), shape, context(0), fusion=False)[0],
@@ -190,7 +194,7 @@ def test_same_bits_under_recomputation(name: str, recompute: str):
 
 
 def test_a_budget_takes_the_better_of_both_forms():
-    """Fused and unfused graphs are planned; the bits stay."""
+    """A budget of 40 % of the plain peak is met with the same bits."""
     symbol, shape = feed_forward(*["gelu", "tanh"] * 4), (8, 16, 7)
     with place("standin", kind="NaiveEngine") as context:
         plain, _, executor = run(symbol, shape, context(0))
@@ -202,7 +206,7 @@ def test_a_budget_takes_the_better_of_both_forms():
 
 
 def test_unfused_nodes_are_those_of_the_symbol():
-    """A reader of the graph gets the layers with their bias and the batch norms with their values."""
+    """``unfused`` returns the nodes of the symbol: the same arguments, and the operators of an unfused plan."""
     for name in ("residual", "activations", "recurrent"):
         make, shape = NETWORKS[name]
         symbol = make()
@@ -216,7 +220,7 @@ def test_unfused_nodes_are_those_of_the_symbol():
 
 
 def test_hidden_members_are_named():
-    """A monitor says which outputs do not exist."""
+    """``hidden_members`` names the nodes whose outputs do not exist, for monitors."""
     graph = planned(residual(), (2, 4, 5, 6), grad_req="null").graph
     hidden = hidden_members(graph.nodes)
     assert {"anorm1", "anorm2"} <= set(hidden)
@@ -224,7 +228,7 @@ def test_hidden_members_are_named():
 
 
 def test_unaligned_arrays_are_computed_one_by_one():
-    """A slice of an array may begin at any element; the bits are the same."""
+    """A fused node computes the same bits from an unaligned slice as from an aligned one."""
     symbol = mx.sym.exp(mx.sym.Variable("data") * 2.0) + 1.0
     values = np.linspace(-1, 1, 13).astype(np.float32)
     with place("standin", kind="NaiveEngine") as context:

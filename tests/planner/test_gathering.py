@@ -1,4 +1,4 @@
-"""Gradients of shared FullyConnected weights, a few layers at a time in one node."""
+"""Gradients of shared FullyConnected weights: one node computes the gradients of a few layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ BATCH, WIDTH, HIDDEN, STEPS = 4, 24, 12, 14
 
 
 def recurrent(steps: int = STEPS, *, hidden: int = HIDDEN, no_bias: bool = False) -> tuple[Any, dict[str, Any]]:
-    """Return an unrolled layer over slices of one array, the weights of all steps the same, and shapes."""
+    """Return an unrolled recurrent layer, whose steps share their weights, and its input shapes.
+
+    Its inputs are slices of one array.
+    """
     kinds = ("weight",) if no_bias else ("weight", "bias")
     x_weights, h_weights = ([mx.sym.Variable(f"{name}_{kind}") for kind in kinds] for name in "xh")
     h = mx.sym.Variable("begin")
@@ -28,7 +31,7 @@ def recurrent(steps: int = STEPS, *, hidden: int = HIDDEN, no_bias: bool = False
 
 
 def towers(count: int = STEPS) -> tuple[Any, dict[str, Any]]:
-    """Layers side by side, each with data of its own, which wants a gradient; one has rows of three axes."""
+    """Return parallel layers that share one weight, each with its own data of three axes, and their input shapes."""
     weight, bias = mx.sym.Variable("weight"), mx.sym.Variable("bias")
     sources = [mx.sym.Variable(f"data{k}") for k in range(count)]
     outs = [mx.sym.FullyConnected(source, weight, bias, num_hidden=HIDDEN) for source in sources]
@@ -38,7 +41,7 @@ def towers(count: int = STEPS) -> tuple[Any, dict[str, Any]]:
 
 
 def stacked(count: int = STEPS) -> tuple[Any, dict[str, Any]]:
-    """Return layers in sequence that share one weight, which the loss reads, too."""
+    """Return layers in sequence that share one weight, which the loss also reads, and the input shape."""
     weight = mx.sym.Variable("weight", shape=(HIDDEN, HIDDEN))
     net = mx.sym.Variable("data")
     for _ in range(count):
@@ -47,7 +50,7 @@ def stacked(count: int = STEPS) -> tuple[Any, dict[str, Any]]:
 
 
 def two_shapes(count: int = STEPS) -> tuple[Any, dict[str, Any]]:
-    """Layers with one weight and other numbers of rows: they are left alone."""
+    """Return layers that share one weight but have two numbers of rows, and their input shapes."""
     weight = mx.sym.Variable("weight")
     sources = [mx.sym.Variable(f"data{k}") for k in range(count)]
     outs = [mx.sym.FullyConnected(source, weight, num_hidden=HIDDEN, no_bias=True) for source in sources]
@@ -56,14 +59,17 @@ def two_shapes(count: int = STEPS) -> tuple[Any, dict[str, Any]]:
 
 
 def groups(net: Any, shapes: Any, grad_req: Any = "write", **options: Any) -> list[Any]:
-    """The nodes that stand for several layers; the plan is checked."""
+    """Return the nodes of a valid plan that compute the gradients of several layers."""
     planned = plan_symbol(net, shapes, grad_req=grad_req, options=PlanOptions(**options))
     validate(planned)
     return [node for node in planned.graph.nodes if node.op is SHARED_GRADIENT]
 
 
 def run(net: Any, shapes: Any, grad_req: str = "write", dtype: str = "float64") -> tuple[dict[str, Any], Any]:
-    """Gradients by name, and the executor; "add" adds to random numbers."""
+    """Return the gradients of one step by name, and the executor.
+
+    With ``grad_req="add"`` the gradient arrays start with random values.
+    """
     rng = np.random.default_rng(3)
     names = net.list_arguments()
     exe = net.simple_bind(mx.cpu(), grad_req=grad_req, type_dict=dict.fromkeys(names, dtype), **shapes)
@@ -78,8 +84,11 @@ def run(net: Any, shapes: Any, grad_req: str = "write", dtype: str = "float64") 
     return by_name, exe
 
 
-def test_a_recurrent_layer_is_gathered():
-    """Of the weight that reads the data the data's gradients come along; those of the other are needed step by step."""
+def test_gradients_of_a_recurrent_layer_are_batched():
+    """Nodes for the weight of the data also compute the data's gradients; those for the recurrent weight do not.
+
+    Each step is in one node, and nodes have almost equal numbers of steps.
+    """
     net, shapes = recurrent()
     actual = groups(net, shapes)
     assert {node.params["whole"] for node in actual} == {True, False}
@@ -96,7 +105,7 @@ def test_a_recurrent_layer_is_gathered():
 @pytest.mark.parametrize("made", [recurrent, lambda: recurrent(no_bias=True), towers, stacked, two_shapes])
 @pytest.mark.shows("MXNET_USE_FUSION")
 def test_gradients_are_those_without_the_pass(made, grad_req, monkeypatch):
-    """Gradients are equal within the rounding of sums; the allocated bytes equal the plan."""
+    """Gradients equal those without the pass within rounding, and the allocated bytes equal the plan."""
     net, shapes = made()
     actual, _ = run(net, shapes, grad_req)
     monkeypatch.setenv("MXNET_USE_FUSION", "0")
@@ -108,7 +117,7 @@ def test_gradients_are_those_without_the_pass(made, grad_req, monkeypatch):
 
 @pytest.mark.parametrize("wanted", [["h_weight"], ["x_weight", "h_bias"], ["x_bias", "data"], ["begin"]])
 def test_gradients_of_some_arguments(wanted):
-    """The requested gradients are right, whichever others are unwanted."""
+    """If only some gradients are requested, they equal those of a step with all gradients."""
     net, shapes = recurrent()
     every, _ = run(net, shapes)
     request = {name: "write" if name in wanted else "null" for name in net.list_arguments()}
@@ -123,8 +132,8 @@ def test_gradients_of_some_arguments(wanted):
     assert exe.allocated_bytes == exe.memory_plan.peak
 
 
-def test_what_is_left_alone():
-    """Short sums, many rows, halves, and plans that are to be another framework's."""
+def test_gradients_that_are_not_batched():
+    """Short sums, many rows, float16, and plans for another framework are not batched."""
     net, shapes = recurrent()
     assert not groups(*recurrent(steps=7))
     assert not groups(net, {**shapes, "data": (WIDTH, STEPS, WIDTH), "begin": (WIDTH, HIDDEN)})
@@ -137,7 +146,7 @@ def test_what_is_left_alone():
 
 
 def test_shapes_are_solved_once(monkeypatch):
-    """Forward shapes are inferred before the graph is numbered; later nodes, also new ones, follow from them."""
+    """Shapes are inferred once, for the forward graph; shapes of gradients and of new nodes follow from them."""
     solved = []
 
     def complete(graph, stop, *known, solve=infer._complete):
@@ -162,7 +171,7 @@ def test_shapes_are_solved_once(monkeypatch):
 
 
 def test_the_largest_groups():
-    """No more rows than a product gains from, and no more layers than a node may read."""
+    """Of 40 layers with many rows, each node has 20, because the number of a node's inputs is limited."""
     net, shapes = recurrent(steps=40, hidden=2 * ROWS)
     counts = [node.params["count"] for node in groups(net, shapes, {"h_weight": "write"})]
     assert max(counts) == 20
@@ -170,7 +179,7 @@ def test_the_largest_groups():
 
 
 def test_same_bits_on_any_number_of_cores(monkeypatch, four_cores):
-    """How a product is cut follows from its size."""
+    """Gradients have the same bits on one thread and on four cores."""
     net, shapes = recurrent(hidden=512)
     results = []
     for engine in ("NaiveEngine", "ThreadedEnginePerDevice"):

@@ -1,4 +1,4 @@
-"""The gradient pass: sums of terms, head gradients, zeros, mirrors, and operators without a gradient."""
+"""The gradient pass: sums of terms, head gradients, zeros, and operators without a gradient."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ SHAPE = (6, 6)
 
 
 def _plan(symbol: Any, **kwargs: Any) -> Any:
+    """Plan a symbol whose arguments all have ``SHAPE``, and validate the plan."""
     shapes = dict.fromkeys(symbol.list_arguments(), SHAPE)
     planned = plan_symbol(symbol, shapes, **{"grad_req": "write", **kwargs})
     validate(planned)
@@ -23,22 +24,24 @@ def _plan(symbol: Any, **kwargs: Any) -> Any:
 
 
 def _ops(planned: Any) -> list[str]:
+    """Return the names of the operators in execution order."""
     return [planned.graph.nodes[n].op.name for n in planned.order]
 
 
 def _fan(terms: int) -> Any:
+    """Return ``terms`` exponentials of one tanh."""
     x = sym.tanh(sym.Variable("x"))
     return sym.Group([sym.exp(x, name=f"e{k}") for k in range(terms)])
 
 
 def test_one_term_needs_no_sum() -> None:
-    """x -> tanh -> exp: no sum anywhere."""
+    """A gradient with a single term has no sum."""
     assert not {"add_n", "_grad_add"} & set(_ops(_plan(sym.exp(sym.tanh(sym.Variable("x"))))))
 
 
 @pytest.mark.parametrize("terms", [2, 7])
-def test_few_terms_are_summed_at_once(terms: int) -> None:
-    """Below the cap of 8 one add_n takes all terms."""
+def test_few_terms_are_summed_in_one_node(terms: int) -> None:
+    """Fewer than 8 terms are summed by one ``add_n``."""
     planned = _plan(_fan(terms))
     nid = next(n for n in planned.order if planned.graph.nodes[n].op.name == "add_n")
     assert len(planned.graph.inputs[nid]) == terms
@@ -46,7 +49,7 @@ def test_few_terms_are_summed_at_once(terms: int) -> None:
 
 
 def test_sums_of_as_many_terms_share_their_parameters() -> None:
-    """Parameters are read once: inference, the planner and kernels ask once for nodes that share them."""
+    """Sums with the same number of terms share one object of parameters, which is parsed once."""
     net = sym.Variable("x")
     for _ in range(4):
         net = sym.exp(net) * net
@@ -57,7 +60,7 @@ def test_sums_of_as_many_terms_share_their_parameters() -> None:
 
 
 def test_many_terms_are_added_in_place() -> None:
-    """From the cap on: a chain of _grad_add, skipped because the terms' makers add, then a copy."""
+    """Eight terms are summed by a chain of ``_grad_add``, which is skipped because their nodes add in place."""
     planned = _plan(_fan(8), options=PlanOptions(strategy="match_range", compat="mxnet"))
     assert _ops(planned).count("_grad_add") == 7
     assert len(planned.skipped) == 7
@@ -69,7 +72,7 @@ def test_many_terms_are_added_in_place() -> None:
 
 
 def test_the_chain_makes_terms_one_at_a_time() -> None:
-    """Each term waits for the sum before it, so two blocks are enough however many terms there are."""
+    """Each term waits for the sum before it, so that 32 terms need no more memory than 8."""
     few, many = (_plan(_fan(n), options=PlanOptions(workspaces=False)).memory for n in (8, 32))
     outputs = [n * 144 for n in (8, 32)]
     assert many.lower_bound - outputs[1] <= few.lower_bound - outputs[0]
@@ -77,7 +80,7 @@ def test_the_chain_makes_terms_one_at_a_time() -> None:
 
 @pytest.mark.parametrize("cap", [0, 1, 2, 3])
 def test_the_fewest_terms_that_are_added_one_at_a_time(cap: int) -> None:
-    """Two terms are a chain with a cap of 2, and with any below it; with 3 they are one sum."""
+    """Two terms are a chain if ``inplace_grad_sum_cap`` is at most 2, and one ``add_n`` if it is larger."""
     x = sym.Variable("x")
     planned = _plan(sym.exp(x) * sym.sin(x), options=PlanOptions(inplace_grad_sum_cap=cap))
     result = [node.op.name for node in planned.graph.nodes if node.op is not None]
@@ -86,9 +89,9 @@ def test_the_fewest_terms_that_are_added_one_at_a_time(cap: int) -> None:
 
 
 def test_chain_edges_close_no_cycle() -> None:
-    """A term that another term is computed from must not wait for the sum of that other term.
+    """If a term is computed from another term, the second term does not wait for the sum that contains the first.
 
-    h feeds p and the sum; the gradient of the sum passes unchanged to h, and p's gradient is made from it.
+    Here h is read by p and by the sum. The sum's gradient passes unchanged to h, and p's gradient is computed from it.
     """
     h = sym.tanh(sym.Variable("x"))
     first = h + sym.Variable("y")
@@ -100,7 +103,7 @@ def test_chain_edges_close_no_cycle() -> None:
 
 
 def test_the_same_output_twice_sums_both_head_gradients(interpret: Any) -> None:
-    """Group([y, y]): MXNet 1.9.1 keeps only the last head gradient; here both count."""
+    """If an output is listed twice, both head gradients count; MXNet 1.9.1 uses only the last."""
     y = sym.exp(sym.Variable("x"))
     inputs = {"x": np.zeros(SHAPE, np.float32)}
     once = interpret.planned(_plan(y), inputs)["gradient of x"]
@@ -109,7 +112,7 @@ def test_the_same_output_twice_sums_both_head_gradients(interpret: Any) -> None:
 
 
 def test_two_arguments_with_one_gradient_get_arrays_of_their_own(interpret: Any, same: Any) -> None:
-    """x + y hands the same entry to both; with grad_req add neither may see what the other array held."""
+    """The two arguments of x + y, which have the same gradient, get separate arrays, also with ``grad_req="add"``."""
     net = sym.tanh(sym.Variable("x") + sym.Variable("y"))
     planned = _plan(net, grad_req="add")
     assert len(set(planned.gradients.values())) == 2
@@ -118,7 +121,7 @@ def test_two_arguments_with_one_gradient_get_arrays_of_their_own(interpret: Any,
 
 
 def test_a_loss_needs_no_head_gradient() -> None:
-    """SoftmaxOutput ignores it, tanh does not."""
+    """``SoftmaxOutput`` has no head gradient, and ``tanh`` has one."""
     x, label = sym.Variable("x"), sym.Variable("label")
     loss = sym.SoftmaxOutput(x, label, name="softmax")
     net = sym.Group([loss, sym.tanh(x)])
@@ -129,7 +132,7 @@ def test_a_loss_needs_no_head_gradient() -> None:
 
 
 def test_blocked_gradients_are_zero(interpret: Any) -> None:
-    """BlockGrad(x): the gradient of x is made as zeros, and nothing in between is differentiated."""
+    """The gradient through ``BlockGrad`` is zero, and no node before it is differentiated."""
     net = sym.BlockGrad(sym.exp(sym.Variable("x")))
     planned = _plan(net)
     assert "_backward_exp" not in _ops(planned)
@@ -137,15 +140,15 @@ def test_blocked_gradients_are_zero(interpret: Any) -> None:
     assert not actual.any()
 
 
-def test_unreachable_argument() -> None:
-    """A variable that the outputs do not need has no gradient."""
+def test_gradient_of_an_unknown_argument() -> None:
+    """A gradient request for a variable that is no argument raises an error."""
     x = sym.Variable("x")
     with pytest.raises(PlanError, match="grad_req names 'y', which is no argument"):
         plan_symbol(sym.tanh(x), {"x": (2, 2)}, grad_req={"y": "write"})
 
 
 def test_operator_without_gradient() -> None:
-    """The message names operator, node and remedy."""
+    """An operator without a gradient raises an error with the operator, the node and the remedy."""
     from dataclasses import replace
 
     net = sym.exp(sym.tanh(sym.Variable("x"), name="squash"))
@@ -156,7 +159,7 @@ def test_operator_without_gradient() -> None:
 
 
 def test_wrong_number_of_gradients() -> None:
-    """A rule that forgets an input is caught at the node."""
+    """A gradient rule that returns too few gradients raises an error."""
     from dataclasses import replace
 
     net = sym.Variable("x") * sym.Variable("y")
@@ -167,7 +170,7 @@ def test_wrong_number_of_gradients() -> None:
 
 
 def test_arguments_without_a_wanted_gradient_cost_nothing() -> None:
-    """Only what lies between wanted arguments and outputs is differentiated."""
+    """Only nodes between outputs and arguments with a requested gradient are differentiated."""
     net = sym.tanh(sym.exp(sym.Variable("x")) * sym.Variable("w"))
     planned = _plan(net, grad_req={"w": "write"})
     assert "_backward_exp" not in _ops(planned)
@@ -175,7 +178,7 @@ def test_arguments_without_a_wanted_gradient_cost_nothing() -> None:
 
 
 def test_grad_req_is_checked() -> None:
-    """Unknown words and unknown names are named."""
+    """An unknown grad_req and a grad_req for an unknown argument raise errors."""
     net = sym.tanh(sym.Variable("x"))
     with pytest.raises(PlanError, match="grad_req of 'x' must be one of null, write, add; got 'wirte'"):
         _plan(net, grad_req="wirte")
@@ -183,8 +186,8 @@ def test_grad_req_is_checked() -> None:
         _plan(net, grad_req={"z": "write"})
 
 
-def test_what_nobody_differentiates_has_a_gradient_of_zeros() -> None:
-    """x -> split -> (exp, unused): the backward node of the split reads zeros for the output without a gradient."""
+def test_unread_output_has_a_gradient_of_zeros() -> None:
+    """The backward node of a split reads zeros as the gradient of its unread output."""
     parts = sym.SliceChannel(sym.Variable("x"), num_outputs=2, name="parts")
     planned = _plan(sym.exp(parts[0], name="exp"))
     zeros = [planned.graph.nodes[n] for n in planned.order if planned.graph.nodes[n].op.name == "zeros_like"]
@@ -196,14 +199,14 @@ def test_what_nobody_differentiates_has_a_gradient_of_zeros() -> None:
 
 
 def test_a_copy_between_devices_adds_to_no_array() -> None:
-    """x -> copy -> exp, added: a copy between devices can only overwrite, so another node adds what it brings."""
+    """With ``grad_req="add"`` a copy between devices, which overwrites, is followed by a node that adds."""
     net = sym.exp(sym._CrossDeviceCopy(sym.Variable("x"), name="moved"), name="exp")
     assert _ops(_plan(net, grad_req="write"))[-1] == "_CrossDeviceCopy"
     assert _ops(_plan(net, grad_req="add"))[-2:] == ["_CrossDeviceCopy", "_copy"]
 
 
 def test_a_gradient_has_the_parameters_that_its_rule_names() -> None:
-    """The gradient of a sum of three is a copy for each, which knows nothing of how many there were."""
+    """The gradient of a sum is one copy for each term, without the parameters of the sum."""
     planned = _plan(sym.add_n(*map(sym.Variable, "abc"), name="total"))
     copies = [planned.graph.nodes[n] for n in planned.order if planned.graph.nodes[n].op.name == "_copy"]
     assert [node.name for node in copies] == [f"total_in{k}_backward" for k in range(3)]

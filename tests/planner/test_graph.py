@@ -1,4 +1,4 @@
-"""Numbering of graphs: MXNet's depth-first order, entry ids, malformed graphs, deep chains."""
+"""Numbering of graphs: MXNet's depth-first order, ids of entries, malformed graphs and deep chains."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from weftplan.symbol.node import Entry, Node
 
 
 def _node(name: str, *inputs: Entry, op: str = "elemwise_add", deps: tuple[Node, ...] = ()) -> Node:
+    """Return a node with the given inputs and control dependencies."""
     operator = registry.get(op)
     return Node(
         operator, name, params=registry.parse_params(operator, {}), inputs=list(inputs), control_deps=list(deps)
@@ -20,7 +21,7 @@ def _node(name: str, *inputs: Entry, op: str = "elemwise_add", deps: tuple[Node,
 
 
 def test_inputs_come_first_then_control_dependencies() -> None:
-    """a, b before their sum; a control dependency after the inputs; heads in the order given.
+    """A node is numbered after its inputs and then after its control dependencies, in the order of the heads.
 
         a   b   c        d = a + b, e = d + b (after f), f = c + c
          \\ / \\
@@ -41,7 +42,7 @@ def test_inputs_come_first_then_control_dependencies() -> None:
 
 
 def test_hidden_outputs_have_ids() -> None:
-    """BatchNorm has three entries, one of them visible; two auxiliary states are written."""
+    """BatchNorm has three entries, also for its two hidden outputs, and writes two auxiliary states."""
     net = sym.BatchNorm(sym.Variable("x"), name="bn") + sym.Variable("y")
     graph = indexed(net.entries)
     norm = graph.names.index("bn")
@@ -54,7 +55,7 @@ def test_hidden_outputs_have_ids() -> None:
 
 
 def test_a_cycle_is_refused_and_named() -> None:
-    """x -> p -> q -> p."""
+    """A cyclic graph raises an error that lists the cycle."""
     x = Node(None, "x")
     p = _node("p", Entry(x), Entry(x))
     q = _node("q", Entry(p), Entry(x))
@@ -64,7 +65,7 @@ def test_a_cycle_is_refused_and_named() -> None:
 
 
 def test_an_output_that_does_not_exist_is_refused() -> None:
-    """Output 1 of a one-output node, as an input and as a head."""
+    """An input or a head that refers to an output that does not exist raises an error."""
     x = Node(None, "x")
     p = _node("p", Entry(x), Entry(x))
     with pytest.raises(PlanError, match="node 'q' refers to output 1 of 'p', which has 1 output"):
@@ -74,7 +75,7 @@ def test_an_output_that_does_not_exist_is_refused() -> None:
 
 
 def test_a_variable_with_inputs_is_refused() -> None:
-    """Nothing computes a variable."""
+    """A variable with inputs raises an error."""
     bad = Node(None, "bad", inputs=[Entry(Node(None, "x"))])
     with pytest.raises(PlanError, match="variable 'bad' has inputs"):
         indexed([Entry(bad)])
@@ -82,11 +83,11 @@ def test_a_variable_with_inputs_is_refused() -> None:
 
 @pytest.mark.parametrize("deep", [10_000, pytest.param(100_000, marks=pytest.mark.stress)])
 def test_a_chain_of_many_thousand_nodes(deep: int) -> None:
-    """Training graphs of chains ten thousand and a hundred thousand deep are planned without recursion."""
+    """Training graphs of 10,000 and 100,000 nodes in sequence are planned without recursion."""
     last = Entry(Node(None, "x"))
     for k in range(deep):
         last = Entry(_node(f"n{k}", last, op="tanh"))
     planned = plan_symbol([last], {"x": (4, 4)}, grad_req="write")
     assert planned.graph.num_nodes > 2 * deep
-    # Every activation is kept for its gradient; the gradient itself is always in place.
+    # Every activation is stored for its gradient; the gradients are computed in place.
     assert planned.memory.lower_bound >= deep * 64

@@ -1,4 +1,4 @@
-"""Layers fused with their relu: eligible layers, refused layers, and unchanged results."""
+"""Layers fused with their relu or batch norm: which layers are fused, and that results do not change."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from weftplan.planner import PlanOptions, plan_symbol
 
 
 def operators(net: Any, grad_req: str = "null", **options: Any) -> list[str]:
-    """Return the operators of a planned graph, variables left out."""
+    """Return the names of the operators of a planned graph."""
     planned = plan_symbol(net, {"x": (2, 3, 6, 6)}, grad_req=grad_req, options=PlanOptions(**options))
     return [node.op.name for node in planned.graph.nodes if node.op is not None]
 
 
 def layers(relu: Any) -> Any:
-    """Convolution, batch norm, relu, convolution, relu."""
+    """Return convolution, batch norm, relu, convolution and relu; ``relu(data, name)`` builds a relu."""
     net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4, name="c1")
     net = relu(mx.sym.BatchNorm(net, name="b1", fix_gamma=False), "r1")
     return relu(mx.sym.Convolution(net, kernel=(3, 3), num_filter=5, pad=(1, 1), name="c2"), "r2")
 
 
 def activation(data: Any, name: str) -> Any:
-    """Return a relu as Activation."""
+    """Return a relu, by the operator Activation."""
     return mx.sym.Activation(data, act_type="relu", name=name)
 
 
 def test_inference_joins_every_layer_with_its_relu():
-    """x → c1 → b1 → r1 → c2 → r2 becomes two nodes, whichever operator the relu is, with the relus' names."""
+    """In inference five nodes are fused to two, which have the names of the relus."""
     for relu in (activation, lambda data, name: mx.sym.relu(data, name=name)):
         net = layers(relu)
         assert operators(net) == ["Convolution+BatchNorm+relu", "Convolution+relu"]
@@ -44,15 +44,17 @@ def test_inference_joins_every_layer_with_its_relu():
 
 
 def test_training_joins_batch_norm_in_both_directions():
-    """A convolution's relu with a gradient stays unfused, since the gradient needs its node; batch norm's is fused."""
+    """In training a batch norm is fused with its relu, forward and backward, but a convolution is not.
+
+    The gradient of the convolution's relu needs the relu's node.
+    """
     actual = operators(layers(activation), "write")
     assert actual.count("BatchNorm+relu") == actual.count("_backward_BatchNorm+relu") == 1
     assert actual.count("Activation") == actual.count("_backward_Activation") == 1
 
 
 def residual(blocks: int) -> Any:
-    """Return residual blocks; every second block reads a shared result; means are visible, and a relu follows the
-    sum."""
+    """Return residual blocks; some show the means of their batch norms, and some end with a relu."""
     net = mx.sym.Variable("x")
     for k in range(blocks):
         norm = mx.sym.BatchNorm(net, name=f"b{k}", fix_gamma=False, output_mean_var=k % 3 == 1)
@@ -64,13 +66,16 @@ def residual(blocks: int) -> Any:
 
 
 def normalized(**more: Any) -> Any:
-    """Return a batch norm with these parameters after a convolution."""
+    """Return a convolution, and a batch norm with parameters ``more``."""
     net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4, name="c")
     return mx.sym.BatchNorm(net, name="b", **more)
 
 
 def test_batch_norm_without_gradient_joins_the_convolution_before_it():
-    """It fuses with and without a relu, but not with a gradient, on another axis, or with another reader."""
+    """In inference a batch norm is fused with its convolution, with and without a relu.
+
+    It is not if it normalizes another axis, or if another node reads the convolution.
+    """
     assert operators(normalized()) == ["Convolution+BatchNorm"]
     assert operators(activation(normalized(), "r")) == ["Convolution+BatchNorm+relu"]
     assert operators(activation(normalized(), "r"), "write")[:2] == ["Convolution", "BatchNorm+relu"]
@@ -83,7 +88,7 @@ def test_batch_norm_without_gradient_joins_the_convolution_before_it():
     assert operators(pooled) == ["Pooling", "BatchNorm"]
     planned = plan_symbol(activation(normalized(), "r"), {"x": (2, 3, 6, 6)})
     apart = plan_symbol(activation(normalized(), "r"), {"x": (2, 3, 6, 6)}, options=PlanOptions(fusion=False))
-    assert planned.memory.peak <= apart.memory.peak + 2 * 64  # a scale and a shift for each channel
+    assert planned.memory.peak <= apart.memory.peak + 2 * 64  # room for a scale and a shift of each channel
 
 
 LAYERS = {
@@ -103,7 +108,7 @@ LAYERS = {
 @pytest.mark.parametrize("norm", [{"fix_gamma": False}, {"fix_gamma": True, "use_global_stats": True}])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_same_bits_with_batch_norm_in_a_convolution(layer: str, norm: dict[str, Any], kernels: str):
-    """Whichever kernel computes it: outside training, in training without gradients, and with other statistics then."""
+    """A convolution fused with batch norm has the bits of both nodes, with every kernel, also in training."""
     how, channels = LAYERS[layer]
     for relu in (False, True):
         net = mx.sym.BatchNorm(mx.sym.Convolution(mx.sym.Variable("x"), name="c", **how), name="b", eps=1e-4, **norm)
@@ -129,51 +134,51 @@ def test_same_bits_with_batch_norm_in_a_convolution(layer: str, norm: dict[str, 
 
 
 @pytest.mark.parametrize("compat", ["mxnet", "paddle", "paddle_pir"])
-def test_plans_of_others_join_nothing(compat: str):
-    """With compat a plan is that of MXNet or Paddle, which has a block for each of the nodes."""
+def test_plans_for_other_frameworks_fuse_nothing(compat: str):
+    """With ``compat`` a plan fuses nothing, because it is the plan of MXNet or Paddle."""
     assert "BatchNorm+relu" not in operators(layers(activation), compat=compat)
 
 
-def other_reader(net: Any) -> Any:
-    """Add another reader of the layer's result."""
+def relu_and_reader(net: Any) -> Any:
+    """Return a relu of ``net``, and another reader of ``net``."""
     return mx.sym.Group([activation(net, "r"), net + 1])
 
 
-def an_output(net: Any) -> Any:
-    """The layer's result is an output itself."""
+def relu_and_output(net: Any) -> Any:
+    """Return a relu of ``net``, and ``net`` as another output."""
     return mx.sym.Group([activation(net, "r"), net])
 
 
-def another_function(net: Any) -> Any:
-    """Not max(x, 0)."""
+def tanh_of(net: Any) -> Any:
+    """Return ``net`` with another activation than relu."""
     return mx.sym.Activation(net, act_type="tanh", name="r")
 
 
-def another_group(net: Any) -> Any:
-    """The relu may be on another device."""
+def relu_in_a_group(net: Any) -> Any:
+    """Return a relu of ``net`` that may be on another device."""
     with mx.AttrScope(ctx_group="elsewhere"):
         return activation(net, "r")
 
 
-def forced(net: Any) -> Any:
-    """The relu alone is to be computed again."""
+def repeated_relu(net: Any) -> Any:
+    """Return a relu of ``net`` with forced recomputation."""
     with mx.AttrScope(__force_mirroring__="1"):
         return activation(net, "r")
 
 
-@pytest.mark.parametrize("behind", [other_reader, an_output, another_function, another_group, forced])
-def test_nodes_that_stay_apart(behind: Any):
-    """Nodes stay unfused if the intermediate array has to exist, or if their attributes differ."""
+@pytest.mark.parametrize("extend", [relu_and_reader, relu_and_output, tanh_of, relu_in_a_group, repeated_relu])
+def test_nodes_that_stay_apart(extend: Any):
+    """Layer and relu stay unfused if the layer's result is read or returned, or if their attributes differ."""
     for layer in (mx.sym.BatchNorm(mx.sym.Variable("x"), name="l"),
                   mx.sym.Convolution(mx.sym.Variable("x"), kernel=(1, 1), num_filter=3, name="l")):  # fmt: skip
-        assert not [name for name in operators(behind(layer)) if name.endswith("+relu")]
+        assert not [name for name in operators(extend(layer)) if name.endswith("+relu")]
 
 
 @pytest.mark.parametrize("kernels", ["numpy", "native"])
 @pytest.mark.parametrize("grad_req", ["write", "add", "null"])
 @pytest.mark.shows("MXNET_USE_FUSION")
 def test_same_bits_with_fusion_and_without(kernels: str, grad_req: str, monkeypatch: pytest.MonkeyPatch):
-    """A branching network with residual sums, trained and run for inference."""
+    """A branching network with residual sums has the bits of unfused nodes, in training and inference."""
     net = layers(activation)
     net = activation(mx.sym.BatchNorm(net, name="b2", fix_gamma=True), "r3") + net
     net = activation(mx.sym.BatchNorm(net, name="b3", use_global_stats=True, fix_gamma=False), "r4")
@@ -197,7 +202,7 @@ def test_same_bits_with_fusion_and_without(kernels: str, grad_req: str, monkeypa
 
 @pytest.mark.parametrize("kernels", ["numpy", "native"])
 def test_same_bits_where_joined_nodes_are_computed_again(kernels: str):
-    """A joined node that the backward part repeats changes no statistics twice, and gives the same gradients."""
+    """A fused node that is recomputed updates statistics once, and gradients have the same bits."""
     net = mx.sym.Variable("x")
     for i in range(4):
         net = activation(mx.sym.BatchNorm(net * 2, name=f"b{i}", fix_gamma=False), f"r{i}")
@@ -217,7 +222,7 @@ def test_same_bits_where_joined_nodes_are_computed_again(kernels: str):
 @pytest.mark.parametrize("values", [(np.nan, np.inf, -np.inf, -0.0), (0.0, 1e-40, -1e-40, 3.0)])
 @pytest.mark.parametrize("name", sorted(joined.LAYERS))
 def test_relu_of_unusual_values(name: str, values: tuple[float, ...]):
-    """NaN stays NaN, infinities and denormals go through, and -0 becomes 0, as in the operator relu."""
+    """A fused relu returns NaN, infinities and denormals like the operator relu, and 0 for -0."""
     data = np.array(values, np.float32).reshape(1, 4, 1, 1)
     op = joined.LAYERS[name]
     layer = registry.get(name)
@@ -243,7 +248,7 @@ def test_relu_of_unusual_values(name: str, values: tuple[float, ...]):
 
 @pytest.mark.parametrize("grad_req", ["write", "null"])
 def test_the_symbol_as_it_runs_can_be_written_and_read(grad_req: str):
-    """Its joined nodes are layers and relus again, with their names, and compute the same."""
+    """The optimized symbol has layers and relus instead of fused nodes, can be saved, and computes the same bits."""
     net = layers(activation)
     executor = net.simple_bind(mx.cpu(), grad_req=grad_req, x=(2, 3, 6, 6))
     assert ("Convolution+BatchNorm" in executor.debug_str()) == (grad_req == "null")
@@ -260,7 +265,7 @@ def test_the_symbol_as_it_runs_can_be_written_and_read(grad_req: str):
 
 
 def test_a_monitor_says_what_it_cannot_show(monkeypatch: pytest.MonkeyPatch):
-    """It names the layers without an output of their own, and how to see them; without joined nodes it says nothing."""
+    """A monitor warns with the names of layers whose outputs do not exist; without fused nodes it shows all."""
     seen: list[str] = []
     executor = layers(activation).simple_bind(mx.cpu(), x=(2, 3, 6, 6))
     with pytest.warns(mx.errors.ConfigWarning, match=r"no outputs of \['b1'\].*MXNET_USE_FUSION=0"):

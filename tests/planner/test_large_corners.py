@@ -1,4 +1,4 @@
-"""Corners where work or memory once grew with the square of a graph, each held against a plain way to the result."""
+"""Algorithms that once took quadratic time or memory, compared with simple implementations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weftplan.symbol.node import Node
 
 
 def test_merging_compares_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of nodes of one input that differ in a parameter are told apart by their keys, not one by one."""
+    """Merging 2,000 nodes of one input, which differ in a parameter, takes less than 20,000 comparisons."""
     compared = 0
 
     class Counted(str):
@@ -39,7 +39,7 @@ def test_merging_compares_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch)
 
 
 def parts(whole: Problem) -> Iterator[Problem]:
-    """Yield the independent parts: no buffer of one lives together with a buffer of another."""
+    """Yield the independent parts of a problem: no buffer of a part is alive together with one of another part."""
     cuts = [t for t in range(1, whole.sections) if not np.any((whole.lo < t) & (whole.hi > t))]
     part = np.searchsorted(cuts, whole.lo, side="right")
     for number in np.unique(part):
@@ -47,7 +47,10 @@ def parts(whole: Problem) -> Iterator[Problem]:
 
 
 def layer_by_layer(problem: Problem) -> list[tuple[int, Problem]]:
-    """Return the parts and the buffers that live throughout each part, found step by step."""
+    """Return (base offset, problem) of all parts, found step by step.
+
+    Buffers that are alive throughout a part are split off, and the others are divided further.
+    """
     leaves = []
     todo = [(0, problem)] if len(problem) else []
     while todo:
@@ -64,8 +67,8 @@ def layer_by_layer(problem: Problem) -> list[tuple[int, Problem]]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_all_layers_by_one_sort(seed: int) -> None:
-    """Nested, short, chained and mixed lifetimes fall into the same parts, in the same order, as step by step."""
+def test_leaf_parts_of_random_lifetimes(seed: int) -> None:
+    """``leaf_parts`` divides random lifetimes into the parts of the step-by-step method, in the same order."""
     rng = np.random.default_rng(seed)
     for kind in range(4):
         n, times = int(rng.integers(1, 60)), int(rng.integers(2, 50))
@@ -85,8 +88,8 @@ def test_all_layers_by_one_sort(seed: int) -> None:
                 assert getattr(part, field).tolist() == getattr(second, field).tolist()
 
 
-def test_nested_lifetimes_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of thousands of lifetimes one in another every buffer is taken once: one layer does not copy all below it."""
+def test_nested_lifetimes_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5,000 nested lifetimes each buffer is copied once."""
     taken = 0
     take = Problem.take
 
@@ -103,8 +106,8 @@ def test_nested_lifetimes_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("block", [1, 3, 64])
-def test_who_needs_whom_by_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets of a few steps at a time answer as sets of all steps do."""
+def test_dependencies_by_blocks_of_steps(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``last_needs_others`` with sets of a few steps gives the answers of sets of all steps."""
     rng = random.Random(block)
     for _ in range(50):
         count = rng.randrange(1, 30)
@@ -118,7 +121,7 @@ def test_who_needs_whom_by_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_paddle_counts_no_waits_of_long_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the limit the plan is the same, and its order edges are not counted."""
+    """Above the limit on steps Paddle's plan is the same, but its order edges are not counted."""
     x = sym.Variable("x")
     for _ in range(6):
         x = sym.tanh(x) * sym.exp(x)

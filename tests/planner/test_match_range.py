@@ -1,4 +1,4 @@
-"""MXNet's sharing rules on graphs small enough to work out by hand, and MXNet 1.9.1's own figures."""
+"""MXNet's sharing rules, on small graphs whose plans are known and on figures of MXNet 1.9.1."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from weftplan.planner.match_range import BlockPool, colors
 
 
 def _mxnet(**kwargs: Any) -> PlanOptions:
+    """Return options that plan as MXNet does, with a match range of 16, changed by ``kwargs``."""
     return PlanOptions(
         **{"strategy": "match_range", "match_range": 16, "sizes": "mxnet", "compat": "mxnet", "workspaces": False}
         | kwargs
@@ -22,7 +23,7 @@ def _mxnet(**kwargs: Any) -> PlanOptions:
 
 
 def test_the_smallest_block_that_is_large_enough() -> None:
-    """Free: 100, 200, 400. A request of 150 takes 200."""
+    """Of free blocks of 100, 200 and 400, a request of 150 takes the block of 200."""
     pool = BlockPool([100, 200, 400, 150], 16)
     blocks = [pool.allocate(e, 0, 0) for e in range(3)]
     for block in blocks:
@@ -32,11 +33,11 @@ def test_the_smallest_block_that_is_large_enough() -> None:
 
 
 def test_else_the_largest_that_is_too_small_and_it_grows() -> None:
-    """Free: 100, 200. A request of 300 takes 200, which becomes 300."""
+    """A request of 300 takes a free block of 200, which grows to 300."""
     pool = BlockPool([100, 200, 300], 16)
     for e in range(2):
         pool.release(pool.allocate(e, 0, 0), 0)
-    # 100 was free when 200 was asked for, and grew: there is one block.
+    # The block of 100 was free when 200 was requested, and has grown to 200.
     assert pool.block_bytes == [200]
     assert pool.allocate(2, 0, 0) == 0
     assert pool.block_bytes == [300]
@@ -44,22 +45,21 @@ def test_else_the_largest_that_is_too_small_and_it_grows() -> None:
 
 @pytest.mark.parametrize(("size", "reused"), [(50, True), (49, False), (201, True), (202, False)])
 def test_the_range_is_inclusive(size: int, reused: bool) -> None:
-    """Range 2, free block of 100: 50 to 201 may have it (201 div 2 is 100)."""
+    """With a range of 2, a free block of 100 serves requests of 50 to 201, because 201 // 2 is 100."""
     pool = BlockPool([100, size], 2)
     pool.release(pool.allocate(0, 0, 0), 0)
     assert (pool.allocate(1, 0, 0) == 0) is reused
 
 
 def test_range_zero_never_reuses() -> None:
-    """MXNET_EXEC_MATCH_RANGE=0 is the switch for no sharing."""
+    """A range of 0 disables reuse."""
     pool = BlockPool([100, 100], 0)
     pool.release(pool.allocate(0, 0, 0), 0)
     assert pool.allocate(1, 0, 0) == 1
 
 
-def test_equal_blocks_are_taken_first_in_first_out_and_small_ones_last_in() -> None:
-    """Of two free blocks of 100, a request of 100 takes the block freed first, a request of 120 the block freed
-    last."""
+def test_order_in_which_free_blocks_are_taken() -> None:
+    """Of two free blocks of 100, a request of 100 takes the first freed, and one of 120 the last freed."""
     for size, expected in ((100, 1), (120, 0)):
         pool = BlockPool([100, 100, size], 16)
         blocks = [pool.allocate(e, 0, 0) for e in range(2)]
@@ -69,7 +69,7 @@ def test_equal_blocks_are_taken_first_in_first_out_and_small_ones_last_in() -> N
 
 
 def test_devices_and_colors_do_not_mix() -> None:
-    """A block freed on device 0 by a node of colour 1 serves neither device 1 nor colour 0."""
+    """A free block serves only requests on its device and of its colour."""
     pool = BlockPool([100] * 4, 16, color=[1, 0, 1])
     pool.release(pool.allocate(0, 0, 0), 0)
     assert pool.allocate(1, 1, 2) == 1
@@ -79,7 +79,7 @@ def test_devices_and_colors_do_not_mix() -> None:
 
 @pytest.mark.parametrize(("grad_req", "blocks"), [("write", 12), ("null", 2)])
 def test_ten_squares(grad_req: str, blocks: int) -> None:
-    """x = x * x ten times, 7.5 MB each: MXNet 1.9.1 prints 90 MB for training and 15 MB for inference."""
+    """For ten squares of 7.5 MB each, plans have MXNet 1.9.1's 90 MB in training and 15 MB in inference."""
     y = sym.Variable("x")
     for _ in range(10):
         y = y * y
@@ -96,7 +96,7 @@ def test_ten_squares(grad_req: str, blocks: int) -> None:
     [({}, 87_040), ({"match_range": 0}, 103_424), ({"match_range": 1}, 103_424), ({"auto_search": True}, 87_040)],
 )
 def test_mlp_is_planned_as_by_mxnet(options: dict[str, Any], planned_bytes: int) -> None:
-    """Bytes that MXNet 1.9.1 plans for the training graph of the mlp at batch 64; alive at once: 84,480."""
+    """The training plan of the MLP with batch 64 has the bytes of MXNet 1.9.1."""
     planned = plan_symbol(
         models.get("mlp"), models.input_shapes("mlp", 64), grad_req="write", options=_mxnet(**options)
     )
@@ -106,7 +106,7 @@ def test_mlp_is_planned_as_by_mxnet(options: dict[str, Any], planned_bytes: int)
 
 
 def test_outputs_are_allocated_largest_first() -> None:
-    """SliceChannel's halves are equal: the later output gets the block that was free first."""
+    """Of two outputs of equal size, the later gets the block that was freed first."""
     parts = sym.SliceChannel(sym.tanh(sym.Variable("x")), num_outputs=2, axis=1)
     planned = plan_symbol(sym.Group([parts[0], parts[1]]), {"x": (4, 6)}, options=PlanOptions(strategy="match_range"))
     first, second = (int(planned.memory.entry_storage[e]) for e in planned.outputs)
@@ -114,15 +114,15 @@ def test_outputs_are_allocated_largest_first() -> None:
 
 
 def test_an_entry_used_twice_is_not_replaced_in_place() -> None:
-    """x * x reads both slots, exp(x) * y only one."""
+    """x * x, which reads one entry twice, is not computed in place, but x * y is."""
     x = sym.exp(sym.Variable("x"))
     for net, kind in ((x * x, Kind.OWN), (x * sym.Variable("y"), Kind.INPLACE)):
         planned = plan_symbol(net, {"x": (2, 2), "y": (2, 2)})
         assert planned.memory.entry_kind[planned.outputs[0]] == kind
 
 
-def test_an_identity_shares_while_others_still_read() -> None:
-    """Reshape(x) takes the memory of x, which tanh reads later; exp then may not write over it."""
+def test_reshape_shares_memory_with_other_readers() -> None:
+    """A reshape shares the memory of x although ``tanh`` reads x later; ``sqrt`` may not overwrite that memory."""
     x = sym.exp(sym.Variable("x"), name="e")
     flat = sym.Reshape(x, shape=(-1,), name="flat")
     net = sym.Group([sym.sqrt(flat, name="root"), sym.tanh(x, name="squash")])
@@ -136,7 +136,7 @@ def test_an_identity_shares_while_others_still_read() -> None:
 
 
 def test_variables_and_gradients_are_never_planned() -> None:
-    """They are the caller's: storage -1, and nothing is computed in place of them."""
+    """Variables and gradients belong to the caller and have storage -1."""
     planned = plan_symbol(sym.exp(sym.Variable("x")), {"x": (2, 2)}, grad_req="write")
     memory = planned.memory
     for eid in (planned.graph.row[planned.arguments["x"]], planned.gradients["x"]):
@@ -146,8 +146,8 @@ def test_variables_and_gradients_are_never_planned() -> None:
     assert memory.total == memory.peak + 48
 
 
-def test_outputs_that_nobody_reads() -> None:
-    """The first half of a split is dropped: no memory and request NULL here, a block of its own for MXNet."""
+def test_unread_outputs() -> None:
+    """An unread output has no memory, except in MXNet's plan, and its request is NULL."""
     net = sym.SliceChannel(sym.exp(sym.Variable("x")), num_outputs=2, axis=1, name="split")[1]
     ours = plan_symbol(net, {"x": (16, 32)}, options=PlanOptions(strategy="match_range"))
     mxnet = plan_symbol(net, {"x": (16, 32)}, options=_mxnet())
@@ -161,7 +161,7 @@ def test_outputs_that_nobody_reads() -> None:
 
 
 def test_sizes_of_other_dtypes() -> None:
-    """MXNet 1.9.1 counts 4 bytes per element for any dtype; the allocated bytes are right in both modes."""
+    """Like MXNet 1.9.1, ``sizes="mxnet"`` reports 4 bytes per element for any dtype; allocated bytes are right."""
     net = sym.exp(sym.Variable("x")) * sym.Variable("y")
     for dtype, width in (("float64", 8), ("float16", 2)):
         dtypes = {"x": dtype, "y": dtype}
@@ -172,8 +172,8 @@ def test_sizes_of_other_dtypes() -> None:
         assert true.dtypes[true.outputs[0]] == np.dtype(dtype)
 
 
-def test_auto_search_keeps_the_smallest_range() -> None:
-    """The sweep over 1, 2, 4, 8, 16 is never worse than any of them."""
+def test_auto_search_finds_the_best_range() -> None:
+    """``auto_search`` gives the smallest plan of the ranges 1, 2, 4, 8 and 16."""
     net, shapes = models.get("lenet"), models.input_shapes("lenet", 8)
     single = [
         plan_symbol(net, shapes, grad_req="write", options=_mxnet(match_range=r)).memory.reported_bytes
@@ -184,7 +184,7 @@ def test_auto_search_keeps_the_smallest_range() -> None:
 
 
 def test_colors_follow_the_longest_paths() -> None:
-    """Two colours: the long branch gets the first, all short branches the other; the join belongs to the long path."""
+    """With two colours the longest path gets the first colour, and short branches get the second."""
     x = sym.Variable("x")
     long = sym.tanh(sym.exp(sym.sqrt(x, name="l0"), name="l1"), name="l2")
     short = sym.square(x, name="s0")
@@ -202,8 +202,8 @@ def test_colors_follow_the_longest_paths() -> None:
     assert colors(program, 1) == []
 
 
-def test_of_two_inputs_that_may_be_taken_the_first_is() -> None:
-    """A sum of two dying results overwrites the first result, although that has storage 0."""
+def test_first_of_two_dying_inputs_is_overwritten() -> None:
+    """A sum of two results without later readers overwrites the first."""
     net = sym.tanh(sym.exp(sym.Variable("x"), name="a") + sym.sin(sym.Variable("y"), name="b"), name="c")
     planned = plan_symbol(net, {"x": (4, 4), "y": (4, 4)}, options=PlanOptions(strategy="none"))
     entry = {planned.graph.entry_name(e): e for e in range(planned.graph.num_entries)}

@@ -1,4 +1,4 @@
-"""Modules: re-exported names hide no module, and the planner's modules keep no state between calls."""
+"""No function or class hides a module of its name, and modules of the planner have no state between calls."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
 KEPT = {"stopping.py: _asked", "options.py: _read"}
-"""State that modules keep: the handler that ends a search, and the options of an environment."""
+"""The exceptions: the handler that stops a search, and the cached options of an environment."""
 CHANGING = {"append", "add", "update", "setdefault", "extend", "insert", "pop", "remove", "clear", "discard"}
 
 
 @pytest.mark.parametrize("package", ["executor", "planner", "report", "symbol"])
 def test_no_function_hides_a_module(package: str) -> None:
-    """``import weftplan.planner.recompute.policies`` gives the module: no attribute of a package has its name."""
+    """Each attribute of a package with the name of a module is the module."""
     root = importlib.import_module(f"weftplan.{package}")
     for info in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
         importlib.import_module(info.name)
@@ -28,8 +28,8 @@ def test_no_function_hides_a_module(package: str) -> None:
             assert getattr(sys.modules[parent], leaf) is module, name
 
 
-def kept_by(text: str) -> set[str]:
-    """Return the module names that functions may change: containers, caches, and names declared global."""
+def changed_names(text: str) -> set[str]:
+    """Return the module-level names that functions change: containers, caches and globals."""
     tree = ast.parse(text)
     names = {
         target.id
@@ -57,22 +57,22 @@ def kept_by(text: str) -> set[str]:
     return seen
 
 
-def test_modules_of_the_planner_keep_nothing() -> None:
-    """Any thread may call any function: no module has state that passes from call to call."""
+def test_modules_of_the_planner_have_no_state() -> None:
+    """Functions change no module-level name besides those in ``KEPT``, so any thread may call them."""
     state = {
         f"{path.relative_to(PLANNER).as_posix()}: {name}"
         for path in PLANNER.rglob("*.py")
-        for name in kept_by(path.read_text())
+        for name in changed_names(path.read_text())
     }
     assert state == KEPT
 
 
-def test_what_is_kept_is_seen() -> None:
-    """The check sees a cache, a global, and a container that a function fills; no local one and no constant."""
+def test_changed_names_are_found() -> None:
+    """``changed_names`` finds caches, globals and filled containers, but no local names and constants."""
     text = (
         "seen = {}\nROWS = []\nSIZES = {1: 2}\ncount = 0\n"
         "@cache\ndef kept(): ...\n"
         "def fill(a):\n    global count\n    seen[a] = 1\n    ROWS.append(a)\n"
         "def look(a):\n    mine = []\n    mine.append(SIZES[a])\n"
     )
-    assert kept_by(text) == {"seen", "ROWS", "count", "kept"}
+    assert changed_names(text) == {"seen", "ROWS", "count", "kept"}

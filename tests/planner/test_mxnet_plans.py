@@ -1,7 +1,7 @@
-"""Exact golden plans: on graphs that MXNet 1.9.1 executed, our sharing takes the bytes that MXNet planned.
+"""Plans of graphs that MXNet 1.9.1 executed have exactly MXNet's bytes.
 
-The graphs are MXNet's own (forward and backward, its operators), so nothing but the planner differs: in-place rule,
-match range, sweep, colours. Operators' program are those of MXNet's CPU build.
+The graphs are MXNet's own, with its forward and backward operators, so that only planners are compared: the in-place
+rule, the match range, the search for a range, and colours. In-place pairs are those of MXNet's CPU build.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INPLACE = {
     "_backward_copy": IDENTITY,
 }
 MEASURED = {
-    # network: (most alive at once, planned by default, without reuse, range 1, swept, four colours)
+    # network: (live bytes at the peak, planned by default, without reuse, range 1, best range, four colours)
     "mlp": (84_480, 87_040, 103_424, 103_424, 87_040, 87_040),
     "lenet": (11_799_040, 12_784_640, 15_462_400, 15_462_400, 12_784_640, 13_649_920),
     "alexnet": (92_713_984, 113_657_856, 172_779_520, 167_241_728, 113_657_856, 124_307_456),
@@ -59,17 +59,19 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def _nothing(*args: Any) -> Any:
+    """Raise an error, because these operators never run."""
     raise AssertionError("these operators are never run")
 
 
 @pytest.fixture(scope="module")
 def graphs() -> dict[str, Program]:
-    """Program of every stored graph."""
+    """The program of every stored graph, by the name of its network."""
     stored = json.loads(gzip.decompress(GRAPHS.read_bytes()))
     return {name: _program(graph) for name, graph in stored.items()}
 
 
 def _program(stored: dict[str, Any]) -> Program:
+    """Return a stored graph as a program, with operators that cannot run."""
     nodes: list[Node] = []
     elements: list[int] = []
     for position, (op, inputs, controls, sizes) in enumerate(stored["nodes"]):
@@ -93,7 +95,7 @@ def _program(stored: dict[str, Any]) -> Program:
         )
         elements += sizes
     graph = indexed([Entry(nodes[n], k) for n, k in stored["heads"]])
-    # The stored order is MXNet's numbering: ours must be the same, or plans could not agree.
+    # The stored order is MXNet's numbering, and must be equal to ours for equal plans.
     assert graph.nodes == nodes
     return Program(
         graph=graph,
@@ -113,7 +115,7 @@ def _program(stored: dict[str, Any]) -> Program:
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_planned_bytes_are_those_of_mxnet(graphs: dict[str, Program], name: str) -> None:
-    """Bytes alive and bytes planned, to the byte, with every setting that MXNet has."""
+    """With each of MXNet's settings, live bytes and planned bytes are exactly MXNet's."""
     alive, *planned = MEASURED[name]
     for setting, expected in zip(SETTINGS, planned, strict=True):
         options = PlanOptions(
@@ -127,7 +129,7 @@ def test_planned_bytes_are_those_of_mxnet(graphs: dict[str, Program], name: str)
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_ours_is_never_above_mxnet(graphs: dict[str, Program], name: str) -> None:
-    """On MXNet's own graph and order, plans are within 0.5 % of the live bytes, and below MXNet's."""
+    """On MXNet's graph and order, our plans are no larger than MXNet's and within 0.5 % of the live bytes."""
     plan = plan_graph(graphs[name], PlanOptions()).memory
     assert plan.peak <= MEASURED[name][1]
     assert plan.peak <= 1.005 * plan.lower_bound

@@ -1,4 +1,4 @@
-"""The planner's core knows neither symbols nor operators: its imports say so, and a list of steps can be planned."""
+"""The planner's core is independent of symbols and operators: it imports neither, and plans lists of steps."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from weftplan.planner.storage_assignment import Kind
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
 
 
-def core() -> list[Path]:
-    """Every module of the planner but the front end and the package itself, which offers both."""
+def core_modules() -> list[Path]:
+    """Return every module of the planner except the front end for symbols and the package itself."""
     return sorted(
         path for path in PLANNER.rglob("*.py") if "symbolic" not in path.parts and path != PLANNER / "__init__.py"
     )
 
 
-def strangers(path: Path) -> list[str]:
-    """Imports of a module that the core must not have."""
+def forbidden_imports(path: Path) -> list[str]:
+    """Return the imports of a module that the core must not have."""
     results = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -43,14 +43,14 @@ def strangers(path: Path) -> list[str]:
 
 
 @together()
-@pytest.mark.parametrize("path", core(), ids=lambda path: path.relative_to(PLANNER).as_posix())
+@pytest.mark.parametrize("path", core_modules(), ids=lambda path: path.relative_to(PLANNER).as_posix())
 def test_the_core_imports_no_symbol_and_no_operator(path: Path) -> None:
-    """The arrow goes from the front end to the core only."""
-    assert strangers(path) == []
+    """No module of the core imports symbols, operators or the front end."""
+    assert forbidden_imports(path) == []
 
 
 def test_the_rule_can_fail(tmp_path: Path) -> None:
-    """The check sees symbols, operators, the front end, and words of operators."""
+    """``forbidden_imports`` finds imports of symbols, operators and the front end, in every form."""
     path = tmp_path / "module.py"
     path.write_text(
         "from weftplan.symbol.node import Node\nimport weftplan.ops.core.registry\n"
@@ -59,7 +59,7 @@ def test_the_rule_can_fail(tmp_path: Path) -> None:
         "from weftplan.ops.core.schema import Req, Op\n"
         "from weftplan.planner import symbolic\n"
     )
-    assert sorted(strangers(path)) == [
+    assert sorted(forbidden_imports(path)) == [
         "weftplan.ops.core.registry",
         "weftplan.ops.core.registry",
         "weftplan.ops.core.schema.Op",
@@ -79,11 +79,11 @@ CHAIN = [
 
 
 def test_a_list_of_steps_shares_memory() -> None:
-    """Over dead inputs where a step allows it, and else in bytes that are free again: to the byte what is alive."""
+    """Steps share memory in place and with later steps, so that the peak is the bytes that are alive."""
     planned = plan_steps({"x": 4096}, CHAIN, ["d"])
     validate(planned)
     plan = planned.memory
-    assert Kind(int(plan.entry_kind[2])) is Kind.INPLACE  # b over a
+    assert Kind(int(plan.entry_kind[2])) is Kind.INPLACE  # b overwrites a
     assert plan.peak == plan.lower_bound == 4096 + 8192 + 1024
     apart = plan_steps({"x": 4096}, CHAIN, ["d"], options=PlanOptions(enable_inplace=False, strategy="none"))
     validate(apart)
@@ -91,7 +91,7 @@ def test_a_list_of_steps_shares_memory() -> None:
 
 
 def test_steps_of_one_device_do_not_share_with_another() -> None:
-    """Each device has slabs of its own."""
+    """Steps on two devices have separate memory on each."""
     there = Context("cpu", 1)
     planned = plan_steps({"x": 64}, [*CHAIN[:2], replace(CHAIN[2], device=there), CHAIN[3]], ["d"])
     validate(planned)
@@ -99,7 +99,7 @@ def test_steps_of_one_device_do_not_share_with_another() -> None:
 
 
 def _training(device: Context, *, repeats: bool = True) -> list[Step]:
-    """Six results that are read again in reverse order, each by a step that makes little."""
+    """Return six forward steps with results of 1 MiB, and backward steps that read them in reverse order."""
     size = 1 << 20
     forward = [
         Step(f"f{k}", (f"f{k - 1}" if k else "x",), size, seconds=1e-3, repeats=repeats, device=device)
@@ -113,7 +113,7 @@ def _training(device: Context, *, repeats: bool = True) -> list[Step]:
 
 
 def test_a_budget_repeats_steps() -> None:
-    """Steps are run again before they are needed, each by its number in the list; the plan fits."""
+    """A budget of 3/4 of the plain peak is met by repeating steps."""
     steps = _training(Context("cpu", 0))
     plain = plan_steps({"x": 64}, steps, ["f5"], gradients=["g0"], forward=6)
     tight = plan_steps(
@@ -126,8 +126,8 @@ def test_a_budget_repeats_steps() -> None:
     assert all(name.endswith("_mirror") for name in repeated)
 
 
-def test_what_may_not_be_repeated_is_not() -> None:
-    """With steps that must run once there is nothing to gain on a host, and the error says so."""
+def test_steps_that_may_not_be_repeated() -> None:
+    """If no step may be repeated, a budget below the plain peak raises an error with that peak."""
     steps = _training(Context("cpu", 0), repeats=False)
     plain = plan_steps({"x": 64}, steps, ["f5"], gradients=["g0"], forward=6)
     with pytest.raises(BudgetError) as error:
@@ -143,7 +143,7 @@ def test_what_may_not_be_repeated_is_not() -> None:
 
 
 def test_a_budget_sends_results_to_the_host() -> None:
-    """On a device with memory of its own, copies out and back are added to the list."""
+    """On a device, a budget is met by steps that copy results to the host and back."""
     steps = _training(Context("sim", 0), repeats=False)
     plain = plan_steps({"x": 64}, steps, ["f5"], gradients=["g0"], forward=6)
     tight = plan_steps(

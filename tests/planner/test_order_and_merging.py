@@ -1,4 +1,4 @@
-"""Execution order and common-subexpression elimination: less memory or work, the same bits."""
+"""Search for an order of execution, and merging of equal expressions: less memory or work, the same bits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from weftplan.planner import PlanOptions, plan_symbol, validate
 
 
 def test_late_consumers_are_pulled_forward() -> None:
-    """Depth-first order makes all five large entries before it reduces the first of them.
+    """Reordering runs each reduction right after the large entry that it reads, and halves the peak.
 
-    It reaches each entry as an input of zeros_like, which ignores the values; the reductions come last.
+    Depth-first order computes all five large entries first, as inputs of ``zeros_like``, which ignores their values.
     """
     x = sym.Variable("x")
     bigs = [sym.Concat(*[sym.tanh(x, name=f"t{k}")] * 32, dim=0, name=f"big{k}") for k in range(5)]
@@ -33,7 +33,7 @@ def test_late_consumers_are_pulled_forward() -> None:
 
 @pytest.mark.parametrize("name", ["lenet", "resnet", "mlp"])
 def test_reordering_is_never_worse(name: str) -> None:
-    """The given order is a candidate."""
+    """Reordering never raises the peak, because the given order is a candidate."""
     from weftplan import models
 
     net, shapes = models.get(name), models.input_shapes(name, 8)
@@ -48,7 +48,7 @@ def test_reordering_is_never_worse(name: str) -> None:
 
 
 def test_equal_expressions_are_computed_once(interpret: Any) -> None:
-    """tanh(x) * tanh(x) has one tanh after merging; its two gradients are summed."""
+    """In tanh(x) * tanh(x) one tanh is computed, and the output has the same bits."""
     x = sym.Variable("x")
     net = sym.tanh(x, name="a") * sym.tanh(x, name="b")
     merged, plain = (
@@ -61,15 +61,15 @@ def test_equal_expressions_are_computed_once(interpret: Any) -> None:
     assert np.array_equal(interpret.planned(merged, values)["output0"], interpret.planned(plain, values)["output0"])
 
 
-def test_merging_cascades() -> None:
-    """exp(tanh(x)) twice: both levels merge in one pass."""
+def test_nested_expressions_are_merged() -> None:
+    """Two nodes exp(tanh(x)) are merged at both levels in one pass."""
     x = sym.Variable("x")
     net = sym.exp(sym.tanh(x)) + sym.exp(sym.tanh(x))
     assert plan_symbol(net, {"x": (2, 2)}).graph.num_nodes == 4
 
 
-def test_kinds_that_read_the_same_are_told_apart() -> None:
-    """Of four powers of one entry the first and the third are one, and so are the second and the fourth."""
+def test_equal_operators_with_other_parameters() -> None:
+    """Of four powers with exponents 2, 3, 2 and 3, only equal exponents are merged."""
     x = sym.Variable("x")
     powers = [x**power for power in (2, 3, 2, 3)]
     planned = plan_symbol(sym.add_n(*(sym.sin(power) for power in powers)), {"x": (2, 3)})
@@ -77,8 +77,8 @@ def test_kinds_that_read_the_same_are_told_apart() -> None:
     assert names == ["_power_scalar", "sin"] * 2 + ["add_n"]
 
 
-def test_what_must_not_be_merged() -> None:
-    """Random nodes, losses, other parameters, other groups."""
+def test_nodes_that_must_not_be_merged() -> None:
+    """Random nodes, losses, and nodes with different parameters or groups are not merged."""
     x = sym.Variable("x")
     pairs = [
         (sym.Dropout(x, p=0.5), sym.Dropout(x, p=0.5)),
@@ -93,7 +93,7 @@ def test_what_must_not_be_merged() -> None:
 
 
 def test_merged_outputs_stay_two_arrays() -> None:
-    """Two equal heads: the second goes through a copy, as a caller may write into either."""
+    """Of two equal outputs the second is a copy, because the caller may write to either."""
     x = sym.Variable("x")
     planned = plan_symbol(sym.Group([sym.tanh(x, name="a"), sym.tanh(x, name="b")]), {"x": (2, 2)})
     validate(planned)
@@ -101,7 +101,11 @@ def test_merged_outputs_stay_two_arrays() -> None:
 
 
 def uneven_symbol(seed: int, size: int, *, shared: bool = True) -> Any:
-    """A random graph whose entries have very different sizes: wide and narrow layers, joins, views, in place."""
+    """Return a random graph of entries of very different sizes; its outputs are all unread entries.
+
+    It has wide and narrow layers, concatenations, views and reductions. Without ``shared`` few entries have two
+    readers.
+    """
     rng = random.Random(seed)
     pool: list[tuple[Any, int]] = [(sym.Variable("x"), 8)]
     unread: list[int] = []
@@ -138,7 +142,7 @@ def uneven_symbol(seed: int, size: int, *, shared: bool = True) -> Any:
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("grad_req", ["null", "write"])
 def test_never_worse_and_valid(seed: int, grad_req: str) -> None:
-    """Larger random graphs: a valid plan, the parts kept apart, and no higher peak than the given order's."""
+    """On random graphs, reordering gives a valid plan with no higher peak and the same forward nodes."""
     net = uneven_symbol(1000 + seed, 20 + 2 * seed)
     inputs = plan_symbol(net, {"x": (4, 8)}, grad_req=grad_req, options=PlanOptions())
     chosen = plan_symbol(net, {"x": (4, 8)}, grad_req=grad_req, options=PlanOptions(reorder=True))

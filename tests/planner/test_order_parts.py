@@ -1,4 +1,4 @@
-"""The search for an order of execution, on lists of steps small enough to say which order is right."""
+"""The search for an order of execution, on small lists of steps whose right order is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weftplan.planner.program import Program
 
 
 def test_a_part_of_three_steps_is_put_into_another_order() -> None:
-    """A step with much scratch runs before many results are alive; three steps are the minimum for the search."""
+    """Of three steps, one with much scratch memory is moved to the front, which lowers the peak."""
     steps = [Step("wide", ("x",), 5000), Step("busy", ("x",), 1000, scratch=10_000), Step("end", ("wide", "busy"), 64)]
     inputs = plan_steps({"x": 64}, steps, ["end"])
     chosen = plan_steps({"x": 64}, steps, ["end"], options=PlanOptions(reorder=True))
@@ -24,8 +24,8 @@ def test_a_part_of_three_steps_is_put_into_another_order() -> None:
     assert [chosen.graph.names[nid] for nid in chosen.order] == ["busy", "wide", "end"]
 
 
-def test_a_last_reader_is_pulled_forward_as_soon_as_it_is_the_last() -> None:
-    """Greedy order forwards: with ``p`` gone ``q`` alone reads ``big``, so it runs before the smaller ``r``."""
+def test_last_reader_runs_as_soon_as_it_frees_memory() -> None:
+    """In greedy forward order ``q`` runs before the smaller ``r``, once ``q`` is the last reader of ``big``."""
     steps = [
         Step("big", ("x",), 1000),
         Step("p", ("big",), 10),
@@ -43,7 +43,7 @@ def test_a_last_reader_is_pulled_forward_as_soon_as_it_is_the_last() -> None:
 
 
 def random_program(seed: int) -> tuple[Program, list[int]]:
-    """Ten steps that each read up to three results, some twice, and the steps of its forward or its backward part."""
+    """Return a random program of ten steps, and the steps of its forward or its backward part."""
     rng = random.Random(seed)
     known, steps = ["x", "y"], []
     for k in range(10):
@@ -55,7 +55,7 @@ def random_program(seed: int) -> tuple[Program, list[int]]:
 
 
 def pairs_of(program: Program, nodes: list[int]) -> tuple[dict[int, set[int]], set[int]]:
-    """Return (counted results that each node reads, results of ``nodes`` that later nodes need)."""
+    """Return the planned results that each node reads, and the results of ``nodes`` that later nodes need."""
     reads = {n: {e for e in program.reads[n] if not program.external[e]} for n in program.order}
     later = set(program.order) - set(nodes)
     return reads, {e for e in nodes if e in program.graph.outputs or any(e in reads[n] for n in later)}
@@ -63,10 +63,10 @@ def pairs_of(program: Program, nodes: list[int]) -> tuple[dict[int, set[int]], s
 
 @together()
 @pytest.mark.parametrize("seed", range(60))
-def test_forwards_the_step_after_which_least_is_alive_is_next(seed: int) -> None:
+def test_greedy_forward_order(seed: int) -> None:
     """The next step is the ready step that adds the fewest live bytes; ties follow the given order.
 
-    An entry dies with its last reader, unless it is made here and a node after this part needs it.
+    An entry dies with its last reader, unless it is computed in this part and needed after it.
     """
     program, nodes = random_program(seed)
     reads, kept = pairs_of(program, nodes)
@@ -87,11 +87,10 @@ def test_forwards_the_step_after_which_least_is_alive_is_next(seed: int) -> None
 
 @together()
 @pytest.mark.parametrize("seed", range(60))
-def test_backwards_the_step_before_which_least_is_alive_is_last(seed: int) -> None:
-    """The last step is, of the steps without remaining readers, the step with the fewest live bytes before it; ties
-    take the last.
+def test_greedy_backward_order(seed: int) -> None:
+    """From the end, the next step has the fewest live bytes before it; ties take the last step.
 
-    An entry is alive from its last reader back to its maker.
+    Candidates are the steps without remaining readers. An entry is alive from its last reader back to its own step.
     """
     program, nodes = random_program(seed)
     reads, alive = pairs_of(program, nodes)

@@ -1,4 +1,4 @@
-"""Generated problems of the kinds of hard public problems: their properties, and their packings."""
+"""Generated packing problems, which resemble hard public problems: their properties and packings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weftplan.planner.packing import check_packing, pack
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("n", [40, 150, 450])
 def test_the_bound_is_the_height_of_the_rectangle(family: str, n: int) -> None:
-    """About as many buffers as asked for, within the rectangle, with its height as the most live bytes."""
+    """A problem has about ``n`` buffers inside a rectangle, whose height is the largest load."""
     lower, upper, size = challenge(family, n, 3)
     assert abs(len(size) - n) <= max(0.15 * n, 12)
     assert (lower >= 0).all()
@@ -28,7 +28,7 @@ def test_the_bound_is_the_height_of_the_rectangle(family: str, n: int) -> None:
 
 
 def test_same_seed_same_problem() -> None:
-    """Seeds differ, families differ, a repetition does not."""
+    """Equal seeds give equal problems; seeds and families differ; an unknown family raises an error."""
     result = {name: [column.tolist() for column in buffers] for name, buffers in challenges(2, (60,))}
     assert result == {name: [column.tolist() for column in buffers] for name, buffers in challenges(2, (60,))}
     assert len({str(columns) for columns in result.values()}) == len(result) == 2 * len(FAMILIES)
@@ -36,14 +36,14 @@ def test_same_seed_same_problem() -> None:
         challenge("knots", 10)
 
 
-def test_small_full_rectangles_are_put_together_again() -> None:
-    """Rectangles cut from edge to edge and complete are packed at the bound."""
+def test_full_rectangles_are_packed_at_the_bound() -> None:
+    """150 buffers that were cut from a full rectangle are packed at the bound."""
     for family in ("cut", "slices", "boxes"):
         assert pack(*challenge(family, 150, 7)).ratio == 1.0
 
 
 def test_all_families() -> None:
-    """Valid everywhere, and within 15 % of the bound in the geometric mean."""
+    """Packings of all families are valid, and within 15 % of the bound in the geometric mean."""
     ratios = []
     for _, buffers in challenges(1, (100,)):
         packing = pack(*buffers)

@@ -1,4 +1,4 @@
-"""The time limit of `pack`: kept inside every method, harmless wherever it strikes, without effect when far away."""
+"""The time limit of `pack`: every method respects it, packings stay valid, and a large limit changes nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from weftplan.planner.packing import Precedence, check_packing, pack, problem
 DATA = Path(__file__).parents[2] / "bench" / "data"
 
 
-def crowded(count: int, steps: int) -> Buffers:
-    """Random sizes and long random lifetimes: hundreds of buffers alive at once."""
+def crowded_buffers(count: int, steps: int) -> Buffers:
+    """Return buffers of random sizes and long random lifetimes; hundreds are alive at the same time."""
     rng = np.random.default_rng(0)
     lower = rng.integers(0, steps, count)
     return lower, lower + rng.integers(1, steps // 3, count), rng.integers(1, 1000, count)
@@ -27,18 +27,18 @@ def crowded(count: int, steps: int) -> Buffers:
     [
         (planted(1_500, 5, duration=1 << 11, memory=1 << 12), "search"),
         (planted(20_000, 2, duration=1 << 15, memory=1 << 15), "first fit"),
-        (crowded(2_900, 5_800), "conflict tables"),
-        (crowded(40_000, 1_000), "first fit"),
+        (crowded_buffers(2_900, 5_800), "conflict tables"),
+        (crowded_buffers(40_000, 1_000), "first fit"),
         (skewed_trace(60_000, 2), "first fit"),
         (read_csv(DATA / "somas_resnet50.csv")[1:], "search"),
     ],
     ids=["planted 1500", "planted 20000", "crowded 2900", "crowded 40000", "skewed 60000", "resnet50"],
 )
 def test_kept_in_every_method(buffers: Buffers, unlimited: str) -> None:
-    """A twentieth of a second, where methods (the longest is named) would take from one to ten seconds.
+    """A limit of 0.05 s is respected by all methods; the longest, ``unlimited``, would take 1 to 10 s.
 
-    Time above the limit is the quick packing and the reading of the input. A run with no time at all measures both, in
-    processor time of this thread, so that neither a busy machine nor other threads matter.
+    Reading the input and a first packing are not limited. A run with almost no time measures them, in processor time of
+    this thread, so that other threads and programs do not matter.
     """
     spent = []
     for limit in (1e-9, 0.05):
@@ -50,8 +50,8 @@ def test_kept_in_every_method(buffers: Buffers, unlimited: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["G", "K"])
-def test_whenever_it_strikes_the_packing_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time runs out at the n-th look at the clock, for n = 1, 2, 4, … until it is never reached."""
+def test_packing_is_valid_whenever_time_runs_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packing is valid if time runs out at the n-th check of the clock, for n = 1, 2, 4, ... until it does not."""
     buffers = read_csv(DATA / "minimalloc" / f"{name}.1048576.csv")[1:]
     count = len(buffers[0])
     order = Precedence([1 << k for k in range(count)], [(1 << k) * 2 - 1 for k in range(count)])
@@ -69,7 +69,7 @@ def test_whenever_it_strikes_the_packing_is_valid(name: str, monkeypatch: pytest
     peaks = []
     while True:
         looks = 0
-        # The limit is counted from the real clock, far above the fake one's zero.
+        # The deadline comes from the real clock, whose time is far above the 0 of the fake clock.
         packing = pack(*buffers, time_limit=1.0, order=order)
         assert check_packing(*buffers, packing.offsets) == packing.peak
         peaks.append(packing.peak)
@@ -82,6 +82,6 @@ def test_whenever_it_strikes_the_packing_is_valid(name: str, monkeypatch: pytest
 
 
 def test_a_limit_far_away_changes_nothing() -> None:
-    """The same offsets as without one."""
+    """A limit of 10,000 s gives the same packing as no limit."""
     buffers = read_csv(DATA / "minimalloc" / "H.1048576.csv")[1:]
     assert pack(*buffers, time_limit=10_000.0) == pack(*buffers)

@@ -1,6 +1,7 @@
-"""Paddle's rules of computing in place and of reuse across operators, one test a rule.
+"""Paddle's rules for in-place computation and for reuse across operators, one test for each rule.
 
-"Shares" means: the output lies in the storage of the input, with kind INPLACE.
+The older rules are ``compat="paddle"``; the newer rules, of release 2.6 and later, are ``compat="paddle_pir"``. An
+output "shares" if it is in the storage of an input, with kind INPLACE.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ sym = mx.sym
 
 
 def plan(symbol: Symbol, compat: str = "paddle", strategy: str = "none", **named: object) -> PlannedGraph:
-    """Planned with 4 x 4 arrays and without merging equal nodes, and judged."""
+    """Plan a symbol of 4 x 4 arrays without merging equal nodes, and validate the plan."""
     grad_req = str(named.pop("grad_req", "null"))
     shapes = named.pop("shapes", None) or dict.fromkeys(symbol.list_arguments(), (4, 4))
     options = PlanOptions(compat=compat, strategy=strategy, eliminate_common_expr=False, **named)  # type: ignore[arg-type]
@@ -30,33 +31,33 @@ def plan(symbol: Symbol, compat: str = "paddle", strategy: str = "none", **named
 
 
 def entry(graph: PlannedGraph, name: str) -> int:
-    """First output of a node."""
+    """Return the number of the first output of the node ``name``."""
     return next(graph.graph.row[n] for n, node in enumerate(graph.graph.nodes) if node.name == name)
 
 
 def storage(graph: PlannedGraph, name: str) -> int:
-    """Storage of a node's first output."""
+    """Return the storage of the first output of the node ``name``."""
     return int(graph.memory.entry_storage[entry(graph, name)])
 
 
 def kind(graph: PlannedGraph, name: str) -> Kind:
-    """Kind of a node's first output."""
+    """Return the kind of the first output of the node ``name``."""
     return Kind(int(graph.memory.entry_kind[entry(graph, name)]))
 
 
 def steps(graph: PlannedGraph) -> list[str]:
-    """Return the names in execution order."""
+    """Return the names of nodes in execution order."""
     return [graph.graph.nodes[n].name for n in graph.order]
 
 
 def relu(x: Symbol, name: str) -> Symbol:
-    """An operator that may run in place."""
+    """Return a relu, which may run in place."""
     return sym.Activation(x, act_type="relu", name=name)
 
 
 @pytest.mark.parametrize("compat", ["paddle", "paddle_pir"])
 def test_an_input_that_dies_is_taken(compat: str) -> None:
-    """x -> a -> b -> c: b and c share with their inputs (c is fetched, which only the later rules mind)."""
+    """In x -> a -> b -> c, b shares with a; c, which is an output, shares only by the older rules."""
     graph = plan(relu(relu(relu(sym.Variable("x"), "a"), "b"), "c"), compat)
     assert kind(graph, "a") == Kind.OWN
     assert kind(graph, "b") == Kind.INPLACE
@@ -65,7 +66,7 @@ def test_an_input_that_dies_is_taken(compat: str) -> None:
 
 
 def test_arguments_are_persistable() -> None:
-    """Nothing is computed in the memory of an argument, nor in place into the caller's gradient array."""
+    """No result shares with an argument, and no gradient that the caller receives shares with another result."""
     x = sym.Variable("x")
     graph = plan(relu(x, "a"), grad_req="write")
     assert kind(graph, "a") == Kind.OWN
@@ -73,7 +74,9 @@ def test_arguments_are_persistable() -> None:
 
 
 def test_two_unordered_readers_are_two_last_operators() -> None:
-    """a is read by b and c, and neither needs the other: MXNet takes it for the later of the walk, Paddle for none.
+    """Neither of two unordered readers of ``a`` shares with it by Paddle's older rules.
+
+    MXNet lets the later one in its order share, and so do Paddle's newer rules.
 
     ::
 
@@ -85,11 +88,11 @@ def test_two_unordered_readers_are_two_last_operators() -> None:
     assert kind(plan(net, "none"), "c") == Kind.INPLACE
     graph = plan(net)
     assert kind(graph, "b") == kind(graph, "c") == Kind.OWN
-    assert kind(plan(net, "paddle_pir"), "c") == Kind.INPLACE  # by the order of the program
+    assert kind(plan(net, "paddle_pir"), "c") == Kind.INPLACE  # because c is the last reader in program order
 
 
 def test_a_reader_that_comes_before_by_data_does_not_count() -> None:
-    """a is read by b and by c = a + b, which needs b: c is the only last operator, and shares with a."""
+    """If b reads a, and c reads both, c is the last reader of a and shares with it."""
     a = relu(sym.Variable("x"), "a")
     graph = plan(relu(sym.elemwise_add(a, sym.tanh(a, name="b"), name="c"), "d"))
     assert kind(graph, "c") == Kind.INPLACE
@@ -99,7 +102,7 @@ def test_a_reader_that_comes_before_by_data_does_not_count() -> None:
 
 @pytest.mark.parametrize("compat", ["paddle", "paddle_pir"])
 def test_an_input_used_twice_is_not_taken(compat: str) -> None:
-    """b = a + a."""
+    """The sum b = a + a does not share with a."""
     a = relu(sym.Variable("x"), "a")
     graph = plan(relu(sym.elemwise_add(a, a, name="b"), "c"), compat)
     assert storage(graph, "b") != storage(graph, "a")
@@ -107,7 +110,7 @@ def test_an_input_used_twice_is_not_taken(compat: str) -> None:
 
 @pytest.mark.parametrize("compat", ["paddle", "paddle_pir"])
 def test_copies_have_no_privilege(compat: str) -> None:
-    """A reshape of an input that others still read: MXNet lets both be one memory, Paddle waits for the readers."""
+    """A reshape of an array with later readers shares with it in MXNet, but not in Paddle."""
     a = relu(sym.Variable("x"), "a")
     flat = sym.Reshape(a, shape=(16,), name="flat")
     net = sym.Group([sym.sum(flat, name="s"), sym.sum(sym.tanh(a, name="t"), name="u")])
@@ -117,8 +120,8 @@ def test_copies_have_no_privilege(compat: str) -> None:
 
 
 @pytest.mark.parametrize("compat", ["paddle", "paddle_pir"])
-def test_what_is_fetched_is_not_overwritten(compat: str) -> None:
-    """a is an output of the graph and the input of b, its only reader."""
+def test_outputs_are_not_overwritten(compat: str) -> None:
+    """The reader b of a, which is an output of the graph, does not share with a."""
     a = relu(sym.Variable("x"), "a")
     graph = plan(sym.Group([a, relu(relu(a, "b"), "c")]), compat)
     assert storage(graph, "b") != storage(graph, "a")
@@ -126,15 +129,15 @@ def test_what_is_fetched_is_not_overwritten(compat: str) -> None:
 
 
 def test_pinned_memory_is_left_alone() -> None:
-    """The same chain in page-locked host memory: every result has memory of its own."""
+    """In page-locked host memory no result shares."""
     net = relu(relu(relu(sym.Variable("x"), "a"), "b"), "c")
     options = PlanOptions(compat="paddle", strategy="none")
     graph = plan_symbol(net, {"x": (4, 4)}, context=mx.cpu_pinned(), options=options)
     assert kind(graph, "b") == kind(graph, "c") == Kind.OWN
 
 
-def test_an_output_that_does_not_fit_is_allocated_anew() -> None:
-    """The pair is declared for the first input, which is broadcast: the output is larger."""
+def test_larger_output_does_not_share() -> None:
+    """A broadcast sum shares with its first input only if both have the same size."""
     a = relu(sym.Variable("x"), "a")
     net = relu(sym.broadcast_add(a, sym.Variable("y"), name="b"), "c")
     graph = plan(net, shapes={"x": (4, 1), "y": (4, 4)})
@@ -143,7 +146,7 @@ def test_an_output_that_does_not_fit_is_allocated_anew() -> None:
 
 
 def test_the_switch() -> None:
-    """``enable_inplace=False`` (BuildStrategy.enable_inplace) switches it off, reuse across operators stays."""
+    """``enable_inplace=False`` disables sharing in place, but not reuse across operators."""
     net = relu(relu(relu(relu(sym.Variable("x"), "a"), "b"), "c"), "d")
     graph = plan(net, strategy="match_range", enable_inplace=False)
     assert [kind(graph, name) for name in "abcd"] == [Kind.OWN, Kind.OWN, Kind.SHARED, Kind.SHARED]
@@ -153,7 +156,7 @@ def test_the_switch() -> None:
 
 
 def chain(*shapes: int) -> Symbol:
-    """x -> t0 -> t1 -> …, each of the length given, by operators that cannot run in place."""
+    """Return x -> t0 -> t1 -> ..., whose results have these lengths and cannot be computed in place."""
     net = sym.Variable("x")
     for k, length in enumerate(shapes):
         net = sym.FullyConnected(net, num_hidden=length, no_bias=True, name=f"t{k}")
@@ -161,7 +164,7 @@ def chain(*shapes: int) -> Symbol:
 
 
 def test_only_exactly_the_size_is_used_again() -> None:
-    """Blocks of 8 rows die; one of 6 does not fit Paddle's key, though MXNet's range takes it."""
+    """Paddle reuses a block only for a result of exactly its size; MXNet's range also allows other sizes."""
     net = chain(8, 7, 6, 8, 7)
     shapes = {"x": (2, 4)}
     theirs = plan(net, "none", "match_range", shapes=shapes)
@@ -174,7 +177,7 @@ def test_only_exactly_the_size_is_used_again() -> None:
 
 
 def test_the_last_to_die_is_used_first() -> None:
-    """t0 dies before t1, both of one size: t3, made when both are dead, takes t1's memory, t4 t0's.
+    """Of two dead blocks of one size, the block that died last is reused first.
 
     ::
 
@@ -192,7 +195,7 @@ def test_the_last_to_die_is_used_first() -> None:
 
 
 def test_operators_are_walked_breadth_first() -> None:
-    """Depth first runs one branch after the other, breadth first both at once."""
+    """Paddle's older rules run two branches in turns; the newer rules and MXNet run one after the other."""
     x = sym.Variable("x")
     left, right = x, x
     for k in range(3):
@@ -204,7 +207,7 @@ def test_operators_are_walked_breadth_first() -> None:
 
 
 def test_forward_stays_in_front() -> None:
-    """Training: the forward part runs alone, so no gradient comes before it, breadth first or not."""
+    """In training no gradient runs before the end of the forward part."""
     graph = plan_symbol(
         models.get("inception_v3"),
         models.input_shapes("inception_v3", 2),
@@ -224,7 +227,7 @@ def test_forward_stays_in_front() -> None:
 
 
 def test_unordered_reuse_adds_an_edge() -> None:
-    """Two branches of one size: the second uses what died in the first, and one edge orders them.
+    """A branch that reuses a block of an unordered branch adds one order edge, which the summary states.
 
     ::
 
@@ -246,14 +249,14 @@ def test_unordered_reuse_adds_an_edge() -> None:
 
 
 def test_reuse_along_a_chain_adds_none() -> None:
-    """Every reuse is between nodes that need each other's results."""
+    """Reuse along a chain adds no order edges, because its nodes are ordered by their data."""
     graph = plan(chain(8, 7, 8, 7, 8, 7), strategy="match_range", shapes={"x": (2, 4)})
     assert graph.memory.num_storages == 2
     assert graph.memory.num_added_waits == 0
 
 
-def test_nothing_is_used_again_where_the_range_is_zero() -> None:
-    """A match range of 0 switches reuse off under Paddle's rules too, and the later rules have no reuse at all."""
+def test_range_zero_disables_reuse() -> None:
+    """A match range of 0 disables reuse; the newer rules never reuse."""
     for compat, match_range, count in (("paddle", 1, 2), ("paddle", 0, 6), ("paddle_pir", 1, 6), ("paddle_pir", 0, 6)):
         graph = plan(chain(8, 7, 8, 7, 8, 7), compat, "match_range", match_range=match_range, shapes={"x": (2, 4)})
         assert graph.memory.num_storages == count
@@ -261,7 +264,7 @@ def test_nothing_is_used_again_where_the_range_is_zero() -> None:
 
 
 def test_edges_are_those_of_the_graph() -> None:
-    """Inception, training: after adding the edges every user of a block comes before the next one's first writer."""
+    """With the order edges, all users of a block in Inception's training come before the next writer of the block."""
     options = PlanOptions(compat="paddle", strategy="match_range")
     shapes = models.input_shapes("inception_v3", 2)
     program = size_symbol(models.get("inception_v3"), shapes, grad_req="write", options=options).program
@@ -300,19 +303,19 @@ def test_edges_are_those_of_the_graph() -> None:
 
 
 def test_pir_wants_equal_dtypes() -> None:
-    """A cast between types of one width: the older passes share, the newer does not."""
+    """A cast to another dtype of the same width shares by the older rules, but not by the newer rules."""
     net = relu(sym.Cast(relu(sym.Variable("x"), "a"), dtype="int32", name="b"), "c")
     assert kind(plan(net, "paddle"), "b") == Kind.INPLACE
     assert kind(plan(net, "paddle_pir"), "b") == Kind.OWN
 
 
 def test_pir_reuses_nothing_across_operators() -> None:
-    """The pass only computes in place; the rest is the allocator's."""
+    """The newer rules reuse no memory across operators."""
     assert plan(chain(8, 7, 8, 7, 8), "paddle_pir", "match_range", shapes={"x": (2, 4)}).memory.num_storages == 5
 
 
 def test_pir_blacklist() -> None:
-    """Operators named in the option compute nothing in place; others do."""
+    """Operators in ``inplace_blacklist`` do not compute in place; the option must be a tuple."""
     net = relu(sym.tanh(relu(relu(sym.Variable("x"), "a"), "b"), name="t"), "c")
     graph = plan(net, "paddle_pir", inplace_blacklist=("Activation",))
     assert [kind(graph, name) for name in "abtc"] == [Kind.OWN, Kind.OWN, Kind.INPLACE, Kind.OWN]
@@ -323,7 +326,7 @@ def test_pir_blacklist() -> None:
 
 
 def test_pir_leaves_gradients_of_sums_alone_on_a_cpu() -> None:
-    """The gradient of a broadcast sum is not computed in place of the incoming one on a CPU; the older rule does."""
+    """On a CPU the gradient of a broadcast difference shares by the older rules, but not by the newer rules."""
     x, y = sym.Variable("x"), sym.Variable("y")
     net = sym.sum(relu(sym.broadcast_sub(relu(x, "a"), relu(y, "b"), name="m"), "r"), name="s")
     shapes = {"x": (4, 4), "y": (4, 4)}
@@ -339,7 +342,7 @@ def test_pir_leaves_gradients_of_sums_alone_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("name", ["lenet", "resnet", "mlp"])
 def test_fetched_bytes_are_those_of_the_run_with_all_off(name: str) -> None:
-    """Every forward result is fetched, once with everything off, then under every combination of rules."""
+    """All forward results have the bits of a run without sharing, for every combination of rules."""
     symbol = models.get(name).get_internals()
     shapes = models.input_shapes(name, 2)
     want = None
@@ -363,7 +366,7 @@ def test_fetched_bytes_are_those_of_the_run_with_all_off(name: str) -> None:
 
 
 def test_training_gives_the_same_gradients() -> None:
-    """One step of a small residual network: the gradients of all parameters, bit for bit."""
+    """The gradients of a residual network have the bits of a run without sharing."""
     want = None
     for options in (
         PlanOptions(strategy="none", enable_inplace=False),
@@ -381,7 +384,7 @@ def test_training_gives_the_same_gradients() -> None:
 
 
 def test_breadth_first_keeps_the_order_of_states() -> None:
-    """Two nodes that touch one auxiliary state (batch norms sharing it) stay in their order."""
+    """Two batch norms with the same auxiliary states run in their given order."""
     x = sym.Variable("x")
     mean, var = sym.Variable("mean"), sym.Variable("var")
     deep = relu(relu(x, "a"), "b")

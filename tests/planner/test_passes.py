@@ -1,4 +1,4 @@
-"""The list of passes of a network: the changes of each, their display, and their switches."""
+"""The passes of a plan: what each changes, how plans list them, and how they are switched off."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES: Any = {"data": (2, 3, 20, 20)}
 
 
 def network() -> Any:
-    """Return a layer between batch norms, and a relu; two nodes that compute the same."""
+    """Return a convolution between batch norms, followed by a relu and two equal nodes."""
     net = sym.BatchNorm(sym.Variable("data"), name="scaled")
     net = sym.Convolution(net, kernel=(3, 3), num_filter=64, no_bias=True, name="layer")
     net = sym.Activation(sym.BatchNorm(net, name="norm"), act_type="relu")
@@ -32,12 +32,12 @@ def network() -> Any:
 
 
 def passes(symbol: Any) -> dict[str, Pass]:
-    """Those of a plan, by name."""
+    """Return the passes of a plan by name."""
     return {one.name: one for one in plan_symbol(symbol, SHAPES).memory.passes}
 
 
 def test_each_pass_says_what_it_changed() -> None:
-    """Passes are listed in execution order, each with its switch."""
+    """Passes are listed in execution order, with their changes and their switches."""
     actual = list(passes(network()).values())
     assert actual == [
         ("equal expressions merged", "merged 1 node into others that compute the same", "MXNET_ELIMINATE_COMMON_EXPR"),
@@ -55,14 +55,14 @@ def test_each_pass_says_what_it_changed() -> None:
 
 @pytest.mark.parametrize("variable", ["MXNET_ELIMINATE_COMMON_EXPR", "MXNET_USE_FUSION", "WEFTPLAN_DROP_DEAD_OUTPUTS"])
 def test_a_variable_switches_a_pass_off(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it is not in the list, and the others are."""
+    """Setting the variable of a pass to 0 removes that pass from the list and no other."""
     names = {one.switch for one in passes(network()).values()}
     monkeypatch.setenv(variable, "0")
     assert {one.switch for one in passes(network()).values()} == names - {variable}
 
 
-def test_a_pass_that_finds_nothing_says_so() -> None:
-    """It ran all the same."""
+def test_pass_without_changes() -> None:
+    """A pass that changes nothing is listed with "nothing to change"."""
     actual = passes(sym.tanh(sym.Variable("data")))["dead outputs dropped"]
     assert actual.changed == ""
     assert "nothing to change" in actual.text
@@ -70,7 +70,7 @@ def test_a_pass_that_finds_nothing_says_so() -> None:
 
 @pytest.mark.shows("WEFTPLAN_DROP_DEAD_OUTPUTS")
 def test_dead_outputs_are_computed_where_the_pass_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have memory that the plan counts, and their values; results are the same."""
+    """With the pass off, unread outputs have planned memory, and results are the same."""
     net = sym.BatchNorm(sym.Variable("data"), name="norm", fix_gamma=False)
     by_name = {}
     for drop in (True, False):
@@ -88,7 +88,7 @@ def test_dead_outputs_are_computed_where_the_pass_is_off(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["resnet18", "lstm", "mobilenet"])
 def test_no_pass_touches_the_nodes_of_the_symbol(name: str) -> None:
-    """Passes only change nodes that planning created; planning twice gives equal plans."""
+    """Planning does not change the nodes of the symbol, and planning again gives the same plan."""
     net, shapes = mx.models.get(name), mx.models.input_shapes(name, 8)
     wanted = dict.fromkeys(set(net.list_arguments()) - set(shapes), "write")
 
@@ -106,7 +106,7 @@ def test_no_pass_touches_the_nodes_of_the_symbol(name: str) -> None:
 
 
 def test_folding_before_is_in_the_list() -> None:
-    """The functions that fold mark what they made, so a plan of their result says that they ran, and so does a file."""
+    """A plan lists ``fold_constants`` and ``fold_batch_norm`` if they made its symbol, also after saving the symbol."""
     rng = np.random.default_rng(0)
     data, weight = sym.Variable("data"), sym.Variable("w") * 2
     net = sym.BatchNorm(sym.Convolution(data, weight, kernel=(3, 3), num_filter=4, no_bias=True, name="c"), name="n")
@@ -131,7 +131,7 @@ def test_folding_before_is_in_the_list() -> None:
 
 
 def test_the_list_is_shown(tmp_path: Path) -> None:
-    """By `debug_str`, both commands, their JSON, and a plan that was saved and read again."""
+    """Passes are shown by ``debug_str``, by two commands and their JSON, by a saved plan and by its HTML page."""
     net = network()
     bound = net.simple_bind(mx.cpu(), grad_req="null", **SHAPES)
     assert "\nPass: layers joined: joined 2 pairs" in bound.debug_str()

@@ -1,4 +1,4 @@
-"""Plans as text: JSON there and back, damaged files, edited plans, and the reports."""
+"""Plans as JSON text: reading and writing, damaged and edited files, and reports."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from weftplan.planner import MemoryPlan, PlanOptions, plan_symbol, validate
 
 @pytest.fixture(params=["match_range", "auto"])
 def plan(request: pytest.FixtureRequest) -> MemoryPlan:
-    """The training plan of the small LeNet."""
+    """The training plan of LeNet, by each of two strategies."""
     net, shapes = models.get("lenet"), models.input_shapes("lenet", 4)
     return plan_symbol(net, shapes, grad_req="write", options=PlanOptions(strategy=request.param)).memory
 
 
 def test_round_trip(plan: MemoryPlan) -> None:
-    """Every array and every figure comes back; writing again gives the same text; the layout is still valid."""
+    """A plan that was written and read again has equal arrays, figures and text, and is valid."""
     text = plan.to_json()
     back = MemoryPlan.from_json(text)
     assert back.to_json() == text
@@ -36,7 +36,7 @@ def test_round_trip(plan: MemoryPlan) -> None:
 
 
 def test_a_plan_edited_by_hand_is_rejected(plan: MemoryPlan) -> None:
-    """Two entries that live together are given one storage: both names are in the message."""
+    """If two live entries are edited to share a storage, validation raises an error with both names."""
     document = json.loads(plan.to_json())
     rows = document["entries"]
     alive = [row for row in rows if row["storage"] >= 0 and row["source"] < 0]
@@ -54,7 +54,7 @@ def test_a_plan_edited_by_hand_is_rejected(plan: MemoryPlan) -> None:
 
 
 def test_a_lifetime_edited_by_hand_is_rejected(plan: MemoryPlan) -> None:
-    """Entries said to live to the end clash with the next tenants of their bytes."""
+    """If lifetimes are edited to last to the end, validation finds that their bytes are overwritten."""
     document = json.loads(plan.to_json())
     for row in document["entries"]:
         if row["storage"] >= 0:
@@ -64,7 +64,7 @@ def test_a_lifetime_edited_by_hand_is_rejected(plan: MemoryPlan) -> None:
 
 
 def test_sizes_edited_by_hand_are_rejected(plan: MemoryPlan) -> None:
-    """Bytes must agree with shape and dtype."""
+    """A size that contradicts shape and dtype is refused."""
     document = json.loads(plan.to_json())
     row = next(row for row in document["entries"] if row["storage"] >= 0)
     row["nbytes"] -= 4
@@ -90,7 +90,7 @@ def test_sizes_edited_by_hand_are_rejected(plan: MemoryPlan) -> None:
     ],
 )
 def test_damaged_files(damage: Any, message: str) -> None:
-    """Each damage is named; nothing is returned."""
+    """Each kind of damage raises a FormatError with its own message."""
     net = sym.exp(sym.tanh(sym.Variable("x")))
     text = plan_symbol(net, {"x": (4, 4)}, grad_req="write", options=PlanOptions(strategy="auto")).memory.to_json()
     damaged = damage(text)
@@ -100,7 +100,7 @@ def test_damaged_files(damage: Any, message: str) -> None:
 
 
 def test_reports_agree_with_the_plan(plan: MemoryPlan) -> None:
-    """The timeline's maximum is the lower bound; live buffers at the peak add up to it; bars lie inside."""
+    """The timeline's maximum and the buffers alive at the peak equal the lower bound, and bars lie within the peak."""
     timeline = plan.timeline()
     assert timeline.max() == plan.lower_bound
     assert sum(item.nbytes for item in plan.alive_at_peak()) == plan.lower_bound
@@ -114,7 +114,7 @@ def test_reports_agree_with_the_plan(plan: MemoryPlan) -> None:
 
 
 def test_summary_names_what_fills_the_peak(plan: MemoryPlan) -> None:
-    """The summary has totals, the largest buffers, and the memory outside the figures."""
+    """The summary has the peak, the total, the largest buffers, and a list of memory that is not included."""
     text = plan.summary(3)
     assert f"{plan.peak:,} bytes" in text
     assert f"{plan.total:,} bytes" in text
@@ -124,7 +124,7 @@ def test_summary_names_what_fills_the_peak(plan: MemoryPlan) -> None:
 
 
 def test_compare() -> None:
-    """The ratio of the second plan to the first."""
+    """``compare`` shows both peaks and their ratio, second to first."""
     net = sym.exp(sym.tanh(sym.Variable("x")) * 2)
     small, large = (plan_symbol(net, {"x": (n, 8)}, options=PlanOptions(strategy="none")).memory for n in (4, 12))
     peak = next(line for line in small.compare(large).splitlines() if line.startswith("peak"))

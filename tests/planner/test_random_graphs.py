@@ -1,4 +1,4 @@
-"""Random graphs on every strategy: plans are valid, and running them on poisoned memory changes no bit."""
+"""Random graphs with every strategy: plans are valid, and runs on poisoned memory have the right bits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONS = {
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 24))
 def test_same_bits_and_valid(interpret: Any, same: Any, name: str, grad_req: str, seed: int, size: int) -> None:
-    """The planned run equals a run with separate arrays for all entries, and the validator agrees."""
+    """A plan is valid, and its run has the bits of a run with separate arrays for all entries."""
     symbol = interpret.symbol(seed, size)
     shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
     planned = plan_symbol(symbol, shapes, grad_req=grad_req, options=OPTIONS[name])
@@ -48,7 +48,7 @@ def test_same_bits_and_valid(interpret: Any, same: Any, name: str, grad_req: str
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 30))
 def test_sharing_never_exceeds_no_sharing(interpret: Any, seed: int, size: int) -> None:
-    """auto <= match_range <= none <= a buffer per entry, for every graph, and auto <= arena."""
+    """The peak of ``auto`` is at most that of ``arena`` and of ``match_range``, which is at most that of ``none``."""
     symbol = interpret.symbol(seed, size)
     shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
     peaks = [

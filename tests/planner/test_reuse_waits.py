@@ -1,4 +1,4 @@
-"""Reuse of memory without waits is preferred, at no cost in bytes, and remaining waits are counted."""
+"""The planner prefers reuse of memory that needs no waits, at the same peak, and counts the waits that remain."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from weftplan.planner import buffers as buffers_module
 from weftplan.planner.packing import Precedence, check_packing, reuse_edges
 
 ARENA = PlanOptions(strategy="arena", kernels="numpy")
-"""Use NumPy's kernels: scratch of compiled kernels depends on the installation, and these comparisons must not."""
+"""One arena, with NumPy's kernels, because the scratch memory of compiled kernels depends on the installation."""
 
 
 def planned(name: str, grad_req: str) -> PlannedGraph:
-    """Return a built-in network in one arena."""
+    """Plan a built-in network with batch 8 in one arena."""
     return plan_symbol(models.get(name), models.input_shapes(name, 8), grad_req=grad_req, options=ARENA)
 
 
-def walked(graph: PlannedGraph, needs: dict[int, set[int]]) -> Iterator[tuple[int, list[int]]]:
-    """Yield (node, entries whose values it reads) for each node that runs; fill ``needs`` with its transitive
-    inputs."""
+def iterate_nodes(graph: PlannedGraph, needs: dict[int, set[int]]) -> Iterator[tuple[int, list[int]]]:
+    """Yield (node, entries that it reads) for each node that runs, and set ``needs[node]`` to its transitive inputs."""
     index = graph.graph
     for nid in graph.order:
         node = index.nodes[nid]
@@ -38,12 +37,12 @@ def walked(graph: PlannedGraph, needs: dict[int, set[int]]) -> Iterator[tuple[in
             yield nid, reads
 
 
-def counted(graph: PlannedGraph) -> int:
-    """Return the waits of a plan, from its graph alone: the users of each storage, and the inputs of each node."""
+def count_waits(graph: PlannedGraph) -> int:
+    """Return the number of waits of a plan, counted from its storages and its graph."""
     plan, index = graph.memory, graph.graph
     needs: dict[int, set[int]] = {}
     users: dict[int, set[int]] = {}
-    for nid, reads in walked(graph, needs):
+    for nid, reads in iterate_nodes(graph, needs):
         touched = [int(plan.entry_storage[e]) for e in (*reads, *range(index.row[nid], index.row[nid + 1]))]
         for storage in (*touched, int(plan.workspace_storage[nid])):
             users.setdefault(storage, set()).add(nid)
@@ -59,14 +58,14 @@ def counted(graph: PlannedGraph) -> int:
 @pytest.mark.parametrize("name", ["resnet18", "inception_v3", "lstm", "mobilenet"])
 @pytest.mark.parametrize("grad_req", ["null", "write", "add"])
 def test_the_count_is_that_of_the_graph(name: str, grad_req: str) -> None:
-    """The number in the plan equals that of a walk over its graph, and the plan is valid."""
+    """The number of waits in a plan equals a count from its graph, and the plan is valid."""
     graph = planned(name, grad_req)
     validate(graph)
-    assert graph.memory.num_added_waits == counted(graph)
+    assert graph.memory.num_added_waits == count_waits(graph)
 
 
 def without_preference(monkeypatch: pytest.MonkeyPatch, name: str, grad_req: str) -> PlannedGraph:
-    """Return the plan of a packing that knows of no order."""
+    """Plan a network without the order of nodes, so that the planner does not prefer reuse without waits."""
     with monkeypatch.context() as patch:
         patch.setattr(buffers_module.Buffers, "order", lambda self: None)
         return planned(name, grad_req)
@@ -82,21 +81,21 @@ def without_preference(monkeypatch: pytest.MonkeyPatch, name: str, grad_req: str
         ("lstm", "null", 0.4),
     ],
 )
-def test_fewer_wait_at_the_same_peak(name: str, grad_req: str, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks with branches: at most this part of the waits is left, and not one byte more is needed."""
+def test_fewer_waits_at_the_same_peak(name: str, grad_req: str, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the preference at most the share ``most`` of waits is left in networks with branches, at no higher peak."""
     blind, seeing = without_preference(monkeypatch, name, grad_req), planned(name, grad_req)
     assert seeing.memory.peak <= blind.memory.peak
-    assert counted(seeing) <= most * counted(blind)
+    assert count_waits(seeing) <= most * count_waits(blind)
 
 
 @pytest.mark.parametrize("name", models.names())
 @pytest.mark.parametrize("grad_req", ["null", "write"])
 def test_never_a_byte_more_and_never_more_waits(name: str, grad_req: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every built-in network."""
+    """In every built-in network, preferring reuse without waits raises neither the peak nor the number of waits."""
     blind, seeing = without_preference(monkeypatch, name, grad_req), planned(name, grad_req)
     assert seeing.memory.peak <= blind.memory.peak
     assert seeing.memory.num_added_waits is not None
-    assert seeing.memory.num_added_waits <= counted(blind)
+    assert seeing.memory.num_added_waits <= count_waits(blind)
 
 
 buffers = st.lists(
@@ -107,8 +106,8 @@ buffers = st.lists(
 
 @given(buffers, st.integers(0, 2**32), st.sampled_from(["fast", "normal"]))
 @settings(deadline=None, max_examples=80)
-def test_pack_alone(rows: list[tuple[int, int, int]], seed: int, effort: str) -> None:
-    """Any sets of steps: a valid packing, as low as without them."""
+def test_pack_with_an_order(rows: list[tuple[int, int, int]], seed: int, effort: str) -> None:
+    """With a random precedence ``pack`` gives a valid packing with no higher peak."""
     lower, upper, size = ([row[k] for row in rows] for k in range(3))
     rng = np.random.default_rng(seed)
     chosen = [int(x) for x in rng.integers(0, 1 << 12, 2 * len(rows))]
@@ -118,8 +117,11 @@ def test_pack_alone(rows: list[tuple[int, int, int]], seed: int, effort: str) ->
     assert check_packing(lower, upper, size, seeing.offsets) == seeing.peak <= blind.peak
 
 
-def test_random_buffers_wait_less_on_the_whole() -> None:
-    """Single packings may wait for one more, since the first that is low enough is taken; two hundred do for fewer."""
+def test_fewer_waits_in_random_packings() -> None:
+    """A precedence lowers the waits of 200 random packings by more than a fifth in total.
+
+    A single packing may have more waits, because ``pack`` takes the first packing that is small enough.
+    """
     waits = [0, 0]
     for seed in range(200):
         rng = np.random.default_rng(seed)
@@ -133,8 +135,8 @@ def test_random_buffers_wait_less_on_the_whole() -> None:
     assert waits[0] < 0.8 * waits[1]
 
 
-def test_the_count_survives_a_file_and_is_told() -> None:
-    """JSON keeps the number, a file without it reads as unknown, and the summary says it."""
+def test_count_is_saved_and_shown() -> None:
+    """JSON stores the number of waits, the summary shows it, and a file without it reads as None."""
     plan = planned("inception_v3", "write").memory
     text = plan.to_json()
     repeated = MemoryPlan.from_json(text)
@@ -147,7 +149,7 @@ def test_the_count_survives_a_file_and_is_told() -> None:
 
 
 def test_long_orders_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the limit on steps the sets would need too much memory: the plan is made without them and says so."""
+    """Above the limit on steps, a plan does not count waits, because sets of steps would need too much memory."""
     monkeypatch.setattr(buffers_module, "MOST_STEPS", 10)
     graph = planned("lenet", "write")
     validate(graph)
@@ -155,7 +157,7 @@ def test_long_orders_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_edges_are_listed_for_other_reuse_too() -> None:
-    """A preference does not change which edges a placement needs: the plan lists those of its offsets."""
+    """The plan lists exactly the reuse edges of its offsets."""
     plan = planned("inception_v3", "write").memory
     lower = np.full(plan.num_storages, len(plan.labels.steps))
     upper = np.zeros(plan.num_storages, dtype=np.int64)
@@ -173,8 +175,8 @@ def test_edges_are_listed_for_other_reuse_too() -> None:
 
 
 @pytest.mark.parametrize("grad_req", ["null", "write"])
-def test_more_colours_make_nobody_wait_more(grad_req: str) -> None:
-    """Inception has branches side by side: with more colours no more nodes wait, with many fewer, in bounded memory."""
+def test_more_colours_give_fewer_waits(grad_req: str) -> None:
+    """With more colours the branches of Inception wait less, for less than 1.5 times the peak."""
     counts, peaks = [], []
     for colours in (1, 2, 4, 8):
         options = PlanOptions(strategy="arena", num_temp=colours)
@@ -182,21 +184,21 @@ def test_more_colours_make_nobody_wait_more(grad_req: str) -> None:
             models.get("inception_v3"), models.input_shapes("inception_v3", 8), grad_req=grad_req, options=options
         )
         validate(graph)
-        assert graph.memory.num_added_waits == counted(graph)
-        counts.append(counted(graph))
+        assert graph.memory.num_added_waits == count_waits(graph)
+        counts.append(count_waits(graph))
         peaks.append(graph.memory.peak)
     assert counts == sorted(counts, reverse=True)
     assert counts[-1] <= counts[0] / 2
     assert max(peaks) < 1.5 * peaks[0]
 
 
-def shared(graph: PlannedGraph) -> int:
-    """Return the number of writers of reused whole blocks whose earlier users they do not follow anyway."""
+def count_block_waits(graph: PlannedGraph) -> int:
+    """Return how many writers of reused blocks would not run after the block's earlier users anyway."""
     plan, index = graph.memory, graph.graph
     needs: dict[int, set[int]] = {}
     users: dict[int, set[int]] = {}
     waits = 0
-    for nid, reads in walked(graph, needs):
+    for nid, reads in iterate_nodes(graph, needs):
         read = {int(plan.entry_storage[e]) for e in reads} - {-1}
         written = {int(plan.entry_storage[e]) for e in range(index.row[nid], index.row[nid + 1])}
         written = (written | {int(plan.workspace_storage[nid])}) - {-1}
@@ -208,12 +210,12 @@ def shared(graph: PlannedGraph) -> int:
 
 @pytest.mark.parametrize("grad_req", ["null", "write"])
 def test_more_colours_make_whole_blocks_wait_less(grad_req: str) -> None:
-    """As with offsets: Inception's branches share fewer blocks the more colours there are."""
+    """With more colours the branches of Inception have fewer waits for whole blocks."""
     counts = []
     for colours in (1, 2, 4, 8):
         options = PlanOptions(strategy="match_range", num_temp=colours, kernels="numpy")
         counts.append(
-            shared(
+            count_block_waits(
                 plan_symbol(
                     models.get("inception_v3"),
                     models.input_shapes("inception_v3", 8),
@@ -228,7 +230,7 @@ def test_more_colours_make_whole_blocks_wait_less(grad_req: str) -> None:
 
 
 def test_colours_of_long_orders_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where sets of steps would take too much memory, buffers of different colours share no bytes."""
+    """Above the limit on steps, buffers of different colours share no bytes, so that the peak is higher."""
     monkeypatch.setattr(buffers_module, "MOST_STEPS", 10)
     options = PlanOptions(strategy="arena", num_temp=2)
     graph = plan_symbol(models.get("inception_v3"), models.input_shapes("inception_v3", 8), options=options)

@@ -1,4 +1,4 @@
-"""One dictionary of strategies, and packers that are passed in."""
+"""Planning strategies: their registry, and packers that are passed to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weftplan.planner.strategies import Arena, WholeBlocks, register
 
 @pytest.fixture
 def stacked() -> Iterator[str]:
-    """The name of a strategy whose packer lets no two buffers share a byte."""
+    """The name of a registered strategy whose packer never lets buffers share bytes."""
 
     def stack(lower: Any, upper: Any, size: Any, *, alignment: int, **rest: Any) -> Packing:
         size = -(-size // alignment) * alignment
@@ -30,13 +30,13 @@ def stacked() -> Iterator[str]:
 
 
 def lenet(strategy: str) -> Any:
-    """Return the training plan of LeNet."""
+    """Return the training plan of LeNet by a strategy."""
     options = PlanOptions(strategy=strategy)
     return plan_symbol(models.get("lenet"), models.input_shapes("lenet", 4), grad_req="write", options=options)
 
 
-def test_packer_that_is_passed_in_places_the_buffers(stacked: str) -> None:
-    """Its plan is right, bears the strategy's name, and is as large as its packer makes it."""
+def test_custom_packer_places_the_buffers(stacked: str) -> None:
+    """A plan by a custom packer is valid, has the strategy's name, and is as large as the packer makes it."""
     planned, arena = lenet(stacked), lenet("arena")
     validate(planned)
     assert planned.memory.strategy == stacked
@@ -45,7 +45,7 @@ def test_packer_that_is_passed_in_places_the_buffers(stacked: str) -> None:
 
 
 def test_registered_strategy_is_known_everywhere(stacked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options, the variable and ``plan --compare`` know a new strategy."""
+    """A registered strategy is accepted by options and by the variable, and shown by ``plan --compare``."""
     monkeypatch.setenv("WEFTPLAN_PLANNER_STRATEGY", stacked)
     assert config.get("WEFTPLAN_PLANNER_STRATEGY") == PlanOptions.from_environment().strategy == stacked
     shown = CliRunner().invoke(main, ["plan", "mlp", "--inference", "--compare"], catch_exceptions=False)
@@ -53,7 +53,7 @@ def test_registered_strategy_is_known_everywhere(stacked: str, monkeypatch: pyte
 
 
 def test_wrong_packing_is_refused() -> None:
-    """Offsets of a packer that lets two live buffers overlap raise, and no plan is made."""
+    """If a packer lets live buffers overlap, planning raises a PlanError."""
 
     def overlap(lower: Any, upper: Any, size: Any, *, alignment: int, **rest: Any) -> Packing:
         return Packing(np.zeros(len(size), np.int64), int(size.max()), 0)
@@ -67,7 +67,7 @@ def test_wrong_packing_is_refused() -> None:
 
 
 def test_name_that_is_taken_is_refused() -> None:
-    """A second strategy of the same name is an error, and the first stays."""
+    """Registering a second strategy under a name raises an error, and the first stays registered."""
     with pytest.raises(PlanError, match="'arena' is registered already"):
         register(WholeBlocks("arena", reuse=True))
     assert STRATEGIES["arena"] == Arena("arena", packer=pack)

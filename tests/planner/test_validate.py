@@ -1,4 +1,4 @@
-"""The validator finds every kind of damage, and names what clashes."""
+"""The validator detects every kind of damage to a plan, and names the entries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weftplan.planner import PlanOptions, plan_symbol, validate
 
 @pytest.fixture
 def planned() -> Any:
-    """A training plan with in-place entries, reuse and two outputs."""
+    """A valid training plan with in-place entries, reuse and two outputs."""
     x = sym.FullyConnected(sym.Variable("x"), sym.Variable("w"), num_hidden=16, no_bias=True, name="fc")
     y = sym.tanh(x, name="t") * sym.sigmoid(x, name="s")
     net = sym.Group([sym.sum(y * y, name="total"), sym.exp(y, name="e")])
@@ -28,11 +28,13 @@ def planned() -> Any:
 
 
 def _entry(planned: Any, name: str) -> int:
+    """Return the number of the entry ``name``."""
     graph = planned.graph
     return next(e for e in range(graph.num_entries) if graph.entry_name(e) == name)
 
 
 def _changed(planned: Any, **changes: Any) -> Any:
+    """Return a copy of a plan with changed elements; each keyword is an array of the plan, with values by index."""
     arrays = {}
     for name, edits in changes.items():
         array = getattr(planned.memory, name).copy()
@@ -43,7 +45,7 @@ def _changed(planned: Any, **changes: Any) -> Any:
 
 
 def test_two_live_entries_in_one_storage(planned: Any) -> None:
-    """t is moved into the storage of s while both are needed: the message names both, the storage and the step."""
+    """Two live entries in one storage raise an error with both names, the storage and the step."""
     t, s = _entry(planned, "t_output"), _entry(planned, "s_output")
     target = int(planned.memory.entry_storage[t])
     with pytest.raises(
@@ -53,7 +55,7 @@ def test_two_live_entries_in_one_storage(planned: Any) -> None:
 
 
 def test_overlapping_storages_need_an_order_edge() -> None:
-    """Arena plans reuse bytes of other storages; without the edges a threaded run could overwrite early."""
+    """Storages that share bytes without an order edge raise an error, because threads could overwrite live data."""
     x = sym.Variable("x")
     for k in range(6):
         x = sym.FullyConnected(x, num_hidden=16 if k % 2 else 32, no_bias=True, name=f"fc{k}")
@@ -66,7 +68,7 @@ def test_overlapping_storages_need_an_order_edge() -> None:
 
 
 def test_wrong_order(planned: Any) -> None:
-    """A node before what it needs."""
+    """A node that runs before its input raises an error."""
     order = list(planned.order)
     order[0], order[1] = order[1], order[0]
     with pytest.raises(PlanError, match=r"step 0: .* runs before 'fc' \(step 1\), which it needs"):
@@ -74,13 +76,13 @@ def test_wrong_order(planned: Any) -> None:
 
 
 def test_missing_step(planned: Any) -> None:
-    """Every operator runs once."""
+    """A plan without one of its operators raises an error."""
     with pytest.raises(PlanError, match="expected each of"):
         validate(replace(planned, order=planned.order[:-1]))
 
 
-def test_output_behind_the_forward_part(planned: Any) -> None:
-    """The forward part must make every output."""
+def test_output_after_the_forward_part(planned: Any) -> None:
+    """An output that is computed after the forward part raises an error."""
     with pytest.raises(PlanError, match="is made after the forward part"):
         validate(replace(planned, num_forward_nodes=2))
 
@@ -103,7 +105,7 @@ def test_output_behind_the_forward_part(planned: Any) -> None:
     ],
 )
 def test_wrong_entry_facts(planned: Any, field: str, name: str, value: int, message: str) -> None:
-    """One fact of one entry is falsified."""
+    """One wrong value of an entry raises an error."""
     entry = _entry(planned, name)
     if field == "entry_inplace":
         requests = [Req.INPLACE if e == entry else req for e, req in enumerate(planned.requests)]
@@ -113,7 +115,7 @@ def test_wrong_entry_facts(planned: Any, field: str, name: str, value: int, mess
 
 
 def test_storage_outside_its_slab(planned: Any) -> None:
-    """A storage past the end of the allocation, and one that is too small."""
+    """A storage outside its slab, and one that is too small, raise errors."""
     storage = int(planned.memory.entry_storage[_entry(planned, "t_output")])
     with pytest.raises(PlanError, match="is outside slab"):
         validate(_changed(planned, storage_offset={storage: 64}))
@@ -122,7 +124,7 @@ def test_storage_outside_its_slab(planned: Any) -> None:
 
 
 def test_alignment(planned: Any) -> None:
-    """Offsets on a host are multiples of 64."""
+    """On a host an offset that is not a multiple of 64 raises an error."""
     storage = int(planned.memory.entry_storage[_entry(planned, "t_output")])
     slab = int(planned.memory.storage_slab[storage])
     grown = _changed(planned, slab_nbytes={slab: 1 << 20}, storage_offset={storage: 4})
@@ -131,13 +133,13 @@ def test_alignment(planned: Any) -> None:
 
 
 def test_claims_about_totals(planned: Any) -> None:
-    """The lower bound is counted again."""
+    """A wrong lower bound raises an error."""
     with pytest.raises(PlanError, match=r"claims a lower bound of \d+ bytes, but \d+ are alive at once"):
         validate(replace(planned, memory=replace(planned.memory, lower_bound=planned.memory.lower_bound - 4)))
 
 
 def test_requests(planned: Any) -> None:
-    """An entry that is added to must belong to a skipped sum; one without memory must not be written."""
+    """A request ADD for an entry that is no term of a skipped sum raises an error."""
     requests = list(planned.requests)
     requests[_entry(planned, "s_output")] = Req.ADD
     with pytest.raises(PlanError, match=r"'s_output' has kind .* but request ADD"):
@@ -145,7 +147,7 @@ def test_requests(planned: Any) -> None:
 
 
 def test_a_copy_between_devices_cannot_add() -> None:
-    """It overwrites, so a gradient with grad_req add needs an addition after the copy."""
+    """A request ADD for a copy between devices, which overwrites, raises an error."""
     with sym.AttrScope(ctx_group="left"):
         x = sym.Variable("x")
     with sym.AttrScope(ctx_group="right"):
@@ -159,7 +161,7 @@ def test_a_copy_between_devices_cannot_add() -> None:
 
 
 def test_workspace_over_live_data() -> None:
-    """Scratch placed onto an input of the same node."""
+    """Scratch memory that overlaps an input of its node raises an error."""
     net = sym.clip(sym.exp(sym.Variable("x"), name="e"), a_min=0, a_max=1, name="c")
     plan = plan_symbol(net, {"x": (16, 16)}, grad_req="write", options=PlanOptions(strategy="none"))
     validate(plan)
@@ -179,7 +181,7 @@ def test_workspace_over_live_data() -> None:
 
 @pytest.mark.parametrize("storage", [-1, 99])
 def test_workspace_without_a_storage(storage: int) -> None:
-    """Scratch needs a storage that the plan has."""
+    """Scratch memory without a storage of the plan raises an error."""
     net = sym.clip(sym.exp(sym.Variable("x")), a_min=0, a_max=1, name="c")
     plan = plan_symbol(net, {"x": (16, 16)}, grad_req="write")
     scratch = {n: storage for n in plan.order if plan.memory.workspace_nbytes[n]}
@@ -188,8 +190,8 @@ def test_workspace_without_a_storage(storage: int) -> None:
         validate(_changed(plan, workspace_storage=scratch))
 
 
-def test_a_storage_that_nobody_writes_passes_no_order_on() -> None:
-    """a -> (unwritten) -> b: b is ordered after a only if the storage between them has a writer that runs."""
+def test_unwritten_storage_gives_no_order() -> None:
+    """An order edge through a storage that no node writes does not count."""
     x = sym.Variable("x")
     for k in range(6):
         x = sym.FullyConnected(x, num_hidden=16 if k % 2 else 32, no_bias=True, name=f"fc{k}")
@@ -210,8 +212,8 @@ def test_a_storage_that_nobody_writes_passes_no_order_on() -> None:
         validate(replace(plan, memory=between))
 
 
-def test_an_input_that_is_also_read_under_another_name() -> None:
-    """A sum of an array and of its reshaped self may replace neither: the other slot still reads the same bytes."""
+def test_sum_with_a_view_of_itself_is_not_in_place() -> None:
+    """A sum of an array and of its reshape may not overwrite that array, because both inputs are the same bytes."""
     t = sym.tanh(sym.Variable("x"), name="t")
     net = sym.exp(sym.elemwise_add(t, sym.reshape(t, shape=(16, 16), name="r"), name="sum"))
     plan = plan_symbol(net, {"x": (16, 16)}, options=PlanOptions(strategy="match_range"))

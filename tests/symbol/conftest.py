@@ -1,4 +1,4 @@
-"""Shared by the symbol tests: an interpreter of graphs on NumPy, fresh names for every test."""
+"""Fixtures of the symbol tests: an interpreter of graphs on NumPy, and fresh automatic names."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 @pytest.fixture(autouse=True)
 def fresh_names() -> Iterator[None]:
-    """Automatic names start from 0 in every test."""
+    """Start automatic names from 0 in every test."""
     with sym.NameManager():
         yield
 
 
 @pytest.fixture(scope="session")
 def interchange_cases() -> ModuleType:
-    """``tests/golden/interchange_cases.py``."""
+    """The module ``tests/golden/interchange_cases.py``."""
     spec = importlib.util.spec_from_file_location("interchange_cases", GOLDEN / "interchange_cases.py")
     assert spec is not None
     assert spec.loader is not None
@@ -39,18 +39,18 @@ def interchange_cases() -> ModuleType:
 
 @pytest.fixture
 def mx() -> Any:
-    """Return the part of the package that the interchange cases need."""
+    """The part of the package that the interchange cases need."""
     return SimpleNamespace(sym=sym, AttrScope=sym.AttrScope)
 
 
 @pytest.fixture
 def interpret() -> Callable[[Symbol, Mapping[str, np.ndarray]], list[np.ndarray]]:
-    """Run a symbol's kernels in topological order, without planner, executor or engine."""
+    """The function :func:`run`, which runs the kernels of a symbol without planner, executor or engine."""
     return run
 
 
 def run(symbol: Symbol, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """Outputs of ``symbol`` in inference mode for these variables."""
+    """Return the outputs of ``symbol`` in inference mode for the values of its variables."""
     nodes = sym.topological_order(symbol.entries)
     shapes = infer.infer_shapes(nodes, {name: array.shape for name, array in arrays.items()})
     dtypes = infer.infer_dtypes(nodes, {name: array.dtype for name, array in arrays.items()})

@@ -1,4 +1,4 @@
-"""Attributes: scopes, hidden names, variables' own, setting them later."""
+"""Attributes of symbols: scopes, hidden names, variables, and changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weftplan.errors import ParameterError
 
 
 def test_scope_reaches_nodes_and_their_variables() -> None:
-    """A node made in a scope gets its attributes, and so do the variables made for it."""
+    """A node that is created in a scope gets the scope's attributes, and so do its automatic variables."""
     with sym.AttrScope(ctx_group="dev1", __data__="great"):
         x = sym.FullyConnected(sym.Variable("data"), num_hidden=2, name="fc")
     for name in ("data", "fc", "fc_weight", "fc_bias"):
@@ -20,8 +20,8 @@ def test_scope_reaches_nodes_and_their_variables() -> None:
     assert sym.Variable("out").list_attr() == {}
 
 
-def test_scopes_nest_and_do_not_stick() -> None:
-    """The inner scope wins; a scope entered twice carries nothing from its first place."""
+def test_nested_scopes() -> None:
+    """The inner scope wins, and a scope that is entered a second time has no attributes of its first outer scopes."""
     inner = sym.AttrScope(a="2")
     with sym.AttrScope(__a__="1", __b__="1"), sym.AttrScope(__a__="3"):
         assert sym.Variable("x").list_attr() == {"__a__": "3", "__b__": "1"}
@@ -34,7 +34,10 @@ def test_scopes_nest_and_do_not_stick() -> None:
 
 
 def test_variable_attributes() -> None:
-    """Everything a variable can say about itself; the caller's dictionary is left alone."""
+    """Each keyword of ``Variable`` becomes an attribute, and the caller's dictionary is unchanged.
+
+    Unknown keywords and invalid values raise errors.
+    """
     inputs = {"__mine__": "1"}
     x = sym.Variable("x", attr=inputs, shape=(2, 0), lr_mult=2.0, wd_mult=0, dtype="float16", init="zeros")
     assert x.list_attr() == {
@@ -52,7 +55,7 @@ def test_variable_attributes() -> None:
 
 
 def test_hidden_names_on_operators() -> None:
-    """``lr_mult`` is stored with underscores; ``weight_lr_mult`` is refused with the way out."""
+    """``lr_mult`` is stored as ``__lr_mult__``; ``weight_lr_mult`` raises an error with the remedy."""
     x = sym.FullyConnected(sym.Variable("d"), num_hidden=1, name="fc", lr_mult="0.1")
     assert x.list_attr() == {"num_hidden": "1", "__lr_mult__": "0.1", "lr_mult": "0.1"}
     with pytest.raises(ParameterError, match=r"weight=Variable\('weight', lr_mult=...\)"):
@@ -60,7 +63,7 @@ def test_hidden_names_on_operators() -> None:
 
 
 def test_special_keys() -> None:
-    """name, op_name, unknown keys, groups."""
+    """``attr`` knows ``name`` and ``op_name``, returns None for unknown keys, and groups have no attributes."""
     a = sym.Variable("a")
     x = sym.exp(a, name="e")
     assert [x.attr("name"), x.attr("op_name"), a.attr("op_name"), x.attr("nope")] == ["e", "exp", "null", None]
@@ -72,7 +75,7 @@ def test_special_keys() -> None:
 
 
 def test_set_attr_parses_again() -> None:
-    """Setting a parameter changes what the node computes; a bad one changes nothing."""
+    """``_set_attr`` changes a parameter and the shapes that follow from it; an invalid value changes nothing."""
     x = sym.FullyConnected(sym.Variable("d"), num_hidden=1, name="fc")
     x._set_attr(num_hidden="5", lr_mult="2")
     assert x.infer_shape(d=(1, 2))[1] == [(1, 5)]
@@ -87,7 +90,7 @@ def test_set_attr_parses_again() -> None:
 
 
 def test_equal_parameters_are_shared_but_not_confused() -> None:
-    """Nodes with equal texts share parsed parameters; changing one node's leaves the other's."""
+    """Nodes with equal attributes share parsed parameters; changing one node does not change the other."""
     a = sym.Variable("a")
     x, y = (sym.FullyConnected(a, num_hidden=3) for _ in range(2))
     assert x.entries[0].node.params is y.entries[0].node.params
@@ -95,8 +98,8 @@ def test_equal_parameters_are_shared_but_not_confused() -> None:
     assert y.entries[0].node.params["num_hidden"] == 3
 
 
-def test_what_a_scope_gives() -> None:
-    """``get`` of MXNet: the scope's own attributes under those given."""
+def test_get_of_a_scope() -> None:
+    """``AttrScope.get`` returns the scope's attributes, overridden by the given attributes, as in MXNet."""
     scope = sym.AttrScope(a="1", b="2")
     assert scope.get(None) == {"a": "1", "b": "2"}
     assert scope.get({"b": "3"}) == {"a": "1", "b": "3"}
@@ -104,8 +107,8 @@ def test_what_a_scope_gives() -> None:
         scope.get({"b": 3})  # type: ignore[dict-item]
 
 
-def test_modules_that_scripts_name() -> None:
-    """mx.attribute, mx.base and mx.visualization are where MXNet has them."""
+def test_module_names_of_mxnet() -> None:
+    """``mx.attribute``, ``mx.base`` and ``mx.visualization`` exist, as in MXNet."""
     assert mx.attribute.AttrScope is mx.AttrScope
     assert mx.base.MXNetError is mx.MXNetError
     assert mx.visualization is mx.viz

@@ -1,4 +1,4 @@
-"""Composing symbols: inputs, automatic variables, names, groups, structure."""
+"""Composition of symbols: inputs, automatic variables, names, groups and structure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from weftplan.symbol import Symbol
 
 
 def net() -> Symbol:
-    """data -> fc1 -> relu -> fc2."""
+    """Return data -> fc1 -> relu -> fc2."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=8, name="fc1")
     x = sym.Activation(x, act_type="relu", name="relu1")
     return sym.FullyConnected(x, num_hidden=2, name="fc2")
 
 
 def test_missing_inputs_become_variables() -> None:
-    """Weight and bias that are not given are made, in depth-first order."""
+    """Missing weights and biases become variables, listed in depth-first order."""
     assert net().list_arguments() == ["data", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"]
     assert net().list_outputs() == ["fc2_output"]
     assert net().list_auxiliary_states() == []
 
 
 def test_inputs_by_position_and_by_name() -> None:
-    """Symbols fill inputs in order or by keyword; no_bias drops one."""
+    """Inputs may be given by position or by keyword, and ``no_bias`` removes the bias."""
     a, w = sym.Variable("a"), sym.Variable("w")
     one = sym.FullyConnected(a, w, num_hidden=2, no_bias=True, name="x")
     two = sym.FullyConnected(weight=w, data=a, num_hidden=2, no_bias=True, name="x")
@@ -36,7 +36,7 @@ def test_inputs_by_position_and_by_name() -> None:
 
 
 def test_auxiliary_states_are_not_arguments() -> None:
-    """BatchNorm's moving statistics are auxiliary; only one of its three outputs is visible."""
+    """The moving statistics of BatchNorm are auxiliary states, and one of its three outputs is visible."""
     x = sym.BatchNorm(sym.Variable("data"), name="bn")
     assert x.list_arguments() == ["data", "bn_gamma", "bn_beta"]
     assert x.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
@@ -47,13 +47,13 @@ def test_auxiliary_states_are_not_arguments() -> None:
 
 
 def test_a_state_must_be_a_variable() -> None:
-    """An operator cannot write into another operator's output."""
+    """An auxiliary state that is no variable raises an error, because the operator writes to it."""
     with pytest.raises(ParameterError, match=r"moving_mean.*must be a variable"):
         sym.BatchNorm(sym.Variable("x"), moving_mean=sym.Variable("y") + 1)
 
 
 def test_versions_count_writers() -> None:
-    """Two BatchNorms that share a moving mean write versions 1 and 2 of it."""
+    """Two BatchNorms that share a moving mean write its versions 1 and 2."""
     mean = sym.Variable("mean")
     x = sym.BatchNorm(sym.Variable("x"), moving_mean=mean, name="one")
     y = sym.BatchNorm(x, moving_mean=mean, name="two")
@@ -61,7 +61,7 @@ def test_versions_count_writers() -> None:
 
 
 def test_input_errors_name_operator_and_inputs() -> None:
-    """Errors for too many inputs, unknown inputs, and duplicate inputs name the operator and its inputs."""
+    """Too many, unknown and duplicate inputs raise errors with the operator and its inputs."""
     a = sym.Variable("a")
     with pytest.raises(ParameterError, match=r"Activation .*takes 1 input\(s\) \['data'\], got 2|by position"):
         sym.Activation(a, a, act_type="relu")
@@ -73,8 +73,8 @@ def test_input_errors_name_operator_and_inputs() -> None:
         sym.exp(sym.Group([a, a]))
 
 
-def test_parameters_are_parsed_at_once() -> None:
-    """Unknown, missing or malformed parameters raise when the node is created."""
+def test_parameters_are_parsed_at_creation() -> None:
+    """Unknown, missing and malformed parameters raise errors when the node is created."""
     a = sym.Variable("a")
     with pytest.raises(ParameterError, match=r"FullyConnected.*'num_hiden'; did you mean 'num_hidden'"):
         sym.FullyConnected(a, num_hiden=3)
@@ -85,7 +85,7 @@ def test_parameters_are_parsed_at_once() -> None:
 
 
 def test_parameters_by_position_follow_the_inputs() -> None:
-    """``clip(x, 0, 1)`` and the method form give the same node."""
+    """Parameters may follow the inputs by position, and the method gives the node of the function."""
     a = sym.Variable("a")
     x = sym.clip(a, 0, 1, name="c")
     assert x.list_attr() == {"a_min": "0", "a_max": "1"}
@@ -95,7 +95,7 @@ def test_parameters_by_position_follow_the_inputs() -> None:
 
 
 def test_unknown_operator_lists_near_names() -> None:
-    """Of the module and of a symbol."""
+    """An unknown operator of the module raises an error with a similar name; operators are listed by ``dir``."""
     with pytest.raises(UnknownOperatorError, match=r"'FullyConected'.*did you mean 'FullyConnected'"):
         sym.FullyConected  # noqa: B018
     with pytest.raises(AttributeError, match="no_such_thing"):
@@ -105,7 +105,7 @@ def test_unknown_operator_lists_near_names() -> None:
 
 
 def test_automatic_names_follow_the_spelling() -> None:
-    """Counters per hint; aliases have their own."""
+    """Automatic names count separately for each spelling of an operator."""
     a = sym.Variable("a")
     names = [
         sym.exp(a).name,
@@ -132,7 +132,7 @@ def test_automatic_names_follow_the_spelling() -> None:
 
 
 def test_prefix_and_threads() -> None:
-    """Prefix changes every name inside; a new thread counts from 0."""
+    """``Prefix`` is added to every name inside it, and automatic names of a new thread start from 0."""
     a = sym.Variable("a")
     with sym.Prefix("p_"):
         assert [sym.exp(a).name, sym.exp(a, name="n").name] == ["p_exp0", "p_n"]
@@ -145,7 +145,7 @@ def test_prefix_and_threads() -> None:
 
 
 def test_indexing_and_iteration() -> None:
-    """By number, by name, by slice; out of range ends iteration."""
+    """Outputs are selected by number, name or slice; wrong numbers and names raise errors."""
     x = sym.SliceChannel(sym.Variable("a"), num_outputs=3, name="s")
     assert len(x) == x.num_outputs == 3
     assert [part.list_outputs() for part in x] == [["s_output0"], ["s_output1"], ["s_output2"]]
@@ -163,7 +163,7 @@ def test_indexing_and_iteration() -> None:
 
 
 def test_group() -> None:
-    """A group has all outputs and no name; an empty or mixed list is refused."""
+    """A group has all outputs and no name; an empty list, or one with other values than symbols, raises an error."""
     a, b = sym.Variable("a"), sym.Variable("b")
     x = sym.Group([a + b, b])
     assert x.list_outputs() == ["_plus0_output", "b"]
@@ -175,7 +175,7 @@ def test_group() -> None:
 
 
 def test_internals_and_children() -> None:
-    """Internals are all visible outputs in order; children are the inputs of the heads."""
+    """``get_internals`` has all visible outputs in order, and ``get_children`` the inputs of the heads."""
     x = net()
     internals = x.get_internals()
     assert internals.list_outputs() == [
@@ -189,7 +189,7 @@ def test_internals_and_children() -> None:
 
 
 def test_composing_symbols_replaces_variables() -> None:
-    r"""``net(data=other)`` is a copy: the two nets and ``other`` stay as they were.
+    r"""``net(data=other)`` returns a copy with ``other`` in place of the variable; both symbols are unchanged.
 
         data -> fc1 -> relu -> fc2        z -> exp -\
                                            (data) -> fc1 -> relu -> fc2
@@ -209,7 +209,7 @@ def test_composing_symbols_replaces_variables() -> None:
 
 
 def test_composing_renames_the_copy() -> None:
-    """``net(data=other, name="q")`` names the copy's first head; a variable that is replaced keeps its own name."""
+    """``net(data=other, name="q")`` names the copy's first head; a variable that replaces another keeps its name."""
     x = net()
     assert x(data=sym.Variable("z"), name="q").list_outputs() == ["q_output"]
     assert x.list_outputs() == ["fc2_output"]
@@ -221,7 +221,7 @@ def test_composing_renames_the_copy() -> None:
 
 
 def test_composing_a_state() -> None:
-    """Only a variable may replace an operator's state; it then counts its writer."""
+    """Only a variable may replace an auxiliary state, and its version then counts the writer."""
     norm = sym.BatchNorm(sym.Variable("x"), name="bn")
     mean = sym.Variable("mean")
     result = norm(bn_moving_mean=mean)
@@ -235,7 +235,7 @@ def test_composing_a_state() -> None:
 
 
 def test_numpy_numbers_on_either_side() -> None:
-    """NumPy scalars are numbers on both sides, written with their own digits; arrays are no operands."""
+    """NumPy scalars work as operands on both sides and keep their digits; NumPy arrays raise an error."""
     a = sym.Variable("a")
     for result, op, text in (
         (np.float32(1.1) + a, "_plus_scalar", "1.1"),
@@ -252,13 +252,13 @@ def test_numpy_numbers_on_either_side() -> None:
 
 
 def test_what_symbols_refuse() -> None:
-    """Truth, in-place operators, and methods that need data."""
+    """Symbols have no truth value, no ``+=`` and no methods that need data; ``%=`` and ``**=`` work, as in MXNet."""
     a = sym.Variable("a")
     with pytest.raises(NotImplementedForSymbol, match="no truth value"):
         bool(a)
     with pytest.raises(NotImplementedForSymbol, match=r"x = x \+ y"):
         a += 1
-    a %= 3  # as in MXNet, these two make a new symbol
+    a %= 3  # as in MXNet, these operators create a new symbol
     a **= 2
     assert (a.name, a.list_arguments()) == ("_powerscalar0", ["a"])
     for name in ("asnumpy", "asscalar", "wait_to_read", "copy", "as_in_context", "detach", "backward"):
@@ -269,13 +269,13 @@ def test_what_symbols_refuse() -> None:
 
 
 def test_created_at_is_the_callers_line() -> None:
-    """Operators, Python operators and variables know the user's line, not weftplan's."""
+    """Nodes of operators and variables have the line of the caller."""
     for x in (sym.Variable("a"), sym.exp(sym.Variable("a")), sym.Variable("a") + 1):
         assert (x.entries[0].node.created_at or "").startswith(__file__ + ":")
 
 
 def test_creation_functions() -> None:
-    """zeros, ones, full and arange have no inputs and MXNet's attributes."""
+    """``zeros``, ``ones``, ``full`` and ``arange`` have no inputs; ``maximum`` of two numbers is a number."""
     assert sym.zeros((2, 3)).list_attr() == {"shape": "(2, 3)", "dtype": "float32"}
     assert sym.full((2,), 3, dtype="int32").list_attr() == {"shape": "(2,)", "dtype": "int32", "value": "3.0"}
     assert sym.arange(0, 5, 1.5).infer_shape()[1] == [(4,)]
@@ -286,7 +286,7 @@ def test_creation_functions() -> None:
 
 
 def test_split_v2() -> None:
-    """Equal sections, or pieces between places; named and shaped as MXNet 1.9.1 does."""
+    """``split_v2`` cuts at positions or into equal sections, with the names and shapes of MXNet 1.9.1."""
     x = sym.Variable("x")
     pieces = sym.split_v2(x, (1, 3), axis=1, name="cut")
     assert pieces.list_outputs() == ["cut_output0", "cut_output1", "cut_output2"]
@@ -298,8 +298,8 @@ def test_split_v2() -> None:
         sym.split_v2(x, 2.5)
 
 
-def test_none_stands_for_an_input_that_is_left_out():
-    """None after the last input is accepted, as MXNet's own scripts write it."""
+def test_none_for_an_omitted_input():
+    """None after the last input is accepted, as in MXNet."""
     data, weight = sym.Variable("data"), sym.Variable("w")
     result = sym.FullyConnected(data, weight, None, num_hidden=2, no_bias=True, name="fc")
     assert result.list_arguments() == ["data", "w"]
@@ -323,5 +323,5 @@ def test_none_stands_for_an_input_that_is_left_out():
     ],
 )
 def test_names_of_several_outputs(node, outputs):
-    """They are MXNet 1.9.1's, which scripts look up, even if only the first output is visible."""
+    """Outputs have the names of MXNet 1.9.1, also if only the first output is visible."""
     assert node(sym.Variable("x")).list_outputs() == outputs

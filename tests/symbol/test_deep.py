@@ -1,4 +1,4 @@
-"""Nothing recurses: chains of more nodes than five times the frames that Python allows, and than the C stack holds."""
+"""Chains of 5,000 and more nodes: no function recurses once per node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEPTH = 5_000
 
 @pytest.fixture(scope="module")
 def chain() -> Symbol:
-    """x + 1 + 1 + ..."""
+    """The chain x + 1 + 1 + ... of ``DEPTH`` nodes."""
     x = sym.Variable("x")
     for _ in range(DEPTH):
         x = x + 1
@@ -25,7 +25,7 @@ def chain() -> Symbol:
 
 
 def test_walks(chain: Symbol) -> None:
-    """Lists, internals, attributes, inference, debug text."""
+    """Lists, internals, attributes, inference and debug text work on a deep chain."""
     assert chain.list_arguments() == ["x"]
     assert len(chain.get_internals()) == DEPTH + 1
     assert len(chain.attr_dict()) == DEPTH
@@ -35,7 +35,7 @@ def test_walks(chain: Symbol) -> None:
 
 
 def test_copies(chain: Symbol) -> None:
-    """deepcopy, pickle, JSON and composing give equal graphs with nodes of their own."""
+    """Copies of a deep chain by deepcopy, pickle, JSON and composition are equal and have other nodes."""
     text = chain.tojson()
     for twin in (copy.deepcopy(chain), pickle.loads(pickle.dumps(chain))):
         assert twin.tojson() == text
@@ -45,14 +45,14 @@ def test_copies(chain: Symbol) -> None:
 
 
 def test_deletion() -> None:
-    """Dropping the only reference to a deep chain frees every node, without overflowing the C stack."""
+    """Deleting a chain of 30,000 nodes frees all of them without overflowing the C stack."""
     x = sym.Variable("x")
     first = x.entries[0].node
-    for _ in range(30_000):  # the destructors of nodes would be on the C stack
+    for _ in range(30_000):  # recursive destructors would overflow the C stack
         x = x + 1
 
     class Witness(dict[str, str]):
-        """Nodes have no weak references; their attributes can."""
+        """A dictionary with weak references, which nodes do not have."""
 
     first.attrs = witness = Witness()
     alive = weakref.ref(witness)
@@ -62,7 +62,7 @@ def test_deletion() -> None:
 
 
 def test_backwards_inference_through_a_deep_chain() -> None:
-    """The last node's shape reaches the first variable in two passes, not in one per node."""
+    """The shape of the last node of a chain reaches its first variable."""
     x = sym.Variable("x")
     for _ in range(DEPTH // 10):
         x = x + 1

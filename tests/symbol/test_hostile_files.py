@@ -1,4 +1,4 @@
-"""Damaged and malicious files: each gives a clear error in little time and memory."""
+"""Damaged and malicious files raise a clear error in little time and memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COUNTS = [
 
 
 def file_of(op: str, attrs: dict[str, object], inputs: int = 1) -> str:
-    """Return a symbol file of one operator on ``inputs`` variables."""
+    """Return the JSON of a symbol with the operator ``op`` on ``inputs`` variables."""
     nodes = [{"op": "null", "name": f"x{k}", "inputs": []} for k in range(inputs)]
     texts = {key: str(value) for key, value in attrs.items()}
     nodes.append({"op": op, "name": "y", "attrs": texts, "inputs": [[k, 0, 0] for k in range(inputs)]})
@@ -52,7 +52,10 @@ def file_of(op: str, attrs: dict[str, object], inputs: int = 1) -> str:
 
 
 def limited(*arguments: str, seconds: int, megabytes: int) -> str:
-    """Return the output of this file as a program under a limit of time and of memory beyond what the imports take."""
+    """Run ``tests.stress.hostile`` with a limit of time and memory, and return its output.
+
+    ``megabytes`` are allowed in addition to the memory of the imports. The test fails if the program does.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "tests.stress.hostile", str(megabytes), *arguments],
         capture_output=True,
@@ -66,8 +69,8 @@ def limited(*arguments: str, seconds: int, megabytes: int) -> str:
     return done.stdout
 
 
-def test_counts_that_no_file_can_back(tmp_path: Path) -> None:
-    """A count of 2,147,483,647 is refused before anything is expanded: the file has one input."""
+def test_huge_counts_raise(tmp_path: Path) -> None:
+    """A count of 2,147,483,647 inputs or outputs raises an error within the limits of time and memory."""
     for k, (op, attrs) in enumerate(COUNTS):
         (tmp_path / f"{k}.json").write_text(file_of(op, attrs, 3 if op == "RNN" else 1))
     out = limited("load", *(str(path) for path in sorted(tmp_path.glob("*.json"))), seconds=60, megabytes=300)
@@ -78,7 +81,7 @@ def test_counts_that_no_file_can_back(tmp_path: Path) -> None:
     ("op", "attrs"), [case for case in COUNTS if "num_args" in case[1] and case[0] != "_backward_Concat"]
 )
 def test_the_error_compares_the_count_with_the_inputs(op: str, attrs: dict[str, object]) -> None:
-    """It names the file, the node, the parameter, and both numbers."""
+    """The error for a wrong count names the node, the parameter and its value."""
     text = file_of(op, {**attrs, "num_args": 5}, inputs=2)
     with pytest.raises(MXNetError, match=r"'y' \(.*\)|'y'.*") as caught:
         mx.sym.load_json(text)
@@ -86,8 +89,8 @@ def test_the_error_compares_the_count_with_the_inputs(op: str, attrs: dict[str, 
     assert "5" in str(caught.value)
 
 
-def test_many_outputs_that_nobody_needs() -> None:
-    """A file may not make more outputs than a graph of a sensible size has."""
+def test_too_many_outputs_are_refused() -> None:
+    """A file whose operators have five million outputs in total is refused."""
     nodes = [{"op": "null", "name": "x", "inputs": []}]
     nodes += [
         {"op": "SliceChannel", "name": f"s{k}", "attrs": {"num_outputs": "65536"}, "inputs": [[0, 0, 0]]}
@@ -99,7 +102,7 @@ def test_many_outputs_that_nobody_needs() -> None:
 
 
 def test_mutations_of_files_are_refused_or_read() -> None:
-    """Damaged files of every kind: an MXNetError or a result, in little time and memory each."""
+    """150 mutations of each kind of file give a result or an MXNetError, in little time and memory."""
     needed = {"onnx": "onnx", "safetensors": "safetensors", "recordio": "PIL", "image": "PIL"}
     kinds = [kind for kind in KINDS if kind not in needed or importlib.util.find_spec(needed[kind]) is not None]
     out = limited("fuzz", ",".join(kinds), str(seed()), "150", seconds=110, megabytes=600)
@@ -111,6 +114,6 @@ def test_mutations_of_files_are_refused_or_read() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_thousand_mutations(kind: str) -> None:
-    """The same, ten thousand times."""
+    """10,000 mutations of each kind of file give a result or an MXNetError, in little time and memory."""
     out = limited("fuzz", kind, str(seed(fresh=True)), "10000", seconds=850, megabytes=600)
     assert "10000 mutations" in out

@@ -1,4 +1,4 @@
-"""Inference of shapes and dtypes, both directions, errors that name everything."""
+"""Inference of shapes and dtypes in both directions, and its error messages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from weftplan.symbol.inference.solver import DTYPES, SHAPES
 
 
 def mlp() -> sym.Symbol:
-    """data -> fc1(1000) -> relu -> fc2(10) -> softmax."""
+    """Return data -> fc1(1000) -> relu -> fc2(10) -> softmax."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=1000, name="fc1")
     x = sym.FullyConnected(sym.Activation(x, act_type="relu"), num_hidden=10, name="fc2")
     return sym.SoftmaxOutput(x, name="softmax")
 
 
 def test_forward_from_the_data() -> None:
-    """Weights, biases and the label follow from the data."""
+    """Shapes of weights, biases and the label follow from the shape of the data."""
     args, outs, aux = mlp().infer_shape(data=(100, 100))
     assert args == [(100, 100), (1000, 100), (1000,), (10, 1000), (10,), (100,)]
     assert outs == [(100, 10)]
@@ -31,14 +31,14 @@ def test_forward_from_the_data() -> None:
 
 
 def test_backward_from_a_weight() -> None:
-    """A weight tells the width of the data; with the batch from the label's side unknown it stays 0."""
+    """Partial inference returns the known shapes and dimensions, () for an unknown shape and 0 for a dimension."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=3, name="fc")
     assert x.infer_shape_partial(fc_weight=(3, 7))[0] == [(), (3, 7), (3,)]
     assert x.infer_shape_partial(data=(0, 7))[0] == [(0, 7), (3, 7), (3,)]
 
 
-def test_both_directions_in_turn() -> None:
-    """The far end of a chain reaches the near end, and from there another branch.
+def test_inference_in_both_directions() -> None:
+    """The shape at the end of a chain reaches its beginning, and from there another branch.
 
     a -> +1 -> +1 -> ... -> (+) <- b (known)
     a -> exp
@@ -51,14 +51,14 @@ def test_both_directions_in_turn() -> None:
     assert y.infer_shape(b=(2, 3)) == ([(2, 3), (2, 3)], [(2, 3), (2, 3)], [])
 
 
-def test_partial_knowledge_meets() -> None:
-    """Two half-known shapes of one tensor make a whole one."""
+def test_partial_shapes_are_combined() -> None:
+    """The partial shapes (0, 3) and (2, 0) of two operands give (2, 3)."""
     x = sym.Variable("a", shape=(0, 3)) + sym.Variable("b", shape=(2, 0))
     assert x.infer_shape()[1] == [(2, 3)]
 
 
 def test_unknown_gives_none_with_a_warning() -> None:
-    """infer_shape gives up as a whole and names what is missing; the partial form returns what it has."""
+    """If a shape or dtype is unknown, inference returns None with a warning; partial inference returns known shapes."""
     with pytest.warns(UserWarning, match=r"unknown: data: \(\)"):
         assert mlp().infer_shape() == (None, None, None)
     assert mlp().infer_shape_partial()[0][2] == (1000,)
@@ -67,14 +67,14 @@ def test_unknown_gives_none_with_a_warning() -> None:
 
 
 def test_explicit_shape_beats_the_attribute() -> None:
-    """``__shape__`` counts only where nothing is given."""
+    """A given shape is used instead of the attribute ``__shape__``."""
     x = sym.Variable("a", shape=(2, 3)) + 1
     assert x.infer_shape()[1] == [(2, 3)]
     assert x.infer_shape(a=(5,))[1] == [(5,)]
 
 
-def test_the_attribute_fills_what_is_left_open() -> None:
-    """``__shape__`` fills the unknown dimensions of an explicit shape; on a conflict the explicit shape wins."""
+def test_attribute_fills_unknown_dimensions() -> None:
+    """``__shape__`` fills the unknown dimensions of a given shape; on a conflict the given shape is used."""
     x = sym.Variable("x", shape=(2, 3)) + 1
     assert x.infer_shape(x=(0, 3))[0] == [(2, 3)]
     assert x.infer_shape_partial(x=(0, 4))[0] == [(0, 4)]
@@ -82,7 +82,7 @@ def test_the_attribute_fills_what_is_left_open() -> None:
 
 
 def test_conflict_names_everything() -> None:
-    """Operator, node, both shapes, and the line that made the node; also in the partial form."""
+    """A conflict raises an error with the operator, the node, both shapes and the line of the node."""
     x = sym.Variable("a") + sym.Variable("b")
     for method in (x.infer_shape, x.infer_shape_partial):
         with pytest.raises(ShapeError) as caught:
@@ -93,13 +93,13 @@ def test_conflict_names_everything() -> None:
 
 
 def test_conflict_with_a_given_weight() -> None:
-    """A weight that does not fit the data: the fully connected layer is named."""
+    """A weight that does not fit the data raises an error with the layer and the shape."""
     with pytest.raises(ShapeError, match=r"FullyConnected.*'fc1'.*\(1000, 99\)"):
         mlp().infer_shape(data=(100, 100), fc1_weight=(1000, 99))
 
 
 def test_one_variable_two_shapes() -> None:
-    """A weight shared by layers of different widths conflicts at the second."""
+    """A weight that two layers of different widths share raises an error at the second layer."""
     w, d = sym.Variable("w"), sym.Variable("d")
     x = sym.FullyConnected(d, w, num_hidden=4, no_bias=True, name="one")
     y = sym.FullyConnected(x, w, num_hidden=4, no_bias=True, name="two")
@@ -109,7 +109,7 @@ def test_one_variable_two_shapes() -> None:
 
 
 def test_wrong_names_and_mixtures() -> None:
-    """Unknown argument names, both ways at once, too many."""
+    """Unknown names, shapes by position and by name, too many shapes and negative dimensions raise errors."""
     with pytest.raises(ParameterError, match="no variable is called 'dta'"):
         mlp().infer_shape(dta=(1, 2))
     with pytest.raises(ParameterError, match="not both"):
@@ -121,7 +121,7 @@ def test_wrong_names_and_mixtures() -> None:
 
 
 def test_dtypes() -> None:
-    """Dtypes flow both ways; ``__dtype__`` is a hint; a conflict names both."""
+    """Dtypes are inferred in both directions, also from attributes; a conflict raises an error with both."""
     x = sym.Variable("a") + sym.Variable("b")
     assert x.infer_type(b="float16") == ([np.dtype("float16")] * 2, [np.dtype("float16")], [])
     assert (sym.Variable("a", dtype="float64") * 2).infer_type()[1] == [np.dtype("float64")]
@@ -131,7 +131,7 @@ def test_dtypes() -> None:
 
 
 def test_backward_nodes_take_shapes_from_their_forward_node() -> None:
-    """Output k of a backward operator is like forward input grad_inputs[k], whatever its own inputs say."""
+    """The outputs of a backward node have the shapes of the inputs of its forward node."""
     x = sym.FullyConnected(sym.Variable("d"), num_hidden=3, name="fc")
     forward = x.entries[0].node
     op = registry.get("_backward_FullyConnected")
@@ -145,7 +145,7 @@ def test_backward_nodes_take_shapes_from_their_forward_node() -> None:
 
 
 def test_repeated_layers_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules are called per distinct question, not per node."""
+    """The rule of 5,000 equal nodes runs once."""
     x = sym.Variable("x")
     for _ in range(5_000):
         x = x + 1
@@ -164,7 +164,7 @@ def test_repeated_layers_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_added_nodes_get_the_sizes_that_a_solver_finds() -> None:
-    """Passes give the nodes that they add the sizes that two inferences of the whole graph give."""
+    """Nodes that passes add have the shapes and dtypes that inference of the whole graph gives."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc")
     net = sym.sum(sym.exp(x) * x + sym.Activation(x, act_type="relu"))
     inputs = {"data": (5, 4)}
@@ -180,7 +180,7 @@ def test_added_nodes_get_the_sizes_that_a_solver_finds() -> None:
 
 
 def test_outputs_of_known_inputs() -> None:
-    """An error names an output that no rule knows, and inputs that do not fit."""
+    """``outputs`` returns the shapes of a node's outputs; inputs that do not fit, and unknown dtypes, raise errors."""
     add, reshape = registry.get("elemwise_add"), registry.get("_zeros_without_dtype")
     assert SHAPES.outputs(add, Node(add, "sum"), [(2, 3), (2, 3)]) == [(2, 3)]
     with pytest.raises(ShapeError, match=r"elemwise_add .*'sum'"):

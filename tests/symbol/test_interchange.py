@@ -1,4 +1,4 @@
-"""Files exchanged with MXNet 1.9.1 (made by ``tests/golden/interchange.py``): same text, same outputs."""
+"""Files exchanged with MXNet 1.9.1, which ``tests/golden/interchange.py`` wrote: equal texts and outputs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ Interpreter = Callable[..., list[np.ndarray]]
 
 
 def without_rows(text: str) -> dict[str, Any]:
-    """Return the file without ``node_row_ptr``: MXNet built with oneDNN counts a hidden output of max pooling there,
-    and here RNN has hidden outputs that it lacks there."""
+    """Return the parsed file without ``node_row_ptr``, because MXNet counts other hidden outputs there.
+
+    These are an additional output of max pooling, in builds with oneDNN, and missing outputs of RNN.
+    """
     data: dict[str, Any] = json.loads(text)
     del data["node_row_ptr"]
     return data
 
 
 def stored_arrays(name: str) -> dict[str, np.ndarray]:
-    """MXNet's ``.params`` file, names without ``arg:`` and ``aux:``."""
+    """Return the arrays of MXNet's ``.params`` file, by names without ``arg:`` and ``aux:``."""
     from weftplan import ndarray
 
     return {key[4:]: array.asnumpy() for key, array in ndarray.load(str(FOLDER / f"{name}-0000.params")).items()}
@@ -43,7 +45,7 @@ def stored_outputs(name: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_same_construction_same_text(name: str, interchange_cases: ModuleType, mx: Any) -> None:
-    """The case built here is, character for character, the file that MXNet wrote."""
+    """A symbol that is built here has the JSON text that MXNet wrote."""
     ours = interchange_cases.CASES[name][0](mx).tojson()
     theirs = (FOLDER / f"{name}-symbol.json").read_text()
     if "Pooling" in ours or "RNN" in ours:
@@ -54,7 +56,7 @@ def test_same_construction_same_text(name: str, interchange_cases: ModuleType, m
 
 @pytest.mark.parametrize("name", CASES)
 def test_their_file_runs_here(name: str, interpret: Interpreter) -> None:
-    """MXNet's symbol and parameters, read and run here, give MXNet's outputs within 1e-5."""
+    """MXNet's symbol and parameters give MXNet's outputs within 1e-5."""
     outputs = interpret(sym.load(FOLDER / f"{name}-symbol.json"), stored_arrays(name))
     expected = stored_outputs(name)
     assert len(outputs) == len(expected)
@@ -65,7 +67,7 @@ def test_their_file_runs_here(name: str, interpret: Interpreter) -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_our_file_ran_there(name: str, interpret: Interpreter, interchange_cases: ModuleType) -> None:
-    """Our file is the text that MXNet loaded, and its outputs there are ours within 1e-5."""
+    """Our symbol has the text that MXNet loaded, and our outputs are MXNet's within 1e-5."""
     symbol = models.digits(name)
     assert symbol.tojson() == (FOLDER / f"ours-{name}-symbol.json").read_text()
     expected = stored_outputs(f"ours-{name}")
@@ -81,7 +83,7 @@ def test_our_file_ran_there(name: str, interpret: Interpreter, interchange_cases
 
 @pytest.mark.parametrize("name", CASES)
 def test_reading_and_writing_changes_nothing(name: str) -> None:
-    """Their text, loaded and saved again, is their text."""
+    """Loading and saving a file of MXNet gives the same text."""
     theirs = (FOLDER / f"{name}-symbol.json").read_text()
     ours = sym.load_json(theirs).tojson()
     if "Pooling" in ours or "RNN" in ours:

@@ -1,4 +1,4 @@
-"""Symbol files: writing, reading, and refused files."""
+"""Symbol files: writing, reading, older versions and invalid files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weftplan.errors import FormatError, MXNetError, ParameterError, UnknownOper
 
 
 def network() -> sym.Symbol:
-    """Return a bit of everything: hidden outputs, auxiliary states, attributes."""
+    """Return a symbol with hidden outputs, auxiliary states and attributes."""
     with sym.AttrScope(ctx_group="dev1"):
         x = sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc1")
         x = sym.BatchNorm(x, name="bn")
@@ -22,14 +22,14 @@ def network() -> sym.Symbol:
 
 
 def edited(change: Any) -> str:
-    """Return the JSON of :func:`network` after ``change(data)``."""
+    """Return the JSON of :func:`network` after ``change(data)`` has changed it."""
     data = json.loads(network().tojson())
     change(data)
     return json.dumps(data)
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    """Text, file, and every list survive."""
+    """A symbol read from text or from a file has equal text, lists, attributes and shapes."""
     x = network()
     x.save(tmp_path / "net-symbol.json")
     for y in (sym.load_json(x.tojson()), sym.load(tmp_path / "net-symbol.json")):
@@ -43,7 +43,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_structure() -> None:
-    """Row pointers count hidden outputs; the version is MXNet 1.9.1's; aux inputs carry version 1."""
+    """Row pointers count hidden outputs, the version is MXNet 1.9.1's, and auxiliary inputs have version 1."""
     data = json.loads(network().tojson())
     names = [node["name"] for node in data["nodes"]]
     assert data["attrs"] == {"mxnet_version": ["int", 10901]}
@@ -56,7 +56,7 @@ def test_structure() -> None:
 
 
 def test_save_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer that breaks half way neither damages the file nor leaves another."""
+    """If saving fails, the old file is unchanged, and no other file is left."""
     path = tmp_path / "x.json"
     network().save(path)
     before = path.read_text()
@@ -73,7 +73,7 @@ def test_save_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("cut", [0.0, 0.1, 0.5, 0.9, 0.999])
 def test_truncated(cut: float, tmp_path: Path) -> None:
-    """Any prefix of a file is a FormatError that names the file and the place."""
+    """A truncated file raises a FormatError with the file and the line."""
     text = network().tojson()
     path = tmp_path / "cut-symbol.json"
     path.write_text(text[: int(cut * len(text))])
@@ -100,13 +100,13 @@ def test_truncated(cut: float, tmp_path: Path) -> None:
     ],
 )
 def test_malformed(change: Any, message: str) -> None:
-    """Each kind of damage is a FormatError that names the fault and its position."""
+    """Each kind of damage raises a FormatError with the fault and its position."""
     with pytest.raises(FormatError, match=message):
         sym.load_json(edited(change))
 
 
 def test_files_of_other_kinds(tmp_path: Path) -> None:
-    """Bytes that are no text are named with their file; a byte order mark is no harm."""
+    """A file that is no text raises a FormatError with its name; a byte order mark is accepted."""
     path = tmp_path / "model-0000.params"
     path.write_bytes(b"\x12\x01\xff\xfe")
     with pytest.raises(FormatError, match=r"model-0000\.params: not UTF-8 text .* expected a -symbol\.json file"):
@@ -117,7 +117,7 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
 
 
 def test_attributes_of_operators_without_parameters() -> None:
-    """MXNet keeps them, and so do we; an operator that has parameters knows which."""
+    """An operator without parameters keeps unknown attributes, as in MXNet; one with parameters raises an error."""
     text = (sym.exp(sym.Variable("x"), name="e") + 1).tojson()
     data = json.loads(text)
     data["nodes"][1]["attrs"] = {"group": "left"}
@@ -128,7 +128,7 @@ def test_attributes_of_operators_without_parameters() -> None:
 
 
 def test_not_a_symbol() -> None:
-    """JSON that is something else."""
+    """JSON that is no symbol, or nested too deeply, raises a FormatError; bytes raise a TypeError."""
     for text in ("[]", "3", "{}", '{"nodes": {}}'):
         with pytest.raises(FormatError):
             sym.load_json(text)
@@ -139,7 +139,7 @@ def test_not_a_symbol() -> None:
 
 
 def test_a_long_cycle_is_found_without_recursion() -> None:
-    """A ring of 50,000 nodes."""
+    """A cycle of 50,000 nodes raises a FormatError."""
     count = 50_000
     nodes = [{"op": "exp", "name": f"n{i}", "inputs": [[(i + 1) % count, 0, 0]]} for i in range(count)]
     with pytest.raises(FormatError, match="cycle"):
@@ -147,20 +147,20 @@ def test_a_long_cycle_is_found_without_recursion() -> None:
 
 
 def test_unknown_operator_names_the_node() -> None:
-    """Operator and node are named, with near names, when their shape is asked for."""
+    """Inference with an unknown operator raises an error with the operator, the node and a similar name."""
     loaded = sym.load_json(edited(lambda d: d["nodes"][3].update(op="FullyConected")))
     with pytest.raises(UnknownOperatorError, match=r"FullyConected \(1 node: fc1; did you mean 'FullyConnected'\?\)"):
         loaded.infer_shape(data=(2, 3))
 
 
 def test_bad_parameter_names_the_node() -> None:
-    """A parameter that does not parse."""
+    """A parameter that cannot be parsed raises an error with the node."""
     with pytest.raises(ParameterError, match=r"FullyConnected.*'fc1'.*num_hidden='four'"):
         sym.load_json(edited(lambda d: d["nodes"][3]["attrs"].update(num_hidden="four")))
 
 
 def test_random_damage_never_escapes() -> None:
-    """Every single-character deletion of a file gives a symbol or one of our errors."""
+    """Deleting any single character of a file gives a symbol or an MXNetError."""
     text = json.dumps(json.loads(sym.FullyConnected(sym.Variable("d"), num_hidden=4, name="f").tojson()))
     for i in range(len(text)):
         with contextlib.suppress(MXNetError):
@@ -201,11 +201,15 @@ OLD = {
     "arg_nodes": [0, 1, 2, 4, 5],
     "heads": [[7, 0]],
 }
-"""Files of releases before 0.9."""
+"""A file of a release before 0.9."""
 
 
 def test_files_before_0_9() -> None:
-    """Two-number entries, param and attr, no auxiliary states, bare hidden names, axis -1 for none."""
+    """A file of a release before 0.9 is read.
+
+    It has entries of two numbers, ``param`` and ``attr``, no auxiliary states, multipliers without underscores, and an
+    axis of -1 for None.
+    """
     x = sym.load_json(json.dumps(OLD))
     assert x.list_arguments() == ["data", "fc_weight", "fc_bias", "bn_gamma", "bn_beta"]
     assert x.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
@@ -220,8 +224,8 @@ def test_files_before_0_9() -> None:
     assert sym.load_json(x.tojson()).tojson() == x.tojson()
 
 
-def test_multipliers_of_inputs_with_names_of_their_own() -> None:
-    """``weight_lr_mult`` of an old operator belongs to its second input, even if that is a shared variable."""
+def test_multipliers_of_shared_inputs() -> None:
+    """``weight_lr_mult`` of an old operator becomes ``lr_mult`` of its second input, also of a shared variable."""
     data: dict[str, Any] = {
         "nodes": [
             {"op": "null", "name": "d", "inputs": []},
@@ -243,7 +247,7 @@ def test_multipliers_of_inputs_with_names_of_their_own() -> None:
 
 
 def test_files_of_0_9_to_1_0() -> None:
-    """``attr`` instead of ``attrs``; from 0.9.5 on, axis -1 means the last axis."""
+    """Files of 0.9 to 1.0 have ``attr`` instead of ``attrs``; from 0.9.5 on, axis -1 means the last axis."""
     data: dict[str, Any] = {
         "nodes": [
             {"op": "null", "name": "d", "inputs": []},
@@ -260,7 +264,7 @@ def test_files_of_0_9_to_1_0() -> None:
 
 
 def test_strings_survive() -> None:
-    """Quotes, backslashes, control characters and other alphabets in names and attributes."""
+    """Names and attributes may contain quotes, backslashes, control characters and other alphabets."""
     odd = 'a"b\\c\n\t\r ü 日本'
     x = sym.Variable(odd, attr={"__k__": odd})
     assert sym.load_json(x.tojson()).tojson() == x.tojson()
@@ -268,7 +272,7 @@ def test_strings_survive() -> None:
 
 
 def test_debug_text() -> None:
-    """A variable alone, and a small graph."""
+    """``debug_str`` of a variable, and of a small graph, is MXNet's text."""
     a = sym.Variable("a")
     assert a.debug_str() == "Variable:a\n"
     text = sym.FullyConnected(a, num_hidden=2, no_bias=True, name="fc").debug_str()

@@ -1,4 +1,4 @@
-"""Error messages of symbols: inputs that are no symbols, near names, long lists."""
+"""Error messages of symbols: wrong inputs, similar names and long lists."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from weftplan.errors import DTypeError, ParameterError, UnknownOperatorError
     ],
 )
 def test_arrays_and_numbers_are_no_inputs(call, words) -> None:
-    """A value in the place of a symbol is named, instead of an unrelated parameter."""
+    """An array or a number as an input raises an error that names the input."""
     with pytest.raises(DTypeError, match=words):
         call(sym.Variable("a"), nd.zeros((2, 2)))
 
 
 def test_parameters_given_twice_or_too_often() -> None:
-    """For arguments after all inputs the error names the parameters, not the inputs."""
+    """Parameters that are given twice, or too many by position, raise errors that name the parameters."""
     a = sym.Variable("a")
     with pytest.raises(ParameterError, match="clip: parameter 'a_min' is given twice"):
         sym.clip(a, 0, a_min=1)
@@ -47,16 +47,16 @@ def test_parameters_given_twice_or_too_often() -> None:
         sym.Concat(a, 1, dim=0)
 
 
-def test_inputs_given_as_none_are_made() -> None:
-    """As in MXNet, None for an input counts as missing, even if the parameters decide on the inputs."""
+def test_inputs_given_as_none_are_missing() -> None:
+    """None as an input counts as missing, as in MXNet."""
     a = sym.Variable("a")
     assert sym.FullyConnected(a, bias=None, num_hidden=3, name="f").list_arguments() == ["a", "f_weight", "f_bias"]
     without = sym.FullyConnected(a, bias=None, no_bias=True, num_hidden=3, name="f")
     assert without.list_arguments() == ["a", "f_weight"]
 
 
-def test_near_names_are_names_that_people_call() -> None:
-    """Functions count as well as operators; the operators of gradients do not."""
+def test_similar_names_are_public_names() -> None:
+    """Errors suggest similar operators and functions, but no backward operators."""
     with pytest.raises(UnknownOperatorError) as caught:
         sym.FullyConected  # noqa: B018
     assert "_backward" not in str(caught.value)
@@ -71,7 +71,7 @@ def test_near_names_are_names_that_people_call() -> None:
 
 
 def test_long_lists_of_names_are_cut() -> None:
-    """Errors about a network of hundreds of variables name eight of them, and the nearest one."""
+    """Errors about many names list eight of them and the most similar one."""
     net = sym.Variable("data")
     for i in range(40):
         net = sym.FullyConnected(net, num_hidden=2, name=f"fc{i}")

@@ -1,4 +1,4 @@
-"""Dtype inference of networks whose variables share one dtype: equal to a walk over the graph."""
+"""The shortcut of dtype inference for networks of one dtype gives the result of a walk over the graph."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import weftplan as mx
 from weftplan.symbol.inference import solver as infer
 
 
-def dtypes(symbol, **known):
-    """Return the dtypes of all entries, with float32 for unknown variables."""
+def infer_all(symbol, **known):
+    """Return the dtypes of all entries, with float32 for variables of unknown dtype."""
     return infer.infer_dtypes(symbol._nodes(), known, default=np.dtype(np.float32))
 
 
 def networks():
-    """Networks of one dtype, with a mask, with one that is read, with a cast, with an attribute."""
+    """Return networks by name: with one dtype, a mask, integer positions, a cast, an attribute, or no inputs."""
     data = mx.sym.Variable("data")
     fc = mx.sym.FullyConnected(data, num_hidden=3)
     return {
@@ -29,21 +29,21 @@ def networks():
 
 
 @pytest.mark.parametrize("name", networks())
-def test_as_a_walk_finds_them(name, monkeypatch):
-    """The shortcut for float32 variables gives the result of a walk forwards and backwards."""
+def test_shortcut_gives_the_dtypes_of_a_walk(name, monkeypatch):
+    """Inference with the shortcut gives the dtypes of a walk forward and backward."""
     symbol = networks()[name]
-    actual = dtypes(symbol)
+    actual = infer_all(symbol)
     monkeypatch.setattr(infer, "of_one_dtype", lambda nodes, default, **known: None)
-    assert actual == dtypes(symbol)
+    assert actual == infer_all(symbol)
     assert all(fact is not None for fact in actual)
 
 
-def test_nothing_is_walked_where_all_is_float32(monkeypatch):
-    """Networks of one dtype take no walk, not even with a mask, and with given dtypes that are the default."""
+def test_networks_of_one_dtype_need_no_walk(monkeypatch):
+    """Networks of one dtype need no walk, also with a mask, and with a given dtype that is the default."""
     monkeypatch.setattr(infer._Solver, "_walk", None)
     for name in ("one dtype", "a mask"):
         symbol = networks()[name]
-        assert np.dtype(np.float32) in dtypes(symbol)
-        assert dtypes(symbol) == dtypes(symbol, data="float32")
+        assert np.dtype(np.float32) in infer_all(symbol)
+        assert infer_all(symbol) == infer_all(symbol, data="float32")
     with pytest.raises(TypeError):
-        dtypes(networks()["a cast"])
+        infer_all(networks()["a cast"])

@@ -1,4 +1,4 @@
-"""Files with unknown operators: the supported uses, and the messages of the refusals."""
+"""Files with unknown operators: what works with them, and the error messages for the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weftplan.errors import FormatError, UnknownOperatorError
 
 
 def network() -> str:
-    """Return data - fc1 - Mystery (two outputs) - fc2 - Mystery; and fc1 - side."""
+    """Return the JSON of data - fc1 - Mystery (two outputs) - fc2 - Mystery, and fc1 - side."""
     data = sym.Variable("data")
     first = sym.FullyConnected(data, num_hidden=4, name="fc1")
     parts = sym.SliceChannel(first, num_outputs=2, name="odd")
@@ -26,15 +26,18 @@ def network() -> str:
 
 
 def test_a_file_with_unknown_operators_is_read_and_written() -> None:
-    """Names, outputs and attributes are those of the file, and it is written back as it was."""
+    """A file with unknown operators is read with its names, outputs and attributes, and saved unchanged."""
     loaded = sym.load_json(network())
     assert loaded.list_arguments() == ["data", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"]
     assert loaded.get_internals()["odd_output1"].attr("num_outputs") == "2"
     assert json.loads(loaded.tojson()) == json.loads(network())
 
 
-def test_what_does_not_need_them_works() -> None:
-    """A network cut before the unknown operator infers, plans, binds and trains; partial inference goes as far."""
+def test_part_without_unknown_operators_works() -> None:
+    """The part of a network before unknown operators can be inferred, bound and trained.
+
+    Partial inference of the whole network returns the shapes of this part.
+    """
     loaded = sym.load_json(network())
     side = loaded.get_internals()["side_output"]
     assert side.infer_shape(data=(2, 3))[1] == [(2, 4)]
@@ -56,8 +59,8 @@ def test_what_does_not_need_them_works() -> None:
         lambda symbol: symbol.plan({"data": (2, 3)}),
     ],
 )
-def test_everything_else_names_all_that_is_missing(act) -> None:  # type: ignore[no-untyped-def]
-    """One error lists operators and nodes, how many operations are left, and where to cut."""
+def test_error_names_all_unknown_operators(act) -> None:  # type: ignore[no-untyped-def]
+    """Inference, binding and planning raise an error with all unknown operators, their nodes, and the usable part."""
     text = network().replace('"op": "Mystery", "name": "end"', '"op": "Riddle", "name": "end"')
     with pytest.raises(UnknownOperatorError) as caught:
         act(sym.load_json(text))
@@ -71,14 +74,14 @@ def test_everything_else_names_all_that_is_missing(act) -> None:  # type: ignore
 
 
 def test_more_outputs_than_any_operator_has_are_refused() -> None:
-    """A head that asks for output two thousand million is told so before anything is made."""
+    """A head that refers to output 2,147,483,647 of an unknown operator raises a FormatError."""
     text = json.dumps({"nodes": [{"op": "Mystery", "name": "m", "inputs": []}], "heads": [[0, 2147483647, 0]]})
     with pytest.raises(FormatError, match="at most 65,536"):
         sym.load_json(text)
 
 
-def test_an_operator_of_ones_own_fills_the_gap() -> None:
-    """A CustomOpProp registered under the missing name computes the nodes of that name; the file stays as it was."""
+def test_custom_operator_replaces_an_unknown_one() -> None:
+    """A custom operator registered under an unknown name computes its nodes, and the file is saved unchanged."""
 
     class Doubling(mx.operator.CustomOp):
         def forward(self, is_train, req, in_data, out_data, aux):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""The rule cache: rules that run once per process, and rules that run each time."""
+"""The rule cache: which rules run once per process, and which run each time."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ OP = registry.get("Activation")
 
 
 class Question:
-    """Numbers its answers."""
+    """A cached rule that returns how often it has run."""
 
     def __init__(self) -> None:
         self.settled = Settled[int]()
@@ -29,14 +29,14 @@ class Question:
 
 
 def test_equal_calls_are_asked_once() -> None:
-    """The values of parameters and facts count, not the objects."""
+    """A rule runs once for equal parameters and facts, also if they are other objects."""
     question = Question()
     assert [question(), question(params={"act_type": "relu"}, facts=[(2, 3)])] == [1, 1]
     assert [question(params={"act_type": "tanh"}), question(facts=((2, 4),)), question()] == [2, 3, 1]
 
 
-def test_parameters_in_another_order_are_others() -> None:
-    """Parameters in another order are another key, since a dictionary keeps the caller's order."""
+def test_order_of_parameters_counts() -> None:
+    """Parameters in another order are another key of the cache."""
     question = Question()
     first, second = {"a": True, "b": False}, {"b": True, "a": False}
     assert [question(params=first), question(params=second), question(params=first)] == [1, 2, 1]
@@ -45,21 +45,21 @@ def test_parameters_in_another_order_are_others() -> None:
         assert mx.sym.dot(x, x, **{name: True}).infer_shape(x=(2, 3))[1] == [shape]
 
 
-def test_another_operator_of_the_name_is_asked() -> None:
-    """A name may get another operator, whose rules are others."""
+def test_another_operator_with_the_name_runs() -> None:
+    """The rule of another operator with the same name runs."""
     question = Question()
     assert [question(), question(op=replace(OP, doc="other")), question(op=OP)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("how", [{"op": replace(OP, single=True)}, {"params": {"act_type": [1]}}], ids=["own", "list"])
-def test_what_is_asked_each_time(how: dict[str, Any]) -> None:
-    """Operators of the user's own, and parameters that have no hash."""
+def test_rules_that_run_each_time(how: dict[str, Any]) -> None:
+    """Rules of custom operators, and rules with parameters that cannot be hashed, run each time."""
     question = Question()
     assert [question(**how), question(**how)] == [1, 2]
 
 
-def test_the_oldest_answers_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory does not grow with the number of calls that were ever looked at."""
+def test_oldest_results_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the cache is full, the oldest result is dropped."""
     monkeypatch.setattr(rule_cache, "MOST", 2)
     question = Question()
     assert [question(facts=(k,)) for k in (1, 2, 3)] == [1, 2, 3]
@@ -67,7 +67,7 @@ def test_the_oldest_answers_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_names_the_node_that_has_it() -> None:
-    """A refusal is repeated each time, with the name of the current node."""
+    """An error is not cached: each call raises it with the name of the current node."""
     for name in ("first", "second"):
         net = mx.sym.FullyConnected(mx.sym.Variable("x"), mx.sym.Variable("w", shape=(2, 9)), num_hidden=2, name=name)
         with pytest.raises(ShapeError, match=f"node '{name}'"):

@@ -1,4 +1,4 @@
-"""Verbs of higher layers, reached through slots, so that imports only go down."""
+"""Methods of symbols that higher layers register, so that the symbol package does not import these layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weftplan.support import slots
 
 
 def test_verbs_pass_the_symbol_and_everything_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bind, simple_bind and plan call what was registered."""
+    """``bind``, ``simple_bind`` and ``plan`` call the registered functions with the symbol and all arguments."""
     calls: list[Any] = []
     monkeypatch.setattr(slots.BIND, "value", lambda *a, **k: calls.append(("bind", a, k)))
     monkeypatch.setattr(slots.SIMPLE_BIND, "value", lambda *a, **k: calls.append(("simple", a, k)))
@@ -32,7 +32,7 @@ def test_verbs_pass_the_symbol_and_everything_given(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_provider_that_fills_nothing_is_an_error() -> None:
-    """The message names the verb and the package; a filled slot returns its value."""
+    """If importing the provider does not fill a slot, ``get`` raises an error; a filled slot returns its value."""
     empty: slots.Slot[int] = slots.Slot("weftplan.symbol.verbs", "weftplan.errors", "Symbol.bind")
     with pytest.raises(MXNetError, match=r"weftplan\.errors was imported and did not provide 'Symbol\.bind'"):
         empty.get()
@@ -41,7 +41,7 @@ def test_a_provider_that_fills_nothing_is_an_error() -> None:
 
 
 def test_symbols_import_nothing_above_them() -> None:
-    """Importing the symbol package loads neither planner nor executor, engine or training."""
+    """Importing the symbol package loads no higher layer, such as planner, executor, engine or training."""
     code = "import sys, weftplan.symbol, weftplan.models; print(*(m for m in sys.modules if m.startswith('weftplan.')))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     above = ("planner", "executor", "engine", "storage", "kvstore", "training", "cli", "report", "ndarray")

@@ -1,4 +1,4 @@
-"""Tables and pictures of networks, and the shorter names of operators."""
+"""Summaries and pictures of networks, and the namespaces of operators."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from weftplan.report.viz import plot_network, print_summary
 
 
 def net() -> sym.Symbol:
-    """data -> fc1(8) -> relu -> fc2(2) -> softmax."""
+    """Return data -> fc1(8) -> relu -> fc2(2) -> softmax."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=8, name="fc1")
     x = sym.FullyConnected(sym.Activation(x, act_type="relu", name="relu"), num_hidden=2, name="fc2")
     return sym.SoftmaxOutput(x, name="softmax")
 
 
 def test_summary_counts_parameters() -> None:
-    """Weights and biases are counted once, data and label are not: 8*3+8 + 2*8+2 = 50."""
+    """``print_summary`` counts weights and biases, but not data and label: 8*3+8 + 2*8+2 = 50."""
     lines: list[str] = []
     assert print_summary(net(), {"data": (4, 3)}, echo=lines.append) == 50
     text = "\n".join(lines)
@@ -37,7 +37,7 @@ def test_summary_counts_parameters() -> None:
 
 
 def test_shared_weights_count_once() -> None:
-    """One weight used by two layers."""
+    """A weight that two layers share is counted once."""
     w, x = sym.Variable("w"), sym.Variable("x")
     for i in range(2):
         x = sym.FullyConnected(x, w, num_hidden=3, no_bias=True, name=f"fc{i}")
@@ -45,7 +45,7 @@ def test_shared_weights_count_once() -> None:
 
 
 def test_previous_layers() -> None:
-    """With and without shapes, the sources of a layer include data; a shared weight is no layer."""
+    """The summary lists the data and previous layers as sources of a layer, but no shared weight."""
     w, x = sym.Variable("w"), sym.Variable("x")
     for i in range(2):
         x = sym.FullyConnected(x, w, num_hidden=3, no_bias=True, name=f"fc{i}")
@@ -56,7 +56,7 @@ def test_previous_layers() -> None:
 
 
 def test_picture(tmp_path: Path) -> None:
-    """A box per operator, weights hidden unless asked for, shapes on arrows, a file to save."""
+    """A picture has a box for each operator and shapes on its arrows, hides weights by default, and can be saved."""
     dot = plot_network(net(), title="mine", shape={"data": (4, 3)})
     assert "fc1_weight" not in dot.source
     assert 'label="4x3"' in dot.source
@@ -66,7 +66,7 @@ def test_picture(tmp_path: Path) -> None:
 
 
 def test_picture_with_dtypes() -> None:
-    """Arrows tell dtypes, with shapes or without; a name or a dtype that is wrong is refused."""
+    """Arrows show dtypes, with or without shapes; an unknown name and an unknown dtype raise errors."""
     narrow = sym.Cast(net(), dtype="float16")
     assert 'label="float32"' in plot_network(sym.exp(narrow), dtype={"data": np.float32}).source
     both = plot_network(sym.exp(narrow), shape={"data": (4, 3)}, dtype={"data": "float32"}).source
@@ -78,8 +78,8 @@ def test_picture_with_dtypes() -> None:
         plot_network(sym.identity(sym.Variable("a")), dtype={})
 
 
-def test_picture_of_equal_names() -> None:
-    """Nodes that share a name are told in one warning, at the caller's line; they stay apart in the picture."""
+def test_picture_of_nodes_with_equal_names() -> None:
+    """Nodes with equal names give one warning at the caller's line, and have separate boxes."""
     twice = sym.FullyConnected(
         sym.FullyConnected(sym.Variable("data"), num_hidden=3, name="fc"), num_hidden=2, name="fc"
     )
@@ -91,7 +91,7 @@ def test_picture_of_equal_names() -> None:
 
 
 def test_bad_shapes() -> None:
-    """A wrong name, and too little."""
+    """An unknown name and shapes that are not sufficient raise a ShapeError."""
     with pytest.raises(ShapeError, match="no variable is called dta"):
         print_summary(net(), {"dta": (1, 2)})
     with pytest.raises(ShapeError, match="cannot be inferred"):
@@ -99,7 +99,7 @@ def test_bad_shapes() -> None:
 
 
 def test_namespaces() -> None:
-    """``_internal`` reaches every operator, others say what they lack."""
+    """``sym._internal`` has every operator, and other namespaces raise an error for unknown operators."""
     a = sym.Variable("a")
     assert sym._internal._plus(a, a).entries[0].node.op is sym.elemwise_add(a, a).entries[0].node.op
     with pytest.raises(UnknownOperatorError, match=r"mx\.sym\.linalg has no operator 'nope'"):
@@ -107,14 +107,17 @@ def test_namespaces() -> None:
 
 
 def test_plot_network_has_the_arguments_of_mxnet():
-    """The order of positional arguments is MXNet's: symbol, title, save_format, shape."""
+    """``plot_network`` takes positional arguments in MXNet's order: symbol, title, save_format, shape."""
     dot = plot_network(net(), "mine", "svg", {"data": (4, 3)})
     assert (dot.title, dot.format) == ("mine", "svg")
     assert 'label="4x3"' in dot.source
 
 
 def test_render_writes_the_text_and_a_picture(tmp_path, monkeypatch):
-    """Without Graphviz the picture is SVG, another format warns; ``view`` opens it, ``cleanup`` removes the text."""
+    """Without Graphviz ``render`` writes SVG, and warns if another format was requested.
+
+    ``view`` also opens the picture, and ``cleanup`` removes the text.
+    """
     monkeypatch.setenv("PATH", "")
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
@@ -131,7 +134,7 @@ def test_render_writes_the_text_and_a_picture(tmp_path, monkeypatch):
 
 
 def test_render_calls_graphviz(tmp_path, monkeypatch):
-    """With Graphviz it draws the text; what it says when it fails is the error."""
+    """``render`` runs Graphviz if it is installed, and raises an error with its message if it fails."""
     program = tmp_path / "dot"
     program.write_text('#!/bin/sh\ntest "$1" = -Tbad && { echo "no format bad" >&2; exit 1; }\necho "$@" > "$3"\n')
     program.chmod(0o755)

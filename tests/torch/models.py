@@ -1,4 +1,4 @@
-"""Small models of PyTorch with a loss, and the real peak of a step."""
+"""Small PyTorch models with a loss, and the measured peak of a training step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weftplan.torch.probe import peak_of
 
 
 class Block(nn.Module):
-    """Attention and a perceptron."""
+    """A transformer block of attention and a perceptron."""
 
     def __init__(self, width: int, drop: float) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Block(nn.Module):
         self.up, self.down, self.drop = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(drop)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Add both branches to ``x``."""
+        """Return ``x`` plus the results of both branches."""
         n, t, d = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(n, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(n, t, d)
@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A small decoder with a tied head."""
+    """A small decoder whose head shares the weight of the embedding."""
 
     def __init__(self, depth: int = 3, width: int = 32, drop: float = 0.0) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class Decoder(nn.Module):
 
     @staticmethod
     def inputs() -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the words and their successors."""
+        """Return random words and their successors."""
         return torch.randint(0, 64, (4, 48)), torch.randint(0, 64, (4, 48))
 
 
 class Convolutions(nn.Module):
-    """Convolutions with batch norms, whose kernels allocate inside and change buffers."""
+    """Convolutions with batch norms, whose kernels allocate scratch memory and change buffers."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -70,12 +70,12 @@ class Convolutions(nn.Module):
 
     @staticmethod
     def inputs() -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the images and classes."""
+        """Return random images and classes."""
         return torch.randn(4, 3, 32, 32), torch.randint(0, 10, (4,))
 
 
 class Patches(nn.Module):
-    """A convolution over patches, then perceptrons over tokens and channels, as of a mixer."""
+    """A mixer: a convolution over patches, then perceptrons over the tokens."""
 
     def __init__(self, width: int = 64, depth: int = 4) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Patches(nn.Module):
         self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(depth)])
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss."""
+        """Return the loss."""
         x = self.patches(x).flatten(2).transpose(1, 2)
         for norm, tokens in zip(self.norms, self.tokens, strict=True):
             x = x + tokens(norm(x).transpose(1, 2)).transpose(1, 2)
@@ -92,12 +92,12 @@ class Patches(nn.Module):
 
     @staticmethod
     def inputs() -> tuple[torch.Tensor, torch.Tensor]:
-        """Images and classes."""
+        """Return random images and classes."""
         return torch.randn(4, 3, 128, 128), torch.randint(0, 10, (4,))
 
 
 def step_of(make: Callable[[], Any], wrap: Callable[[Any], Any], *, seed: int = 0) -> tuple[Any, Callable[[], None]]:
-    """Return a module and a function that runs a forward and a backward pass of it."""
+    """Return a model and a function that runs a forward and a backward pass of the wrapped model."""
     torch.manual_seed(seed)
     module, args = make(), make().inputs()
     call = wrap(module)
@@ -111,12 +111,12 @@ def step_of(make: Callable[[], Any], wrap: Callable[[Any], Any], *, seed: int = 
 
 
 def real_peak(make: Callable[[], Any], wrap: Callable[[Any], Any], rounds: int = 3) -> tuple[int, list[torch.Tensor]]:
-    """Return the peak of the second step, the most of ``rounds`` measurements, and its gradients.
+    """Return the measured peak of the second step in bytes, and its gradients.
 
-    The profiler is on before the model is made, since the death of a block is counted only when its birth was; now and
-    then it loses an event.
+    The peak is the largest of ``rounds`` measurements, because the profiler sometimes loses an event. The profiler
+    starts before the model is created, since it counts the end of a block only if it has seen its allocation.
     """
-    step_of(make, wrap)[1]()  # workspaces are measured here, not within the profile
+    step_of(make, wrap)[1]()  # measures workspaces outside the profile
     peaks = []
     for _ in range(rounds):
         torch._dynamo.reset()

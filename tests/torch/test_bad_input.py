@@ -1,4 +1,4 @@
-"""Input that no plan can serve: it is refused with the cause, the line and a way out, or planned with a note."""
+"""Input that cannot be planned is refused with the cause, the line and a remedy, or planned with a note."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
 
 
 def test_too_small_budgets_name_the_smallest() -> None:
-    """The error's number is a budget that holds in a real step, and one byte less is refused."""
+    """The error for a small budget names one that a real step stays within; one byte less raises an error, too."""
     with pytest.raises(BudgetError, match="the smallest budget that works is") as caught:
         budget(Decoder(), "10KB")(*Decoder.inputs())
     smallest = caught.value.smallest
@@ -36,7 +36,7 @@ def test_too_small_budgets_name_the_smallest() -> None:
 
 
 def test_control_flow_on_data_names_its_line() -> None:
-    """A step that cannot be one graph is refused with the line."""
+    """A step whose control flow depends on data raises an error with the line."""
     with pytest.raises(PlanError, match=r"test_budget\.py\", line \d+, in broken") as caught:
         budget(broken, "1GB")(torch.randn(8, requires_grad=True))
     assert "breaks='sum'" in str(caught.value)
@@ -54,7 +54,7 @@ def halve() -> Any:
 
 
 def test_operators_without_fake_kernels_are_named(halve: Any) -> None:
-    """A custom operator without a fake kernel is refused by name, with the function that registers one."""
+    """A custom operator without a fake kernel raises an error with its name and the function to register one."""
     with pytest.raises(PlanError, match=r"weftplan_tests(.|\n)*halve\.register_fake"):
         budget(lambda x: halve(x).sum(), "1GB")(torch.randn(4, requires_grad=True))
     with pytest.raises(PlanError, match=r"test_bad_input\.py:\d+, in .*weftplan_tests::halve.*register_fake"):
@@ -62,7 +62,7 @@ def test_operators_without_fake_kernels_are_named(halve: Any) -> None:
 
 
 def test_operators_with_fake_kernels_are_planned(halve: Any) -> None:
-    """With a fake kernel the operator is planned, and listed as not counted: it is never run on made-up values."""
+    """A custom operator with a fake kernel is planned, computes right gradients, and is listed as not counted."""
     halve.register_fake(torch.empty_like)
     halve.register_autograd(lambda ctx, grad: grad / 2)
     x = torch.randn(64, requires_grad=True)
@@ -75,7 +75,7 @@ def test_operators_with_fake_kernels_are_planned(halve: Any) -> None:
 
 @pytest.mark.parametrize("where", ["inputs", "all"])
 def test_other_devices_are_named(where: str) -> None:
-    """Inputs on another device than the module, and devices without memory, are refused by name."""
+    """Inputs on another device than the module, and tensors on the device ``meta``, raise an error with the devices."""
     model, args = Decoder(), tuple(x.to("meta") for x in Decoder.inputs())
     message = "cpu and meta" if where == "inputs" else "tensors are on meta"
     with pytest.raises(PlanError, match=message):
@@ -83,7 +83,7 @@ def test_other_devices_are_named(where: str) -> None:
 
 
 def test_operands_on_another_device_are_named() -> None:
-    """Unrelated tensors of one step on two devices are refused; so is a prediction of a step that mixes devices."""
+    """A step with tensors on two devices raises an error with both, in ``budget`` and in ``estimate``."""
     x, y = torch.ones(4, requires_grad=True), torch.ones(4, device="meta", requires_grad=True)
     with pytest.raises(PlanError, match="tensors are on cpu and meta"):
         budget(lambda x, y: ((x * 2).sum(), (y * 2).sum()), "1GB")(x, y)
@@ -92,7 +92,7 @@ def test_operands_on_another_device_are_named() -> None:
 
 
 def test_double_backward_is_refused() -> None:
-    """A gradient of gradients is refused by name instead of being wrong."""
+    """A gradient of gradients raises an error."""
     model, args = torch.nn.Linear(4, 4), torch.randn(2, 4)
     loss = budget(lambda x: model(x).sin().sum(), "1GB")(args)
     gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
@@ -101,7 +101,7 @@ def test_double_backward_is_refused() -> None:
 
 
 def test_checkpointed_modules_are_planned_with_a_note() -> None:
-    """The budget decides in place of ``checkpoint``, the plan says so, and gradients are equal."""
+    """The budget overrides ``torch.utils.checkpoint``, the plan has a note about it, and gradients are equal."""
     plain, model = Decoder(), Decoder()
     model.load_state_dict(plain.state_dict())
     for block in model.blocks:
@@ -130,7 +130,7 @@ def test_compiled_parts_are_planned_as_written() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    """Compiled modules, unknown words, text that is no size, and things that cannot be called."""
+    """Compiled modules, invalid options and sizes, and arguments that cannot be called raise a PlanError."""
     model = Decoder()
     with pytest.raises(PlanError, match="compiled already"):
         budget(torch.compile(model), "1GB")
@@ -146,8 +146,8 @@ def test_bad_arguments_are_refused() -> None:
             budget(model, "1GB", **{name: "no"})
 
 
-def test_shares_are_of_the_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A budget in percent means the card on a card, and the machine on a CPU."""
+def test_percentages_are_of_the_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget in percent is a share of the GPU's memory on a GPU, and of the machine's memory on a CPU."""
 
     class Card:
         total_memory = 1000
@@ -159,7 +159,7 @@ def test_shares_are_of_the_devices_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_untested_version_warns_at_import() -> None:
-    """The import names a version of PyTorch that the tests did not run with, and no other."""
+    """The import warns of a version of PyTorch that was not tested, and of no other."""
     script = "import torch; torch.__version__ = {!r}; import weftplan.torch; weftplan.torch.budget"
     for version, warns in (("3.0.1", True), ("2.13.7+cpu", False)):
         done = subprocess.run(
@@ -189,12 +189,12 @@ PARAMETERS = {
     "FakeTensorMode.__init__": ("self allow_fallback_kernels allow_non_fake_inputs shape_env static_shapes export"),
     "TorchDispatchMode.__torch_dispatch__": "self func types args kwargs",
 }
-"""The parameters of the private functions of PyTorch that ``private.py`` lists, in order."""
+"""The parameters, in order, of PyTorch's private functions that ``private.py`` imports."""
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_private_functions_have_the_known_parameters(name: str) -> None:
-    """Each private function of PyTorch that is used takes the parameters that this package was written for."""
+    """Each private function of PyTorch that is used has the expected parameters."""
     import inspect
     from operator import attrgetter
 
@@ -207,8 +207,8 @@ def test_private_functions_have_the_known_parameters(name: str) -> None:
     assert known == PARAMETERS[name].split()
 
 
-def test_private_names_stand_in_one_file() -> None:
-    """No other file of the package uses a name that PyTorch marks as private."""
+def test_private_names_are_in_one_file() -> None:
+    """Only ``private.py`` uses names that PyTorch marks as private."""
     import re
 
     folder = Path(weftplan.torch.__file__).parent

@@ -1,4 +1,4 @@
-"""Training steps of PyTorch within a budget: real peaks, equal gradients, errors."""
+"""Training steps of PyTorch within a budget: measured peaks, equal gradients and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODELS: dict[str, Callable[[], Any]] = {"decoder": Decoder, "convolutions": Conv
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Measurements of each test in a folder of its own, nothing compiled before, one thread."""
+    """Give each test an empty cache of measurements, an empty compiler cache and one thread."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -33,14 +33,17 @@ def fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def within(most: int | str, **options: Any) -> Callable[[Any], Any]:
-    """Wrap a module in a budget."""
+def budget_wrapper(most: int | str, **options: Any) -> Callable[[Any], Any]:
+    """Return a function that wraps a module in a budget of ``most`` bytes."""
     return lambda module: budget(module, most, **options)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_real_peaks_are_the_plans(name: str) -> None:
-    """At several budgets down to the smallest, the allocator's peak is the plan to the byte and gradients are equal."""
+    """For several budgets down to the smallest, the measured peak is exactly the plan's, and gradients are equal.
+
+    Smaller budgets take more time.
+    """
     make = MODELS[name]
     _, plain = real_peak(make, lambda module: module)
     model = make()
@@ -66,7 +69,7 @@ def test_real_peaks_are_the_plans(name: str) -> None:
 
 
 def test_repeated_dropout_draws_the_same_numbers() -> None:
-    """Random operators that run twice have the generator's state of their first run: equal gradients bit for bit."""
+    """Random operators that are repeated draw the numbers of their first run, so gradients have equal bits."""
     make = lambda: Decoder(drop=0.3)  # noqa: E731
     module, run = step_of(make, lambda module: module)
     run()
@@ -74,7 +77,7 @@ def test_repeated_dropout_draws_the_same_numbers() -> None:
     after = torch.get_rng_state()
     loose = budget(make(), "1GB")
     loose(*Decoder.inputs())
-    module, run = step_of(make, within(loose.plans[0].smallest))
+    module, run = step_of(make, budget_wrapper(loose.plans[0].smallest))
     wrapped = []
     module, run = step_of(make, lambda module: wrapped.append(budget(module, loose.plans[0].smallest)) or wrapped[0])
     run()
@@ -84,7 +87,7 @@ def test_repeated_dropout_draws_the_same_numbers() -> None:
 
 
 def test_optimizer_states_and_kept_gradients_count() -> None:
-    """The states that Adam will make, and gradients that exist before the step, are part of the peak."""
+    """The peak includes future states of Adam, gradients that exist before the step, and ``other`` bytes."""
     model = Decoder()
     params = sum(p.numel() * 4 for p in model.parameters())
     peaks = {}
@@ -105,7 +108,7 @@ def test_optimizer_states_and_kept_gradients_count() -> None:
 
 
 def test_the_update_alone_can_exceed_a_budget() -> None:
-    """The scratch of the optimizer's own step is checked, too."""
+    """If the optimizer's update alone needs more than the budget, an error says so."""
     model = torch.nn.Linear(512, 512)
     states = torch.optim.Adam(model.parameters(), foreach=True)
     with pytest.raises(BudgetError, match="the step of Adam alone needs"):
@@ -113,7 +116,7 @@ def test_the_update_alone_can_exceed_a_budget() -> None:
 
 
 def broken(x: Any) -> Any:
-    """Return a function whose control flow depends on data."""
+    """Compute a sum with control flow that depends on data."""
     y = (x * x).sin()
     if y.sum() > 0:
         return (y * 2).exp().sum()
@@ -121,7 +124,7 @@ def broken(x: Any) -> Any:
 
 
 def test_broken_graphs_share_the_budget() -> None:
-    """With ``breaks="sum"`` each graph is planned below the bytes that earlier graphs leave."""
+    """With ``breaks="sum"`` a step of two graphs runs, and the second plan counts the bytes that the first saves."""
     x = torch.full((64,), 0.5, requires_grad=True)
     wrapped = budget(broken, "1MB", breaks="sum")
     wrapped(x).backward()
@@ -135,7 +138,7 @@ def test_broken_graphs_share_the_budget() -> None:
 
 
 def test_inference_is_checked_against_the_budget() -> None:
-    """Without gradients there is nothing to repeat: a graph that fits runs, another is refused."""
+    """Without gradients a graph within the budget runs unchanged, and a larger graph raises a BudgetError."""
     model, args = Decoder(), Decoder.inputs()
     with torch.no_grad():
         wrapped = budget(model, "1GB")
@@ -147,7 +150,7 @@ def test_inference_is_checked_against_the_budget() -> None:
 
 
 class Counting(torch.nn.Module):
-    """Layers that add a buffer, which the forward pass then changes."""
+    """Layers that add a buffer, which the forward pass changes afterwards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +166,7 @@ class Counting(torch.nn.Module):
 
 
 def test_readers_of_changed_buffers_are_not_repeated() -> None:
-    """At the smallest budget gradients are those of the buffer before the change."""
+    """At the smallest budget, gradients are computed with the buffer's value before the change."""
     x, plain = torch.randn(64, 32), Counting()
     plain(x).backward()
     loose = budget(Counting(), "1GB")
@@ -179,7 +182,7 @@ def test_readers_of_changed_buffers_are_not_repeated() -> None:
 
 
 def test_other_shapes_are_planned_again() -> None:
-    """A smaller batch is a plan of its own, and so is a step without gradients; neither is a broken graph."""
+    """Another batch size and a step without gradients have separate plans."""
     wrapped = budget(Decoder(), "1GB")
     x, y = Decoder.inputs()
     wrapped(x, y).backward()
@@ -191,8 +194,8 @@ def test_other_shapes_are_planned_again() -> None:
     assert third.repeated == []
 
 
-def test_operators_that_nobody_measured_are_listed() -> None:
-    """With ``workspaces="cached"`` and nothing in the cache, plans list the operators that they do not count."""
+def test_unmeasured_operators_are_listed() -> None:
+    """With ``workspaces="cached"`` and an empty cache, plans list the operators whose workspaces are not counted."""
     wrapped = budget(Convolutions(), "1GB", workspaces="cached")
     wrapped(*Convolutions.inputs())
     plan = wrapped.plans[0]
@@ -207,7 +210,7 @@ def test_operators_that_nobody_measured_are_listed() -> None:
 
 @pytest.mark.parametrize("seconds", ["model", "measure"])
 def test_seconds_are_measured_or_modelled(seconds: str) -> None:
-    """Both ways give a plan that fits."""
+    """With modelled and with measured times, a plan near the smallest budget runs and takes more time."""
     wrapped = budget(Convolutions(), "1GB", seconds=seconds)
     wrapped(*Convolutions.inputs())
     torch._dynamo.reset()
@@ -218,7 +221,7 @@ def test_seconds_are_measured_or_modelled(seconds: str) -> None:
 
 
 def test_backends_and_partitions() -> None:
-    """``backend`` works with torch.compile, ``partition`` with a backend of the caller's."""
+    """``backend`` works with ``torch.compile``, and ``partition`` with a backend of the caller; gradients are equal."""
     model, args = Decoder(), Decoder.inputs()
     model(*args).backward()
     want = [p.grad.clone() for p in model.parameters()]
@@ -232,8 +235,8 @@ def test_backends_and_partitions() -> None:
     assert part.plans[0].peak < 1 << 30
 
 
-def test_the_knapsack_solver_saves_at_most_what_it_may() -> None:
-    """PyTorch's partitioner with our solver gives the same gradients."""
+def test_knapsack_solver_stays_within_its_budget() -> None:
+    """PyTorch's partitioner with our solver saves at most the given bytes and computes the same gradients."""
     from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -243,15 +246,15 @@ def test_the_knapsack_solver_saves_at_most_what_it_may() -> None:
     model.zero_grad()
     calls = []
 
-    class Watched(type(knapsack_solver())):  # type: ignore[misc]
-        """Notes questions and answers."""
+    class Recorder(type(knapsack_solver())):  # type: ignore[misc]
+        """A solver that records its arguments and results."""
 
         def __call__(self, memory: Any, graph: Any, most: float, info: Any, nodes: Any) -> Any:
             answer = super().__call__(memory, graph, most, info, nodes)
             calls.append((memory, most, answer))
             return answer
 
-    with config.patch(activation_memory_budget=0.3, activation_memory_budget_solver=Watched()):
+    with config.patch(activation_memory_budget=0.3, activation_memory_budget_solver=Recorder()):
         chosen = aot_autograd(fw_compiler=eager, bw_compiler=eager, partition_fn=min_cut_rematerialization_partition)
         torch.compile(model, backend=chosen)(*args).backward()
     assert calls

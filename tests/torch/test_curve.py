@@ -1,4 +1,4 @@
-"""Curves of budgets against time, their pictures, and the command."""
+"""Curves of budgets and times, their pictures, and the command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_curves_are_strict_and_drawn(tmp_path: Path) -> None:
-    """Budgets fall, times rise, every format is written, nothing of the step is run."""
+    """Along a curve budgets fall and times rise, each file format is written, and the step is not run."""
     model = Decoder()
     actual = curve(model, *Decoder.inputs())
     budgets = [point.budget for point in actual.points]
@@ -37,7 +37,7 @@ def test_curves_are_strict_and_drawn(tmp_path: Path) -> None:
 
 
 def test_measured_points() -> None:
-    """Some points are timed against the plain step when asked, and gradients stay as they were."""
+    """With ``measure=True`` at least two points have measured times, and gradients do not change."""
     model = Decoder(depth=1)
     actual = curve(model, *Decoder.inputs(), measure=True)
     real = [point.measured for point in actual.points if point.measured is not None]
@@ -47,7 +47,7 @@ def test_measured_points() -> None:
 
 
 def test_plans_have_a_layout() -> None:
-    """A plan can be laid out in one arena, whose lower bound is the plan's own peak."""
+    """The layout of a plan in one arena has the plan's peak as its lower bound."""
     choices, plan = planned(Decoder(), Decoder.inputs())
     layout = laid_out(choices, plan)
     assert layout.lower_bound + plan.resident.total == plan.peak
@@ -70,7 +70,7 @@ def wrong():
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module with a step, importable from the working directory."""
+    """The name of a module with a training step, importable from the working directory."""
     (tmp_path / "some_step.py").write_text(STEP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "some_step", raising=False)
@@ -78,12 +78,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(*args: str) -> Any:
-    """Return the command's result."""
+    """Run ``weftplan plan --torch`` with these arguments and return its result."""
     return CliRunner().invoke(main, ["plan", "--torch", *args])
 
 
 def test_the_command_plans_a_step(module: str, tmp_path: Path) -> None:
-    """``weftplan plan --torch`` names the peak, writes the page and draws the curve; budgets below are refused."""
+    """``weftplan plan --torch`` prints the peak, writes the page and the curve, and refuses too small budgets."""
     page = tmp_path / "page.html"
     actual = run(f"{module}:step", "--html", str(page), "--curve")
     assert actual.exit_code == 0, actual.output
@@ -108,8 +108,8 @@ def test_the_command_plans_a_step(module: str, tmp_path: Path) -> None:
         ("some_step:wrong", "must return"),
     ],
 )
-def test_the_command_refuses_what_is_no_step(module: str, name: str, message: str) -> None:
-    """Names without a function, unknown modules and functions that return something else."""
+def test_command_refuses_invalid_steps(module: str, name: str, message: str) -> None:
+    """A name without a function, an unknown module, and a function with another result exit with status 2."""
     actual = run(name)
     assert actual.exit_code == 2
     assert message in actual.output

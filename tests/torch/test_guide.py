@@ -1,4 +1,4 @@
-"""The guide's examples and commands, run as a reader would run them."""
+"""The examples and commands of the PyTorch guide run, and their budgets are met."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
 GUIDE = Path(__file__).parents[2] / "docs" / "pytorch.md"
 BLOCKS = re.findall(r"```python skip\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 FUSED = ("inductor", "knapsack_solver")
-"""Words of examples that inductor compiles."""
+"""Words of the examples that inductor compiles."""
 
 
 def test_examples_run_and_keep_their_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every example runs, in one session and in order; those for inductor run if there is a C++ compiler."""
+    """All examples run in order in one session and meet their budgets; those for inductor need a C++ compiler."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "guide"}
     compiles = any(map(shutil.which, ("g++", "clang++")))
@@ -39,7 +39,7 @@ def test_examples_run_and_keep_their_budgets(tmp_path: Path, monkeypatch: pytest
 
 
 def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command of the guide works on the module that the guide shows."""
+    """Every command of the guide works on the guide's module."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "mystep", raising=False)
     (tmp_path / "mystep.py").write_text(BLOCKS[-1])
@@ -52,6 +52,6 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_public_name_has_an_example() -> None:
-    """Each public name of the package stands in an example that is run."""
+    """Each public name of the package is called in an example."""
     for name in weftplan.torch.__all__:
         assert any(re.search(rf"\b{name}\(", block) for block in BLOCKS), name

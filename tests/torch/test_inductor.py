@@ -1,4 +1,4 @@
-"""Budgets with inductor's fused kernels: real peaks, gradients equal to inductor's, caches, inference."""
+"""Budgets with inductor's fused kernels: measured peaks, gradients, caches and inference."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 class Made:
-    """A model that :func:`real_peak` makes, with its inputs."""
+    """Creates the model ``name``, and returns its inputs."""
 
     def __init__(self, name: str) -> None:
         self.inputs = {"decoder": Decoder, "convolutions": Convolutions, "patches": Patches}[name].inputs
         self.make = MODELS[name]
 
     def __call__(self) -> Any:
-        """Return a new module."""
+        """Return a new model."""
         return self.make()
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_real_peaks_stay_within_the_budget(name: str) -> None:
-    """At the smallest budget that the error names the real peak is within it, and gradients are inductor's."""
+    """At the smallest budget the measured peak is within it, and gradients are close to inductor's."""
     make = Made(name)
     _, plain = real_peak(make, lambda module: torch.compile(module, dynamic=False), rounds=1)
     torch.compiler.reset()
@@ -65,7 +65,7 @@ def test_real_peaks_stay_within_the_budget(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_real_peaks_stay_within_plans_without_repetition(name: str) -> None:
-    """With room for everything, the peak of the plan holds for layouts and reused buffers of inductor, too."""
+    """With a large budget the measured peak is at most the plan's."""
     wrapped = []
 
     def wrap(module: Any) -> Any:
@@ -77,7 +77,10 @@ def test_real_peaks_stay_within_plans_without_repetition(name: str) -> None:
 
 
 def test_larger_fused_peaks_lead_to_smaller_plans() -> None:
-    """If fused kernels need more than their plan, a smaller plan is compiled; its peak is that of the kernels."""
+    """If fused kernels need more than the plan, a smaller plan is tried, and the final peak is that of the kernels.
+
+    If no smaller plan exists, a BudgetError names the bytes that are needed.
+    """
     from weftplan.torch import fit
 
     choices, plan = planned(Convolutions(), Convolutions.inputs(), inner="inductor")
@@ -106,7 +109,7 @@ def test_larger_fused_peaks_lead_to_smaller_plans() -> None:
 
 
 def test_steps_of_another_budget_do_not_come_from_a_cache() -> None:
-    """A step that inductor compiled before, without a budget, is planned all the same."""
+    """A step that inductor has compiled before without a budget is planned."""
     model, args = torch.nn.Linear(16, 16), torch.randn(4, 16)
     torch.compile(model, dynamic=False)(args)
     for _ in range(2):
@@ -117,7 +120,7 @@ def test_steps_of_another_budget_do_not_come_from_a_cache() -> None:
 
 
 def test_inference_is_checked_against_the_budget() -> None:
-    """Without gradients a graph that fits runs, and another is refused."""
+    """Without gradients a graph within the budget runs, and a larger graph raises a BudgetError."""
     model, args = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU()), (torch.randn(4, 16),)
     with torch.no_grad():
         want = torch.compile(model, dynamic=False)(*args)

@@ -1,4 +1,4 @@
-"""The package without PyTorch: it can be imported, and names the package to install."""
+"""Without PyTorch the package can be imported, and errors say what to install."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ print(found.exit_code, found.output)
 
 
 def test_errors_say_what_to_install() -> None:
-    """PyTorch is imported on first use only, and its absence is named with the command that mends it."""
+    """Without PyTorch, access to a function raises an error with the install command.
+
+    A step of the command line that does not need PyTorch is checked as usual.
+    """
     actual = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout
     assert "['backend', 'budget', 'curve', 'estimate', 'knapsack_solver', 'partition']" in actual
     assert "weftplan.torch needs PyTorch: pip install 'weftplan[torch]'" in actual
@@ -32,7 +35,7 @@ def test_errors_say_what_to_install() -> None:
 
 
 def test_nothing_else_imports_torch() -> None:
-    """Importing the whole package, with its command line, does not import PyTorch."""
+    """Importing the package and its command line does not import PyTorch."""
     script = "import sys, weftplan, weftplan.cli, weftplan.torch; print('torch' in sys.modules)"
     actual = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert actual.strip() == "False"

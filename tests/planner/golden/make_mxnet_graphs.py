@@ -1,13 +1,13 @@
-"""Write the executed graphs of MXNet 1.9.1: which node reads what, and how large every output is.
+"""Write the executed graphs of MXNet 1.9.1: the inputs of each node, and the sizes of its outputs.
 
 Run with the Python of an environment that has MXNet 1.9.1, from the repository's root:
 
     PYTHON-WITH-MXNET tests/planner/golden/make_mxnet_graphs.py
 
-Each network is bound for training and run once with a monitor, which sees the shape of every output, also hidden.
-The graph (forward and backward, in MXNet's numbering) is read from the executor's debug text. The result,
-``mxnet_graphs.json.gz``, holds per network: operator of each node (null: variable), its inputs as [node, output], its
-control dependencies, the number of elements of each output, and the heads. The suite itself needs no MXNet.
+Each network is bound for training and run once with a monitor, which sees the shape of every output, hidden or visible.
+The forward and backward graph, in MXNet's numbering, is read from the executor's debug text. The result,
+``mxnet_graphs.json.gz``, contains for each network the operator of each node (null for a variable), its inputs as
+[node, output], its control dependencies, the number of elements of each output, and the heads. Tests need no MXNet.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ NETWORKS = {
 
 
 def load(name):
-    """Return the symbol as MXNet wrote it."""
+    """Return the symbol of the network ``name`` from its file."""
     path = os.path.join(SYMBOLS, name + ".json")
     if os.path.exists(path):
         return mx.sym.load(path)
@@ -44,14 +44,17 @@ def load(name):
 
 
 def run(symbol, shape):
-    """Return (debug text, [(output name, shape)] in execution order, shapes of variables) of one training step."""
+    """Return the debug text, the outputs and the shapes of variables of one training step.
+
+    The outputs are (name, shape) in order of execution.
+    """
     executor = symbol.simple_bind(mx.cpu(), grad_req="write", data=shape)
     seen = []
 
     def watch(name, handle):
         array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False)
         seen.append((mx.base.py_str(name) if isinstance(name, bytes) else name, tuple(array.shape)))
-        array.handle = None  # borrowed: not ours to free
+        array.handle = None  # borrowed, so it must not be freed
 
     executor.set_monitor_callback(watch)
     executor.forward(is_train=True)
@@ -62,7 +65,10 @@ def run(symbol, shape):
 
 
 def parse(text):
-    """Return (nodes, heads) of a debug text; a name used twice means the node written last before the reference."""
+    """Return the nodes and heads of a debug text.
+
+    A name that several nodes have means the last of them before the reference.
+    """
     nodes, last, heads, current = [], {}, [], None
 
     def finish():
@@ -95,7 +101,7 @@ def parse(text):
 
 
 def add_sizes(nodes, seen, known):
-    """Give every node the element counts of its outputs: the monitor saw them node by node."""
+    """Add to every node the numbers of elements of its outputs, from the outputs ``seen`` by the monitor."""
     at = 0
     operators = [node for node in nodes if node["op"]]
     following = {id(a): b["name"] for a, b in itertools.pairwise(operators)}
@@ -117,7 +123,7 @@ def add_sizes(nodes, seen, known):
 
 
 def main():
-    """Write the golden file."""
+    """Write the golden file of all networks."""
     result = {}
     for name, shape in NETWORKS.items():
         text, seen, known = run(load(name), shape)

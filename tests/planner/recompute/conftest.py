@@ -1,4 +1,4 @@
-"""Shared by the tests of recomputation: a training graph before any policy, and networks of a few kinds."""
+"""A training graph before any recomputation policy, and networks of several kinds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weftplan.planner.symbolic.node_seconds import node_seconds
 
 @dataclass
 class Training:
-    """The planner's state just before it would have applied a policy."""
+    """The planner's state for a training graph before it applies a policy."""
 
     program: Program
     assignment: Assignment
@@ -28,14 +28,14 @@ class Training:
     planned: Any
 
     def tape(self, seconds: Any = None) -> Tape:
-        """Return a tape with the modelled costs, or with ``seconds``."""
+        """Return the tape with the costs ``seconds`` of its nodes, or with the modelled costs if this is None."""
         costs = node_seconds(self.program) if seconds is None else seconds
         return Tape(self.program, assignment=self.assignment, options=self.options, seconds=costs)
 
 
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``training(symbol, shapes, **options)``: the planned graph without recomputation, and its inputs."""
+    """A function that plans a symbol for training and returns a ``Training``; keyword arguments are plan options."""
     seen: list[Draft] = []
     original = drafts.plan_graph
 
@@ -54,7 +54,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def conv_net(layers: int = 4, *, dropout: float = 0.3, filters: int = 8) -> Any:
-    """Convolution, batch norm, relu and dropout, ``layers`` times, and a softmax."""
+    """Return ``layers`` of convolution, batch norm, relu and dropout, followed by a softmax."""
     x = sym.Variable("data")
     for i in range(layers):
         x = sym.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1), name=f"conv{i}")
@@ -67,7 +67,7 @@ def conv_net(layers: int = 4, *, dropout: float = 0.3, filters: int = 8) -> Any:
 
 
 def residual_net(layers: int, filters: int = 8) -> Any:
-    """Return a residual chain: every layer adds convolution, batch norm and relu of its input to it."""
+    """Return a residual network whose layers add convolution, batch norm and relu of their input to it."""
     x = sym.Convolution(sym.Variable("data"), num_filter=filters, kernel=(3, 3), pad=(1, 1), name="stem")
     for i in range(layers):
         y = sym.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1), name=f"conv{i}")
@@ -77,7 +77,7 @@ def residual_net(layers: int, filters: int = 8) -> Any:
 
 
 def unrolled_lstm(steps: int, hidden: int = 16) -> Any:
-    """An LSTM whose inputs are variables of their own, so that nothing but the recurrence grows with the steps."""
+    """Return an LSTM over ``steps`` separate variables, so that only the recurrence grows with the steps."""
     h, c = sym.Variable("h"), sym.Variable("c")
     weights = [sym.Variable(name) for name in ("hw", "hb", "iw", "ib")]
     for i in range(steps):
@@ -93,7 +93,7 @@ def unrolled_lstm(steps: int, hidden: int = 16) -> Any:
 
 
 def two_device_net(layers: int = 3) -> tuple[Any, dict[str, mx.Context]]:
-    """Return (``layers`` on one device, as many and a softmax on another; the device of each group)."""
+    """Return ``layers`` on one device, then ``layers`` and a softmax on another, and the device of each group."""
     with mx.AttrScope(ctx_group="low"):
         x = sym.Variable("data")
         for i in range(layers):
@@ -106,5 +106,5 @@ def two_device_net(layers: int = 3) -> tuple[Any, dict[str, mx.Context]]:
 
 @pytest.fixture(scope="session")
 def nets() -> Any:
-    """The makers of networks."""
+    """The functions that build networks: ``conv``, ``residual``, ``lstm`` and ``two_devices``."""
     return SimpleNamespace(conv=conv_net, residual=residual_net, lstm=unrolled_lstm, two_devices=two_device_net)

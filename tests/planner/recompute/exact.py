@@ -1,10 +1,9 @@
-"""An exact model of recomputation on CP-SAT, independent of the planner's search: the optimum for the curve's tests.
+"""An exact model of recomputation for the solver CP-SAT, which shares no code with the planner's search.
 
-The model (retention intervals with at most two computations per node). Forward nodes run once in their order, backward
-nodes once in theirs. A forward node may be repeated once, just before the first node that reads its second result;
-several that are due at the same moment run in forward order. A result is alive from the node that computes it to the
-last that reads it. Every result has memory of its own (nothing is computed in place). Given the most bytes that may be
-alive at once, the least total time of repeated nodes is asked for.
+Forward nodes run once in their order, and backward nodes once in theirs. A forward node may be repeated once, right
+before the first node that reads its second result; nodes that are repeated at the same moment run in forward order. A
+result is alive from its node to its last reader. Every result has its own memory, so nothing is computed in place. The
+solver minimizes the total time of repeated nodes for a given maximum of bytes that are alive at the same time.
 """
 
 from __future__ import annotations
@@ -15,9 +14,14 @@ from weftplan.planner.recompute import Tape
 
 
 def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: float = 60.0) -> int | None:
-    """Return the least sum of ``ticks`` (integers per node) that fits ``budget``; None when nothing fits.
+    """Return the smallest sum of ``ticks`` of repeated nodes with at most ``budget`` live bytes; None if nothing fits.
 
-    Raises RuntimeError when the solver can prove neither within the time.
+    Args:
+        ticks: cost of each node, an integer.
+        seconds: time limit of the solver.
+
+    Raises:
+        RuntimeError: the solver has proved neither an optimum nor that nothing fits.
     """
     from ortools.sat.python import cp_model
 
@@ -44,7 +48,7 @@ def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: floa
             readers_backward.setdefault(e, []).append(b)
 
     for nid in tape.repeatable:
-        # A twin runs in the block of its first reader: no later than any reader, and in the block of one of them.
+        # A repeated node runs in the block of its first reader: no later than any reader, and in the block of a reader.
         due: list[Any] = []
         used: list[Any] = []
         for e in tape.outputs[nid]:
@@ -73,7 +77,11 @@ def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: floa
     demands: list[int] = []
 
     def alive(start: Any, ends: list[Any], nbytes: int, present: Any = None) -> None:
-        """An interval from ``start`` to the latest of ``ends`` (each a time, or a pair of condition and time)."""
+        """Add the lifetime of ``nbytes`` bytes, from ``start`` to the latest of ``ends``.
+
+        An end is a time or a pair of condition and time. The lifetime counts only if ``present`` is true; None means
+        always.
+        """
         end = model.new_int_var(0, horizon, "")
         size = model.new_int_var(0, horizon, "")
         for item in ends:

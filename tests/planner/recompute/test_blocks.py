@@ -1,4 +1,4 @@
-"""Sets of nodes that follow the repeated blocks of a network."""
+"""Sets of nodes to recompute that follow the repeated blocks of a network."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from weftplan.planner.strategies import assignment
 OPTIONS = PlanOptions(enable_inplace=False)
 
 
-def tape_of(blocks: int) -> Tape:
-    """Return blocks of four steps with wide results and a narrow output; the backward part reads all of them."""
+def tape_of_blocks(blocks: int) -> Tape:
+    """Return the tape of a chain of ``blocks`` blocks, each of four steps with wide results and a narrow output.
+
+    The backward part reads all results.
+    """
     steps, x = [], "x"
     for k in range(blocks):
         for name, nbytes in (("a", 4096), ("b", 8192), ("c", 4096), ("d", 256)):
@@ -28,9 +31,9 @@ def tape_of(blocks: int) -> Tape:
 
 
 @pytest.mark.parametrize("blocks", [8, 40])
-def test_what_crosses_blocks_is_kept(blocks: int) -> None:
-    """The set for segments of one block keeps one narrow result per block and repeats the others."""
-    tape = tape_of(blocks)
+def test_block_outputs_are_not_recomputed(blocks: int) -> None:
+    """A set of ``block_sets`` has all results of every block but the last, except the narrow outputs."""
+    tape = tape_of_blocks(blocks)
     names = tape.program.graph.names
     ones = [{names[nid] for nid in chosen} for chosen in block_sets(tape)]
     kept = {f"d{k}" for k in range(blocks)}
@@ -41,15 +44,15 @@ def test_what_crosses_blocks_is_kept(blocks: int) -> None:
 
 
 def test_curves_with_block_sets_reach_less() -> None:
-    """The curve that starts with block sets ends at or below the other curves' ends and each block set."""
-    tape = tape_of(40)
+    """A curve that starts with block sets ends with a peak that neither a plain curve nor a block set undercuts."""
+    tape = tape_of_blocks(40)
     sets = block_sets(tape)
     plain, seeded = curve(tape), curve(tape, seeds=sets)
     assert seeded[-1].peak <= min(plain[-1].peak, *(tape.price(chosen).peak for chosen in sets))
 
 
 def test_networks_without_a_period_have_no_blocks() -> None:
-    """Steps of sizes that never come again."""
+    """A network whose results all have different sizes has no block sets."""
     steps = [Step(f"s{k}", ("x" if not k else f"s{k - 1}",), 64 * (k + 1)) for k in range(12)]
     program = program_of_steps({"x": 64}, steps, ["s11"])
     tape = Tape(program, assignment=assignment(program, OPTIONS), options=OPTIONS, seconds=[1.0] * 99)

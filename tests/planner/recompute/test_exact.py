@@ -1,8 +1,7 @@
-"""The curve against the optimum: by trying every choice, and by an exact model on a solver.
+"""The curve compared with the optimum, which is found by trying all choices or by an exact model.
 
-The certificate covers the choice of nodes to repeat, for a fixed order, each node at most once, by the planner's own
-liveness. The enumeration prices every subset with the planner's in-place rules; the solver has its own model
-(:mod:`exact`), written without the search and without in-place computation.
+The comparison covers the choice of nodes to repeat, each at most once, in a fixed order. Trying all choices uses the
+planner's prices with its in-place rules; the solver uses its own model (:mod:`exact`) without in-place computation.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("whole_searches")
 
 @pytest.fixture(scope="module")
 def exact() -> ModuleType:
-    """The exact model; skips without a solver."""
+    """The module ``exact.py``; without OR-Tools the test is skipped."""
     pytest.importorskip("ortools")
     where = Path(__file__).with_name("exact.py")
     spec = importlib.util.spec_from_file_location("recompute_exact", where)
@@ -38,7 +37,7 @@ def exact() -> ModuleType:
 
 
 def random_chain(size: int, seed: int) -> Any:
-    """Return a chain with skips: products of random widths, sines, sums with earlier results, concatenations."""
+    """Return a random chain of ``size`` layers: products, sines, gates, and joins with earlier results."""
     rng = random.Random(seed)
     pool = [sym.Variable("data")]
     for i in range(size):
@@ -55,18 +54,18 @@ def random_chain(size: int, seed: int) -> Any:
     return sym.MakeLoss(sym.sum(pool[-1], name="total"), name="loss")
 
 
-def whole_costs(made: Any, seed: int) -> list[int]:
-    """Return a random cost of 1 to 29 for every operator node, whatever its size."""
+def random_costs(made: Any, seed: int) -> list[int]:
+    """Return a random cost of 1 to 29 for each operator node, and 0 for each variable."""
     rng = random.Random(seed)
     return [0 if node.op is None else rng.randrange(1, 30) for node in made.program.graph.nodes]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, pytest.param(3, marks=pytest.mark.stress)])
 def test_every_choice_tried(training: Any, seed: int) -> None:
-    """No subset of the repeatable nodes lies below the curve (in-place rules included)."""
+    """No set of repeatable nodes is more than 1 % faster than the curve for the same peak."""
     size = 6 + seed
     result = training(random_chain(size, seed), {"data": (16, 32)}, strategy="match_range")
-    costs = whole_costs(result, seed)
+    costs = random_costs(result, seed)
     tape = result.tape([float(c) for c in costs])
     points = curve(tape)
     can = tape.repeatable
@@ -84,9 +83,9 @@ def test_every_choice_tried(training: Any, seed: int) -> None:
 
 @pytest.mark.parametrize(("size", "seed"), [(10, 1), (14, 2)])
 def test_no_neighbour_of_a_small_curve_lies_below_it(training: Any, size: int, seed: int) -> None:
-    """Choices of 13 to 24 nodes, too many to try them all: one node more or less, or two, is never better."""
+    """Adding or removing one or two nodes never improves a point of the curve, for 13 to 24 repeatable nodes."""
     result = training(random_chain(size, seed), {"data": (16, 32)}, workspaces=False, enable_inplace=False)
-    tape = result.tape([float(c) for c in whole_costs(result, seed)])
+    tape = result.tape([float(c) for c in random_costs(result, seed)])
     assert 12 < len(tape.repeatable) <= 24
     points = curve(tape)
     for point in points[::4] + points[-1:]:
@@ -98,7 +97,7 @@ def test_no_neighbour_of_a_small_curve_lies_below_it(training: Any, size: int, s
 
 @pytest.mark.parametrize(("size", "seed"), [(10, 1), (14, 2), (18, 3)])
 def test_within_one_percent_of_the_certified_optimum(training: Any, exact: ModuleType, size: int, seed: int) -> None:
-    """Step time at seven budgets; if the solver proves that nothing fits, the curve has no point either."""
+    """The curve's step time is within 1 % of the optimum at seven budgets, and no point exists if nothing fits."""
     _certify(training, exact, size, seed)
 
 
@@ -106,16 +105,17 @@ def test_within_one_percent_of_the_certified_optimum(training: Any, exact: Modul
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(3))
 def test_forty_forward_nodes_against_the_certified_optimum(training: Any, exact: ModuleType, seed: int) -> None:
-    """Graphs of forty forward nodes (about ninety that run)."""
+    """For about 40 forward nodes the curve's step time is within 1 % of the optimum."""
     _certify(training, exact, 36, seed)
 
 
 def _certify(training: Any, exact: ModuleType, size: int, seed: int) -> None:
+    """Assert that the curve is within 1 % of the optimum at seven budgets; at least two of them can be met."""
     result = training(
         random_chain(size, seed), {"data": (16, 32)}, workspaces=False, enable_inplace=False, strategy="match_range"
     )
     assert not result.assignment.skipped
-    costs = whole_costs(result, seed)
+    costs = random_costs(result, seed)
     tape = result.tape([float(c) for c in costs])
     points = curve(tape)
     peak = tape.price(()).peak

@@ -1,4 +1,4 @@
-"""Policies on the built-in networks, and on very deep networks."""
+"""Recomputation policies on the built-in networks and on very deep networks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEARCHED_LONG = {("resnet18", "cheap"), ("mobilenet", "cheap")}
 
 
 def check_network(name: str, policies: Any) -> None:
-    """Check each policy: a valid plan, no larger peak than without, and a note about the outcome."""
+    """Check that each policy gives a valid plan with a note about the policy and no larger peak than without it."""
     symbol = models.get(name)
     shapes = models.input_shapes(name, 4)
     off, apart = (
@@ -40,12 +40,15 @@ def check_network(name: str, policies: Any) -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_no_policy_raises_the_peak_of_a_network(name: str) -> None:
-    """All policies on the smaller networks, but for the longest two searches: one is below, one among the slow."""
+    """No policy raises the peak of a small network.
+
+    The two longest searches, of ``SEARCHED_LONG``, are tested elsewhere.
+    """
     check_network(name, [policy for policy in RECOMPUTE[1:] if (name, policy) not in SEARCHED_LONG])
 
 
-def test_projections_written_before_the_state_do_not_matter() -> None:
-    """Depth-first order by inputs runs all input projections first, and their gradients last; the policy must not."""
+def test_sqrt_policy_ignores_the_order_of_projections() -> None:
+    """The policy ``sqrt`` saves memory although the depth-first order runs all input projections first."""
 
     def peaks(steps: int) -> tuple[int, int]:
         h, weights = sym.Variable("h"), [sym.Variable(name) for name in ("iw", "ib", "hw", "hb")]
@@ -71,13 +74,16 @@ def test_projections_written_before_the_state_do_not_matter() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SLOW)
 def test_no_policy_raises_the_peak_of_a_large_network(name: str) -> None:
-    """All policies on the larger networks."""
+    """No policy raises the peak of a large network."""
     check_network(name, RECOMPUTE[1:])
 
 
 @pytest.mark.parametrize("name", ["resnet18", pytest.param("vgg16", marks=pytest.mark.stress)])
 def test_cheap_saves_a_quarter(name: str) -> None:
-    """Batch norm, relu and pooling rebuilt from the convolutions' outputs, for five percent of the step."""
+    """The policy ``cheap`` lowers the bound of the peak by more than a quarter.
+
+    It recomputes batch norm, relu and pooling from the outputs of convolutions.
+    """
     symbol, shapes = models.get(name), models.input_shapes(name, 16)
     off = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(workspaces=False))
     on = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(workspaces=False, recompute="cheap"))
@@ -88,7 +94,10 @@ def test_cheap_saves_a_quarter(name: str) -> None:
 
 
 def growth(training: Any, make: Any, shapes: Any, sizes: tuple[int, int]) -> float:
-    """Exponent p such that the peak of the square-root rule grows as size^p between two sizes."""
+    """Return the exponent of the growth of the square-root rule's peak with the size of a network.
+
+    ``make`` and ``shapes`` give the network and its input shapes for each of the two ``sizes``.
+    """
     peaks = []
     for size in sizes:
         result = training(make(size), shapes(size), strategy="match_range", workspaces=False)
@@ -101,13 +110,13 @@ def growth(training: Any, make: Any, shapes: Any, sizes: tuple[int, int]) -> flo
 
 
 def test_a_residual_net_grows_with_the_square_root_of_its_depth(training: Any, nets: Any) -> None:
-    """Sixteen times the depth, about four times the peak."""
+    """For sixteen times the depth, the peak of a residual network grows about fourfold."""
     shapes = {"data": (2, 8, 8, 8)}
     assert growth(training, nets.residual, lambda size: shapes, (25, 400)) < 0.6
 
 
 def test_an_unrolled_lstm_grows_with_the_square_root_of_its_length(training: Any, nets: Any) -> None:
-    """With gradients in reverse order; in the given order the gate gradients would all wait."""
+    """For sixteen times the length, the peak of an LSTM grows about fourfold, if gradients run in reverse order."""
 
     def shapes(size: int) -> dict[str, Any]:
         return {"h": (8, 16), "c": (8, 16), **{f"x{i}": (8, 16) for i in range(size)}}
@@ -119,7 +128,7 @@ def test_an_unrolled_lstm_grows_with_the_square_root_of_its_length(training: Any
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["residual", "lstm"])
 def test_a_thousand_layers(training: Any, nets: Any, kind: str) -> None:
-    """A real plan: a few square roots of the peak without recomputation, for one more forward pass."""
+    """The policy ``sqrt`` plans 1,000 layers with less than 13 % of the plain peak, for less than 35 % more time."""
     if kind == "residual":
         symbol, shapes = nets.residual(1000, filters=128), {"data": (8, 3, 32, 32)}
     else:

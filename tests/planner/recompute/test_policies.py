@@ -1,4 +1,4 @@
-"""Policies: the same bits as without them, never a larger peak, statistics updated once, and the notes."""
+"""Recomputation policies: the bits of a plan without them, no larger peak, one update of statistics, and notes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPES = {"data": (4, 3, 10, 10), "softmax_label": (4,)}
 
 
 def one_step(symbol: Any, shapes: dict[str, Any], options: PlanOptions) -> tuple[dict[str, Any], Any]:
-    """Outputs, gradients and states after one training step from fixed values, and the executor."""
+    """Run one training step on fixed values; return outputs, gradients and states by name, and the executor."""
     executor = symbol.simple_bind(mx.cpu(), plan_options=options, **shapes)
     rng = np.random.default_rng(3)
     for name, array in executor.arg_dict.items():
@@ -38,17 +38,18 @@ def one_step(symbol: Any, shapes: dict[str, Any], options: PlanOptions) -> tuple
 
 
 def planned(symbol: Any, shapes: dict[str, Any], **options: Any) -> Any:
+    """Plan a symbol for training with these options."""
     return plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(**options))
 
 
-def twins(plan: Any) -> list[str]:
-    """Return the names of the repeated nodes."""
+def repeated_nodes(plan: Any) -> list[str]:
+    """Return the names of the nodes that a plan repeats."""
     return [n.mirror_of.name for nid in plan.order if (n := plan.graph.nodes[nid]).mirror_of is not None]
 
 
 @pytest.mark.parametrize("policy", [*RECOMPUTE[1:], "budget"])
 def test_every_policy_computes_the_same_bits(nets: Any, same: Any, policy: str) -> None:
-    """Batch norm, dropout (same random bits) and moving statistics (moved once) with each policy against none."""
+    """With each policy, a step with batch norm and dropout has the outputs, gradients and statistics of one without."""
     symbol = nets.conv(3)
     want, off = one_step(symbol, SHAPES, PlanOptions())
     if policy == "budget":
@@ -56,7 +57,7 @@ def test_every_policy_computes_the_same_bits(nets: Any, same: Any, policy: str) 
     else:
         options = PlanOptions(recompute=policy)
     plan = plan_symbol(symbol, SHAPES, grad_req="write", options=options)
-    assert twins(plan), "the test must repeat something"
+    assert repeated_nodes(plan), "the test must repeat something"
     if policy in ("mxnet", "sqrt"):
         assert any(node.op.name == "BatchNorm+relu" for node in plan.graph.nodes if node.mirror_of is not None)
     got, _ = one_step(symbol, SHAPES, options)
@@ -64,20 +65,20 @@ def test_every_policy_computes_the_same_bits(nets: Any, same: Any, policy: str) 
 
 
 def test_dropout_that_is_repeated_draws_the_same_numbers(nets: Any, same: Any) -> None:
-    """The square-root rule repeats Dropout nodes; the mask must be the first run's."""
+    """A repeated Dropout draws the numbers of its first run."""
     symbol = nets.conv(6, dropout=0.5)
     plan = planned(symbol, SHAPES, recompute="sqrt")
-    assert any(name.startswith("drop") for name in twins(plan))
+    assert any(name.startswith("drop") for name in repeated_nodes(plan))
     want, _ = one_step(symbol, SHAPES, PlanOptions())
     got, _ = one_step(symbol, SHAPES, PlanOptions(recompute="sqrt"))
     same(got, want)
 
 
 def test_moving_statistics_move_once(nets: Any) -> None:
-    """With momentum 0.9 one update moves a mean of 0 a tenth of the way to the batch mean, and not twice."""
+    """With a repeated batch norm, a step moves the moving mean once, by a tenth of the batch mean."""
     symbol = nets.conv(5, dropout=0)
     plan = planned(symbol, SHAPES, recompute="mxnet")
-    assert "relu0" in twins(plan), "batch norm and its relu are one node, with the relu's name"
+    assert "relu0" in repeated_nodes(plan), "batch norm and its relu are one node, with the relu's name"
     got, executor = one_step(symbol, SHAPES, PlanOptions(recompute="mxnet"))
     weight, bias = executor.arg_dict["conv0_weight"].asnumpy(), executor.arg_dict["conv0_bias"].asnumpy()
     data = np.pad(executor.arg_dict["data"].asnumpy(), ((0, 0), (0, 0), (1, 1), (1, 1)))
@@ -97,7 +98,7 @@ def test_moving_statistics_move_once(nets: Any) -> None:
 def test_random_graphs_run_on_poisoned_memory(
     interpret: Any, same: Any, seed: int, size: int, policy: str, strategy: str, grad_req: str
 ) -> None:
-    """Every policy on random graphs: a valid plan, no larger peak, and the bits of the plain graph."""
+    """On random graphs every policy gives a valid plan, no larger peak, and the bits of the plain graph."""
     symbol = interpret.symbol(seed, size)
     shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
     off = plan_symbol(symbol, shapes, grad_req=grad_req, options=PlanOptions(strategy=strategy))
@@ -118,7 +119,7 @@ def test_random_graphs_run_on_poisoned_memory(
 
 
 def test_a_policy_that_raises_the_peak_is_refused() -> None:
-    """In a net whose products dominate, repeating activations needs more: the plan stays, the note says why."""
+    """If the policy ``mxnet`` would raise the peak, the plan stays without recomputation, and a note says why."""
     x = sym.Variable("data")
     for i, width in enumerate((128, 64, 10)):
         x = sym.FullyConnected(x, num_hidden=width, name=f"fc{i}")
@@ -127,14 +128,14 @@ def test_a_policy_that_raises_the_peak_is_refused() -> None:
     shapes = {"data": (64, 784)}
     off, on = planned(symbol, shapes), planned(symbol, shapes, recompute="mxnet")
     assert on.memory.peak == off.memory.peak
-    assert not twins(on)
+    assert not repeated_nodes(on)
     (note,) = on.memory.notes
     assert note.startswith("recompute mxnet: not used, it ")
     assert f"without it {off.memory.peak:,}" in note
 
 
 def test_forced_mirroring_wins_over_the_switch() -> None:
-    """``__force_mirroring__`` repeats a node whatever the policy; Dropout never, as in MXNet 1.9.1."""
+    """``__force_mirroring__`` repeats a node without a policy; an invalid value raises an error."""
     x = sym.Variable("data")
     for i in range(4):
         x = sym.FullyConnected(x, num_hidden=64, name=f"fc{i}")
@@ -142,8 +143,8 @@ def test_forced_mirroring_wins_over_the_switch() -> None:
             x = sym.sin(x, name=f"sin{i}")
     symbol = sym.sum(x, name="total")
     plan = planned(symbol, {"data": (64, 64)})
-    assert set(twins(plan)) <= {f"sin{i}" for i in range(4)}
-    assert twins(plan) or "__force_mirroring__" in plan.memory.notes[-1]
+    assert set(repeated_nodes(plan)) <= {f"sin{i}" for i in range(4)}
+    assert repeated_nodes(plan) or "__force_mirroring__" in plan.memory.notes[-1]
     with mx.AttrScope(__force_mirroring__="perhaps"):
         bad = sym.sum(sym.sin(sym.Variable("data"), name="odd"))
     with pytest.raises(
@@ -153,12 +154,12 @@ def test_forced_mirroring_wins_over_the_switch() -> None:
 
 
 def test_switches_in_the_environment(nets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MXNET_BACKWARD_DO_MIRROR means the policy mxnet, MXNET_MEMORY_OPT echo, and both echo."""
+    """``MXNET_BACKWARD_DO_MIRROR`` chooses the policy ``mxnet``; ``MXNET_MEMORY_OPT``, alone or with it, ``echo``."""
     assert PlanOptions.from_environment().recompute == "off"
     monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", "1")
     assert PlanOptions.from_environment().recompute == "mxnet"
     plan = plan_symbol(nets.conv(), SHAPES, grad_req="write")
-    assert twins(plan)
+    assert repeated_nodes(plan)
     monkeypatch.setenv("MXNET_MEMORY_OPT", "1")
     assert PlanOptions.from_environment().recompute == "echo"
     monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", "0")
@@ -166,25 +167,25 @@ def test_switches_in_the_environment(nets: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_rules_leave_heavy_operators_alone(nets: Any) -> None:
-    """Neither rule of MXNet repeats convolutions, products, Dropout or the loss."""
+    """The policies ``mxnet`` and ``echo`` repeat only batch norms, relus and pooling, no heavy operators."""
     for policy in ("mxnet", "echo"):
-        repeated = twins(planned(nets.conv(), SHAPES, recompute=policy))
+        repeated = repeated_nodes(planned(nets.conv(), SHAPES, recompute=policy))
         assert repeated
         assert all(name.startswith(("norm", "relu", "pool")) for name in repeated)
 
 
 def test_echo_stores_what_shrinks() -> None:
-    """A reduction is no larger than what would have to be kept for it: echo stores it, the older rule repeats it."""
+    """The policy ``echo`` stores the result of a reduction, which is smaller than its input."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=256, name="wide")
     small = sym.sum(sym.exp(x, name="exp"), axis=1, keepdims=True, name="shrunk")
     y = sym.broadcast_mul(sym.FullyConnected(small, num_hidden=8, name="narrow"), small, name="scaled")
     symbol = sym.MakeLoss(sym.sum(y * y, name="total"), name="loss")
     result = planned(symbol, {"data": (64, 16)}, recompute="echo")
-    assert "shrunk" not in twins(result)
+    assert "shrunk" not in repeated_nodes(result)
 
 
-def test_echo_decides_together_what_reads_the_same(training: Any) -> None:
-    """Two reductions of one array: storing one of them frees nothing, storing both frees the array."""
+def test_echo_decides_readers_of_one_array_together(training: Any) -> None:
+    """The policy ``echo`` stores both of two reductions of one array, because only that frees the array."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=256, name="wide")
     left, right = sym.sum(x, axis=1, keepdims=True, name="left"), sym.mean(x, axis=1, keepdims=True, name="right")
     ends = [sym.FullyConnected(small, num_hidden=8, name=f"{small.name}_end") for small in (left, right)]
@@ -196,7 +197,7 @@ def test_echo_decides_together_what_reads_the_same(training: Any) -> None:
 
 
 def test_wrong_options_are_refused() -> None:
-    """A policy that does not exist, and a budget that is no number of bytes."""
+    """An unknown policy, and a budget that is no number of bytes, raise a PlanError."""
     with pytest.raises(PlanError, match=r"recompute must be one of off, mxnet, echo, sqrt, cheap; got 'all'"):
         PlanOptions(recompute="all")
     for bad in (-1, 1.5, True, "2GB"):
@@ -205,35 +206,37 @@ def test_wrong_options_are_refused() -> None:
 
 
 def test_inference_has_nothing_to_repeat(nets: Any) -> None:
-    """Without gradients policies change nothing, and a budget either fits or is an error. Nodes are fused unless that
-    costs a hundredth of the plan."""
+    """Without gradients no policy repeats a node, and a budget below the smallest peak raises an error."""
     plain, apart = (plan_symbol(nets.conv(), SHAPES, options=PlanOptions(fusion=fusion)) for fusion in (True, False))
     least = min(plain.memory.peak, apart.memory.peak)
     for policy in RECOMPUTE:
         plan = plan_symbol(nets.conv(), SHAPES, options=PlanOptions(recompute=policy))
         assert plan.memory.peak == plain.memory.peak <= least / WORTH_A_FORM
-        assert not twins(plan)
+        assert not repeated_nodes(plan)
     plan_symbol(nets.conv(), SHAPES, options=PlanOptions(budget=least))
     with pytest.raises(BudgetError, match=f"the smallest budget that works is {least}"):
         plan_symbol(nets.conv(), SHAPES, options=PlanOptions(budget=least - 1))
 
 
 def test_two_devices(nets: Any) -> None:
-    """Nodes in groups on two devices are repeated on the device of their first run."""
+    """On two devices, a repeated node runs on the device of its first run."""
     symbol, groups = nets.two_devices()
     options = PlanOptions(recompute="mxnet", strategy="match_range")
     plan = plan_symbol(symbol, {"data": (64, 32)}, grad_req="write", group2ctx=groups, options=options)
     validate(plan)
     homes = {plan.graph.nodes[nid].name: plan.devices[nid] for nid in plan.order}
-    repeated = twins(plan)
+    repeated = repeated_nodes(plan)
     assert repeated
     for name in repeated:
         assert homes[f"{name}_mirror"] == homes[name]
 
 
 def test_the_better_of_the_fused_and_the_unfused_graph_is_taken(nets: Any) -> None:
-    """The policy cheap takes the smaller plan, unless fusion costs less than a hundredth; a budget takes the plan of
-    less modelled time, down to the smaller of both least budgets."""
+    """The planner chooses between the fused and the unfused graph.
+
+    The policy ``cheap`` takes the smaller plan; fusion may cost up to 1 %. A budget takes the plan of less modelled
+    time, and the smallest possible budget is at most that of the unfused graph.
+    """
     symbol = nets.conv(2, filters=32, dropout=0)
     shapes = {"data": (16, 32, 24, 24), "softmax_label": (16,)}
 
@@ -247,9 +250,9 @@ def test_the_better_of_the_fused_and_the_unfused_graph_is_taken(nets: Any) -> No
     assert any(name.endswith(RELU) for name in names(plain))
     cheap, apart = plan(recompute="cheap"), plan(recompute="cheap", fusion=False)
     assert cheap.memory.peak <= min(apart.memory.peak / WORTH_A_FORM, plain.memory.peak)
-    tight = plan(fusion=False).memory.peak * 3 // 4  # less than the fused plan, whose batch norm keeps less
+    tight = plan(fusion=False).memory.peak * 3 // 4  # also less than the peak of the fused plan
     fused, apart = plan(budget=tight), plan(budget=tight, fusion=False)
-    assert any(name.endswith(RELU) for name in names(fused))  # in less time than the unfused graph
+    assert any(name.endswith(RELU) for name in names(fused))  # it takes less time than the unfused graph
     assert max(fused.memory.peak, apart.memory.peak) <= tight
     assert names(plan(budget=plain.memory.peak)) == names(plain)
     with pytest.raises(BudgetError) as refused:

@@ -1,4 +1,4 @@
-"""The rewrite: recomputed nodes, their readers and times; and the price that predicts the rewritten graph's plan."""
+"""Rewritten graphs with repeated nodes: readers, order and names, and the price that predicts their plans."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 def real_bound(program: Program, options: PlanOptions) -> int:
-    """Return the lower bound as the planner itself computes it, without additions into partial sums."""
+    """Return the lower bound of the peak as the planner computes it, without additions into partial sums."""
     pool = BlockPool(program.nbytes, 0)
     actual = assign(program, pool, enable_inplace=options.enable_inplace)
     return Buffers(program, actual, options=options).lower_bound
 
 
-def chain(training: Any) -> Any:
-    """fc0 -> tanh -> fc1 -> tanh -> fc2, planned for training."""
+def plan_chain(training: Any) -> Any:
+    """Plan the chain fc0 -> act0 -> fc1 -> act1 -> fc2 -> act2 for training."""
     x = sym.Variable("data")
     for i in range(3):
         x = sym.FullyConnected(x, num_hidden=6, name=f"fc{i}")
@@ -39,11 +39,12 @@ def chain(training: Any) -> Any:
 
 
 def names(program: Program) -> list[str]:
+    """Return the names of the nodes in their order."""
     return [program.graph.names[nid] for nid in program.order]
 
 
-def test_results_of_a_rewritten_graph_are_named_as_their_operators_name_them(training: Any) -> None:
-    """The twin of a batch norm makes what the batch norm makes, under its own name; a single result is ``output``."""
+def test_entry_names_of_repeated_nodes(training: Any) -> None:
+    """Results of a repeated batch norm are named like those of the first, with ``norm_mirror`` in place of ``norm``."""
     x = sym.BatchNorm(
         sym.FullyConnected(sym.Variable("data"), num_hidden=6, name="fc"), name="norm", output_mean_var=True
     )
@@ -56,9 +57,9 @@ def test_results_of_a_rewritten_graph_are_named_as_their_operators_name_them(tra
     assert {"data", "fc_output"} <= entries
 
 
-def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(training: Any) -> None:
-    """The twin of act0 follows the gradients that do not need it, and computes from the kept fc0."""
-    result = chain(training)
+def test_repeated_node_runs_right_before_its_first_reader(training: Any) -> None:
+    """A repeated node runs right before its first reader in the backward part, and reads the stored result of fc0."""
+    result = plan_chain(training)
     graph = result.program.graph
     act0 = next(nid for nid in result.program.order if graph.nodes[nid].name == "act0")
     after = repeat(result.program, {act0})
@@ -70,13 +71,13 @@ def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(trainin
     assert made_again.nodes[twin].mirror_of is graph.nodes[act0]
     assert [made_again.entry_name(e) for e in made_again.inputs[twin]] == ["fc0_output"]
     assert twin in [after.graph.entry_node[e] for e in after.graph.inputs[reader]]
-    # FullyConnected is not repeated, but its backward node reads its repeated input: the original dies early.
+    # fc1 is not repeated, but its backward node reads the repeated act0, so the first result dies early.
     assert after.graph.names[reader] == "fc1_backward"
 
 
-def test_twins_of_a_chain_read_each_other_and_run_in_forward_order(training: Any) -> None:
-    """Repeating fc0 and act0 makes act0's twin read fc0's twin."""
-    result = chain(training)
+def test_repeated_nodes_read_each_other(training: Any) -> None:
+    """If fc0 and act0 are repeated, they run in this order, and the repeated act0 reads the repeated fc0."""
+    result = plan_chain(training)
     graph = result.program.graph
     both = {nid for nid in result.program.order if graph.nodes[nid].name in ("fc0", "act0")}
     after = repeat(result.program, both)
@@ -86,9 +87,9 @@ def test_twins_of_a_chain_read_each_other_and_run_in_forward_order(training: Any
     assert [after.graph.entry_name(e) for e in after.graph.inputs[after.order[at + 1]]] == ["fc0_mirror_output"]
 
 
-def test_nothing_is_made_for_results_that_the_backward_part_never_reads(training: Any) -> None:
-    """tanh's gradient needs its output only, so repeating fc0 alone changes nothing."""
-    result = chain(training)
+def test_unread_results_are_not_repeated(training: Any) -> None:
+    """Repeating fc0 alone changes nothing, because the backward part never reads its result."""
+    result = plan_chain(training)
     graph = result.program.graph
     fc0 = {nid for nid in result.program.order if graph.nodes[nid].name == "fc0"}
     assert needed_twins(result.program, fc0) == []
@@ -96,8 +97,8 @@ def test_nothing_is_made_for_results_that_the_backward_part_never_reads(training
 
 
 def test_the_given_graph_stays_as_it_is(training: Any) -> None:
-    """Backward nodes are copied, never changed: the plan without recomputation may still be used."""
-    result = chain(training)
+    """``repeat`` does not change its program, whose nodes and order may still be used."""
+    result = plan_chain(training)
     before = [(node.name, list(node.inputs), list(node.control_deps)) for node in result.program.graph.nodes]
     order = list(result.program.order)
     repeat(result.program, repeatable(result.program))
@@ -106,15 +107,15 @@ def test_the_given_graph_stays_as_it_is(training: Any) -> None:
 
 
 def test_outputs_losses_and_variables_are_not_repeatable(training: Any) -> None:
-    """Results that stay alive to the end are never recomputed."""
+    """Outputs, losses and variables are not repeatable, because they stay alive to the end."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc")
     result = training(sym.Group([sym.SoftmaxOutput(x, name="softmax"), sym.tanh(x, name="head")]), {"data": (2, 3)})
     nodes = result.program.graph.nodes
     assert [nodes[nid].name for nid in repeatable(result.program)] == ["fc"]
 
 
-def test_a_slot_that_is_not_read_does_not_cause_work(training: Any) -> None:
-    """zeros_like needs a shape only: its input is not computed again for it."""
+def test_ignored_inputs_are_not_recomputed(training: Any) -> None:
+    """An input is not recomputed for an operator that needs its shape only."""
     x = sym.tanh(sym.Variable("data"), name="first")
     y = sym.zeros_like(x, name="nothing") + sym.Variable("other")
     result = training(sym.sum(y * y, name="total"), {"data": (4, 6), "other": (4, 6)})
@@ -133,7 +134,7 @@ def test_a_slot_that_is_not_read_does_not_cause_work(training: Any) -> None:
 def test_the_price_is_the_lower_bound_of_the_rewritten_graph(
     training: Any, interpret: Any, seed: int, size: int, inplace: bool
 ) -> None:
-    """On random graphs and random choices: to the byte what the planner computes after the rewrite."""
+    """On random graphs, the price of a choice is the lower bound that the planner computes after the rewrite."""
     symbol = interpret.symbol(seed, size)
     shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
     result = training(symbol, shapes, enable_inplace=inplace, strategy="match_range")
@@ -150,11 +151,11 @@ def test_the_price_is_the_lower_bound_of_the_rewritten_graph(
 
 
 def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
-    """Long gradient sums are accumulated in place; the price knows."""
+    """The price is right if the terms of long gradient sums are added in place."""
     from weftplan.planner.strategies import plan_graph
 
     shapes = {"h": (4, 16), "c": (4, 16), **{f"x{i}": (4, 16) for i in range(12)}}
-    result = training(nets.lstm(12), shapes, fusion=False)  # gathered gradients leave shorter sums
+    result = training(nets.lstm(12), shapes, fusion=False)  # batched gradients would leave shorter sums
     assert result.assignment.skipped
     tape = result.tape()
     assert tape.price(()).peak == result.planned.memory.lower_bound
@@ -166,7 +167,7 @@ def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
 
 
 def test_parse_bytes_refuses_what_is_no_size() -> None:
-    """The message shows the text and the legal forms."""
+    """``parse_bytes`` reads a size with a unit, and raises a PlanError for any value that is no positive size."""
     from weftplan.device.amounts import parse_bytes
     from weftplan.errors import PlanError
 

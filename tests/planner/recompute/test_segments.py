@@ -1,4 +1,4 @@
-"""Segments of the forward part: their memory, their ends, and the kept results of the last segment."""
+"""Segments of the forward part: their memory, their number, and the stored results of the last segment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weftplan.planner.recompute.segments import least_room, measure, rooms, segm
 
 @pytest.fixture
 def chain(training: Any) -> Any:
-    """``chain(n)``: the tape of n sines in a row, each keeping one result of 4,096 bytes."""
+    """A function that returns the tape of ``length`` sines in a row, each with a result of 4,096 bytes."""
 
     def make(length: int) -> Tape:
         x = sym.Variable("data")
@@ -29,14 +29,17 @@ def chain(training: Any) -> Any:
 
 
 def test_the_least_room_of_a_chain_is_near_the_root_of_twice_its_length(chain: Any) -> None:
-    """Segments of M, M - 1, M - 2, … results: M (M + 1) / 2 of them for a chain of n, a little more in whole steps."""
+    """The smallest room for a chain of n results is about sqrt(2 n) results.
+
+    Segments of M, M - 1, M - 2, ... results cover M (M + 1) / 2 of them.
+    """
     tape = chain(450)
     room = least_room(measure(tape)) / 4096
     assert math.sqrt(2 * 450) * 0.95 <= room <= math.sqrt(2 * 450) * 1.25
 
 
 def test_the_peak_follows_the_room_and_time_falls_with_it(chain: Any) -> None:
-    """A room of M bytes gives a peak of M and a few results in flight; more room never costs more time."""
+    """The peak exceeds the room by at most six results, and more room never costs more time."""
     tape = chain(300)
     cuts = measure(tape)
     before = None
@@ -52,8 +55,8 @@ def test_the_peak_follows_the_room_and_time_falls_with_it(chain: Any) -> None:
 
 
 @pytest.mark.parametrize(("second", "taken"), [(20, ["first", "second"]), (21, ["first"])])
-def test_bundles_that_find_most_of_their_work_done_are_passed_over(second: int, taken: list[str]) -> None:
-    """A bundle is skipped unless half of the memory that it frees is still missing at the steps above the budget."""
+def test_redundant_bundles_are_skipped(second: int, taken: list[str]) -> None:
+    """A bundle is skipped if less than half of its bytes would still reduce an excess over the target."""
     names = {frozenset([1]): "first", frozenset([2]): "second"}
     bundles = [Bundle(frozenset([1]), 0, 2, 30), Bundle(frozenset([2]), 1, 4, second)]
     actual = _enough(bundles, np.array([30, 40, 10, 0], dtype=np.int64))
@@ -61,7 +64,7 @@ def test_bundles_that_find_most_of_their_work_done_are_passed_over(second: int, 
 
 
 def test_too_little_room_is_said(chain: Any) -> None:
-    """None, not a choice that needs more than its room."""
+    """``segments`` returns None if the room is too small."""
     tape = chain(100)
     cuts = measure(tape)
     assert segments(cuts, 3 * 4096) is None
@@ -69,7 +72,7 @@ def test_too_little_room_is_said(chain: Any) -> None:
 
 
 def test_the_last_segment_is_kept_but_for_light_nodes(chain: Any) -> None:
-    """The last segment is kept except for light nodes, whose repetition leaves room for more."""
+    """The last segment recomputes light nodes only, so that fewer heavy nodes are recomputed in total."""
     tape = chain(100)
     cuts = measure(tape)
     room = 50 * 4096
@@ -86,7 +89,7 @@ def test_the_last_segment_is_kept_but_for_light_nodes(chain: Any) -> None:
 
 
 def test_the_square_root_rule_lowers_the_peak_by_more_than_trying_nothing(chain: Any) -> None:
-    """About sqrt(2 n) of n results; and on a chain of two there is nothing to do."""
+    """The rule lowers the peak of 450 results to less than a tenth, and never raises that of two results."""
     tape = chain(450)
     assert square_root(tape).peak < tape.price(()).peak / 10
     short = chain(2)

@@ -1,4 +1,4 @@
-"""Prices in array arithmetic against the walk over the steps: the same bytes, twins, profiles and lifetimes."""
+"""A tape, which computes prices with array arithmetic, agrees with a step-by-step computation."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from weftplan.planner.symbolic.node_seconds import node_seconds
 
 
 def same_partition(mine: Any, theirs: Any) -> bool:
-    """Return whether two numberings put the same entries together."""
+    """Return whether two numberings group the same entries together; entries with a negative number are in no group."""
     if not np.array_equal(mine < 0, theirs < 0):
         return False
     pairs = {(int(a), int(b)) for a, b in zip(mine, theirs, strict=True) if a >= 0}
     return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
 
 
-def agree(tape: Tape, rng: random.Random, rounds: int = 12) -> int:
-    """Compare random choices; returns how many twins there were in all."""
+def check_agreement(tape: Tape, rng: random.Random, rounds: int = 12) -> int:
+    """Check prices, profiles and lifetimes for random choices, and return the number of repeated nodes."""
     twins = 0
     for round in range(rounds):
         share = rng.random()
@@ -46,34 +46,34 @@ def agree(tape: Tape, rng: random.Random, rounds: int = 12) -> int:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_graphs(training: Any, interpret: Any, seed: int) -> None:
-    """Multi-output nodes, diamonds, identities, in-place chains, ignored inputs."""
+    """Prices agree on random graphs with several outputs, diamonds, views, in-place chains and ignored inputs."""
     symbol = interpret.symbol(seed, 4 + seed % 30)
     result = training(symbol, dict.fromkeys(symbol.list_arguments(), (6, 6)), workspaces=bool(seed % 2))
-    agree(result.tape(), random.Random(seed))
+    check_agreement(result.tape(), random.Random(seed))
 
 
 @pytest.mark.parametrize("kind", ["conv", "residual", "lstm"])
 def test_networks(training: Any, nets: Any, kind: str) -> None:
-    """Batch norm, dropout, skips, sums of shared weights added in place."""
+    """Prices agree on networks with batch norm, dropout, skips, and gradient sums of shared weights."""
     shapes: dict[str, Any] = {"data": (4, 3, 10, 10)}
     if kind == "lstm":
         shapes = {"h": (8, 16), "c": (8, 16), **{f"x{i}": (8, 16) for i in range(12)}}
     result = training(getattr(nets, kind)(12), shapes)
-    assert agree(result.tape(), random.Random(0)) > 100
+    assert check_agreement(result.tape(), random.Random(0)) > 100
 
 
 def test_another_order(training: Any) -> None:
-    """The order of a tape is not that of the node numbers."""
+    """Prices agree if the forward nodes run in another order than their numbers."""
     result = training(models.get("lstm"), models.input_shapes("lstm", 4))
     program = stepwise_forward(result.program)
     assert program.order != result.program.order
     tape = Tape(program, assignment=result.assignment, options=result.options, seconds=node_seconds(program))
-    assert agree(tape, random.Random(1), 4) > 100
+    assert check_agreement(tape, random.Random(1), 4) > 100
 
 
 def test_two_devices(training: Any, nets: Any) -> None:
-    """The peak is a sum over devices, each with a moment of its own."""
+    """Prices agree for a graph on two devices, whose peaks are added."""
     symbol, groups = nets.two_devices()
     result = training(symbol, {"data": (64, 32)}, group2ctx=groups)
     assert len(result.program.contexts) == 2
-    agree(result.tape(), random.Random(2))
+    check_agreement(result.tape(), random.Random(2))

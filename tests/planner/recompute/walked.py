@@ -1,6 +1,6 @@
-"""The price of repeating nodes, found as the planner works: step by step, with its in-place rules.
+"""The price of repeating nodes, computed step by step like a plan, with the planner's in-place rules.
 
-An oracle for :mod:`weftplan.planner.recompute.tape`, with which it shares no code but the sum over devices.
+It is the reference for :mod:`weftplan.planner.recompute.tape`, with which it shares only the sum over devices.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from weftplan.planner.recompute.tape import Trace, pressure
 
 
 def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:
-    """Return the price, what each step asks of its peak, and when every entry is alive."""
+    """Return the price of repeating ``chosen``, the pressure of each step, and the lifetimes of all entries."""
     program, makers, place, count = tape.program, tape.makers, tape.place, tape.num_entries
     reads_of, outside = program.reads, tape.outside
     inputs, row = program.graph.inputs, program.graph.row
-    # 1. Recomputed nodes before their first readers; the reads of every step.
+    # 1. Put repeated nodes before their first readers, and collect the reads of every step.
     steps: list[tuple[int, int, list[int]]] = [(nid, 0, reads_of[nid]) for nid in tape.forward]
     refs = [0] * 2 * count
     for e in (*(e for nid in tape.forward for e in reads_of[nid]), *program.graph.outputs):
@@ -48,18 +48,18 @@ def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:
         for e in reads:
             refs[e] += 1
         steps.append((nid, 0, reads))
-    # 2. The walk of the planner.
+    # 2. Assign memory step by step, as the planner does.
     nbytes, workspace, device, outputs = program.nbytes, tape.workspace, program.device, tape.outputs
     block = [-1] * (2 * count)
     alive: list[list[int]] = []
     live: list[int] = []
     size: list[int] = []
     home: list[int] = []
-    in_place = any(tape.pairs)  # or switched off
+    in_place = any(tape.pairs)  # False also if in-place computation is switched off
     now = [0] * len(program.contexts)
     peak = [0] * len(program.contexts)
     for nid, shift, reads in steps:
-        # An output that is added straight into a sum has no memory that it could share.
+        # An output that is added directly into a sum has no memory to share.
         pairs = [pair for pair in program.pairs[nid] if not outside[row[nid] + pair.output]]
         if pairs and in_place:
             used: list[int] = []
@@ -101,7 +101,7 @@ def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:
 
 
 def _trace(tape: Tape, steps: list[tuple[int, int, list[int]]], block: list[int]) -> Trace:
-    """Lifetimes of entries."""
+    """Return the lifetimes of all entries."""
     result, last = [-1] * len(block), [-1] * len(block)
     needed = [len(steps)] * len(block)
     for step, (nid, shift, reads) in enumerate(steps):

@@ -1,4 +1,4 @@
-"""Corners of spilling that no network reaches by chance, on lists of steps."""
+"""Rare cases of offloading, planned from lists of steps."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from weftplan.planner.strategies import plan_graph
 SIM = Context("sim", 0)
 
 
-def there_and_back(count: int, size: int) -> list[Step]:
-    """``count`` results of ``size`` bytes, which are read again in reverse order; nothing may run twice."""
+def forward_and_backward(count: int, size: int) -> list[Step]:
+    """Return ``count`` forward steps, and backward steps that read their results in reverse order.
+
+    Each forward result has ``size`` bytes, and no forward step may be repeated.
+    """
     forward = [
         Step(f"f{k}", (f"f{k - 1}" if k else "x",), size, seconds=1e-3, repeats=False, device=SIM) for k in range(count)
     ]
@@ -30,9 +33,9 @@ def there_and_back(count: int, size: int) -> list[Step]:
 
 
 @pytest.mark.parametrize("size", [SMALLEST, SMALLEST - 64])
-def test_the_smallest_result_that_leaves(size: int) -> None:
-    """Results of 4,096 bytes may be offloaded; smaller results stay, and then nothing fits."""
-    steps = there_and_back(6, size)
+def test_smallest_offloaded_result(size: int) -> None:
+    """Results of 4,096 bytes are offloaded to meet a budget; with smaller results the budget raises an error."""
+    steps = forward_and_backward(6, size)
     plain = plan_steps({"x": 64}, steps, ["f5"], gradients=["g0"], forward=6).memory.peak
     options = PlanOptions(budget=plain * 3 // 4)
     if size < SMALLEST:
@@ -44,8 +47,8 @@ def test_the_smallest_result_that_leaves(size: int) -> None:
     assert tight.memory.on_host > 0
 
 
-def test_the_fullest_moment_may_be_in_the_forward_part() -> None:
-    """Scratch in the middle of the forward part is the peak: idle results are offloaded before it, without a wait."""
+def test_peak_in_the_forward_part() -> None:
+    """If scratch memory of a forward step is the peak, idle results are offloaded before it at no cost in time."""
     size = 1 << 20
     steps = [
         Step("f0", ("x",), size, seconds=1e-3, repeats=False, device=SIM),
@@ -67,7 +70,7 @@ def test_the_fullest_moment_may_be_in_the_forward_part() -> None:
 
 
 def test_a_fetched_term_is_not_added_by_its_copy() -> None:
-    """A copy back overwrites, so the sum that reads what it fetched runs itself."""
+    """A copy back overwrites its target, so a sum that reads the fetched result runs as a separate step."""
     size = 1 << 16
     steps = [
         Step("f0", ("x",), size, device=SIM),

@@ -1,4 +1,4 @@
-"""The rewrite and the search: valid plans, exact prices, no bit changed, whatever goes to the host and when."""
+"""Graphs with offloaded results: valid plans, exact prices, and the bits of the plain graph."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SIM = mx.sim(0)
 HOST = mx.Context("cpu_pinned", 0)
 
 
-def searched(start: Draft) -> search.Search:
-    """Return the search over a graph."""
+def make_search(start: Draft) -> search.Search:
+    """Return the search for results to offload from the graph of ``start``."""
     buffers = Buffers(start.program, start.assignment, options=start.memory.options)
     return search.Search(buffers, node_seconds(start.program))
 
 
-def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
-    """Let ``choose(search, num_forward)`` name what goes to the host in every plan with a budget."""
+def choose_spills_with(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
+    """Let ``choose(search, num_forward)`` choose the offloaded results of every plan with a budget."""
 
     def apply(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
-        chosen = choose(searched(start), start.program.num_forward)
+        chosen = choose(make_search(start), start.program.num_forward)
         return strategies.plan_graph(spilled(start.program, chosen), options)
 
     monkeypatch.setattr(search, "SMALLEST", 0)
@@ -50,7 +50,7 @@ def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
 def test_random_graphs_with_random_spills(
     interpret: Any, same: Any, monkeypatch: pytest.MonkeyPatch, strategy: str, seed: int, size: int
 ) -> None:
-    """Any choice of results, copied at any legal moment, on poisoned memory: the bits of the plain graph."""
+    """Random graphs with random results offloaded at random legal steps compute the bits of the plain graph."""
     rng = random.Random(seed)
 
     def choose(states: Any, num_forward: int) -> list[Spill]:
@@ -65,7 +65,7 @@ def test_random_graphs_with_random_spills(
     shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
     plain = plan_symbol(symbol, shapes, grad_req="write", context=SIM)
     with monkeypatch.context() as patch:
-        intercepted(patch, choose)
+        choose_spills_with(patch, choose)
         options = PlanOptions(strategy=strategy, budget=1)
         planned = plan_symbol(symbol, shapes, grad_req="write", context=SIM, options=options)
     validate(planned)
@@ -79,15 +79,15 @@ def test_random_graphs_with_random_spills(
     ids=str,
 )
 def test_prices_are_the_bytes_of_the_plan(name: str, device: mx.Context) -> None:
-    """The peak of every search state equals the bytes alive at once on the device in the rewritten graph."""
-    # With fewer samples the last layer of the LSTM needs more than all others, whatever goes elsewhere.
+    """The peak of every search state is the peak of the plan of its rewritten graph on the device."""
+    # With fewer samples the last layer of the LSTM is the peak, so that offloading would not lower it.
     net, shapes = models.get(name), models.input_shapes(name, batch=8 if name == "lstm" else 2)
     requests = {n: "null" if n in shapes else "write" for n in net.list_arguments()}
     check_prices(net, shapes, grad_req=requests, context=device)
 
 
-def test_prices_count_devices_that_nothing_leaves() -> None:
-    """A graph on a host and a device: both count against the budget, results of the device alone may go."""
+def test_prices_include_the_host() -> None:
+    """In a graph on a host and a device, both count against the budget; only the device's results are offloaded."""
     net = mx.sym.Variable("x")
     for group in ("host", "device"):
         with mx.AttrScope(ctx_group=group):
@@ -98,11 +98,14 @@ def test_prices_count_devices_that_nothing_leaves() -> None:
 
 
 def check_prices(net: Any, shapes: Any, **named: Any) -> None:
-    """Peaks of states fall and are those of plans; a state's graph is the given one with two copies per result."""
+    """Check that the peaks of search states fall, and that each equals the peak of its plan.
+
+    The graph of a state is the given graph with two copies for each offloaded result.
+    """
     seen: list[tuple[search.Choice, Draft, Draft]] = []
 
     def spy(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
-        states = searched(start).choices()
+        states = make_search(start).choices()
         for state in states[:: max(1, len(states) // 5)]:
             result = spilled(start.program, state.spills)
             seen.append((state, start, strategies.plan_graph(result, options)))
@@ -123,7 +126,7 @@ def check_prices(net: Any, shapes: Any, **named: Any) -> None:
 
 
 def chain() -> Any:
-    """x -> exp -> tanh -> exp -> tanh: the backward part needs every result."""
+    """Return x -> exp -> tanh -> exp -> tanh, whose backward part reads every result."""
     net = mx.sym.Variable("x")
     for kind in (mx.sym.exp, mx.sym.tanh, mx.sym.exp, mx.sym.tanh):
         net = kind(net * 0.1)
@@ -131,20 +134,20 @@ def chain() -> Any:
 
 
 def planned_with(monkeypatch: pytest.MonkeyPatch, count: int = 99) -> Any:
-    """The chain with up to ``count`` results on the host, out at once and back at the last moment."""
+    """Plan the chain with up to ``count`` results offloaded after the forward part and fetched for their readers."""
 
     def choose(states: Any, num_forward: int) -> list[Spill]:
         return [Spill(one.entry, num_forward, one.wanted, HOST) for one in states._idle[0][:count]]
 
     with monkeypatch.context() as patch:
-        intercepted(patch, choose)
+        choose_spills_with(patch, choose)
         return plan_symbol(
             chain(), {"x": (64, 64)}, grad_req="write", context=SIM, options=PlanOptions(budget=1, enable_inplace=False)
         )
 
 
-def test_the_graph_says_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies are marked, named after the result, and on the right side; forward steps count the copies out."""
+def test_copies_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies have attributes, names and devices that identify them, and copies out count as forward steps."""
     planned = planned_with(monkeypatch, count=1)
     nodes = {node.name: (nid, node) for nid, node in enumerate(planned.graph.nodes) if "__spill__" in node.attrs}
     (out_name, (out, _)), (back_name, (back, _)) = sorted(
@@ -161,7 +164,7 @@ def test_the_graph_says_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_validator_refuses_a_result_that_is_read_before_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy back after its reader, and a truncated lifetime on the host, are detected."""
+    """The validator refuses a copy back that runs after its reader, and a lifetime on the host that is too short."""
     planned = planned_with(monkeypatch)
     validate(planned)
     backs = [nid for nid in planned.order if planned.graph.nodes[nid].attrs.get("__spill__") == "back"]

@@ -1,4 +1,4 @@
-"""The timetable of copies, against examples by hand and a clock that is simulated step by step."""
+"""The timetable of copies, compared with examples and with a simulated clock."""
 
 import random
 
@@ -10,11 +10,14 @@ from weftplan.device.offload_targets import Link
 from weftplan.planner.spill.search import Idle, Place, StepTimes
 
 UNIT = Place(Context("cpu_pinned", 0), Link(bandwidth=1.0, latency=0.0), 0, None)
-"""A byte a second."""
+"""Offload target with a link of 1 byte per second."""
 
 
-def idle(entry, nbytes, made, wanted, turn=5, used=None, by=None, since=None):
-    """Return a result; by default no step waits for it before the turn."""
+def make_idle(entry, nbytes, made, wanted, turn=5, used=None, by=None, since=None):
+    """Return an idle result whose copies take ``nbytes`` seconds each; ``turn`` is the first backward step.
+
+    By default its copy out must end before ``turn``, and its copy back may start from ``turn`` on.
+    """
     return Idle(
         entry,
         entry,
@@ -29,49 +32,54 @@ def idle(entry, nbytes, made, wanted, turn=5, used=None, by=None, since=None):
 
 
 def timetable(results, times):
-    """Return (steps before which copies out are over, steps before which copies back are placed, seconds of
-    waiting)."""
+    """Return the steps before which copies out end and copies back start, and the total seconds of waiting."""
     out, late = times.leaving(results)
     back, early = times.returning(results)
     return out, back, late + early
 
 
-def test_one_copy_that_nobody_waits_for():
-    """Steps of a second, five forward and five backward; two bytes made by step 0, used until 1, wanted by 8.
+def test_hidden_copy():
+    """A copy of 2 s out and one of 2 s back are hidden behind steps of 1 s, five forward and five backward.
 
     step     0     1     2  |  3     4     5     6     7     8
              made  used--copy out   away...........back--copy  wanted
     """
-    assert timetable([idle(0, 2, made=0, used=1, wanted=8)], StepTimes([1.0] * 10)) == ([3], [6], 0.0)
+    assert timetable([make_idle(0, 2, made=0, used=1, wanted=8)], StepTimes([1.0] * 10)) == ([3], [6], 0.0)
 
 
 def test_copies_of_one_direction_take_turns():
-    """The second result is ready at 2, but the link is busy until 3; on the way back the last needed goes last."""
-    results = [idle(0, 2, made=0, wanted=9), idle(1, 2, made=1, wanted=8)]
+    """Copies in one direction run one after the other, and the result that is needed last is copied back first."""
+    results = [make_idle(0, 2, made=0, wanted=9), make_idle(1, 2, made=1, wanted=8)]
     assert timetable(results, StepTimes([1.0] * 10)) == ([3, 5], [7, 5], 0.0)
 
 
-def test_what_is_not_over_at_the_turn_holds_the_computation_up():
-    """Ten bytes end at 11 instead of 5, and have to start back at -2 instead of 5: 6 and 7 seconds of waiting."""
-    out, back, waited = timetable([idle(0, 10, made=0, wanted=8)], StepTimes([1.0] * 10))
+def test_late_copies_delay_the_computation():
+    """Copies of 10 s delay the computation by 6 s at the end of the forward part and by 7 s in the backward part."""
+    out, back, waited = timetable([make_idle(0, 10, made=0, wanted=8)], StepTimes([1.0] * 10))
     assert (out, back) == ([5], [5])
     assert waited == pytest.approx(13.0)
 
 
-def test_who_is_hurried_is_waited_for():
-    """Away by step 2 instead of 4: a second of waiting, which the next copy gains."""
+def test_copies_with_deadlines_delay_the_computation():
+    """A copy out that must end 1 s earlier, and a copy back that must start 1 s later, each cost a wait of 1 s."""
     times = StepTimes([1.0] * 10)
-    out, _, waited = timetable([idle(0, 2, made=0, wanted=9, by=2), idle(1, 2, made=2, wanted=9)], times)
+    out, _, waited = timetable([make_idle(0, 2, made=0, wanted=9, by=2), make_idle(1, 2, made=2, wanted=9)], times)
     assert out[0] == 2
     assert waited == pytest.approx(1.0)
-    _, back, waited = timetable([idle(0, 2, made=0, wanted=9, since=8)], times)
+    _, back, waited = timetable([make_idle(0, 2, made=0, wanted=9, since=8)], times)
     assert back == [8]
     assert waited == pytest.approx(1.0)
 
 
 def simulated(jobs, seconds):
-    """Return (waiting, end of each copy, start of each step) when steps and copies out really run one after the
-    other."""
+    """Run steps and copies out one after the other on a simulated clock.
+
+    A job is (step from which its copy may start, step before which it must end, seconds of the copy); ``seconds`` are
+    the times of the steps.
+
+    Returns:
+        The seconds of waiting, the end of each copy, and the start of each step.
+    """
     starts, ends = [], {}
     now = free = waited = 0.0
     for step in range(len(seconds) + 1):
@@ -92,7 +100,7 @@ def simulated(jobs, seconds):
 @together()
 @pytest.mark.parametrize("seed", range(300))
 def test_the_model_of_waiting_is_what_a_simulation_waits(seed):
-    """Random steps, results and deadlines: seconds of waiting agree, and no copy ends after the step it is said to."""
+    """For random steps, results and deadlines the model waits as long as the simulation, and copies end in time."""
     rng = random.Random(seed)
     turn = rng.randint(2, 12)
     steps = 2 * turn
@@ -102,14 +110,14 @@ def test_the_model_of_waiting_is_what_a_simulation_waits(seed):
         result, wanted = rng.randrange(turn), rng.randrange(turn, steps)
         by = rng.randint(result + 1, turn) if rng.random() < 0.5 else turn
         since = rng.randint(turn, wanted) if rng.random() < 0.5 else turn
-        results.append(idle(entry, rng.choice([1, 2, 5]), result, wanted, turn=turn, by=by, since=since))
+        results.append(make_idle(entry, rng.choice([1, 2, 5]), result, wanted, turn=turn, by=by, since=since))
     times = StepTimes(seconds)
     for leaving in (True, False):
         got, waited = times.leaving(results) if leaving else times.returning(results)
         if leaving:
             jobs = [(one.made + 1, one.by, float(one.nbytes)) for one in results]
             ends_at, clockwise = got, seconds
-        else:  # the same with time reversed
+        else:  # copies back are copies out with time reversed
             jobs = [(steps - one.wanted, steps - one.since, float(one.nbytes)) for one in results]
             ends_at, clockwise = [steps - step for step in got], seconds[::-1]
         want, ends, starts = simulated(jobs, clockwise)
