@@ -1,4 +1,4 @@
-"""Process exit: its messages, the work that still runs, and that it terminates."""
+"""Exit of the process: its messages, the operations that still run, and that it terminates."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 
 def script(text, **environment):
-    """Run a program in its own process; return (exit status, output, errors)."""
+    """Run a program in its own process; return its exit status, output and error output."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MXNET_", "WEFTPLAN_"))}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text)],
@@ -26,12 +26,15 @@ def script(text, **environment):
 
 @pytest.fixture(params=KINDS)
 def kind(request):
-    """Each threaded engine."""
+    """The name of each threaded engine."""
     return request.param
 
 
 def test_exit_waits_for_endless_operation(kind):
-    """Exit waits for it and regularly names the engine and, in debug mode, the operation; Ctrl-C ends the process."""
+    """Exit waits for an endless operation and reports the busy engine repeatedly; Ctrl-C then ends the process.
+
+    In debug mode the report also names the operation.
+    """
     text = """
         import signal, threading
         from weftplan import engine
@@ -59,7 +62,7 @@ def test_exit_waits_for_endless_operation(kind):
 
 
 def test_pushed_and_submitted_work_runs_at_exit(kind):
-    """User operations and tasks of every engine of the process run, with the array operations that they depend on."""
+    """At exit, user operations and tasks of all engines run, with the array operations that they depend on."""
     code, out, err = script(
         """
         import time, weakref
@@ -87,7 +90,7 @@ def test_pushed_and_submitted_work_runs_at_exit(kind):
 
 
 def test_ctrl_c_during_exit(kind):
-    """Running operations may end; those that have not begun are counted and dropped."""
+    """After Ctrl-C during exit, the running task may end; tasks that have not begun never run."""
     text = """
         import os, signal, threading
         import numpy as np
@@ -116,7 +119,7 @@ def test_ctrl_c_during_exit(kind):
 
 @pytest.mark.parametrize("wait", ["engine.wait(tasks)", "list(engine.as_completed(tasks))", "threading.Event().wait()"])
 def test_ctrl_c_drops_tasks_not_begun(kind, wait):
-    """An uncaught Ctrl-C ends the process after the running tasks; a caught one still lets all of them run."""
+    """An uncaught Ctrl-C ends the process without the tasks that have not begun; after a caught one all tasks run."""
     text = f"""
         import os, signal, threading, time
         from weftplan import engine
@@ -150,7 +153,7 @@ def test_ctrl_c_drops_tasks_not_begun(kind, wait):
 
 
 def test_silent_exit_without_failures(kind):
-    """Awaited work, and failures raised by a wait or a future: no message."""
+    """Exit prints nothing if a wait or a future has raised every failure."""
     code, out, err = script(
         """
         from weftplan import engine
@@ -171,7 +174,7 @@ def test_silent_exit_without_failures(kind):
 
 
 def test_pending_custom_operator_may_use_arrays(kind):
-    """A custom operator pending at the end of the script can still use arrays; no message."""
+    """A custom operator that is pending at exit can still use arrays, and exit prints nothing."""
     text = """
         import threading, time
 
@@ -205,7 +208,7 @@ def test_pending_custom_operator_may_use_arrays(kind):
 
 
 def test_bulk_members_run_at_exit(kind):
-    """Unflushed bulk members of the main thread are pushed at exit like ordinary pushes."""
+    """Bulk members that the main thread has not pushed yet are pushed and run at exit."""
     code, out, err = script(
         """
         import time
@@ -229,7 +232,7 @@ def test_bulk_members_run_at_exit(kind):
 
 
 def test_exit_covers_every_engine(kind):
-    """On all engines, deletes run and failures are reported with operation and line."""
+    """Exit runs the deletes of every engine and reports each failure with its operation and line."""
     code, out, err = script(
         """
         import time
@@ -252,7 +255,7 @@ def test_exit_covers_every_engine(kind):
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", *KINDS, "Simulator"])
 def test_destructor_after_exit_is_refused(kind):
-    """Its pushes and waits raise an error that explains the exit, and the process ends."""
+    """Pushes and waits of a destructor that runs after exit raise an error that names the exit."""
     code, out, err = script(
         """
         import sys
@@ -289,7 +292,7 @@ def test_destructor_after_exit_is_refused(kind):
 
 
 def test_arrays_dying_after_exit_are_silent():
-    """Their finalizers print nothing and create no engine."""
+    """Arrays destroyed after exit print nothing."""
     code, out, err = script(
         """
         import sys
@@ -302,7 +305,7 @@ def test_arrays_dying_after_exit_are_silent():
 
 
 def test_unread_results_are_dropped_silently(kind):
-    """Pending array operations without a reader are dropped without a message."""
+    """Pending array operations whose results no code reads are dropped at exit without a message."""
     code, out, err = script(
         """
         import threading, time
@@ -321,7 +324,7 @@ def test_unread_results_are_dropped_silently(kind):
 
 
 def test_pushing_daemon_threads_are_refused_at_exit(kind):
-    """Their pushes raise an error; exit does not wait for them."""
+    """At exit, pushes of daemon threads raise an error, and exit does not wait for these threads."""
     code, out, err = script(
         """
         import atexit, threading, time

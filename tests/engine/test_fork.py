@@ -1,6 +1,6 @@
-"""Forks during a push, inside an operation, and with pending work.
+"""Forks of the process during a push, inside an operation, and with pending operations.
 
-The file is long because each case is a separate program, written as text, that a child runs.
+The file is long because each case is a separate program that a child process runs.
 """
 
 import os
@@ -24,7 +24,7 @@ from weftplan.tasks.registry import registry
 
 
 def in_child(check):
-    """Fork; return whether ``check()`` is true in the child, which ends within half a minute."""
+    """Fork and check that ``check()`` is true in the child, which must exit within 60 seconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
@@ -48,9 +48,10 @@ def in_child(check):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_queue_created_between_stop_and_fork():
-    """(1) stop() removes the queues. (2) A late push creates one, whose worker parks. (3) The fork happens.
+    """A child can run operations if its parent created a queue between stop() and the fork.
 
-    The child must not wake the missing worker.
+    A push after stop() creates a queue whose worker sleeps. The child must not try to wake that worker, because its
+    thread does not exist in the child.
     """
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, stop = eng.new_variable(), eng.stop
@@ -79,9 +80,10 @@ def test_queue_created_between_stop_and_fork():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_push_between_stop_and_fork_completes(kind):
-    """(1) stop() waits for everything. (2) A late push adds an operation that blocks. (3) The fork finds it pending.
+    """An operation pushed between stop() and the fork completes before the fork.
 
-    The fork stops again, during which the operation ends; the child sees it completed, and no thread inside.
+    The fork calls stop() again while the operation is pending. The child sees it completed and finds no thread inside
+    the engine.
     """
     eng = engine.create(kind, cpu_workers=1)
     var, stop, gate, stops = eng.new_variable(), eng.stop, threading.Event(), []
@@ -112,7 +114,7 @@ def test_push_between_stop_and_fork_completes(kind):
 
 
 def forked(text):
-    """Run a forking program in its own process and return its output."""
+    """Run a program that forks in its own process; return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(text)],
         capture_output=True,
@@ -126,9 +128,9 @@ def forked(text):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_a_fork_from_inside_an_operation(kind):
-    """The fork returns immediately in both processes.
+    """A fork inside an operation returns immediately in both processes.
 
-    The child's copy of that engine refuses every verb with the reason, its other engines work, and the parent
+    The child's copy of that engine refuses every call with the reason; the child's other engines work, and the parent
     continues.
     """
     text = """
@@ -216,7 +218,7 @@ def test_both_sides_go_on(kind):
 
 
 def test_gate_blocks_only_other_threads(monkeypatch):
-    """During a fork, pushes of other threads wait; those of the forking thread and of operations do not."""
+    """During a fork, pushes of other threads block; pushes of the forking thread and of operations do not."""
     monkeypatch.setattr(forking, "_GATE_S", 3600)
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     mine, theirs, inner = (eng.new_variable() for _ in range(3))
@@ -241,7 +243,7 @@ def test_gate_blocks_only_other_threads(monkeypatch):
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 @pytest.mark.parametrize("begun", [False, True])
 def test_completion_from_another_thread_passes_the_gate(monkeypatch, kind, begun):
-    """A fork waits for started asynchronous operations, so the thread that completes one must not wait for the fork."""
+    """During a fork, another thread can complete a started asynchronous operation, for which the fork waits."""
     monkeypatch.setattr(forking, "_GATE_S", 3600)
     eng = engine.create(kind, cpu_workers=1)
     var, ends = eng.new_variable(), []
@@ -267,7 +269,7 @@ def test_completion_from_another_thread_passes_the_gate(monkeypatch, kind, begun
     "lock", [core._delete_lock, factory._lock, streams._lock, blas_threads._lock, failure._note_lock]
 )
 def test_foreign_lock_is_free_in_child(lock):
-    """In the child, where its owner does not exist, the lock is free; in the parent it stays held."""
+    """A lock held by another thread at the fork is free in the child and still held in the parent."""
     held, go = threading.Event(), threading.Event()
 
     def hold():
@@ -288,7 +290,7 @@ def test_foreign_lock_is_free_in_child(lock):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_during_lookup_of_a_var():
-    """The fork waits for the lookup: the child can look up other arrays."""
+    """A fork waits while another thread holds the lock of the array registry, so the child can look up arrays."""
     held, taking = threading.Event(), threading.Event()
 
     def hold():
@@ -306,9 +308,9 @@ def test_fork_during_lookup_of_a_var():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_during_change_of_bulk_registration():
-    """(1) A thread has collected bulk members. (2) Another is about to register as collecting. (3) The fork happens.
+    """A child drops the bulk members that a thread of its parent had collected.
 
-    In the child the first thread's members are gone, and it is unregistered.
+    At the fork, one thread has collected a member and another thread holds the lock of the bulk registration.
     """
     eng, collected, held, go = engine.create("ThreadedEngine", cpu_workers=1), *(threading.Event() for _ in range(3))
 
@@ -345,7 +347,7 @@ def test_fork_during_change_of_bulk_registration():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_while_a_thread_enters_the_gate():
-    """1. A push holds the lock of a fork's gate. 2. The fork happens. 3. In the child no code needs that lock."""
+    """A child can push although a thread of its parent held the lock of the fork gate at the fork."""
     eng = engine.create("ThreadedEngine", cpu_workers=1)
     var, stop, held = eng.new_variable(), eng.stop, threading.Event()
 
@@ -378,7 +380,7 @@ def test_fork_while_a_thread_enters_the_gate():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_of_naive_engines_under_load():
-    """Requests of other threads during the fork are served; both processes continue."""
+    """While three threads push to a naive engine, five forks succeed, and both processes continue."""
     eng = engine.create("NaiveEngine")
     stop = threading.Event()
 
@@ -409,10 +411,7 @@ def test_fork_of_naive_engines_under_load():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_during_a_lazy_import():
-    """(1) A thread imports ``mx.nd``. (2) Another forks.
-
-    (3) The child uses ``mx.nd``, whose import lock must be free.
-    """
+    """A child can import ``mx.nd`` although another thread was importing it at the fork."""
     program = """
         import os, signal, sys, threading, time
         import weftplan as mx

@@ -1,4 +1,4 @@
-"""Errors of enqueued device work: every dependant fails, and no other operation."""
+"""Errors of enqueued device work: every dependant fails, and no other operation does."""
 
 import gc
 import random
@@ -17,7 +17,7 @@ from weftplan.engine import FnProperty
 
 @pytest.fixture(params=["lazy", "random"])
 def eng(request):
-    """An engine with two workers per device, on simulated hardware in either order."""
+    """An engine with two workers per device, on simulated devices that run work lazily or in random order."""
     for i in range(2):
         configure(i, order=request.param, seed=5)
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2, gpu_workers=2)
@@ -28,13 +28,13 @@ def eng(request):
 
 
 def do(eng, where, fn, reads, writes, **options):
-    """Push ``fn``: on a host it runs in the operation, on a device it is enqueued."""
+    """Push ``fn``: on a CPU the operation runs it, on a device the operation enqueues it."""
     work = fn if where.device_type == "cpu" else lambda: device.get(where).launch(fn)
     eng.push(work, reads, writes, where, **options)
 
 
 def fails(eng, var):
-    """Return whether waiting for ``var`` raises the error of this file's operations."""
+    """Return whether a wait for ``var`` raises ZeroDivisionError, the error of this file's operations."""
     try:
         eng.wait_for_var(var)
     except ZeroDivisionError:
@@ -43,7 +43,7 @@ def fails(eng, var):
 
 
 def test_all_concurrent_waiters_get_the_error(eng, monkeypatch):
-    """Operations on several workers of the host and another device, and two user threads."""
+    """Host workers, another device and two user threads that wait at the same time all get the error."""
     before, ran = sys.getswitchinterval(), []
     sys.setswitchinterval(1e-5)
     try:
@@ -82,7 +82,7 @@ def test_dependants_fail_in_any_order_of_waits(eng, first):
 
 
 def test_unrelated_work_of_the_stream_succeeds(eng):
-    """Before and after it on the stream, awaited before or after it."""
+    """Unrelated operations before and after the failed one on its stream succeed, in either order of waits."""
     good = [eng.new_variable() for _ in range(4)]
     bad = eng.new_variable()
     for var in good[:2]:
@@ -99,7 +99,10 @@ def test_unrelated_work_of_the_stream_succeeds(eng):
 
 
 def test_wait_for_all_raises_each_failure_once(eng):
-    """Several simultaneous failures, one of an operation without outputs."""
+    """wait_for_all raises all simultaneous device failures in one error, and a second call raises nothing.
+
+    A failed operation whose input had failed is not reported; an operation without outputs is.
+    """
     a, b = eng.new_variable(), eng.new_variable()
     do(eng, sim(0), lambda: 1 / 0, (), [a], name="first")
     do(eng, sim(1), lambda: 1 / 0, (), [b], name="second")
@@ -117,7 +120,10 @@ def test_wait_for_all_raises_each_failure_once(eng):
 
 
 def test_skipped_operation_names_its_cause(eng):
-    """It would overwrite a later error that is not yet known. An overwriting operation heals known failures."""
+    """A skipped operation raises the failure that caused the skip, not a later error of its output.
+
+    An operation that overwrites a failed var clears its failure.
+    """
     x, y, ran = eng.new_variable(), eng.new_variable(), []
     do(eng, cpu(0), lambda: 1 / 0, (), [x], name="known")
     eng._wait_idle()
@@ -135,7 +141,7 @@ def test_skipped_operation_names_its_cause(eng):
 
 
 def test_last_event_holds_no_earlier_events(eng):
-    """A chain of operations on a var may have any length: the last event holds no earlier one."""
+    """After 30 operations on one var at most two more events are alive, because an event refers to no earlier event."""
     var = eng.new_variable()
 
     def events():
@@ -149,7 +155,7 @@ def test_last_event_holds_no_earlier_events(eng):
 
 
 def test_work_enqueued_by_a_user_thread(eng):
-    """Work of an asynchronous operation is attributed to the next operation that ends on the stream."""
+    """An error of work that another thread enqueued for an asynchronous operation reaches that operation's var."""
     bad, place = eng.new_variable(), device.get(sim(0))
 
     def start(on_complete):
@@ -168,7 +174,7 @@ def test_work_enqueued_by_a_user_thread(eng):
 
 
 def test_raise_once_heals_everything(monkeypatch):
-    """WEFTPLAN_ERRORS=mxnet: including vars that were never awaited."""
+    """With WEFTPLAN_ERRORS=mxnet, one raise clears the failure of all vars, also of those never waited for."""
     monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     a, b, ran = eng.new_variable(), eng.new_variable(), []
@@ -184,9 +190,9 @@ def test_raise_once_heals_everything(monkeypatch):
 
 
 def outcome(eng, seed, places):
-    """Return the results of the waits of a random program: a value, or the name of the failed operation.
+    """Run a random program; return for each wait the value of its cell, or the text of the error.
 
-    At most one operation fails. With several, a common dependant may name either, depending on timing.
+    At most one operation fails. With several failures, a common dependant could raise either, depending on timing.
     """
 
     def waited(i):
@@ -236,7 +242,7 @@ def outcome(eng, seed, places):
 
 @pytest.mark.parametrize("block", range(4))
 def test_random_programs_fail_as_without_streams(eng, block):
-    """The waits give the same values and failures as on an engine that runs every operation at its push."""
+    """The waits give the same values and failures as on an engine that runs only on CPUs."""
     plain = engine.create("ThreadedEngine")
     for seed in range(block * 15, block * 15 + 15):
         assert outcome(eng, seed, [sim(0), sim(1), cpu(0)]) == outcome(plain, seed, [cpu(0)] * 3), seed

@@ -1,8 +1,8 @@
-"""Release of operations: everything an operation holds is released exactly once and never early.
+"""Release of operations: the engine releases every object of an operation exactly once, and not before its end.
 
-Modelled on MXNet's tests of functions with deleters. There a deleter frees the function's resources; here the function
-object and its captured objects are destroyed. Each test states the time: after the run, failure or skip, at shutdown,
-or when the push refuses.
+Modelled on MXNet's tests of functions with deleters. There a deleter frees the function's resources. In this file the
+function object and the objects that it captures are destroyed. Each test states when: after the run, after a failure or
+a skip, at shutdown, or when the engine refuses the push.
 """
 
 import gc
@@ -25,21 +25,21 @@ PROPS = (FnProperty.NORMAL, FnProperty.CPU_PRIORITIZED, FnProperty.ASYNC, FnProp
 
 
 class Parcel:
-    """A captured object; its log records when it runs and when it is destroyed."""
+    """An object captured by an operation's function; its log records its run and its destruction."""
 
     def __init__(self, log, fails=False):
         self.log, self.fails = log, fails
         weakref.finalize(self, log.append, "released").atexit = False
 
     def open(self):
-        """Run the work."""
+        """Log the run; raise Boom if ``fails``."""
         self.log.append("run")
         if self.fails:
             raise Boom("boom")
 
 
 def function(parcel):
-    """Return a function that is the only holder of a parcel; the function's own end is logged, too."""
+    """Return a function that owns ``parcel`` alone; the log also records the destruction of the function."""
     log = parcel.log
 
     def run():
@@ -62,7 +62,7 @@ def starter(parcel):
 
 
 def keeper(parcel, kept):
-    """Return the same, but it completes when the caller calls the callback in ``kept``."""
+    """Return a function for push_async that appends its completion callback to ``kept`` and does not call it."""
 
     def start(on_complete):
         parcel.open()
@@ -72,11 +72,11 @@ def keeper(parcel, kept):
 
 
 def until(condition):
-    """Wait until the condition holds, at most a minute: a worker releases an operation after it has notified the
-    waiter.
+    """Wait up to 60 seconds until ``condition()`` is true.
 
-    Without the GIL, references returned to objects of a sleeping thread are counted when that thread wakes up, or by a
-    collection.
+    The wait is necessary because a worker releases an operation after it has notified the waiting thread. Without the
+    GIL, references that are returned to objects of a sleeping thread are counted when that thread wakes up, or by a
+    garbage collection.
     """
     end = time.monotonic() + 60
     while not condition():
@@ -87,14 +87,14 @@ def until(condition):
 
 
 def settled(log):
-    """Return the log once it has both ends, in either order."""
+    """Return the log after both the parcel and its function have been released, in either order."""
     until(lambda: {"released", "function released"} <= set(log))
     return log
 
 
 @pytest.fixture(params=DRIVERS)
 def eng(request):
-    """An engine of each kind."""
+    """An engine of each kind, stopped after the test."""
     eng = DRIVERS[request.param]()
     yield eng
     eng.stop()
@@ -102,7 +102,7 @@ def eng(request):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Disable the cycle collector: reference counts alone must release everything."""
+    """Disable Python's cycle collector, so that only reference counts can release objects."""
     gc.collect()
     gc.disable()
     yield
@@ -111,14 +111,14 @@ def counted(monkeypatch):
 
 @pytest.mark.usefixtures("counted")
 class TestAfterTheRun:
-    """Without failures no reference cycle may exist."""
+    """After a run without failures, no reference cycle may keep the operation's objects alive."""
 
     @together()
     @pytest.mark.parametrize("prop", PROPS)
     @pytest.mark.parametrize("push", ["sync", "async"])
     @pytest.mark.parametrize(("reads", "writes"), [(0, 0), (1, 0), (0, 1), (3, 2), (19, 1)])
     def test_pushed_function_is_released_after_its_run(self, eng, push, reads, writes, prop):
-        """The function runs, then is released once: without vars, with reads, writes, both, and duplicate reads."""
+        """The function runs once and is then released: without vars, with reads, writes, both, and a duplicate read."""
         log = []
         const_vars = [eng.new_variable() for _ in range(reads)]
         mutable_vars = [eng.new_variable() for _ in range(writes)]
@@ -129,7 +129,7 @@ class TestAfterTheRun:
         assert log[0] == "run"
 
     def test_blocked_function_is_not_released(self):
-        """A function blocked by a write is neither run nor released."""
+        """While a write blocks functions, they are neither run nor released; after the write both happen."""
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
         gate, var, log = threading.Event(), eng.new_variable(), []
         eng.push(gate.wait, (), [var])
@@ -145,7 +145,7 @@ class TestAfterTheRun:
         eng.stop()
 
     def test_asynchronous_function_lives_until_completion(self, eng):
-        """The function lives until it has completed, and is released when its callback is unreachable."""
+        """An asynchronous function is released only after its completion, when its callback is unreachable."""
         if eng.kind in ("Simulator", "NaiveEngine"):
             pytest.skip("a wait is what runs the operation, so nothing can be looked at before its end")
         log, kept = [], []
@@ -158,7 +158,7 @@ class TestAfterTheRun:
         assert log == ["run", "released"]
 
     def test_stored_operator_releases_after_deletion(self, eng):
-        """It keeps its function through twenty runs; its deletion lets them finish, then releases the function."""
+        """A deleted operator completes its twenty pushed runs, and only then releases its function."""
         log = []
         operator = eng.new_operator(function(Parcel(log)), (), [eng.new_variable()], name="stored")
         for _ in range(10):
@@ -174,7 +174,7 @@ class TestAfterTheRun:
         assert sorted(log[20:]) == ["function released", "released"]
 
     def test_delete_function_runs_and_is_released(self, eng):
-        """delete_variable's function runs once, after every use, and is released like any other."""
+        """The function given to delete_variable runs once, after every use of the var, and is then released."""
         log, var = [], eng.new_variable()
         for _ in range(5):
             eng.push(lambda: log.append("use"), [var])
@@ -184,7 +184,7 @@ class TestAfterTheRun:
         assert sorted(log[6:]) == ["function released", "released"]
 
     def test_nested_push_is_released(self, eng):
-        """An operation that pushes another: both are released."""
+        """If an operation pushes a second operation, the functions of both are released after their runs."""
         inner, outer, var = [], [], eng.new_variable()
 
         def both(parcel):
@@ -205,7 +205,7 @@ class TestAfterTheRun:
 
 @pytest.mark.parametrize("size", [1, 10, 100])
 def test_bulk_members_are_released(eng, size):
-    """25 functions in bulks of ten, of one, and in one flushed by a wait: each is released once, after its run."""
+    """Each of 25 functions in bulks of 1, 10 or 100 is released once, after its run."""
     logs, var = [[] for _ in range(25)], eng.new_variable()
     with eng.bulk(size):
         for log in logs:
@@ -218,10 +218,10 @@ def test_bulk_members_are_released(eng, size):
 
 
 class TestWithFailures:
-    """A failure holds the objects in its traceback until it is healed or dropped, and nothing holds them longer."""
+    """A failure keeps its traceback's objects alive until the failure is cleared; then they are released."""
 
     def raised(self, eng, call):
-        """Call, then wait for all; discard the error with all its frames."""
+        """Run ``call()`` and wait for all operations; expect Boom and discard it with its traceback."""
         with pytest.raises(Boom):  # noqa: PT012 - the naive engine raises at the push, the others at the wait
             call()
             eng.wait_for_all()
@@ -229,7 +229,7 @@ class TestWithFailures:
     @pytest.mark.parametrize("writes", [0, 1])
     @pytest.mark.parametrize("push", ["sync", "async"])
     def test_failed_function_is_released_after_healing(self, eng, push, writes):
-        """A later write heals the var; then nothing holds the failed function."""
+        """A later write clears the failure of the var; then the failed function is released."""
         log, writes = [], [eng.new_variable() for _ in range(writes)]
         call, make = (eng.push, function) if push == "sync" else (eng.push_async, starter)
         self.raised(eng, lambda: call(make(Parcel(log, fails=True)), (), writes))
@@ -240,7 +240,7 @@ class TestWithFailures:
         assert sorted(log) == ["function released", "released", "run"]
 
     def test_skipped_function_is_released(self, eng):
-        """A dependant never runs and is released immediately, because the failure belongs to another operation."""
+        """A skipped operation never runs, and its function is released before the failure is cleared."""
         if eng.kind == "NaiveEngine":
             pytest.skip("its push raises: the next test")
         log, source, target = [], eng.new_variable(), eng.new_variable()
@@ -256,7 +256,7 @@ class TestWithFailures:
         assert sorted(log) == ["function released"] * 2 + ["released"] * 2
 
     def test_skipped_function_is_released_at_the_push(self):
-        """On the naive engine the push raises, and its frames hold the function no longer than the error lives."""
+        """On the naive engine a dependant's push raises; its function is released once the error is discarded."""
         naive, log = engine.create("NaiveEngine"), []
         var = naive.new_variable()
 
@@ -270,7 +270,7 @@ class TestWithFailures:
         assert sorted(log) == ["function released", "released"]
 
     def test_bulk_with_failed_member_is_released(self, eng):
-        """The failing, the blocked and the unrelated member are all released."""
+        """The functions of the failing, the skipped and the unrelated member of a bulk are all released."""
         bad, blocked, fine = [], [], []
         a, b, c = (eng.new_variable() for _ in range(3))
 
@@ -291,7 +291,7 @@ class TestWithFailures:
         assert "run" not in blocked
 
     def test_deleted_var_releases_its_failure(self, eng):
-        """The var of a failed operation is deleted, failing or not: both functions are released."""
+        """After a failed var is deleted, both the failed function and the delete function are released."""
         failed, deleter = [], []
 
         def both(var):
@@ -307,10 +307,10 @@ class TestWithFailures:
 
 @pytest.mark.usefixtures("counted")
 class TestWithoutARun:
-    """Functions that never run."""
+    """Functions that never run are released, too."""
 
     def test_refused_push_releases_its_function(self, eng):
-        """A duplicate var, a foreign var, a bad context, a deleted operator: the error releases the function."""
+        """A push refused for a duplicate or foreign var, a bad context or a deleted operator releases its function."""
         log, var, second = [], eng.new_variable(), engine.create("NaiveEngine").new_variable()
 
         def push_a_deleted_operator():
@@ -337,7 +337,7 @@ class TestWithoutARun:
         assert var.version == 1
 
     def test_shutdown_releases_unrun_functions(self, eng):
-        """After notify_shutdown functions are released without a run; deletes still run."""
+        """After notify_shutdown, pushed functions are released without a run; delete functions still run."""
         log, deleter, var = [], [], eng.new_variable()
         eng.notify_shutdown()
         for _ in range(10):
@@ -351,7 +351,7 @@ class TestWithoutARun:
         assert deleter[0] == "run"
 
     def test_shutdown_releases_queued_functions(self):
-        """The running operation ends; operations queued after it are released without a run."""
+        """At shutdown, the running operation completes; the operations queued after it are released without a run."""
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
         started, gate, var, running, waiting = threading.Event(), threading.Event(), eng.new_variable(), [], []
 
@@ -373,7 +373,7 @@ class TestWithoutARun:
         eng.stop()
 
     def test_dropped_simulator_releases_its_operations(self):
-        """Its operations can never run and are released with it."""
+        """A simulator that is dropped releases its pending operations without running them."""
         sim, log = engine.create("Simulator"), []
         for _ in range(10):
             sim.push(function(Parcel(log)), (), [sim.new_variable()])
@@ -382,7 +382,7 @@ class TestWithoutARun:
         assert sorted(log) == ["function released"] * 10 + ["released"] * 10
 
     def test_dropped_busy_engine_finishes_and_releases(self):
-        """Its pending work runs and is then released."""
+        """A threaded engine that is dropped runs its pending operations and then releases them."""
         eng, log = engine.create("ThreadedEnginePerDevice", cpu_workers=2), []
         gate = threading.Event()
         eng.push(gate.wait)
