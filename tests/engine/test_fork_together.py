@@ -1,4 +1,4 @@
-"""Forks of busy processes: bulks, engines created meanwhile, concurrent forks, Ctrl-C during the wait."""
+"""Forks of busy processes: bulks, engines created meanwhile, concurrent forks, Ctrl-C during the wait for idleness."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 @pytest.mark.parametrize("kind", [*KINDS, "Simulator"])
 def test_bulk_members_run_once_across_fork(kind):
-    """They run in the parent before the fork, not in both processes. Another thread's bulk is pushed by the parent."""
+    """Bulk members run once in total: the forking thread's before the fork, another thread's later in the parent."""
     eng = engine.create(kind)
     var, (read, write) = eng.new_variable(), os.pipe()
     collected, go = threading.Event(), threading.Event()
@@ -50,9 +50,9 @@ def test_bulk_members_run_once_across_fork(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_engine_created_during_fork(kind):
-    """(1) A fork waits for one engine. (2) Another thread creates and uses a second engine. (3) The fork happens.
+    """A child can use an engine that another thread created while the fork waited for a first engine.
 
-    The child does not rely on threads of the second engine either.
+    The child must not rely on the second engine's threads, because they do not exist there.
     """
     eng, result = engine.create(kind, cpu_workers=1), []
     stop = eng.stop
@@ -115,9 +115,9 @@ def test_engine_missed_by_the_fork(monkeypatch, busy):
 
 
 def test_ctrl_c_ends_the_wait_before_fork():
-    """The interrupt is raised after the fork.
+    """Ctrl-C ends a fork's wait for a busy engine; the interrupt is raised in the parent after the fork.
 
-    The child's copy of the busy engine refuses, others work; the parent's pushes are unblocked.
+    In the child the busy engine refuses calls, and other engines work. In the parent all engines work.
     """
     assert forked("""
         import os, signal, threading, time
@@ -170,7 +170,7 @@ def test_ctrl_c_ends_the_wait_before_fork():
 
 
 def test_two_threads_fork_concurrently(monkeypatch):
-    """Each child finds idle engines; no thread blocks at the gate of a thread that waits for it."""
+    """Two threads that fork at the same time both get children with usable engines, and neither thread blocks."""
     monkeypatch.setattr(forking, "_GATE_S", 3600)
     engines = [engine.create(kind, cpu_workers=1) for kind in KINDS for _ in range(2)]
     variables = [eng.new_variable() for eng in engines]

@@ -1,7 +1,7 @@
-"""Ctrl-C at every bytecode of the main thread in the engine: nothing hangs, nothing stays half done.
+"""Ctrl-C at every second bytecode that the main thread runs in the engine: no call hangs or stays half done.
 
 A real SIGINT becomes pending just before the k-th bytecode, for every second k. The interpreter raises it at its next
-check: a loop end, a function entry or a return from a call, usually several bytecodes later.
+check (a loop end, a function entry or a return from a call), usually several bytecodes later.
 """
 
 import os
@@ -229,7 +229,7 @@ CASES += [("NaiveEngine", name) for name in ("push", "wait_for_all", "delete_var
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="the places are those of this interpreter")
 @pytest.mark.parametrize(("kind", "work"), CASES)
 def test_an_interrupt_anywhere(kind, work):
-    """The interrupted call raises or counts; all later operations run, none twice, and no delete is lost."""
+    """After Ctrl-C at any bytecode, later operations run, no operation runs twice, and no delete is lost."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", HARNESS, kind, work, "1", "2"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]

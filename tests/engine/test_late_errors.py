@@ -68,7 +68,7 @@ def test_all_concurrent_waiters_get_the_error(eng, monkeypatch):
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_dependants_fail_in_any_order_of_waits(eng, first):
-    """On the same stream, on the other device, and the var itself; one failure, counted once."""
+    """Dependants on the same stream and another device fail, in any order of waits; one failure is counted."""
     chain = [eng.new_variable() for _ in range(3)]
     do(eng, sim(0), lambda: 1 / 0, (), chain[:1], name="bad kernel")
     do(eng, sim(0), int, chain[:1], chain[1:2])

@@ -1,6 +1,6 @@
-"""Scenarios of MXNet's engine tests and misbehaviour of MXNet 1.9.1, with the right outcome, on every engine.
+"""Scenarios of MXNet's engine tests, and cases that MXNet 1.9.1 handles wrongly, on every engine.
 
-The scenarios are rewritten, not copied. Others are elsewhere: versions and longer programs in
+The scenarios are rewritten, not copied. Other files contain the rest: versions and longer programs in
 ``contract/test_engine_order.py``, deleters in ``test_release.py``, a raising updater in ``contract/test_kvstore.py``,
 sizes of other dtypes in ``planner/test_match_range.py``, a million pending operations in ``stress/``.
 """
@@ -24,7 +24,7 @@ from weftplan.errors import DuplicateVarError, EngineError
 
 @pytest.fixture(params=DRIVERS)
 def eng(request):
-    """The process-wide engine for one test."""
+    """The current engine of the test, one of each kind."""
     eng = DRIVERS[request.param]()
     with engine.using(eng):
         yield eng
@@ -32,10 +32,10 @@ def eng(request):
 
 
 class TestScenarios:
-    """MXNet's own engine tests."""
+    """Scenarios of MXNet's own engine tests."""
 
     def test_start_and_stop(self, eng):
-        """Ten rounds of start, work and stop; both may be repeated; a stop loses nothing."""
+        """Ten rounds of start, work and stop lose no operation; start and stop may be called twice."""
         var, count = eng.new_variable(), [0]
         for done in range(10):
             eng.start()
@@ -51,7 +51,7 @@ class TestScenarios:
     @pytest.mark.parametrize("wait", [False, True])
     @pytest.mark.parametrize("reads", [2, 7, 19])
     def test_sums_of_random_operands(self, eng, reads, wait):
-        """Each of 300 operations adds ``reads`` random cells, with repetition, into one that it may also read."""
+        """After 300 operations that each write the sum of ``reads`` random cells to a cell, all cells are right."""
         rng = random.Random(reads)
         want, got = list(range(50)), list(range(50))
         cells = [eng.new_variable() for _ in range(50)]
@@ -70,8 +70,9 @@ class TestScenarios:
         assert got == want
 
     def test_persistent_operators_in_a_chain(self, eng):
-        """Ten stored operators in a chain, pushed in three rounds with every kind of wait, then deleted with their
-        vars.
+        """Ten stored operators in a chain give the right values in three rounds.
+
+        Pushes before delete_operator still run; later pushes raise EngineError.
         """
         cells, values, deleted = [eng.new_variable() for _ in range(11)], [1] + [0] * 10, []
 
@@ -100,7 +101,7 @@ class TestScenarios:
                 eng.push(operator)
 
     def test_stored_operator_runs_once_per_push(self, eng):
-        """A stored operator that only reads runs once per push and leaves its var's version unchanged."""
+        """A stored operator that only reads runs once per push and does not change its var's version."""
         var, lock, count = eng.new_variable(), threading.Lock(), [0]
 
         def add():
@@ -115,11 +116,11 @@ class TestScenarios:
 
 
 class TestMisbehaviour:
-    """Misbehaviour of MXNet 1.9.1, each with the right outcome."""
+    """Cases that MXNet 1.9.1 handles wrongly: what it does, and the right outcome."""
 
     @pytest.mark.parametrize("twice", ["read and written", "written twice"])
     def test_duplicate_var_is_refused(self, eng, twice):
-        """MXNet: the push returns and waiting hangs. Here: the push raises and nothing hangs."""
+        """MXNet: the push returns, and the wait hangs. Here: the push raises, and the array remains usable."""
         a, b = mx.nd.ones(3), mx.nd.ones(3)
         reads, writes = ([a.var], [a.var]) if twice == "read and written" else ([b.var], [a.var, a.var])
         with pytest.raises(DuplicateVarError):
@@ -129,7 +130,10 @@ class TestMisbehaviour:
         assert a.asnumpy().tolist() == [2, 2, 2]
 
     def test_raising_callback_fails(self, eng):
-        """MXNet: it counts as done, waits and reads succeed. Here: wait and read raise, and a later write heals."""
+        """MXNet:
+
+        a raising callback counts as done, and reads succeed. Here: wait and read raise until a later write.
+        """
         a = mx.nd.zeros(2)
         pushed(eng, boom, (), [a.var])
         with pytest.raises(Boom):
@@ -141,7 +145,7 @@ class TestMisbehaviour:
         assert eng.statistics().failed == 1
 
     def test_failed_result_raises_every_time(self, eng):
-        """MXNet: the second read returns an uncomputed buffer. Here: it raises every time."""
+        """MXNet: the second read returns a buffer without a result. Here: each read raises."""
         a = mx.nd.zeros(2)
         pushed(eng, boom, (), [a.var])
         for _ in range(3):
@@ -149,7 +153,10 @@ class TestMisbehaviour:
                 a.asnumpy()
 
     def test_dependants_keep_their_failure(self, eng):
-        """MXNet: one raise clears source and dependants. Here: each raises, even after the source was healed."""
+        """MXNet:
+
+        one raise clears source and dependants. Here: dependants raise even after the source was overwritten.
+        """
         a = mx.nd.zeros(2)
         b, c = mx.nd.zeros(2), mx.nd.zeros(2)
         pushed(eng, boom, (), [a.var])
@@ -165,9 +172,9 @@ class TestMisbehaviour:
         eng.wait_for_all()  # the failure has been raised
 
     def test_two_failures_are_both_reported(self, eng):
-        """MXNet: wait_for_all raises the first, drops the second, and both results are readable.
+        """MXNet: wait_for_all raises the first failure and drops the second, and both results can be read.
 
-        Here: the first has a note of the second, and both results raise.
+        Here: the first has a note about the second, and both results raise.
         """
         if eng.kind == "NaiveEngine":
             pytest.skip("each push raises its own")
@@ -189,7 +196,7 @@ class TestMisbehaviour:
     def test_unrelated_bulk_member_succeeds(self, eng):
         """MXNet: ``a += 1`` in a bulk with a failing operation is lost, and one of two reads succeeds.
 
-        Here: it is done, and the failed array raises.
+        Here: the addition is done, and only the failed array raises.
         """
         a, b = mx.nd.zeros(2), mx.nd.zeros(2)
         a.wait_to_read()
@@ -204,9 +211,9 @@ class TestMisbehaviour:
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_unobserved_failure_is_reported_at_exit(kind):
-    """MXNet: the process ends silently with status 0.
+    """MXNet: a process with an unraised failure exits silently with status 0.
 
-    Here: it names the failed operation and its line; on the naive engine the push raises.
+    Here: exit prints the failed operation and its line; on the naive engine the push raises.
     """
     text = """
         import sys, time
@@ -236,9 +243,9 @@ def test_unobserved_failure_is_reported_at_exit(kind):
 
 
 def test_executor_text_shows_planned_bytes():
-    """MXNet: no log line shows the total of a plan.
+    """MXNet: no log line shows the total of a memory plan.
 
-    Here: the plan's summary shows bytes, and ``debug_str`` MXNet's whole megabytes.
+    Here: the plan's summary shows bytes, and ``debug_str`` whole megabytes as in MXNet.
     """
     net = mx.sym.FullyConnected(mx.sym.exp(mx.sym.Variable("x")), num_hidden=1024, name="fc")
     executor = net.simple_bind(mx.cpu(), x=(1024, 1024), grad_req="null")

@@ -285,7 +285,10 @@ def test_debug_mode_names_hidden_arrays(monkeypatch):
 
 
 def test_ranges_agree_with_a_list():
-    """Overlaps equal those of comparing every range; an ended entry stays while it is pending."""
+    """AddressRanges finds the overlaps that a comparison with every range finds.
+
+    An entry that has ended stays while it is pending.
+    """
     rng = random.Random(3)
     pending: set[str] = set()
     ranges = AddressRanges(pending.__contains__)

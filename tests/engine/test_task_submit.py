@@ -238,7 +238,7 @@ class TestSubmit:
         assert engine.var_of(a).version == version
 
     def test_failure_is_raised_at_the_wait(self, threaded):
-        """The original exception, with task and line; dependants fail alike, other tasks do not."""
+        """A wait raises the original exception with task and line, also for a dependant; other tasks succeed."""
         a, b, c = np.zeros(2), np.zeros(2), np.zeros(2)
 
         def broken(out) -> None:

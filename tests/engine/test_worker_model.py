@@ -254,7 +254,7 @@ def test_all_operations_run_within_the_limit(setting):
 
 @pytest.mark.parametrize("setting", [Setting(2, ((0, 0),), asleep=2), Setting(2, ((0, 0),), asleep=0)], ids=str)
 def test_free_worker_takes_operations_after_a_long_one(setting):
-    """README, race 3: a woken worker wakes the next."""
+    """While one operation is long, a woken worker wakes the next for the rest (race 3 of the README)."""
     assert check(setting, stalls=True).ends >= 1
 
 
