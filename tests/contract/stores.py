@@ -1,4 +1,4 @@
-"""Stores for the contract: those of one process, and plug-ins."""
+"""Names of the stores for the contract: those of one process, and plug-ins."""
 
 from weftplan.kvstore.base import registered
 

@@ -1,4 +1,4 @@
-"""Contract of data iterators: epochs, ends, and resumption from states."""
+"""Contract of data iterators: epochs, their ends, and resumption from states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def facts(batch: mx.io.DataBatch) -> tuple[Any, ...]:
 
 
 def rest(it: mx.io.DataIter, most: int | None = None) -> Seen:
-    """Return the batches until the end of the epoch, or a limited number."""
+    """Return the contents of the next ``most`` batches, or of all batches until the end of the epoch."""
     batches: Seen = []
     while most is None or len(batches) < most:
         try:
@@ -34,7 +34,7 @@ def rest(it: mx.io.DataIter, most: int | None = None) -> Seen:
 
 @pytest.fixture(params=ITERATORS, ids=lambda name: name.replace(" ", "_"))
 def make(request, tmp_path):
-    """Factory of equal iterators; closable iterators are closed at the end."""
+    """Return a function that creates equal iterators; those that can be closed are closed after the test."""
     with contextlib.ExitStack() as result:
 
         def fresh() -> mx.io.DataIter:
@@ -47,7 +47,7 @@ def make(request, tmp_path):
 
 
 def test_an_epoch(make):
-    """Batches have the promised or declared shapes and dtypes; an exhausted iterator stays exhausted."""
+    """Batches have the declared shapes and dtypes, and after an epoch no batch comes until ``reset()``."""
     mx.random.seed(1)
     it = make()
     for _ in range(3):
@@ -79,9 +79,9 @@ def test_the_seed_decides(make):
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_another_iterator_continues(make, epoch):
-    """From every position of an epoch, a new iterator with the state yields the remaining batches and the next epoch.
+    """A new iterator with the state of another continues with its remaining batches and its next epoch.
 
-    The state is plain; reading it changes nothing, and seeking draws no random numbers.
+    This is true at every position of an epoch. A state survives JSON; reading or setting it draws no random number.
     """
     mx.random.seed(7)
     it = make()
@@ -110,7 +110,10 @@ def test_another_iterator_continues(make, epoch):
 
 
 def test_foreign_states_are_refused(make):
-    """A state of another class, other settings or no form is refused, and the iterator's position is unchanged."""
+    """A state of another class, with other settings or without content raises ParameterError.
+
+    The iterator keeps its position.
+    """
     mx.random.seed(3)
     it, twin = make(), None
     mx.random.seed(3)
@@ -119,7 +122,7 @@ def test_foreign_states_are_refused(make):
     own = it.state()
 
     def changed(value: Any) -> Any:
-        """Return the state with one nested fact that is not the iterator's."""
+        """Return the state with one setting changed, in this iterator or in one that it contains."""
         if value.get("of"):
             name = next(iter(value["of"]))
             return {**value, "of": {**value["of"], name: [value["of"][name], 17]}}
@@ -144,7 +147,7 @@ def test_foreign_states_are_refused(make):
 
 
 def test_differences_are_listed():
-    """The message lists the old and new value of every differing fact."""
+    """The error lists the old and the new value of every differing setting."""
     state = arrays(shuffle=True).state()
     with pytest.raises(
         ParameterError, match=r"shuffle: True then, False now; last_batch_handle: 'pad' then, 'discard'"
@@ -156,7 +159,7 @@ def test_differences_are_listed():
 
 
 class Plain(mx.io.DataIter):
-    """A user's iterator without states: it fails at the third batch."""
+    """A user's iterator without states, whose third batch raises ValueError."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -177,7 +180,7 @@ class Plain(mx.io.DataIter):
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
 def test_user_iterator(depth):
-    """An iterator without states says so, prefetched or not; its error replaces its batch, and the others follow."""
+    """An iterator without states raises NotResumableError; if a batch raises, the later batches still follow."""
     plain = Plain()
     it = mx.io.PrefetchingIter(plain, depth=depth) if depth else plain
     for use in (it.state, lambda: it.set_state({}) if depth == 0 else it.state()):

@@ -271,7 +271,7 @@ def test_one_raise_heals_all_arrays(monkeypatch):
 
 
 def test_await_and_futures(eng):
-    """``await var`` suspends the task; a cancelled future has no effect on others."""
+    """``await var`` suspends the coroutine and raises the var's failure; a cancelled future affects no operation."""
 
     async def main():
         a, b, gate = eng.new_variable(), eng.new_variable(), threading.Event()

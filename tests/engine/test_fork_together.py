@@ -87,7 +87,7 @@ def test_engine_created_during_fork(kind):
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_engine_missed_by_the_fork(monkeypatch, busy):
-    """Created after the last check: in the child it works if it was idle, otherwise it refuses instead of hanging."""
+    """In a child, an engine that the fork missed works if it was idle; otherwise its calls raise EngineError."""
     eng, gate = engine.create("ThreadedEngine", cpu_workers=1), threading.Event()
     var, real = eng.new_variable(), forking.engines
     eng.push(lambda: None, (), [var])

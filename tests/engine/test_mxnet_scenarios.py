@@ -130,9 +130,9 @@ class TestMisbehaviour:
         assert a.asnumpy().tolist() == [2, 2, 2]
 
     def test_raising_callback_fails(self, eng):
-        """MXNet:
+        """A wait and a read raise an operation's error until a later write; MXNet:
 
-        a raising callback counts as done, and reads succeed. Here: wait and read raise until a later write.
+        it counts as done, and reads succeed.
         """
         a = mx.nd.zeros(2)
         pushed(eng, boom, (), [a.var])
@@ -153,10 +153,7 @@ class TestMisbehaviour:
                 a.asnumpy()
 
     def test_dependants_keep_their_failure(self, eng):
-        """MXNet:
-
-        one raise clears source and dependants. Here: dependants raise even after the source was overwritten.
-        """
+        """Dependants keep their failure, even after the source was overwritten; in MXNet one raise clears them all."""
         a = mx.nd.zeros(2)
         b, c = mx.nd.zeros(2), mx.nd.zeros(2)
         pushed(eng, boom, (), [a.var])

@@ -93,13 +93,13 @@ def test_every_request_is_served_with_a_limit(threads, each, most):
 
 @pytest.mark.parametrize("change", ["look before giving the token back", "look for the token before the request"])
 def test_each_order_of_request_and_token_is_needed(change):
-    """README, race 1."""
+    """With the check of the token and the append exchanged, a request is never served (race 1 of the README)."""
     with pytest.raises(Violation, match="stays behind"):
         requests_model(2, 1, change)
 
 
 def test_leaving_requests_to_other_threads_is_wrong():
-    """README, race 1: no other thread may come."""
+    """A request that is left to the next thread may never be served (race 1 of the README)."""
     with pytest.raises(Violation, match="stays behind"):
         requests_model(2, 2, "leave it to whoever comes next", most=1)
 

@@ -124,9 +124,7 @@ assert var.version == 3
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 def test_every_action_happens_once_or_raises(kind):
-    """At each depth below the limit: RecursionError means no effect, success a full effect, and the engine
-    continues.
-    """
+    """Near the recursion limit, a call that raises RecursionError has no effect; any other call is complete."""
     done = subprocess.run([sys.executable, "-c", ACTS, kind], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     told = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
@@ -182,7 +180,7 @@ for question in ("statistics", "wait_for_all", "wait_for_var", "stop", "dump"):
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_requests_of_other_threads_at_recursion_limit(kind):
-    """The thread inside has no stack to answer and does not return: the requester gets its answer without error."""
+    """Other threads get answers from a thread at the recursion limit, which has no stack left to serve them."""
     done = subprocess.run(
         [sys.executable, "-c", OTHERS, kind], capture_output=True, text=True, timeout=100, check=False
     )

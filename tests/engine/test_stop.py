@@ -1,4 +1,4 @@
-"""``stop`` during pushes of other threads: it terminates, pushed operations run, and no thread remains."""
+"""``stop`` during pushes of other threads: it returns, pushed operations run, and no thread remains."""
 
 import sys
 import threading
@@ -13,7 +13,7 @@ KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_push_while_stop_removes_the_queues(kind, monkeypatch):
-    """A removed queue still holds operations for a worker about to check it. Dispatch must not revive it."""
+    """Operations in a queue that ``stop`` has removed still run, and its threads end."""
     eng = engine.create(kind, cpu_workers=4)
     a, b, c = (eng.new_variable() for _ in range(3))
     begun, gate, ran = threading.Event(), threading.Event(), []
@@ -37,7 +37,7 @@ def test_push_while_stop_removes_the_queues(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stop_under_load(kind, switch_often):
-    """Two threads push and wait while a third stops the engine repeatedly."""
+    """Two threads push and wait while a third stops the engine repeatedly; all operations run."""
     eng = engine.create(kind, cpu_workers=4)
     over, waited, begun = threading.Event(), [], threading.Barrier(3, timeout=60)
 
@@ -72,7 +72,7 @@ def test_stop_under_load(kind, switch_often):
 
 @pytest.fixture
 def switch_often():
-    """Switch threads more often than usual."""
+    """Let the interpreter switch threads every 10 microseconds."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

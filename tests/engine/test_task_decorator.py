@@ -180,7 +180,7 @@ class TestDebugMode:
         engine.wait()
 
     def test_unprotected_write_is_detected(self):
-        """A function that makes never-writable memory (such as bytes) writable writes a read-only input."""
+        """In debug mode a write is detected although the function made read-only memory of bytes writable."""
         text, out = np.frombuffer(b"12345678", np.uint8), np.zeros(1)
 
         @engine.task(reads=["x"], writes=["out"])
@@ -195,7 +195,7 @@ class TestDebugMode:
         engine.wait()
 
     def test_undeclared_write_in_compiled_code(self):
-        """A NumPy function submitted directly: the error names its inputs."""
+        """The error for a NumPy function that writes an undeclared argument names function and array shape."""
         a, b = np.zeros(4), np.zeros(4)
         engine.submit(np.cumsum, b, 0, None, a)
         with pytest.raises(UndeclaredWriteError, match=r"'cumsum'.*shape \(4,\)"):

@@ -74,7 +74,10 @@ def test_no_tile_is_missed(case):
 
 
 def test_views_beyond_the_array():
-    """Views of the same buffer outside the array, across its border, and empty views."""
+    """A grid reports the overlapped tiles and whether the view extends beyond the array.
+
+    For a view across the border it reports all tiles; for a view outside, or an empty view, none.
+    """
     buffer = np.zeros(100)
     array = buffer[20:60]
     assert touched(array, (10,), buffer[:20]) == ([False] * 4, True)

@@ -1,4 +1,4 @@
-"""Compaction: arrays move within a pool to merge its free bytes, on request and before an out-of-memory error."""
+"""Compaction: arrays move within a pool to merge its free bytes, on request or before an out-of-memory error."""
 
 import gc
 
@@ -17,7 +17,7 @@ SIZE = 1 << 14
 
 
 def limited(ctx, arrays):
-    """Return a device with room for a given number of arrays of SIZE bytes."""
+    """Return a device with memory for ``arrays`` arrays of SIZE bytes."""
     return LimitedDevice(device.get(ctx), arrays * SIZE, "the test")
 
 
@@ -33,7 +33,7 @@ def array(ctx, value, count=1):
 
 
 def scattered(ctx):
-    """Sixteen arrays, every second of them freed."""
+    """Return the eight arrays with odd values of sixteen; the others are freed."""
     held = [array(ctx, value) for value in range(16)]
     mx.nd.waitall()
     del held[::2]
@@ -45,7 +45,7 @@ def scattered(ctx):
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("ctx", [mx.cpu(9180), mx.sim(80)], ids=str)
 def test_compaction_merges_free_memory(ctx, maker):
-    """Half of the pool is free in eight gaps; after compaction one array takes all of it.
+    """After compaction, eight free gaps serve one array of their total size.
 
     Values are unchanged, the moved bytes are returned, and a second call moves nothing.
     """
@@ -69,7 +69,7 @@ def test_compaction_merges_free_memory(ctx, maker):
 @pytest.mark.parametrize(("setting", "fits"), [("1", True), ("0", False)])
 @pytest.mark.shows("WEFTPLAN_STORAGE_COMPACT")
 def test_compaction_is_a_rung_of_relief(monkeypatch, setting, fits):
-    """A request that only the merged free bytes can serve succeeds if arrays may move."""
+    """With WEFTPLAN_STORAGE_COMPACT=1 a request that needs merged free bytes succeeds; with 0 it fails."""
     ctx = mx.cpu(9181)
     config._reset_for_tests()
     monkeypatch.setenv("WEFTPLAN_STORAGE_COMPACT", setting)
@@ -90,7 +90,7 @@ def test_compaction_is_a_rung_of_relief(monkeypatch, setting, fits):
 
 
 def test_exported_memory_does_not_move():
-    """An exported array stays at its address; the others move around it."""
+    """An array exported by DLPack keeps its address; other arrays move."""
     ctx = mx.cpu(9182)
     with spilling.using("", movable=True), storage.using(MAKERS["growth"](limited(ctx, 16))):
         held = scattered(ctx)
@@ -108,7 +108,7 @@ def test_exported_memory_does_not_move():
 
 @pytest.mark.parametrize("maker", [NaivePool, lambda place: GuardResource(AutoGrowth(place))])
 def test_immovable_pools_move_nothing(maker):
-    """Pools of whole blocks, and guards, whose margins would stay in place."""
+    """Pools of whole blocks and guarded pools move no array."""
     ctx = mx.cpu(9183)
     with spilling.using("", movable=True), storage.using(maker(device.get(ctx))):
         held = scattered(ctx)
