@@ -74,7 +74,7 @@ def test_several_threads_wait(threaded):
 
 
 def test_throw_does_not_wait(deferred):
-    """It raises the var's failure on every call, and nothing without a failure; the failure is observed."""
+    """``throw`` raises the var's failure on every call, without a wait; wait_for_all then raises nothing."""
     good, bad = deferred.new_variable(), deferred.new_variable()
     deferred.push(boom, (), [bad])
     deferred.throw(good)
@@ -173,7 +173,7 @@ def test_failure_of_a_cancelled_future_stays_unobserved(threaded):
 
 
 def test_await_many(threaded):
-    """``await var`` lets other tasks run; gathered vars keep their order; a failure reaches only its task."""
+    """``await`` lets other coroutines run; gathered vars keep their order; a failure reaches only its coroutine."""
 
     async def main():
         variables = [threaded.new_variable(str(i)) for i in range(20)]

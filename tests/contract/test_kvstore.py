@@ -319,7 +319,10 @@ def test_bad_calls_leave_a_store_unchanged(kv):
 
 
 def test_replace_bypasses_the_updater(kv):
-    """New weights for the store; an unknown key is ignored."""
+    """``replace`` stores new weights without the updater and ignores an unknown key.
+
+    Weights of another shape raise KVStoreError.
+    """
     kv.init("w", mx.nd.zeros((2,)))
     kv.set_optimizer(mx.optimizer.create("test"))
     kv.replace("w", mx.nd.full((2,), 9))

@@ -46,9 +46,9 @@ DEVICES = {"cpu": device.cpu(0), "cpu_pinned": device.cpu_pinned(0), "sim": devi
 
 
 class FailingDevice:
-    """A device that has at most ``allowed`` live allocations (None:
+    """A device that refuses an allocation while ``allowed`` allocations are live; None means no limit.
 
-    no limit); ``out`` counts them, ``asked`` all requests.
+    ``out`` counts the live allocations, ``asked`` all requests.
     """
 
     def __init__(self, allowed=None, context=None):

@@ -1,4 +1,4 @@
-"""Copies between GPUs: directly where a pair has shown that it can, else through page-locked memory; traces say it."""
+"""Copies between GPUs: direct if peer access works, else through page-locked memory; traces name the route."""
 
 import gc
 
@@ -17,7 +17,7 @@ BIG = 3_000_001
 
 
 def copied(context, count=BIG):
-    """Return a copy from gpu(0) over gpu(1) and gpu(2) back to the host, and the original."""
+    """Copy an array from gpu(0) over gpu(1) and gpu(2) to the host; return the copy and the original."""
     values = np.arange(count, dtype=np.float32)
     x = mx.nd.array(values, ctx=context(0)) + 1
     return x.as_in_context(context(1)).as_in_context(context(2)).asnumpy(), values + 1
@@ -25,14 +25,14 @@ def copied(context, count=BIG):
 
 @pytest.mark.parametrize("where", GPUS)
 def test_copies_bring_the_bytes(where):
-    """From GPU to GPU to GPU and back, whichever way they go; on one card they stay there."""
+    """A copy over three GPUs has the original's bytes, by any route."""
     with place(where) as context:
         actual, wanted = copied(context)
     np.testing.assert_array_equal(actual, wanted)
 
 
 def test_peers_copy_directly():
-    """A pair is asked, enabled and checked once; copies are then one launch each."""
+    """Peer access of a pair is enabled and checked once; each later copy is one direct launch."""
     with place("standin") as context:
         actual, wanted = copied(context)
         np.testing.assert_array_equal(actual, wanted)
@@ -45,8 +45,10 @@ def test_peers_copy_directly():
 
 @pytest.mark.parametrize("why", ["off", "apart", "corrupt"])
 def test_others_pass_through_the_host(monkeypatch, why):
-    """The setting, the driver's answer, and a check that brings other bytes: the same values through page-locked
-    memory, piece by piece, without a wait of the host."""
+    """Without peer access, values pass through page-locked memory in pieces and are equal.
+
+    Peer access is missing if it is switched off, if the driver refuses it, or if its check brings other bytes.
+    """
     texts = {"off": "MXNET_ENABLE_GPU_P2P is off", "apart": "the driver offers no peer access",
              "corrupt": "a check of peer access brought other bytes"}  # fmt: skip
     with place("standin") as context:
@@ -70,7 +72,7 @@ def test_others_pass_through_the_host(monkeypatch, why):
 @pytest.mark.shows("MXNET_ENABLE_GPU_P2P")
 @pytest.mark.parametrize(("setting", "text"), [("1", "(peer access)"), ("0", "(through the host)")])
 def test_a_trace_says_which(monkeypatch, setting, text):
-    """The name of the copy has it."""
+    """The name of a copy in a trace contains its route."""
     monkeypatch.setattr(config, "_first", {})
     monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", setting)
     with place("standin") as context:
@@ -86,8 +88,7 @@ def test_a_trace_says_which(monkeypatch, setting, text):
 
 
 def test_page_locked_memory_of_a_stream_that_is_gone_is_waited_for(monkeypatch):
-    """CUDA gives a new stream the handle of a destroyed stream: it may take over its page-locked memory, but only after
-    the copies that are still in flight."""
+    """A stream that reuses the handle of a destroyed stream reuses its page-locked memory after pending copies."""
     with place("standin") as context:
         machine.apart |= {(0, 1)}
         here, there = device.get(context(0)), device.get(context(1))
@@ -108,7 +109,10 @@ def test_page_locked_memory_of_a_stream_that_is_gone_is_waited_for(monkeypatch):
 
 
 def test_a_new_stream_gets_no_temporaries_of_an_old_one():
-    """The old one may still work with them, though CUDA has given the new one its handle."""
+    """A stream that reuses the handle of a destroyed stream does not reuse its temporaries.
+
+    Work of the old stream may still use them.
+    """
     with place("standin") as context:
         gpu = device.get(context(0))
         stream = gpu.new_stream()

@@ -1,4 +1,4 @@
-"""CuPy's temporaries come from storage, are freed to their stream, and return to storage when memory is short."""
+"""CuPy's temporaries come from storage, are freed to their stream, and are released when memory is short."""
 
 import numpy as np
 import pytest
@@ -13,18 +13,18 @@ from weftplan.storage import RawResource
 
 @pytest.fixture
 def place():
-    """gpu(0) of the stand-in."""
+    """The device gpu(0) of the stand-in."""
     with installed():
         yield device.get(mx.gpu(0))
 
 
 def held():
-    """Return the bytes of temporaries that storage has given out."""
+    """Return the bytes of temporaries that storage has allocated."""
     return sum(a.nbytes for a in storage.get(mx.gpu(0)).holders() if a.name == NAME)
 
 
 def test_kernels_take_nothing_from_cupy(place):
-    """A sorting operator makes CuPy allocate: CuPy's pool stays empty, and ours names the temporaries."""
+    """A sorting operator allocates its temporaries from storage under their name, and none from CuPy's pool."""
     x = mx.nd.array(np.random.default_rng(0).standard_normal((50, 20)), ctx=mx.gpu(0))
     mx.nd.waitall()
     meter.reset()
@@ -35,7 +35,7 @@ def test_kernels_take_nothing_from_cupy(place):
 
 
 def test_steady_work_takes_no_more(place):
-    """The tenth call of an operator finds the blocks of the first."""
+    """Ten further calls of an operator reuse the temporaries of the first calls."""
     x = mx.nd.ones((64, 64), ctx=mx.gpu(0))
     for _ in range(3):
         mx.nd.argsort(x).wait_to_read()
@@ -47,7 +47,7 @@ def test_steady_work_takes_no_more(place):
 
 
 def test_a_block_goes_back_to_its_own_stream(place):
-    """Another stream gets another block, though the first is free: the device may still use it."""
+    """A freed block is reused on its own stream only, because the device may still use it."""
     xp = place.xp
     a, b = place.new_stream(), place.new_stream()
     with a:
@@ -59,7 +59,7 @@ def test_a_block_goes_back_to_its_own_stream(place):
 
 
 def test_emptying_caches_gives_them_back(place):
-    """Free blocks go after a wait for the device; blocks in use stay."""
+    """``empty_cache()`` waits for the device and releases free blocks; blocks in use stay."""
     with place.new_stream():
         kept = place.xp.empty(1 << 16)
         place.xp.empty(1 << 20)
@@ -73,11 +73,10 @@ def test_emptying_caches_gives_them_back(place):
 
 
 def test_a_block_that_comes_back_during_the_wait_stays(place, monkeypatch):
-    """A worker enqueues, and drops what CuPy took for it, after the device was found idle and before the blocks go:
+    """A block that is freed during the wait of ``release()`` stays with its stream.
 
-        release: the device is idle     worker: enqueue on block B, drop it     release: give B to storage
-
-    Nothing would order the next user of B, on another stream, after that work.
+    A worker may enqueue work on the block after the device was found idle; nothing would order the block's next user on
+    another stream after that work.
     """
     stream = place.new_stream()
     with stream:
@@ -104,7 +103,7 @@ def test_a_block_that_comes_back_during_the_wait_stays(place, monkeypatch):
 
 
 def test_memory_that_is_short_comes_from_temporaries(place):
-    """An allocation that only fits once they are given back succeeds."""
+    """An allocation that fits only after temporaries are released succeeds."""
     machine.capacity[0] = 20 << 20
     with storage.using(RawResource(place)):
         with place.new_stream():
@@ -114,7 +113,7 @@ def test_memory_that_is_short_comes_from_temporaries(place):
 
 
 def test_out_of_memory_inside_a_kernel(place):
-    """The wait raises our error with the report, and the next operation runs."""
+    """If a kernel finds no memory, the wait raises OutOfMemoryError with the report, and the next operation runs."""
     x = mx.nd.ones((1 << 20,), ctx=mx.gpu(0))
     mx.nd.waitall()
     out = mx.nd.zeros((1 << 20,), ctx=mx.gpu(0))
@@ -127,7 +126,7 @@ def test_out_of_memory_inside_a_kernel(place):
 
 
 def test_a_sticky_error_is_not_out_of_memory(place):
-    """After an illegal address every call of CUDA fails: the error says so, and that only a new process helps."""
+    """After an illegal address, an allocation raises DeviceError, which says that only a new process helps."""
     machine.sticky = "cudaErrorIllegalAddress: an illegal memory access was encountered"
     with pytest.raises(DeviceError, match=r"IllegalAddress.*not a lack of memory. Start the process again"):
         place.allocate(100)

@@ -130,10 +130,7 @@ class TestMisbehaviour:
         assert a.asnumpy().tolist() == [2, 2, 2]
 
     def test_raising_callback_fails(self, eng):
-        """A wait and a read raise an operation's error until a later write; MXNet:
-
-        it counts as done, and reads succeed.
-        """
+        """A wait and a read raise an operation's error until a later write; in MXNet both succeed."""
         a = mx.nd.zeros(2)
         pushed(eng, boom, (), [a.var])
         with pytest.raises(Boom):

@@ -172,7 +172,7 @@ def test_free_when_no_cache_hit(built, kind, flag, held):
 
 @pytest.mark.parametrize(("compat", "held"), [("documents", [5 * MIB]), ("paddle", [4 * MIB, 5 * MIB])])
 def test_auto_growth_stays_near_its_peak(built, compat, held):
-    """An unused chunk is returned before the pool would exceed its peak; with Paddle's rules it stays."""
+    """An unused chunk is returned if growth would exceed the peak of live bytes by 1/16; Paddle keeps it."""
     resource, room = built("gpu", "auto_growth", compat=compat)
     resource.free(resource.allocate(4 * MIB))
     resource.allocate(5 * MIB)
