@@ -30,7 +30,7 @@ def test_a_size_means_powers_of_1024() -> None:
 
 @pytest.mark.parametrize(("card", "message"), [("RTX 470", "RTX 4070"), ("0.5GB", "alone take 768.00 MiB")])
 def test_a_card_without_a_budget_is_refused(card: str, message: str) -> None:
-    """An unknown card raises PlanError with the nearest name, and a too small one with the bytes that do not fit."""
+    """An unknown card raises PlanError with the nearest name; a too small card, with the bytes needed in advance."""
     with pytest.raises(PlanError, match=message):
         card_budget(card)
 

@@ -139,7 +139,7 @@ def race(xp, wait):
 
 
 def test_streams_that_nothing_orders_are_refused(xp):
-    """A read after another stream's write, and a write after another's read, need an event or the host."""
+    """Unordered accesses of two streams to an array raise, unless an event or the host orders them."""
     race(xp, "event")
     with pytest.raises(StreamRaceError, match="reads"):
         race(xp, None)

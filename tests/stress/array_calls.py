@@ -1,7 +1,8 @@
 """Random programs of array calls, small and large: methods, operators by name, arithmetic, views, in-place writes.
 
-The oracle runs the same program on a NaiveEngine, which resolves and pushes every call (``call_settled``). The engines
-under test may cache calls and run small calls inline. Several threads run a program each and read shared arrays.
+The expected results are those of the same program on a NaiveEngine that resolves and pushes every call
+(``call_settled``). The engines under test may cache calls and run small calls inline. Each of several threads runs a
+program and reads shared arrays.
 """
 
 from __future__ import annotations
@@ -38,23 +39,26 @@ METHODS = (
     "sign",
 )
 SEPARATE = frozenset({"rsqrt", "gamma", "gammaln", "erfinv"})
-"""Omitted operators: they are slow and reveal nothing."""
+"""Operators that are left out, because they are slow and use no other path."""
 Step = tuple[Any, ...]
 
 
 class Calls:
-    """Interface for calls: the verbs of a user, or (for the oracle) without the call cache."""
+    """Calls of operators by name; for the oracle without the call cache."""
 
     def __init__(self, oracle: bool) -> None:
         self.oracle = oracle
 
     def by_name(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Return ``nd.<name>``."""
+        """Return the result of ``nd.<name>``."""
         return call_settled(name, args, kwargs) if self.oracle else operators.function(name)(*args, **kwargs)
 
 
 def program(rng: random.Random, length: int) -> list[Step]:
-    """Generate steps; arrays are numbers that are resolved against the pool at run time."""
+    """Return a random program:
+
+    steps with a kind and eight numbers from 0 to 1, which choose arrays and parameters at run time.
+    """
     kinds = (
         "unary pair broadcast method scalar arithmetic inplace view assign reduce join named copy drop busy look bad"
     )
@@ -64,18 +68,18 @@ def program(rng: random.Random, length: int) -> list[Step]:
 
 
 def of(values: Any, draw: float) -> Any:
-    """Choose one of some values."""
+    """Return the item of ``values`` that ``draw``, a number from 0 to 1, chooses."""
     return values[int(draw * len(values))]
 
 
 def reductions(x: Any, a: float, b: float) -> dict[str, Any]:
-    """Draw arguments of a reduction of ``x``."""
+    """Return arguments for a reduction of ``x``, chosen by ``a`` and ``b``."""
     axis = of((None, 0, -1, tuple(range(len(x.shape)))), a)
     return {**({} if axis is None else {"axis": axis}), **({"keepdims": True} if b < 0.4 else {})}
 
 
 def named(x: Any, others: list[Any], draws: tuple[float, ...]) -> tuple[str, list[Any], dict[str, Any]]:
-    """Make a call with parameters, some arrays by name."""
+    """Return (operator, arguments, keyword arguments) of a call with parameters; some arrays are passed by name."""
     a, b, c = draws[:3]
     like = of([one for one in others if one.shape == x.shape and one.dtype == x.dtype] or [x], b)
     choices: list[tuple[str, list[Any], dict[str, Any]]] = [
@@ -119,7 +123,7 @@ def busy(array: Any, draw: float) -> None:
 
 
 def step(calls: Calls, pool: list[Any], first: int, what: Step) -> list[Any]:
-    """Run one step; arrays before ``first`` are shared and only read."""
+    """Run one step and return its new arrays; arrays before ``first`` are shared and only read."""
     kind, *draws = what
     a, b, c, d, e = draws[:5]
     x = of(pool, a)
@@ -175,7 +179,7 @@ def step(calls: Calls, pool: list[Any], first: int, what: Step) -> list[Any]:
 
 
 def run(calls: Calls, shared: list[Any], seed: str, steps: list[Step]) -> list[Any]:
-    """Return the results of a program: values, or the class of the raised error, per step."""
+    """Run a program; return the error class of each step that raised, then the values of the remaining arrays."""
     rng = np.random.default_rng(sum(map(ord, seed)))
     drawn = random.Random(seed)
     pool = list(shared)
@@ -207,7 +211,7 @@ def _plain(array: Any) -> Any:
 
 
 def trial(seed: str) -> bool:
-    """Run programs in one to three threads on one engine, against the oracle."""
+    """Run programs in one to three threads on a random engine; compare their results with the oracle's."""
     rng = random.Random(seed)
     threads, bulk = rng.choice((1, 1, 3)), rng.choice((0, 0, 0, 5))
     driver = rng.choice(

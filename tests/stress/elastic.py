@@ -26,7 +26,10 @@ from tests.kvstore.elastic_jobs import BATCHES, EPOCHS, KINDS, run_job
 
 @lru_cache
 def unbroken(ranks: int, on_store: int) -> str:
-    """Return the weights of a job of mpiexec without a loss; ``on_store``: the store updates them."""
+    """Return the final weights of a job without a loss, started by mpiexec.
+
+    ``on_store`` is 1 if the store updates the weights, else 0.
+    """
     with tempfile.TemporaryDirectory() as folder:
         done = run_job(Path(folder) / "job", ranks, {}, MXNET_UPDATE_ON_KVSTORE=str(on_store))
     assert done.status == 0, done.errors
@@ -36,7 +39,7 @@ def unbroken(ranks: int, on_store: int) -> str:
 
 
 def random_ends(chance: random.Random, ranks: int, count: int) -> dict[str, str]:
-    """Return ``count`` ends, a third of them at the batch of the end before."""
+    """Return ``count`` ends as {"rank epoch batch": kind}; about a third are at the batch of the end before."""
     ends: dict[str, str] = {}
     epoch, batch = 0, 0
     while len(ends) < count:
@@ -47,7 +50,10 @@ def random_ends(chance: random.Random, ranks: int, count: int) -> dict[str, str]
 
 
 def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter[str]]:
-    """Return (wrong jobs, hung jobs, jobs, ends by kind) of at least ``count`` ends, ``each`` of them in one job."""
+    """Run jobs with ``each`` ends per job until ``count`` ranks have ended.
+
+    Return the numbers of wrong jobs, hung jobs and jobs, and the ends by kind.
+    """
     chance = random.Random(seed)
     wrong = hung = jobs = 0
     kinds = Counter[str]()
@@ -90,7 +96,7 @@ def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter
 
 
 def main() -> None:
-    """Run the jobs and print the result."""
+    """Run the jobs, print the result, and exit with status 1 on an error."""
     seed, count = int(sys.argv[1]), int(sys.argv[2])
     wrong, hung, jobs, kinds = losses(seed, count)
     shown = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))

@@ -136,7 +136,10 @@ ORDERS = """
 
 
 def kills(seed: int, count: int, hosts: Hosts | None = None) -> tuple[int, int, list[float], int]:
-    """Return (wrong sums, hangs, seconds of each recovery, right sums) of at least ``count`` deaths."""
+    """Run jobs until ``count`` processes have been killed.
+
+    Return the numbers of wrong sums and hung jobs, the seconds of each recovery, and the number of right sums.
+    """
     chance = random.Random(seed)
     wrong = hangs = right = killed = job = 0
     times: list[float] = []
@@ -195,7 +198,10 @@ ASYNC = """
 
 
 def asynchronous(seed: int, count: int) -> tuple[int, int]:
-    """Return (survivors with an error, jobs with a survivor without one or a hang) of ``count`` deaths."""
+    """Run ``count`` jobs of dist_async, each with one killed process.
+
+    Return the number of survivors that got an error, and of jobs in which a survivor got none or hung.
+    """
     chance = random.Random(seed)
     told = failed = 0
     for job in range(count):
@@ -225,7 +231,10 @@ def asynchronous(seed: int, count: int) -> tuple[int, int]:
 
 
 def orders(seed: int, count: int) -> set[str]:
-    """Return the digests of ``count`` orders of arrival in five jobs with varying threads and buckets; ideally one."""
+    """Return the different digests of ``count`` orders of arrival, in five jobs with varying threads and buckets.
+
+    There should be exactly one.
+    """
     digests: set[str] = set()
     for job, (threads, reducing, group, mebibytes, shared) in enumerate(
         ((1, 1, 1, -1, 1), (2, 4, -1, 0.05, 1), (3, 2, 3, 0.01, 1), (4, 3, 2, -1, 0), (2, 1, -1, -1, 0))
@@ -249,7 +258,7 @@ def orders(seed: int, count: int) -> set[str]:
 
 
 def main() -> None:
-    """Run one of them and print the results."""
+    """Run the trial that the arguments name, print its results, and exit with status 1 on an error."""
     what, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if what == "orders":
         digests = orders(seed, count)

@@ -1,4 +1,4 @@
-"""Data workers under stress: killed at random moments, and any number of them against none."""
+"""Data workers under stress: killed at random moments, and any number of them compared with none."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ pytestmark = [pytest.mark.stress, pytest.mark.skipif(not os.path.isdir("/dev/shm
 
 
 def facts(batch):
-    """Return the contents of a batch."""
+    """Return the contents of a batch as plain values."""
     return batch.data[0].tolist(), batch.label[0].tolist(), batch.pad, batch.index.tolist()
 
 
 def left():
-    """Return our segments in shared memory."""
+    """Return the names of the package's segments in shared memory."""
     return {name for name in os.listdir("/dev/shm") if name.startswith("weftplan-")}
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_worker_count_does_not_change_batches(seed):
-    """Zero to four workers, any depth and start method, including seeks to states: the same bits."""
+    """Zero to four workers give the same batches, for any depth and start method, and after seeks to states."""
     chance = random.Random(seed)
     settings = {
         "batch_size": chance.randint(1, 9),
@@ -58,7 +58,10 @@ def test_worker_count_does_not_change_batches(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_kills_at_random_moments(seed):
-    """A thread kills workers: every batch comes once and in order, errors name a worker, no shared memory leaks."""
+    """While a thread kills workers, every batch comes once and in order.
+
+    Errors name the killed worker, and no segment of shared memory is left.
+    """
     chance = random.Random(seed)
     before, stop = left(), threading.Event()
     expected = [facts(batch) for batch in mx.io.DatasetIter(Numbers(600), 3)]

@@ -47,7 +47,7 @@ ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulato
 def bound(
     symbol: Any, shapes: dict[str, Any], grad_req: Any, options: PlanOptions, ctx: mx.Context | None = None, **how: Any
 ) -> Any:
-    """Return an executor with values that depend only on names."""
+    """Return an executor whose arrays have values that depend only on their names."""
     types = dict.fromkeys(shapes, "float32")
     executor = symbol.simple_bind(ctx or mx.cpu(), grad_req, types, plan_options=options, **how, **shapes)
     for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
@@ -60,7 +60,10 @@ def bound(
 
 
 def results(executor: Any, runs: int = 2) -> dict[str, bytes]:
-    """Return the results of ``runs`` training steps, with NaN signs removed."""
+    """Return the bits of outputs, gradients and auxiliary states after ``runs`` training steps.
+
+    All NaN get the same bits.
+    """
     mx.random.seed(11)
     for _ in range(runs):
         out = executor.forward(is_train=True)
@@ -80,7 +83,7 @@ def _bits(values: Any) -> bytes:
 
 
 def network(rng: random.Random, kind: type[Maker] = Maker) -> tuple[Any, dict[str, Any], Any]:
-    """Return (symbol, input shapes, grad_reqs)."""
+    """Return a random network: (symbol, input shapes, grad_reqs)."""
     maker = kind(rng.randrange(1 << 30))
     symbol = maker.graph(rng.randrange(1, 25 if kind is Maker else 10))
     names = symbol.list_arguments()
@@ -91,27 +94,30 @@ def network(rng: random.Random, kind: type[Maker] = Maker) -> tuple[Any, dict[st
 
 
 def on(name: str, seed: int) -> Any:
-    """Return an engine by name."""
+    """Return a new engine of the kind ``name``; ``seed`` is for the simulator."""
     if name == "Simulator":
         return Simulator(seed=seed)
     return engine.create(name, **({} if name == "NaiveEngine" else {"cpu_workers": 3}))
 
 
 def refused(error: MXNetError) -> bool:
-    """Return False if the network could not be bound at all; raise any other error."""
+    """Return False if the error says that the network cannot be bound; raise any other error."""
     if "not differentiable" in str(error) or "cannot be inferred" in str(error):
         return False
     raise error
 
 
 native: Counter[str] = Counter()
-"""Nodes of past trials run by a compiled kernel, by operator."""
+"""Nodes of past trials that a compiled kernel has run, counted by operator."""
 spilled: Counter[str] = Counter()
-"""Results of past trials' plans that were offloaded."""
+"""Bytes that plans of past trials offload, and the number of networks that offload any."""
 
 
 def graph_trial(seed: str, kind: type[Maker] = Maker) -> bool:
-    """Run one network under one option set on every engine; return False if it cannot be bound."""
+    """Compare one network under one option set on every engine with the network without memory sharing.
+
+    Return False if it cannot be bound.
+    """
     rng = random.Random(seed)
     symbol, shapes, requests = network(rng, kind)
     label = rng.choice(list(SETS))
@@ -153,7 +159,10 @@ def slice_trial(seed: str) -> bool:
 
 
 def dynamic_trial(seed: str) -> bool:
-    """Run one network that allocates as it runs, on every engine; return False if it cannot be bound."""
+    """Compare one network that allocates as it runs, on every engine, with the network without memory sharing.
+
+    Return False if it cannot be bound.
+    """
     rng = random.Random(seed)
     symbol, shapes, requests = network(rng, rng.choice((Maker, ImageMaker)))
     label = rng.choice([name for name in SETS if "recompute" not in name])
@@ -184,7 +193,7 @@ def dynamic_trial(seed: str) -> bool:
 
 
 def spill_trial(seed: str) -> bool:
-    """Run :func:`budget_trial` with offloading of results."""
+    """Run :func:`budget_trial` with intermediate results offloaded."""
     rng = random.Random(seed)
     fast = Link(bandwidth=1e12, latency=1e-8)  # otherwise no result of such small networks would be worth a copy
     with ExitStack() as stack:
@@ -202,7 +211,10 @@ def spill_trial(seed: str) -> bool:
 def budget_trial(
     seed: str, kind: type[Maker] = Maker, ctx: mx.Context | None = None, options: PlanOptions | None = None
 ) -> bool:
-    """Run one network within one budget; return False if it cannot be bound."""
+    """Train one network within a random budget, and compare it with training without one.
+
+    If the budget is refused, the reported minimum must work. Return False if the network cannot be bound.
+    """
     rng = random.Random(seed)
     symbol, shapes, requests = network(rng, kind)
     options = options or PlanOptions()
@@ -256,7 +268,7 @@ TRIALS = {
 
 
 def run(kind: str, seed: int, count: int) -> int:
-    """Run ``count`` trials; print and count failures."""
+    """Run ``count`` trials of a kind; print the failures and return their number."""
     warnings.simplefilter("error")
     failed = ran = 0
     before = {key: os.environ.get(key) for key in ("MXNET_EXEC_BULK_EXEC_TRAIN", "MXNET_EXEC_BULK_EXEC_INFERENCE")}
