@@ -206,7 +206,8 @@ def check(setting: Setting, *, stalls: bool = False) -> Found:
 
     With ``stalls`` an operation may take long, and free workers must run the other operations.
 
-    Raises: Violation: a property is false in some interleaving.
+    Raises:
+        Violation: a property is false in some interleaving.
     """
     queue, n = Queue(setting), setting.threads
     shared: dict[str, Any] = {"requests": (), "token": (1,), "items": (), "idle": tuple(range(setting.asleep))}

@@ -55,9 +55,9 @@ class Calls:
 
 
 def program(rng: random.Random, length: int) -> list[Step]:
-    """Return a random program:
+    """Return a random program: steps with a kind and eight random numbers.
 
-    steps with a kind and eight numbers from 0 to 1, which choose arrays and parameters at run time.
+    The numbers, from 0 to 1, choose arrays and parameters when the step runs.
     """
     kinds = (
         "unary pair broadcast method scalar arithmetic inplace view assign reduce join named copy drop busy look bad"

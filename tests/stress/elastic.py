@@ -1,12 +1,11 @@
-"""Ranks of elastic jobs that end at random batches, in every way a process can end.
+"""Elastic jobs whose ranks end at random batches, in every way in which a process can end.
 
     python -m tests.stress.elastic SEED COUNT       until COUNT ranks have ended
 
-Each job trains on three or four ranks, with several ends: at random ranks, epochs and batches, sometimes two at a
-batch, some of them a few milliseconds into the next exchange, and some of them of replacements. Stores, checkpoints
-and the transport of messages change from job to job. The weights and optimizer states at the end must have the bits of
-a job without a loss, and no job may start all processes again. The output is the number of wrong weights, other starts
-and hung jobs. Exit status 1 means an error.
+Each job trains on three or four ranks, and several ranks end: at random epochs and batches, sometimes two at the same
+batch, some a few milliseconds into the next exchange. A replacement may end, too. Stores, checkpoints and the transport
+of messages change from job to job. The final weights must have the bits of a job without a loss, and no job may start
+all processes again. The output is the number of wrong jobs and of hung jobs. Exit status 1 means an error.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def limit_memory(megabytes: int) -> None:
 
 
 def damaged_bytes(rng: random.Random, data: bytes) -> bytes:
-    """Change, insert, remove or duplicate a few bytes, cut off the end, or set numbers of four and eight bytes."""
+    """Return ``data`` with bytes changed, inserted, removed or duplicated, its end cut off, or numbers replaced."""
     damaged = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
         if not damaged:

@@ -1,10 +1,10 @@
-"""Training killed (SIGKILL) at random moments and resumed until done must end with the same bits.
+"""Training that is killed (SIGKILL) at random moments and resumed must end with the same bits.
 
     python -m tests.stress.kill_points SEED COUNT
 
-COUNT processes are killed, up to four per run, each at a random moment within the duration of an undisturbed run. Kills
-thus hit steps, checkpoint writes, and the time between. Runs differ in iterators, devices and micro-batches. Each
-process is forked from the main process, which never starts an engine.
+COUNT processes are killed, up to four per run, each at a random moment within the duration of an undisturbed run. A
+kill may thus come in a step, in a checkpoint write, or between them. Runs differ in iterators, devices and
+micro-batches. Each process is forked from the main process, which never starts an engine.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
-"""Processes of a job killed at random moments, and exchanges whose arrays arrive in random orders.
+"""Processes of a job that are killed at random moments, and exchanges whose arrays arrive in random orders.
 
     python -m tests.stress.kills kills SEED COUNT       until COUNT processes have been killed
     python -m tests.stress.kills hosts SEED COUNT       the same over three emulated hosts (as root)
     python -m tests.stress.kills async SEED COUNT       COUNT jobs of dist_async with one killed process each
     python -m tests.stress.kills orders SEED COUNT      COUNT orders of arrival
 
-The first two start jobs of four processes; one to three of them send themselves SIGKILL at random moments of a loop of
-pushes. The others must get an error, recover, and continue with right sums. The output is the number of wrong sums and
-hung jobs, and the seconds from an error to the end of ``recover``. In the third every survivor must get an error and
-end. The last pushes the same gradients repeatedly with varying threads, priorities, buckets, arrival times and
-transport (shared memory or MPI): all bits must be equal, and the printed digest does not depend on the seed. Exit
-status 1 means an error.
+``kills`` and ``hosts`` start jobs of four processes; one to three of them send themselves SIGKILL at random moments of
+a loop of pushes. The others must get an error, recover, and continue with right sums. The output is the number of wrong
+sums and hung jobs, and the seconds from an error to the end of ``recover``.
+
+In ``async`` every survivor must get an error and end.
+
+``orders`` pushes the same gradients repeatedly with varying threads, priorities, buckets, arrival times and transport
+(shared memory or MPI). All bits must be equal, and the printed digest does not depend on the seed.
+
+Exit status 1 means an error.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def mxnet_results(case, inputs, generate, mx):
 
 
 def compute(first, last, room):
-    """In MXNet's Python: write each seed's results as ``SEED.npz``, or MXNet's reason for a refusal as ``SEED.txt``."""
+    """Compute the seeds in MXNet's Python; write results as ``SEED.npz`` and MXNet's refusals as ``SEED.txt``."""
     import generate
     import inputs
     import mxnet as mx

@@ -1,15 +1,19 @@
 """Trials with new seeds: ``python -m tests.stress.trials KIND SEED COUNT``.
 
-* ``graphs``: a random network under a random option set, on each engine, with and without bulk, against the same
-  network without sharing; plans are validated, executors checked for races, bytes counted.
+KIND is one of:
+
+* ``graphs``: compare a random network under a random option set, on each engine, with and without bulk, with the same
+  network without memory sharing; validate its plan, check its executor for races, and count its bytes.
 * ``images``: the same with convolutions on larger images, for compiled kernels if available.
-* ``slices``: with convolutions of enough channels for filters packed in slices.
+* ``slices``: the same with convolutions whose filters are packed in slices.
 * ``dynamic``: either kind of network under the strategy that allocates while it runs.
-* ``budgets``: a random network trained within a budget: kept, with the same bits, or refused with a working minimum.
+* ``budgets``: train a random network within a budget. It must use the budget and give the same bits, or be refused with
+  a minimum that works.
 * ``spilled``: the same with results offloaded to host memory, files or another device.
-* ``calls``: programs of array calls. ``exchanges``: sums over links between simulated devices.
+* ``calls``: programs of array calls.
+* ``exchanges``: sums over links between simulated devices.
 * ``folding``: networks for inference without their batch normalisation.
-* ``convolutions``: a layer against its float64 definition.
+* ``convolutions``: one layer, compared with its float64 definition.
 * ``crowded``: multi-threaded programs in a fraction of their memory.
 
 Hostile files have their own program, ``python -m tests.stress.hostile``. A trial that fails prints its seed.

@@ -1,13 +1,13 @@
-"""Bounds of kernels: instructions over the issue rate beside bytes over the bandwidth, for an H100 and an H200.
+"""Bounds of kernels: time to issue their instructions and time to move their bytes, for an H100 and an H200.
 
-    python -m tests.support.cuda_bounds             # the table of docs/gpus.md
-    python -m tests.support.cuda_bounds --write     # writes it there
-    python -m tests.support.cuda_bounds --loops     # the loops of each kernel, for whoever adds a row
+    python -m tests.support.cuda_bounds             # print the table of docs/gpus.md
+    python -m tests.support.cuda_bounds --write     # write the table to that file
+    python -m tests.support.cuda_bounds --loops     # print the loops of each kernel, for a new row
 
-Instructions are those of the machine code (``nvcc``, ``cuobjdump``), counted without a GPU: each counts as often as the
-loops around it run, and both sides of a branch count. A row of :data:`KERNELS` says how often that is for one thread.
-Bytes are those that have to pass between memory and the GPU at least once. A kernel is bound by its bandwidth if a
-GPU needs less time to issue its instructions than to move its bytes.
+Instructions are those of the machine code (``nvcc``, ``cuobjdump``), counted without a GPU. Each counts as often as the
+loops around it run, which a row of :data:`KERNELS` states for one thread; both sides of a branch count. Bytes are those
+that must pass between memory and the GPU at least once. A kernel is bound by bandwidth if a GPU needs less time to
+issue its instructions than to move its bytes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ GPUS = {
     "H100": Gpu(132 * 4 * 32 * 1.98e9, 3.35e12),
     "H200": Gpu(132 * 4 * 32 * 1.98e9, 4.8e12),
 }
-"""Rates of SXM cards by their data sheets:
+"""Rates of SXM cards by their data sheets.
 
-132 multiprocessors, which issue four warp instructions a cycle at 1.98 GHz.
+They have 132 multiprocessors, each of which issues four warp instructions a cycle at 1.98 GHz.
 """
 
 

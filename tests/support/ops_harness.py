@@ -6,11 +6,11 @@ output or too much scratch thus fails in any test.
 
 Tests import it as ``ops_harness`` (see conftest.py). It is long because calls, gradients and checks need each other:
 
-* :func:`run`, :func:`gradients`: forward outputs; gradients by the operator's rule, node by node;
-* :func:`check_gradient`: the rule against central differences in float64;
-* :func:`check_contract`: in-place pairs, unwanted outputs, exact workspace, replay, hidden allocations; forward and
-  backward;
-* :class:`SideBySide`: concurrent parts of one call.
+* :func:`run` and :func:`gradients` return forward outputs, and gradients by the operator's rule.
+* :func:`check_gradient` compares the rule with central differences in float64.
+* :func:`check_contract` checks in-place pairs, unwanted outputs, exact workspace, replay and hidden allocations, of the
+  forward and the backward calls.
+* :class:`SideBySide` runs the parts of one call at the same time.
 """
 
 from __future__ import annotations
@@ -100,8 +100,10 @@ class Call:
     ) -> list[np.ndarray | None]:
         """Run the kernel and return its outputs.
 
-        Args: alias: (i, o) gives output o the memory of a copy of input i. wanted: which outputs to compute; the others
-        are None. trace: measure ``hidden``.
+        Args:
+            alias: (i, o) gives output o the memory of a copy of input i.
+            wanted: for each output whether to compute it; the others are None.
+            trace: measure ``hidden``.
         """
         op = self.op
         ignored = set(op.ignored(self.params))
