@@ -235,7 +235,7 @@ def test_no_skip_spreads_no_failure(eng):
     assert ran == ["reads", "writes"]
     if eng.kind != "NaiveEngine":
         with pytest.raises(Boom):
-            eng.wait_for_all()  # healed, but not raised
+            eng.wait_for_all()  # the failure was cleared by a write, but not raised
 
 
 def test_raising_delete_function(deferred):

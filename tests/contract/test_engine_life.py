@@ -76,7 +76,7 @@ def test_repr_counts_waiting_operations():
         assert len(var.waiting) <= 99 - done + var.head
         assert var.head <= 50
         heads.append(var.head)
-    assert max(heads) >= 32  # cutting it each time would cost quadratic time
+    assert max(heads) >= 32  # shortening the list each time would take quadratic time
     eng.wait_for_all()
     assert (var.waiting, var.head) == ([], 0)
     assert repr(var) == "<Var version 100: IDLE>"

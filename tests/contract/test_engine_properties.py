@@ -148,7 +148,7 @@ THREADS = """
                       (mx.sim(0), "NORMAL"), (mx.sim(0), "GPU_PRIORITIZED"), (mx.sim(0), "COPY_TO_GPU")):
         for _ in range(20):
             eng.push(gate.wait, (), [], ctx, prop=FnProperty[prop])
-    while any(queue.permits for queue in eng._all_queues):  # until no queue may start one more thread
+    while any(queue.permits for queue in eng._all_queues):  # until every queue has started all its threads
         time.sleep(0.001)
     print(*(f"{queue.context}/{queue.queue}={queue.workers}" for queue in eng.statistics().queues))
     gate.set()

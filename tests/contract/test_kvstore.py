@@ -291,7 +291,7 @@ def test_failed_gradient_fails_the_pull_until_healed(kv):
 
     def use_it():
         engine.get().push(broken, [], [bad.var], mx.cpu(), name="broken gradient")
-        assert engine.get().kind != "NaiveEngine"  # the push itself raises there, on other engines the read
+        assert engine.get().kind != "NaiveEngine"  # there the push raises, on other engines the read
         kv.push("w", [bad, mx.nd.ones((3,))])
         kv.pull("w", out=out)
         out.asnumpy()

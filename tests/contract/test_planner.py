@@ -84,7 +84,7 @@ def options(request: pytest.FixtureRequest) -> PlanOptions:
     return request.param
 
 
-# All options for trained networks, each of them with added or unwanted gradients.
+# All options with written gradients, and each of EACH with added or no gradients.
 with_every_option = pytest.mark.parametrize(
     ("chosen", "grad_req"),
     [*((o, "write") for o in EVERY), *((o, g) for o in EACH for g in GRAD_REQS if g != "write")],

@@ -41,7 +41,7 @@ MAKERS = {
 
 for _klass in Ledger.__subclasses__():
     if not _klass.__module__.startswith(("weftplan.", "tests.")):
-        MAKERS[_klass.__name__] = _klass  # a plug-in's
+        MAKERS[_klass.__name__] = _klass  # a class of a plug-in
 DEVICES = {"cpu": device.cpu(0), "cpu_pinned": device.cpu_pinned(0), "sim": device.sim(0)}
 
 

@@ -21,7 +21,7 @@ def network():
 
 @pytest.mark.parametrize("setting", [None, ":16:8", ":0:0"])
 def test_products_are_reproducible(monkeypatch, setting):
-    """Workspaces have a fixed size unless CUBLAS_WORKSPACE_CONFIG says otherwise.
+    """Workspaces have a fixed size unless CUBLAS_WORKSPACE_CONFIG sets another.
 
     A plan reports their bytes, and whether results may vary from run to run.
     """

@@ -109,7 +109,7 @@ def test_each_device_of_the_mesh_has_six_links():
 
 
 def test_contexts_say_which_devices_are_asked_for():
-    """``interconnect`` numbers devices in the order of the given contexts; for contexts of hosts it returns None."""
+    """``interconnect`` numbers devices in the order of the given contexts; it returns None if a context is a CPU."""
     links = nvlink_mesh(1e9)
     connect(links)
     actual = interconnect([mx.sim(4), mx.sim(0), mx.sim(1)])

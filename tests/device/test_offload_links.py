@@ -33,7 +33,7 @@ def copies():
 def test_a_gpu_is_measured_once():
     """The speed of a GPU's link is that of the slower direction; a second call copies nothing."""
     with place("standin") as context:
-        machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 20e6}  # bytes a millisecond
+        machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 20e6}  # bytes per millisecond
         actual = speed(context(0), HOST)
         assert actual is not None
         assert actual.bandwidth == pytest.approx(20e9, rel=0.06)
@@ -43,7 +43,7 @@ def test_a_gpu_is_measured_once():
         machine.rates = {}
         assert speed(context(0), HOST) == actual
         assert copies() == count
-        assert speed(context(1), HOST) is None  # another pair, and its copies take no time
+        assert speed(context(1), HOST) is None  # a pair without a set rate: its copies take no time
 
 
 def test_two_gpus_are_measured():

@@ -119,7 +119,7 @@ def test_a_new_stream_gets_no_temporaries_of_an_old_one():
         handle = stream.handle.ptr
         with stream:
             first = gpu.temporaries.allocate(512).ptr
-            assert gpu.temporaries.allocate(512).ptr == first  # on one stream memory goes from hand to hand
+            assert gpu.temporaries.allocate(512).ptr == first  # on one stream freed memory is reused
         del stream
         gc.collect()
         stream = gpu.new_stream()

@@ -120,7 +120,7 @@ def test_capacity_is_enforced_and_comes_back():
         place.allocate(500)
     with pytest.raises(DeviceError, match="below the 600 bytes in use"):
         simulated.configure(96, capacity=599)
-    place.free(place.allocate(400))  # exactly what is left
+    place.free(place.allocate(400))  # exactly the free bytes
     simulated.configure(96, capacity=600)
     simulated.configure(96, capacity=1000)
     place.free(raw)
@@ -220,7 +220,7 @@ def test_a_seed_can_be_set_again():
         return log
 
     first = order(1)
-    simulated.configure(86)  # says nothing of seeds
+    simulated.configure(86)  # without a seed
     assert order(1) == first
     assert order(2) != first
 

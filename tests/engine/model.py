@@ -131,16 +131,17 @@ def explore(
     busy: str = "",
     if_busy: Callable[[dict[str, Any]], str | None] = lambda _: None,
 ) -> Found:
-    """Visit all interleavings.
+    """Visit all interleavings; return the numbers of states and of ends.
 
     Args:
         always: returns a complaint about a reachable state, or None.
-        at_end: the same for states in which no actor can continue.
-        busy: name of an operation that may take long. ``if_busy`` judges states when every actor that can continue
-            stands before it.
+        at_end: returns a complaint about a state in which no actor can continue, or None.
+        busy: name of a field. Decreasing it ends an operation that may take arbitrarily long.
+        if_busy: returns a complaint, or None, about a state in which actors can only end such operations.
 
     Raises:
-        Violation: a complaint, or a state without a reachable end; with the shortest interleaving.
+        Violation: a function returns a complaint, or no end can be reached from a state. The text is the shortest
+            interleaving that leads to the state.
     """
     fields = {name: i for i, name in enumerate(shared)}
     start = (tuple(shared.values()), tuple(actor.first for actor in actors))

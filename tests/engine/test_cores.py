@@ -132,7 +132,7 @@ class TestSplit:
             who = "helper" if "helper" in threading.current_thread().name else "owner"
             seen[who].append(words[0] != words[1])
             if not seen[who][-1]:
-                over.append(True)  # once is enough
+                over.append(True)  # end the other waits, too
 
         over: list[bool] = []
         monkeypatch.setattr(slots.POLLING, "value", lambda: look)

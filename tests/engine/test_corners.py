@@ -33,7 +33,7 @@ def test_the_caller_may_reuse_its_lists(eng):
 
 @pytest.mark.parametrize("options", [{"ctx": "cpu"}, {"priority": "high"}, {"prop": 99}])
 def test_bad_arguments_leave_nothing_half_done(eng, options):
-    """A bad context, priority or property is refused before any var is changed."""
+    """A push with a bad context, priority or property raises an error before it changes any var."""
     var = eng.new_variable()
     with pytest.raises((EngineError, ValueError)):
         eng.push(nothing, (), [var], **options)

@@ -97,7 +97,7 @@ class Looks:
         self.script = iter(script)
 
     def wait(self, seconds):
-        """Return whether the script has ended."""
+        """Run the next step of the script; return True if there is none."""
         step = next(self.script, None)
         if step is not None:
             step()

@@ -40,7 +40,7 @@ def test_exit_waits_for_endless_operation(kind):
         from weftplan import engine
         from weftplan.engine import factory
 
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell ignores it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore SIGINT
         factory.EXIT_PATIENCE_S = 0.05
         eng, begun = engine.get(), threading.Event()
         eng.push(lambda: (begun.set(), threading.Event().wait()), (), [eng.new_variable()], name="endless")
@@ -73,7 +73,7 @@ def test_pushed_and_submitted_work_runs_at_exit(kind):
         class Gone:
             pass
 
-        proxy = weakref.proxy(Gone())  # asking it for its class raises
+        proxy = weakref.proxy(Gone())  # its __class__ raises
         a, b, x = np.zeros(2), np.zeros(2), mx.nd.zeros((2,))
         other_engine = engine.create("ThreadedEngine")
         other_engine.push(lambda: (time.sleep(0.3), print("pushed", flush=True)), (), [other_engine.new_variable()])
@@ -104,7 +104,7 @@ def test_ctrl_c_during_exit(kind):
         factory._print_busy = lambda eng: (tell_busy(eng), told.set())
 
         def first(out):
-            waits.wait()  # from here on the end is interrupted where it waits
+            waits.wait()  # from here on, Ctrl-C interrupts the wait at exit
             os.kill(os.getpid(), signal.SIGINT)
             told.wait()
 
@@ -147,7 +147,7 @@ def test_ctrl_c_drops_tasks_not_begun(kind, wait):
     code, out, err = script(text, MXNET_ENGINE_TYPE=kind)
     assert code == -signal.SIGINT, err
     assert "KeyboardInterrupt" in err
-    assert len(out.split()) < 150  # at 20 a second and worker, far more than start within the second of grace
+    assert len(out.split()) < 150  # each worker runs 20 a second during one second of grace
     code, out, err = script(text, MXNET_ENGINE_TYPE=kind, CAUGHT="1")
     assert (code, len(out.split()), err) == (0, 200, "")
 
@@ -186,7 +186,7 @@ def test_pending_custom_operator_may_use_arrays(kind):
             def forward(self, is_train, req, in_data, out_data, aux):
                 begun.set()
                 ending.wait(60)
-                time.sleep(0.1)  # the end has come as far as it can without this
+                time.sleep(0.1)  # exit now waits for this operation
                 self.assign(out_data[0], req[0], mx.nd.array(in_data[0].asnumpy() * 2))
                 print("computed")
 

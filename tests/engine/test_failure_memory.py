@@ -100,7 +100,7 @@ def test_raised_failures_release_locals(eng, without_collector, told):
         alive.append(weakref.ref(local))
         told(alive)
 
-    caller()  # twice, and a successful task last: a worker's variables hold its last operation
+    caller()  # twice, then a successful task, because a worker refers to its last operation
     caller()
     engine.submit(int).result()
     assert len(alive) >= 4

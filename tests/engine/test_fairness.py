@@ -21,7 +21,7 @@ def test_region_is_left_during_a_request_storm(kind, monkeypatch):
     """
     eng = engine.create(kind, cpu_workers=1)
     busy, gate = threading.Event(), threading.Event()
-    eng.push(lambda: (busy.set(), gate.wait(60)))  # otherwise the worker's requests count, too
+    eng.push(lambda: (busy.set(), gate.wait(60)))  # a running worker would add requests
     assert busy.wait(60)
     monkeypatch.setattr(eng, "_dispatch", dispatch := Storm(eng))
     pauses = []
@@ -85,7 +85,7 @@ def test_push_waits_at_the_pending_limit(bounded, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_unserved_requests_count_towards_the_limit(bounded, kind, monkeypatch):
     """Requests that no thread has served yet count as pending, so the limit holds."""
-    monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)  # shorter time until they check again for unserved requests
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)  # shorten the time until waiting pushes check again
     eng = bounded(kind, cpu_workers=1)
     var, ran = eng.new_variable(), []
     forking.seize(eng)  # as if the system had descheduled a thread inside
@@ -96,7 +96,7 @@ def test_unserved_requests_count_towards_the_limit(bounded, kind, monkeypatch):
     for thread in pushing:
         thread.start()
     for thread in pushing:
-        thread.join(0.05)  # too short for the waiting push, enough for one that would not wait
+        thread.join(0.05)  # too short for a push that waits, long enough for one that does not
     left = len(eng._region.requests)
     forking.leave(eng)
     for thread in pushing:

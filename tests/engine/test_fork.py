@@ -206,7 +206,7 @@ def test_both_sides_go_on(kind):
                 eng.push(lambda: ran.append(3), (), [good])
             eng.wait_for_all()
             assert (ran[100:], good.version, bad.version) == ([2, 3], 101, 2)
-            assert len(eng._region.token) == 1  # or two threads could be inside at once
+            assert len(eng._region.token) == 1  # with two tokens, two threads could be inside
             eng.stop()
             status = 0
         finally:

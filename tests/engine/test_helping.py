@@ -126,7 +126,7 @@ def test_wait_for_a_busy_worker_sleeps(eng, what):
     warm(eng, var)
     eng.push(lambda: (begun.set(), time.sleep(0.2)), (), [var])
     assert begun.wait(60)
-    plain_queue(eng).quick = True  # as if the worker's operation had looked short
+    plain_queue(eng).quick = True  # as if the worker had measured a short operation
     eng.push(lambda: None)
     eng.push(lambda: None, (), [var])
     before = time.thread_time()
@@ -268,7 +268,7 @@ def test_ctrl_c_waits_for_a_short_operation():
         from weftplan import engine
         from weftplan.engine import shield
 
-        shield.PATIENCE_NS = 60_000_000_000  # however busy the machine is, the operation counts as short
+        shield.PATIENCE_NS = 60_000_000_000  # so that the operation counts as short even on a busy machine
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
         var, halves, torn, told = eng.new_variable(), [], 0, 0
         for _ in range(3):

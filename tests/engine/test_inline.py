@@ -106,7 +106,7 @@ def test_tracer_bulk_and_failure_disable_inline_work(eng):
 
 
 def test_foreign_and_deleted_vars_are_not_inlined(eng):
-    """Work with a var of another engine or a deleted var does not run inline; the caller's push then raises."""
+    """Work does not run inline with a var of another engine, with a deleted var, or on a naive engine."""
     other_engine = engine.create("NaiveEngine")
     assert not eng.run_inline((other_engine.new_variable(),), lambda: True)
     gone = eng.new_variable()

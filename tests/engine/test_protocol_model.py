@@ -147,7 +147,7 @@ def waits_model(change: str = "", *, for_all: bool = False) -> Found:
             return
         lock = 0
         while True:
-            lock = (lock + 1) % 4  # a new, closed lock; the number of rounds is unbounded
+            lock = (lock + 1) % 4  # a new closed lock; modulo 4 keeps the number of states finite
             yield "remove", "opened", lock
             yield from apply(handle)
             order = ("pending", "requests") if change == "requests last" else ("requests", "pending")

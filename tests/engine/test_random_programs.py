@@ -96,7 +96,7 @@ class Oracle:
         self.raised.append((number, failure[0]))
 
     def op(self, number, reads, writes, fails, prop, priority, context, nested, asynchronous):
-        """Execute one operation."""
+        """Execute one operation of the program."""
         blocked = None
         if prop != FnProperty.NO_SKIP:
             blocked = next((self.failed[r] for r in reads if self.failed[r]), None)

@@ -104,7 +104,7 @@ for name in NAMES:
             count = 1
         try:
             eng.wait_for_all()
-        except RecursionError:  # of the operation itself, where it runs on the pushing thread
+        except RecursionError:  # raised by the operation itself, if it ran on the pushing thread
             assert kind == "NaiveEngine" or name in ("short", "delete"), (frames, kind)
         assert var.state == "IDLE", (frames, var)
         if name not in ("wait_for_var", "wait_for_all", "statistics", "on_complete", "stop"):
@@ -149,7 +149,7 @@ for question in ("statistics", "wait_for_all", "wait_for_var", "stop", "dump"):
     eng, short = engine.create(sys.argv[1], cpu_workers=1), 0
     for frames in range(sys.getrecursionlimit() - 40, sys.getrecursionlimit()):
         var, answers = eng.new_variable(), []
-        # Neither wait asks where there is nothing to wait for or to raise.
+        # If nothing is pending or failed, the public waits send no request.
         asks = {"wait_for_var": lambda: eng._block(var, None),
                 "wait_for_all": lambda: eng._exclusively(eng._observe_all)}
 

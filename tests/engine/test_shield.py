@@ -60,7 +60,7 @@ def test_long_block_is_interrupted():
     with pytest.raises(KeyboardInterrupt):
         work()
     assert done == [1]
-    with shielded():  # raises the deferred interrupt with it
+    with shielded():  # a later block does not raise the first block's interrupt
         pass
 
 
@@ -108,12 +108,12 @@ def test_inner_section_restarts_the_time():
     with shielded():
         with shielded():
             signal.raise_signal(signal.SIGINT)
-        assert shield.held  # the outer section has not taken long: it is finished first
+        assert shield.held  # the outer block has not taken long, so it defers the interrupt
         shield.held = False
 
 
 def test_restored_shield_works_again():
-    """A handler that was saved inside a block still defers interrupts in later blocks."""
+    """If the shield's handler is restored after its block, later blocks still defer interrupts."""
     with shielded():
         previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGINT, previous)
@@ -131,7 +131,7 @@ def test_restored_shield_works_again():
 
 
 def test_nested_shield_and_other_threads_are_no_ops():
-    """A nested block, or a block on another thread, leaves the signal handler as it is."""
+    """A nested block, or a block on another thread, does not change the signal handler."""
     inside = []
     with shielded():
         with shielded():

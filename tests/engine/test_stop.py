@@ -19,7 +19,7 @@ def test_push_while_stop_removes_the_queues(kind, monkeypatch):
     begun, gate, ran = threading.Event(), threading.Event(), []
     eng.push(lambda: (begun.set(), gate.wait()), (), [a])
     assert begun.wait(60)
-    monkeypatch.setattr(eng, "_wait_idle", lambda timeout=-1: True)  # as if the pushes had come just after it
+    monkeypatch.setattr(eng, "_wait_idle", lambda timeout=-1: True)  # as if the pushes had come just after the wait
     queue = eng._plain_queues[engine.OprBlock]
     queue.looking = True
     eng.push(lambda: ran.append("b"), (), [b])

@@ -206,7 +206,7 @@ def test_device_error_reaches_host_operations(eng):
 
 
 def test_vars_of_failed_work_can_be_overwritten(eng):
-    """After the error was raised, operations on a CPU or on another stream overwrite its input and output."""
+    """After the error was raised, operations on a CPU or another stream overwrite the failed operation's vars."""
     x, y, ran = eng.new_variable(), eng.new_variable(), []
     for where in (cpu(0), sim(1), cpu(0)):
         enqueue(eng, sim(0), lambda: None, (), [x])

@@ -272,7 +272,7 @@ def test_finished_task_drops_its_arguments(driver):
 
 
 def test_tasks_on_ndarrays(driver):
-    """Tasks receive NDArrays as NumPy arrays after the pending operations of these."""
+    """A task receives an NDArray as a NumPy array, after the pending operations of that NDArray."""
     x = mx.nd.ones((3,)) + 1
     out = np.zeros(3)
     assert engine.submit(np.multiply, x, 2, out=out).result() is out
@@ -293,7 +293,7 @@ def test_map_shows_how_far_it_is(progress, lines, monkeypatch, capsys):
     assert ("pow: 2 of 3 results" in text) == lines
     begun = engine.map(time.sleep, [0.01] * 200, progress=progress)
     next(begun)
-    begun.close()  # cancels the others
+    begun.close()  # cancels the tasks that have not begun
     engine.get().wait_for_all()
 
 

@@ -79,7 +79,7 @@ class TensorThatNeedsGradients(Tensor):
 
 
 class Frame:
-    """An array-like with blocks of arrays inside a manager, as in table libraries."""
+    """An object with __array__ whose arrays are blocks inside a manager, as in table libraries."""
 
     def __init__(self, array):
         self.manager = types.SimpleNamespace(blocks=(types.SimpleNamespace(values=array),))

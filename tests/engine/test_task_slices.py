@@ -17,7 +17,7 @@ from weftplan.tasks.registry import in_flight
 
 MODEL = engine.create("NaiveEngine")
 access = st.tuples(st.integers(0, 24), st.integers(1, 12), st.booleans(), st.booleans())
-"""First byte, number of bytes, whether it writes, and whether earlier accesses have completed."""
+"""An access: first byte, number of bytes, whether it writes, and whether all earlier accesses have completed."""
 
 
 class Order:
@@ -130,7 +130,7 @@ def test_the_whole_and_slices_are_ordered(driver):
         for low in range(0, 12, 3):
             engine.submit(np.add, field[low : low + 3], low + turn, out=field[low : low + 3])
         engine.submit(lambda out: log.append(out[::3].tolist()), out=field)
-        engine.submit(np.multiply, field[4:8], 1, out=field[4:8])  # overlaps two of them
+        engine.submit(np.multiply, field[4:8], 1, out=field[4:8])  # overlaps two slices
     engine.wait(field)
     assert log == [[low * (t + 1) + sum(range(t + 1)) for low in range(0, 12, 3)] for t in range(4)]
 

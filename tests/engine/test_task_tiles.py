@@ -135,7 +135,7 @@ def test_the_whole_and_parts_are_ordered(driver):
         for i, j in itertools.product(range(2), range(2)):
             engine.submit(np.add, parts[i, j], 10 * i + j, out=parts[i, j])
         engine.submit(lambda out: log.append(out[::3, ::3].tolist()), out=field)
-    engine.submit(np.multiply, field[2:4, 2:4], 0, out=field[2:4, 2:4])  # overlaps all four
+    engine.submit(np.multiply, field[2:4, 2:4], 0, out=field[2:4, 2:4])  # overlaps all four tiles
     engine.wait(field)
     assert log == ["before"] + [[[0, n], [10 * n, 11 * n]] for n in (1, 2, 3)]
     assert field[2:4, 2:4].tolist() == [[0, 0], [0, 0]]

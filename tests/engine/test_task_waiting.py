@@ -106,7 +106,7 @@ class TestWait:
         engine.wait()
         assert done.result(timeout=60) is a
         assert ran == []
-        driver._dropped.clear()  # or exit would report it
+        driver._dropped.clear()  # otherwise exit would print it
 
 
 async def _wait(var) -> None:

@@ -55,7 +55,7 @@ class Queue:
             yield from self.wake()
 
     def wake_needed(self) -> Steps:
-        """Return whether a worker must be woken."""
+        """Return whether a queued operation needs another worker to be woken."""
         return not (yield "get", "waking") and not (yield "get", "looking")
 
     def push(self, operations: tuple[int, ...]) -> Steps:
@@ -193,7 +193,7 @@ class Queue:
             yield from self.wake()
 
     def leave_to_workers(self) -> Steps:
-        """Return whether a worker must be woken."""
+        """Return whether a waiting thread that leaves the seat must wake a worker."""
         return (
             (yield "get", "items")
             and not (yield "get", "waking")

@@ -287,7 +287,7 @@ def test_cached_requests_leave_other_free_lists_filled():
     raws = {nbytes: id(held.raw) for nbytes, held in first.items()}
     for held in first.values():
         pool.free(held)
-    pool.free(pool.allocate(4999))  # of the size of a cached block
+    pool.free(pool.allocate(4999))  # rounded to the size of a cached block
     reused = {nbytes: pool.allocate(nbytes) for nbytes in (100, 70_000, 300_000)}
     assert all(id(held.raw) == raws[nbytes] for nbytes, held in reused.items())
     assert pool.statistics().system_allocations == 2 * len(sizes)

@@ -55,7 +55,7 @@ def test_copies_in_both_directions_overlap_with_compute():
     rounds = [virtual_seconds(number, "host", 8) for number in (131, 138, 139)]
     for spilled, copies, same in rounds:
         assert same == values == [value + 2 for value in range(16)]
-        assert sum(copies) >= 2 * 15  # an array may be back before it is sent away
+        assert sum(copies) >= 2 * 15  # an array may be restored before it is spilled
         assert spilled < 0.75 * sum(copies) * COPY
     one_way = 16 * COPY
     assert min(spilled for spilled, _, _ in rounds) < max(plain, one_way) + 5 * COPY
@@ -140,7 +140,7 @@ def test_arrays_of_another_engine_stay(folder):
         with engine.using(engine.create("ThreadedEngine", cpu_workers=2)) as another:
             second = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
             for k, array in enumerate(second):
-                assert first[k].asnumpy()[3] == k  # it is present, and used last except for the next array
+                assert first[k].asnumpy()[3] == k  # restores it, so that only the next array is used later
                 array += 1
             assert [float(array.asnumpy()[3]) for array in second] == [1, 2, 3, 4, 5, 6]
             del array, second

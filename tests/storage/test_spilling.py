@@ -127,7 +127,7 @@ def test_limit_of_a_home_is_respected():
     ctx = mx.sim(68)
     with spilling.using("host:32KiB"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
         held = []
-        for value in range(4):  # in sequence: with so little room two cannot swap
+        for value in range(4):  # in sequence, because two arrays cannot change places in this little memory
             held.append(mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx))
             held[-1].wait_to_read()
         before = waiting_bytes()

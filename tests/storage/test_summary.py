@@ -1,4 +1,4 @@
-"""Summary of all memory, and reset of peaks."""
+"""Summary of the memory of all contexts, and reset of peaks."""
 
 import re
 

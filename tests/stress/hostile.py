@@ -28,7 +28,7 @@ from weftplan.ops.core import registry
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SECONDS = 5
-"""Time limit per file in seconds, on a loaded machine."""
+"""Time limit per file in seconds, long enough for a loaded machine."""
 MEGABYTES = 600
 """Memory limit in MiB beyond the memory used after the imports; the first argument replaces it."""
 NUMBERS = ["0", "1", "-1", "2", "7", "64", "65536", "2147483647", "-2147483648", "4294967296", "9" * 30, "1e400", "nan"]

@@ -68,7 +68,7 @@ KILLS = """
         try:
             if begun is not None:
                 kv.recover()
-                for place, key in enumerate(late):  # two exchanges, or one
+                for place, key in enumerate(late):  # the two keys may be one exchange or two
                     stored = value(key, (30000,))
                     if not ((stored == last[place]).all() or (stored == due).all()):
                         print("WRONG", me, step, "stored", stored[:3], stored[-3:], last, due, flush=True)
@@ -118,7 +118,7 @@ ORDERS = """
     mx.nd.waitall()
     digests = set()
     for order in range(int(os.environ["COUNT"])):
-        for i in chance.permutation(len(arrays)):  # each is ready at a moment of its own
+        for i in chance.permutation(len(arrays)):  # each array becomes ready at a different time
             pause = float(chance.random() * 0.001)
             mx.engine.get().push(lambda pause=pause: time.sleep(pause), mutable_vars=[arrays[i].var])
         keys, outs = list(range(len(arrays))), [mx.nd.zeros(shape) for shape in shapes]

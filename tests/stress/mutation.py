@@ -194,7 +194,7 @@ def run(tree: Path, tests: list[str], seconds: float) -> tuple[str, float]:
     """
     begun = time.monotonic()
     command = [sys.executable, "-c", CHILD, "-q", "-x", "-p", "no:cacheprovider"]
-    # compile everything but the mutant once
+    # Bytecode is written, so that everything but the mutant is compiled once.
     env = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
     child = subprocess.Popen(
         [*command, *tests],

@@ -115,7 +115,7 @@ def test_fork_while_busy():
             while not over.is_set():
                 for _ in range(1000):
                     eng.push(lambda: None, (), [var])
-                eng.wait_for_var(var)  # a fork waits for what is pending: without the GIL pushers are ahead for ever
+                eng.wait_for_var(var)  # a fork waits for pending operations, which without the GIL might never end
 
         threads = [threading.Thread(target=load, args=(v,)) for v in vars[:2]]
         for t in threads:
@@ -185,7 +185,7 @@ def test_exit_while_busy(kind):
         var, started = eng.new_variable(), threading.Event()
         def long():
             started.set()
-            while not eng._shutdown:  # the main thread is leaving, however late it gets there
+            while not eng._shutdown:  # until the main thread has begun the shutdown
                 time.sleep(0.001)
             time.sleep(0.1)
             print("finished", flush=True)

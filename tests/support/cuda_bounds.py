@@ -112,7 +112,7 @@ def body_of(code: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def instructions(loops: Sequence[Loop], trips: Sequence[object]) -> float:
-    """Return the number of instructions of loops that run as often as ``trips`` says."""
+    """Return the number of instructions of loops, each of which runs as often as ``trips`` states."""
     if len(loops) != len(trips):
         raise AssertionError(f"the kernel has {len(loops)} loops {[(one.length, one.accesses) for one in loops]}, "
                              f"but {len(trips)} are described: the compiler or the source has changed")  # fmt: skip
@@ -218,7 +218,7 @@ def measured() -> dict[str, list[tuple[Row, float]]]:
     code = compiled({name: text for name, _, text in rows})
     for name, row, _ in rows:
         body = body_of(code[name, "pointwise"])
-        loops = loops_of(body)  # the end of an array
+        loops = loops_of(body)  # the loop for the last elements of an array does not count
         count = len(body) - sum(one.last - one.first + 1 for one in loops)
         by_name["elementwise"].append((row, count / row.elements))
     return by_name

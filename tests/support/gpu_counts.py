@@ -24,7 +24,7 @@ class Counts(NamedTuple):
     """Bytes that CuPy allocated outside the plan in two steps, from storage or its own pool."""
     atomics: int
     planned: int
-    """Peak of the memory plan in bytes; ``allocated`` is what the executor has allocated."""
+    """Peak of the memory plan in bytes; ``allocated`` is the number of bytes that the executor allocated."""
     allocated: int
 
     @property
@@ -93,5 +93,5 @@ def _counted(network: Any, shapes: dict[str, Any], context: Any) -> Counts:
                 if step.bind is not None:
                     step.bind(executor._run)()
                 launches[step.node.op.name].append(meter.total)
-        stream.synchronize()  # the engine does not know this stream
+        stream.synchronize()  # the engine does not wait for this stream
     return Counts(dict(launches), waits, beside, atomics, executor.memory_plan.peak, executor.allocated_bytes)

@@ -357,7 +357,7 @@ def check_gradient(
                 for way in ways
             ):
                 continue
-        numeric = np.zeros_like(saved)  # per element, which identifies the wrong element
+        numeric = np.zeros_like(saved)  # per element, to identify the wrong element
         for position in np.ndindex(saved.shape):
             unit = np.zeros_like(saved)
             unit[position] = 1.0
