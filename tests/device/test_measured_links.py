@@ -32,7 +32,7 @@ def test_simulated_links_are_found(name: str, monkeypatch: pytest.MonkeyPatch):
     inputs = {"mesh": nvlink_mesh(), "tree": pcie_tree(), "uneven": uneven}[name]
     connect(inputs)
     first = device.get(mx.sim(0))
-    monkeypatch.setattr(first, "_clock", first.clock + 100.0)  # restored after the test, because other tests read this clock
+    monkeypatch.setattr(first, "_clock", first.clock + 100.0)  # restored after the test: other tests read it
     actual = measured([mx.sim(index) for index in range(inputs.count)])
     assert set(actual.routes) == set(inputs.routes)
     for (a, b), route in inputs.routes.items():

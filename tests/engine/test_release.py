@@ -211,7 +211,7 @@ def test_bulk_members_are_released(eng, size):
         for log in logs:
             eng.push(function(Parcel(log)), (), [var])
         eng.wait_for_all()
-    until(lambda: gc.collect() is None or all(len(log) == 3 for log in logs))  # a bulk and its operation form a reference cycle
+    until(lambda: gc.collect() is None or all(len(log) == 3 for log in logs))  # a bulk and its operation are a cycle
     for log in logs:
         assert sorted(log) == ["function released", "released", "run"]
         assert log[0] == "run"

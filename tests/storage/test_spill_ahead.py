@@ -140,7 +140,7 @@ def test_arrays_of_another_engine_stay(folder):
         with engine.using(engine.create("ThreadedEngine", cpu_workers=2)) as another:
             second = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(6)]
             for k, array in enumerate(second):
-                assert first[k].asnumpy()[3] == k  # restores it, so that only the next array is used later
+                assert first[k].asnumpy()[3] == k  # restores first[k], which is then used last but for `array`
                 array += 1
             assert [float(array.asnumpy()[3]) for array in second] == [1, 2, 3, 4, 5, 6]
             del array, second
