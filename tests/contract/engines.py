@@ -29,7 +29,7 @@ def boom():
     raise Boom("boom")
 
 
-def pushed(eng, *args, **options):
+def push_failing(eng, *args, **options):
     """Push an operation that fails or depends on a failure; on the naive engine, expect Boom from the push."""
     if eng.kind == "NaiveEngine":
         with pytest.raises(Boom):

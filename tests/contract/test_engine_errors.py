@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from tests.contract.engines import Boom, boom, pushed
+from tests.contract.engines import Boom, boom, push_failing
 from weftplan import engine
 from weftplan.engine import FnProperty
 from weftplan.errors import EngineError
@@ -154,8 +154,8 @@ def test_delete_property_keeps_the_failure(deferred):
 def test_versions_count_failed_and_skipped_writes(eng):
     """A failed, a skipped and a successful write each increase the version by one, on every engine."""
     a, b = eng.new_variable(), eng.new_variable()
-    pushed(eng, boom, (), [a])
-    pushed(eng, lambda: None, [a], [b])
+    push_failing(eng, boom, (), [a])
+    push_failing(eng, lambda: None, [a], [b])
     assert_raises(eng, b)
     eng.push(lambda: None, (), [a])
     eng.push(lambda: None, [a], [b])
@@ -172,8 +172,8 @@ def assert_raises(eng, var):
 def test_readers_do_not_spread_a_failure(eng):
     """An operation that reads a failed and a good var is skipped; its output fails, the good var does not."""
     bad, good, out = (eng.new_variable() for _ in range(3))
-    pushed(eng, boom, (), [bad])
-    pushed(eng, boom, [good, bad], [out])
+    push_failing(eng, boom, (), [bad])
+    push_failing(eng, boom, [good, bad], [out])
     eng.wait_for_var(good)
     assert_raises(eng, out)
     assert_raises(eng, bad)
@@ -227,7 +227,7 @@ def test_a_failing_operator_fails_each_time(deferred):
 def test_no_skip_spreads_no_failure(eng):
     """The output of a NO_SKIP operation has no failure, and a NO_SKIP write clears an unraised failure."""
     bad, out, ran = eng.new_variable(), eng.new_variable(), []
-    pushed(eng, boom, (), [bad])
+    push_failing(eng, boom, (), [bad])
     eng.push(lambda: ran.append("reads"), [bad], [out], prop=FnProperty.NO_SKIP)
     eng.wait_for_var(out)
     eng.push(lambda: ran.append("writes"), (), [bad], prop=FnProperty.NO_SKIP)

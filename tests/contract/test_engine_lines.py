@@ -14,31 +14,31 @@ from weftplan.engine import FnProperty
 from weftplan.engine.sites import site_text
 
 
-def here(further=0):
+def location(further=0):
     """Return the location of the caller, ``further`` lines down, as "file:line"."""
     frame = inspect.currentframe().f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno + further}"
 
 
-def bulk(eng, var):
+def push_in_bulk(eng, var):
     """Push a failing member in a bulk; return the line of its push."""
     with eng.bulk(5):
-        line = here(1)
+        line = location(1)
         eng.push(boom, (), [var], name="culprit")
     return line
 
 
-def operator(eng, var):
+def push_operator(eng, var):
     """Push a failing stored operator; return the line of the push, not of the operator's creation."""
     stored = eng.new_operator(boom, (), [var], name="culprit")
-    line = here(1)
+    line = location(1)
     eng.push(stored)
     return line
 
 
-def several_lines(eng, var):
+def push_over_lines(eng, var):
     """Push a failing operation by a call over several lines; return the first of them."""
-    line = here(1)
+    line = location(1)
     eng.push(
         boom,
         (),
@@ -49,17 +49,17 @@ def several_lines(eng, var):
 
 
 WAYS = {
-    "plain": lambda eng, var: (eng.push(boom, (), [var], name="culprit"), here())[1],
-    "with reads": lambda eng, var: (eng.push(boom, [eng.new_variable()], [var], name="culprit"), here())[1],
-    "priority": lambda eng, var: (eng.push(boom, (), [var], priority=3, name="culprit"), here())[1],
-    "context": lambda eng, var: (eng.push(boom, (), [var], cpu(1), name="culprit"), here())[1],
-    "device": lambda eng, var: (eng.push(boom, (), [var], sim(0), name="culprit"), here())[1],
-    "property": lambda eng, var: (eng.push(boom, (), [var], prop=FnProperty.NO_SKIP, name="culprit"), here())[1],
-    "async": lambda eng, var: (eng.push_async(lambda done: boom(), (), [var], name="culprit"), here())[1],
-    "said": lambda eng, var: (eng.push_async(lambda done: done(Boom()), (), [var], name="culprit"), here())[1],
-    "operator": operator,
-    "bulk": bulk,
-    "several lines": several_lines,
+    "plain": lambda eng, var: (eng.push(boom, (), [var], name="culprit"), location())[1],
+    "with reads": lambda eng, var: (eng.push(boom, [eng.new_variable()], [var], name="culprit"), location())[1],
+    "priority": lambda eng, var: (eng.push(boom, (), [var], priority=3, name="culprit"), location())[1],
+    "context": lambda eng, var: (eng.push(boom, (), [var], cpu(1), name="culprit"), location())[1],
+    "device": lambda eng, var: (eng.push(boom, (), [var], sim(0), name="culprit"), location())[1],
+    "property": lambda eng, var: (eng.push(boom, (), [var], prop=FnProperty.NO_SKIP, name="culprit"), location())[1],
+    "async": lambda eng, var: (eng.push_async(lambda done: boom(), (), [var], name="culprit"), location())[1],
+    "said": lambda eng, var: (eng.push_async(lambda done: done(Boom()), (), [var], name="culprit"), location())[1],
+    "operator": push_operator,
+    "bulk": push_in_bulk,
+    "several lines": push_over_lines,
 }
 
 
@@ -82,7 +82,7 @@ def test_the_line_of_the_push(deferred, way, traced):
 def test_the_line_of_a_delete(deferred):
     """The note of a failing delete has the name DeleteVariable and the line of the delete."""
     var = deferred.new_variable()
-    line = here(1)
+    line = location(1)
     deferred.delete_variable(var, boom)
     with pytest.raises(Boom) as caught:
         deferred.wait_for_all()
@@ -93,7 +93,7 @@ def test_the_line_is_the_users(deferred):
     """The note of a failing task has the line of the user's submit, not a line of the package."""
     out = np.zeros(1)
     with engine.using(deferred):
-        line = here(1)
+        line = location(1)
         engine.submit(boom, reads=[out], name="task")
         with pytest.raises(Boom) as caught:
             engine.wait()

@@ -41,7 +41,7 @@ OF_DEVICE = dict.fromkeys(FnProperty, "weftplan sim(0) worker 0") | {
 """Threads of a device of ThreadedEnginePerDevice: three queues, and no operation runs inline."""
 
 
-def here(thread):
+def on_one_thread(thread):
     """Return the same thread for every property."""
     return dict.fromkeys(FnProperty, thread)
 
@@ -49,10 +49,10 @@ def here(thread):
 @pytest.mark.parametrize(
     ("kind", "ctx", "want"),
     [
-        ("NaiveEngine", cpu(0), here(MAIN)),
-        ("NaiveEngine", sim(0), here(MAIN)),
-        ("Simulator", cpu(0), here(MAIN)),
-        ("Simulator", sim(0), here(MAIN)),
+        ("NaiveEngine", cpu(0), on_one_thread(MAIN)),
+        ("NaiveEngine", sim(0), on_one_thread(MAIN)),
+        ("Simulator", cpu(0), on_one_thread(MAIN)),
+        ("Simulator", sim(0), on_one_thread(MAIN)),
         ("ThreadedEngine", cpu(0), POOLED),
         ("ThreadedEngine", sim(0), POOLED),
         ("ThreadedEnginePerDevice", cpu(0), of_cpu(0)),
@@ -124,7 +124,7 @@ def test_copies_overlap_with_compute():
     eng.stop()
 
 
-def script(text, **environment):
+def run_program(text, **environment):
     """Run a program in its own process; return the words that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text)],
@@ -165,7 +165,7 @@ THREADS = """
 )
 def test_variables_set_the_threads():
     """Each MXNET_..._NTHREADS sets the number of threads of its queues; the defaults are 1, 4, 2 and 1."""
-    assert script(THREADS) == [
+    assert run_program(THREADS) == [
         "cpu(0)/worker=1",
         "cpu(2)/worker=1",
         "None/priority=4",
@@ -173,7 +173,7 @@ def test_variables_set_the_threads():
         "sim(0)/priority=2",
         "sim(0)/copy=1",
     ]
-    assert script(
+    assert run_program(
         THREADS,
         MXNET_CPU_WORKER_NTHREADS="3",
         MXNET_CPU_PRIORITY_NTHREADS="2",
@@ -187,7 +187,7 @@ def test_variables_set_the_threads():
         "sim(0)/priority=5",
         "sim(0)/copy=6",
     ]
-    assert script(THREADS, MXNET_ENGINE_TYPE="ThreadedEngine") == ["None/worker=16", "None/copy=1"]
+    assert run_program(THREADS, MXNET_ENGINE_TYPE="ThreadedEngine") == ["None/worker=16", "None/copy=1"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -218,7 +218,7 @@ def test_forked_children_use_their_thread_count():
                 os._exit(status)
         print(os.waitpid(pid, 0)[1])
     """
-    assert script(text, MXNET_CPU_WORKER_NTHREADS="1", MXNET_MP_WORKER_NTHREADS="3") == ["0"]
+    assert run_program(text, MXNET_CPU_WORKER_NTHREADS="1", MXNET_MP_WORKER_NTHREADS="3") == ["0"]
 
 
 @pytest.mark.shows("WEFTPLAN_TASK_WORKERS")
@@ -232,5 +232,5 @@ def test_variable_sets_the_task_threads():
             task.wait()
         print(*(queue.workers for queue in mx.engine.get().statistics().queues if queue.queue == "task"))
     """
-    assert script(text, WEFTPLAN_TASK_WORKERS="3") == ["3"]
-    assert script(text.replace("Barrier(3", "Barrier(1"), WEFTPLAN_TASK_WORKERS="1") == ["1"]
+    assert run_program(text, WEFTPLAN_TASK_WORKERS="3") == ["3"]
+    assert run_program(text.replace("Barrier(3", "Barrier(1"), WEFTPLAN_TASK_WORKERS="1") == ["1"]

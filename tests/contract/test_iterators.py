@@ -15,18 +15,18 @@ from weftplan.errors import MXNetError, NotResumableError, ParameterError
 Seen = list[tuple[Any, ...]]
 
 
-def facts(batch: mx.io.DataBatch) -> tuple[Any, ...]:
+def contents(batch: mx.io.DataBatch) -> tuple[Any, ...]:
     """Return the contents of a batch as plain values."""
     index = None if batch.index is None else batch.index.tolist()
     return ([a.tolist() for a in batch.data], [a.tolist() for a in batch.label], batch.pad, index, batch.bucket_key)
 
 
-def rest(it: mx.io.DataIter, most: int | None = None) -> Seen:
+def remaining_batches(it: mx.io.DataIter, most: int | None = None) -> Seen:
     """Return the contents of the next ``most`` batches, or of all batches until the end of the epoch."""
     batches: Seen = []
     while most is None or len(batches) < most:
         try:
-            batches.append(facts(it.next()))
+            batches.append(contents(it.next()))
         except StopIteration:
             break
     return batches
@@ -61,7 +61,7 @@ def test_an_epoch(make):
                 assert [(d.shape, d.dtype) for d in descs] == [(a.shape, a.dtype) for a in actual]
             assert 0 <= batch.pad < it.batch_size
         assert count
-        assert rest(it) == []
+        assert remaining_batches(it) == []
         it.reset()
 
 
@@ -71,9 +71,9 @@ def test_the_seed_decides(make):
     for _ in range(2):
         mx.random.seed(5)
         it = make()
-        epochs = [rest(it)]
+        epochs = [remaining_batches(it)]
         it.reset()
-        runs.append([*epochs, rest(it)])
+        runs.append([*epochs, remaining_batches(it)])
     assert runs[0] == runs[1]
 
 
@@ -86,27 +86,27 @@ def test_another_iterator_continues(make, epoch):
     mx.random.seed(7)
     it = make()
     for _ in range(epoch):
-        rest(it)
+        remaining_batches(it)
         it.reset()
     states, batches = [it.state()], []
-    while actual := rest(it, 1):
+    while actual := remaining_batches(it, 1):
         batches += actual
         states.append(it.state())
     mx.random.seed(8)
     it.reset()
-    following = rest(it)
+    following = remaining_batches(it)
     for place, state in enumerate(states):
         mx.random.seed(99)
         resumed = make()
-        rest(resumed, place % 2)
+        remaining_batches(resumed, place % 2)
         key = mx.random.next_key(mx.cpu())
         resumed.set_state(json.loads(json.dumps(state)))
         assert mx.random.next_key(mx.cpu()) == (key[0], key[1] + 1)
         assert resumed.state() == state
-        assert rest(resumed) == batches[place:]
+        assert remaining_batches(resumed) == batches[place:]
         mx.random.seed(8)
         resumed.reset()
-        assert rest(resumed) == following
+        assert remaining_batches(resumed) == following
 
 
 def test_foreign_states_are_refused(make):
@@ -118,7 +118,7 @@ def test_foreign_states_are_refused(make):
     it, twin = make(), None
     mx.random.seed(3)
     twin = make()
-    assert rest(it, 1) == rest(twin, 1)
+    assert remaining_batches(it, 1) == remaining_batches(twin, 1)
     own = it.state()
 
     def changed(value: Any) -> Any:
@@ -143,7 +143,7 @@ def test_foreign_states_are_refused(make):
         with pytest.raises(ParameterError, match="set_state"):
             it.set_state(bad)
         assert it.state() == own
-    assert rest(it) == rest(twin)
+    assert remaining_batches(it) == remaining_batches(twin)
 
 
 def test_differences_are_listed():

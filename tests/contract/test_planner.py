@@ -70,14 +70,14 @@ EACH = [o for o in EVERY if o.strategy == "auto" or (o.recompute == "off" and no
 """Each strategy alone, and for the strategy auto every combination of order and policy."""
 
 
-def named(case: object) -> str:
+def case_name(case: object) -> str:
     """Return a short identifier of a test parameter."""
     if isinstance(case, PlanOptions):
         return "-".join([case.strategy, *["reorder"] * case.reorder, case.recompute])
     return str(case)
 
 
-@pytest.fixture(params=EACH, ids=named)
+@pytest.fixture(params=EACH, ids=case_name)
 def options(request: pytest.FixtureRequest) -> PlanOptions:
     """The planning options of ``EACH``."""
     assert isinstance(request.param, PlanOptions)
@@ -88,11 +88,11 @@ def options(request: pytest.FixtureRequest) -> PlanOptions:
 with_every_option = pytest.mark.parametrize(
     ("chosen", "grad_req"),
     [*((o, "write") for o in EVERY), *((o, g) for o in EACH for g in GRAD_REQS if g != "write")],
-    ids=named,
+    ids=case_name,
 )
 
 
-def make_anew(network: str, options: PlanOptions, grad_req: str, dtype: str = "float32") -> PlannedGraph:
+def plan_network(network: str, options: PlanOptions, grad_req: str, dtype: str = "float32") -> PlannedGraph:
     """Return the plan of a network, not cached, with all variables of one dtype."""
     net, shapes = NETWORKS[network]()
     names = [*net.list_arguments(), *net.list_auxiliary_states()]
@@ -100,7 +100,7 @@ def make_anew(network: str, options: PlanOptions, grad_req: str, dtype: str = "f
 
 
 # Plans are frozen, so tests may share them.
-make = cache(make_anew)
+make = cache(plan_network)
 
 
 @with_every_option
@@ -118,7 +118,7 @@ def test_plans_are_valid_and_within_their_bounds(network: str, chosen: PlanOptio
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("chosen", [o for o in EACH if not o.reorder], ids=named)
+@pytest.mark.parametrize("chosen", [o for o in EACH if not o.reorder], ids=case_name)
 def test_sizes_follow_the_dtype(network: str, chosen: PlanOptions, dtype: str) -> None:
     """Each entry has its number of elements times the dtype's size in bytes, and the plan is valid."""
     planned = make(network, chosen, "write", dtype)
@@ -134,14 +134,14 @@ def test_search_agrees_with_all_choices(reorder: bool, monkeypatch: pytest.Monke
     chosen = PlanOptions(strategy="auto", reorder=reorder, recompute="cheap")
     searched = make("branches", chosen, "write")
     monkeypatch.setattr(ladder, "EXHAUSTIVE", 12)
-    tried = make_anew("branches", chosen, "write")
+    tried = plan_network("branches", chosen, "write")
     assert tried.order == searched.order
     assert tried.memory.to_json() == searched.memory.to_json()
 
 
 def test_same_input_same_plan(network: str, options: PlanOptions) -> None:
     """Planning the same network twice gives the same order and the same text."""
-    first, second = make(network, options, "write"), make_anew(network, options, "write")
+    first, second = make(network, options, "write"), plan_network(network, options, "write")
     assert first.order == second.order
     assert first.memory.to_json() == second.memory.to_json()
 

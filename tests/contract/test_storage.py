@@ -222,7 +222,7 @@ def test_a_finalizer_inside_allocate_may_free(make):
     assert resource.statistics().live == 0
 
 
-def interrupted(place, call):
+def interrupt_allocate(place, call):
     """Let the device's next allocate run ``call`` once, like a signal handler on the same thread."""
     inner = place.allocate
 
@@ -253,7 +253,7 @@ def test_signal_handler_inside_allocate_may_allocate(make):
         resource.empty_cache()
         assert resource.statistics().allocations >= 2
 
-    interrupted(place, handler)
+    interrupt_allocate(place, handler)
     new = resource.allocate(50_000_000)
     new.raw.fill(9)
     assert (kept[0].raw == 7).all()
@@ -280,7 +280,7 @@ def test_signal_handler_without_memory(make):
             resource.allocate(60_000)
         place.allowed = inner
 
-    interrupted(place, handler)
+    interrupt_allocate(place, handler)
     resource.free(resource.allocate(70_000))
     assert resource.statistics().failures == 1
     assert resource.statistics().live == 0

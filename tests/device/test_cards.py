@@ -13,7 +13,7 @@ from weftplan.errors import PlanError
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_a_plan_gets_what_the_process_does_not_take(card: str) -> None:
+def test_budget_excludes_process_memory(card: str) -> None:
     """A budget is the memory without check bits, the CUDA context and libraries, and NCCL's buffers for several GPUs.
 
     Cards with GDDR memory lose a sixteenth to check bits.

@@ -76,19 +76,19 @@ def run(xp, body, blocks=1):
 
 
 @pytest.mark.parametrize(("body", "wanted"), RIGHT)
-def test_what_a_gpu_computes(xp, body, wanted):
+def test_results_of_a_gpu(xp, body, wanted):
     """Arithmetic, casts out of range, barriers, shuffles and votes give a GPU's results."""
     assert run(xp, body) == wanted
 
 
 @pytest.mark.parametrize(("body", "text"), WRONG)
-def test_what_a_gpu_would_do_wrong(xp, body, text):
+def test_undefined_behaviour_is_detected(xp, body, text):
     """Accesses out of bounds, races, wrong barriers, uninitialised memory and overflow raise KernelError."""
     with pytest.raises(KernelError, match=text):
         run(xp, body)
 
 
-def test_after_a_failure_all_goes_on(xp):
+def test_launches_after_a_failure(xp):
     """After a failed launch, whose threads may stop anywhere, the next launch gives right results."""
     for _ in range(3):
         with pytest.raises(KernelError):
@@ -113,7 +113,7 @@ def test_the_compiler_names_the_parameters(xp):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32, np.int64, np.int8, np.uint8])
-def test_sums_of_a_store_are_cupys_loop(xp, dtype):
+def test_sum_kernels_of_a_store(xp, dtype):
     """The sum kernel of a store gives NumPy's sums for every dtype; float16 is added in float32."""
     from weftplan.kvstore.gpu_sum import _kernel
 

@@ -18,7 +18,7 @@ FILE = device.Context("file", 0)
 GIB = 1 << 30
 
 
-def test_homes_are_read_in_every_spelling():
+def test_offload_targets_are_parsed():
     """``parse`` reads sizes in units, folders with and without a size, and words for host memory and for none."""
     assert parse("host:8GB, file:/a/b:50GiB ,peer") == (
         OffloadTarget("host", 8 * 10**9),
@@ -52,13 +52,13 @@ def test_a_size_means_the_same_in_every_setting(size):
         ("host,,peer", "'' in 'host,,peer' is no offload target"),
     ],
 )
-def test_a_bad_list_of_homes_says_which_part_is_wrong(text, why):
+def test_bad_target_list_error_names_wrong_part(text, why):
     """Unknown kinds, bad sizes and missing folders raise ConfigError with the wrong part."""
     with pytest.raises(ConfigError, match=why):
         parse(text)
 
 
-def test_memory_of_a_file_has_no_name_and_keeps_its_bytes(tmp_path):
+def test_file_memory_is_unnamed(tmp_path):
     """Memory of a file keeps its bytes, the folder looks empty, and ``used`` follows."""
     place = FileDevice(FILE, str(tmp_path), limit=1 << 20)
     raws = [place.allocate(n) for n in (1, 4096, 70_000)]
@@ -98,7 +98,7 @@ def test_a_full_disk_refuses_before_anything_is_written(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_used_is_told_at_once(tmp_path):
+def test_unusable_folder_is_refused(tmp_path):
     """A missing folder, or a file in its place, raises DeviceError when the device is created."""
     (tmp_path / "file").write_text("")
     for wrong in ("missing", "file"):
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_used_is_told_at_once(tmp_path):
             FileDevice(FILE, str(tmp_path / wrong))
 
 
-def test_a_folder_that_vanishes_takes_nothing_with_it(tmp_path):
+def test_deleted_folder_keeps_memory_usable(tmp_path):
     """If the folder is deleted, existing memory stays usable, and new allocations raise with the folder's name."""
     folder = tmp_path / "gone"
     folder.mkdir()
@@ -121,7 +121,7 @@ def test_a_folder_that_vanishes_takes_nothing_with_it(tmp_path):
     place.free(raw)
 
 
-def test_what_a_killed_process_leaves_goes_with_the_next_start(tmp_path, monkeypatch):
+def test_file_of_killed_process_is_removed(tmp_path, monkeypatch):
     """A file left by a process that was killed during its creation is removed by the next device."""
     killed = (
         "import os, signal; from weftplan import device; from weftplan.device.file_device import FileDevice\n"
@@ -137,7 +137,7 @@ def test_what_a_killed_process_leaves_goes_with_the_next_start(tmp_path, monkeyp
     assert os.listdir(tmp_path) == ["mine"]
 
 
-def test_files_that_need_a_name_lose_it_at_once(tmp_path, monkeypatch):
+def test_files_without_o_tmpfile(tmp_path, monkeypatch):
     """Without O_TMPFILE a file loses its name at once, and its memory is the same."""
     monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
@@ -148,7 +148,7 @@ def test_files_that_need_a_name_lose_it_at_once(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_context_without_a_folder_says_what_to_set():
+def test_context_without_folder_error_names_variable():
     """The context ``file(i)`` raises DeviceError unless WEFTPLAN_SPILL lists more than ``i`` folders."""
     with pytest.raises(DeviceError, match=r"file\(7\) has no folder: WEFTPLAN_SPILL lists 0"):
         device.get(device.Context("file", 7))

@@ -17,7 +17,7 @@ def add_one(context):
     return (mx.nd.ones((3,), ctx=context(0)) + 1).asnumpy().tolist()
 
 
-def dropped(context):
+def run_dropout(context):
     """Run a training step of Dropout on gpu(0); return its output."""
     executor = mx.sym.Dropout(mx.sym.Variable("x"), p=0.5).simple_bind(context(0), x=(4,))
     executor.forward(is_train=True)
@@ -46,10 +46,10 @@ def test_a_kernel_that_does_not_compile(monkeypatch):
     with place("standin") as context:
         monkeypatch.setattr(dropout, "_SOURCE", good.replace("unsigned int t", "unsigned number t"))
         with pytest.raises(DeviceError, match=r"kernel drop for float32 does not compile .*WEFTPLAN_KERNELS=numpy"):
-            dropped(context)
+            run_dropout(context)
         assert add_one(context) == [2, 2, 2]
         monkeypatch.setattr(dropout, "_SOURCE", good)
-        assert dropped(context).shape == (4,)
+        assert run_dropout(context).shape == (4,)
 
 
 def test_a_compiler_that_is_missing():
@@ -58,9 +58,9 @@ def test_a_compiler_that_is_missing():
     with place("standin") as context:
         machine.libraries_missing = True
         with pytest.raises(DeviceError, match=r"kernel drop cannot be compiled: libnvrtc.*weftplan\[cuda12\]"):
-            dropped(context)
+            run_dropout(context)
         machine.libraries_missing = False
-        assert dropped(context).shape == (4,)
+        assert run_dropout(context).shape == (4,)
 
 
 def test_an_array_of_another_device():

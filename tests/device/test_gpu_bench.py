@@ -77,7 +77,7 @@ def test_a_part_that_raises_keeps_its_rows(bench, monkeypatch, capsys):
     assert report[-1] == {"cut": False}
 
 
-def test_time_that_is_over_ends_a_part(bench, capsys):
+def test_part_without_time_measures_nothing(bench, capsys):
     """A part whose time is over measures nothing more and reports this."""
     bench.alone("correctness", argparse.Namespace(**{**vars(ARGS), "seconds": -1.0}))
     report = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

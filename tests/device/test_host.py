@@ -37,7 +37,7 @@ def test_one_device_per_context():
     assert isinstance(seen[0], device.Device)
 
 
-def test_a_host_stream_does_everything_at_once():
+def test_host_stream_runs_work_inline():
     """On a host stream, launch and copy are complete when they return, and so are its events."""
     place = device.get(device.cpu())
     stream = place.new_stream()
@@ -82,7 +82,7 @@ def test_memory_info_is_plausible():
     assert 0 < free <= total
 
 
-def test_a_gpu_without_cupy_says_what_to_install(monkeypatch):
+def test_missing_cupy_error_names_extras(monkeypatch):
     """Without CuPy, the use of gpu(0) raises DeviceError with both extras to install."""
     monkeypatch.setitem(sys.modules, "cupy", None)
     context = device.gpu(0)
@@ -108,14 +108,14 @@ class FakeCupy:
                 return cls.count
 
 
-def test_a_gpu_that_does_not_exist_names_those_that_do(monkeypatch):
+def test_missing_gpu_error_lists_gpus(monkeypatch):
     """The error for gpu(2) on a machine with one GPU lists gpu(0)."""
     monkeypatch.setattr(importlib, "import_module", lambda name: FakeCupy)
     with pytest.raises(DeviceError, match=r"gpu\(2\) does not exist: this machine has 1 GPU\(s\): gpu\(0\)"):
         cupy_device.load_cupy(device.gpu(2))
 
 
-def test_cupy_without_a_driver_points_at_the_driver(monkeypatch):
+def test_missing_driver_error_names_driver(monkeypatch):
     """Without a driver, gpu(0) raises DeviceError with the reason, and page-locked memory is plain memory."""
     monkeypatch.setattr(importlib, "import_module", lambda name: FakeCupy)
     monkeypatch.setattr(FakeCupy.cuda.runtime, "count", None)

@@ -30,7 +30,7 @@ def system(tmp_path, monkeypatch):
     control_groups.cpu_quota.cache_clear()
 
 
-def group(write, folder, limit, used, cache, *, old=False):
+def write_group(write, folder, limit, used, cache, *, old=False):
     """Write the memory files of a control group; ``old`` selects version 1, ``cache`` is its page cache in bytes."""
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
     write(f"cgroup/{folder}/{names[0]}", f"{limit}\n")
@@ -57,7 +57,7 @@ def test_a_container(system, old):
     """In a container the total is its limit; free is the limit without its usage, not counting page cache."""
     system("proc/self/cgroup", "3:cpu,memory:/box\n1:name=systemd:/box\n" if old else "0::/box\n")
     limit = MACHINE // 8
-    group(system, "memory/box" if old else "box", limit, limit // 2, 4096, old=old)
+    write_group(system, "memory/box" if old else "box", limit, limit // 2, 4096, old=old)
     assert host_memory.memory_info() == (limit - limit // 2 + 4096, limit)
     assert device.get(device.cpu()).memory_info() == (limit - limit // 2 + 4096, limit)
 
@@ -68,15 +68,15 @@ def test_the_tightest_of_group_and_parents(system, old):
     system("proc/self/cgroup", "4:memory:/outer/inner\n" if old else "0::/outer/inner\n")
     top = "memory/" if old else ""
     small = MACHINE // 8
-    group(system, top + "outer/inner", small * 2, small * 2 - 100, 0, old=old)
-    group(system, top + "outer", small, small // 2, 0, old=old)
+    write_group(system, top + "outer/inner", small * 2, small * 2 - 100, 0, old=old)
+    write_group(system, top + "outer", small, small // 2, 0, old=old)
     assert host_memory.memory_info() == (100, small)
 
 
-def test_a_path_of_the_machine_inside_a_container(system):
+def test_machine_path_inside_a_container(system):
     """If a container's group path is that of the machine, the root group that it sees counts."""
     system("proc/self/cgroup", "0::/system.slice/docker-1234.scope\n")
-    group(system, ".", MACHINE // 4, 0, 0)
+    write_group(system, ".", MACHINE // 4, 0, 0)
     assert host_memory.memory_info() == (MACHINE // 4, MACHINE // 4)
 
 
@@ -84,18 +84,18 @@ def test_a_path_of_the_machine_inside_a_container(system):
 def test_no_limit(system, limit):
     """A limit in any spelling of "none", or an unreadable one, does not count."""
     system("proc/self/cgroup", "0::/box\n")
-    group(system, "box", limit, 5000, 0)
+    write_group(system, "box", limit, 5000, 0)
     assert host_memory.memory_info() == (MACHINE // 2048 * 1024, MACHINE)
 
 
-def test_what_is_held_is_read_every_time(system, monkeypatch):
+def test_group_usage_is_read_every_time(system, monkeypatch):
     """The list of groups is cached for seconds; their usage is read in every call, and a group may vanish."""
     system("proc/self/cgroup", "0::/box\n")
-    group(system, "box", MACHINE // 8, 0, 0)
+    write_group(system, "box", MACHINE // 8, 0, 0)
     assert host_memory.memory_info() == (MACHINE // 8, MACHINE // 8)
-    group(system, "box", MACHINE // 8, 1000, 0)
+    write_group(system, "box", MACHINE // 8, 1000, 0)
     assert host_memory.memory_info() == (MACHINE // 8 - 1000, MACHINE // 8)
-    group(system, ".", MACHINE // 16, 0, 0)
+    write_group(system, ".", MACHINE // 16, 0, 0)
     now = host_memory.time.monotonic()
     monkeypatch.setattr(host_memory.time, "monotonic", lambda: now + 6)
     assert host_memory.memory_info() == (MACHINE // 16, MACHINE // 16)
@@ -103,14 +103,14 @@ def test_what_is_held_is_read_every_time(system, monkeypatch):
     assert host_memory.memory_info() == (MACHINE // 8 - 1000, MACHINE // 8)
 
 
-def test_more_held_than_allowed(system):
+def test_usage_above_the_limit(system):
     """If a group's usage exceeds its lowered limit, 0 bytes are free."""
     system("proc/self/cgroup", "0::/\n")
-    group(system, ".", MACHINE // 8, MACHINE // 4, 0)
+    write_group(system, ".", MACHINE // 8, MACHINE // 4, 0)
     assert host_memory.memory_info() == (0, MACHINE // 8)
 
 
-def test_the_process_grows_by_what_it_touches():
+def test_resident_memory_follows_written_arrays():
     """``resident()`` grows by at least 32 MiB when an array of 64 MiB is written."""
     before = host_memory.resident()
     held = np.ones(64 << 20, np.uint8)
@@ -118,7 +118,7 @@ def test_the_process_grows_by_what_it_touches():
     assert held.nbytes == 64 << 20
 
 
-def test_without_proc_the_most_there_ever_were(monkeypatch, tmp_path):
+def test_resident_memory_without_proc(monkeypatch, tmp_path):
     """Without /proc, ``resident()`` returns the process's own peak."""
     monkeypatch.setattr(control_groups, "PROC", tmp_path)
     assert host_memory.resident() > 1 << 20

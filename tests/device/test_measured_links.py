@@ -23,7 +23,7 @@ def _apart_afterwards():
 
 
 @pytest.mark.parametrize("name", ["mesh", "tree", "uneven"])
-def test_simulated_links_are_found(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_measured_links_equal_simulated_links(name: str, monkeypatch: pytest.MonkeyPatch):
     """The measured bandwidth and latency of each pair are those of its link, and only peers have a link.
 
     This is also true if a device's clock is ahead of the others.
@@ -41,7 +41,7 @@ def test_simulated_links_are_found(name: str, monkeypatch: pytest.MonkeyPatch):
         assert actual.wires[actual.routes[a, b].wires[0]] == pytest.approx(speed, rel=1e-3)
 
 
-def test_trees_of_measured_links_are_those_of_the_given_ones():
+def test_measured_links_give_the_same_trees():
     """MXNET_KVSTORE_USETREE gives the same trees for a measured mesh as for the configured one."""
     contexts = [mx.sim(index) for index in range(8)]
     plans = []
@@ -56,7 +56,7 @@ def test_trees_of_measured_links_are_those_of_the_given_ones():
     assert [share.parents for share in first.way.shares] == [share.parents for share in second.way.shares]
 
 
-def test_gpus_are_measured_and_take_what_is_declared():
+def test_stores_use_declared_links():
     """Measured links of GPUs have positive bandwidths; after ``declare`` stores plan with them."""
     with standin_cupy.installed():
         contexts = [mx.gpu(index) for index in range(3)]

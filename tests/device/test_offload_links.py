@@ -25,7 +25,7 @@ def _short_copies(monkeypatch):
     monkeypatch.setattr(offload_links, "_LONG", 1 << 20)
 
 
-def copies():
+def count_copies():
     """Return the number of copies in and out that the stand-in has counted."""
     return meter.launches["memcpy HtoD"] + meter.launches["memcpy DtoH"]
 
@@ -38,11 +38,11 @@ def test_a_gpu_is_measured_once():
         assert actual is not None
         assert actual.bandwidth == pytest.approx(20e9, rel=0.06)
         assert actual.latency == pytest.approx(10e-6)
-        count = copies()
+        count = count_copies()
         assert count > 0
         machine.rates = {}
         assert speed(context(0), HOST) == actual
-        assert copies() == count
+        assert count_copies() == count
         assert speed(context(1), HOST) is None  # a pair without a set rate: its copies take no time
 
 
@@ -66,7 +66,7 @@ def test_small_differences_are_rounded_away():
     assert len(seen) == 1
 
 
-def test_what_cannot_be_measured_is_assumed():
+def test_unmeasurable_link_is_assumed():
     """Without memory for the copies, and for devices that are no GPUs, no speed is measured; plans assume PCIe."""
     with place("standin") as context:
         machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 20e6}
@@ -77,7 +77,7 @@ def test_what_cannot_be_measured_is_assumed():
     assert speed(mx.cpu(), HOST) is None
 
 
-def test_a_simulated_device_says_what_it_was_given():
+def test_simulated_device_reports_its_cost_model():
     """The speed of a simulated device is that of its cost model; no copy is made, and no time passes."""
     ctx = mx.sim(70)
     configure(70, cost=CostModel(bandwidth=3e9, latency=2e-5))
@@ -94,7 +94,7 @@ def network():
     return mx.sym.SoftmaxOutput(net, name="softmax")
 
 
-def bound(ctx, share):
+def bind_with_budget(ctx, share):
     """Return an executor whose memory budget is the given share of its planned memory."""
     net = network()
     shapes = {"data": (256, 64), "softmax_label": (256,)}
@@ -110,7 +110,7 @@ def test_a_bind_with_a_budget_measures(setting, monkeypatch):
     monkeypatch.setenv("WEFTPLAN_MEASURE_LINKS", setting)
     with place("standin") as context:
         machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 25e6}
-        executor = bound(context(0), 1.0)
+        executor = bind_with_budget(context(0), 1.0)
         (target,) = places(context(0), executor.memory_plan.options)
         if setting == "1":
             assert target.link == speed(context(0), HOST)
@@ -122,13 +122,13 @@ def test_a_bind_with_a_budget_measures(setting, monkeypatch):
 
 
 @pytest.mark.stress
-def test_a_slow_way_keeps_results_on_the_device():
+def test_slow_link_reduces_offloading():
     """With a slow link, a plan within a small budget offloads fewer bytes."""
     moved = {}
     for rate in (25e6, 1e3):
         with place("standin") as context:
             machine.rates = {"memcpy HtoD": rate, "memcpy DtoH": rate}
-            executor = bound(context(0), 0.7)
+            executor = bind_with_budget(context(0), 0.7)
             moved[rate] = executor.memory_plan.offloaded
             assert executor.allocated_bytes == executor.memory_plan.peak
             del executor
@@ -146,13 +146,13 @@ def test_a_bind_without_a_budget_measures_nothing():
 
 
 @pytest.mark.parametrize("links", [(("gpu(0)", "cpu_pinned(0)", 0.0, 0.0),), (("gpu(0)",),), (("a", "b", "fast", 0),)])
-def test_links_that_are_none(links):
+def test_bad_links_are_refused(links):
     """The option ``links`` refuses a speed of 0, rows that are too short, and words in place of numbers."""
     with pytest.raises(PlanError, match="plan option links must be a tuple"):
         planner.PlanOptions(links=links)
 
 
-def test_rounding_keeps_what_is_there():
+def test_rounding_error_is_small():
     """A rounded speed differs from the speed by less than a twentieth."""
     for bandwidth in np.logspace(8, 12, 50):
         steps = round(np.log(bandwidth) / np.log(offload_links._STEP))

@@ -16,7 +16,7 @@ BIG = 3_000_001
 """Elements of float32: more than two pieces of the page-locked memory that copies pass through."""
 
 
-def copied(context, count=BIG):
+def copy_over_gpus(context, count=BIG):
     """Copy an array from gpu(0) over gpu(1) and gpu(2) to the host; return the copy and the original."""
     values = np.arange(count, dtype=np.float32)
     x = mx.nd.array(values, ctx=context(0)) + 1
@@ -24,27 +24,27 @@ def copied(context, count=BIG):
 
 
 @pytest.mark.parametrize("where", GPUS)
-def test_copies_bring_the_bytes(where):
+def test_copies_are_exact(where):
     """A copy over three GPUs has the original's bytes, by any route."""
     with place(where) as context:
-        actual, wanted = copied(context)
+        actual, wanted = copy_over_gpus(context)
     np.testing.assert_array_equal(actual, wanted)
 
 
 def test_peers_copy_directly():
     """Peer access of a pair is enabled and checked once; each later copy is one direct launch."""
     with place("standin") as context:
-        actual, wanted = copied(context)
+        actual, wanted = copy_over_gpus(context)
         np.testing.assert_array_equal(actual, wanted)
         assert {(0, 1), (1, 2)} <= machine.peers
         meter.reset()
-        copied(context)
+        copy_over_gpus(context)
         assert meter.launches["memcpy peer"] == 2
         assert way(context(0), context(1)) == PEER
 
 
 @pytest.mark.parametrize("why", ["off", "apart", "corrupt"])
-def test_others_pass_through_the_host(monkeypatch, why):
+def test_non_peers_copy_through_the_host(monkeypatch, why):
     """Without peer access, values pass through page-locked memory in pieces and are equal.
 
     Peer access is missing if it is switched off, if the driver refuses it, or if its check brings other bytes.
@@ -59,9 +59,9 @@ def test_others_pass_through_the_host(monkeypatch, why):
             machine.apart |= {(0, 1), (1, 2)}
         else:
             machine.corrupt |= {(0, 1), (1, 2)}
-        copied(context, 10)
+        copy_over_gpus(context, 10)
         meter.reset()
-        actual, wanted = copied(context)
+        actual, wanted = copy_over_gpus(context)
         np.testing.assert_array_equal(actual, wanted)
         assert not meter.launches["memcpy peer"]
         assert meter.launches["memcpy HtoD"] >= 6
@@ -87,7 +87,7 @@ def test_a_trace_says_which(monkeypatch, setting, text):
         assert device.get(context(0)).peers.way(device.get(context(1)))
 
 
-def test_page_locked_memory_of_a_stream_that_is_gone_is_waited_for(monkeypatch):
+def test_reused_page_locked_memory_waits_for_copies(monkeypatch):
     """A stream that reuses the handle of a destroyed stream reuses its page-locked memory after pending copies."""
     with place("standin") as context:
         machine.apart |= {(0, 1)}
@@ -108,7 +108,7 @@ def test_page_locked_memory_of_a_stream_that_is_gone_is_waited_for(monkeypatch):
         assert len(here.peers._left) == 1
 
 
-def test_a_new_stream_gets_no_temporaries_of_an_old_one():
+def test_new_stream_reuses_no_temporaries():
     """A stream that reuses the handle of a destroyed stream does not reuse its temporaries.
 
     Work of the old stream may still use them.

@@ -16,7 +16,7 @@ def place(request):
     return SimDevice(device.sim(90), order=request.param)
 
 
-def test_work_of_a_stream_runs_in_order_and_late(place):
+def test_stream_work_runs_in_order_at_waits(place):
     """Launched work runs at the synchronization, in the order of the launches."""
     stream, log = place.new_stream(), []
     with stream:
@@ -50,13 +50,13 @@ def test_an_event_orders_two_streams(place):
     assert [write_then_read(place, wait=True) for _ in range(20)] == [1] * 20
 
 
-def test_a_missing_event_is_a_wrong_value_every_time():
+def test_missing_event_always_gives_wrong_value():
     """In lazy order, without an event, the read never sees the write."""
     lazy = SimDevice(device.sim(91))
     assert [write_then_read(lazy, wait=False) for _ in range(20)] == [0] * 20
 
 
-def test_a_missing_event_shows_in_random_order_the_same_way_per_seed():
+def test_missing_event_in_random_order_depends_on_seed():
     """In random order, without an event, some reads miss the write, and the seed decides which."""
 
     def runs(seed):
@@ -67,7 +67,7 @@ def test_a_missing_event_shows_in_random_order_the_same_way_per_seed():
     assert set(runs(1)) == {0, 1}
 
 
-def test_the_write_after_read_race_shows_too():
+def test_write_after_read_race_is_visible():
     """Without a wait, stream b overwrites x before stream a has read it; with a wait it does not."""
     results = {}
     for wait in (False, True):
@@ -86,7 +86,7 @@ def test_the_write_after_read_race_shows_too():
     assert results == {False: 9, True: 1}
 
 
-def test_streams_that_wait_for_each_other_are_an_error_not_a_hang():
+def test_streams_that_wait_for_each_other_are_refused():
     """Two streams that wait for each other's later events raise DeviceError instead of hanging."""
     place = SimDevice(device.sim(94))
     a, b = place.new_stream(), place.new_stream()
@@ -97,7 +97,7 @@ def test_streams_that_wait_for_each_other_are_an_error_not_a_hang():
         a.synchronize()
 
 
-def test_memory_given_back_is_poisoned_at_once():
+def test_freed_memory_is_poisoned():
     """A pending copy from freed memory gives NaN."""
     place = SimDevice(device.sim(95))
     raw = place.allocate(16)
@@ -112,7 +112,7 @@ def test_memory_given_back_is_poisoned_at_once():
     assert np.isnan(place.allocate(16).view(np.float32)).all()
 
 
-def test_capacity_is_enforced_and_comes_back():
+def test_capacity_is_enforced():
     """A device of 1,000 bytes refuses an allocation beyond them; its capacity cannot fall below the bytes in use."""
     place = simulated.configure(96, capacity=1000)
     raw = place.allocate(600)
@@ -135,7 +135,7 @@ def test_memory_that_the_host_refuses_is_not_counted():
     assert place.memory_info() == (1 << 62, 1 << 62)
 
 
-def test_configure_changes_what_is_given():
+def test_configure_changes_given_settings():
     """``configure`` sets order and cost of sim(i); an unknown order raises DeviceError with the legal ones."""
     cost = CostModel(launch=2.0)
     place = simulated.configure(89, order="random", seed=3, cost=cost)
@@ -195,7 +195,7 @@ def test_a_host_stream_waits_for_a_device(place):
     assert x[0] == 1
 
 
-def test_an_event_raises_what_its_stream_did(place):
+def test_event_wait_raises_error_of_its_stream(place):
     """A wait for an event raises the error of earlier work on its stream, once."""
     stream = place.new_stream()
     stream.enqueue(lambda: 1 // 0)
@@ -238,7 +238,7 @@ def test_polling_an_event_ends(place):
     assert event.query()
 
 
-def test_a_stream_lives_until_its_work_has_run_and_its_error_was_raised(place):
+def test_dropped_stream_runs_its_work(place):
     """A dropped stream still runs its work and raises its error; afterwards it is freed."""
     log = []
     stream = place.new_stream()
@@ -264,7 +264,7 @@ def test_floating_point_is_silent(place):
     assert np.isinf(x).all()
 
 
-def test_seconds_of_work_do_not_depend_on_what_ran_before():
+def test_seconds_do_not_depend_on_earlier_work():
     """``seconds_of`` gives the same seconds, whatever ran on the devices before."""
     contexts = [device.sim(91), device.sim(92)]
     first, second = (device.get(ctx) for ctx in contexts)
@@ -283,7 +283,7 @@ def test_seconds_of_work_do_not_depend_on_what_ran_before():
 
 
 @pytest.mark.parametrize("contexts", [[], [device.sim(91), device.cpu()]])
-def test_seconds_are_those_of_simulated_devices(contexts):
+def test_seconds_need_simulated_devices(contexts):
     """``seconds_of`` raises DeviceError for no devices or for a device that is not simulated."""
     with pytest.raises(DeviceError, match="needs simulated devices"):
         simulated.seconds_of(int, contexts)

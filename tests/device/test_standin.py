@@ -41,7 +41,7 @@ def test_the_table_is_that_of_the_installed_cupy():
     assert table == stored
 
 
-def test_what_is_not_in_cupy_does_not_exist(xp):
+def test_names_missing_in_cupy_do_not_exist(xp):
     """The stand-in lacks the functions, parameters and array methods of NumPy that CuPy lacks."""
     with pytest.raises(AttributeError, match="bmat"):
         xp.bmat  # noqa: B018
@@ -138,7 +138,7 @@ def race(xp, wait):
         x += 1
 
 
-def test_streams_that_nothing_orders_are_refused(xp):
+def test_unordered_streams_are_refused(xp):
     """Unordered accesses of two streams to an array raise, unless an event or the host orders them."""
     race(xp, "event")
     with pytest.raises(StreamRaceError, match="reads"):
@@ -200,13 +200,13 @@ def test_the_driver_refuses_memory(xp):
     place.allocate(4_000)
 
 
-def test_gpus_that_are_not_there(xp):
+def test_missing_gpu_is_refused(xp):
     """The error for gpu(9) lists the four GPUs that exist."""
     with pytest.raises(DeviceError, match=r"gpu\(9\) does not exist: this machine has 4 GPU\(s\): gpu\(0\), gpu\(1\)"):
         device.get(mx.gpu(9))
 
 
-def test_nothing_is_left_behind():
+def test_installation_is_undone():
     """After the block, ``cupy`` is the previous module, and no device or pool of the stand-in remains."""
     before = sys.modules.get("cupy")
     with installed():
@@ -225,7 +225,7 @@ def test_the_rules_name_their_sources():
     assert all("cupy/" in row.split("|")[3] or "CUDA C++" in row.split("|")[3] for row in rows)
 
 
-def test_whose_work_it_is_is_asked_where_faults_are_noted(xp):
+def test_work_is_named_on_simulated_devices_only(xp):
     """The name of an operation is computed only on simulated devices, which record faults."""
     asked = []
     for context in (mx.cpu(), mx.gpu(0), mx.sim(0)):
@@ -254,7 +254,7 @@ def test_work_of_any_thread_is_captured(xp):
     assert x.host.tolist() == [1, 1, 1]
 
 
-def test_what_waits_for_a_captured_stream_is_refused(xp):
+def test_waits_for_a_captured_stream_are_refused(xp):
     """A wait for a captured stream, its device or its events raises an error and invalidates the capture.
 
     A stream that waits for an event of the capture becomes a part of it, and must be joined before its end.
@@ -295,7 +295,7 @@ def test_what_waits_for_a_captured_stream_is_refused(xp):
     assert not second.is_capturing()
 
 
-def test_errors_come_late(xp):
+def test_kernel_errors_are_raised_at_waits(xp):
     """The launch of a faulty kernel succeeds; a later wait raises its error, and so does every further call."""
     x = xp.zeros(3)
     machine.faulty["add"] = "cudaErrorIllegalAddress: an illegal memory access was encountered"
@@ -331,7 +331,7 @@ def test_freeing_waits_for_the_device(xp):
         xp.add(x, 1, out=x)
 
 
-def test_a_handle_of_cublas_is_one_threads(xp):
+def test_cublas_handle_belongs_to_its_thread(xp):
     """Each thread has its own cuBLAS handle on a device, with a workspace of 32 MiB; another thread cannot use it."""
     free = xp.cuda.runtime.memGetInfo()[0]
     handle = xp.cuda.get_cublas_handle()

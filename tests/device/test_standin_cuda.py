@@ -47,7 +47,7 @@ C = {"float32": "float", "float64": "double", "int32": "int", "int64": "long lon
         ("out[i] = twice(i, 2);", [0, 2, 4, 6, 8, 10, 12, 14]),
     ],
 )  # fmt: skip
-def test_what_c_computes(xp, body, wanted):
+def test_results_of_c(xp, body, wanted):
     """Precedence, division towards zero, overflow, diverging loops and functions give C's results."""
     before = "__device__ int twice(int x, int n) { if (n == 0) return 0; int y = x; return x * n; }"
     assert run(xp, body, np.zeros(8, np.int32), before=before).tolist() == wanted
@@ -63,7 +63,7 @@ def test_floats_stay_floats(xp):
 @pytest.mark.parametrize(
     ("kind", "wanted"), [("float32", [0, -(2**63), 2**63]), ("float64", [-(2**31), -(2**63), 2**63])]
 )
-def test_what_is_no_number_becomes_what_a_gpu_makes_of_it(xp, kind, wanted):
+def test_casts_of_nan(xp, kind, wanted):
     """A NaN cast to int, long long or unsigned long long gives the value of PTX's tables."""
     a = np.full(8, np.nan, kind)
     for dtype, value in zip((np.int32, np.int64, np.uint64), wanted, strict=True):
@@ -103,7 +103,7 @@ def test_blocks_share_memory(xp):
         ("out[i] = 1 / (i - 3);", "divides a whole number by 0"),
     ],
 )
-def test_what_has_no_fixed_result_is_refused(xp, body, text):
+def test_undefined_results_are_refused(xp, body, text):
     """Accesses out of bounds, races and barriers that some threads miss raise KernelError."""
     with pytest.raises(KernelError, match=text):
         run(xp, body, np.zeros(8, np.int32), np.zeros(8, np.int32))
@@ -120,7 +120,7 @@ def test_what_has_no_fixed_result_is_refused(xp, body, text):
         ("wchar x = 1;", "expected"),
     ],
 )
-def test_what_does_not_compile_is_refused(xp, body, text):
+def test_invalid_code_is_refused(xp, body, text):
     """Code that NVRTC would refuse raises CompileException."""
     with pytest.raises(CompileException, match=text):
         run(xp, body, np.zeros(8, np.int32), np.zeros(8, np.float32))

@@ -18,12 +18,12 @@ def place():
         yield device.get(mx.gpu(0))
 
 
-def held():
+def temporary_bytes():
     """Return the bytes of temporaries that storage has allocated."""
     return sum(a.nbytes for a in storage.get(mx.gpu(0)).holders() if a.name == NAME)
 
 
-def test_kernels_take_nothing_from_cupy(place):
+def test_kernels_do_not_use_cupys_pool(place):
     """A sorting operator allocates its temporaries from storage under their name, and none from CuPy's pool."""
     x = mx.nd.array(np.random.default_rng(0).standard_normal((50, 20)), ctx=mx.gpu(0))
     mx.nd.waitall()
@@ -31,10 +31,10 @@ def test_kernels_take_nothing_from_cupy(place):
     y = mx.nd.sort(x, axis=1)
     np.testing.assert_array_equal(y.asnumpy(), np.sort(x.asnumpy(), axis=1))
     assert (meter.temporaries, meter.temporary_bytes) == (0, 0)
-    assert held() > 0
+    assert temporary_bytes() > 0
 
 
-def test_steady_work_takes_no_more(place):
+def test_repeated_calls_reuse_temporaries(place):
     """Ten further calls of an operator reuse the temporaries of the first calls."""
     x = mx.nd.ones((64, 64), ctx=mx.gpu(0))
     for _ in range(3):
@@ -46,7 +46,7 @@ def test_steady_work_takes_no_more(place):
     assert place.temporaries.reserved == before > 0
 
 
-def test_a_block_goes_back_to_its_own_stream(place):
+def test_block_is_reused_on_its_stream(place):
     """A freed block is reused on its own stream only, because the device may still use it."""
     xp = place.xp
     a, b = place.new_stream(), place.new_stream()
@@ -58,7 +58,7 @@ def test_a_block_goes_back_to_its_own_stream(place):
         assert xp.empty(900).data.ptr == first != second
 
 
-def test_emptying_caches_gives_them_back(place):
+def test_empty_cache_releases_temporaries(place):
     """``empty_cache()`` waits for the device and releases free blocks; blocks in use stay."""
     with place.new_stream():
         kept = place.xp.empty(1 << 16)
@@ -66,13 +66,13 @@ def test_emptying_caches_gives_them_back(place):
         used = machine.used[0]
     mx.gpu(0).empty_cache()
     assert machine.used[0] <= used - (8 << 20)
-    assert place.temporaries.reserved == held() == kept.nbytes
+    assert place.temporaries.reserved == temporary_bytes() == kept.nbytes
     with place.new_stream():
         kept += 1
     assert storage.get(mx.gpu(0)).statistics().live == 1
 
 
-def test_a_block_that_comes_back_during_the_wait_stays(place, monkeypatch):
+def test_block_freed_during_release_stays(place, monkeypatch):
     """A block that is freed during the wait of ``release()`` stays with its stream.
 
     A worker may enqueue work on the block after the device was found idle; nothing would order the block's next user on
@@ -95,14 +95,14 @@ def test_a_block_that_comes_back_during_the_wait_stays(place, monkeypatch):
     assert place.temporaries.release() == 1 << 20
     monkeypatch.undo()
     assert waited == [0]
-    assert place.temporaries.reserved == held() == 1 << 16
+    assert place.temporaries.reserved == temporary_bytes() == 1 << 16
     allocation = storage.get(mx.gpu(0)).allocate(1 << 16)
     with place.new_stream():
         allocation.raw.fill(2)
     storage.get(mx.gpu(0)).free(allocation)
 
 
-def test_memory_that_is_short_comes_from_temporaries(place):
+def test_starved_allocation_releases_temporaries(place):
     """An allocation that fits only after temporaries are released succeeds."""
     machine.capacity[0] = 20 << 20
     with storage.using(RawResource(place)):

@@ -49,7 +49,7 @@ def nvml(monkeypatch):
     return library
 
 
-def test_cores_that_are_busy():
+def test_busy_cores():
     """The figure ``cpu`` is at least twice as high during a busy loop as during sleep."""
     usage = Usage([mx.cpu()])
     end = time.process_time() + 0.3
@@ -82,7 +82,7 @@ def test_without_the_library_no_gpu_is_watched(nvml, monkeypatch, what):
         assert set(Usage([context(0)]).figures()) == {"cpu"}
 
 
-def test_events_and_the_page_say_how_busy_they_are(nvml, tmp_path):
+def test_events_and_page_show_usage(nvml, tmp_path):
     """Each step event of a training has figures of cores and GPUs, and the page shows both."""
     with place("standin") as context:
         net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")

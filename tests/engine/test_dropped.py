@@ -18,7 +18,7 @@ def kind(request):
     return request.param
 
 
-def ended(threads):
+def wait_for_end(threads):
     """Return whether all of ``threads`` end within a minute."""
     end = time.monotonic() + 60
     while any(thread.is_alive() for thread in threads) and time.monotonic() < end:
@@ -27,7 +27,7 @@ def ended(threads):
     return not any(thread.is_alive() for thread in threads)
 
 
-def used(kind):
+def make_used_engine(kind):
     """Return an engine with two sleeping workers, and the set of their threads.
 
     The workers add their threads themselves, because other engines may start threads at any time.
@@ -43,22 +43,22 @@ def used(kind):
 
 def test_threads_end_with_the_engine(kind):
     """The threads of an engine end when its last reference is dropped, without a stop."""
-    eng, threads = used(kind)
+    eng, threads = make_used_engine(kind)
     assert len(threads) == 2
     del eng
-    assert ended(threads)
+    assert wait_for_end(threads)
 
 
 def test_threads_end_with_a_busy_engine(kind):
     """A running operation keeps its engine alive until it has ended; then the threads end."""
-    eng, threads = used(kind)
+    eng, threads = make_used_engine(kind)
     gate, ran = threading.Event(), []
     eng.push(lambda: (gate.wait(60), ran.append(1)))
     del eng
     gc.collect()
     assert any(thread.is_alive() for thread in threads)
     gate.set()
-    assert ended(threads)
+    assert wait_for_end(threads)
     assert ran == [1]
 
 
@@ -69,7 +69,7 @@ def test_destructor_resurrects_engine(kind, how):
     The engine's finalizer runs first and stops the workers, because weak references are cleared before destructors run.
     The push starts new workers, or an old worker runs it; then the engine is stopped a second time.
     """
-    eng, threads = used(kind)
+    eng, threads = make_used_engine(kind)
     ran = []
 
     class Last:
@@ -91,4 +91,4 @@ def test_destructor_resurrects_engine(kind, how):
         time.sleep(0.001)
     assert len(ran) == 1
     later = [thread for thread in ran if thread is not threading.current_thread()]
-    assert ended({*threads, *later})
+    assert wait_for_end({*threads, *later})

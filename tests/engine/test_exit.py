@@ -11,7 +11,7 @@ import pytest
 KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 
-def script(text, **environment):
+def run_program(text, **environment):
     """Run a program in its own process; return its exit status, output and error output."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MXNET_", "WEFTPLAN_"))}
     done = subprocess.run(
@@ -63,7 +63,7 @@ def test_exit_waits_for_endless_operation(kind):
 
 def test_pushed_and_submitted_work_runs_at_exit(kind):
     """At exit, user operations and tasks of all engines run, with the array operations that they depend on."""
-    code, out, err = script(
+    code, out, err = run_program(
         """
         import time, weakref
         import numpy as np
@@ -112,7 +112,7 @@ def test_ctrl_c_during_exit(kind):
         for _ in range(3):
             engine.submit(print, a, "ran", flush=True)
     """
-    code, out, err = script(text, MXNET_ENGINE_TYPE=kind)
+    code, out, err = run_program(text, MXNET_ENGINE_TYPE=kind)
     assert (code, out) == (0, "")
     assert "still busy" in err
 
@@ -144,17 +144,17 @@ def test_ctrl_c_drops_tasks_not_begun(kind, wait):
             if os.environ.get("CAUGHT") is None:
                 raise
     """
-    code, out, err = script(text, MXNET_ENGINE_TYPE=kind)
+    code, out, err = run_program(text, MXNET_ENGINE_TYPE=kind)
     assert code == -signal.SIGINT, err
     assert "KeyboardInterrupt" in err
     assert len(out.split()) < 150  # each worker runs 20 a second during one second of grace
-    code, out, err = script(text, MXNET_ENGINE_TYPE=kind, CAUGHT="1")
+    code, out, err = run_program(text, MXNET_ENGINE_TYPE=kind, CAUGHT="1")
     assert (code, len(out.split()), err) == (0, 200, "")
 
 
 def test_silent_exit_without_failures(kind):
     """Exit prints nothing if a wait or a future has raised every failure."""
-    code, out, err = script(
+    code, out, err = run_program(
         """
         from weftplan import engine
 
@@ -204,12 +204,12 @@ def test_pending_custom_operator_may_use_arrays(kind):
         executor.forward(x=mx.nd.ones((2, 2)))
         begun.wait(60)
         """
-    assert script(text, MXNET_ENGINE_TYPE=kind) == (0, "computed\n", "")
+    assert run_program(text, MXNET_ENGINE_TYPE=kind) == (0, "computed\n", "")
 
 
 def test_bulk_members_run_at_exit(kind):
     """Bulk members that the main thread has not pushed yet are pushed and run at exit."""
-    code, out, err = script(
+    code, out, err = run_program(
         """
         import time
         from weftplan import engine
@@ -233,7 +233,7 @@ def test_bulk_members_run_at_exit(kind):
 
 def test_exit_covers_every_engine(kind):
     """Exit runs the deletes of every engine and reports each failure with its operation and line."""
-    code, out, err = script(
+    code, out, err = run_program(
         """
         import time
         from weftplan import engine
@@ -256,7 +256,7 @@ def test_exit_covers_every_engine(kind):
 @pytest.mark.parametrize("kind", ["NaiveEngine", *KINDS, "Simulator"])
 def test_destructor_after_exit_is_refused(kind):
     """Pushes and waits of a destructor that runs after exit raise an error that names the exit."""
-    code, out, err = script(
+    code, out, err = run_program(
         """
         import sys
         from weftplan import engine
@@ -293,7 +293,7 @@ def test_destructor_after_exit_is_refused(kind):
 
 def test_arrays_dying_after_exit_are_silent():
     """Arrays destroyed after exit print nothing."""
-    code, out, err = script(
+    code, out, err = run_program(
         """
         import sys
         import weftplan as mx
@@ -306,7 +306,7 @@ def test_arrays_dying_after_exit_are_silent():
 
 def test_unread_results_are_dropped_silently(kind):
     """Pending array operations whose results no code reads are dropped at exit without a message."""
-    code, out, err = script(
+    code, out, err = run_program(
         """
         import threading, time
         import weftplan as mx
@@ -325,7 +325,7 @@ def test_unread_results_are_dropped_silently(kind):
 
 def test_pushing_daemon_threads_are_refused_at_exit(kind):
     """At exit, pushes of daemon threads raise an error, and exit does not wait for these threads."""
-    code, out, err = script(
+    code, out, err = run_program(
         """
         import atexit, threading, time
         from weftplan import engine

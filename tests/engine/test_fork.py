@@ -23,7 +23,7 @@ from weftplan.support import blas_threads
 from weftplan.tasks.registry import registry
 
 
-def in_child(check):
+def check_in_child(check):
     """Fork and check that ``check()`` is true in the child, which must exit within 60 seconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -69,7 +69,7 @@ def test_queue_created_between_stop_and_fork():
         return var.version == 2
 
     eng.stop = stop_then_late_push
-    in_child(goes_on)
+    check_in_child(goes_on)
     del eng.stop
     eng.push(lambda: None, (), [var])
     eng.wait_for_var(var)
@@ -105,7 +105,7 @@ def test_push_between_stop_and_fork_completes(kind):
         return (var.version, len(eng._region.token)) == (2, 1)
 
     eng.stop = stop_twice
-    in_child(goes_on)
+    check_in_child(goes_on)
     del eng.stop
     eng.push(lambda: None, (), [var])
     eng.wait_for_all()
@@ -113,7 +113,7 @@ def test_push_between_stop_and_fork_completes(kind):
     eng.stop()
 
 
-def forked(text):
+def run_forking_program(text):
     """Run a program that forks in its own process; return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(text)],
@@ -171,7 +171,7 @@ def test_a_fork_from_inside_an_operation(kind):
         eng.wait_for_all()
         print(var.version, theirs.version)
     """
-    assert forked(text.replace("KIND", repr(kind))).split() == ["0", "1", "1"]
+    assert run_forking_program(text.replace("KIND", repr(kind))).split() == ["0", "1", "1"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -214,7 +214,7 @@ def test_both_sides_go_on(kind):
                 os._exit(status)
         print(os.waitpid(pid, 0)[1])
     """
-    assert forked(text.replace("KIND", repr(kind))) == "0\n"
+    assert run_forking_program(text.replace("KIND", repr(kind))) == "0\n"
 
 
 def test_gate_blocks_only_other_threads(monkeypatch):
@@ -280,7 +280,7 @@ def test_foreign_lock_is_free_in_child(lock):
     thread = threading.Thread(target=hold)
     thread.start()
     assert held.wait(60)
-    in_child(lambda: lock.acquire(blocking=False))
+    check_in_child(lambda: lock.acquire(blocking=False))
     assert not lock.acquire(blocking=False)
     go.set()
     thread.join(60)
@@ -302,7 +302,7 @@ def test_fork_during_lookup_of_a_var():
     thread.start()
     assert held.wait(60)
     threading.Timer(0.2, taking.set).start()
-    in_child(lambda: engine.var_of(np.zeros(3)) is not None)
+    check_in_child(lambda: engine.var_of(np.zeros(3)) is not None)
     thread.join(60)
 
 
@@ -336,7 +336,7 @@ def test_fork_during_change_of_bulk_registration():
         eng.wait_for_all()
         return eng.statistics().completed == 1 and not eng._unusual
 
-    in_child(goes_on)
+    check_in_child(goes_on)
     go.set()
     for thread in threads:
         thread.join(60)
@@ -369,7 +369,7 @@ def test_fork_while_a_thread_enters_the_gate():
         return var.version == 1
 
     eng.stop = stop_with_a_thread_at_the_gate
-    in_child(goes_on)
+    check_in_child(goes_on)
     thread.join(60)
     del eng.stop
     eng.push(lambda: None, (), [var])
@@ -401,7 +401,7 @@ def test_fork_of_naive_engines_under_load():
                 eng.wait_for_all()
                 return var.version == 1
 
-            in_child(goes_on)
+            check_in_child(goes_on)
     finally:
         stop.set()
     for thread in threads:

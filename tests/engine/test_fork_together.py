@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.engine.test_fork import forked, in_child
+from tests.engine.test_fork import check_in_child, run_forking_program
 from weftplan import engine
 from weftplan.engine.edges import forking
 from weftplan.errors import EngineError
@@ -38,7 +38,7 @@ def test_bulk_members_run_once_across_fork(kind):
     with eng.bulk(10):
         eng.push(lambda: os.write(write, b"a"), (), [var])
         eng.push(lambda: os.write(write, b"a"), (), [var])
-        in_child(goes_on)
+        check_in_child(goes_on)
     go.set()
     thread.join(60)
     eng.wait_for_all()
@@ -78,7 +78,7 @@ def test_engine_created_during_fork(kind):
         return var.version == 2
 
     eng.stop = stop_while_another_makes_one
-    in_child(goes_on)
+    check_in_child(goes_on)
     del eng.stop
     goes_on()
     result[0][0].stop()
@@ -107,7 +107,7 @@ def test_engine_missed_by_the_fork(monkeypatch, busy):
                 verb()
         return True
 
-    in_child(goes_on)
+    check_in_child(goes_on)
     gate.set()
     eng.wait_for_all()
     assert var.version == 1 + busy
@@ -119,7 +119,7 @@ def test_ctrl_c_ends_the_wait_before_fork():
 
     In the child the busy engine refuses calls, and other engines work. In the parent all engines work.
     """
-    assert forked("""
+    assert run_forking_program("""
         import os, signal, threading, time
         from weftplan import engine
         from weftplan.errors import EngineError
@@ -190,7 +190,7 @@ def test_two_threads_fork_concurrently(monkeypatch):
             for _ in range(10):
                 for eng, var in zip(engines, variables, strict=True):
                     eng.push(lambda: None, (), [var])
-                in_child(goes_on)
+                check_in_child(goes_on)
         except BaseException as error:
             failures.append(error)
 

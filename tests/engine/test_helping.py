@@ -19,7 +19,7 @@ from weftplan.support import core_sharing
 KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 
 
-def warm(eng, var):
+def run_short_operations(eng, var):
     """Run three operations, so that the engine has measured a short one; only then may waiting threads help."""
     for _ in range(3):
         eng.push(lambda: None, (), [var])
@@ -56,7 +56,7 @@ def eng(request):
 def test_a_short_operation_runs_on_the_waiting_thread(eng):
     """If the caller waits immediately, its thread runs more than 20 of 200 short operations; a worker runs the rest."""
     var = eng.new_variable()
-    warm(eng, var)
+    run_short_operations(eng, var)
     me = threading.get_ident()
     assert sum(thread_of_next(eng, var) == me for _ in range(200)) > 20
 
@@ -64,7 +64,7 @@ def test_a_short_operation_runs_on_the_waiting_thread(eng):
 def test_wait_for_all_runs_ready_operations(eng):
     """Each operation of a chain runs once and in order, on any thread, and the statistics count it."""
     var, ran = eng.new_variable(), []
-    warm(eng, var)
+    run_short_operations(eng, var)
     before = sum(q.completed for q in eng.statistics().queues)
     for i in range(1000):
         eng.push(lambda i=i: ran.append(i), (), [var])
@@ -76,7 +76,7 @@ def test_wait_for_all_runs_ready_operations(eng):
 def test_no_help_after_a_long_operation(eng):
     """After a long operation the worker runs the next one, because a waiting thread would delay Ctrl-C."""
     var = eng.new_variable()
-    warm(eng, var)
+    run_short_operations(eng, var)
     for _ in range(3):
         eng.push(lambda: time.sleep(0.02), (), [var])
         eng.wait_for_var(var)
@@ -103,7 +103,7 @@ def test_earlier_operations_run_with_one_worker(workers, monkeypatch):
     """With one worker, a waiting thread runs earlier operations first; with several, it leaves them to the workers."""
     eng = engine.create("ThreadedEngine", cpu_workers=workers)
     first, second, ran = eng.new_variable(), eng.new_variable(), []
-    warm(eng, first)
+    run_short_operations(eng, first)
     while len(plain_queue(eng).idle) < len(plain_queue(eng).started):
         time.sleep(0.001)
     plain_queue(eng).quick = True
@@ -123,7 +123,7 @@ def test_earlier_operations_run_with_one_worker(workers, monkeypatch):
 def test_wait_for_a_busy_worker_sleeps(eng, what):
     """A thread that waits for a running operation sleeps and does not poll: it uses less than 0.03 s of CPU time."""
     var, begun = eng.new_variable(), threading.Event()
-    warm(eng, var)
+    run_short_operations(eng, var)
     eng.push(lambda: (begun.set(), time.sleep(0.2)), (), [var])
     assert begun.wait(60)
     plain_queue(eng).quick = True  # as if the worker had measured a short operation
@@ -140,7 +140,7 @@ def test_no_help_when_switched_off(monkeypatch):
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "0")
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var = eng.new_variable()
-    warm(eng, var)
+    run_short_operations(eng, var)
     me = threading.get_ident()
     assert all(thread_of_next(eng, var) != me for _ in range(100))
     eng.stop()
@@ -150,7 +150,7 @@ def test_priorities_are_left_to_their_workers():
     """A waiting thread does not take operations from a priority queue, which orders them."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var = eng.new_variable()
-    warm(eng, var)
+    run_short_operations(eng, var)
     me = threading.get_ident()
     assert all(thread_of_next(eng, var, prop=FnProperty.CPU_PRIORITIZED) != me for _ in range(20))
     eng.stop()
@@ -189,7 +189,7 @@ def test_help_keeps_the_concurrency_limit(workers):
 def test_operation_does_not_see_the_waiters_context(eng):
     """An operation that a waiting thread runs does not see that thread's NumPy errstate, as on a worker."""
     var, zero = eng.new_variable(), np.zeros(1)
-    warm(eng, var)
+    run_short_operations(eng, var)
     seen = []
     with np.errstate(divide="raise", invalid="raise"):
         for _ in range(50):
@@ -203,7 +203,7 @@ def test_operation_does_not_see_the_waiters_context(eng):
 def test_nested_wait_is_refused_in_the_seat(eng):
     """An operation that waits for its own engine gets WaitInWorkerError on any thread."""
     var, second = eng.new_variable(), eng.new_variable()
-    warm(eng, var)
+    run_short_operations(eng, var)
     eng.push(lambda: eng.wait_for_var(second), (), [var])
     with pytest.raises(WaitInWorkerError):
         eng.wait_for_var(var)
@@ -213,8 +213,8 @@ def test_operation_waits_for_another_engine(eng):
     """An operation that waits for another engine may run an operation of that engine on the same thread."""
     other_engine = engine.create("ThreadedEngine", cpu_workers=1)
     outer, inner, ran = eng.new_variable(), other_engine.new_variable(), []
-    warm(eng, outer)
-    warm(other_engine, inner)
+    run_short_operations(eng, outer)
+    run_short_operations(other_engine, inner)
 
     def work():
         other_engine.push(lambda: ran.append(threading.get_ident()), (), [inner])
@@ -231,7 +231,7 @@ def test_operation_waits_for_another_engine(eng):
 def test_failures_in_the_seat_match_a_worker(eng):
     """On the waiting thread as on a worker, the wait raises the failure, dependants are skipped, a write clears it."""
     var, ran = eng.new_variable(), []
-    warm(eng, var)
+    run_short_operations(eng, var)
     for _ in range(20):
         eng.push(lambda: 1 / 0, (), [var])
         eng.push(lambda: ran.append(1), [var])
@@ -247,7 +247,7 @@ _HANDLER = "import signal; signal.signal(signal.SIGINT, signal.default_int_handl
 """Installs Python's SIGINT handler: a shell's background jobs, and their children, ignore SIGINT."""
 
 
-def script(text):
+def run_program(text):
     """Run a program in its own process with a SIGINT handler; return the words of its output."""
     done = subprocess.run(
         [sys.executable, "-c", _HANDLER + textwrap.dedent(text)],
@@ -262,7 +262,7 @@ def script(text):
 
 def test_ctrl_c_waits_for_a_short_operation():
     """After Ctrl-C a short operation completes; then the wait raises KeyboardInterrupt, and the var has no failure."""
-    assert script("""
+    assert run_program("""
         import os, signal, threading
         from weftplan.support import core_sharing as cores
         from weftplan import engine
@@ -300,7 +300,7 @@ def test_ctrl_c_waits_for_a_short_operation():
 
 def test_ctrl_c_ends_operation_after_nested_operation():
     """Ctrl-C interrupts a long operation even if it has run a short operation of another engine."""
-    assert script("""
+    assert run_program("""
         import os, signal, threading
         from weftplan.support import core_sharing as cores
         from weftplan import engine
@@ -335,7 +335,7 @@ def test_ctrl_c_ends_operation_after_nested_operation():
 
 def test_ctrl_c_ends_an_unexpectedly_long_operation():
     """After Ctrl-C a long operation fails, the wait raises KeyboardInterrupt, and the var can be written again."""
-    assert script("""
+    assert run_program("""
         import os, signal, threading, time
         from weftplan.support import core_sharing as cores
         from weftplan import engine
@@ -377,7 +377,7 @@ def test_idle_cores_help_in_the_seat(options, together):
     """
     eng = engine.create("ThreadedEnginePerDevice", **options)
     var, actual = eng.new_variable(), []
-    warm(eng, var)
+    run_short_operations(eng, var)
     meeting = threading.Barrier(together, timeout=60)
     mine = threading.get_ident()
 
@@ -388,7 +388,7 @@ def test_idle_cores_help_in_the_seat(options, together):
     for _ in range(200):
         eng.push(work, (), [var])
         eng.wait_for_var(var)
-        warm(eng, var)
+        run_short_operations(eng, var)
     assert {idle for _, idle in actual} == {together - 1}
     assert sum(who == mine for who, _ in actual) > 20
     assert core_sharing.idle_cores() == 0
@@ -398,7 +398,7 @@ def test_idle_cores_help_in_the_seat(options, together):
 def test_give_way_lets_a_woken_worker_begin(eng, monkeypatch):
     """``give_way()`` sleeps once if a woken worker has not started yet, and otherwise not at all."""
     var, slept = eng.new_variable(), []
-    warm(eng, var)
+    run_short_operations(eng, var)
     queue = plain_queue(eng)
     while queue.waking:
         time.sleep(0.001)
@@ -417,7 +417,7 @@ def test_operation_without_queue_is_waited_for():
     """A thread that waits for an operation outside all queues, started by its pusher, sleeps until its completion."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     var, started = eng.new_variable(), []
-    warm(eng, var)
+    run_short_operations(eng, var)
     eng.push_async(started.append, (), [var], prop=FnProperty.NO_SKIP)
     timer = threading.Timer(0.05, started[0])
     timer.start()

@@ -21,7 +21,7 @@ def threads(request):
     eng.stop()
 
 
-def half_written(array):
+def write_half_and_fail(array):
     """Run a task that writes the first element along the last axis and fails; expect the failure."""
 
     def half(out):
@@ -57,7 +57,7 @@ WHOLE = {
 def test_work_in_place_inherits(threads, name):
     """A task that keeps a part of a failed array does not run; it and later reads raise the failure."""
     array = np.full(3, 5.0)
-    half_written(array)
+    write_half_and_fail(array)
     with pytest.raises(Half):
         IN_PLACE[name](array).result()
     with pytest.raises(Half):
@@ -69,7 +69,7 @@ def test_work_in_place_inherits(threads, name):
 def test_a_full_overwrite_heals(threads, name):
     """A task that overwrites all of a failed array runs and clears the failure."""
     array = np.full(3, 5.0)
-    half_written(array)
+    write_half_and_fail(array)
     WHOLE[name](array).result()
     assert engine.submit(np.sum, array).result() in (6, 12)
 
@@ -78,7 +78,7 @@ def test_tiles_heal_one_by_one(threads):
     """Overwriting a whole tile clears the failure of that tile; a partial write or another tile does not."""
     field = np.zeros((4, 4))
     parts = engine.tiles(field, (2, 3))
-    half_written(parts[0, 0])
+    write_half_and_fail(parts[0, 0])
     with pytest.raises(Half):
         engine.submit(np.add, 1, 1, out=parts[0, 0][:1]).result()
     engine.submit(np.add, 1, 1, out=parts[1, 1]).result()
@@ -97,11 +97,11 @@ ND_IN_PLACE = {
     "indices": lambda y: y.__setitem__(mx.nd.array([1, 2], dtype="int32"), 4),
     "view": lambda y: mx.nd.ones((2,)).copyto(y[1:]),
     "out": lambda y: mx.nd.elemwise_add(y, mx.nd.ones((3,)), out=y),
-    "bulk": lambda y: bulked(y),
+    "bulk": lambda y: add_in_bulk(y),
 }
 
 
-def bulked(y):
+def add_in_bulk(y):
     """Add 1 in place, as a member of a bulk."""
     with engine.bulk(4):
         y += 1
@@ -112,7 +112,7 @@ def test_arrays_of_the_library(threads, name):
     """An NDArray operation that keeps a part of a failed array fails; ``y[:] = 3`` clears the failure."""
     y = mx.nd.zeros((3,))
     y.wait_to_read()
-    half_written(y)
+    write_half_and_fail(y)
     ND_IN_PLACE[name](y)
     with pytest.raises(Half):
         y.asnumpy()

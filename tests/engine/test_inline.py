@@ -249,7 +249,7 @@ def test_tracer_bulk_and_foreign_vars_disable_inline_write(eng):
     assert not eng.write_inline(lambda: None, (gone,), (var,))
 
 
-def begun(eng, reads=(), writes=()):
+def begin_inline(eng, reads=(), writes=()):
     """Begin an inline operation; return its completion callback, or None if it must be pushed."""
     return eng.begin(lambda on_complete: None, tuple(reads), tuple(writes), "begun")
 
@@ -259,7 +259,7 @@ def test_operation_begins_inline(eng, count):
     """Operations pushed after an inline begin wait for its completion, and a wait raises its failure."""
     reads, writes, order = [eng.new_variable() for _ in range(2)], [eng.new_variable() for _ in range(count)], []
     before = eng.statistics()
-    end = begun(eng, reads, writes)
+    end = begin_inline(eng, reads, writes)
     assert eng.statistics().pushed == before.pushed + 1
     assert eng.statistics().pending == 1
     eng.push(lambda: order.append("beside"), (reads[0],), ())
@@ -274,35 +274,35 @@ def test_operation_begins_inline(eng, count):
     assert order.count("behind") == 1 + count
     assert [var.version for var in (*reads, *writes)] == [0, 1] + [1] * count
 
-    begun(eng, reads, writes)(ValueError("lost"))
+    begin_inline(eng, reads, writes)(ValueError("lost"))
     for var in writes:
         with pytest.raises(ValueError, match="lost"):
             eng.wait_for_var(var)
-    assert begun(eng, (), [eng.new_variable()]) is None  # while a failure exists
+    assert begin_inline(eng, (), [eng.new_variable()]) is None  # while a failure exists
 
 
 def test_begin_needs_idle_vars(eng):
     """``begin`` returns None for a busy var, with a tracer, inside a bulk, for a foreign var and on a naive engine."""
     gate, read, written, idle = threading.Event(), eng.new_variable(), eng.new_variable(), eng.new_variable()
     eng.push(gate.wait, (read,), (written,))
-    assert begun(eng, (written,), (idle,)) is None
-    assert begun(eng, (), (idle, read)) is None
-    assert begun(eng, (), (idle, written)) is None
+    assert begin_inline(eng, (written,), (idle,)) is None
+    assert begin_inline(eng, (), (idle, read)) is None
+    assert begin_inline(eng, (), (idle, written)) is None
     assert (idle.write, idle.readers, read.readers) == (None, 0, 1)
-    end = begun(eng, (read,), (idle,))
+    end = begin_inline(eng, (read,), (idle,))
     assert read.readers == 2
-    assert begun(eng, (idle,), ()) is None
+    assert begin_inline(eng, (idle,), ()) is None
     end()
     gate.set()
     eng.wait_for_all()
     eng.tracer = lambda *args: None
-    assert begun(eng, (), (idle,)) is None
+    assert begin_inline(eng, (), (idle,)) is None
     eng.tracer = None
     with eng.bulk(4):
-        assert begun(eng, (), (idle,)) is None
+        assert begin_inline(eng, (), (idle,)) is None
     other_engine = engine.create("NaiveEngine")
-    assert begun(other_engine, (), (other_engine.new_variable(),)) is None
-    assert begun(eng, (), (other_engine.new_variable(),)) is None
+    assert begin_inline(other_engine, (), (other_engine.new_variable(),)) is None
+    assert begin_inline(eng, (), (other_engine.new_variable(),)) is None
 
 
 def test_begun_operation_completes_inline(eng):
@@ -310,7 +310,7 @@ def test_begun_operation_completes_inline(eng):
     gate, busy = threading.Event(), eng.new_variable()
     reads, writes = ([eng.new_variable() for _ in range(3)] for _ in range(2))
     for round in range(2):
-        end = begun(eng, reads, writes)
+        end = begin_inline(eng, reads, writes)
         apply, eng._region.apply = eng._region.apply, None
         end()
         eng._region.apply = apply
@@ -339,7 +339,7 @@ def test_waiting_signal_handler_is_refused_inside(eng, monkeypatch, stage):
 
     name = "_ours" if stage == "begin" else "_release"
     monkeypatch.setattr(region, name, wait)
-    end = begun(eng, (read,), (write,))
+    end = begin_inline(eng, (read,), (write,))
     end()
     assert actual == [1]
     eng.wait_for_all()
@@ -358,7 +358,7 @@ def test_raising_signal_handler_leaves_complete_release(eng, monkeypatch):
         release(iter([next(reads)]), iter([next(writes)]))
         raise TimeoutError
 
-    end = begun(eng, reads, writes)
+    end = begin_inline(eng, reads, writes)
     monkeypatch.setattr(region, "_release", interrupted)
     with pytest.raises(TimeoutError):
         end()

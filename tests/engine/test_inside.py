@@ -22,7 +22,7 @@ WAITS = {
 }
 
 
-def from_inside(eng, monkeypatch, call):
+def call_inside(eng, monkeypatch, call):
     """Run ``call`` inside the region during the next change, like a destructor; return a list that gets its error."""
     dispatch, actual = eng._dispatch, []
 
@@ -52,7 +52,7 @@ def test_waits_inside_are_refused(eng, monkeypatch, name):
     if eng.kind in ("NaiveEngine", "Simulator") and name == "stop":
         pytest.skip("its stop waits for nothing that another thread does")
     var, ran = eng.new_variable(), []
-    raised = from_inside(eng, monkeypatch, lambda: WAITS[name](eng, var))
+    raised = call_inside(eng, monkeypatch, lambda: WAITS[name](eng, var))
     eng.push(lambda: ran.append(1), (), [var])
     eng.wait_for_all()
     assert [type(error) for error in raised] == [EngineError]
@@ -66,7 +66,7 @@ def test_waits_on_another_engine_are_allowed(eng, monkeypatch):
     other_engine = engine.create("ThreadedEnginePerDevice")
     theirs, var = other_engine.new_variable(), eng.new_variable()
     other_engine.push(lambda: None, (), [theirs])
-    raised = from_inside(eng, monkeypatch, lambda: (other_engine.wait_for_var(theirs), other_engine.wait_for_all()))
+    raised = call_inside(eng, monkeypatch, lambda: (other_engine.wait_for_var(theirs), other_engine.wait_for_all()))
     eng.push(lambda: None, (), [var])
     eng.wait_for_all()
     assert raised == []
@@ -83,7 +83,7 @@ def test_pushes_from_inside_run(eng, monkeypatch):
         eng.push_async(lambda done: (log.append("async"), done()), (), [var])
         eng.delete_variable(var, lambda: log.append("delete"))
 
-    raised = from_inside(eng, monkeypatch, destructor)
+    raised = call_inside(eng, monkeypatch, destructor)
     eng.push(lambda: log.append("first"), (), [var])
     eng.wait_for_all()
     assert raised == []

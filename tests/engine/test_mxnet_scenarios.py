@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.contract.engines import DRIVERS, Boom, boom, pushed
+from tests.contract.engines import DRIVERS, Boom, boom, push_failing
 from weftplan import engine
 from weftplan.engine import FnProperty
 from weftplan.errors import DuplicateVarError, EngineError
@@ -132,7 +132,7 @@ class TestMisbehaviour:
     def test_raising_callback_fails(self, eng):
         """A wait and a read raise an operation's error until a later write; in MXNet both succeed."""
         a = mx.nd.zeros(2)
-        pushed(eng, boom, (), [a.var])
+        push_failing(eng, boom, (), [a.var])
         with pytest.raises(Boom):
             a.wait_to_read()
         with pytest.raises(Boom):
@@ -144,7 +144,7 @@ class TestMisbehaviour:
     def test_failed_result_raises_every_time(self, eng):
         """MXNet: the second read returns a buffer without a result. Here: each read raises."""
         a = mx.nd.zeros(2)
-        pushed(eng, boom, (), [a.var])
+        push_failing(eng, boom, (), [a.var])
         for _ in range(3):
             with pytest.raises(Boom):
                 a.asnumpy()
@@ -153,9 +153,9 @@ class TestMisbehaviour:
         """Dependants keep their failure, even after the source was overwritten; in MXNet one raise clears them all."""
         a = mx.nd.zeros(2)
         b, c = mx.nd.zeros(2), mx.nd.zeros(2)
-        pushed(eng, boom, (), [a.var])
-        pushed(eng, lambda: None, [a.var], [b.var])
-        pushed(eng, lambda: None, [b.var], [c.var])
+        push_failing(eng, boom, (), [a.var])
+        push_failing(eng, lambda: None, [a.var], [b.var])
+        push_failing(eng, lambda: None, [b.var], [c.var])
         with pytest.raises(Boom):
             a.asnumpy()
         a[:] = 1
@@ -196,7 +196,7 @@ class TestMisbehaviour:
         a.wait_to_read()
         b.wait_to_read()
         with mx.engine.bulk(15):
-            pushed(eng, boom, (), [b.var])
+            push_failing(eng, boom, (), [b.var])
             a += 1
         assert a.asnumpy().tolist() == [1, 1]
         with pytest.raises(Boom):

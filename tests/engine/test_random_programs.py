@@ -265,7 +265,7 @@ def test_oracle_detects_missing_skips():
     assert got.values != Oracle(False).run(program).values
 
 
-def orders(program_of, limit=5000):
+def run_in_all_orders(program_of, limit=5000):
     """Run ``program_of(eng)`` in every order that a simulator can choose.
 
     Yield the order at creation and the result for each run; raise AssertionError after ``limit`` runs.
@@ -298,7 +298,7 @@ def test_every_order_of_a_small_program(seed):
     want = Oracle(False).run(program)
     results = set()
     with ThreadPoolExecutor(1) as pool:
-        for _, got in orders(lambda eng: Run(eng, pool).run(program)):
+        for _, got in run_in_all_orders(lambda eng: Run(eng, pool).run(program)):
             assert (got.values, got.raised, got.versions) == (want.values, want.raised, want.versions)
             results.add(tuple(got.eng.history))
     assert results
@@ -322,8 +322,8 @@ def test_the_number_of_orders_is_right():
         eng.wait_for_all()
         return tuple(eng.history)
 
-    assert len({history for _, history in orders(independent)}) == 24
-    assert {history for _, history in orders(diamond)} == {(1, 2, 3, 4), (1, 3, 2, 4)}
+    assert len({history for _, history in run_in_all_orders(independent)}) == 24
+    assert {history for _, history in run_in_all_orders(diamond)} == {(1, 2, 3, 4), (1, 3, 2, 4)}
 
 
 def test_concurrent_programs_agree_with_their_oracles():

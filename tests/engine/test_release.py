@@ -38,7 +38,7 @@ class Parcel:
             raise Boom("boom")
 
 
-def function(parcel):
+def make_function(parcel):
     """Return a function that owns ``parcel`` alone; the log also records the destruction of the function."""
     log = parcel.log
 
@@ -49,7 +49,7 @@ def function(parcel):
     return run
 
 
-def starter(parcel):
+def make_async_function(parcel):
     """Return a function for push_async that completes the operation before it returns."""
     log = parcel.log
 
@@ -61,7 +61,7 @@ def starter(parcel):
     return start
 
 
-def keeper(parcel, kept):
+def make_pending_function(parcel, kept):
     """Return a function for push_async that appends its completion callback to ``kept`` and does not call it."""
 
     def start(on_complete):
@@ -86,7 +86,7 @@ def until(condition):
             gc.collect()
 
 
-def settled(log):
+def wait_until_released(log):
     """Return the log after both the parcel and its function have been released, in either order."""
     until(lambda: {"released", "function released"} <= set(log))
     return log
@@ -101,7 +101,7 @@ def eng(request):
 
 
 @pytest.fixture
-def counted(monkeypatch):
+def without_collector(monkeypatch):
     """Disable Python's cycle collector, so that only reference counts can release objects."""
     gc.collect()
     gc.disable()
@@ -109,7 +109,7 @@ def counted(monkeypatch):
     gc.enable()
 
 
-@pytest.mark.usefixtures("counted")
+@pytest.mark.usefixtures("without_collector")
 class TestAfterTheRun:
     """After a run without failures, no reference cycle may keep the operation's objects alive."""
 
@@ -122,10 +122,10 @@ class TestAfterTheRun:
         log = []
         const_vars = [eng.new_variable() for _ in range(reads)]
         mutable_vars = [eng.new_variable() for _ in range(writes)]
-        call, make = (eng.push, function) if push == "sync" else (eng.push_async, starter)
+        call, make = (eng.push, make_function) if push == "sync" else (eng.push_async, make_async_function)
         call(make(Parcel(log)), const_vars + const_vars[:1], mutable_vars, cpu(0), prop=prop)
         eng.wait_for_all()
-        assert sorted(settled(log)) == ["function released", "released", "run"]
+        assert sorted(wait_until_released(log)) == ["function released", "released", "run"]
         assert log[0] == "run"
 
     def test_blocked_function_is_not_released(self):
@@ -133,8 +133,8 @@ class TestAfterTheRun:
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
         gate, var, log = threading.Event(), eng.new_variable(), []
         eng.push(gate.wait, (), [var])
-        eng.push(function(Parcel(log)), [var])
-        eng.push(function(Parcel(log)), (), [var])
+        eng.push(make_function(Parcel(log)), [var])
+        eng.push(make_function(Parcel(log)), (), [var])
         gc.collect()
         assert log == []
         gate.set()
@@ -149,7 +149,7 @@ class TestAfterTheRun:
         if eng.kind in ("Simulator", "NaiveEngine"):
             pytest.skip("a wait is what runs the operation, so nothing can be looked at before its end")
         log, kept = [], []
-        eng.push_async(keeper(Parcel(log), kept), (), [eng.new_variable()])
+        eng.push_async(make_pending_function(Parcel(log), kept), (), [eng.new_variable()])
         until(lambda: kept)
         assert log == ["run"]
         kept.pop()()
@@ -160,7 +160,7 @@ class TestAfterTheRun:
     def test_stored_operator_releases_after_deletion(self, eng):
         """A deleted operator completes its twenty pushed runs, and only then releases its function."""
         log = []
-        operator = eng.new_operator(function(Parcel(log)), (), [eng.new_variable()], name="stored")
+        operator = eng.new_operator(make_function(Parcel(log)), (), [eng.new_variable()], name="stored")
         for _ in range(10):
             eng.push(operator)
         eng.wait_for_all()
@@ -170,7 +170,7 @@ class TestAfterTheRun:
         eng.delete_operator(operator)
         del operator
         eng.wait_for_all()
-        assert settled(log)[:20] == ["run"] * 20
+        assert wait_until_released(log)[:20] == ["run"] * 20
         assert sorted(log[20:]) == ["function released", "released"]
 
     def test_delete_function_runs_and_is_released(self, eng):
@@ -178,9 +178,9 @@ class TestAfterTheRun:
         log, var = [], eng.new_variable()
         for _ in range(5):
             eng.push(lambda: log.append("use"), [var])
-        eng.delete_variable(var, function(Parcel(log)))
+        eng.delete_variable(var, make_function(Parcel(log)))
         eng.wait_for_all()
-        assert settled(log)[:6] == ["use"] * 5 + ["run"]
+        assert wait_until_released(log)[:6] == ["use"] * 5 + ["run"]
         assert sorted(log[6:]) == ["function released", "released"]
 
     def test_nested_push_is_released(self, eng):
@@ -188,10 +188,10 @@ class TestAfterTheRun:
         inner, outer, var = [], [], eng.new_variable()
 
         def both(parcel):
-            run = function(parcel)
+            run = make_function(parcel)
 
             def push_and_run():
-                eng.push(function(Parcel(inner)), (), [var])
+                eng.push(make_function(Parcel(inner)), (), [var])
                 run()
 
             return push_and_run
@@ -199,7 +199,7 @@ class TestAfterTheRun:
         eng.push(both(Parcel(outer)), (), [var])
         eng.wait_for_all()
         for log in (inner, outer):
-            assert sorted(settled(log)) == ["function released", "released", "run"]
+            assert sorted(wait_until_released(log)) == ["function released", "released", "run"]
             assert log[0] == "run"
 
 
@@ -209,7 +209,7 @@ def test_bulk_members_are_released(eng, size):
     logs, var = [[] for _ in range(25)], eng.new_variable()
     with eng.bulk(size):
         for log in logs:
-            eng.push(function(Parcel(log)), (), [var])
+            eng.push(make_function(Parcel(log)), (), [var])
         eng.wait_for_all()
     until(lambda: gc.collect() is None or all(len(log) == 3 for log in logs))  # a bulk and its operation are a cycle
     for log in logs:
@@ -231,7 +231,7 @@ class TestWithFailures:
     def test_failed_function_is_released_after_healing(self, eng, push, writes):
         """A later write clears the failure of the var; then the failed function is released."""
         log, writes = [], [eng.new_variable() for _ in range(writes)]
-        call, make = (eng.push, function) if push == "sync" else (eng.push_async, starter)
+        call, make = (eng.push, make_function) if push == "sync" else (eng.push_async, make_async_function)
         self.raised(eng, lambda: call(make(Parcel(log, fails=True)), (), writes))
         eng.push(lambda: None, (), writes)
         eng.wait_for_all()
@@ -249,8 +249,8 @@ class TestWithFailures:
             raise Boom("boom")
 
         eng.push(boom, (), [source])
-        eng.push(function(Parcel(log)), [source], [target])
-        eng.push_async(starter(Parcel(log)), [source], [target])
+        eng.push(make_function(Parcel(log)), [source], [target])
+        eng.push_async(make_async_function(Parcel(log)), [source], [target])
         self.raised(eng, lambda: None)
         until(lambda: len(log) == 4)
         assert sorted(log) == ["function released"] * 2 + ["released"] * 2
@@ -264,7 +264,7 @@ class TestWithFailures:
             raise Boom("boom")
 
         self.raised(naive, lambda: naive.push(boom, (), [var]))
-        self.raised(naive, lambda: naive.push(function(Parcel(log)), [var]))
+        self.raised(naive, lambda: naive.push(make_function(Parcel(log)), [var]))
         naive.push(lambda: None, (), [var])
         gc.collect()
         assert sorted(log) == ["function released", "released"]
@@ -276,9 +276,9 @@ class TestWithFailures:
 
         def three():
             with eng.bulk(10):
-                eng.push(function(Parcel(bad, fails=True)), (), [a])
-                eng.push(function(Parcel(blocked)), [a], [b])
-                eng.push(function(Parcel(fine)), (), [c])
+                eng.push(make_function(Parcel(bad, fails=True)), (), [a])
+                eng.push(make_function(Parcel(blocked)), [a], [b])
+                eng.push(make_function(Parcel(fine)), (), [c])
 
         if eng.kind == "NaiveEngine":
             pytest.skip("it knows no bulks: the push raises")
@@ -296,16 +296,16 @@ class TestWithFailures:
 
         def both(var):
             try:
-                eng.push(function(Parcel(failed, fails=True)), (), [var])
+                eng.push(make_function(Parcel(failed, fails=True)), (), [var])
             finally:
-                eng.delete_variable(var, function(Parcel(deleter)))
+                eng.delete_variable(var, make_function(Parcel(deleter)))
 
         self.raised(eng, lambda: both(eng.new_variable()))
         until(lambda: gc.collect() is None or (len(failed), len(deleter)) == (3, 3))
         assert sorted(failed) == sorted(deleter) == ["function released", "released", "run"]
 
 
-@pytest.mark.usefixtures("counted")
+@pytest.mark.usefixtures("without_collector")
 class TestWithoutARun:
     """Functions that never run are released, too."""
 
@@ -314,18 +314,18 @@ class TestWithoutARun:
         log, var, second = [], eng.new_variable(), engine.create("NaiveEngine").new_variable()
 
         def push_a_deleted_operator():
-            gone = eng.new_operator(function(Parcel(log)), (), [var])
+            gone = eng.new_operator(make_function(Parcel(log)), (), [var])
             eng.delete_operator(gone)
             eng.push(gone)
 
         for call in (
-            lambda: eng.push(function(Parcel(log)), (), [var, var]),
-            lambda: eng.push(function(Parcel(log)), [var], [var]),
-            lambda: eng.push(function(Parcel(log)), [second]),
-            lambda: eng.push(function(Parcel(log)), (), [var], "cpu"),
-            lambda: eng.push_async(starter(Parcel(log)), [var], [var]),
-            lambda: eng.new_operator(function(Parcel(log)), [var], [var]),
-            lambda: eng.delete_variable(second, function(Parcel(log))),
+            lambda: eng.push(make_function(Parcel(log)), (), [var, var]),
+            lambda: eng.push(make_function(Parcel(log)), [var], [var]),
+            lambda: eng.push(make_function(Parcel(log)), [second]),
+            lambda: eng.push(make_function(Parcel(log)), (), [var], "cpu"),
+            lambda: eng.push_async(make_async_function(Parcel(log)), [var], [var]),
+            lambda: eng.new_operator(make_function(Parcel(log)), [var], [var]),
+            lambda: eng.delete_variable(second, make_function(Parcel(log))),
             push_a_deleted_operator,
         ):
             with pytest.raises((DuplicateVarError, EngineError)):
@@ -341,13 +341,13 @@ class TestWithoutARun:
         log, deleter, var = [], [], eng.new_variable()
         eng.notify_shutdown()
         for _ in range(10):
-            eng.push(function(Parcel(log)), (), [var])
-            eng.push_async(starter(Parcel(log)), [var])
-        eng.delete_variable(var, function(Parcel(deleter)))
+            eng.push(make_function(Parcel(log)), (), [var])
+            eng.push_async(make_async_function(Parcel(log)), [var])
+        eng.delete_variable(var, make_function(Parcel(deleter)))
         eng.wait_for_all()
         until(lambda: len(log) == 40)
         assert sorted(log) == ["function released"] * 20 + ["released"] * 20
-        assert sorted(settled(deleter)) == ["function released", "released", "run"]
+        assert sorted(wait_until_released(deleter)) == ["function released", "released", "run"]
         assert deleter[0] == "run"
 
     def test_shutdown_releases_queued_functions(self):
@@ -358,16 +358,16 @@ class TestWithoutARun:
         def held(run):
             return lambda: (started.set(), gate.wait(), run())
 
-        eng.push(held(function(Parcel(running))), (), [var])
+        eng.push(held(make_function(Parcel(running))), (), [var])
         assert started.wait(60)
         for _ in range(50):
-            eng.push(function(Parcel(waiting)), (), [var])
+            eng.push(make_function(Parcel(waiting)), (), [var])
         eng.notify_shutdown()
         assert (running, waiting) == ([], [])
         gate.set()
         eng.wait_for_all()
         until(lambda: len(waiting) == 100)
-        assert sorted(settled(running)) == ["function released", "released", "run"]
+        assert sorted(wait_until_released(running)) == ["function released", "released", "run"]
         assert running[0] == "run"
         assert "run" not in waiting
         eng.stop()
@@ -376,7 +376,7 @@ class TestWithoutARun:
         """A simulator that is dropped releases its pending operations without running them."""
         sim, log = engine.create("Simulator"), []
         for _ in range(10):
-            sim.push(function(Parcel(log)), (), [sim.new_variable()])
+            sim.push(make_function(Parcel(log)), (), [sim.new_variable()])
         del sim
         gc.collect()
         assert sorted(log) == ["function released"] * 10 + ["released"] * 10
@@ -387,7 +387,7 @@ class TestWithoutARun:
         gate = threading.Event()
         eng.push(gate.wait)
         for _ in range(20):
-            eng.push(function(Parcel(log)))
+            eng.push(make_function(Parcel(log)))
         del eng
         gate.set()
         until(lambda: len(log) == 60)

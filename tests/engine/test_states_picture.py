@@ -17,7 +17,7 @@ class Request:
         self.wait = 1
 
 
-def changes(seed: int) -> set[tuple[str, str]]:
+def state_changes(seed: int) -> set[tuple[str, str]]:
     """Return the pairs (before, after) of a var's states during 200 random requests and completions."""
     rng, var, seen = random.Random(seed), Var(None), set()
     running: list[Any] = []
@@ -38,7 +38,7 @@ def changes(seed: int) -> set[tuple[str, str]]:
 def test_the_picture_has_every_change_of_state() -> None:
     """The picture has an arrow for exactly the state changes that occur, and is what its script draws."""
     picture = script("draw_states")
-    seen = set().union(*map(changes, range(50)))
+    seen = set().union(*map(state_changes, range(50)))
     assert {(before, after) for before, after in seen if before != after} == set(picture.ARROWS)
     assert {state for change in seen for state in change} == set(picture.STATES)
     assert picture.TARGET.read_text(encoding="utf-8") == picture.drawing()

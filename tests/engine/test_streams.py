@@ -30,7 +30,7 @@ def enqueue(eng, ctx, fn, reads, writes, **options):
     eng.push(lambda: place.launch(fn), reads, writes, ctx, **options)
 
 
-def chain_over_streams(eng, steps=40):
+def run_chain_over_streams(eng, steps=40):
     """Pass a value through two devices, a copy queue and the host; return the actual and the expected result."""
     cell, var = np.zeros(1), eng.new_variable()
     want = 0.0
@@ -52,7 +52,7 @@ def chain_over_streams(eng, steps=40):
 
 def test_streams_are_ordered_by_events(eng):
     """Operations of different streams that write one var run in push order."""
-    got, want = chain_over_streams(eng)
+    got, want = run_chain_over_streams(eng)
     assert got == want
 
 
@@ -304,7 +304,7 @@ def test_arrays_on_simulated_devices(eng):
         np.testing.assert_allclose(a.asnumpy(), want, rtol=1e-5)
 
 
-def branches(monkeypatch, workers, count=4, steps=3):
+def run_chains(monkeypatch, workers, count=4, steps=3):
     """Run ``count`` independent chains of ``steps`` one-second operations on one device.
 
     Return the virtual seconds until all are done, and the set of streams that each chain used.
@@ -330,8 +330,8 @@ def branches(monkeypatch, workers, count=4, steps=3):
 
 def test_independent_chains_overlap(monkeypatch):
     """Four chains use both streams of two workers and take 6 to under 12 s; on one stream they take 12 s."""
-    one, _ = branches(monkeypatch, 1)
-    two, seen = branches(monkeypatch, 2)
+    one, _ = run_chains(monkeypatch, 1)
+    two, seen = run_chains(monkeypatch, 2)
     assert one == 12.0
     assert 6.0 <= two < one
     assert len(set().union(*seen)) == 2

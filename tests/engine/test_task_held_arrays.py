@@ -88,7 +88,7 @@ class Frame:
         return self.manager.blocks[0].values
 
 
-def boxed(array):
+def object_array_of(array):
     """Return an object array whose only element is ``array``."""
     box = np.empty(1, object)
     box[0] = array
@@ -118,7 +118,7 @@ ROUTES = {
     "UserList": lambda a: engine.submit(total, collections.UserList([a])),
     "UserDict": lambda a: engine.submit(lambda d: d["a"].sum(), collections.UserDict(a=a)),
     "dict view": lambda a: engine.submit(total, {"a": a}.values()),
-    "object array": lambda a: engine.submit(total, boxed(a)),
+    "object array": lambda a: engine.submit(total, object_array_of(a)),
     "data object": lambda a: engine.submit(lambda d: np.sum(d.value), Plain(a)),
     "slots": lambda a: engine.submit(lambda d: np.sum(d.value), Slotted(a)),
     "nested data objects": lambda a: engine.submit(lambda d: np.sum(d.value.value), Plain(Slotted(a))),
@@ -141,7 +141,7 @@ def threads():
     eng.stop()
 
 
-def behind_a_writer(array, route):
+def run_after_writer(array, route):
     """Return the result of ``route``, whose task is submitted while a write of ``array`` is pending.
 
     The array is filled with 7; the task must not end before the write.
@@ -164,7 +164,7 @@ def behind_a_writer(array, route):
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
 def test_a_reader_waits_for_the_writer(threads, route):
     """By each route, the task begins after the writer has ended and sees its values."""
-    assert np.sum(behind_a_writer(np.zeros(4), route)) == 28
+    assert np.sum(run_after_writer(np.zeros(4), route)) == 28
 
 
 @pytest.mark.parametrize("library", ["torch", "pandas", "scipy.sparse"])
@@ -181,7 +181,7 @@ def test_objects_of_libraries(threads, library):
         "scipy.sparse": [lambda a: engine.submit(module.csr_array((a, [0, 1, 2, 3], [0, 4]), shape=(1, 4)).sum)],
     }
     for route in routes[library]:
-        assert float(behind_a_writer(np.zeros(4), route)) == 28
+        assert float(run_after_writer(np.zeros(4), route)) == 28
 
 
 def test_one_tensor_imported_twice(threads):

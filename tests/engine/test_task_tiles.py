@@ -15,7 +15,7 @@ from weftplan.tasks.tiles import Grid
 ENGINE = engine.create("NaiveEngine")
 
 
-def sharing(array, tile, view):
+def tiles_in_memory(array, tile, view):
     """Return for each tile whether it shares memory with ``view``, by NumPy's exact test."""
     counts = [-(-n // t) for n, t in zip(array.shape, tile, strict=True)]
     places = itertools.product(*map(range, counts))
@@ -25,7 +25,7 @@ def sharing(array, tile, view):
     ]
 
 
-def touched(array, tile, view):
+def tiles_reported(array, tile, view):
     """Return for each tile whether the grid reports it for ``view``, and whether the view extends beyond the array."""
     grid = Grid(array, tile, ENGINE)
     actual, beyond = grid.touched(view)
@@ -65,8 +65,8 @@ def views(draw):
 def test_no_tile_is_missed(case):
     """A grid reports every tile that shares memory with a view; for a slice with step 1 it reports no other tile."""
     array, tile, view, plain = case
-    named, beyond = touched(array, tile, view)
-    shared = sharing(array, tile, view)
+    named, beyond = tiles_reported(array, tile, view)
+    shared = tiles_in_memory(array, tile, view)
     assert not beyond
     assert all(n or not s for n, s in zip(named, shared, strict=True))
     if plain and view.size:
@@ -80,11 +80,11 @@ def test_views_beyond_the_array():
     """
     buffer = np.zeros(100)
     array = buffer[20:60]
-    assert touched(array, (10,), buffer[:20]) == ([False] * 4, True)
-    assert touched(array, (10,), buffer[60:]) == ([False] * 4, True)
-    assert touched(array, (10,), buffer[10:30]) == ([True] * 4, True)
-    assert touched(array, (10,), buffer[30:30]) == ([False] * 4, False)
-    assert touched(array, (10,), buffer[25:45]) == ([True, True, True, False], False)
+    assert tiles_reported(array, (10,), buffer[:20]) == ([False] * 4, True)
+    assert tiles_reported(array, (10,), buffer[60:]) == ([False] * 4, True)
+    assert tiles_reported(array, (10,), buffer[10:30]) == ([True] * 4, True)
+    assert tiles_reported(array, (10,), buffer[30:30]) == ([False] * 4, False)
+    assert tiles_reported(array, (10,), buffer[25:45]) == ([True, True, True, False], False)
 
 
 @pytest.mark.parametrize(

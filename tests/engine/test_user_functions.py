@@ -27,7 +27,7 @@ def eng(request):
     eng.stop()
 
 
-def rounds(eng, work, count=60):
+def push_and_wait(eng, work, count=60):
     """Push ``work`` and wait for it ``count`` times, by turns for its var and for all."""
     var = eng.new_variable()
     for i in range(count):
@@ -38,7 +38,7 @@ def rounds(eng, work, count=60):
 def test_user_function_runs_on_the_worker(eng):
     """A pushed function runs only on the worker's thread."""
     threads = set()
-    rounds(eng, lambda: threads.add(threading.current_thread().name))
+    push_and_wait(eng, lambda: threads.add(threading.current_thread().name))
     assert len(threads) == 1
     assert threading.current_thread().name not in threads
 
@@ -68,7 +68,7 @@ def test_lock_of_the_waiting_thread_excludes_functions(eng):
             lock.release()
 
     with lock:
-        rounds(eng, work)
+        push_and_wait(eng, work)
     assert entered == [False] * 60
 
 
@@ -78,7 +78,7 @@ def test_functions_do_not_see_the_waiters_context(eng):
     token = word.set("the waiting thread's")
     try:
         with mx.cpu(7):
-            rounds(eng, lambda: seen.add((mx.current_context(), word.get())))
+            push_and_wait(eng, lambda: seen.add((mx.current_context(), word.get())))
     finally:
         word.reset(token)
     assert seen == {(mx.cpu(0), "nobody's")}
@@ -93,7 +93,7 @@ def test_functions_have_the_workers_recursion_depth(eng):
     def wait_deep(frames):
         if frames:
             return wait_deep(frames - 1)
-        return rounds(eng, lambda: down(sys.getrecursionlimit() - 300), 10)
+        return push_and_wait(eng, lambda: down(sys.getrecursionlimit() - 300), 10)
 
     wait_deep(sys.getrecursionlimit() // 2)
 

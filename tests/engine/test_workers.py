@@ -28,7 +28,7 @@ def eng(request):
     eng.stop()
 
 
-def asleep(eng, **options):
+def start_all_workers(eng, **options):
     """Run operations until all workers have started, and wait until they sleep."""
     meet = threading.Barrier(MANY, timeout=60)
     for _ in range(MANY):
@@ -47,7 +47,7 @@ def test_operations_ready_together_run_concurrently(eng, started, prop):
     The worker that ran the write takes one operation and wakes or starts the next worker, which does the same.
     """
     if started:
-        asleep(eng, prop=prop)
+        start_all_workers(eng, prop=prop)
     var, meet, gate = eng.new_variable(), threading.Barrier(MANY, timeout=60), threading.Event()
     eng.push(gate.wait, (), [var], prop=prop)
     for _ in range(MANY):
@@ -62,7 +62,7 @@ def test_operations_ready_together_run_concurrently(eng, started, prop):
 def test_consecutive_pushes_run_concurrently(eng, started):
     """Four consecutive pushes run at the same time, on new and on sleeping threads."""
     if started:
-        asleep(eng)
+        start_all_workers(eng)
     meet = threading.Barrier(MANY, timeout=60)
     for _ in range(MANY):
         eng.push(meet.wait)
@@ -71,7 +71,7 @@ def test_consecutive_pushes_run_concurrently(eng, started):
 
 def test_free_worker_takes_successors_of_a_busy_worker(eng):
     """While a worker runs a long operation, a sleeping worker takes the operation that became ready with it."""
-    asleep(eng)
+    start_all_workers(eng)
     a, done, gate = eng.new_variable(), threading.Event(), threading.Event()
     eng.push(lambda: None, (), [a])
     eng.push(lambda: done.wait(60), [a])

@@ -16,7 +16,7 @@ from weftplan.support import slots
 SIZE = 1 << 14
 
 
-def limited(ctx, arrays):
+def limited_device(ctx, arrays):
     """Return a device with memory for ``arrays`` arrays of SIZE bytes."""
     return LimitedDevice(device.get(ctx), arrays * SIZE, "the test")
 
@@ -32,7 +32,7 @@ def array(ctx, value, count=1):
     return mx.nd.array(np.full(count * SIZE // 4, value, "float32"), ctx=ctx)
 
 
-def scattered(ctx):
+def scattered_arrays(ctx):
     """Return the eight arrays with odd values of sixteen; the others are freed."""
     held = [array(ctx, value) for value in range(16)]
     mx.nd.waitall()
@@ -49,8 +49,8 @@ def test_compaction_merges_free_memory(ctx, maker):
 
     Values are unchanged, the moved bytes are returned, and a second call moves nothing.
     """
-    with spilling.using("", movable=True), storage.using(MAKERS[maker](limited(ctx, 16))) as pool:
-        held = scattered(ctx)
+    with spilling.using("", movable=True), storage.using(MAKERS[maker](limited_device(ctx, 16))) as pool:
+        held = scattered_arrays(ctx)
         moved = storage.compact(ctx)
         assert 0 < moved <= 8 * SIZE
         assert moved % SIZE == 0
@@ -74,8 +74,8 @@ def test_compaction_is_a_rung_of_relief(monkeypatch, setting, fits):
     config._reset_for_tests()
     monkeypatch.setenv("WEFTPLAN_STORAGE_COMPACT", setting)
     monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)
-    with storage.using(MAKERS["growth"](limited(ctx, 16))):
-        held = scattered(ctx)
+    with storage.using(MAKERS["growth"](limited_device(ctx, 16))):
+        held = scattered_arrays(ctx)
         if fits:
             assert (array(ctx, 99, 8).asnumpy() == 99).all()
         else:
@@ -92,8 +92,8 @@ def test_compaction_is_a_rung_of_relief(monkeypatch, setting, fits):
 def test_exported_memory_does_not_move():
     """An array exported by DLPack keeps its address; other arrays move."""
     ctx = mx.cpu(9182)
-    with spilling.using("", movable=True), storage.using(MAKERS["growth"](limited(ctx, 16))):
-        held = scattered(ctx)
+    with spilling.using("", movable=True), storage.using(MAKERS["growth"](limited_device(ctx, 16))):
+        held = scattered_arrays(ctx)
         views = [np.from_dlpack(x) for x in held[:2]]
         assert storage.compact(ctx) > 0
         for value, view in enumerate(views):
@@ -111,7 +111,7 @@ def test_immovable_pools_move_nothing(maker):
     """Pools of whole blocks and guarded pools move no array."""
     ctx = mx.cpu(9183)
     with spilling.using("", movable=True), storage.using(maker(device.get(ctx))):
-        held = scattered(ctx)
+        held = scattered_arrays(ctx)
         assert storage.compact(ctx) == 0
         assert [float(x.asnumpy()[0]) for x in held] == list(range(1, 16, 2))
         del held

@@ -41,14 +41,14 @@ def built(monkeypatch):
     config._reset_for_tests()
 
 
-def taken_by(resource, room, *sizes):
+def allocated_sizes(resource, room, *sizes):
     """Serve requests of the given sizes; return the sizes that the device has allocated."""
     for nbytes in sizes:
         resource.allocate(nbytes)
     return room.taken
 
 
-def bottom(resource):
+def lowest_resource(resource):
     while hasattr(resource, "upstream"):
         resource = resource.upstream
     return resource
@@ -61,7 +61,7 @@ def bottom(resource):
 @pytest.mark.shows("FLAGS_allocator_strategy")
 def test_allocator_strategy(built, kind, strategy, cls):
     """FLAGS_allocator_strategy chooses the pool on every kind of device; without it, MXNet's pool is used."""
-    assert type(bottom(built(kind, strategy)[0])) is cls
+    assert type(lowest_resource(built(kind, strategy)[0])) is cls
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_allocator_strategy(built, kind, strategy, cls):
 def test_fractions(built, kind, flag, fraction, chunk):
     """A fraction sets the first chunk to that share of memory; 0 allocates exactly the request."""
     more = {"initial_cpu_memory_in_mb": 10_000} if kind == "cpu" else {}
-    assert taken_by(*built(kind, "naive_best_fit", **{flag: fraction}, **more), 10) == [chunk]
+    assert allocated_sizes(*built(kind, "naive_best_fit", **{flag: fraction}, **more), 10) == [chunk]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_fractions(built, kind, flag, fraction, chunk):
 @pytest.mark.shows("FLAGS_fraction_of_*")
 def test_a_fraction_alone_chooses_its_strategy(built, kind, flag):
     """A fraction without a strategy chooses naive_best_fit, as Paddle's documents use it."""
-    assert taken_by(*built(kind, **{flag: 0.25}), 10) == [256 << 20]
+    assert allocated_sizes(*built(kind, **{flag: 0.25}), 10) == [256 << 20]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_strategy_goes_before_a_fraction(built, other):
     """With another strategy or an MXNet pool, a fraction has no effect, and a warning says so."""
     with pytest.warns(ConfigWarning, match=r"FLAGS_fraction_of_gpu_memory_to_use=0\.25 has no effect on sim"):
         resource, room = built("sim", fraction_of_gpu_memory_to_use=0.25, **other)
-    assert sum(taken_by(resource, room, 10)) < 64 << 20
+    assert sum(allocated_sizes(resource, room, 10)) < 64 << 20
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cpu_pinned", "sim", "gpu"])
@@ -117,20 +117,20 @@ def test_default_chunks(built, kind):
     gib = 1 << 30
     share = int(0.92 * gib)
     expected = {"cpu": 500 * MIB, "cpu_pinned": gib // 2, "sim": share // 64 * 64, "gpu": share // 256 * 256}
-    assert taken_by(*built(kind, "naive_best_fit"), 10) == [expected[kind]]
+    assert allocated_sizes(*built(kind, "naive_best_fit"), 10) == [expected[kind]]
 
 
 @pytest.mark.shows("FLAGS_initial_cpu_memory_in_mb")
 def test_initial_cpu_memory_in_mb(built):
     """Each chunk of a host has FLAGS_initial_cpu_memory_in_mb MiB."""
-    sizes = taken_by(*built("cpu", "naive_best_fit", initial_cpu_memory_in_mb=100), 10, 99 * MIB, 99 * MIB)
+    sizes = allocated_sizes(*built("cpu", "naive_best_fit", initial_cpu_memory_in_mb=100), 10, 99 * MIB, 99 * MIB)
     assert sizes == [100 * MIB, 100 * MIB]
 
 
 def test_initial_cpu_memory_is_at_most_the_share(built):
     """A chunk of a host has at most FLAGS_fraction_of_cpu_memory_to_use of the memory."""
     flags = {"initial_cpu_memory_in_mb": 100, "fraction_of_cpu_memory_to_use": 0.0625}
-    assert taken_by(*built("cpu", "naive_best_fit", **flags), 10) == [64 * MIB]
+    assert allocated_sizes(*built("cpu", "naive_best_fit", **flags), 10) == [64 * MIB]
 
 
 @pytest.mark.parametrize("kind", ["sim", "gpu"])
@@ -138,7 +138,7 @@ def test_initial_cpu_memory_is_at_most_the_share(built):
 def test_initial_and_reallocate_gpu_memory_in_mb(built, kind):
     """The first chunk of a GPU has the initial size, and later chunks have the reallocate size."""
     flags = {"initial_gpu_memory_in_mb": 100, "reallocate_gpu_memory_in_mb": 30}
-    sizes = taken_by(*built(kind, "naive_best_fit", **flags), 60 * MIB, 40 * MIB, 20 * MIB, 20 * MIB)
+    sizes = allocated_sizes(*built(kind, "naive_best_fit", **flags), 60 * MIB, 40 * MIB, 20 * MIB, 20 * MIB)
     assert sizes == [100 * MIB, 30 * MIB, 30 * MIB]
 
 
@@ -146,14 +146,14 @@ def test_initial_and_reallocate_gpu_memory_in_mb(built, kind):
 def test_initial_gpu_memory_alone(built, kind):
     """With only the initial size set, later chunks are a share of the free memory."""
     flags = {"initial_gpu_memory_in_mb": 512, "fraction_of_gpu_memory_to_use": 0.5}
-    assert taken_by(*built(kind, "naive_best_fit", **flags), 512 * MIB, 10) == [512 * MIB, 256 * MIB]
+    assert allocated_sizes(*built(kind, "naive_best_fit", **flags), 512 * MIB, 10) == [512 * MIB, 256 * MIB]
 
 
 @pytest.mark.parametrize("kind", CONTEXTS)
 @pytest.mark.shows("FLAGS_auto_growth_chunk_size_in_mb")
 def test_auto_growth_chunk_size_in_mb(built, kind):
     """A pool grows by FLAGS_auto_growth_chunk_size_in_mb, or by the size of a larger request."""
-    sizes = taken_by(*built(kind, "auto_growth", auto_growth_chunk_size_in_mb=4), 10, 10, 5 * MIB)
+    sizes = allocated_sizes(*built(kind, "auto_growth", auto_growth_chunk_size_in_mb=4), 10, 10, 5 * MIB)
     assert sizes == [4 * MIB, 5 * MIB]
 
 
@@ -182,7 +182,7 @@ def test_auto_growth_stays_near_its_peak(built, compat, held):
 @pytest.mark.parametrize("kind", CONTEXTS)
 def test_auto_growth_without_a_chunk_size(built, kind):
     """Without a chunk size the pool grows by the request, rounded up to the device's alignment."""
-    assert taken_by(*built(kind, "auto_growth"), 10) == [ALIGNMENT[kind]]
+    assert allocated_sizes(*built(kind, "auto_growth"), 10) == [ALIGNMENT[kind]]
 
 
 @pytest.mark.parametrize("strategy", [None, "naive_best_fit", "auto_growth"])
@@ -244,8 +244,8 @@ def test_memory_is_not_filled_without_the_flag(built):
 def test_mxnet_pools_by_kind_of_device(built, kind, prefix):
     """MXNET_*_MEM_POOL_TYPE and its page size apply to the kind of device in their names."""
     resource, _ = built(kind, **{f"MXNET_{prefix}_MEM_POOL_TYPE": "Round", f"MXNET_{prefix}_MEM_POOL_PAGE_SIZE": 1024})
-    assert type(bottom(resource)) is RoundPool
-    assert bottom(resource).rounded(1) == 1024
+    assert type(lowest_resource(resource)) is RoundPool
+    assert lowest_resource(resource).rounded(1) == 1024
 
 
 @pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
@@ -253,7 +253,7 @@ def test_mxnet_pools_by_kind_of_device(built, kind, prefix):
 def test_mxnet_large_alloc_round_size(built, kind, prefix):
     """The Naive pool rounds sizes above the large-allocation size up to multiples of it."""
     resource, _ = built(kind, **{f"MXNET_{prefix}_MEM_LARGE_ALLOC_ROUND_SIZE": 8192})
-    assert bottom(resource).rounded(9000) == 16384
+    assert lowest_resource(resource).rounded(9000) == 16384
 
 
 @pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
@@ -261,7 +261,7 @@ def test_mxnet_large_alloc_round_size(built, kind, prefix):
 def test_mxnet_round_linear_cutoff(built, kind, prefix):
     """The Round pool uses powers of two up to the cutoff and multiples of it above."""
     more = {f"MXNET_{prefix}_MEM_POOL_TYPE": "Round", f"MXNET_{prefix}_MEM_POOL_ROUND_LINEAR_CUTOFF": 20}
-    assert bottom(built(kind, **more)[0]).rounded(2 * MIB + 1) == 3 * MIB
+    assert lowest_resource(built(kind, **more)[0]).rounded(2 * MIB + 1) == 3 * MIB
 
 
 @pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
@@ -314,14 +314,14 @@ def test_compat_page_locked_memory_is_capped(built, strategy):
     resource, room = built("cpu_pinned", strategy, compat="paddle", fraction_of_cuda_pinned_memory_to_use=0.25)
     resource.allocate(1)
     assert room.taken == [MIB]
-    assert bottom(resource).unit == 65536
+    assert lowest_resource(resource).unit == 65536
     with pytest.raises(OutOfMemoryError, match="allows 268,435,456"):
         resource.allocate(256 * MIB)
 
 
 def test_compat_auto_growth_rounds_to_256(built):
     """With Paddle's rules auto_growth rounds to 256 bytes on every GPU, whatever its alignment."""
-    assert taken_by(*built("sim", "auto_growth", compat="paddle"), 1) == [256]
+    assert allocated_sizes(*built("sim", "auto_growth", compat="paddle"), 1) == [256]
 
 
 def test_compat_fills_memory_with_naive_best_fit_alone(built):

@@ -25,7 +25,7 @@ def room(total):
     return Room(total, CTX)
 
 
-def emptied(resource):
+def remaining_bytes(resource):
     """Free all dead memory; return the bytes that are still live."""
     gc.collect()
     drain()
@@ -117,7 +117,7 @@ def test_arrays_in_a_cycle_are_collected():
             gc.enable()
         assert resource.statistics().failures == 0
         del fits
-        assert emptied(resource) == 0
+        assert remaining_bytes(resource) == 0
 
 
 def test_cache_of_another_host_pool_is_released():
@@ -146,7 +146,7 @@ def test_pending_free_is_waited_for():
         b = mx.nd.empty((2 * MIB,), ctx=CTX, dtype="uint8")
         assert goes.is_set()
         del b
-        assert emptied(resource) == 0
+        assert remaining_bytes(resource) == 0
 
 
 def test_operation_does_not_wait_for_itself():
@@ -168,7 +168,7 @@ def test_operation_does_not_wait_for_itself():
         del a
         mx.nd.waitall()
         assert len(seen) == 1
-        assert emptied(resource) == 0
+        assert remaining_bytes(resource) == 0
 
 
 def test_wait_for_endless_operation_is_limited(monkeypatch):
@@ -187,7 +187,7 @@ def test_wait_for_endless_operation_is_limited(monkeypatch):
         assert not goes.is_set()
         goes.set()
         del a
-        assert emptied(resource) == 0
+        assert remaining_bytes(resource) == 0
 
 
 def test_limit_uses_the_relief_ladder():
@@ -199,13 +199,13 @@ def test_limit_uses_the_relief_ladder():
         b.wait_to_read()
         assert resource.statistics().failures == 0
         del b
-        assert emptied(resource) == 0
+        assert remaining_bytes(resource) == 0
 
 
 # -- the report -------------------------------------------------------------------------------------------------------
 
 
-def hold(n):
+def allocate_zeros(n):
     """Allocate an array of ``n`` zeros in a user function."""
     return mx.nd.zeros((n,), ctx=CTX)
 
@@ -220,19 +220,19 @@ def test_report_names_operators_functions_and_lines():
     """The error sums the holders by function and line; a network's memory has the line of its bind."""
     resource = NaivePool(room(1 << 22))
     with storage.using(resource):
-        many = [hold(10_000) for _ in range(3)]
+        many = [allocate_zeros(10_000) for _ in range(3)]
         twice = many[0] + many[1]
         net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4096, name="fc")
         executor = net.simple_bind(CTX, grad_req="null", data=(20, 10))
         with pytest.raises(OutOfMemoryError) as caught:
-            hold(1 << 20).wait_to_read()
+            allocate_zeros(1 << 20).wait_to_read()
         text = str(caught.value)
-        assert f"zeros at {__file__}:{hold.__code__.co_firstlineno + 2}: 120,000 in 3" in text
+        assert f"zeros at {__file__}:{allocate_zeros.__code__.co_firstlineno + 2}: 120,000 in 3" in text
         for name, part in (("broadcast_add", "twice ="), ("planned", "executor ="), ("simple_bind", "executor =")):
             assert f"{name} at {__file__}:{line_of(part)}: " in text, text
         assert "unnamed" not in text
         del many, twice, executor, net, caught
-        assert emptied(resource) == 0
+        assert remaining_bytes(resource) == 0
 
 
 def test_report_lists_settings_and_advice(monkeypatch):
@@ -332,13 +332,13 @@ def test_nth_allocation_fails_in_a_training_step(kind):
                     break
                 except MXNetError:
                     continue
-            assert emptied(resource) == 0, n
+            assert remaining_bytes(resource) == 0, n
             place.left = 1 << 60
             weights = training_step()
             expected = expected or weights
             for name, value in weights.items():
                 np.testing.assert_array_equal(value, expected[name])
-            assert emptied(resource) == 0, n
+            assert remaining_bytes(resource) == 0, n
             resource.empty_cache()
             assert place.taken == [], n
         if not failed:

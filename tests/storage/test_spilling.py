@@ -20,7 +20,7 @@ SIZE = 16 * KIB
 """Bytes of an array in this file."""
 
 
-def many(ctx, count):
+def make_arrays(ctx, count):
     """Return ``count`` arrays of SIZE bytes, each filled with its number."""
     return [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(count)]
 
@@ -43,7 +43,7 @@ def test_four_times_the_memory_keeps_values(ctx, targets, folder):
     targets = targets.replace("/any", str(folder))
     before, began = waiting_bytes(), traffic.outs
     with spilling.using(targets), storage.using(LimitResource(NaivePool(device.get(ctx)), 8 * SIZE)) as pool:
-        xs = many(ctx, 32)
+        xs = make_arrays(ctx, 32)
         ys = [x + 1 for x in xs]
         for value, (x, y) in enumerate(zip(xs, ys, strict=True)):
             assert (y.asnumpy() == value + 1).all()
@@ -65,7 +65,7 @@ def test_least_recently_used_array_is_spilled(folder):
     """Of three arrays with memory for two, the least recently used is spilled."""
     ctx = mx.cpu(9165)
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
-        a, b = many(ctx, 2)
+        a, b = make_arrays(ctx, 2)
         a.asnumpy()
         c = mx.nd.array(np.zeros(SIZE // 4, "float32"), ctx=ctx)
         assert [one.chunk.away for one in (a, b, c)] == [False, True, False]
@@ -79,7 +79,7 @@ def test_memory_with_views_is_not_spilled(folder):
     """An array with a NumPy view, or with a part used by another array, is not spilled."""
     ctx = mx.cpu(9166)
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
-        a, b = many(ctx, 2)
+        a, b = make_arrays(ctx, 2)
         view = np.from_dlpack(a)
         part = b.chunk.part(0, 100)
         with pytest.raises(OutOfMemoryError):
@@ -109,7 +109,7 @@ def test_report_explains_full_homes(folder, monkeypatch):
         raise OutOfMemoryError("No space left on device")
 
     with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
-        a, b = many(ctx, 2)
+        a, b = make_arrays(ctx, 2)
         monkeypatch.setattr(FileDevice, "allocate", full)
         with pytest.raises(OutOfMemoryError, match=r"WEFTPLAN_SPILL\): .*No space left on device"):
             mx.nd.array(np.zeros(SIZE // 4, "float32"), ctx=ctx)
@@ -213,12 +213,12 @@ def test_variable_enables_spilling(monkeypatch, folder):
         monkeypatch.setenv("WEFTPLAN_SPILL", text)
         monkeypatch.setattr(slots.ARRAY_CHUNK, "value", spilling._first)
         with storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
-            held = many(ctx, 2)
+            held = make_arrays(ctx, 2)
             if away:
-                held += many(ctx, 1)
+                held += make_arrays(ctx, 1)
             else:
                 with pytest.raises(OutOfMemoryError):
-                    many(ctx, 1)
+                    make_arrays(ctx, 1)
             assert [bool(getattr(one.chunk, "away", False)) for one in held[:1]] == [away]
             held.clear()
             settled()

@@ -31,7 +31,7 @@ class Seen:
         self.raw = function
 
 
-def made(ctx, count):
+def make_arrays(ctx, count):
     """Return ``count`` arrays filled with their numbers, some of them spilled."""
     arrays = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(count)]
     mx.nd.waitall()
@@ -67,7 +67,7 @@ def test_two_operations_with_half_of_their_memory(room):
     If each kept its first array, neither could ever get its second.
     """
     ctx, _ = room
-    arrays = made(ctx, 4)
+    arrays = make_arrays(ctx, 4)
     start, begun = threading.Event(), []
 
     def both():
@@ -91,7 +91,7 @@ def test_two_operations_with_half_of_their_memory(room):
 def test_impossible_operation_takes_no_memory(room):
     """An operation of three arrays fails with OutOfMemoryError and keeps no memory; other arrays can be written."""
     ctx, pool = room
-    arrays = made(ctx, 4)
+    arrays = make_arrays(ctx, 4)
     results = [mx.nd.empty((SIZE // 4,), ctx=ctx) for _ in range(2)]
     for result in results:
         result.chunk.drop()
@@ -117,7 +117,7 @@ def test_impossible_operation_takes_no_memory(room):
 def test_starved_operation_waits_for_a_reader(room, monkeypatch, outside):
     """An operation or a reading thread without memory waits while another thread briefly reads an array."""
     ctx, _ = room
-    arrays = made(ctx, 4)
+    arrays = make_arrays(ctx, 4)
     looks, waits = threading.Event(), threading.Event()
     await_one = joint_allocation._await_one
 
@@ -149,7 +149,7 @@ def test_starved_operation_waits_for_a_reader(room, monkeypatch, outside):
 def test_large_operation_is_not_starved(room, monkeypatch):
     """While an operation waits for memory, reading threads cannot starve it with frequent short views."""
     ctx, _ = room
-    arrays = made(ctx, 3)
+    arrays = make_arrays(ctx, 3)
     over, looks = threading.Event(), []
     chances = joint_allocation.chances
     monkeypatch.setattr(joint_allocation, "chances", lambda ctx: () if engine.get().in_operation else chances(ctx))
@@ -176,7 +176,7 @@ def test_large_operation_is_not_starved(room, monkeypatch):
 def test_prefetch_does_not_wait_for_memory(room):
     """A prefetch without memory returns without an error; a later read restores the array."""
     ctx, _ = room
-    arrays = made(ctx, 3)
+    arrays = make_arrays(ctx, 3)
     away = next(array for array in arrays if array.chunk.away)
     views = [array.raw() for array in arrays if array is not away]
     spill_ahead._bring_back(weakref.ref(away.chunk))
@@ -191,7 +191,7 @@ def test_prefetch_does_not_wait_for_memory(room):
 def test_interrupt_frees_taken_memory(room):
     """After Ctrl-C during the lookup of arrays, no memory stays reserved, and later operations succeed."""
     ctx, _ = room
-    arrays = made(ctx, 2)
+    arrays = make_arrays(ctx, 2)
 
     def stop():
         raise KeyboardInterrupt

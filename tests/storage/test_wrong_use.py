@@ -14,7 +14,7 @@ from weftplan.storage import AutoGrowth, GuardResource, NaivePool, PoisonResourc
 HOST = device.get(device.cpu())
 
 
-def named(pool):
+def allocate_named(pool):
     """Allocate 100,000 bytes under the name of this line, as the function ``zeros`` would."""
     return pool.allocate(100_000, name=origin_of("zeros", 100_000))
 
@@ -23,7 +23,7 @@ def named(pool):
 def test_a_double_free_names_the_origin(make):
     """A second free raises an error with the allocating function, and does not change the statistics."""
     pool = make(HOST)
-    held = named(pool)
+    held = allocate_named(pool)
     pool.free(held)
     with pytest.raises(MXNetError, match=r"<Allocation zeros .*100,000 bytes.* was freed before: free it once"):
         pool.free(held)
@@ -33,7 +33,7 @@ def test_a_double_free_names_the_origin(make):
 def test_foreign_free_names_the_origin():
     """A free to another pool raises an error with the allocating function; its own pool then accepts it."""
     ours, theirs = NaivePool(HOST), AutoGrowth(HOST)
-    held = named(ours)
+    held = allocate_named(ours)
     with pytest.raises(MXNetError, match=r"<Allocation zeros .* does not belong to <AutoGrowth cpu\(0\)"):
         theirs.free(held)
     assert theirs.statistics().live == 0
@@ -45,7 +45,7 @@ def test_free_after_replacement_names_the_origin():
     """A free to a replaced resource raises an error; the memory can be freed to the pool that allocated it."""
     ctx = mx.cpu(9131)
     with storage.using(NaivePool(device.get(ctx))) as before:
-        held = named(storage.get(ctx))
+        held = allocate_named(storage.get(ctx))
         with (
             storage.using(NaivePool(device.get(ctx))),
             pytest.raises(MXNetError, match=r"<Allocation zeros .* even if another one has taken its place"),

@@ -28,7 +28,7 @@ MOST = 1 << 25
 """Maximum number of multiplications per pass."""
 
 
-def drawn(rng: random.Random) -> tuple[Geometry, bool]:
+def draw_geometry(rng: random.Random) -> tuple[Geometry, bool]:
     """Return the random sizes of a moderate convolution, and whether to test its transpose instead."""
     while True:
         axes = rng.choice((1, 2, 2, 2, 3))
@@ -62,7 +62,7 @@ def drawn(rng: random.Random) -> tuple[Geometry, bool]:
 def trial(seed: str) -> bool:
     """Check that the output and all gradients equal the definition within rounding; return True."""
     rng = random.Random(seed)
-    geo, transposed = drawn(rng)
+    geo, transposed = draw_geometry(rng)
     values = np.random.default_rng(rng.randrange(1 << 30))
     image = geo.batch, geo.channels, *geo.image
     grid = geo.batch, geo.filters, *geo.grid

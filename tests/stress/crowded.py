@@ -44,7 +44,7 @@ def folder() -> str:
     return temporary
 
 
-def on(name: str, seed: int) -> Any:
+def make_engine(name: str, seed: int) -> Any:
     """Return a new engine of the kind ``name``; threaded engines have one to four workers, depending on ``seed``."""
     return Simulator(seed=seed) if name == "Simulator" else engine.create(name, cpu_workers=1 + seed % 4)
 
@@ -160,7 +160,7 @@ def trial(seed: str) -> bool:
             raise OutOfMemoryError("the offload target is full for a moment")
         return keep(*args, **how)
 
-    waiting, result = offload.waiting_bytes(), on(kind, rng.randrange(1 << 20))
+    waiting, result = offload.waiting_bytes(), make_engine(kind, rng.randrange(1 << 20))
     pool = LimitResource(rng.choice((NaivePool, AutoGrowth))(device.get(ctx)), room * SIZE)
     with ExitStack() as stack:
         stack.enter_context(engine.using(result))

@@ -24,7 +24,7 @@ from tests.kvstore.elastic_jobs import BATCHES, EPOCHS, KINDS, run_job
 
 
 @lru_cache
-def unbroken(ranks: int, on_store: int) -> str:
+def weights_without_loss(ranks: int, on_store: int) -> str:
     """Return the final weights of a job without a loss, started by mpiexec.
 
     ``on_store`` is 1 if the store updates the weights, else 0.
@@ -87,7 +87,7 @@ def losses(seed: int, count: int, each: int = 5) -> tuple[int, int, int, Counter
         # If all ranks end at one batch, no survivor has the state: then all start again, and may skip a planned end.
         at_once = max(Counter(place.split(" ", 1)[1] for place in ends).values()) == ranks
         right = done.status == 0 and (at_once or (done.starts == ranks + done.ends and done.ends == len(ends)))
-        right = right and list(done.weights.values()) == [unbroken(ranks, on_store)] * ranks
+        right = right and list(done.weights.values()) == [weights_without_loss(ranks, on_store)] * ranks
         if not right:
             wrong += 1
             print(f"job {jobs}, {ranks} ranks, {ends}: WRONG\n{done.output}\n{done.errors[-6000:]}", flush=True)

@@ -17,12 +17,12 @@ from weftplan.errors import DataWorkerError
 pytestmark = [pytest.mark.stress, pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="looks into /dev/shm")]
 
 
-def facts(batch):
+def contents(batch):
     """Return the contents of a batch as plain values."""
     return batch.data[0].tolist(), batch.label[0].tolist(), batch.pad, batch.index.tolist()
 
 
-def left():
+def shared_segments():
     """Return the names of the package's segments in shared memory."""
     return {name for name in os.listdir("/dev/shm") if name.startswith("weftplan-")}
 
@@ -47,10 +47,10 @@ def test_worker_count_does_not_change_batches(seed):
         with mx.io.DatasetIter(source, num_workers=workers, ahead=ahead, start_method=method, **settings) as it:
             results, state = [], it.state()
             for jump in jumps:
-                results += [facts(batch) for batch, _ in zip(it, range(jump), strict=False)]
+                results += [contents(batch) for batch, _ in zip(it, range(jump), strict=False)]
                 kept, state = state, it.state()
                 it.set_state(kept)
-                results += [facts(batch) for batch in it]
+                results += [contents(batch) for batch in it]
                 it.reset()
         runs.append(results)
     assert all(run == runs[0] for run in runs)
@@ -63,8 +63,8 @@ def test_kills_at_random_moments(seed):
     Errors name the killed worker, and no segment of shared memory is left.
     """
     chance = random.Random(seed)
-    before, stop = left(), threading.Event()
-    expected = [facts(batch) for batch in mx.io.DatasetIter(Numbers(600), 3)]
+    before, stop = shared_segments(), threading.Event()
+    expected = [contents(batch) for batch in mx.io.DatasetIter(Numbers(600), 3)]
     with mx.io.DatasetIter(Numbers(600), 3, num_workers=2, ahead=chance.randint(1, 3)) as it:
 
         def kill():
@@ -81,7 +81,7 @@ def test_kills_at_random_moments(seed):
                 seen = []
                 while len(seen) < len(expected):
                     try:
-                        seen.append(facts(it.next()))
+                        seen.append(contents(it.next()))
                     except DataWorkerError as error:
                         assert "was killed by SIGKILL" in str(error)  # noqa: PT017
                         errors += 1
@@ -92,4 +92,4 @@ def test_kills_at_random_moments(seed):
         finally:
             stop.set()
             killer.join()
-    assert left() == before
+    assert shared_segments() == before

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-def killed(seed, count):
+def run_kill_points(seed, count):
     """Check that ``tests.stress.kill_points`` succeeds in its own process, which must fork before it has threads."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.stress.kill_points", str(seed), str(count)], capture_output=True, text=True
@@ -18,11 +18,11 @@ def killed(seed, count):
 @pytest.mark.skipif(sys.platform == "win32", reason="fork and SIGKILL")
 def test_six_kill_points():
     """Six processes of training, one of each kind, are killed once and resumed with the same bits."""
-    killed(0, 6)
+    run_kill_points(0, 6)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_hundred_kill_points(seed):
     """A hundred killed processes of training are resumed with the same bits."""
-    killed(seed, 100)
+    run_kill_points(seed, 100)

@@ -48,7 +48,7 @@ SETS = option_sets()
 ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator")
 
 
-def bound(
+def make_executor(
     symbol: Any, shapes: dict[str, Any], grad_req: Any, options: PlanOptions, ctx: mx.Context | None = None, **how: Any
 ) -> Any:
     """Return an executor whose arrays have values that depend only on their names."""
@@ -97,14 +97,14 @@ def network(rng: random.Random, kind: type[Maker] = Maker) -> tuple[Any, dict[st
     return symbol, shapes, requests
 
 
-def on(name: str, seed: int) -> Any:
+def make_engine(name: str, seed: int) -> Any:
     """Return a new engine of the kind ``name``; ``seed`` is for the simulator."""
     if name == "Simulator":
         return Simulator(seed=seed)
     return engine.create(name, **({} if name == "NaiveEngine" else {"cpu_workers": 3}))
 
 
-def refused(error: MXNetError) -> bool:
+def raise_unless_unbindable(error: MXNetError) -> bool:
     """Return False if the error says that the network cannot be bound; raise any other error."""
     if "not differentiable" in str(error) or "cannot be inferred" in str(error):
         return False
@@ -126,16 +126,16 @@ def graph_trial(seed: str, kind: type[Maker] = Maker) -> bool:
     symbol, shapes, requests = network(rng, kind)
     label = rng.choice(list(SETS))
     try:
-        with engine.using(on("NaiveEngine", 0)):
-            expected = results(bound(symbol, shapes, requests, without_sharing(SETS[label])))
+        with engine.using(make_engine("NaiveEngine", 0)):
+            expected = results(make_executor(symbol, shapes, requests, without_sharing(SETS[label])))
     except MXNetError as error:
-        return refused(error)
+        return raise_unless_unbindable(error)
     for driver in ENGINES:
         for bulk in ("0", "1"):
             os.environ["MXNET_EXEC_BULK_EXEC_TRAIN"] = os.environ["MXNET_EXEC_BULK_EXEC_INFERENCE"] = bulk
-            chosen = on(driver, rng.randrange(1 << 30))
+            chosen = make_engine(driver, rng.randrange(1 << 30))
             with engine.using(chosen):
-                executor = bound(symbol, shapes, requests, PlanOptions(**SETS[label]))
+                executor = make_executor(symbol, shapes, requests, PlanOptions(**SETS[label]))
                 planner.validate(executor.planned)
                 assert executor.allocated_bytes == executor.memory_plan.peak, "bytes differ from the plan"
                 conflicts = races(executor)
@@ -172,17 +172,17 @@ def dynamic_trial(seed: str) -> bool:
     label = rng.choice([name for name in SETS if "recompute" not in name])
     ctx = rng.choice((mx.cpu(), mx.cpu(), mx.sim(3)))  # each draws its own random numbers
     try:
-        with engine.using(on("NaiveEngine", 0)):
-            expected = results(bound(symbol, shapes, requests, without_sharing(SETS[label]), ctx))
+        with engine.using(make_engine("NaiveEngine", 0)):
+            expected = results(make_executor(symbol, shapes, requests, without_sharing(SETS[label]), ctx))
     except MXNetError as error:
-        return refused(error)
+        return raise_unless_unbindable(error)
     before = os.environ.get("WEFTPLAN_EXECUTOR_STRATEGY")
     try:
         os.environ["WEFTPLAN_EXECUTOR_STRATEGY"] = "dynamic"
         for driver in ENGINES:
-            chosen = on(driver, rng.randrange(1 << 30))
+            chosen = make_engine(driver, rng.randrange(1 << 30))
             with engine.using(chosen):
-                executor = bound(symbol, shapes, requests, PlanOptions(**SETS[label]), ctx)
+                executor = make_executor(symbol, shapes, requests, PlanOptions(**SETS[label]), ctx)
                 got = results(executor)
                 different = [name for name in expected if got[name] != expected[name]]
                 assert not different, f"{label} on {driver} and {ctx}: {different[:4]} differ"
@@ -223,26 +223,26 @@ def budget_trial(
     symbol, shapes, requests = network(rng, kind)
     options = options or PlanOptions()
     try:
-        with engine.using(on("NaiveEngine", 0)):
-            plain = bound(symbol, shapes, requests, PlanOptions(), ctx)
+        with engine.using(make_engine("NaiveEngine", 0)):
+            plain = make_executor(symbol, shapes, requests, PlanOptions(), ctx)
             expected = results(plain)
     except MXNetError as error:
-        return refused(error)
+        return raise_unless_unbindable(error)
     whole = plain.memory_plan
     outside = whole.total - whole.peak
     budget = outside + int(whole.peak * rng.uniform(0.2, 1.1))
-    chosen = on("NaiveEngine" if ctx is None else rng.choice(ENGINES), rng.randrange(1 << 30))
+    chosen = make_engine("NaiveEngine" if ctx is None else rng.choice(ENGINES), rng.randrange(1 << 30))
     with engine.using(chosen):
         refusal = None
         try:
-            executor = bound(symbol, shapes, requests, options, ctx, memory_budget=max(budget, 1))
+            executor = make_executor(symbol, shapes, requests, options, ctx, memory_budget=max(budget, 1))
         except BudgetError as error:
             refusal = error
         if refusal is not None:
             assert refusal.smallest is not None
             assert refusal.smallest > budget, "a budget is refused that is said to work"
             budget = refusal.smallest
-            executor = bound(symbol, shapes, requests, options, ctx, memory_budget=max(budget, 1))
+            executor = make_executor(symbol, shapes, requests, options, ctx, memory_budget=max(budget, 1))
         planner.validate(executor.planned)
         plan = executor.memory_plan
         assert plan.counted <= budget, "the plan exceeds the budget"
