@@ -102,7 +102,7 @@ def stream(folder: Path, **settings: Any) -> mx.io.DataIter:
 
 
 def batches(folder: Path) -> mx.io.DataIter:
-    """Return an iterator over ready-made batches, the last of which is shorter."""
+    """Return an iterator over ready-made batches; the last batch is shorter."""
     return mx.io.DatasetIter(
         [{"a": ROWS[k : k + 4], "b": LABELS[k : k + 4]} for k in (0, 4, 8)],
         None,

@@ -233,7 +233,8 @@ def test_a_future_flushes_the_bulk(deferred):
 def test_tracer_change_while_a_bulk_begins(deferred):
     """A tracer that is set while a bulk begins does not let pushes overtake the collected members.
 
-    (1) A thread sets the tracer and sees no bulk. (2) This thread begins one. (3) The other thread acts on what it saw.
+    (1) A thread sets the tracer and sees no bulk. (2) This thread begins a bulk. (3) The first thread continues as if
+    there were none.
     """
     var, log, looked, go = deferred.new_variable(), [], threading.Event(), threading.Event()
 

@@ -98,7 +98,7 @@ def test_deletes_jump_the_queue(kind):
 
 @pytest.mark.parametrize("prop", [FnProperty.COPY_TO_GPU, FnProperty.COPY_FROM_GPU, FnProperty.GPU_PRIORITIZED])
 def test_device_queues_honour_priority(prop):
-    """The queues for copies and priorities run larger priorities first, equal ones in push order.
+    """The queues for copies and priorities run larger priorities first, equal priorities in push order.
 
     The device's worker queue ignores priorities.
     """

@@ -47,7 +47,10 @@ def test_pushes_from_many_threads(eng):
 
 
 def test_priority_queue_order():
-    """The CPU priority queue runs larger priorities first, equal ones in push order; other queues ignore them."""
+    """The CPU priority queue runs larger priorities first and keeps push order for equal priorities.
+
+    The worker queue ignores priorities.
+    """
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1, priority_workers=1)
     for prop, want in ((FnProperty.CPU_PRIORITIZED, [9, 9, 5, 1, 0]), (FnProperty.NORMAL, [1, 9, 5, 9, 0])):
         gate, order = threading.Event(), []

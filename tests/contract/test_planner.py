@@ -245,7 +245,7 @@ def test_options_come_from_the_environment(
 
 
 def test_bad_options_name_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unknown option or value raises PlanError with the legal ones; a bad variable raises ConfigError."""
+    """An unknown option or value raises PlanError with the legal values; a bad variable raises ConfigError."""
     with pytest.raises(PlanError, match="strategy must be one of auto, arena"):
         PlanOptions(strategy="best")
     with pytest.raises(PlanError, match="did you mean 'reorder'"):

@@ -237,14 +237,14 @@ def test_freed_memory_merges_before_growth(kind):
 
 @pytest.mark.parametrize("options", [{"unit": 0}, {"chunk": -1}])
 def test_auto_growth_refuses_bad_options(options):
-    """AutoGrowth refuses a unit below 1 and a negative chunk size."""
+    """A unit below 1 or a negative chunk size of AutoGrowth raises ConfigError."""
     with pytest.raises(ConfigError, match="at least"):
         AutoGrowth(Room(), **options)
 
 
 @pytest.mark.parametrize("options", [{"first": -1}, {"refill": -1}, {"unit": 0}, {"header": -1}])
 def test_naive_best_fit_refuses_bad_options(options):
-    """NaiveBestFit refuses bad options with the name of the option."""
+    """An option of NaiveBestFit out of range raises ConfigError with the name of the option."""
     with pytest.raises(ConfigError, match=next(iter(options))):
         NaiveBestFit(Room(), **options)
 

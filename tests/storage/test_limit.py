@@ -49,7 +49,7 @@ class Nosy:
 
 
 def test_limit_counts_each_byte_once():
-    """At any moment of an allocation of half of the limit, another half can be allocated."""
+    """While half of the limit is being allocated, another half can be allocated at any moment."""
     resource = LimitResource(RawResource(device.get(device.cpu())), 100)
     visits = []
 

@@ -183,7 +183,7 @@ def test_empty_cache_returns_only_cached_bytes():
     "bad", [{"page": 16}, {"large": 0}, {"reserve": 101}, {"reserve": -1}], ids=["page", "large", "reserve", "negative"]
 )
 def test_naive_pool_refuses_bad_options(bad):
-    """The Naive pool refuses bad options with the legal range."""
+    """An option of the Naive pool out of range raises ConfigError with the legal range."""
     with pytest.raises(ConfigError, match=r"at least 32|above 0|0 to 100"):
         NaivePool(device.get(device.cpu()), **bad)
 
@@ -192,7 +192,7 @@ def test_naive_pool_refuses_bad_options(bad):
     "bad", [{"page": 16}, {"page": 48}, {"cutoff": 19}, {"cutoff": 35}, {"page": 1 << 21, "cutoff": 20}]
 )
 def test_round_pool_refuses_bad_options(bad):
-    """The Round pool refuses a page that is no power of two, and a cutoff outside 20 to 34 or below the page."""
+    """A page size that is no power of two, or a cutoff outside 20 to 34 or below the page, raises ConfigError."""
     with pytest.raises(ConfigError, match=r"power of two|20 to 34"):
         RoundPool(device.get(device.cpu()), **bad)
 

@@ -40,7 +40,7 @@ GPUS = {
 }
 """Rates of SXM cards by their data sheets.
 
-They have 132 multiprocessors, each of which issues four warp instructions a cycle at 1.98 GHz.
+A card has 132 multiprocessors, and each issues four warp instructions a cycle at 1.98 GHz.
 """
 
 
@@ -67,7 +67,7 @@ class Row(NamedTuple):
     source: str
     kernel: str
     elements: float
-    """Number of result elements that one thread computes."""
+    """Number of result elements per thread."""
     nbytes: float
     """Bytes that must be moved per element."""
     loops: Sequence[object]
@@ -112,7 +112,7 @@ def body_of(code: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def instructions(loops: Sequence[Loop], trips: Sequence[object]) -> float:
-    """Return the number of instructions of loops, each of which runs as often as ``trips`` states."""
+    """Return the number of instructions of loops; ``trips`` states how often each loop runs."""
     if len(loops) != len(trips):
         raise AssertionError(f"the kernel has {len(loops)} loops {[(one.length, one.accesses) for one in loops]}, "
                              f"but {len(trips)} are described: the compiler or the source has changed")  # fmt: skip

@@ -178,7 +178,7 @@ def prepare(
 
 
 def run(name: str, inputs: Sequence[Any], params: Mapping[str, Any] | None = None, **how: Any) -> list[np.ndarray]:
-    """Return all outputs, hidden ones too, of operator ``name``; ``how`` are the options of :func:`prepare`."""
+    """Return all outputs of operator ``name``, also hidden outputs; ``how`` are the options of :func:`prepare`."""
     outputs = prepare(name, inputs, params, **how)()
     for k, array in enumerate(outputs):
         assert array is not None

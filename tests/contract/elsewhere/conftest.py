@@ -13,7 +13,7 @@ from weftplan import device
 
 @pytest.fixture(autouse=True, params=PLACES[1:])
 def there(request, monkeypatch):
-    """The function that creates contexts of the kind under test; ``mx.cpu`` is replaced by it."""
+    """Replace ``mx.cpu`` by the function that creates contexts of the kind under test; return that function."""
     with place(request.param) as context:
         for module in (mx, device):
             monkeypatch.setattr(module, "cpu", lambda index=0: context(index % 4))
