@@ -53,7 +53,7 @@ def test_a_size_means_the_same_in_every_setting(size):
     ],
 )
 def test_bad_target_list_error_names_wrong_part(text, why):
-    """Unknown kinds, bad sizes and missing folders raise ConfigError with the wrong part."""
+    """Unknown kinds, bad sizes and missing folders raise ConfigError with the wrong part of the list."""
     with pytest.raises(ConfigError, match=why):
         parse(text)
 
@@ -138,7 +138,7 @@ def test_file_of_killed_process_is_removed(tmp_path, monkeypatch):
 
 
 def test_files_without_o_tmpfile(tmp_path, monkeypatch):
-    """Without O_TMPFILE a file loses its name at once, and its memory is the same."""
+    """Without O_TMPFILE and posix_fallocate a file's memory works as usual, and the file loses its name at once."""
     monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
     place = FileDevice(FILE, str(tmp_path))

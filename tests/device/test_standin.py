@@ -87,7 +87,7 @@ def test_loops_are_those_of_cupy(xp):
 
 
 def test_one_random_number_is_drawn_without_a_size(xp):
-    """``random(out=…)`` without a size fills the array with a single number; with the shape, each element differs."""
+    """``random(out=…)`` without a size fills the array with a single number; with the shape, the elements differ."""
     generator = xp.random.Generator(xp.random.Philox4x3210(3))
     out = xp.empty(100, np.float32)
     generator.random(dtype=np.float32, out=out)

@@ -121,7 +121,7 @@ class TestRule:
         assert fresh.set_to == [1]
 
     def test_workers_limit_per_thread_libraries(self, fresh):
-        """After ``limit()``, each worker limits a library with a count per thread again."""
+        """After ``limit()``, each worker limits again a library that has a thread count per calling thread."""
         blas_threads.enter_worker()
         assert fresh.set_to == []
         blas_threads.limit()
@@ -130,7 +130,7 @@ class TestRule:
         assert fresh.set_to == [1, 1, 1]
 
     def test_per_process_library_is_set_once(self, fresh):
-        """Workers do not limit a library with one count per process again."""
+        """Workers do not limit again a library that has one thread count for the process."""
         fresh.threading_layer = "pthreads"
         blas_threads.limit()
         blas_threads.enter_worker()

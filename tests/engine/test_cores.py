@@ -121,7 +121,7 @@ class TestSplit:
         on_worker(work)
 
     def test_spinning_threads_see_memory_from_python(self, monkeypatch):
-        """A helper or owner that polls compiled code then checks from Python, so it sees the other thread's writes."""
+        """After polling in compiled code, helper and owner check from Python, where they see each other's writes."""
         seen: dict[str, list[bool]] = {"helper": [], "owner": []}
 
         def look(start: int) -> None:

@@ -217,7 +217,7 @@ def test_dumps_name_every_holder(debug):
 
 
 def test_dump_mentions_debug_mode():
-    """Without debug mode a dump names the variable that enables it, only if an operation is pending."""
+    """Without debug mode, a dump with a pending operation names the variable that enables debug mode."""
     eng = engine.create("Simulator")
     assert eng.dump() == "<Simulator: 0 pushed, 0 pending>\n"
     eng.push(lambda: None)
@@ -257,7 +257,7 @@ def test_undeclared_write_names_its_line(debug):
 
 @pytest.mark.shows("WEFTPLAN_ENGINE_DEBUG")
 def test_arrays_are_locked_only_in_debug_mode(monkeypatch):
-    """Debug mode can be enabled while operators run; a sum over read-only inputs is unchanged."""
+    """``debug_enabled()`` is true with WEFTPLAN_ENGINE_DEBUG=1, and operators still work on their read-only inputs."""
     assert not engine.debug_enabled()
     monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
     with engine.using(engine.create("ThreadedEnginePerDevice")) as eng:

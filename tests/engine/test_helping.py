@@ -244,7 +244,7 @@ def test_failures_in_the_seat_match_a_worker(eng):
 
 
 _HANDLER = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-"""Installs Python's SIGINT handler: a shell's background jobs, and their children, ignore SIGINT."""
+"""Source that installs Python's SIGINT handler, since a shell's background jobs ignore SIGINT."""
 
 
 def run_program(text):

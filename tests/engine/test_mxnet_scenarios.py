@@ -120,7 +120,7 @@ class TestMisbehaviour:
 
     @pytest.mark.parametrize("twice", ["read and written", "written twice"])
     def test_duplicate_var_is_refused(self, eng, twice):
-        """MXNet: the push returns, and the wait hangs. Here: the push raises, and the array remains usable."""
+        """A push with a duplicate var raises, and the array remains usable; in MXNet the wait hangs."""
         a, b = mx.nd.ones(3), mx.nd.ones(3)
         reads, writes = ([a.var], [a.var]) if twice == "read and written" else ([b.var], [a.var, a.var])
         with pytest.raises(DuplicateVarError):
@@ -142,7 +142,7 @@ class TestMisbehaviour:
         assert eng.statistics().failed == 1
 
     def test_failed_result_raises_every_time(self, eng):
-        """MXNet: the second read returns a buffer without a result. Here: each read raises."""
+        """Each read of a failed result raises; in MXNet the second read returns a buffer without a result."""
         a = mx.nd.zeros(2)
         push_failing(eng, boom, (), [a.var])
         for _ in range(3):
@@ -166,9 +166,9 @@ class TestMisbehaviour:
         eng.wait_for_all()  # the failure has been raised
 
     def test_two_failures_are_both_reported(self, eng):
-        """MXNet: wait_for_all raises the first failure and drops the second, and both results can be read.
+        """wait_for_all raises the first of two failures with a note about the second, and both results raise.
 
-        Here: the first has a note about the second, and both results raise.
+        In MXNet it drops the second failure, and both results can be read.
         """
         if eng.kind == "NaiveEngine":
             pytest.skip("each push raises its own")
@@ -188,9 +188,9 @@ class TestMisbehaviour:
             b.asnumpy()
 
     def test_unrelated_bulk_member_succeeds(self, eng):
-        """MXNet: ``a += 1`` in a bulk with a failing operation is lost, and one of two reads succeeds.
+        """In a bulk with a failing operation, ``a += 1`` is done, and only the failed array raises.
 
-        Here: the addition is done, and only the failed array raises.
+        In MXNet the addition is lost, and one of two reads succeeds.
         """
         a, b = mx.nd.zeros(2), mx.nd.zeros(2)
         a.wait_to_read()
@@ -205,9 +205,9 @@ class TestMisbehaviour:
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_unobserved_failure_is_reported_at_exit(kind):
-    """MXNet: a process with an unraised failure exits silently with status 0.
+    """Exit prints an unraised failure with its operation and line; on the naive engine the push raises.
 
-    Here: exit prints the failed operation and its line; on the naive engine the push raises.
+    In MXNet the process exits silently with status 0.
     """
     text = """
         import sys, time
@@ -237,9 +237,9 @@ def test_unobserved_failure_is_reported_at_exit(kind):
 
 
 def test_executor_text_shows_planned_bytes():
-    """MXNet: no log line shows the total of a memory plan.
+    """A plan's summary shows its bytes, and ``debug_str`` whole megabytes as in MXNet.
 
-    Here: the plan's summary shows bytes, and ``debug_str`` whole megabytes as in MXNet.
+    In MXNet no log line shows the total of a memory plan.
     """
     net = mx.sym.FullyConnected(mx.sym.exp(mx.sym.Variable("x")), num_hidden=1024, name="fc")
     executor = net.simple_bind(mx.cpu(), x=(1024, 1024), grad_req="null")

@@ -88,7 +88,7 @@ class Oracle:
         return self
 
     def tell(self, number, failure):
-        """Record that step ``number``, a wait or on the naive engine a push, raises a failure."""
+        """Record that step ``number`` raises a failure; the step is a wait, or on the naive engine a push."""
         if failure[1] is None:
             failure[1] = number
         if failure in self.untold:
@@ -305,7 +305,7 @@ def test_every_order_of_a_small_program(seed):
 
 
 def test_the_number_of_orders_is_right():
-    """``orders`` finds 24 orders of four independent operations and two of a diamond."""
+    """``run_in_all_orders`` finds 24 orders of four independent operations and two of a diamond."""
 
     def independent(eng):
         for _ in range(4):

@@ -47,7 +47,7 @@ def test_wait_on_another_engine_is_allowed(eng):
 
 
 def test_short_operations_do_not_nest(eng):
-    """A short operation that another one pushes runs after it on the same thread, be it a user's thread or a worker."""
+    """A short operation pushed by another runs after it on the same thread, a user's thread or a worker."""
     log = []
 
     def outer():

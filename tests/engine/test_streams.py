@@ -222,7 +222,7 @@ def test_vars_of_failed_work_can_be_overwritten(eng):
 
 
 def test_wait_for_all_raises_unattributed_device_error(eng):
-    """wait_for_all raises a device error that no wait has raised, once; afterwards the var has still failed."""
+    """wait_for_all raises a device error that no wait has raised, once; a wait for the var raises it again."""
     a = eng.new_variable()
     enqueue(eng, sim(0), lambda: 1 / 0, (), [a], name="bad kernel")
     eng.push(lambda: None, [a], (), cpu(0), prop=FnProperty.NO_SKIP)

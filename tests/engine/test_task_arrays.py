@@ -44,7 +44,7 @@ class TestVarOf:
         assert engine.var_of(one) is engine.var_of(another)
 
     def test_subclass_views_share_a_var(self, driver, tmp_path: Path):
-        """A view of a subclass has the var of its memory, also after the array asked about first has died."""
+        """A view of a subclass has the var of its memory, also after the array that was looked up first has died."""
 
         class Special(np.ndarray):
             """A user's array class."""

@@ -11,7 +11,7 @@ from weftplan.device.simulated import configure
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_idle_checks_are_no_progress(kind):
-    """A starved operation that repeatedly calls ``idle()`` yields to a ready operation, because none has completed."""
+    """A starved operation that repeatedly calls ``idle()`` still yields to a ready operation."""
     with engine.using(engine.create(kind, cpu_workers=1)) as current:
         pushed, ran, var = threading.Event(), [], current.new_variable()
 

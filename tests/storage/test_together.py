@@ -71,7 +71,7 @@ def test_two_operations_with_half_of_their_memory(room):
     start, begun = threading.Event(), []
 
     def both():
-        """Wait until the other operation has begun, unless this one already owns the right to wait for memory."""
+        """Wait until the other operation has begun, unless this thread has the lock that prevents it."""
         begun.append(None)
         if not joint_allocation._beginning.owned():
             until(lambda: len(begun) == 2)

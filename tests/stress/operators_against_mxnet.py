@@ -1,10 +1,10 @@
-"""Random operator calls here and in MXNet 1.9.1: outputs, gradients and auxiliary states must agree.
+"""Random operator calls in this package and in MXNet 1.9.1: outputs, gradients and auxiliary states must agree.
 
     python tests/stress/operators_against_mxnet.py --mxnet-python /path/to/bin/python --seeds 0 1000
 
 MXNET_PYTHON is an alternative to the option. Each seed is one call (see tests/golden/random_cases.py); the two packages
-run in separate processes. Calls that MXNet refuses are counted and not compared. Exit status 1 and a list mean
-differences.
+run in separate processes. Calls that MXNet refuses are counted and not compared. Differences are listed, and the exit
+status is then 1.
 """
 
 import argparse

@@ -186,7 +186,7 @@ BEGIN, END = "<!-- bounds: python -m tests.support.cuda_bounds --write -->\n", "
 FILES = ("batch_norm", "layer_norm", "pooling", "softmax", "dropout")
 """Files whose kernels should be bound by memory bandwidth."""
 ABOVE = {("H200", "pointwise"): 1.3}
-"""Largest allowed ratio of instruction bound to bandwidth bound, if above 1, by GPU and kernel.
+"""Allowed ratios above 1 of issue time to memory time, by GPU and kernel.
 
 Fused formulas with several exponentials and logarithms per element exceed 1.
 """

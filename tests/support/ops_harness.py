@@ -387,7 +387,7 @@ def check_inplace(call: Call) -> int:
 
 
 MOST_SUBSETS = 64
-"""Maximum number of output subsets that are all tried; with more outputs, random subsets are tried."""
+"""Limit for trying all subsets of outputs; if there are more, this number of random subsets is tried."""
 
 
 def subsets(count: int) -> list[tuple[bool, ...]]:
