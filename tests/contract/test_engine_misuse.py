@@ -29,7 +29,7 @@ def test_duplicate_declarations(eng):
 
 
 def test_foreign_vars_and_no_function(eng):
-    """A var of another engine, an object that is no var and a function that is not callable raise EngineError."""
+    """A foreign var, an object that is no var, and a non-callable object as the function raise EngineError."""
     other_engine = engine.create("NaiveEngine")
     with pytest.raises(EngineError, match="belongs to <NaiveEngine"):
         eng.push(lambda: None, [other_engine.new_variable()])

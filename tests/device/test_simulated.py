@@ -226,7 +226,7 @@ def test_a_seed_can_be_set_again():
 
 
 def test_polling_an_event_ends(place):
-    """Repeated queries of an event make the work before it progress, at most 50 of them here."""
+    """Repeated queries of an event make the work before it progress; the event is complete within 50 queries."""
     stream = place.new_stream()
     for _ in range(5):
         stream.enqueue(int)

@@ -54,7 +54,7 @@ class Storm:
 
 
 @pytest.fixture
-def bounded(monkeypatch):
+def make_bounded_engine(monkeypatch):
     """Return a function that creates an engine with at most eight pending operations."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_MAX_PENDING", "8")
     return lambda kind, **options: engine.create(kind, **options)
@@ -62,9 +62,9 @@ def bounded(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.shows("WEFTPLAN_ENGINE_MAX_PENDING")
-def test_push_waits_at_the_pending_limit(bounded, kind):
+def test_push_waits_at_the_pending_limit(make_bounded_engine, kind):
     """A push waits while eight operations are pending; four pushing threads may exceed the limit by one each."""
-    eng = bounded(kind, cpu_workers=1)
+    eng = make_bounded_engine(kind, cpu_workers=1)
     var, most = eng.new_variable(), []
 
     def load():
@@ -83,10 +83,10 @@ def test_push_waits_at_the_pending_limit(bounded, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unserved_requests_count_towards_the_limit(bounded, kind, monkeypatch):
+def test_unserved_requests_count_towards_the_limit(make_bounded_engine, kind, monkeypatch):
     """Requests that no thread has served yet count as pending, so the limit holds."""
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)  # shorten the time until waiting pushes check again
-    eng = bounded(kind, cpu_workers=1)
+    eng = make_bounded_engine(kind, cpu_workers=1)
     var, ran = eng.new_variable(), []
     forking.seize(eng)  # as if the system had descheduled a thread inside
     pushing = [
@@ -129,9 +129,9 @@ def test_timed_wait_checks_repeatedly(wait, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pushes_inside_operations_never_wait(bounded, kind):
+def test_pushes_inside_operations_never_wait(make_bounded_engine, kind):
     """A push inside an operation never waits: the operation itself is pending, so the wait might not end."""
-    eng = bounded(kind, cpu_workers=1)
+    eng = make_bounded_engine(kind, cpu_workers=1)
     var, ran = eng.new_variable(), []
 
     def outer():
@@ -158,9 +158,9 @@ def test_without_a_limit_no_push_waits(kind):
 
 
 @pytest.mark.parametrize("kind", ["NaiveEngine", *KINDS, "Simulator"])
-def test_a_push_inside_the_region_does_not_wait(bounded, kind, monkeypatch):
+def test_a_push_inside_the_region_does_not_wait(make_bounded_engine, kind, monkeypatch):
     """A push from inside the region does not wait, because it would wait for its own thread."""
-    eng = bounded(kind)
+    eng = make_bounded_engine(kind)
     dispatch, ran = eng._dispatch, []
 
     def interrupted():

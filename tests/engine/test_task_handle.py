@@ -18,7 +18,7 @@ from weftplan.tasks.handle import _in_turn
 
 
 @pytest.fixture
-def crowd():
+def four_task_threads():
     """The current engine of the test, with four task threads."""
     eng = engine.create("ThreadedEnginePerDevice", task_workers=4)
     with engine.using(eng):
@@ -187,7 +187,7 @@ def test_cancel_races_with_the_start(threaded):
     assert len(ran) + len(cancelled) == 300
 
 
-def test_as_completed(crowd):
+def test_as_completed(four_task_threads):
     """``as_completed`` yields each task once, in completion order and failed tasks too, with one timeout for all."""
     doors = [threading.Event() for _ in range(2)]
     slow, fast = (engine.submit(door.wait, 60) for door in doors)
@@ -215,7 +215,7 @@ def test_as_completed_on_every_engine(driver):
     assert sorted(task.result() for task in engine.as_completed(tasks)) == [1, 2, 4, 8, 16]
 
 
-def test_repeated_notification_yields_a_task_once(crowd):
+def test_repeated_notification_yields_a_task_once(four_task_threads):
     """A task whose completion is notified twice, as may happen after an interrupt, is yielded once."""
     ended, tasks = queue.SimpleQueue(), [engine.submit(pow, 2, n) for n in range(2)]
     for task in (tasks[0], tasks[0], tasks[1]):
@@ -232,7 +232,7 @@ def test_map_keeps_argument_order(driver):
     assert list(engine.map(np.sum, [a, a])) == [8, 8]
 
 
-def test_map_cancels_unneeded_tasks(crowd):
+def test_map_cancels_unneeded_tasks(four_task_threads):
     """After a failure, or after its iterator is dropped, ``map`` cancels the tasks that have not begun."""
     door, ran = threading.Event(), []
 
